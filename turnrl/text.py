@@ -1,0 +1,68 @@
+"""Rules about text that rewards, metrics and rollouts share: answer matching and neutralising.
+
+Answer normalisation is SQuAD's (Rajpurkar et al. 2016, arXiv 1606.05250, evaluation script): lower case,
+no punctuation, no articles, single spaces. Unlike it, a text that normalises to nothing matches nothing,
+so neither an empty answer nor a gold answer such as "The" can be hit by accident.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable, Sequence
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize_answer(text: str) -> str:
+    """`text` in lower case without punctuation, articles and extra white space."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str | None, answers: Iterable[str]) -> bool:
+    """Whether the prediction equals an accepted answer after normalisation of both."""
+    if prediction is None:
+        return False
+    normal = normalize_answer(prediction)
+    return bool(normal) and any(normal == normalize_answer(answer) for answer in answers)
+
+
+def contained_answer(text: str, answers: Iterable[str]) -> str | None:
+    """The longest accepted answer whose words stand in `text`, whole and in order, or None.
+
+    Whole words: "art" does not stand in "Bonaparte".
+
+    Returns:
+        The answer in its normalised form.
+    """
+    haystack = f" {normalize_answer(text)} "
+    found = [a for a in map(normalize_answer, answers) if a and f" {a} " in haystack]
+    return max(found, key=len, default=None)
+
+
+def contains_answer(text: str, answers: Iterable[str]) -> bool:
+    """Whether the words of an accepted answer stand in `text`, whole and in order."""
+    return contained_answer(text, answers) is not None
+
+
+def neutralise(text: str, tags: Iterable[str], control_tokens: Sequence[str]) -> str:
+    """`text` with markup that could act on the conversation made inert, and still readable.
+
+    The angle brackets of a named tag become ‹ and ›, so that a retrieved page can neither close
+    `<result>` nor open `<answer>`; a chat control token loses its outer characters in the same way.
+
+    Args:
+        text: What a tool returned.
+        tags: Tag names that mean something to the segmenter.
+        control_tokens: The tokenizer's special tokens, such as `<|im_end|>`.
+    """
+    for token in sorted(control_tokens, key=len, reverse=True):
+        if token and token in text:
+            text = text.replace(token, f"‹{token[1:-1]}›" if len(token) > 2 else "‹›")
+    names = "|".join(re.escape(tag) for tag in tags)
+    if names:
+        text = re.sub(rf"<(\s*/?\s*(?:{names})\b[^<>]*)>", r"‹\1›", text, flags=re.IGNORECASE)
+        # a tag left open at the end could be closed by what the segmenter writes after it
+        text = re.sub(rf"<(\s*/?\s*(?:{names})\b[^<>]*)$", r"‹\1", text, flags=re.IGNORECASE)
+    return text
