@@ -1,0 +1,85 @@
+"""Real small things: a random Qwen2 with a ChatML tokenizer, scripted engines, a tool that looks things up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+WORDS = (
+    'system user assistant <reasoning> </reasoning> <tool> </tool> <answer> </answer> <result> </result> '
+    '{"name": "look", "args": {"query": "Paris"}} What is the capital of France? I know. Paris London Rome'
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random Qwen2 of some 40 k parameters and a byte-level tokenizer with ChatML."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=384,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([WORDS] * 4, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+    )
+    fast.chat_template = CHATML
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(fast),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=fast.eos_token_id,
+        pad_token_id=fast.pad_token_id,
+    )
+    # a wide spread of logits, so that greedy tokens are not near ties
+    config.initializer_range = 0.5
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_policy(tiny_model: Path):
+    """A loaded policy that tests only read."""
+    from turnrl import Policy
+
+    policy = Policy(str(tiny_model))
+    policy.load()
+    return policy
+
+
+def greedy_reference(policy, ids: Sequence[int], count: int) -> list[int]:
+    """Greedy tokens by the plainest means: a full forward pass over the whole history for each token."""
+    import torch
+
+    history = list(ids)
+    for _ in range(count):
+        with torch.no_grad():
+            logits = policy.load()(input_ids=torch.tensor([history])).logits[0, -1]
+        history.append(int(logits.argmax()))
+    return history[len(ids) :]

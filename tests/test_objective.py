@@ -1,0 +1,108 @@
+"""The clipped surrogate, against numbers worked by hand and a naive loop over tokens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnrl import ClippedSurrogate, RecipeError
+from turnrl.objective import k3, loss_weights
+
+number = st.floats(-2, 2)
+tokens = st.lists(st.tuples(number, number, number, number), min_size=1, max_size=12)
+
+
+def naive_loss(rows, low, high, kl_coef):
+    """The equations of the module's docstring, a token at a time."""
+    total = 0.0
+    for new, old, advantage, ref in rows:
+        ratio = math.exp(new - old)
+        clipped = min(max(ratio, 1 - low), 1 + high)
+        d = ref - new
+        total += -min(ratio * advantage, clipped * advantage) + kl_coef * (math.exp(d) - d - 1)
+    return total / len(rows)
+
+
+@given(tokens, st.floats(0.05, 0.5), st.floats(0.05, 0.5), st.sampled_from([0.0, 0.1]))
+@settings(deadline=None)
+def test_the_loss_equals_its_equation_written_as_a_loop(rows, low, high, kl_coef):
+    new, old, advantage, ref = torch.tensor(rows, dtype=torch.float64).T
+    objective = ClippedSurrogate(low, high, kl_coef)
+    weights = torch.full_like(new, 1 / len(rows))
+    found = objective(new, old, advantage, weights, ref).loss
+    assert float(found) == pytest.approx(naive_loss(rows, low, high, kl_coef), abs=1e-9)
+
+
+def test_the_gradient_is_cut_where_the_ratio_has_gone_far_enough():
+    #            ratio 1.5 up  1.5 down  0.5 up  0.5 down     (up: positive advantage)
+    ratio = torch.tensor([1.5, 1.5, 0.5, 0.5])
+    advantage = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    logprobs = ratio.log().requires_grad_()
+    result = ClippedSurrogate(0.2, 0.2)(logprobs, torch.zeros(4), advantage, torch.ones(4))
+    (gradient,) = torch.autograd.grad(result.loss, logprobs)
+    # d(-ratio A)/dl = -ratio A where not cut
+    assert gradient.tolist() == pytest.approx([0.0, 1.5, -0.5, 0.0])
+    assert float(result.clip_fraction) == 0.5
+
+
+def test_the_upper_bound_can_be_wider_than_the_lower():
+    logprobs = torch.tensor([1.25, 0.75]).log().requires_grad_()
+    result = ClippedSurrogate(0.2, 0.3)(logprobs, torch.zeros(2), torch.tensor([1.0, -1.0]), torch.ones(2))
+    (gradient,) = torch.autograd.grad(result.loss, logprobs)
+    assert gradient.tolist() == pytest.approx([-1.25, 0.0])
+
+
+def test_k3_is_unbiased_for_the_divergence_and_never_negative():
+    p, q = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]], dtype=torch.float64)
+    estimates = k3(p.log(), q.log())
+    assert (estimates >= 0).all()
+    divergence = float((p * (p / q).log()).sum())
+    assert float((p * estimates).sum()) == pytest.approx(divergence, abs=1e-12)
+
+
+COUNTS = torch.tensor([4, 1, 7, 2])
+
+
+def step_loss(losses, aggregation, minibatches):
+    """What Lightning makes of a step: each minibatch's weighted sum, averaged over the minibatches."""
+    weights = loss_weights(COUNTS, aggregation, minibatches, constant_tokens=10)
+    sums = [float(w * sum(row)) for w, row in zip(weights, losses, strict=True)]
+    size = len(sums) // minibatches
+    return sum(sum(sums[i : i + size]) for i in range(0, len(sums), size)) / minibatches
+
+
+@pytest.mark.parametrize("minibatches", [1, 2, 4])
+def test_accumulating_minibatches_of_unequal_length_changes_nothing(minibatches):
+    losses = [[0.5] * 4, [-3.0], [1.0, 2, 3, 4, 5, 6, 7], [0.0, 8.0]]
+    flat = [x for row in losses for x in row]
+    means = [sum(row) / len(row) for row in losses]
+    assert step_loss(losses, "token", minibatches) == pytest.approx(sum(flat) / len(flat))
+    assert step_loss(losses, "trajectory", minibatches) == pytest.approx(sum(means) / 4)
+    assert step_loss(losses, "constant", minibatches) == pytest.approx(sum(flat) / (10 * 4))
+
+
+def test_two_ranks_of_unequal_length_weigh_tokens_alike():
+    # ranks with 4 + 1 and 7 + 2 tokens: Lightning averages gradients over ranks
+    mean = float(COUNTS.sum()) / 2
+    first = loss_weights(COUNTS[:2], "token", 1, tokens_per_rank=mean)
+    second = loss_weights(COUNTS[2:], "token", 1, tokens_per_rank=mean)
+    per_token = torch.cat([first, second]) / 2
+    assert torch.allclose(per_token, torch.full((4,), 1 / 14))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_low": 1.5}, "clip_low is 1.5"),
+        ({"clip_high": 0}, "clip_high 0"),
+        ({"kl_coef": -1}, "kl_coef is -1"),
+        ({"constant_tokens": 0}, "constant_tokens is 0"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(RecipeError, match=message):
+        ClippedSurrogate(**options)

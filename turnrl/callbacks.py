@@ -1,0 +1,118 @@
+"""Callbacks that belong to every run: where it started from, what to read, and what it leaves behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import RunningStage
+
+if TYPE_CHECKING:
+    from turnrl.experience import Experience
+    from turnrl.module import MTGRPO
+
+
+class InitialValidation(L.Callback):
+    """Score the untrained policy, so that a run's metrics begin with what it began with.
+
+    Lightning's sanity check runs a few batches and logs nothing; this is the whole validation, logged at
+    step 0. A resumed run is past that.
+    """
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        loop = trainer.fit_loop.epoch_loop.val_loop
+        if trainer.global_step > 0 or not trainer.enable_validation or trainer.fast_dev_run:
+            return
+        stage = trainer.state.stage
+        trainer.state.stage = RunningStage.VALIDATING
+        loop.run()
+        trainer.state.stage = stage
+        pl_module.train()
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Keep `last.ckpt`, written before the first iteration and after each one.
+
+    It always lies at an iteration's boundary, so a resumed run goes on exactly as if it had not stopped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(filename="last", every_n_epochs=1, save_top_k=1, enable_version_counter=False)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if trainer.global_step == 0 and not trainer.fast_dev_run:
+            folder = Path(cast(str, self.dirpath))
+            trainer.save_checkpoint(folder / f"last{self.FILE_EXTENSION}")
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Say how to go on. Nothing is saved here: mid-iteration weights would not resume exactly."""
+        last = Path(self.dirpath or ".", f"last{self.FILE_EXTENSION}")
+        if trainer.is_global_zero and trainer.state.fn == "fit" and last.is_file():
+            print(
+                f"\nThe last finished iteration is kept. To go on from it, repeat the command with\n"
+                f"  --ckpt_path {last}",
+                file=sys.stderr,
+            )
+
+
+class Export(L.Callback):
+    """Leave the trained adapter (or model) in the run's folder, in a form that others can load."""
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero and trainer.log_dir and not trainer.fast_dev_run:
+            module = cast("MTGRPO", pl_module)
+            name = "model" if module.policy.lora is None else "adapter"
+            module.export(Path(trainer.log_dir, name))
+
+
+class Transcripts(L.Callback):
+    """Write some trajectories of each iteration to be read by people: who said what, and which credit it got.
+
+    Args:
+        count: Trajectories per iteration, from as many questions; 0 for none.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        experience = cast("MTGRPO", pl_module).experience
+        if not (self.count and experience and trainer.is_global_zero and trainer.log_dir):
+            return
+        folder = Path(trainer.log_dir, "transcripts")
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"iteration_{trainer.current_epoch:04d}.txt"
+        (folder / name).write_text(transcript(experience, self.count), encoding="utf-8")
+
+
+def transcript(experience: Experience, count: int) -> str:
+    """A few trajectories as text: the best and worst of each of the first groups, in turns."""
+    blocks: list[str] = []
+    for number, (group, advantages) in enumerate(
+        zip(experience.groups[:count], experience.advantages[:count], strict=True)
+    ):
+        totals = [s.outcome + sum(s.turn) for s in group.scores]
+        extreme = max if number % 2 == 0 else min
+        i = extreme(range(len(totals)), key=totals.__getitem__)
+        trajectory, scores = group.trajectories[i], group.scores[i]
+        lines = [
+            f"question   {group.question.text}",
+            f"accepted   {' | '.join(group.question.answers[:5])}",
+            f"outcome    {scores.outcome:.3f}   ended by {trajectory.stop}",
+        ]
+        for k, turn in enumerate(trajectory.turns):
+            lines.append(f"-- turn {k}   reward {scores.turn[k]:.3f}   advantage {float(advantages[i, k]):+.3f}")
+            lines.append(turn.text)
+            lines += [f"   {'result' if r.ok else 'error'}: {r.content}" for r in turn.results]
+            if turn.reading.format_error:
+                lines.append(f"   form: {turn.reading.format_error}")
+        parts: dict[str, Any] = {k: round(v, 3) for k, v in scores.components.items()}
+        lines.append("   ".join(f"{k} {v}" for k, v in parts.items()))
+        blocks.append("\n".join(lines))
+    return ("\n" + "=" * 80 + "\n").join(blocks) + "\n"

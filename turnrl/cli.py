@@ -1,0 +1,380 @@
+"""The command line: `turnrl fit | eval | plugins`, and whatever commands plugins add.
+
+`fit` and `eval` are LightningCLI with a positional recipe. A mistake of the user's is one message and an
+exit code, never a traceback; `TURNRL_DEBUG=1` shows the traceback all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import yaml
+
+from turnrl.errors import CheckpointError, RecipeError, TurnRLError
+from turnrl.plugins import installed, load_plugins
+
+_TRAINING = ("fit", "eval")
+_COMPONENTS = {
+    "model.rollout.segmenter": "turnrl_segmenters",
+    "model.rollout.tools": "turnrl_tools",
+    "model.rewards": "turnrl_rewards",
+    "model.estimator": None,
+}
+"""Where a recipe names components, and the hook that brings them; None for the core's own."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: Without the program's name; `sys.argv` if None.
+    Returns:
+        The exit code: 0 if all went well, 130 after Ctrl-C, otherwise that of the error.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(arguments)
+    except TurnRLError as error:
+        return _report(error, error.exit_code)
+    except KeyboardInterrupt:
+        print("\nturnrl: stopped by Ctrl-C", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _report(error: BaseException, code: int) -> int:
+    if os.environ.get("TURNRL_DEBUG"):
+        raise error
+    print(f"turnrl: {type(error).__name__}: {error}", file=sys.stderr)
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    commands = {"plugins": _plugins}
+    parser = argparse.ArgumentParser(
+        prog="turnrl",
+        description="Train language-model agents that use tools over several turns, with credit given turn by turn.",
+        epilog="'turnrl fit --help' lists every setting of a recipe.",
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    subparsers.add_parser("fit", help="train a recipe: turnrl fit RECIPE.yaml [--key value ...]", add_help=False)
+    subparsers.add_parser(
+        "eval", help="score a split: turnrl eval RECIPE.yaml --ckpt_path FILE [--split NAME]", add_help=False
+    )
+    listing = subparsers.add_parser("plugins", help="list installed plugins and what they bring")
+    listing.set_defaults(run=commands["plugins"])
+    if arguments[:1] and arguments[0] in _TRAINING:
+        return _train(arguments)
+    for plugin in load_plugins():
+        for add in plugin.commands:
+            add(subparsers)
+    if not arguments:
+        parser.print_help()
+        return 2
+    parsed = parser.parse_args(arguments)
+    return int(parsed.run(parsed) or 0)
+
+
+def _version() -> str:
+    import turnrl
+
+    return f"turnrl {turnrl.__version__}"
+
+
+def _plugins(_: argparse.Namespace) -> int:
+    """Print each plugin with its distribution, version, hooks and components."""
+    plugins = load_plugins()
+    for plugin in plugins:
+        print(f"{plugin.name}  ({plugin.distribution} {plugin.version})")
+        for hook, classes in plugin.components.items():
+            print(f"    {hook:18} {', '.join(cls.__name__ for cls in classes)}")
+        if plugin.commands:
+            print(f"    {'turnrl_commands':18} {', '.join(c.__name__ for c in plugin.commands)}")
+    if not plugins:
+        print("no plugins are installed, or TURNRL_LOAD_PLUGINS excludes them all")
+    return 0
+
+
+# ------------------------------------------------------------------ fit and eval
+
+
+def _train(arguments: list[str]) -> int:
+    command, rest = arguments[0], arguments[1:]
+    load_plugins()
+    recipe: dict[str, Any] = {}
+    name = command
+    if rest and not rest[0].startswith("-"):
+        recipe = read_recipe(rest[0])
+        name = Path(rest[0]).stem
+        rest = ["--config", *rest]
+    elif any(a == "--config" or a.startswith("--config=") for a in rest):
+        file = next(
+            a.partition("=")[2] or rest[i + 1 : i + 2][0]
+            for i, a in enumerate(rest)
+            if a == "--config" or a.startswith("--config=")
+        )
+        recipe = read_recipe(file)
+        name = Path(file).stem
+    elif not any(a == "--help" or a == "-h" or ".help" in a or "print_config" in a for a in rest):
+        raise RecipeError(f"'turnrl {command}' needs a recipe: turnrl {command} RECIPE.yaml [--key value ...]")
+    check_components(recipe)
+    check_components(_overrides(rest))
+    _check_checkpoint(rest)
+    # DDP starts its other processes from sys.argv, so this is where the arguments have to be
+    argv, sys.argv = sys.argv, [sys.argv[0], command, *rest]
+    try:
+        return _run_lightning(recipe, name)
+    finally:
+        sys.argv = argv
+
+
+def read_recipe(path: str) -> dict[str, Any]:
+    """A recipe's contents.
+
+    Raises:
+        RecipeError: If there is no such file, or it is not a YAML mapping.
+    """
+    file = Path(path)
+    if not file.is_file():
+        folder = file.parent
+        here = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
+        near = difflib.get_close_matches(file.name, here, 3)
+        hint = f" Did you mean {', '.join(str(folder / n) for n in near)}?" if near else ""
+        found = f" (recipes there: {', '.join(here)})" if here and not near else ""
+        raise RecipeError(f"no recipe at {path!r}{found}.{hint} Give the path of a YAML file.")
+    try:
+        contents = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        what = getattr(error, "problem", None) or str(error)
+        raise RecipeError(f"recipe {path!r} is not YAML{where}: {what}. Mend that line.") from error
+    if not isinstance(contents, dict):
+        raise RecipeError(
+            f"recipe {path!r} holds {type(contents).__name__}, not a mapping with the keys model, data and trainer"
+        )
+    return contents
+
+
+def _overrides(arguments: Sequence[str]) -> dict[str, Any]:
+    """Components named on the command line, as the recipe that they amount to."""
+    found: dict[str, Any] = {}
+    for key in _COMPONENTS:
+        for i, argument in enumerate(arguments):
+            option, equals, value = argument.partition("=")
+            if option in (f"--{key}", f"--{key}.class_path", f"--{key}+"):
+                text = value if equals else next(iter(arguments[i + 1 : i + 2]), "")
+                node = found
+                *parents, leaf = key.split(".")
+                for parent in parents:
+                    node = node.setdefault(parent, {})
+                node[leaf] = yaml.safe_load(text)
+    return found
+
+
+def _component_names(hook: str | None) -> dict[str, type]:
+    if hook is not None:
+        return installed(hook)
+    from turnrl.credit import Merged, OutcomeOnly, TurnLevel
+
+    return {cls.__name__: cls for cls in (TurnLevel, OutcomeOnly, Merged)}
+
+
+def check_components(recipe: dict[str, Any]) -> None:
+    """Refuse a component that is neither installed nor importable.
+
+    Raises:
+        RecipeError: Naming the key, the value, the nearest names and all there are.
+    """
+    for key, hook in _COMPONENTS.items():
+        node: Any = recipe
+        for part in key.split("."):
+            node = node.get("init_args", node).get(part) if isinstance(node, dict) else None
+        for entry in node if isinstance(node, list) else [node]:
+            name = entry.get("class_path") if isinstance(entry, dict) else entry
+            if not isinstance(name, str):
+                continue
+            if "." in name:
+                _check_dotted(key, name)
+                continue
+            names = _component_names(hook)
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 3, 0.5)
+                hint = f" Did you mean {' or '.join(near)}?" if near else ""
+                raise RecipeError(
+                    f"{key} names {name!r}, which is not installed.{hint} Installed: {', '.join(sorted(names)) or 'none'}. "
+                    "Or give the full path of a class, such as my_package.MyClass."
+                )
+
+
+def _check_dotted(key: str, name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:
+        raise RecipeError(f"{key} names {name!r}, but {module!r} cannot be imported: {error}") from error
+    if found is None:
+        raise RecipeError(f"{key} names {name!r}, but module {module!r} has no {attribute!r}")
+
+
+def _check_checkpoint(arguments: Sequence[str]) -> None:
+    for i, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if option != "--ckpt_path":
+            continue
+        path = value if equals else next(iter(arguments[i + 1 : i + 2]), "")
+        if path in ("null", "last", "best", "hpc") or "://" in path or Path(path).is_file():
+            continue
+        folder = Path(path).parent
+        here = sorted(str(p) for p in folder.glob("*.ckpt")) if folder.is_dir() else []
+        found = f" (checkpoints there: {', '.join(here)})" if here else ""
+        raise CheckpointError(
+            f"no checkpoint at {path!r}{found}. A run keeps its own in runs/NAME/version_N/checkpoints/."
+        )
+
+
+def readable(message: str, keys: Sequence[str]) -> str:
+    """jsonargparse's account of a bad value, in one or two lines.
+
+    Args:
+        message: What it says.
+        keys: All settings there are, to offer the nearest.
+    """
+    unknown = re.search(r"[Kk]ey [\"']([^\"']+)[\"'] is not expected|No action for key \"([^\"]+)\"", message)
+    unrecognized = re.search(r"[Uu]nrecognized arguments?: (\S+)", message)
+    if unknown or unrecognized:
+        name = (unknown.group(1) or unknown.group(2)) if unknown else unrecognized.group(1)  # type: ignore[union-attr]
+        name = name.lstrip("-").partition("=")[0]
+        context = re.search(r"Parser key \"([^\"]+)\"", message)
+        full = name if context is None or name.startswith(context.group(1)) else f"{context.group(1)}.{name}"
+        leaves = {k.rpartition(".")[2]: k for k in keys}
+        near = difflib.get_close_matches(full, keys, 2, 0.8)
+        near += [leaves[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], leaves, 2, 0.7)]
+        hint = f" Did you mean {' or '.join(dict.fromkeys(near[:2]))}?" if near else ""
+        return f"unknown key {full!r}.{hint} 'turnrl fit --help' lists all keys."
+    lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
+    key = re.search(r"[Pp]arser key \"([^\"]+)\"|[Kk]ey \"([^\"]+)\"", message)
+    name = next((g for g in (key.groups() if key else ()) if g), None)
+    cause = lines[-1] if lines else message
+    cause = re.sub(r"^Got value: ", "got ", cause)
+    reasons = [line for line in lines if re.search(r"[Ee]xpected|not a valid|does not|[Ii]nvalid|required|missing", line)]
+    return f"{name + ': ' if name else ''}{reasons[-1] if reasons else cause}. Mend it in the recipe or on the command line."
+
+
+def _run_lightning(recipe: dict[str, Any], name: str) -> int:
+    """Build and run the LightningCLI. Imports torch, so it is the last thing to be reached."""
+    import lightning as L
+    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+    from lightning.pytorch.loggers import CSVLogger
+
+    from turnrl.callbacks import LastCheckpoint
+    from turnrl.data import QuestionData
+    from turnrl.module import MTGRPO
+
+    class RecipeParser(LightningArgumentParser):
+        """Reports a bad recipe as a `RecipeError`."""
+
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+            raise RecipeError(readable(str(ex or message), sorted(_keys(self)))) from ex
+
+    class Trainer(L.Trainer):
+        """Lightning's trainer, which can also score a split."""
+
+        def eval(
+            self,
+            model: Any = None,
+            datamodule: Any = None,
+            ckpt_path: str | None = None,
+            split: Literal["train", "val", "test"] = "val",
+        ) -> None:
+            """Score a split with greedy trajectories.
+
+            Args:
+                model: The module.
+                datamodule: The data.
+                ckpt_path: Checkpoint to score; without one, the policy as the recipe names it.
+                split: Which of the recipe's splits to score.
+            """
+            datamodule.split = split
+            results = self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False)
+            if self.is_global_zero:
+                _print_scores(results[0], len(datamodule.eval_questions()))
+                if self.log_dir:
+                    print(f"written to {Path(self.log_dir) / 'metrics.csv'}")
+
+    class TurnRLCLI(LightningCLI):
+        """LightningCLI with the commands of turnrl."""
+
+        @staticmethod
+        def subcommands() -> dict[str, set[str]]:
+            skipped = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
+            return {"fit": skipped | {"weights_only"}, "eval": {"model", "datamodule"}}
+
+    def chosen(section: str, default: type) -> type | None:
+        node = recipe.get(section)
+        return None if isinstance(node, dict) and "class_path" in node else default
+
+    logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": name}}
+    assert CSVLogger is not None
+    defaults: dict[str, Any] = {
+        "logger": logger,
+        "log_every_n_steps": 1,
+        "num_sanity_val_steps": 0,
+        "callbacks": [LastCheckpoint()],
+    }
+    try:
+        TurnRLCLI(
+            chosen("model", MTGRPO),  # type: ignore[arg-type]
+            chosen("data", QuestionData),  # type: ignore[arg-type]
+            trainer_class=Trainer,
+            trainer_defaults=defaults,
+            save_config_callback=SaveConfigCallback,
+            save_config_kwargs={"overwrite": True},
+            seed_everything_default=0,
+            parser_class=RecipeParser,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+    except SystemExit as stop:
+        if stop.code == 1 and _interrupted():
+            raise KeyboardInterrupt from None
+        return int(stop.code or 0) if not isinstance(stop.code, str) else 1
+    return 0
+
+
+def _interrupted() -> bool:
+    """Lightning turns Ctrl-C into exit code 1, after it has set the signal to be ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return True
+    return False
+
+
+def _keys(parser: Any) -> Iterator[str]:
+    for action in parser._actions:
+        if action.dest and action.dest not in ("help", "config", "print_config"):
+            yield action.dest
+
+
+def _print_scores(results: Any, questions: int) -> None:
+    """Mean and 95 % interval of each metric; the interval is that of a share of `questions` (normal)."""
+    print(f"\n{questions} questions, greedy; mean and 95 % interval")
+    for name, value in results.items():
+        half = 1.96 * (max(value * (1 - value), 0.0) / questions) ** 0.5
+        print(f"    {name:24} {value:.4f}  ± {half:.4f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

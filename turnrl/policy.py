@@ -1,0 +1,365 @@
+"""The policy: a causal language model, whole or with LoRA on a 4-bit base, and its tokenizer.
+
+`Policy` is described by a recipe, costs nothing to make, and loads in two steps: the tokenizer first, so
+that a recipe's mistakes are found in a second, and the weights when Lightning asks for them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from turnrl.errors import CheckpointError, RecipeError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+PACKAGE_PREFIX = "package://"
+_LOGITS_PER_CHUNK = 2**27
+"""Logits held at once when log-probabilities are taken (0.5 GB in float32)."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A low-rank adapter (arXiv 2106.09685), trained in place of the base's weights.
+
+    Args:
+        r: Rank.
+        alpha: The update is scaled by alpha / r.
+        dropout: Dropout of the adapter's input. Above 0 it makes the first ratio differ from 1.
+        target_modules: Names of the linear layers to adapt; `all-linear` takes every one but the head.
+    """
+
+    r: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    target_modules: str | list[str] = "all-linear"
+
+
+def _resolve(model: str) -> str:
+    """A local folder, or a hub name. `package://NAME/FOLDER` is a folder inside an installed package."""
+    if model.startswith(PACKAGE_PREFIX):
+        package, _, inside = model.removeprefix(PACKAGE_PREFIX).partition("/")
+        spec = importlib.util.find_spec(package) if package else None
+        if spec is None or not spec.submodule_search_locations:
+            raise RecipeError(
+                f"no package {package!r} for policy.model {model!r}. Install it, or name a folder or a hub model."
+            )
+        folder = Path(next(iter(spec.submodule_search_locations)), inside)
+        if not folder.is_dir():
+            raise RecipeError(f"no folder {inside!r} in package {package!r} for policy.model {model!r}")
+        return str(folder)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return str(path)
+    looks_like_path = model.startswith(("/", ".", "~")) or model.count("/") != 1
+    if looks_like_path and (path.is_absolute() or "/" in model or model.startswith(".")):
+        parent = path.parent
+        siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, siblings, 3) or sorted(siblings)[:5]
+        found = f" (found beside it: {', '.join(near)})" if near else ""
+        raise RecipeError(
+            f"no model folder at {model!r}{found}. Set policy.model to a folder with config.json, or to a hub "
+            "name such as 'Qwen/Qwen2.5-7B'."
+        )
+    return model
+
+
+def _explain(model: str, error: Exception) -> RecipeError:
+    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return RecipeError(
+        f"policy.model {model!r} cannot be loaded: {cause} Give a folder with config.json and a tokenizer, or a "
+        "hub model that this machine can reach or has in its cache."
+    )
+
+
+@final
+class Policy(nn.Module):
+    """A causal language model to be trained.
+
+    Args:
+        model: A local folder, a hub name such as `Qwen/Qwen2.5-7B`, or `package://NAME/FOLDER` for a folder
+            inside an installed package.
+        quantization: `nf4` keeps the base's linear layers in 4-bit NormalFloat with double quantisation
+            (QLoRA, arXiv 2305.14314); needs `lora`.
+        lora: Train a low-rank adapter. Without it every weight is trained, which suits tiny models.
+        dtype: Of the base's weights and activations; `auto` is bfloat16 under LoRA on a GPU and float32
+            otherwise. What is trained is float32 in any case.
+        gradient_checkpointing: Recompute activations in the backward pass, to save memory.
+        chat_template: A file with a Jinja chat template, in place of the tokenizer's own.
+        revision: Branch, tag or commit of a hub model.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        quantization: Literal["nf4", "none"] = "none",
+        lora: Lora | None = None,
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        gradient_checkpointing: bool = False,
+        chat_template: str | None = None,
+        revision: str | None = None,
+    ) -> None:
+        super().__init__()
+        if quantization == "nf4" and lora is None:
+            raise RecipeError(
+                "policy.quantization is 'nf4', whose weights cannot be trained themselves. Add policy.lora (an "
+                "empty mapping takes its defaults), or set quantization to 'none'."
+            )
+        if dtype == "bfloat16" and lora is None:
+            raise RecipeError(
+                "policy.dtype is 'bfloat16' without policy.lora: bfloat16 weights would round small updates away. "
+                "Use float32, or add policy.lora."
+            )
+        self.model = model
+        self.quantization = quantization
+        self.lora = lora
+        self.dtype = dtype
+        self.gradient_checkpointing = gradient_checkpointing
+        self.chat_template = chat_template
+        self.revision = revision
+        self.network: PreTrainedModel | None = None
+
+    @cached_property
+    def folder(self) -> str:
+        """Where transformers loads from: a folder or a hub name.
+
+        Raises:
+            RecipeError: If `model` names a folder that is not there.
+        """
+        return _resolve(self.model)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer, with the recipe's chat template if it gives one.
+
+        Raises:
+            RecipeError: If it cannot be loaded, or has no chat template.
+        """
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self.folder, revision=self.revision)
+        except (OSError, ValueError, ImportError) as error:
+            raise _explain(self.model, error) from error
+        if self.chat_template is not None:
+            file = Path(self.chat_template).expanduser()
+            if not file.is_file():
+                raise RecipeError(f"no file at policy.chat_template {self.chat_template!r}")
+            tokenizer.chat_template = file.read_text(encoding="utf-8")
+        if not tokenizer.chat_template:
+            raise RecipeError(
+                f"the tokenizer of {self.model!r} has no chat template. Set policy.chat_template to a file with one, "
+                "or take the model's instruct variant."
+            )
+        return cast("PreTrainedTokenizerBase", tokenizer)
+
+    def load(self, device: torch.device | str = "cpu") -> PreTrainedModel:
+        """Load the weights, once. Later calls return the same network.
+
+        Args:
+            device: Where a quantised base is put; other weights are moved by Lightning later.
+        Raises:
+            RecipeError: If the model cannot be loaded, or is of a kind whose log-probabilities would be wrong.
+        """
+        if self.network is not None:
+            return self.network
+        from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+        device = torch.device(device)
+        dtype = self._base_dtype(device)
+        options: dict[str, Any] = {"dtype": dtype, "revision": self.revision, "attn_implementation": "sdpa"}
+        if self.quantization == "nf4":
+            options["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=dtype,
+            )
+            options["device_map"] = {"": device}
+        try:
+            network = AutoModelForCausalLM.from_pretrained(self.folder, **options)
+        except (OSError, ValueError, ImportError) as error:
+            raise _explain(self.model, error) from error
+        network.config.use_cache = False
+        if self.lora is not None:
+            network = self._with_adapter(network)
+        if self.gradient_checkpointing:
+            network.activation_checkpointing_enable({"use_reentrant": False})
+            if self.lora is not None:
+                network.enable_input_require_grads()
+        self.network = network
+        self._check_head()
+        return network
+
+    def _base_dtype(self, device: torch.device) -> torch.dtype:
+        if self.dtype != "auto":
+            return cast(torch.dtype, getattr(torch, self.dtype))
+        return torch.bfloat16 if self.lora is not None and device.type == "cuda" else torch.float32
+
+    def _with_adapter(self, network: Any) -> Any:
+        from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+        assert self.lora is not None
+        if self.quantization == "nf4":
+            network = prepare_model_for_kbit_training(network, use_gradient_checkpointing=False)
+        config = LoraConfig(
+            r=self.lora.r,
+            lora_alpha=self.lora.alpha,
+            lora_dropout=self.lora.dropout,
+            target_modules=self.lora.target_modules,
+            task_type="CAUSAL_LM",
+        )
+        try:
+            return get_peft_model(network, config)
+        except ValueError as error:
+            raise RecipeError(f"policy.lora does not fit {self.model!r}: {error}") from error
+
+    @property
+    def _base(self) -> Any:
+        """The transformers model itself, inside the adapter if there is one."""
+        assert self.network is not None, "Policy.load() comes first"
+        return self.network.get_base_model() if self.lora is not None else self.network
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Some architectures scale or cap logits after the head; taking them by hand would be silently wrong."""
+        base = self._base
+        kinds = set(getattr(base.config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"}:
+            raise RecipeError(
+                f"policy.model {self.model!r} has {', '.join(sorted(kinds))} layers; only full attention is supported"
+            )
+        device = base.get_input_embeddings().weight.device
+        ids = torch.tensor([[0, 1]], device=device)
+        was_training = base.training
+        base.eval()
+        expected = base(input_ids=ids, use_cache=False).logits[0].float()
+        found = self.logits(self.hidden(ids, torch.ones_like(ids), torch.tensor([[0, 1]], device=device))[0])
+        base.train(was_training)
+        if not torch.allclose(expected, found, rtol=1e-2, atol=1e-2):
+            raise RecipeError(
+                f"policy.model {self.model!r} ({type(base).__name__}) changes logits after its head, which turnrl does "
+                "not reproduce. Choose another architecture."
+            )
+
+    def hidden(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, **kwargs: Any) -> Tensor:
+        """Last hidden states, (B, T, H). `attention_mask` may be (B, T), or (B, 1, T, S) of bool."""
+        output = self._base.get_decoder()(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs
+        )
+        return cast(Tensor, output.last_hidden_state)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., H) -> (..., V), in float32."""
+        return cast(Tensor, self._base.get_output_embeddings()(hidden)).float()
+
+    def logprobs(
+        self, input_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor, temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of the masked tokens, and the entropy of the distributions they were drawn from.
+
+        Logits exist for those tokens only, a chunk at a time.
+
+        Args:
+            input_ids: (B, T), padded on the right.
+            attention_mask: (B, T), true on every real token, tool results included.
+            loss_mask: (B, T), bool, the N tokens asked for; never the first of a row.
+            temperature: As in sampling, so that these are the sampler's own probabilities.
+        Returns:
+            Two (N,) tensors in row-major order; the entropy carries no gradient.
+        """
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        hidden = self.hidden(input_ids, attention_mask.long(), positions, use_cache=False)
+        before = loss_mask.roll(-1, dims=1)
+        before[:, -1] = False
+        states, targets = hidden[before], input_ids[loss_mask]
+        vocabulary = self._base.get_output_embeddings().weight.shape[0]
+        size = max(1, _LOGITS_PER_CHUNK // vocabulary)
+        chunks = math.ceil(len(targets) / size)
+
+        def of_chunk(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            log_p = torch.log_softmax(self.logits(states) / (temperature or 1.0), dim=-1)
+            chosen = log_p.gather(-1, targets[:, None])[:, 0]
+            with torch.no_grad():
+                entropy = -(log_p.exp() * log_p).sum(-1)
+            return chosen, entropy
+
+        if chunks <= 1:
+            return of_chunk(states, targets)
+        pairs = [
+            checkpoint(of_chunk, s, t, use_reentrant=False)
+            for s, t in zip(states.split(size), targets.split(size), strict=True)
+        ]
+        return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within it the policy is its own reference: the adapter is off."""
+        assert self.lora is not None, "only a policy with an adapter has a reference"
+        with cast(Any, self.network).disable_adapter():
+            yield
+
+    def trainable_state(self) -> dict[str, Tensor]:
+        """The trained weights by name: what a checkpoint holds."""
+        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree on to fit this policy."""
+        config = self._base.config
+        return {
+            "model": self.model,
+            "model_type": config.model_type,
+            "hidden_size": config.hidden_size,
+            "num_hidden_layers": config.num_hidden_layers,
+            "vocab_size": config.vocab_size,
+            "lora": None if self.lora is None else {"r": self.lora.r, "alpha": self.lora.alpha},
+        }
+
+    def check_identity(self, saved: dict[str, Any], names: set[str]) -> None:
+        """Refuse a checkpoint of another policy.
+
+        Args:
+            saved: `identity` of the policy that was saved.
+            names: Names of the saved weights.
+        Raises:
+            CheckpointError: Naming the first thing that differs, and both values.
+        """
+        for key, mine in self.identity.items():
+            if saved.get(key) != mine:
+                raise CheckpointError(
+                    f"the checkpoint is of a policy with {key} {saved.get(key)!r}, but the recipe's has {mine!r}. Give the "
+                    "recipe that the checkpoint was made with (config.yaml in its run's folder)."
+                )
+        wanted = set(self.trainable_state())
+        if names != wanted:
+            odd = sorted(names ^ wanted)[0]
+            raise CheckpointError(
+                f"the checkpoint holds other weights than the recipe trains: {odd!r} is only in "
+                f"{'the checkpoint' if odd in names else 'the recipe'}. Use the recipe that it was made with."
+            )
+
+    def export(self, folder: str | Path) -> Path:
+        """Write what was trained, for use without turnrl, with the tokenizer beside it.
+
+        Under LoRA the adapter, which `peft.PeftModel.from_pretrained` loads; otherwise the whole model, which
+        `AutoModelForCausalLM.from_pretrained` loads.
+        """
+        assert self.network is not None, "Policy.load() comes first"
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.network.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        return folder
