@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage
 
 if TYPE_CHECKING:
@@ -31,6 +32,47 @@ class InitialValidation(L.Callback):
         loop.run()
         trainer.state.stage = stage
         pl_module.train()
+
+
+class IterationLines(ProgressBar):
+    """Progress where there is no terminal to redraw: a line per iteration, which is also a log to keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start = 0.0
+
+    def disable(self) -> None:
+        """Lightning calls this on every process but the first."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """The counterpart of `disable`."""
+        self._enabled = True
+
+    _enabled = True
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._start = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._enabled:
+            total = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+            self._print(trainer, f"iteration {trainer.current_epoch + 1:>3}{total}", ("val/", "train/"))
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._enabled and trainer.state.fn == "fit" and trainer.global_step == 0:
+            self._print(trainer, "untrained", ("val/",))
+
+    def _print(self, trainer: L.Trainer, title: str, kinds: tuple[str, ...]) -> None:
+        metrics = trainer.callback_metrics
+        shown = [
+            f"{kind}{name} {float(metrics[kind + name]):.3f}"
+            for kind in kinds
+            for name in ("exact_match", "tool_execution")
+            if kind + name in metrics
+        ]
+        seconds = time.perf_counter() - self._start if self._start else 0.0
+        print(f"{title}  {seconds:6.1f} s  {'  '.join(shown)}", flush=True)
 
 
 class LastCheckpoint(ModelCheckpoint):

@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import yaml
 
@@ -252,42 +252,61 @@ def readable(message: str, keys: Sequence[str]) -> str:
         message: What it says.
         keys: All settings there are, to offer the nearest.
     """
-    unknown = re.search(r"[Kk]ey [\"']([^\"']+)[\"'] is not expected|No action for key \"([^\"]+)\"", message)
-    unrecognized = re.search(r"[Uu]nrecognized arguments?: (\S+)", message)
-    if unknown or unrecognized:
-        name = (unknown.group(1) or unknown.group(2)) if unknown else unrecognized.group(1)  # type: ignore[union-attr]
-        name = name.lstrip("-").partition("=")[0]
-        context = re.search(r"Parser key \"([^\"]+)\"", message)
-        full = name if context is None or name.startswith(context.group(1)) else f"{context.group(1)}.{name}"
+    if message.endswith(_NEXT_STEP):  # of a parser inside the parser
+        message = message.removesuffix(_NEXT_STEP)
+    context = re.search(r"[Pp]arser key \"([^\"]+)\"", message)
+    unknown = None
+    for pattern in _UNKNOWN:
+        unknown = unknown or re.search(pattern, message)
+    if unknown:
+        name = unknown.group(1).lstrip("-").partition("=")[0]
+        if context and not name.startswith(context.group(1)):
+            name = f"{context.group(1)}...{name}"
         leaves = {k.rpartition(".")[2]: k for k in keys}
-        near = difflib.get_close_matches(full, keys, 2, 0.8)
-        near += [leaves[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], leaves, 2, 0.7)]
+        near = difflib.get_close_matches(name, keys, 2, 0.8)
+        near += [leaves[k] for k in difflib.get_close_matches(name.rpartition(".")[2], leaves, 2, 0.7)]
         hint = f" Did you mean {' or '.join(dict.fromkeys(near[:2]))}?" if near else ""
-        return f"unknown key {full!r}.{hint} 'turnrl fit --help' lists all keys."
+        return f"unknown key {name!r}.{hint} 'turnrl fit --help' lists all keys."
     lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
-    key = re.search(r"[Pp]arser key \"([^\"]+)\"|[Kk]ey \"([^\"]+)\"", message)
-    name = next((g for g in (key.groups() if key else ()) if g), None)
-    cause = lines[-1] if lines else message
-    cause = re.sub(r"^Got value: ", "got ", cause)
-    reasons = [line for line in lines if re.search(r"[Ee]xpected|not a valid|does not|[Ii]nvalid|required|missing", line)]
-    return f"{name + ': ' if name else ''}{reasons[-1] if reasons else cause}. Mend it in the recipe or on the command line."
+    told = [line for line in lines if re.search(r"[Ee]xpected|not a valid|[Ii]nvalid|required|missing", line)]
+    cause = (told or lines or [message])[-1]
+    cause = re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.", r"\1", cause)
+    where = f"{context.group(1)}: " if context and context.group(1) not in cause else ""
+    return f"{where}{cause.rstrip('.')}{_NEXT_STEP}"
+
+
+_NEXT_STEP = ". Mend it in the recipe or on the command line."
+_UNKNOWN = (
+    r"[Kk]ey [\"']([^\"']+)[\"'] is not expected",
+    r"No action for key \"([^\"]+)\"",
+    r"[Oo]ption '([^']+)' is not accepted",
+    r"does not accept option '([^']+)'",
+    r"[Uu]nrecognized arguments?: (\S+)",
+)
+"""How jsonargparse says that it does not know a key."""
 
 
 def _run_lightning(recipe: dict[str, Any], name: str) -> int:
     """Build and run the LightningCLI. Imports torch, so it is the last thing to be reached."""
     import lightning as L
+    from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-    from lightning.pytorch.loggers import CSVLogger
 
-    from turnrl.callbacks import LastCheckpoint
+    from turnrl.callbacks import IterationLines, LastCheckpoint
     from turnrl.data import QuestionData
     from turnrl.module import MTGRPO
 
     class RecipeParser(LightningArgumentParser):
-        """Reports a bad recipe as a `RecipeError`."""
+        """Reports a bad recipe as a `RecipeError`, and takes no key by its first letters."""
+
+        keys: ClassVar[set[str]] = set()
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.allow_abbrev = False
 
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-            raise RecipeError(readable(str(ex or message), sorted(_keys(self)))) from ex
+            raise RecipeError(readable(str(ex or message), sorted(self.keys | set(_keys(self))))) from ex
 
     class Trainer(L.Trainer):
         """Lightning's trainer, which can also score a split."""
@@ -308,7 +327,9 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
                 split: Which of the recipe's splits to score.
             """
             datamodule.split = split
-            results = self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False)
+            results = self.validate(
+                model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, weights_only=True
+            )
             if self.is_global_zero:
                 _print_scores(results[0], len(datamodule.eval_questions()))
                 if self.log_dir:
@@ -317,17 +338,36 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
     class TurnRLCLI(LightningCLI):
         """LightningCLI with the commands of turnrl."""
 
+        def _add_arguments(self, parser: LightningArgumentParser) -> None:
+            super()._add_arguments(parser)
+            RecipeParser.keys |= set(_keys(parser))
+
         @staticmethod
         def subcommands() -> dict[str, set[str]]:
             skipped = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
             return {"fit": skipped | {"weights_only"}, "eval": {"model", "datamodule"}}
 
+        def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+            config = self._get(self.config_init, "trainer")
+            callbacks = config.get("callbacks") or []
+            shown = config.get("enable_progress_bar") is not False
+            if shown and not any(isinstance(c, ProgressBar) for c in callbacks):
+                # a line stays for every iteration; rich would wrap the metrics in a narrow terminal
+                bar = TQDMProgressBar(leave=True) if sys.stderr.isatty() else IterationLines()
+                kwargs["callbacks"] = [*callbacks, bar]
+            return super().instantiate_trainer(**kwargs)
+
+        def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+            # a checkpoint is data from somewhere: load tensors and plain values, run no code from it
+            extra = {"weights_only": True} if subcommand == "fit" else {}
+            return {**super()._prepare_subcommand_kwargs(subcommand), **extra}
+
     def chosen(section: str, default: type) -> type | None:
         node = recipe.get(section)
         return None if isinstance(node, dict) and "class_path" in node else default
 
+    _quieten()
     logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": name}}
-    assert CSVLogger is not None
     defaults: dict[str, Any] = {
         "logger": logger,
         "log_every_n_steps": 1,
@@ -352,6 +392,24 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
             raise KeyboardInterrupt from None
         return int(stop.code or 0) if not isinstance(stop.code, str) else 1
     return 0
+
+
+def _quieten() -> None:
+    """Silence what a user of turnrl can do nothing about."""
+    import logging
+    import warnings
+
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    for message in (
+        ".*does not have many workers.*",  # evaluation questions are a list in memory
+        ".*treespec, LeafSpec.*",  # Lightning on torch 2.13
+    ):
+        warnings.filterwarnings("ignore", message)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda record: "litlogger" not in record.getMessage()
+    )
 
 
 def _interrupted() -> bool:

@@ -1,8 +1,8 @@
 """Questions: where they come from, which an iteration asks, and which an evaluation asks.
 
-A source is a file, a preset, the data set of an installed package, or a data set on the Hugging Face
-hub; see `load_questions`. What an iteration asks is a pure function of (seed, iteration), and an
-evaluation asks the same questions whatever the seed.
+A source is a file, a preset, the data set of an installed package, or one on the Hugging Face hub;
+see `load_questions`. What an iteration asks is a pure function of (seed, iteration); an evaluation
+asks the same questions whatever the seed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Fields:
     Args:
         id: Field of the question's id; null numbers the rows.
         question: Field of the question's text.
-        answers: Field, or fields, of the accepted answers: a text, a list, or a text with a JSON list.
+        answers: Field, or fields, of accepted answers: a text, a list, or a JSON list in a text.
     """
 
     id: str | None = "id"
@@ -383,7 +383,7 @@ _SELECTION_SEED = 2505_11821
 
 
 def _limited(questions: list[Question], limit: int | None) -> list[Question]:
-    """A fixed choice of `limit` questions, in their order; a greater limit adds to a smaller one."""
+    """A fixed choice of `limit` questions, in order; a greater limit adds to a smaller one."""
     if limit is None or limit >= len(questions):
         return questions
     order = list(range(len(questions)))
@@ -472,8 +472,8 @@ class QuestionData(L.LightningDataModule):
     def iteration_questions(self, iteration: int, rank: int, world_size: int) -> list[Question]:
         """What one process asks in one iteration.
 
-        The training questions are walked in one seeded permutation after the other, so each is asked
-        once before any is asked again. The processes share out an iteration's questions.
+        The training questions are walked in one seeded permutation after the other, so each is
+        asked once before any is asked again. The processes share out an iteration's questions.
 
         Raises:
             RecipeError: If `questions_per_iteration` cannot be divided among the processes.
@@ -493,7 +493,7 @@ class QuestionData(L.LightningDataModule):
         """The questions to evaluate with, the same ones every time: at most `val_limit`.
 
         Args:
-            split: `val`, `train`, or another split of the `val` source; the one in `split` of this object if None.
+            split: `val`, `train`, or another split of the `val` source; `self.split` if None.
         """
         split = split or self.split
         if split == "train":
@@ -518,6 +518,12 @@ class QuestionData(L.LightningDataModule):
             return []
         questions = cast("Dataset[Question]", self.eval_questions())
         return DataLoader(questions, self.val_batch_size, collate_fn=list)
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        """Minibatches move to the device; questions stay, frozen as they are."""
+        if isinstance(batch, list):
+            return batch
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def _questions(self, role: Role, split: str | None = None) -> list[Question]:
         source, split = self.sources[role], split or self.splits[role]

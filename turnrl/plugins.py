@@ -135,15 +135,27 @@ def _load(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint) -
         implementation = getattr(module, hook, None)
         if implementation is None:
             continue
-        classes = tuple(implementation())
+        classes = _called(implementation, hook, label, others)
         for cls in classes:
             if not (isinstance(cls, type) and issubclass(cls, kind)):
                 raise PluginError(
                     f"{label}: {hook} returned {cls!r}, which is not a subclass of {kind.__name__}. Fix it, or {others}."
                 )
         components[hook] = classes
-    commands = tuple(module.turnrl_commands()) if hasattr(module, "turnrl_commands") else ()
+    commands = ()
+    if hasattr(module, "turnrl_commands"):
+        commands = _called(module.turnrl_commands, "turnrl_commands", label, others)
     return Plugin(point.name, distribution, version, components, commands)
+
+
+def _called(hook: Callable[[], Iterable[Any]], name: str, label: str, others: str) -> tuple[Any, ...]:
+    try:
+        return tuple(hook())
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise PluginError(
+            f"{label}: {name} does not return a list ({cause}). Fix it, or {others}."
+        ) from error
 
 
 @functools.cache

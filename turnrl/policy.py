@@ -149,8 +149,9 @@ class Policy(nn.Module):
         """
         from transformers import AutoTokenizer
 
+        folder = self.folder
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self.folder, revision=self.revision)
+            tokenizer = AutoTokenizer.from_pretrained(folder, revision=self.revision)
         except (OSError, ValueError, ImportError) as error:
             raise _explain(self.model, error) from error
         if self.chat_template is not None:
@@ -188,8 +189,9 @@ class Policy(nn.Module):
                 bnb_4bit_compute_dtype=dtype,
             )
             options["device_map"] = {"": device}
+        folder = self.folder
         try:
-            network = AutoModelForCausalLM.from_pretrained(self.folder, **options)
+            network = AutoModelForCausalLM.from_pretrained(folder, **options)
         except (OSError, ValueError, ImportError) as error:
             raise _explain(self.model, error) from error
         network.config.use_cache = False
@@ -201,6 +203,7 @@ class Policy(nn.Module):
                 network.enable_input_require_grads()
         self.network = network
         self._check_head()
+        network.train()  # transformers loads in eval mode; engines switch to it while they sample
         return network
 
     def _base_dtype(self, device: torch.device) -> torch.dtype:
@@ -243,11 +246,8 @@ class Policy(nn.Module):
             )
         device = base.get_input_embeddings().weight.device
         ids = torch.tensor([[0, 1]], device=device)
-        was_training = base.training
-        base.eval()
         expected = base(input_ids=ids, use_cache=False).logits[0].float()
         found = self.logits(self.hidden(ids, torch.ones_like(ids), torch.tensor([[0, 1]], device=device))[0])
-        base.train(was_training)
         if not torch.allclose(expected, found, rtol=1e-2, atol=1e-2):
             raise RecipeError(
                 f"policy.model {self.model!r} ({type(base).__name__}) changes logits after its head, which turnrl does "

@@ -358,9 +358,8 @@ class Rollout:
         desks = {tool.name: _Desk(tool) for tool in self.tools}
         lockstep = _Lockstep(len(questions) * group_size) if self.lockstep else None
         total = len(questions) * group_size
-        bar = tqdm(
-            total=total, desc=description, delay=3, leave=False, disable=description is None, unit="trajectory"
-        )
+        hidden = True if description is None else None  # None: shown on a terminal only
+        bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
         sessions: list[Session] = []
         tasks: list[list[asyncio.Task[Trajectory]]] = []
         try:

@@ -343,6 +343,8 @@ class QuestionSource(ABC):
     def questions(self, split: str) -> Iterable[Question]:
         """All questions of a split, always in the same order.
 
+        Splits are free to name; a recipe that names none asks for `train` and `val`.
+
         Raises:
             DataError: If there is no such split; the message lists those there are.
         """
