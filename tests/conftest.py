@@ -12,7 +12,7 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 WORDS = (
-    'system user assistant <reasoning> </reasoning> <tool> </tool> <answer> </answer> <result> </result> '
+    "system user assistant <reasoning> </reasoning> <tool> </tool> <answer> </answer> <result> </result> "
     '{"name": "look", "args": {"query": "Paris"}} What is the capital of France? I know. Paris London Rome'
 )
 

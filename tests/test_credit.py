@@ -54,7 +54,9 @@ def naive_z(values, baseline, scale, min_std):
     return result
 
 
-def naive_turn_level(turn, outcome, lengths, outcome_coef, turn_coef, gamma, baseline, scale, min_std):
+def naive_turn_level(
+    turn, outcome, lengths, outcome_coef, turn_coef, gamma, baseline, scale, min_std
+):
     """A_{i,k} from the equation, one trajectory and turn at a time."""
     turns = max(lengths)
     advantages = [[0.0] * turns for _ in outcome]
@@ -83,7 +85,9 @@ def test_the_baselines_equal_their_equations_written_as_loops(group, options):
     merged = [r + sum(row) for r, row in zip(outcome, turn, strict=True)]
     for estimator, totals in [(OutcomeOnly(*options), outcome), (Merged(*options), merged)]:
         z = naive_z(totals, *options, 0.1)
-        expected = [[z[i] if k < lengths[i] else 0.0 for k in range(max(lengths))] for i in range(len(z))]
+        expected = [
+            [z[i] if k < lengths[i] else 0.0 for k in range(max(lengths))] for i in range(len(z))
+        ]
         found = estimator(*tensors(*group))
         assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=1e-9)
 
@@ -96,8 +100,12 @@ def test_the_two_turn_search_agent_gets_the_papers_advantages():
         [[0.7, 0], [0.2, 0], [0, 0], [0, 0]], [1.9, 0.4, 0.4, 0], [2, 2, 2, 2]
     )
     advantages = TurnLevel()(rewards, outcome, reached)
-    assert advantages[:, 1].tolist() == pytest.approx([1.461547, -0.328103, -0.328103, -0.805342], abs=1e-5)
-    assert advantages[:, 0].tolist() == pytest.approx([2.899183, -0.403768, -1.009089, -1.486328], abs=1e-5)
+    assert advantages[:, 1].tolist() == pytest.approx(
+        [1.461547, -0.328103, -0.328103, -0.805342], abs=1e-5
+    )
+    assert advantages[:, 0].tolist() == pytest.approx(
+        [2.899183, -0.403768, -1.009089, -1.486328], abs=1e-5
+    )
 
 
 def test_a_trajectory_without_a_call_is_judged_like_the_others():
@@ -114,7 +122,10 @@ def test_a_trajectory_without_a_call_is_judged_like_the_others():
 @settings(deadline=None)
 def test_without_turn_coef_turn_level_is_outcome_only(group, options):
     streams = tensors(*group)
-    assert torch.equal(TurnLevel(turn_coef=0, baseline=options[0], scale=options[1])(*streams), OutcomeOnly(*options)(*streams))
+    assert torch.equal(
+        TurnLevel(turn_coef=0, baseline=options[0], scale=options[1])(*streams),
+        OutcomeOnly(*options)(*streams),
+    )
 
 
 @given(groups(), st.sampled_from(["std", "none"]), st.floats(-5, 5))
@@ -122,7 +133,10 @@ def test_without_turn_coef_turn_level_is_outcome_only(group, options):
 def test_a_constant_added_to_every_outcome_changes_nothing(group, scale, constant):
     rewards, outcome, reached = tensors(*group)
     for estimator in (TurnLevel(scale=scale), OutcomeOnly(scale=scale), Merged(scale=scale)):
-        before, after = estimator(rewards, outcome, reached), estimator(rewards, outcome + constant, reached)
+        before, after = (
+            estimator(rewards, outcome, reached),
+            estimator(rewards, outcome + constant, reached),
+        )
         assert torch.allclose(before, after, atol=1e-8)
 
 
@@ -132,7 +146,10 @@ def test_a_constant_added_to_the_last_turn_of_all_changes_nothing(group, scale, 
     turn, outcome, _ = group
     rewards, outcome, reached = tensors([row[:1] for row in turn], outcome, [1] * len(outcome))
     for estimator in (TurnLevel(scale=scale), Merged(scale=scale)):
-        before, after = estimator(rewards, outcome, reached), estimator(rewards + constant, outcome, reached)
+        before, after = (
+            estimator(rewards, outcome, reached),
+            estimator(rewards + constant, outcome, reached),
+        )
         assert torch.allclose(before, after, atol=1e-8)
 
 
@@ -142,7 +159,11 @@ def test_permuting_a_group_permutes_its_advantages(group, options, random):
     streams = tensors(*group)
     order = list(range(len(group[1])))
     random.shuffle(order)
-    for estimator in (TurnLevel(baseline=options[0], scale=options[1]), OutcomeOnly(*options), Merged(*options)):
+    for estimator in (
+        TurnLevel(baseline=options[0], scale=options[1]),
+        OutcomeOnly(*options),
+        Merged(*options),
+    ):
         permuted = estimator(*(s[order] for s in streams))
         assert torch.allclose(permuted, estimator(*streams)[order], atol=1e-9)
 
@@ -175,7 +196,9 @@ OUTCOMES = {(0,): 0.1, (1, 0): 1.0, (1, 1, 0): -0.4, (1, 1, 1): 0.8}
 
 def log_prob(choices, logits):
     chance = torch.sigmoid(logits)
-    return torch.stack([torch.log(chance[k] if c else 1 - chance[k]) for k, c in enumerate(choices)])
+    return torch.stack(
+        [torch.log(chance[k] if c else 1 - chance[k]) for k, c in enumerate(choices)]
+    )
 
 
 def true_gradient(value):
@@ -198,7 +221,9 @@ def expected_gradient(estimator, size):
     for group in itertools.product(OUTCOMES, repeat=size):
         chance = torch.stack([log_prob(c, LOGITS).sum() for c in group]).sum().exp()
         turn = [[TURN_REWARD[k][c] for k, c in enumerate(choices)] for choices in group]
-        rewards, outcome, reached = tensors(turn, [OUTCOMES[c] for c in group], [len(c) for c in group])
+        rewards, outcome, reached = tensors(
+            turn, [OUTCOMES[c] for c in group], [len(c) for c in group]
+        )
         advantages = estimator(rewards, outcome, reached)
         for i, choices in enumerate(group):
             total += chance * (advantages[i, : len(choices), None] * scores[choices]).sum(0) / size
@@ -237,7 +262,9 @@ def test_returns_to_go_by_hand():
 
 def test_credit_goes_to_sampled_tokens_of_its_turn_only():
     #                prompt  turn 0  result turn 1  padding
-    index = torch.tensor([[-1, -1, 0, 0, 0, -1, -1, 1, 1, -1], [-1, -1, 0, -1, -1, -1, -1, -1, -1, -1]])
+    index = torch.tensor(
+        [[-1, -1, 0, 0, 0, -1, -1, 1, 1, -1], [-1, -1, 0, -1, -1, -1, -1, -1, -1, -1]]
+    )
     spread = spread_over_tokens(torch.tensor([[2.0, -3.0], [5.0, 0.0]]), index)
     assert spread.tolist() == [[0, 0, 2, 2, 2, 0, 0, -3, -3, 0], [0, 0, 5, 0, 0, 0, 0, 0, 0, 0]]
 

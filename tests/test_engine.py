@@ -34,14 +34,18 @@ def test_batched_greedy_tokens_are_those_of_full_forward_passes(tiny_policy):
 
 @pytest.mark.parametrize("slots", [1, 3, 64])
 @pytest.mark.parametrize("prefill_tokens", [8, 4096])
-def test_three_turns_over_kept_keys_and_values_equal_one_history(tiny_policy, slots, prefill_tokens):
+def test_three_turns_over_kept_keys_and_values_equal_one_history(
+    tiny_policy, slots, prefill_tokens
+):
     engine = TransformersEngine(tiny_policy, slots=slots, prefill_tokens=prefill_tokens)
 
     async def converse(number: int, prompt: list[int]) -> list[int]:
         session, history = engine.open(prompt), list(prompt)
         for turn in range(3):
             # appended ids of different lengths per session and turn, so rows are ragged
-            new = [] if turn == 0 else [(13 * number + turn + i) % 300 for i in range(1 + 7 * number)]
+            new = (
+                [] if turn == 0 else [(13 * number + turn + i) % 300 for i in range(1 + 7 * number)]
+            )
             count = 3 + (number + turn) % 4
             history += new
             completion = await session.generate(new, Sampling(max_tokens=count, temperature=0))
@@ -75,13 +79,17 @@ def test_a_group_reads_its_prompt_once(tiny_policy, monkeypatch):
     read = []
     forward = engine._forward
     monkeypatch.setattr(
-        engine, "_forward", lambda feeds, *rest: read.append(sum(map(len, feeds))) or forward(feeds, *rest)
+        engine,
+        "_forward",
+        lambda feeds, *rest: read.append(sum(map(len, feeds))) or forward(feeds, *rest),
     )
 
     async def scenario():
         root = engine.open(PROMPTS[2])
         members = [root.fork() for _ in range(8)]
-        return await together(*(m.generate([], Sampling(max_tokens=1, seed=i)) for i, m in enumerate(members)))
+        return await together(
+            *(m.generate([], Sampling(max_tokens=1, seed=i)) for i, m in enumerate(members))
+        )
 
     run(scenario())
     # 40 prompt tokens: 39 read once for all, the last once per member
@@ -121,7 +129,9 @@ def test_samples_follow_the_distribution_of_the_model(tiny_policy):
         )
 
     completions = run(scenario())
-    counts = torch.bincount(torch.tensor([c.token_ids[0] for c in completions]), minlength=len(expected))
+    counts = torch.bincount(
+        torch.tensor([c.token_ids[0] for c in completions]), minlength=len(expected)
+    )
     error = (expected * (1 - expected) / draws).sqrt() + 1e-4
     assert ((counts / draws - expected).abs() <= 5 * error).all()
     token = completions[0].token_ids[0]
@@ -176,7 +186,9 @@ def test_a_failure_inside_the_model_reaches_every_caller(tiny_policy, monkeypatc
 
     async def scenario():
         sessions = [engine.open(p) for p in PROMPTS]
-        return await asyncio.gather(*(s.generate([], GREEDY) for s in sessions), return_exceptions=True)
+        return await asyncio.gather(
+            *(s.generate([], GREEDY) for s in sessions), return_exceptions=True
+        )
 
     assert [str(e) for e in run(scenario())] == ["out of memory"] * 4
 

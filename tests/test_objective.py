@@ -51,7 +51,9 @@ def test_the_gradient_is_cut_where_the_ratio_has_gone_far_enough():
 
 def test_the_upper_bound_can_be_wider_than_the_lower():
     logprobs = torch.tensor([1.25, 0.75]).log().requires_grad_()
-    result = ClippedSurrogate(0.2, 0.3)(logprobs, torch.zeros(2), torch.tensor([1.0, -1.0]), torch.ones(2))
+    result = ClippedSurrogate(0.2, 0.3)(
+        logprobs, torch.zeros(2), torch.tensor([1.0, -1.0]), torch.ones(2)
+    )
     (gradient,) = torch.autograd.grad(result.loss, logprobs)
     assert gradient.tolist() == pytest.approx([-1.25, 0.0])
 

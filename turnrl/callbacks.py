@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage
 
 if TYPE_CHECKING:
@@ -75,30 +75,41 @@ class IterationLines(ProgressBar):
         print(f"{title}  {seconds:6.1f} s  {'  '.join(shown)}", flush=True)
 
 
-class LastCheckpoint(ModelCheckpoint):
-    """Keep `last.ckpt`, written before the first iteration and after each one.
+class LastCheckpoint(Checkpoint):
+    """Keep `checkpoints/last.ckpt`, written before the first iteration and after each one.
 
     It always lies at an iteration's boundary, so a resumed run goes on exactly as if it had not stopped.
+    A new file replaces the old one when it is complete, so there is always a good one.
     """
 
     def __init__(self) -> None:
-        super().__init__(filename="last", every_n_epochs=1, save_top_k=1, enable_version_counter=False)
+        self._path: Path | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        if trainer.global_step == 0 and not trainer.fast_dev_run:
-            folder = Path(cast(str, self.dirpath))
-            trainer.save_checkpoint(folder / f"last{self.FILE_EXTENSION}")
+        if trainer.global_step == 0:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._save(trainer)
+
+    def _save(self, trainer: L.Trainer) -> None:
+        if trainer.fast_dev_run:
+            return
+        folder = Path(trainer.log_dir or trainer.default_root_dir, "checkpoints")
+        self._path = folder / "last.ckpt"
+        written = folder / "last.ckpt.new"
+        trainer.save_checkpoint(written)
+        if trainer.is_global_zero:
+            written.replace(self._path)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Say how to go on. Nothing is saved here: mid-iteration weights would not resume exactly."""
-        last = Path(self.dirpath or ".", f"last{self.FILE_EXTENSION}")
-        if trainer.is_global_zero and trainer.state.fn == "fit" and last.is_file():
+        """Say how to go on. Nothing is saved here: weights of mid-iteration would not resume exactly."""
+        if trainer.is_global_zero and self._path is not None and self._path.is_file():
             print(
-                f"\nThe last finished iteration is kept. To go on from it, repeat the command with\n"
-                f"  --ckpt_path {last}",
+                "\nThe last finished iteration is kept. To go on from it, repeat the command with\n"
+                f"  --ckpt_path {self._path}",
                 file=sys.stderr,
             )
 
@@ -107,10 +118,11 @@ class Export(L.Callback):
     """Leave the trained adapter (or model) in the run's folder, in a form that others can load."""
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.is_global_zero and trainer.log_dir and not trainer.fast_dev_run:
+        folder = trainer.log_dir  # a collective call: every process has to make it
+        if trainer.is_global_zero and folder and not trainer.fast_dev_run:
             module = cast("MTGRPO", pl_module)
             name = "model" if module.policy.lora is None else "adapter"
-            module.export(Path(trainer.log_dir, name))
+            module.export(Path(folder, name))
 
 
 class Transcripts(L.Callback):
@@ -125,9 +137,10 @@ class Transcripts(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         experience = cast("MTGRPO", pl_module).experience
-        if not (self.count and experience and trainer.is_global_zero and trainer.log_dir):
+        log_dir = trainer.log_dir  # a collective call
+        if not (self.count and experience and trainer.is_global_zero and log_dir):
             return
-        folder = Path(trainer.log_dir, "transcripts")
+        folder = Path(log_dir, "transcripts")
         folder.mkdir(parents=True, exist_ok=True)
         name = f"iteration_{trainer.current_epoch:04d}.txt"
         (folder / name).write_text(transcript(experience, self.count), encoding="utf-8")

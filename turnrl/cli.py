@@ -330,16 +330,21 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
             results = self.validate(
                 model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, weights_only=True
             )
+            log_dir = self.log_dir  # a collective call: every process has to make it
             if self.is_global_zero:
                 _print_scores(results[0], len(datamodule.eval_questions()))
-                if self.log_dir:
-                    print(f"written to {Path(self.log_dir) / 'metrics.csv'}")
+                if log_dir:
+                    print(f"written to {Path(log_dir) / 'metrics.csv'}")
 
     class TurnRLCLI(LightningCLI):
         """LightningCLI with the commands of turnrl."""
 
-        def _add_arguments(self, parser: LightningArgumentParser) -> None:
-            super()._add_arguments(parser)
+        def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+            # one seed for the whole run
+            if self.model_class is not None:
+                parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
+            if self.datamodule_class is not None:
+                parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
             RecipeParser.keys |= set(_keys(parser))
 
         @staticmethod
@@ -392,6 +397,12 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
             raise KeyboardInterrupt from None
         return int(stop.code or 0) if not isinstance(stop.code, str) else 1
     return 0
+
+
+def _seed(value: bool | int) -> int:
+    if value is True:
+        raise RecipeError("seed_everything is true, which picks a seed at random. Give a number, to repeat the run.")
+    return int(value)
 
 
 def _quieten() -> None:

@@ -251,6 +251,13 @@ class ExperienceLoader:
                 minibatch.metrics = metrics
             yield minibatch
 
+    def state_dict(self) -> dict[str, int]:
+        """Empty: tells Lightning that a run may be resumed inside an iteration all the same."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Nothing to restore."""
+
     def _minibatches(self, experience: Experience, iteration: int) -> Iterator[Minibatch]:
         trajectories = [t for group in experience.groups for t in group.trajectories]
         advantages = torch.cat(experience.advantages)

@@ -205,7 +205,7 @@ class MTGRPO(L.LightningModule):
         result = self.objective(logprobs, old, batch.advantages[mask], batch.weights[mask], reference)
         if not result.loss.isfinite():
             raise TrainingError(
-                f"the loss is {float(result.loss)} at step {self.global_step} (iteration {self.current_epoch}). Lower "
+                f"the loss is {float(result.loss.detach())} at step {self.global_step} (iteration {self.current_epoch}). Lower "
                 f"learning_rate ({self.learning_rate:g}) or trainer.gradient_clip_val, and resume from the last checkpoint."
             )
         watched = {

@@ -117,7 +117,7 @@ def _load(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint) -
     for name in vars(module):
         if name.startswith("turnrl_") and name not in hooks and callable(getattr(module, name)):
             near = difflib.get_close_matches(name, hooks, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "."
             raise PluginError(
                 f"{label} defines {name!r}, which is no hook of turnrl{hint} Hooks: {', '.join(sorted(hooks))}. "
                 f"Rename it, or {others}."
@@ -125,11 +125,12 @@ def _load(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint) -
     unmarked = [n for n in hooks if callable(getattr(module, n, None)) and not hasattr(getattr(module, n), "turnrl_impl")]
     if unmarked:
         raise PluginError(f"{label} defines {unmarked[0]!r} without '@turnrl.hookimpl'. Add it, or {others}.")
-    manager.register(module, point.name)
     try:
+        manager.register(module, point.name)
         manager.check_pending()
     except pluggy.PluginValidationError as error:
-        raise PluginError(f"{label} does not fit turnrl's hooks ({error}). Fix it, or {others}.") from error
+        cause = " ".join(str(error).split())
+        raise PluginError(f"{label} does not fit turnrl's hooks ({cause}). Fix it, or {others}.") from error
     components: dict[str, tuple[type, ...]] = {}
     for hook, kind in KINDS.items():
         implementation = getattr(module, hook, None)
@@ -142,7 +143,7 @@ def _load(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint) -
                     f"{label}: {hook} returned {cls!r}, which is not a subclass of {kind.__name__}. Fix it, or {others}."
                 )
         components[hook] = classes
-    commands = ()
+    commands: tuple[Any, ...] = ()
     if hasattr(module, "turnrl_commands"):
         commands = _called(module.turnrl_commands, "turnrl_commands", label, others)
     return Plugin(point.name, distribution, version, components, commands)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -215,8 +216,6 @@ class Policy(nn.Module):
         from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
         assert self.lora is not None
-        if self.quantization == "nf4":
-            network = prepare_model_for_kbit_training(network, use_gradient_checkpointing=False)
         config = LoraConfig(
             r=self.lora.r,
             lora_alpha=self.lora.alpha,
@@ -225,7 +224,12 @@ class Policy(nn.Module):
             task_type="CAUSAL_LM",
         )
         try:
-            return get_peft_model(network, config)
+            with warnings.catch_warnings():
+                # peft asks transformers 5.23 by a name that it will drop in 6
+                warnings.filterwarnings("ignore", category=FutureWarning)
+                if self.quantization == "nf4":
+                    network = prepare_model_for_kbit_training(network, False)
+                return get_peft_model(network, config)
         except ValueError as error:
             raise RecipeError(f"policy.lora does not fit {self.model!r}: {error}") from error
 

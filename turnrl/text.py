@@ -62,7 +62,9 @@ def neutralise(text: str, tags: Iterable[str], control_tokens: Sequence[str]) ->
             text = text.replace(token, f"‹{token[1:-1]}›" if len(token) > 2 else "‹›")
     names = "|".join(re.escape(tag) for tag in tags)
     if names:
-        text = re.sub(rf"<(\s*/?\s*(?:{names})\b[^<>]*)>", r"‹\1›", text, flags=re.IGNORECASE)
-        # a tag left open at the end could be closed by what the segmenter writes after it
-        text = re.sub(rf"<(\s*/?\s*(?:{names})\b[^<>]*)$", r"‹\1", text, flags=re.IGNORECASE)
+        # one way to match each space, else a long run of them takes quadratic time
+        tag = rf"\s*(?:/\s*)?(?:{names})\b"
+        text = re.sub(rf"<({tag}[^<>]*)>", r"‹\1›", text, flags=re.IGNORECASE)
+        # a tag left open could be closed by what the segmenter writes after it
+        text = re.sub(rf"<(?={tag})", "‹", text, flags=re.IGNORECASE)
     return text

@@ -266,6 +266,7 @@ class TransformersEngine:
             for row, request in enumerate(batch_requests, start):
                 self._load(row, request.session.past)
                 request.length = request.session.past.length
+                request.session.past = _Past(())  # the slot has it now; a fork may still hold on to it
             rows = slice(start, start + len(batch_requests))
             feeds = [r.feed for r in batch_requests]
             hidden = self._forward(feeds, [r.length for r in batch_requests], rows)

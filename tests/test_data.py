@@ -1,0 +1,471 @@
+import csv
+import json
+import logging
+import random
+from collections import Counter
+from pathlib import Path
+
+import lightning as L
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonargparse import ArgumentParser
+
+from turnrl import DataError, Question, QuestionData, QuestionSource, RecipeError
+from turnrl.data import PRESETS, Fields, _map_rows, _usable, load_questions
+
+SQUAD = Path(__file__).parents[2] / "shared/data/squad/dev.jsonl"
+
+ROWS = [
+    {"id": "a", "question": "Who?", "answers": ["Ada", "Ada Lovelace"], "level": "easy"},
+    {"id": "b", "question": "When?", "answers": ["1999-05-04"], "level": "hard"},
+    {"id": "007", "question": "Which code?", "answers": ["NA"], "level": "hard"},
+]
+
+
+def write_jsonl(path, rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def numbered(tmp_path, size, name="many.jsonl"):
+    rows = [{"id": i, "question": f"q{i}?", "answers": [f"answer {i}"]} for i in range(size)]
+    return write_jsonl(tmp_path / name, rows)
+
+
+def write_file(tmp_path, suffix):
+    """ROWS as a file; lists are JSON in a CSV."""
+    path = tmp_path / f"questions{suffix}"
+    if suffix == ".jsonl":
+        write_jsonl(path, ROWS)
+    elif suffix == ".json":
+        path.write_text(json.dumps(ROWS, indent=1))
+    elif suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ROWS[0])
+            writer.writeheader()
+            writer.writerows({**row, "answers": json.dumps(row["answers"])} for row in ROWS)
+    return str(path)
+
+
+# ---------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".csv"])
+def test_every_kind_of_file_gives_the_same_questions(tmp_path, suffix):
+    assert load_questions(write_file(tmp_path, suffix)) == [
+        Question("a", "Who?", ("Ada", "Ada Lovelace"), {"level": "easy"}),
+        Question("b", "When?", ("1999-05-04",), {"level": "hard"}),
+        Question("007", "Which code?", ("NA",), {"level": "hard"}),
+    ]
+
+
+def test_an_answer_may_be_a_text_a_number_or_a_list(tmp_path):
+    values = ["Ada", 7, 1.5, ["x", 2, None], '["y", "z"]', "[not JSON"]
+    rows = [{"id": i, "question": "?", "answers": v} for i, v in enumerate(values)]
+    answers = [q.answers for q in load_questions(write_jsonl(tmp_path / "q.jsonl", rows))]
+    assert answers == [("Ada",), ("7",), ("1.5",), ("x", "2"), ("y", "z"), ("[not JSON",)]
+
+
+def test_fields_name_other_columns_nested_ones_by_a_dotted_path(tmp_path):
+    rows = [{"ask": "Who?", "gold": {"text": ["Ada"], "start": [3]}, "aka": [{"name": "A. L."}]}]
+    path = write_jsonl(tmp_path / "q.jsonl", rows)
+    fields = Fields(None, "ask", ["gold.text", "aka.name"])
+    assert load_questions(path, fields=fields) == [Question("0", "Who?", ("Ada", "A. L."))]
+
+
+def test_a_real_question_file_loads_whole():
+    if not SQUAD.exists():
+        pytest.skip("needs the shared SQuAD questions beside the checkout")
+    questions = load_questions(str(SQUAD))
+    assert len(questions) > 10_000
+    assert len({q.id for q in questions}) == len(questions)
+
+
+# -------------------------------------------------------------------- presets
+
+# rows as the data sets on the hub have them, shortened
+HUB_ROWS = {
+    "triviaqa": (
+        {
+            "question": "Who wrote Emma?",
+            "question_id": "tc_1",
+            "question_source": "x",
+            "entity_pages": {"title": []},
+            "answer": {
+                "aliases": ["Austen", "J. Austen"],
+                "normalized_aliases": ["austen", "j austen"],
+                "value": "Jane Austen",
+                "type": "WikipediaEntity",
+            },
+        },
+        Question(
+            "tc_1",
+            "Who wrote Emma?",
+            ("Jane Austen", "Austen", "J. Austen", "austen", "j austen"),
+            {"question_source": "x"},
+        ),
+    ),
+    "nq_open": (
+        {"question": "where is it", "answer": ["in Rome", "Italy"]},
+        Question("0", "where is it", ("in Rome", "Italy")),
+    ),
+    "hotpotqa": (
+        {
+            "id": "5a",
+            "question": "Were they?",
+            "answer": "yes",
+            "level": "hard",
+            "context": {"title": ["t"], "sentences": [["s"]]},
+        },
+        Question("5a", "Were they?", ("yes",), {"level": "hard"}),
+    ),
+    "2wikimultihopqa": (
+        {
+            "id": "13",
+            "question": "Who?",
+            "answer": "Ada",
+            "type": "bridge",
+            "context": {"title": []},
+        },
+        Question("13", "Who?", ("Ada",), {"type": "bridge"}),
+    ),
+    "musique": (
+        {
+            "id": "2hop__1",
+            "paragraphs": [{"idx": 0, "title": "t"}],
+            "question": "Who?",
+            "answer": "Ada",
+            "answer_aliases": ["A. L."],
+            "answerable": True,
+        },
+        Question("2hop__1", "Who?", ("Ada", "A. L."), {"answerable": True}),
+    ),
+    "popqa": (
+        {"id": 42, "question": "Who?", "possible_answers": '["Ada", "A. L."]', "s_pop": 142},
+        Question("42", "Who?", ("Ada", "A. L."), {"s_pop": 142}),
+    ),
+    "bamboogle": (
+        {"Question": "Who?", "Answer": "Ada"},
+        Question("0", "Who?", ("Ada",)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_maps_the_rows_of_its_data_set(name, tmp_path):
+    row, question = HUB_ROWS[name]
+    path = tmp_path / "hub.parquet"
+    # through Arrow, which is how the rows arrive from the hub
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    (loaded,) = load_questions(str(path), fields=PRESETS[name].fields)
+    assert loaded == question
+
+
+@pytest.mark.parametrize("name", ["popqa", "bamboogle"])
+def test_a_preset_without_training_split_says_so(name):
+    with pytest.raises(DataError, match=f"'{name}' has no split to train on, only 'test'"):
+        load_questions(name, role="train")
+
+
+def test_a_data_set_on_the_hub_that_cannot_be_loaded_is_named(monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        DataError, match=r"cannot load 'nobody/nothing' \(configuration None, split 'va"
+    ):
+        load_questions("nobody/nothing")
+
+
+def test_a_split_that_the_hub_lacks_is_answered_with_those_there_are(tmp_path, monkeypatch):
+    # `datasets` takes a local folder of Parquet files where it takes a name on the hub
+    (tmp_path / "owner/name").mkdir(parents=True)
+    table = pyarrow.Table.from_pylist(ROWS)
+    pyarrow.parquet.write_table(table, tmp_path / "owner/name/test-00000-of-00001.parquet")
+    monkeypatch.chdir(tmp_path)
+    from turnrl.data import _read_hub
+
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    assert [row["id"] for row in _read_hub("owner/name", None, "test")] == ["a", "b", "007"]
+    with pytest.raises(DataError, match=r"'validation'.*Should be one of \['test'\]"):
+        _read_hub("owner/name", None, "validation")
+
+
+# -------------------------------------------------------------- bad sources
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.jsonl", r"no file 'nowhere.jsonl' in .*Check data.train"),
+        ("trivia_qa", r"no data set 'trivia_qa'. Did you mean 'triviaqa'.*Known names: triviaqa"),
+        ("no.such.Source", r"cannot import the data set 'no.such.Source'"),
+        ("turnrl.types.Question", r"'turnrl.types.Question' is not a subclass of turnrl"),
+    ],
+)
+def test_an_unknown_source_is_answered_with_what_is_known(name, message):
+    with pytest.raises(DataError, match=message):
+        load_questions(name)
+
+
+def test_a_missing_field_is_answered_with_those_there_are(tmp_path):
+    path = write_jsonl(tmp_path / "q.jsonl", [{"query": "?", "gold": {"text": "x"}}])
+    with pytest.raises(
+        DataError, match=r"no field 'id'. It has: gold.text, query. Set data.fields.id .*null"
+    ):
+        load_questions(path)
+    with pytest.raises(DataError, match=r"no field 'question'.*Set data.fields.question"):
+        load_questions(path, fields=Fields(None))
+    with pytest.raises(
+        DataError, match=r"are nested. Set data.fields.answers to a path such as gold.text"
+    ):
+        load_questions(path, fields=Fields(None, "query", "gold"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no usable question: it is empty"),
+        (
+            '{"id": 1, "question": "?", "answers": []}',
+            "none of its 1 rows has a question and an answer",
+        ),
+        ('{"id": 1, "question": "?", "answers": ["the", "..."]}', "none of its 1 rows"),
+        ('{"id": 1, "question": " ", "answers": ["x"]}', "none of its 1 rows"),
+        ('{"id": 1}\n{"id": ', "line 2 is not JSON"),
+        ("[1, 2]", "is not a list of objects"),
+    ],
+)
+def test_a_file_without_usable_questions_is_an_error(tmp_path, content, message):
+    path = tmp_path / "q.jsonl"
+    path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        load_questions(str(path))
+
+
+def test_a_broken_file_is_named(tmp_path):
+    path = tmp_path / "q.parquet"
+    path.write_text("nonsense")
+    with pytest.raises(DataError, match=r"cannot read '.*q.parquet'"):
+        load_questions(str(path))
+
+
+def test_a_split_of_a_file_and_a_folder_are_errors(tmp_path):
+    path = numbered(tmp_path, 2)
+    with pytest.raises(DataError, match="is one split; leave out the split 'dev'"):
+        load_questions(path, "dev")
+    with pytest.raises(DataError, match=r"is a folder. Name a file in it \(many.jsonl\)"):
+        load_questions(str(tmp_path))
+
+
+def test_rows_that_cannot_be_used_are_counted_in_one_warning(tmp_path, caplog):
+    rows = [
+        *ROWS,
+        {"id": "c", "question": "Article?", "answers": ["The"]},
+        {"id": "d", "question": "Empty?", "answers": []},
+        ROWS[0],
+    ]
+    path = write_jsonl(tmp_path / "q.jsonl", rows)
+    with caplog.at_level(logging.WARNING, "turnrl.data"):
+        assert len(load_questions(path)) == 3
+    (record,) = caplog.records
+    assert (
+        "left out 3 of 6 rows (2 without a question or a usable answer, 1 repeated)"
+        in record.message
+    )
+
+
+def test_answers_that_normalise_to_nothing_are_dropped_and_the_rest_stays():
+    rows = [{"id": "a", "question": "?", "answers": ["The", "x", "", "x", "..."]}]
+    assert _usable(_map_rows(rows, Fields(), "rows"), "rows")[0].answers == ("x",)
+
+
+def test_different_questions_with_one_id_get_ids_of_their_own():
+    questions = [Question("7", text, ("x",)) for text in ("One?", "Two?", "One?", "Three?")]
+    usable = _usable(questions, "here")
+    assert [(q.id, q.text) for q in usable] == [("7", "One?"), ("7#2", "Two?"), ("7#3", "Three?")]
+
+
+# ------------------------------------------------------- sources of packages
+
+
+class Tiny(QuestionSource):
+    """Two splits of one question."""
+
+    def questions(self, split):
+        if split not in ("train", "val"):
+            raise DataError(f"Tiny has no split {split!r}; it has train, val")
+        return [Question(split, f"{split}?", ("x", "the"))]
+
+
+def test_a_question_source_is_used_by_its_dotted_path():
+    name = f"{__name__}.Tiny"
+    assert load_questions(name, role="train") == [Question("train", "train?", ("x",))]
+    assert load_questions(name) == [Question("val", "val?", ("x",))]
+    with pytest.raises(DataError, match="it has train, val"):
+        load_questions(name, "dev")
+
+
+# ------------------------------------------------------------- QuestionData
+
+
+@given(
+    size=st.integers(1, 40),
+    share=st.integers(1, 5),
+    world=st.integers(1, 3),
+    seed=st.integers(0, 5),
+)
+def test_every_question_is_asked_once_before_any_is_asked_again(
+    tmp_path_factory, size, share, world, seed
+):
+    path = numbered(tmp_path_factory.getbasetemp(), size, f"{size}.jsonl")
+    data = QuestionData(path, questions_per_iteration=share * world, seed=seed)
+    asked = []
+    while len(asked) < 2 * size:
+        parts = [
+            data.iteration_questions(len(asked) // (share * world), r, world) for r in range(world)
+        ]
+        assert [len(part) for part in parts] == [share] * world
+        asked += [q.id for part in parts for q in part]
+    for epoch in (asked[:size], asked[size : 2 * size]):
+        assert Counter(epoch) == Counter(str(i) for i in range(size))
+
+
+def test_the_order_depends_on_seed_and_iteration_and_on_nothing_else(tmp_path):
+    path = numbered(tmp_path, 100)
+    one, same, other = (QuestionData(path, seed=seed) for seed in (1, 1, 2))
+    late = one.iteration_questions(5, 0, 1)
+    random.seed(7)
+    assert [one.iteration_questions(i, 0, 1) for i in range(6)][5] == late
+    assert same.iteration_questions(5, 0, 1) == late
+    assert other.iteration_questions(5, 0, 1) != late
+    # two processes together ask what one process asks
+    assert one.iteration_questions(5, 0, 2) + one.iteration_questions(5, 1, 2) == late
+
+
+def test_processes_that_cannot_share_an_iteration_are_an_error(tmp_path):
+    data = QuestionData(numbered(tmp_path, 9), questions_per_iteration=16)
+    with pytest.raises(
+        RecipeError, match=r"16 cannot be shared by 3 processes. Set it to a multiple of 3"
+    ):
+        data.iteration_questions(0, 0, 3)
+
+
+def test_evaluation_asks_the_same_questions_whatever_the_seed(tmp_path):
+    path = numbered(tmp_path, 200)
+    chosen = [QuestionData(val=path, val_limit=50, seed=s).eval_questions() for s in (0, 1)]
+    assert len(chosen[0]) == 50
+    assert chosen[0] == chosen[1]
+    ids = [int(q.id) for q in chosen[0]]
+    assert ids == sorted(ids)
+    assert ids != list(range(50))
+    fewer = QuestionData(val=path, val_limit=20).eval_questions()
+    assert {q.id for q in fewer} < {q.id for q in chosen[0]}
+
+
+def test_a_limit_of_training_questions_is_a_fixed_choice(tmp_path):
+    path = numbered(tmp_path, 60)
+    for seed in (0, 1):
+        data = QuestionData(path, train_limit=10, questions_per_iteration=10, seed=seed)
+        asked = {q.id for i in range(3) for q in data.iteration_questions(i, 0, 1)}
+        assert len(asked) == 10
+        assert asked == {q.id for q in data.eval_questions("train")}
+
+
+def test_evaluation_can_take_another_split_of_the_source():
+    data = QuestionData(f"{__name__}.Tiny", f"{__name__}.Tiny")
+    assert [q.id for q in data.eval_questions()] == ["val"]
+    assert [q.id for q in data.eval_questions("train")] == ["train"]
+    data.split = "train"
+    assert [q.id for q in data.eval_questions()] == ["train"]
+    with pytest.raises(DataError, match="it has train, val"):
+        data.eval_questions("dev")
+
+
+class Ids(L.LightningModule):
+    """Keeps the ids of the questions it is given."""
+
+    def validation_step(self, batch, batch_idx):
+        self.batches = [*getattr(self, "batches", []), [q.id for q in batch]]
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec", "ignore:.*does not have many workers")
+def test_lightning_validates_with_batches_of_questions(tmp_path):
+    module = Ids()
+    trainer = L.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = QuestionData(val=numbered(tmp_path, 5), val_batch_size=2)
+    trainer.validate(module, data, verbose=False)
+    assert module.batches == [["0", "1"], ["2", "3"], ["4"]]
+
+
+def test_a_source_that_is_not_set_is_asked_for():
+    with pytest.raises(DataError, match=r"data.train is not set"):
+        QuestionData().setup("fit")
+    with pytest.raises(DataError, match=r"data.val is not set"):
+        QuestionData().setup("validate")
+
+
+def test_without_evaluation_questions_there_are_no_batches(tmp_path):
+    data = QuestionData(numbered(tmp_path, 3))
+    data.setup("fit")
+    assert list(data.val_dataloader()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"questions_per_iteration": 0},
+        {"val_limit": 0},
+        {"train_limit": -1},
+        {"val_batch_size": 0},
+        {"val_split": "dev"},
+    ],
+)
+def test_options_that_cannot_be_are_errors(options):
+    with pytest.raises(RecipeError, match=rf"data.{next(iter(options))} is"):
+        QuestionData("train.jsonl", **options)
+
+
+def test_options_that_no_source_uses_are_errors(tmp_path):
+    path, tiny = numbered(tmp_path, 3), f"{__name__}.Tiny"
+    with pytest.raises(RecipeError, match=r"data.config is 'x', but no source is on the hub"):
+        QuestionData(path, config="x").setup("fit")
+    with pytest.raises(RecipeError, match=r"data.fields is set, but no source"):
+        QuestionData(tiny, fields=Fields()).setup("fit")
+
+
+def test_a_file_comes_before_a_preset_of_the_same_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("triviaqa").write_text("")
+    with pytest.raises(DataError, match="cannot tell the format of 'triviaqa'"):
+        load_questions("triviaqa")
+
+
+def test_an_installed_data_set_is_used_by_its_short_name():
+    data = QuestionData("Atlas", "Atlas", train_limit=20, val_limit=10)
+    data.setup("fit")
+    trained = {q.id for q in data.iteration_questions(0, 0, 1)}
+    assert len(trained) == 16
+    assert len(data.eval_questions()) == 10
+    assert not trained & {q.id for q in data.eval_questions()}
+
+
+def test_fields_are_set_from_the_command_line(tmp_path):
+    path = write_jsonl(tmp_path / "q.jsonl", [{"ask": "Who?", "gold": ["Ada"], "aka": "A. L."}])
+    parser = ArgumentParser()
+    parser.add_class_arguments(QuestionData, "data")
+    options = ["--data.val", path, "--data.fields.id", "null", "--data.fields.question", "ask"]
+    parsed = parser.parse_args([*options, '--data.fields.answers=["gold", "aka"]'])
+    data = parser.instantiate(parsed).data
+    assert data.eval_questions() == [Question("0", "Who?", ("Ada", "A. L."))]

@@ -1,0 +1,181 @@
+"""The policy: loading, log-probabilities, adapters on a 4-bit base, and what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from test_training import data, last, module, rows, trainer
+from transformers import AutoModelForCausalLM
+
+import turnrl.policy
+from turnrl import Lora, MTGRPO, Policy, RecipeError
+
+IDS = torch.tensor([[5, 9, 33, 71, 120, 8, 17, 41], [44, 2, 301, 7, 7, 0, 0, 0]])
+REAL = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
+LOSS = torch.tensor([[0, 0, 1, 1, 0, 0, 1, 1], [0, 0, 1, 0, 1, 0, 0, 0]], dtype=torch.bool)
+
+
+def naive_logprobs(network, temperature):
+    """One row at a time, unpadded, all logits, no chunks."""
+    found, entropies = [], []
+    for ids, real, loss in zip(IDS, REAL, LOSS, strict=True):
+        row = ids[: int(real.sum())]
+        logits = network(input_ids=row[None]).logits[0] / temperature
+        for t in loss.nonzero()[:, 0].tolist():
+            log_p = logits[t - 1].log_softmax(-1)
+            found.append(log_p[row[t]])
+            entropies.append(-(log_p.exp() * log_p).sum())
+    return torch.stack(found), torch.stack(entropies)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("per_chunk", [2**27, 1024])
+def test_log_probabilities_and_their_gradient_equal_the_naive_ones(
+    tiny_model, temperature, per_chunk, monkeypatch
+):
+    monkeypatch.setattr(turnrl.policy, "_LOGITS_PER_CHUNK", per_chunk)  # 1024: two tokens a chunk
+    policy = Policy(str(tiny_model))
+    network = policy.load()
+    expected, entropies = naive_logprobs(network, temperature)
+    (gradient,) = torch.autograd.grad(expected.sum(), network.get_input_embeddings().weight)
+    found, entropy = policy.logprobs(IDS, REAL, LOSS, temperature)
+    (other,) = torch.autograd.grad(found.sum(), network.get_input_embeddings().weight)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(entropy, entropies, atol=1e-4)
+    assert torch.allclose(other, gradient, atol=1e-4)
+    assert not entropy.requires_grad
+
+
+def test_nf4_with_lora_trains_and_the_adapter_loads_in_peft(tiny_model, tmp_path):
+    from peft import PeftModel
+
+    it = module(
+        tiny_model,
+        policy={"quantization": "nf4", "lora": Lora(r=4)},
+        minibatch_size=16,
+        learning_rate=1e-2,
+    )
+    trainer(tmp_path, 3, limit_val_batches=0).fit(it, data())
+    network = it.policy.network
+    kinds = {type(m).__name__ for m in network.modules()}
+    assert "Linear4bit" in kinds
+    assert all(p.dtype == torch.float32 for p in it.policy.trainable_state().values())
+    ratios = [float(r["train/ratio"]) for r in rows(tmp_path) if r["train/ratio"]]
+    assert ratios == [1.0, 1.0, 1.0]
+    gaps = [float(r["train/logprob_gap"]) for r in rows(tmp_path) if r["train/logprob_gap"]]
+    assert max(gaps) < 1e-3
+    moved = [v for n, v in it.policy.trainable_state().items() if "lora_B" in n]
+    assert any(v.abs().max() > 0 for v in moved)
+    # the exported adapter, on the 4-bit base, is the policy that was trained
+    base = Policy(str(tiny_model), quantization="nf4", lora=Lora(r=4))
+    base.load()
+    loaded = PeftModel.from_pretrained(
+        base.network.get_base_model(), tmp_path / "version_0" / "adapter", adapter_name="trained"
+    )
+    loaded.set_adapter("trained")
+    network.eval()
+    loaded.eval()
+    with torch.no_grad():
+        assert torch.allclose(loaded(IDS[:1]).logits, network(IDS[:1]).logits, atol=1e-5)
+
+
+def test_a_whole_model_is_exported_for_transformers(tiny_model, tmp_path):
+    it = module(tiny_model)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "version_0" / "model")
+    for name, value in it.policy.network.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+
+
+def test_a_checkpoint_restores_what_was_trained(tiny_model, tmp_path):
+    it = module(tiny_model, policy={"lora": Lora(r=4)}, learning_rate=1e-2)
+    trainer(tmp_path, 2, limit_val_batches=0).fit(it, data())
+    again = module(tiny_model, policy={"lora": Lora(r=4)})
+    trainer(tmp_path / "eval").validate(again, data(), ckpt_path=last(tmp_path), verbose=False)
+    for name, value in it.policy.trainable_state().items():
+        assert torch.equal(again.policy.trainable_state()[name], value)
+
+
+def test_without_its_adapter_the_policy_is_the_base(tiny_model, tiny_policy):
+    policy = Policy(str(tiny_model), lora=Lora(r=4))
+    policy.load()
+    torch.nn.init.normal_(next(v for n, v in policy.named_parameters() if "lora_B" in n))
+    with torch.no_grad():
+        base, _ = tiny_policy.logprobs(IDS, REAL, LOSS)
+        adapted, _ = policy.logprobs(IDS, REAL, LOSS)
+        with policy.reference():
+            reference, _ = policy.logprobs(IDS, REAL, LOSS)
+    assert torch.equal(reference, base)
+    assert (adapted - base).abs().max() > 1e-3
+
+
+def test_a_folder_inside_an_installed_package_is_a_model(monkeypatch, tiny_model, tmp_path):
+    (tmp_path / "some_package").mkdir()
+    (tmp_path / "some_package" / "__init__.py").touch()
+    shutil.copytree(tiny_model, tmp_path / "some_package" / "starter")
+    monkeypatch.syspath_prepend(tmp_path)
+    policy = Policy("package://some_package/starter")
+    assert Path(policy.folder) == tmp_path / "some_package" / "starter"
+    assert policy.tokenizer.chat_template
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "./modle"}, r"no model folder at './modle' \(found beside it: model\)"),
+        ({"model": "/no/such/folder"}, "no model folder at '/no/such/folder'"),
+        ({"model": "package://no_such_package/x"}, "no package 'no_such_package'"),
+        ({"model": "package://turnrl/x"}, "no folder 'x' in package 'turnrl'"),
+        ({"model": ".", "chat_template": "none.jinja"}, "no file at policy.chat_template 'none.jinja'"),
+    ],
+)
+def test_a_model_that_is_not_there_is_named(tiny_model, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tiny_model if arguments["model"] == "." else tiny_model.parent)
+    with pytest.raises(RecipeError, match=message):
+        _ = Policy(**arguments).tokenizer
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(RecipeError, match="cannot be loaded"):
+        _ = Policy(str(tmp_path)).tokenizer
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "bare")
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(RecipeError, match="has no chat template. Set policy.chat_template"):
+        _ = Policy(str(folder)).tokenizer
+
+
+def test_settings_that_cannot_be_are_refused(tiny_model):
+    with pytest.raises(RecipeError, match="quantization is 'nf4'.*Add policy.lora"):
+        Policy(str(tiny_model), quantization="nf4")
+    with pytest.raises(RecipeError, match="dtype is 'bfloat16' without policy.lora"):
+        Policy(str(tiny_model), dtype="bfloat16")
+    with pytest.raises(RecipeError, match="policy.lora does not fit"):
+        Policy(str(tiny_model), lora=Lora(target_modules=["no_such_layer"])).load()
+
+
+def test_a_model_that_changes_logits_after_its_head_is_refused(tiny_model, tmp_path):
+    import json
+
+    folder = shutil.copytree(tiny_model, tmp_path / "scaled")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "logits_scaling": 8.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RecipeError, match="GraniteForCausalLM.*changes logits after its head"):
+        Policy(str(folder)).load()
+
+
+def test_the_tokenizer_is_checked_before_the_weights_are_loaded(tiny_model, tmp_path):
+    # no weights at all: whatever comes first is what is reported
+    folder = shutil.copytree(tiny_model, tmp_path / "empty")
+    (folder / "model.safetensors").unlink()
+    (folder / "chat_template.jinja").unlink()
+    it = module(folder)
+    assert isinstance(it, MTGRPO)
+    with pytest.raises(RecipeError, match="has no chat template"):
+        trainer(tmp_path, 1).fit(it, data())

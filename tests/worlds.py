@@ -1,0 +1,68 @@
+"""A small world in which training can be tested: one tool, one turn scheme, two rewards."""
+
+from __future__ import annotations
+
+import json
+
+from turnrl import (
+    OutcomeReward,
+    QuestionSource,
+    Question,
+    Reading,
+    Segmenter,
+    Tool,
+    ToolCall,
+    ToolResult,
+    TurnReward,
+)
+
+
+class Numbers(QuestionSource):
+    """Twelve questions to train on and three to evaluate with."""
+
+    def questions(self, split):
+        first, count = {"train": (0, 12), "val": (100, 3)}[split]
+        return [Question(f"n{i}", f"Number {i}?", (str(i),)) for i in range(first, first + count)]
+
+
+class Letters(Segmenter):
+    """A turn whose text has an `a` answers; any other calls the tool with the text."""
+
+    max_turns = 2
+    tags = ("result",)
+
+    def prompt(self, question, tools):
+        return [{"role": "user", "content": question.text}]
+
+    def read(self, text, turn):
+        if "a" in text:
+            return Reading(answer=text)
+        return Reading((ToolCall("echo", {"text": text}),))
+
+    def observe(self, reading, results):
+        return "".join(f"<result>{r.content}</result>" for r in results)
+
+
+class Echo(Tool):
+    """Says what it is told, shortened."""
+
+    name = "echo"
+    description = "Repeats a text."
+    parameters = json.loads('{"type": "object", "properties": {"text": {"type": "string"}}}')
+
+    def run(self, calls):
+        return [ToolResult(f"{len(call.arguments['text'])} letters") for call in calls]
+
+
+class Answered(OutcomeReward):
+    """1 if the trajectory answered."""
+
+    def score(self, trajectory):
+        return float(trajectory.answer is not None)
+
+
+class Called(TurnReward):
+    """0.1 for each call that worked."""
+
+    def score(self, trajectory, turn):
+        return 0.1 * len(trajectory.turns[turn].results)
