@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import lightning  # noqa: F401  its log handler keeps the stderr of its first import: let that be pytest's own
 import pytest
+
+# Lightning 2.6 calls jsonargparse by names that it will drop
+os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -19,7 +24,7 @@ WORDS = (
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random Qwen2 of some 40 k parameters and a byte-level tokenizer with ChatML."""
+    """A folder with a random Qwen2 of some 100 k parameters (widths that 4-bit blocks divide) and a byte-level tokenizer with ChatML."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -47,8 +52,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=len(fast),
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=64,
+        intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -1,4 +1,4 @@
-"""The Lightning loop, on a random model of 30 k parameters that trains in seconds."""
+"""The Lightning loop, on a random model of 100 k parameters that trains in seconds."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 from turnrl import (
     OutcomeReward,
@@ -29,6 +30,7 @@ class Letters(Segmenter):
     """A turn whose text has an `a` answers; any other calls the tool with the text."""
 
     max_turns = 2
+    stop = tuple("eiours<>")
     tags = ("result",)
 
     def prompt(self, question, tools):
@@ -66,3 +68,26 @@ class Called(TurnReward):
 
     def score(self, trajectory, turn):
         return 0.1 * len(trajectory.turns[turn].results)
+
+
+class Raises(Echo):
+    """Raises."""
+
+    def run(self, calls):
+        raise ZeroDivisionError("division by zero")
+
+
+class Hangs(Echo):
+    """Never answers."""
+
+    timeout_s = 0.2
+
+    def run(self, calls):
+        time.sleep(60)
+
+
+class Floods(Echo):
+    """Returns 10 MB."""
+
+    def run(self, calls):
+        return [ToolResult("x" * 10_000_000) for _ in calls]

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
@@ -30,6 +31,10 @@ _COMPONENTS = {
     "model.estimator": None,
 }
 """Where a recipe names components, and the hook that brings them; None for the core's own."""
+
+
+_SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path", "split")
+"""The top of a recipe."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -165,6 +170,13 @@ def read_recipe(path: str) -> dict[str, Any]:
         raise RecipeError(
             f"recipe {path!r} holds {type(contents).__name__}, not a mapping with the keys model, data and trainer"
         )
+    unknown = next((str(key) for key in contents if key not in _SECTIONS), None)
+    if unknown is not None:  # jsonargparse would pass over an unknown section that is empty
+        near = difflib.get_close_matches(unknown, _SECTIONS, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise RecipeError(
+            f"unknown key {unknown!r} in recipe {path!r}.{hint} A recipe has the keys {', '.join(_SECTIONS)}."
+        )
     return contents
 
 
@@ -235,7 +247,13 @@ def _check_checkpoint(arguments: Sequence[str]) -> None:
         if option != "--ckpt_path":
             continue
         path = value if equals else next(iter(arguments[i + 1 : i + 2]), "")
-        if path in ("null", "last", "best", "hpc") or "://" in path or Path(path).is_file():
+        if path in ("null", "last", "best", "hpc") or "://" in path:
+            continue
+        if Path(path).is_file():
+            if not zipfile.is_zipfile(path):
+                raise CheckpointError(
+                    f"{path!r} is not a checkpoint: it is no archive that torch wrote. Give a last.ckpt of a run."
+                )
             continue
         folder = Path(path).parent
         here = sorted(str(p) for p in folder.glob("*.ckpt")) if folder.is_dir() else []
@@ -354,13 +372,18 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
 
         def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
             config = self._get(self.config_init, "trainer")
-            callbacks = config.get("callbacks") or []
+            given = config.get("callbacks") or []
+            callbacks = list(given) if isinstance(given, list) else [given]
+            if config.get("enable_checkpointing") is not False:
+                callbacks.append(LastCheckpoint())
             shown = config.get("enable_progress_bar") is not False
             if shown and not any(isinstance(c, ProgressBar) for c in callbacks):
                 # a line stays for every iteration; rich would wrap the metrics in a narrow terminal
-                bar = TQDMProgressBar(leave=True) if sys.stderr.isatty() else IterationLines()
-                kwargs["callbacks"] = [*callbacks, bar]
-            return super().instantiate_trainer(**kwargs)
+                callbacks.append(TQDMProgressBar(leave=True) if sys.stderr.isatty() else IterationLines())
+            return super().instantiate_trainer(**kwargs, callbacks=callbacks)
+
+        def _parse_ckpt_path(self) -> None:
+            """The recipe says what to build; nothing is taken from the checkpoint but its weights."""
 
         def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
             # a checkpoint is data from somewhere: load tensors and plain values, run no code from it
@@ -377,7 +400,6 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
         "logger": logger,
         "log_every_n_steps": 1,
         "num_sanity_val_steps": 0,
-        "callbacks": [LastCheckpoint()],
     }
     try:
         TurnRLCLI(
@@ -393,7 +415,7 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
             load_from_checkpoint_support=False,
         )
     except SystemExit as stop:
-        if stop.code == 1 and _interrupted():
+        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning turns Ctrl-C into exit code 1
             raise KeyboardInterrupt from None
         return int(stop.code or 0) if not isinstance(stop.code, str) else 1
     return 0
@@ -421,14 +443,6 @@ def _quieten() -> None:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda record: "litlogger" not in record.getMessage()
     )
-
-
-def _interrupted() -> bool:
-    """Lightning turns Ctrl-C into exit code 1, after it has set the signal to be ignored."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        return True
-    return False
 
 
 def _keys(parser: Any) -> Iterator[str]:

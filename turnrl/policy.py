@@ -229,6 +229,11 @@ class Policy(nn.Module):
                 warnings.filterwarnings("ignore", category=FutureWarning)
                 if self.quantization == "nf4":
                     network = prepare_model_for_kbit_training(network, False)
+                    for layer in network.modules():
+                        if hasattr(layer, "support_avx512bf16_for_cpu"):
+                            # bitsandbytes would repack the weights at the first pass in eval mode, and
+                            # from then on no gradient would pass through them
+                            layer.support_avx512bf16_for_cpu = False
                 return get_peft_model(network, config)
         except ValueError as error:
             raise RecipeError(f"policy.lora does not fit {self.model!r}: {error}") from error

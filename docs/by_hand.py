@@ -1,0 +1,28 @@
+"""Training by hand: module, data and Trainer built in Python, with a tool of one's own."""
+
+import lightning as L
+from turnrl_atlas import Atlas
+from turnrl_qa_rewards import AnswerRetrieved, ExactMatch, ToolExecuted
+from turnrl_two_turn import TwoTurn
+
+from turnrl import MTGRPO, Policy, QuestionData, Rollout, Tool, ToolResult, TurnLevel
+
+
+class Gazetteer(Tool):
+    """Finds the page of the place whose name ends the query."""
+
+    name, description = "search", "Looks a place up."
+    parameters = {"type": "object", "properties": {"query": {"type": "string"}}}
+    pages = {page.title: page.text for page in Atlas().passages()}
+
+    def run(self, calls):
+        places = [call.arguments.get("query", "").rpartition(" of ")[2] for call in calls]
+        return [ToolResult(self.pages.get(place, "no such place")) for place in places]
+
+
+rollout = Rollout(TwoTurn("Tools: search(query)."), [Gazetteer()], max_turn_tokens=64)
+rewards = [ToolExecuted(), AnswerRetrieved(), ExactMatch()]
+policy = Policy("package://turnrl_atlas/starter")
+module = MTGRPO(policy, rollout, rewards, TurnLevel(), group_size=8, learning_rate=2e-4)
+data = QuestionData("Atlas", "Atlas", questions_per_iteration=8, val_limit=64)
+L.Trainer(max_epochs=2, accelerator="cpu", num_sanity_val_steps=0).fit(module, data)

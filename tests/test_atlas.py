@@ -1,0 +1,297 @@
+"""Atlas: held-out places stay apart, pages answer their questions, the starter is fit to train."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import turnrl_atlas
+from turnrl_atlas import STARTER, Atlas, ask, page, places, query
+from turnrl_two_turn import TwoTurn
+
+from turnrl import DataError, Question, contains_answer, installed
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "atlas_starter.yaml"
+
+
+@pytest.fixture(scope="module")
+def demonstrator():
+    from turnrl_atlas.warmup import Demonstrator
+
+    return Demonstrator()
+
+
+@pytest.fixture(scope="module")
+def starter():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(STARTER), AutoTokenizer.from_pretrained(STARTER)
+
+
+def place_of(question: Question) -> str:
+    return question.metadata["place"]
+
+
+def test_importing_the_plugin_loads_no_machine_learning():
+    heavy = ("torch", "lightning", "transformers")
+    code = f"import sys, turnrl_atlas; print([m for m in {heavy} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_the_plugin_brings_its_data_set():
+    assert installed("turnrl_datasets")["Atlas"] is Atlas
+    assert list(turnrl_atlas.turnrl_datasets()) == [Atlas]
+
+
+def test_the_world_has_some_24000_cities_and_220_countries():
+    kinds = [place.kind for place in places()]
+    assert 23_000 < kinds.count("city") < 25_000
+    assert 210 < kinds.count("country") < 250
+
+
+def test_names_and_ids_are_unique():
+    assert len({place.name.casefold() for place in places()}) == len(places())
+    assert len({place.id for place in places()}) == len(places())
+    ids = [
+        question.id for split in ("train", "val", "test") for question in Atlas().questions(split)
+    ]
+    assert len(set(ids)) == len(ids)
+
+
+def test_questions_come_in_the_same_order_every_time():
+    code = "from turnrl_atlas import Atlas; print([q.id for q in Atlas().questions('val')][:20])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == str([q.id for q in Atlas().questions("val")][:20])
+
+
+def test_held_out_places_occur_in_no_training_question_or_answer():
+    held_out = {p.name for p in places() if p.split != "train"}
+    asked = {place_of(q) for split in ("val", "test") for q in Atlas().questions(split)}
+    assert asked <= held_out
+    for question in Atlas().questions("train"):
+        assert place_of(question) not in held_out
+        if question.metadata["fact"] in ("country", "capital"):
+            assert question.answers[0] not in held_out
+    val, test = ({place_of(q) for q in Atlas().questions(split)} for split in ("val", "test"))
+    assert not val & test
+
+
+def test_four_training_questions_out_of_five_are_about_famous_places_and_no_held_out_one():
+    def share(split: str) -> float:
+        questions = list(Atlas().questions(split))
+        return sum(q.metadata["famous"] for q in questions) / len(questions)
+
+    assert share("train") == pytest.approx(0.8, abs=0.001)
+    assert share("val") == share("test") == 0
+
+
+def test_every_question_is_answered_by_its_page():
+    pages = {passage.id: passage for passage in Atlas().passages()}
+    for split in ("train", "val", "test"):
+        for question in Atlas().questions(split):
+            passage = pages[question.metadata["passage_id"]]
+            assert passage.title == place_of(question)
+            assert contains_answer(passage.text, question.answers)
+
+
+def test_an_unknown_split_is_named_with_those_there_are():
+    with pytest.raises(DataError, match="no split 'dev'; it has train, val, test"):
+        Atlas().questions("dev")
+
+
+def test_the_good_query_finds_its_page_first():
+    tantivy = pytest.importorskip("tantivy")
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+    builder = builder.filter(tantivy.Filter.lowercase()).filter(tantivy.Filter.stopword("english"))
+    analyzer = builder.filter(tantivy.Filter.stemmer("english")).build()
+    schema = tantivy.SchemaBuilder()
+    schema.add_text_field("id", stored=True, tokenizer_name="raw")
+    schema.add_text_field("body", tokenizer_name="english")
+    index = tantivy.Index(schema.build())
+    index.register_tokenizer("english", analyzer)
+    writer = index.writer(50_000_000, 1)
+    for passage in Atlas().passages():
+        writer.add_document(
+            tantivy.Document(id=passage.id, body=f"{passage.title}\n{passage.text}")
+        )
+    writer.commit()
+    writer.wait_merging_threads()
+    index.reload()
+    searcher = index.searcher()
+
+    def top(text: str) -> str | None:
+        words = " ".join(re.findall(r"\w+", text.lower()))
+        hits = searcher.search(index.parse_query(words, ["body"]), 1, count=False).hits
+        return searcher.doc(hits[0][1])["id"][0] if hits else None
+
+    known = {place.name: place for place in places()}
+    everything = [q for split in ("train", "val", "test") for q in Atlas().questions(split)]
+    sample = random.Random(0).sample(everything, 500)
+    found = [top(query(known[place_of(q)], q.metadata["fact"])) for q in sample]
+    hits = sum(id == q.metadata["passage_id"] for id, q in zip(found, sample, strict=True))
+    assert hits >= 485
+
+
+def test_demonstrations_read_as_what_they_demonstrate(demonstrator):
+    from turnrl_atlas.warmup import CLEAN, MIXED
+
+    segmenter, rng = TwoTurn(), random.Random(0)
+    for _ in range(500):
+        trace = demonstrator.trace(CLEAN, rng)
+        readings = [segmenter.read(said, turn) for turn, (said, _) in enumerate(trace.turns)]
+        assert [reading.format_error for reading in readings] == [None] * len(readings)
+        assert readings[-1].answer
+        if len(readings) == 2:
+            (call,) = readings[0].calls
+            fact, _, name = call.arguments["query"].partition(" of ")
+            assert name in trace.prompt[-1]["content"]
+            shown = trace.turns[0][1]
+            assert shown.startswith(f"<result>{name}\n")
+            assert f"Its {fact} is {readings[1].answer}." in shown
+    first = [demonstrator.trace(MIXED, rng).turns[0] for _ in range(4000)]
+    readings = [(segmenter.read(said, 0), seen) for said, seen in first]
+    assert sum(r.answer is not None for r, _ in readings) / 4000 == pytest.approx(0.6, abs=0.04)
+    broken = [seen for _, seen in readings if seen and seen.startswith("<error>")]
+    assert len(broken) / 4000 == pytest.approx(0.08, abs=0.02)
+
+
+def test_demonstrations_name_no_held_out_place(demonstrator):
+    from turnrl_atlas.warmup import CLEAN, MIXED
+
+    # whole titles: "Guinea" is in "Guinea-Bissau"
+    held_out = {place.name for place in places() if place.split != "train"}
+    assert not held_out & set(demonstrator.names)
+    rng = random.Random(1)
+    for habits in (CLEAN, MIXED):
+        for _ in range(2000):
+            for _, seen in demonstrator.trace(habits, rng).turns:
+                if seen and seen.startswith("<result>"):
+                    assert seen.removeprefix("<result>").split("\n")[0] not in held_out
+
+
+def test_a_demonstration_is_tokenised_as_a_rollout_appends_it(demonstrator, starter):
+    from turnrl_atlas.warmup import CLEAN, encode
+
+    from turnrl.rollout import ChatFormat
+
+    _, tokenizer = starter
+    chat, rng = ChatFormat(tokenizer), random.Random(2)
+    for _ in range(50):
+        trace = demonstrator.trace(CLEAN, rng)
+        expected = list(chat.prompt(list(trace.prompt)))
+        for said, seen in trace.turns:
+            expected += [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
+            if seen is not None:
+                expected += chat.observation(seen, after=tokenizer.eos_token_id)
+        ids, labels = encode(tokenizer, trace)
+        assert ids == expected
+        learnt = tokenizer.decode([i for i in labels if i != -100])
+        assert learnt == "".join(f"{said}<|im_end|>" for said, _ in trace.turns)
+
+
+def test_packed_traces_have_the_loss_of_separate_ones(demonstrator, starter):
+    import torch
+    from turnrl_atlas.warmup import CLEAN, encode, pack
+
+    model, tokenizer = starter
+    rng = random.Random(3)
+    rows = [encode(tokenizer, demonstrator.trace(CLEAN, rng)) for _ in range(6)]
+    # two short traces share a row with a long one's length
+    rows += [(ids[:40], labels[:40]) for ids, labels in rows[:2]]
+
+    def losses(ids, labels, positions=None):
+        logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, :-1]
+        return torch.nn.functional.cross_entropy(
+            logits.transpose(1, 2), labels[:, 1:], reduction="none"
+        )
+
+    with torch.no_grad():
+        ids, labels, positions = pack(rows)
+        assert len(ids) < len(rows)
+        apart = [losses(torch.tensor([i]), torch.tensor([y])).sum().item() for i, y in rows]
+        assert losses(ids, labels, positions).sum().item() == pytest.approx(sum(apart), rel=1e-4)
+
+
+def test_the_starter_is_small_and_complete(starter):
+    model, tokenizer = starter
+    assert sum(path.stat().st_size for path in STARTER.iterdir()) <= 8_000_000
+    assert model.num_parameters() < 2_500_000
+    assert model.config.architectures == ["Qwen2ForCausalLM"]
+    assert model.config.tie_word_embeddings
+    assert len(tokenizer) == model.config.vocab_size == 1024
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    text = 'Ürümqi’s <tool>{"name": 5}</tool>\n日本'
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_pages_are_short_and_prompts_too(starter):
+    _, tokenizer = starter
+
+    def tokens(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    # only pages that a question leads to
+    asked = {place_of(q) for split in ("train", "val") for q in Atlas().questions(split)}
+    pages = [page(place) for place in places() if place.name in asked]
+    lengths = sorted(tokens(f"{passage.title}\n{passage.text}") for passage in pages)
+    assert lengths[int(0.95 * len(lengths))] <= 75
+    questions = sorted(tokens(q.text) for q in Atlas().questions("val"))
+    assert questions[-1] <= 40
+
+
+def test_the_starter_continues_a_good_call_by_reading_its_result(starter):
+    import torch
+    from turnrl_atlas.warmup import INSTRUCTIONS
+
+    from turnrl.rollout import ChatFormat
+
+    model, tokenizer = starter
+    chat, segmenter = ChatFormat(tokenizer), TwoTurn(INSTRUCTIONS)
+    held_out = [place for place in places() if place.split == "val" and place.kind == "city"][:20]
+    right = 0
+    for place in held_out:
+        opening = segmenter.prompt(ask(place, "time zone", 0), ())
+        call = json.dumps({"name": "search", "args": {"query": query(place, "time zone")}})
+        said = f"<reasoning>I will look it up.</reasoning><tool>{call}</tool>"
+        passage = page(place)
+        ids = [
+            *chat.prompt(opening),
+            *tokenizer.encode(said, add_special_tokens=False),
+            *chat.observation(f"<result>{passage.title}\n{passage.text}</result>", after=None),
+            *tokenizer.encode(
+                "<reasoning>It gives the time zone.</reasoning>", add_special_tokens=False
+            ),
+        ]
+        with torch.no_grad():
+            out = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)
+        answer = tokenizer.decode(out[0, len(ids) :])
+        right += f"<answer> {place.facts['time zone']}</answer>" in answer
+    assert right >= 18
+
+
+def test_a_warm_up_of_five_steps_runs_by_the_documented_command(tmp_path: Path):
+    options = {
+        "model.init_args.save_to": "starter",
+        "data.init_args.clean_steps": "3",
+        "data.init_args.mixed_steps": "2",
+        "data.init_args.batch_size": "4",
+        "trainer.enable_progress_bar": "false",
+    }
+    command = [sys.executable, "-m", "turnrl.cli", "fit", str(RECIPE)]
+    command += [f"--{key}={value}" for key, value in options.items()]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "starter")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "starter")
+    assert model.num_parameters() < 2_500_000
+    # the tokenizer comes out of the facts alone, so it is the shipped one
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(STARTER).get_vocab()

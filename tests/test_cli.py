@@ -1,0 +1,355 @@
+"""The command line: what it does, and how it says what a user did wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from test_rollout import FORGETFUL
+
+from turnrl.cli import main
+
+ROOT = Path(__file__).parent.parent
+RECIPE = {
+    "model": {
+        "policy": {"model": "MODEL"},
+        "rollout": {"segmenter": "worlds.Letters", "tools": ["worlds.Echo"], "max_turn_tokens": 6},
+        "rewards": ["worlds.Answered", "worlds.Called"],
+        "group_size": 4,
+        "minibatch_size": 8,
+        "learning_rate": 1e-3,
+    },
+    "data": {"train": "worlds.Numbers", "val": "worlds.Numbers", "questions_per_iteration": 4},
+    "trainer": {"max_epochs": 2, "accelerator": "cpu", "enable_model_summary": False},
+}
+
+
+@pytest.fixture
+def recipe(tiny_model, tmp_path, monkeypatch):
+    """A recipe that runs, in a folder of its own, as `recipe.yaml`."""
+    contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(contents))
+    monkeypatch.chdir(tmp_path)
+    return contents
+
+
+def save(contents, name="recipe.yaml"):
+    Path(name).write_text(yaml.safe_dump(contents))
+
+
+def test_fit_leaves_metrics_recipe_checkpoint_transcripts_and_model(recipe, capsys):
+    assert main(["fit", "recipe.yaml", "--model.group_size", "8"]) == 0
+    run = Path("runs/recipe/version_0")
+    with (run / "metrics.csv").open() as file:
+        first = next(csv.DictReader(file))
+    assert first["step"] == "0"
+    assert first["val/exact_match"]
+    assert not first["train/loss"]
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert saved["model"]["group_size"] == 8
+    assert (run / "checkpoints" / "last.ckpt").is_file()
+    assert (run / "model" / "model.safetensors").is_file()
+    text = (run / "transcripts" / "iteration_0001.txt").read_text()
+    assert "question   Number" in text
+    assert "advantage" in text
+    printed = capsys.readouterr().out
+    assert "untrained" in printed
+    assert "iteration   2/2" in printed
+
+
+def test_the_saved_recipe_trains_the_same_again(recipe):
+    assert main(["fit", "recipe.yaml"]) == 0
+    assert main(["fit", "runs/recipe/version_0/config.yaml", "--trainer.logger.init_args.name", "again"]) == 0
+    runs = [Path("runs", name, "version_0", "metrics.csv").read_text() for name in ("recipe", "again")]
+    timed = ("rollout/seconds", "rollout/tokens_per_s")
+    first, again = (
+        [{k: v for k, v in row.items() if k not in timed} for row in csv.DictReader(run.splitlines())]
+        for run in runs
+    )
+    assert first == again
+
+
+def test_eval_scores_a_split_and_prints_it_with_intervals(recipe, capsys):
+    assert main(["fit", "recipe.yaml"]) == 0
+    checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
+    capsys.readouterr()
+    assert main(["eval", "recipe.yaml", "--ckpt_path", checkpoint, "--split", "train"]) == 0
+    printed = capsys.readouterr().out
+    assert "12 questions, greedy; mean and 95 % interval" in printed
+    for name in ("exact_match", "tool_execution", "answer_in_results", "format"):
+        assert f"train/{name}" in printed
+    assert main(["eval", "recipe.yaml"]) == 0
+    assert "3 questions" in capsys.readouterr().out
+
+
+def test_a_run_is_resumed_from_the_command_line(recipe):
+    assert main(["fit", "recipe.yaml"]) == 0
+    checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "3", "--ckpt_path", checkpoint]) == 0
+    with Path("runs/recipe/version_1/metrics.csv").open() as file:
+        assert {row["epoch"] for row in csv.DictReader(file)} == {"2"}
+
+
+def test_print_config_gives_a_recipe(recipe, capsys):
+    assert main(["fit", "recipe.yaml", "--print_config"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["model"]["rollout"]["temperature"] == 1.0
+    assert printed["model"]["group_size"] == 4
+
+
+def test_help_explains_settings_and_components_from_their_docstrings(capsys):
+    assert main(["fit", "--help"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--model.group_size" in printed
+    assert "G, trajectories per question" in printed
+    assert "--model.policy.quantization" in printed
+    assert main(["fit", "--model.rewards.help", "ExactMatch"]) == 0
+    assert "weight" in capsys.readouterr().out
+    assert main(["fit", "--model.estimator.help", "TurnLevel"]) == 0
+    assert "Discount of later turn rewards" in " ".join(capsys.readouterr().out.split())
+
+
+def test_plugins_are_listed_with_distribution_version_hooks_and_components(capsys):
+    assert main(["plugins"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("two-turn", "(turnrl 0.1.0)", "turnrl_segmenters", "TwoTurn", "WikiSearch", "ExactMatch"):
+        assert word in printed
+
+
+def fails(capsys, arguments, code=2):
+    """Run a command that must fail, and give what it told the user, in one line."""
+    assert main(arguments) == code
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    (message,) = [line for line in captured.err.splitlines() if line.startswith("turnrl: ")]
+    return message
+
+
+def test_a_recipe_that_is_not_there(recipe, capsys):
+    message = fails(capsys, ["fit", "recipes.yaml"])
+    assert "no recipe at 'recipes.yaml'. Did you mean recipe.yaml?" in message
+    assert "needs a recipe" in fails(capsys, ["fit"])
+
+
+def test_a_recipe_that_is_not_yaml(recipe, capsys):
+    Path("bad.yaml").write_text("model: [1\ndata: }")
+    assert "recipe 'bad.yaml' is not YAML at line 2" in fails(capsys, ["fit", "bad.yaml"])
+    Path("list.yaml").write_text("- model\n")
+    assert "holds list, not a mapping" in fails(capsys, ["fit", "list.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("model.group_sise", 4, "unknown key 'model.group_sise'. Did you mean model.group_size?"),
+        ("trainer.max_epoch", 4, "unknown key 'trainer.max_epoch'. Did you mean trainer.max_epochs"),
+        ("modle", {}, "unknown key 'modle' in recipe 'recipe.yaml'. Did you mean model?"),
+        ("model.group_size", "many", "model.group_size: Expected a int. Got value: many"),
+        ("model.policy.quantization", "int3", "'nf4', 'none'"),
+        ("model.rollout.segmenter", "TwoTrun", "'TwoTrun', which is not installed. Did you mean TwoTurn?"),
+        ("model.rewards", ["ExactMach"], "'ExactMach', which is not installed. Did you mean ExactMatch?"),
+        ("model.rollout.tools", ["nowhere.Tool"], "'nowhere' cannot be imported"),
+        ("model.rollout.tools", ["worlds.Ecko"], "module 'worlds' has no 'Ecko'"),
+        (
+            "model.rewards",
+            [{"class_path": "ExactMatch", "init_args": {"wait": 1}}],
+            "model.rewards: unknown key 'wait'",
+        ),
+        ("model.group_size", 1, "group_size is 1, but TurnLevel compares"),
+        ("model.policy.model", "./none", "no model folder at './none'"),
+        ("data.train", "none.jsonl", "no file 'none.jsonl'"),
+        ("data.train", "trivia", "no data set 'trivia'. Did you mean 'triviaqa'"),
+        ("data.questions_per_iteration", 3, "3 questions x 4 = 12 trajectories per process"),
+        ("seed_everything", True, "seed_everything is true, which picks a seed at random"),
+    ],
+)
+def test_a_mistake_in_the_recipe_names_key_value_and_next_step(recipe, capsys, path, value, message):
+    node = recipe
+    *parents, leaf = path.split(".")
+    for parent in parents:
+        node = node[parent]
+    node[leaf] = value
+    save(recipe)
+    assert message in fails(capsys, ["fit", "recipe.yaml"])
+
+
+def test_a_mistake_on_the_command_line(recipe, capsys):
+    message = fails(capsys, ["fit", "recipe.yaml", "--model.estimator", "TurnLvel"])
+    assert "model.estimator names 'TurnLvel', which is not installed. Did you mean TurnLevel?" in message
+    assert "unknown key 'model.group_sise'" in fails(capsys, ["fit", "recipe.yaml", "--model.group_sise=3"])
+    assert "no checkpoint at 'none.ckpt'" in fails(capsys, ["fit", "recipe.yaml", "--ckpt_path", "none.ckpt"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "no usable question: it is empty"),
+        ([{"id": 1, "text": "Who?", "answers": ["x"]}], "has no field 'question'. It has: answers, id, text"),
+        ([{"id": 1, "question": "Who?", "answers": ["", "The"]}], "none of its 1 rows has a question and an answer"),
+    ],
+)
+def test_a_data_set_that_cannot_be_used(recipe, capsys, rows, message):
+    Path("q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert message in fails(capsys, ["fit", "recipe.yaml", "--data.train", "q.jsonl"])
+
+
+def test_a_chat_template_that_is_missing_or_forgets(recipe, capsys, tiny_model):
+    folder = shutil.copytree(tiny_model, "bare")
+    (Path(folder) / "chat_template.jinja").unlink()
+    assert "has no chat template" in fails(capsys, ["fit", "recipe.yaml", "--model.policy.model", "./bare"])
+    Path("forgetful.jinja").write_text(FORGETFUL)
+    message = fails(capsys, ["fit", "recipe.yaml", "--model.policy.chat_template", "forgetful.jinja"])
+    assert "is not prefix-preserving" in message
+
+
+def test_a_search_index_that_is_missing_or_of_another_version(recipe, capsys):
+    tool = {"class_path": "WikiSearch", "init_args": {"index": "nowhere"}}
+    recipe["model"]["rollout"]["tools"] = [tool]
+    save(recipe)
+    message = fails(capsys, ["fit", "recipe.yaml"], code=1)
+    assert "nowhere" in message
+    assert "turnrl index build" in message
+    Path("corpus.jsonl").write_text('{"id": "1", "title": "Paris", "text": "Paris is in France."}\n')
+    build = ["index", "build", "--source", "corpus.jsonl", "--backend", "embedded", "--index", "old"]
+    assert main(build) == 0
+    capsys.readouterr()
+    tool["init_args"]["index"] = "old"
+    save(recipe)
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    capsys.readouterr()
+    description = Path("old", "turnrl-index.json")
+    description.write_text(description.read_text().replace('"format": 1', '"format": 999'))
+    message = fails(capsys, ["fit", "recipe.yaml"], code=1)
+    assert "old" in message
+    assert "999" in message
+    assert "turnrl index build" in message
+
+
+def test_a_checkpoint_of_another_base_model(recipe, capsys, tiny_model):
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    shutil.copytree(tiny_model, "other")
+    capsys.readouterr()
+    checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
+    command = ["recipe.yaml", "--model.policy.model", "./other", "--ckpt_path", checkpoint]
+    for verb in ("fit", "eval"):
+        assert "the checkpoint is of a policy with model" in fails(capsys, [verb, *command])
+
+
+def test_a_file_that_is_no_checkpoint(recipe, capsys):
+    Path("notes.ckpt").write_text("not a checkpoint")
+    message = fails(capsys, ["fit", "recipe.yaml", "--ckpt_path", "notes.ckpt"])
+    assert "'notes.ckpt' is not a checkpoint" in message
+
+
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        ("Raises", "tool 'echo' (Raises) raised ZeroDivisionError"),
+        ("Hangs", "tool 'echo' (Hangs) did not answer"),
+        ("Floods", "tool 'echo' (Floods) returned a result of 10,000,000 characters"),
+    ],
+)
+def test_a_tool_that_breaks_stops_the_run(recipe, capsys, tool, message):
+    told = fails(capsys, ["fit", "recipe.yaml", "--model.rollout.tools", f"[worlds.{tool}]"], code=1)
+    assert message in told
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(recipe, capsys):
+    assert main(["fit", "recipe.yaml", "--model.learning_rate", "1e30"]) == 1
+    told = capsys.readouterr().err
+    assert "turnrl: TrainingError: " in told
+    assert "is nan" in told
+    assert "Traceback" not in told
+    assert "--ckpt_path runs/recipe/version_0/checkpoints/last.ckpt" in told
+    assert Path("runs/recipe/version_0/checkpoints/last.ckpt").is_file()
+
+
+def command(*arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "turnrl.cli", *arguments],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ctrl_c_stops_cleanly_and_the_run_goes_on_from_its_checkpoint(recipe):
+    running = command("fit", "recipe.yaml", "--trainer.max_epochs", "500")
+    lines = []
+    for line in running.stdout:
+        lines.append(line)
+        if line.startswith("iteration   2/"):
+            break
+    time.sleep(0.3)
+    running.send_signal(signal.SIGINT)
+    out, told = running.communicate(timeout=60)
+    assert running.returncode == 130, told
+    assert "Traceback" not in told
+    assert "--ckpt_path runs/recipe/version_0/checkpoints/last.ckpt" in told
+    done = sum(line.startswith("iteration") for line in [*lines, *out.splitlines()])
+    checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", str(done + 1), "--ckpt_path", checkpoint]) == 0
+    with Path("runs/recipe/version_1/metrics.csv").open() as file:
+        assert {int(row["epoch"]) for row in csv.DictReader(file)} == {done}
+
+
+def test_a_plugin_that_is_not_installed_is_named(tmp_path):
+    asked = command("plugins", TURNRL_LOAD_PLUGINS="two-turn,wikki")
+    _, told = asked.communicate(timeout=60)
+    assert asked.returncode == 2
+    assert "TURNRL_LOAD_PLUGINS asks for wikki" in told
+    assert "Traceback" not in told
+
+
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_every_recipe_parses_and_instantiates(path, tmp_path, monkeypatch):
+    """All components are made; the run itself is a dry one that stops before anything is loaded."""
+    import lightning as L
+
+    made = {}
+
+    def stop(self, model, *args, **kwargs):
+        made["model"] = model
+
+    monkeypatch.setattr(L.Trainer, "fit", stop)
+    monkeypatch.chdir(tmp_path)
+    # whatever accelerator the recipe asks for, this machine has a CPU
+    assert main(["fit", str(path), "--trainer.accelerator", "cpu"]) == 0
+    assert isinstance(made["model"], L.LightningModule)
+
+
+@pytest.mark.parametrize("base", ["quickstart", "triviaqa_qwen2.5_7b_qlora"])
+def test_the_twins_differ_from_their_recipe_in_the_estimator_alone(base):
+    original = yaml.safe_load((ROOT / "recipes" / f"{base}.yaml").read_text())
+    stem = "atlas" if base == "quickstart" else base
+    for twin, estimator in [("grpo_or", "OutcomeOnly"), ("grpo_mr", "Merged")]:
+        contents = yaml.safe_load((ROOT / "recipes" / f"{stem}_{twin}.yaml").read_text())
+        assert contents["model"].pop("estimator")["class_path"] == estimator
+        wanted = json.loads(json.dumps(original))
+        assert wanted["model"].pop("estimator")["class_path"] == "TurnLevel"
+        assert contents == wanted
+
+
+def test_importing_turnrl_is_fast_and_loads_no_torch():
+    code = (
+        "import sys, time; start = time.perf_counter(); import turnrl; took = time.perf_counter() - start; "
+        "assert 'torch' not in sys.modules, 'torch'; print(took)"
+    )
+    best = min(
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(5)
+    )
+    assert best < 0.2
