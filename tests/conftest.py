@@ -1,4 +1,5 @@
-"""Real small things: a random Qwen2 with a ChatML tokenizer, scripted engines, a tool that looks things up."""
+"""Real small things: a random Qwen2 with a ChatML tokenizer, scripted engines,
+a tool that looks things up."""
 
 from __future__ import annotations
 
@@ -13,18 +14,22 @@ import pytest
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 WORDS = (
-    "system user assistant <reasoning> </reasoning> <tool> </tool> <answer> </answer> <result> </result> "
-    '{"name": "look", "args": {"query": "Paris"}} What is the capital of France? I know. Paris London Rome'
+    "system user assistant <reasoning> </reasoning> <tool> </tool> <answer> </answer> "
+    "<result> </result> "
+    '{"name": "look", "args": {"query": "Paris"}} What is the capital of France? '
+    "I know. Paris London Rome"
 )
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random Qwen2 of some 100 k parameters (widths that 4-bit blocks divide) and a byte-level tokenizer with ChatML."""
+    """A folder with a random Qwen2 of some 100 k parameters (widths that 4-bit blocks divide) and a
+    byte-level tokenizer with ChatML."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -79,7 +84,8 @@ def tiny_policy(tiny_model: Path):
 
 
 def greedy_reference(policy, ids: Sequence[int], count: int) -> list[int]:
-    """Greedy tokens by the plainest means: a full forward pass over the whole history for each token."""
+    """Greedy tokens by the plainest means: a full forward pass over the whole history
+    for each token."""
     import torch
 
     history = list(ids)

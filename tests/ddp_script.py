@@ -8,7 +8,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from test_training import data, module  # noqa: E402
+from test_training import data, module
 
 
 def main(model: str, folder: str) -> None:

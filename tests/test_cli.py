@@ -68,11 +68,21 @@ def test_fit_leaves_metrics_recipe_checkpoint_transcripts_and_model(recipe, caps
 
 def test_the_saved_recipe_trains_the_same_again(recipe):
     assert main(["fit", "recipe.yaml"]) == 0
-    assert main(["fit", "runs/recipe/version_0/config.yaml", "--trainer.logger.init_args.name", "again"]) == 0
-    runs = [Path("runs", name, "version_0", "metrics.csv").read_text() for name in ("recipe", "again")]
+    assert (
+        main(
+            ["fit", "runs/recipe/version_0/config.yaml", "--trainer.logger.init_args.name", "again"]
+        )
+        == 0
+    )
+    runs = [
+        Path("runs", name, "version_0", "metrics.csv").read_text() for name in ("recipe", "again")
+    ]
     timed = ("rollout/seconds", "rollout/tokens_per_s")
     first, again = (
-        [{k: v for k, v in row.items() if k not in timed} for row in csv.DictReader(run.splitlines())]
+        [
+            {k: v for k, v in row.items() if k not in timed}
+            for row in csv.DictReader(run.splitlines())
+        ]
         for run in runs
     )
     assert first == again
@@ -121,7 +131,14 @@ def test_help_explains_settings_and_components_from_their_docstrings(capsys):
 def test_plugins_are_listed_with_distribution_version_hooks_and_components(capsys):
     assert main(["plugins"]) == 0
     printed = capsys.readouterr().out
-    for word in ("two-turn", "(turnrl 0.1.0)", "turnrl_segmenters", "TwoTurn", "WikiSearch", "ExactMatch"):
+    for word in (
+        "two-turn",
+        "(turnrl 0.1.0)",
+        "turnrl_segmenters",
+        "TwoTurn",
+        "WikiSearch",
+        "ExactMatch",
+    ):
         assert word in printed
 
 
@@ -151,12 +168,24 @@ def test_a_recipe_that_is_not_yaml(recipe, capsys):
     ("path", "value", "message"),
     [
         ("model.group_sise", 4, "unknown key 'model.group_sise'. Did you mean model.group_size?"),
-        ("trainer.max_epoch", 4, "unknown key 'trainer.max_epoch'. Did you mean trainer.max_epochs"),
+        (
+            "trainer.max_epoch",
+            4,
+            "unknown key 'trainer.max_epoch'. Did you mean trainer.max_epochs",
+        ),
         ("modle", {}, "unknown key 'modle' in recipe 'recipe.yaml'. Did you mean model?"),
         ("model.group_size", "many", "model.group_size: Expected a int. Got value: many"),
         ("model.policy.quantization", "int3", "'nf4', 'none'"),
-        ("model.rollout.segmenter", "TwoTrun", "'TwoTrun', which is not installed. Did you mean TwoTurn?"),
-        ("model.rewards", ["ExactMach"], "'ExactMach', which is not installed. Did you mean ExactMatch?"),
+        (
+            "model.rollout.segmenter",
+            "TwoTrun",
+            "'TwoTrun', which is not installed. Did you mean TwoTurn?",
+        ),
+        (
+            "model.rewards",
+            ["ExactMach"],
+            "'ExactMach', which is not installed. Did you mean ExactMatch?",
+        ),
         ("model.rollout.tools", ["nowhere.Tool"], "'nowhere' cannot be imported"),
         ("model.rollout.tools", ["worlds.Ecko"], "module 'worlds' has no 'Ecko'"),
         (
@@ -172,7 +201,9 @@ def test_a_recipe_that_is_not_yaml(recipe, capsys):
         ("seed_everything", True, "seed_everything is true, which picks a seed at random"),
     ],
 )
-def test_a_mistake_in_the_recipe_names_key_value_and_next_step(recipe, capsys, path, value, message):
+def test_a_mistake_in_the_recipe_names_key_value_and_next_step(
+    recipe, capsys, path, value, message
+):
     node = recipe
     *parents, leaf = path.split(".")
     for parent in parents:
@@ -184,17 +215,30 @@ def test_a_mistake_in_the_recipe_names_key_value_and_next_step(recipe, capsys, p
 
 def test_a_mistake_on_the_command_line(recipe, capsys):
     message = fails(capsys, ["fit", "recipe.yaml", "--model.estimator", "TurnLvel"])
-    assert "model.estimator names 'TurnLvel', which is not installed. Did you mean TurnLevel?" in message
-    assert "unknown key 'model.group_sise'" in fails(capsys, ["fit", "recipe.yaml", "--model.group_sise=3"])
-    assert "no checkpoint at 'none.ckpt'" in fails(capsys, ["fit", "recipe.yaml", "--ckpt_path", "none.ckpt"])
+    assert (
+        "model.estimator names 'TurnLvel', which is not installed. Did you mean TurnLevel?"
+        in message
+    )
+    assert "unknown key 'model.group_sise'" in fails(
+        capsys, ["fit", "recipe.yaml", "--model.group_sise=3"]
+    )
+    assert "no checkpoint at 'none.ckpt'" in fails(
+        capsys, ["fit", "recipe.yaml", "--ckpt_path", "none.ckpt"]
+    )
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([], "no usable question: it is empty"),
-        ([{"id": 1, "text": "Who?", "answers": ["x"]}], "has no field 'question'. It has: answers, id, text"),
-        ([{"id": 1, "question": "Who?", "answers": ["", "The"]}], "none of its 1 rows has a question and an answer"),
+        (
+            [{"id": 1, "text": "Who?", "answers": ["x"]}],
+            "has no field 'question'. It has: answers, id, text",
+        ),
+        (
+            [{"id": 1, "question": "Who?", "answers": ["", "The"]}],
+            "none of its 1 rows has a question and an answer",
+        ),
     ],
 )
 def test_a_data_set_that_cannot_be_used(recipe, capsys, rows, message):
@@ -205,9 +249,13 @@ def test_a_data_set_that_cannot_be_used(recipe, capsys, rows, message):
 def test_a_chat_template_that_is_missing_or_forgets(recipe, capsys, tiny_model):
     folder = shutil.copytree(tiny_model, "bare")
     (Path(folder) / "chat_template.jinja").unlink()
-    assert "has no chat template" in fails(capsys, ["fit", "recipe.yaml", "--model.policy.model", "./bare"])
+    assert "has no chat template" in fails(
+        capsys, ["fit", "recipe.yaml", "--model.policy.model", "./bare"]
+    )
     Path("forgetful.jinja").write_text(FORGETFUL)
-    message = fails(capsys, ["fit", "recipe.yaml", "--model.policy.chat_template", "forgetful.jinja"])
+    message = fails(
+        capsys, ["fit", "recipe.yaml", "--model.policy.chat_template", "forgetful.jinja"]
+    )
     assert "is not prefix-preserving" in message
 
 
@@ -218,8 +266,19 @@ def test_a_search_index_that_is_missing_or_of_another_version(recipe, capsys):
     message = fails(capsys, ["fit", "recipe.yaml"], code=1)
     assert "nowhere" in message
     assert "turnrl index build" in message
-    Path("corpus.jsonl").write_text('{"id": "1", "title": "Paris", "text": "Paris is in France."}\n')
-    build = ["index", "build", "--source", "corpus.jsonl", "--backend", "embedded", "--index", "old"]
+    Path("corpus.jsonl").write_text(
+        '{"id": "1", "title": "Paris", "text": "Paris is in France."}\n'
+    )
+    build = [
+        "index",
+        "build",
+        "--source",
+        "corpus.jsonl",
+        "--backend",
+        "embedded",
+        "--index",
+        "old",
+    ]
     assert main(build) == 0
     capsys.readouterr()
     tool["init_args"]["index"] = "old"
@@ -259,7 +318,9 @@ def test_a_file_that_is_no_checkpoint(recipe, capsys):
     ],
 )
 def test_a_tool_that_breaks_stops_the_run(recipe, capsys, tool, message):
-    told = fails(capsys, ["fit", "recipe.yaml", "--model.rollout.tools", f"[worlds.{tool}]"], code=1)
+    told = fails(
+        capsys, ["fit", "recipe.yaml", "--model.rollout.tools", f"[worlds.{tool}]"], code=1
+    )
     assert message in told
 
 
@@ -298,7 +359,12 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on_from_its_checkpoint(recipe):
     assert "--ckpt_path runs/recipe/version_0/checkpoints/last.ckpt" in told
     done = sum(line.startswith("iteration") for line in [*lines, *out.splitlines()])
     checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
-    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", str(done + 1), "--ckpt_path", checkpoint]) == 0
+    assert (
+        main(
+            ["fit", "recipe.yaml", "--trainer.max_epochs", str(done + 1), "--ckpt_path", checkpoint]
+        )
+        == 0
+    )
     with Path("runs/recipe/version_1/metrics.csv").open() as file:
         assert {int(row["epoch"]) for row in csv.DictReader(file)} == {done}
 
@@ -345,11 +411,16 @@ def test_the_twins_differ_from_their_recipe_in_the_estimator_alone(base):
 
 def test_importing_turnrl_is_fast_and_loads_no_torch():
     code = (
-        "import sys, time; start = time.perf_counter(); import turnrl; took = time.perf_counter() - start; "
+        "import sys, time; start = time.perf_counter(); import turnrl; "
+        "took = time.perf_counter() - start; "
         "assert 'torch' not in sys.modules, 'torch'; print(took)"
     )
     best = min(
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        float(
+            subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, check=True
+            ).stdout
+        )
         for _ in range(5)
     )
     assert best < 0.2

@@ -17,7 +17,8 @@ BOTH = list(itertools.product(["mean", "leave_one_out"], ["std", "none"]))
 
 
 def tensors(turn, outcome, lengths):
-    """Turn rewards given as one list per trajectory, of its own length, as padded (G, K) tensors."""
+    """Turn rewards given as one list per trajectory, of its own length, as padded
+    (G, K) tensors."""
     turns = max(lengths)
     rewards = torch.zeros(len(outcome), turns, dtype=torch.float64)
     reached = torch.zeros(len(outcome), turns, dtype=torch.bool)
@@ -186,9 +187,9 @@ def test_a_tiny_difference_stays_tiny_above_the_floor():
     assert float(standardize(values, everyone, min_std=0.1)[0]) == pytest.approx(-0.0952, abs=1e-4)
 
 
-# The toy: a policy says in each of up to 3 turns whether to go on. Every turn it takes has a reward that
-# depends on the turn and the choice, and so has the outcome. With so few trajectories, the expectation of
-# the policy gradient over all groups can be computed exactly.
+# The toy: a policy says in each of up to 3 turns whether to go on. Every turn it takes has a reward
+# that depends on the turn and the choice, and so has the outcome. With so few trajectories, the
+# expectation of the policy gradient over all groups can be computed exactly.
 LOGITS = torch.tensor([0.4, -0.3, 0.2], dtype=torch.float64)
 TURN_REWARD = [[0.3, -0.1], [0.9, 0.2], [0.5, -0.7]]
 OUTCOMES = {(0,): 0.1, (1, 0): 1.0, (1, 1, 0): -0.4, (1, 1, 1): 0.8}
@@ -275,7 +276,7 @@ def test_a_turn_number_beyond_the_advantages_is_an_error():
 
 
 def test_options_out_of_range_are_refused():
-    with pytest.raises(RecipeError, match="gamma is 1.5"):
+    with pytest.raises(RecipeError, match=r"gamma is 1\.5"):
         TurnLevel(gamma=1.5)
     with pytest.raises(RecipeError, match="min_std is 0"):
         OutcomeOnly(min_std=0)

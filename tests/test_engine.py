@@ -113,8 +113,8 @@ def test_samples_depend_on_their_seed_and_not_on_their_company(tiny_policy):
 
 
 def test_samples_follow_the_distribution_of_the_model(tiny_policy):
-    # frequencies of the first token over 4,000 draws against softmax(logits / T); the standard error of a
-    # frequency p is sqrt(p (1 - p) / 4000) <= 0.008, and 5 of them are allowed
+    # frequencies of the first token over 4,000 draws against softmax(logits / T); the standard
+    # error of a frequency p is sqrt(p (1 - p) / 4000) <= 0.008, and 5 of them are allowed
     temperature, draws = 2.0, 4000
     with torch.no_grad():
         logits = tiny_policy.load()(input_ids=torch.tensor([PROMPTS[1]])).logits[0, -1]

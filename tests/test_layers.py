@@ -24,7 +24,6 @@ EXCEPTIONS = {
     ("types", "errors"),  # QuestionSource.passages raises
     ("rollout", "engines"),  # the loop speaks the engines' protocol
     ("module", "callbacks"),  # the module brings its callbacks
-    ("experience", "module"),  # the loader refuses a module that cannot collect
 }
 CORE = ROOT / "turnrl"
 MODULES = [path for path in sorted(CORE.rglob("*.py")) if path != CORE / "__init__.py"]

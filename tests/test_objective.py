@@ -70,7 +70,8 @@ COUNTS = torch.tensor([4, 1, 7, 2])
 
 
 def step_loss(losses, aggregation, minibatches):
-    """What Lightning makes of a step: each minibatch's weighted sum, averaged over the minibatches."""
+    """What Lightning makes of a step: each minibatch's weighted sum,
+    averaged over the minibatches."""
     weights = loss_weights(COUNTS, aggregation, minibatches, constant_tokens=10)
     sums = [float(w * sum(row)) for w, row in zip(weights, losses, strict=True)]
     size = len(sums) // minibatches

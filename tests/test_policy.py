@@ -12,7 +12,7 @@ from test_training import data, last, module, rows, trainer
 from transformers import AutoModelForCausalLM
 
 import turnrl.policy
-from turnrl import Lora, MTGRPO, Policy, RecipeError
+from turnrl import MTGRPO, Lora, Policy, RecipeError
 
 IDS = torch.tensor([[5, 9, 33, 71, 120, 8, 17, 41], [44, 2, 301, 7, 7, 0, 0, 0]])
 REAL = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
@@ -133,7 +133,10 @@ def test_a_folder_inside_an_installed_package_is_a_model(monkeypatch, tiny_model
         ({"model": "/no/such/folder"}, "no model folder at '/no/such/folder'"),
         ({"model": "package://no_such_package/x"}, "no package 'no_such_package'"),
         ({"model": "package://turnrl/x"}, "no folder 'x' in package 'turnrl'"),
-        ({"model": ".", "chat_template": "none.jinja"}, "no file at policy.chat_template 'none.jinja'"),
+        (
+            {"model": ".", "chat_template": "none.jinja"},
+            "no file at policy.chat_template 'none.jinja'",
+        ),
     ],
 )
 def test_a_model_that_is_not_there_is_named(tiny_model, tmp_path, monkeypatch, arguments, message):
@@ -150,16 +153,16 @@ def test_a_folder_without_a_model_is_named(tmp_path):
 def test_a_tokenizer_without_a_chat_template_is_refused(tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "bare")
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(RecipeError, match="has no chat template. Set policy.chat_template"):
+    with pytest.raises(RecipeError, match=r"has no chat template\. Set policy\.chat_template"):
         _ = Policy(str(folder)).tokenizer
 
 
 def test_settings_that_cannot_be_are_refused(tiny_model):
-    with pytest.raises(RecipeError, match="quantization is 'nf4'.*Add policy.lora"):
+    with pytest.raises(RecipeError, match=r"quantization is 'nf4'.*Add policy\.lora"):
         Policy(str(tiny_model), quantization="nf4")
-    with pytest.raises(RecipeError, match="dtype is 'bfloat16' without policy.lora"):
+    with pytest.raises(RecipeError, match=r"dtype is 'bfloat16' without policy\.lora"):
         Policy(str(tiny_model), dtype="bfloat16")
-    with pytest.raises(RecipeError, match="policy.lora does not fit"):
+    with pytest.raises(RecipeError, match=r"policy\.lora does not fit"):
         Policy(str(tiny_model), lora=Lora(target_modules=["no_such_layer"])).load()
 
 
@@ -168,9 +171,13 @@ def test_a_model_that_changes_logits_after_its_head_is_refused(tiny_model, tmp_p
 
     folder = shutil.copytree(tiny_model, tmp_path / "scaled")
     config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "logits_scaling": 8.0}
+    config |= {
+        "model_type": "granite",
+        "architectures": ["GraniteForCausalLM"],
+        "logits_scaling": 8.0,
+    }
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RecipeError, match="GraniteForCausalLM.*changes logits after its head"):
+    with pytest.raises(RecipeError, match=r"GraniteForCausalLM.*changes logits after its head"):
         Policy(str(folder)).load()
 
 

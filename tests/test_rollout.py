@@ -1,4 +1,5 @@
-"""The agent loop on scripted engines: what is appended, who is asked, and whose fault a failure is."""
+"""The agent loop on scripted engines: what is appended, who is asked,
+and whose fault a failure is."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ class Brackets(Segmenter):
 class Look(Tool):
     name = "look"
     description = "Looks things up."
-    parameters = {  # noqa: RUF012
+    parameters = {
         "type": "object",
         "properties": {"query": {"type": "string"}},
         "required": ["query"],
@@ -142,7 +143,8 @@ def test_a_trajectory_is_exactly_what_was_sampled_and_appended(chat):
     decoded = chat._tokenizer.decode(trajectory.token_ids)
     assert decoded == (
         "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-        '[look {"query": "Paris"}]<|im_end|>\n<|im_start|>user\n<result>about Paris</result><|im_end|>\n'
+        '[look {"query": "Paris"}]<|im_end|>\n<|im_start|>user\n'
+        "<result>about Paris</result><|im_end|>\n"
         "<|im_start|>assistant\n=Paris"
     )
     # turn numbers stand on sampled tokens and nowhere else
@@ -272,7 +274,7 @@ def test_a_trajectory_stops_when_it_runs_out_of_tokens(chat):
 
 
 def test_a_prompt_that_leaves_no_room_names_the_question(chat):
-    with pytest.raises(DataError, match="question 'q1' makes a prompt of .* tokens"):
+    with pytest.raises(DataError, match=r"question 'q1' makes a prompt of .* tokens"):
         collect(Rollout(Brackets(), [], max_tokens=8), chat, say("=x"))
 
 
@@ -303,7 +305,8 @@ def test_tool_text_cannot_close_its_tag_or_speak_as_the_user(chat):
         chat._tokenizer.convert_tokens_to_ids(t)
         for t in ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
     }
-    # <|im_end|> of the assistant, <|im_start|> user, <|im_end|>, <|im_start|> assistant: markup, no more
+    # <|im_end|> of the assistant, <|im_start|> user, <|im_end|>, <|im_start|> assistant:
+    # markup, no more
     assert sum(i in control for i in turn.observation_ids) == 4
     assert "fact" in turn.results[0].content
 
@@ -354,7 +357,8 @@ class Async(Look):
     [
         (
             Raises(),
-            r"tool 'look' \(Raises\) raised KeyError: 'no such page' on 2 calls.*query.*Mend the tool",
+            r"tool 'look' \(Raises\) raised KeyError: 'no such page' on 2 calls"
+            r".*query.*Mend the tool",
         ),
         (
             Hangs(timeout_s=0.1),
@@ -406,7 +410,8 @@ def test_every_turn_of_every_trajectory_has_a_random_stream_of_its_own(chat):
 
 FORGETFUL = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'].split('</think>')[-1] if not loop.last else message['content'] }}<|im_end|>\n"
+    "{{ message['content'].split('</think>')[-1] if not loop.last else message['content'] }}"
+    "<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -414,7 +419,7 @@ FORGETFUL = (
 def test_a_template_that_forgets_is_refused(tiny_model, tmp_path):
     (tmp_path / "template.jinja").write_text(FORGETFUL)
     policy = Policy(str(tiny_model), chat_template=str(tmp_path / "template.jinja"))
-    with pytest.raises(RecipeError, match="not prefix-preserving.*policy.chat_template"):
+    with pytest.raises(RecipeError, match=r"not prefix-preserving.*policy\.chat_template"):
         ChatFormat(policy.tokenizer)
 
 
@@ -435,7 +440,7 @@ def test_a_template_that_refuses_a_role_says_so(tiny_model, tmp_path):
 
 
 class NoSchema(Look):
-    parameters = {"type": "objekt"}  # noqa: RUF012
+    parameters = {"type": "objekt"}
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import time
 
 from turnrl import (
     OutcomeReward,
-    QuestionSource,
     Question,
+    QuestionSource,
     Reading,
     Segmenter,
     Tool,

@@ -1,7 +1,8 @@
-"""turnrl: train language-model agents that use tools over several turns, with credit given turn by turn.
+"""turnrl: train language-model agents that use tools over several turns,
+with credit given turn by turn.
 
-The names below are the public interface. The ground types and the plugin contract are imported at once;
-whatever needs torch is imported when it is first used, so that `import turnrl` stays fast.
+The names below are the public interface. The ground types and the plugin contract are imported at
+once; whatever needs torch is imported when it is first used, so that `import turnrl` stays fast.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ _LAZY = {
 __version__ = "0.1.0"
 
 __all__ = [
+    "MTGRPO",
     "AdvantageEstimator",
     "CheckpointError",
     "ClippedSurrogate",
@@ -77,7 +79,6 @@ __all__ = [
     "DataError",
     "Group",
     "Lora",
-    "MTGRPO",
     "Merged",
     "Message",
     "OutcomeOnly",

@@ -98,7 +98,7 @@ class LastCheckpoint(Checkpoint):
         folder = Path(trainer.log_dir or trainer.default_root_dir, "checkpoints")
         self._path = folder / "last.ckpt"
         written = folder / "last.ckpt.new"
-        trainer.save_checkpoint(written)
+        trainer.save_checkpoint(written, weights_only=False)
         if trainer.is_global_zero:
             written.replace(self._path)
 

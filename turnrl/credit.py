@@ -1,16 +1,16 @@
 """Credit: from the rewards of a group to one advantage per turn. Pure functions on tensors.
 
-For one question, G trajectories; trajectory i takes K_i turns, earns turn rewards r_{i,k} and an outcome
-reward R_i. With z(x) = (x - baseline) / max(std, min_std) over a stated set:
+For one question, G trajectories; trajectory i takes K_i turns, earns turn rewards r_{i,k} and an
+outcome reward R_i. With z(x) = (x - baseline) / max(std, min_std) over a stated set:
 
     OutcomeOnly  GRPO-OR   A_{i,k} = z(R)_i
     Merged       GRPO-MR   A_{i,k} = z(R + sum_k r_{.,k})_i
     TurnLevel    MT-GRPO   A_{i,k} = outcome_coef z(R)_i + turn_coef z_{j reached k}(rho_{.,k})_i
                            rho_{i,k} = sum_{l >= k} gamma^(l-k) r_{i,l}
 
-Source: Zeng et al., "Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Credit Assignment",
-arXiv 2505.11821, whose two-turn agent has A_{i,1} = z(r)_i + z(R)_i and A_{i,2} = z(R)_i: exactly
-`TurnLevel` where only the first turn is rewarded.
+Source: Zeng et al., "Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Credit
+Assignment", arXiv 2505.11821, whose two-turn agent has A_{i,1} = z(r)_i + z(R)_i and
+A_{i,2} = z(R)_i: exactly `TurnLevel` where only the first turn is rewarded.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ def standardize(
     Args:
         values: (G, K).
         members: (G, K), bool, which values belong to the set.
-        baseline: Subtract the set's mean, or for each member the mean of the others (unbiased). A member
-            that is alone has a leave-one-out baseline of 0: leaving it out would bias the gradient.
-        scale: Divide by the set's unbiased standard deviation, or not at all. A member that is alone has
-            no deviation to be measured by, so with "std" its value is 0.
+        baseline: Subtract the set's mean, or for each member the mean of the others (unbiased). A
+            member that is alone has a leave-one-out baseline of 0: leaving it out would bias the
+            gradient.
+        scale: Divide by the set's unbiased standard deviation, or not at all. A member that is
+            alone has no deviation to be measured by, so with "std" its value is 0.
         min_std: Floor of the standard deviation, in units of reward.
     Returns:
         (G, K), zero outside the set.
@@ -72,11 +73,14 @@ class _GroupRelative(AdvantageEstimator):
 
     def __init__(self, baseline: Baseline, scale: Scale, min_std: float) -> None:
         if min_std <= 0:
-            raise RecipeError(f"min_std is {min_std}, but must be above 0; 1e-4 is next to no floor")
+            raise RecipeError(
+                f"min_std is {min_std}, but must be above 0; 1e-4 is next to no floor"
+            )
         self.baseline = baseline
         self.scale = scale
         self.min_std = min_std
-        # one trajectory has no mean to differ from and no deviation; unscaled leave-one-out is plain REINFORCE
+        # one trajectory has no mean to differ from and no deviation;
+        # unscaled leave-one-out is plain REINFORCE
         self.min_group_size = 1 if baseline == "leave_one_out" and scale == "none" else 2
 
     def _z(self, values: Tensor, members: Tensor) -> Tensor:
@@ -137,9 +141,9 @@ class TurnLevel(_GroupRelative):
     A_{i,k} = outcome_coef z(R)_i + turn_coef z_{j reached k}(rho_{.,k})_i, with the return-to-go
     rho_{i,k} = sum_{l >= k} gamma^(l-k) r_{i,l}.
 
-    The paper (arXiv 2505.11821) states it for two turns, of which the first is rewarded; this extends it
-    to K turns so that it stays unbiased when the policy chooses how many turns to take. A trajectory
-    that makes no tool call is judged by the same formula as one that does.
+    The paper (arXiv 2505.11821) states it for two turns, of which the first is rewarded; this
+    extends it to K turns so that it stays unbiased when the policy chooses how many turns to take.
+    A trajectory that makes no tool call is judged by the same formula as one that does.
 
     Args:
         outcome_coef: Weight of the outcome's advantage.

@@ -1,9 +1,9 @@
 """What can go wrong, by whose hand.
 
-The policy's own mistakes (bad JSON, an unknown tool, no answer) are data and never an exception: see
-`ToolResult.ok` and `Reading.format_error`. Everything here is a mistake of the recipe, of a package, or
-of the world. A message names the thing, the value and the next step; the command line prints the
-message alone, without a traceback, and exits with `exit_code`.
+The policy's own mistakes (bad JSON, an unknown tool, no answer) are data and never an exception:
+see `ToolResult.ok` and `Reading.format_error`. Everything here is a mistake of the recipe, of a
+package, or of the world. A message names the thing, the value and the next step; the command line
+prints the message alone, without a traceback, and exits with `exit_code`.
 """
 
 
@@ -40,8 +40,8 @@ class CheckpointError(TurnRLError, ValueError):
 class ToolError(TurnRLError, RuntimeError):
     """A tool's world is broken: a server is down, an index is missing, a call hangs.
 
-    It stops the run with the last good checkpoint. It is never shown to the policy, so nothing that an
-    outage produced is rewarded or trained on.
+    It stops the run with the last good checkpoint. It is never shown to the policy, so nothing that
+    an outage produced is rewarded or trained on.
     """
 
 

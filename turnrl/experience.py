@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -212,14 +212,15 @@ class ExperienceLoader:
     """
 
     def __init__(self, data: QuestionData, trainer: L.Trainer) -> None:
-        from turnrl.module import MTGRPO
-
         module = trainer.lightning_module
-        if not isinstance(module, MTGRPO):
-            raise RecipeError(f"QuestionData trains MTGRPO modules, not {type(module).__name__}")
+        if not hasattr(module, "collect"):
+            raise RecipeError(
+                f"QuestionData needs a module that collects experience, such as MTGRPO, and "
+                f"{type(module).__name__} does not. Set model to MTGRPO, or data to what it trains on."
+            )
         self._data = data
         self._trainer = trainer
-        self._module: MTGRPO = module
+        self._module = cast("MTGRPO", module)
         per_rank = data.questions_per_iteration // trainer.world_size
         self._trajectories = per_rank * module.group_size
         self._minibatch = min(module.minibatch_size, self._trajectories)
@@ -312,7 +313,8 @@ def rollout_metrics(groups: Sequence[Group], advantages: Sequence[Tensor], secon
         "rollout/tokens": fmean(len(t.token_ids) for t in trajectories),
         "rollout/sampled_tokens": sampled / len(trajectories),
         "rollout/truncated": fmean(t.stop == "length" for t in trajectories),
-        "rollout/degenerate_groups": fmean(not bool(a.any()) for a in advantages),
+        # rounding leaves 1e-8 where rewards are equal
+        "rollout/degenerate_groups": fmean(float(a.abs().max()) < 1e-6 for a in advantages),
         "rollout/tokens_per_s": sampled / max(seconds, 1e-9),
         "rollout/seconds": seconds,
     }

@@ -1,4 +1,5 @@
-"""The objective: a clipped surrogate on per-token advantages. It knows tokens only, not turns or groups.
+"""The objective: a clipped surrogate on per-token advantages.
+It knows tokens only, not turns or groups.
 
 For a sampled token with log-probability l (now), l_old (when sampled) and advantage A,
 
@@ -6,9 +7,9 @@ For a sampled token with log-probability l (now), l_old (when sampled) and advan
     loss  = -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) + kl_coef k3(l_ref - l)
     k3(d) = exp(d) - d - 1
 
-PPO (arXiv 1707.06347, eq. 7), with separate bounds as in DAPO (arXiv 2503.14476), and the non-negative,
-unbiased KL estimate of GRPO (arXiv 2402.03300, eq. 4). Each token's loss is multiplied by a weight that
-`loss_weights` gives it, and summed.
+PPO (arXiv 1707.06347, eq. 7), with separate bounds as in DAPO (arXiv 2503.14476), and the
+non-negative, unbiased KL estimate of GRPO (arXiv 2402.03300, eq. 4). Each token's loss is
+multiplied by a weight that `loss_weights` gives it, and summed.
 """
 
 from __future__ import annotations
@@ -44,10 +45,12 @@ class ClippedSurrogate:
     Args:
         clip_low: The ratio is not rewarded for falling below 1 - clip_low.
         clip_high: The ratio is not rewarded for rising above 1 + clip_high.
-        kl_coef: Weight of the KL penalty to the policy with its adapter switched off; needs LoRA if above 0.
-        aggregation: `token` weighs all sampled tokens of an optimiser step alike; `trajectory` first takes the
-            mean of each trajectory, as the paper does; `constant` divides each trajectory's sum by
-            `constant_tokens`, so that long and short trajectories have no bias (arXiv 2503.20783).
+        kl_coef: Weight of the KL penalty to the policy with its adapter switched off; needs LoRA if
+            above 0.
+        aggregation: `token` weighs all sampled tokens of an optimiser step alike; `trajectory`
+            first takes the mean of each trajectory, as the paper does; `constant` divides each
+            trajectory's sum by `constant_tokens`, so that long and short trajectories have no bias
+            (arXiv 2503.20783).
         constant_tokens: The divisor of `constant`.
     """
 
@@ -61,7 +64,8 @@ class ClippedSurrogate:
     ) -> None:
         if not 0 < clip_low < 1 or clip_high <= 0:
             raise RecipeError(
-                f"clip_low is {clip_low} and clip_high {clip_high}; clip_low lies between 0 and 1, clip_high above 0"
+                f"clip_low is {clip_low} and clip_high {clip_high}; "
+                "clip_low lies between 0 and 1, clip_high above 0"
             )
         if kl_coef < 0:
             raise RecipeError(f"kl_coef is {kl_coef}; it must be 0 (no penalty) or above")
@@ -108,7 +112,8 @@ class ClippedSurrogate:
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """exp(d) - d - 1 with d = l_ref - l: an unbiased, non-negative estimate of KL(policy || reference)."""
+    """exp(d) - d - 1 with d = l_ref - l: an unbiased, non-negative estimate of
+    KL(policy || reference)."""
     d = ref_logprobs - logprobs
     return d.exp() - d - 1
 
@@ -123,15 +128,16 @@ def loss_weights(
     """The weight of each sampled token of each trajectory of one optimiser step.
 
     Lightning averages the step's accumulated minibatches, and ranks. The weights are such that this
-    average comes out as the stated mean over the *whole* step: with minibatches of unequal length, the
-    average of their means would not.
+    average comes out as the stated mean over the *whole* step: with minibatches of unequal length,
+    the average of their means would not.
 
     Args:
         token_counts: (B,), sampled tokens of each of the step's trajectories on this rank.
         aggregation: See `ClippedSurrogate`.
         minibatches: How many backward passes the step accumulates on this rank.
         constant_tokens: The divisor of `constant`.
-        tokens_per_rank: The step's sampled tokens, averaged over ranks; `token_counts.sum()` if alone.
+        tokens_per_rank: The step's sampled tokens, averaged over ranks; `token_counts.sum()` if
+            alone.
     Returns:
         (B,), weight of each token of each trajectory.
     """

@@ -1,8 +1,8 @@
 """Rules about text that rewards, metrics and rollouts share: answer matching and neutralising.
 
-Answer normalisation is SQuAD's (Rajpurkar et al. 2016, arXiv 1606.05250, evaluation script): lower case,
-no punctuation, no articles, single spaces. Unlike it, a text that normalises to nothing matches nothing,
-so neither an empty answer nor a gold answer such as "The" can be hit by accident.
+Answer normalisation is SQuAD's (Rajpurkar et al. 2016, arXiv 1606.05250, evaluation script): lower
+case, no punctuation, no articles, single spaces. Unlike it, a text that normalises to nothing
+matches nothing, so neither an empty answer nor a gold answer such as "The" can be hit by accident.
 """
 
 from __future__ import annotations

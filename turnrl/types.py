@@ -6,9 +6,10 @@
     Scores        the turn rewards and the outcome reward of a trajectory
     Group         the trajectories of one question, which are compared with each other
 
-A segmenter (`Segmenter`) says what a turn is, a `Tool` acts, `TurnReward` and `OutcomeReward` score, an
-`AdvantageEstimator` turns scores into credit, a `QuestionSource` supplies questions. Those are what a
-plugin extends. Everything here is standard library only, so `import turnrl` stays cheap.
+A segmenter (`Segmenter`) says what a turn is, a `Tool` acts, `TurnReward` and `OutcomeReward`
+score, an `AdvantageEstimator` turns scores into credit, a `QuestionSource` supplies questions.
+Those are what a plugin extends. Everything here is standard library only, so `import turnrl`
+stays cheap.
 
 Axes, wherever tensors appear: B batch, G group, K turn, T token.
 """
@@ -70,8 +71,8 @@ class ToolCall:
     Args:
         name: The tool's name as the policy wrote it; empty if the call could not be read.
         arguments: Arguments by name.
-        error: Why the call could not be read (bad JSON, say). Such a call is never run: the policy reads
-            the error as its result.
+        error: Why the call could not be read (bad JSON, say). Such a call is never run: the policy
+            reads the error as its result.
     """
 
     name: str
@@ -86,8 +87,10 @@ class ToolResult:
     Args:
         content: Text for the policy to read. It is untrusted: control tokens and tags in it are
             neutralised before the policy sees it.
-        ok: False if the call failed through the policy's own mistake, which it then reads in `content`.
-        metadata: Anything a reward or a report may want (passage ids, scores). The policy never sees it.
+        ok: False if the call failed through the policy's own mistake, which it then reads in
+            `content`.
+        metadata: Anything a reward or a report may want (passage ids, scores). The policy never
+            sees it.
     """
 
     content: str
@@ -133,7 +136,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The prompt and all turns of one attempt at a question, exactly as the policy produced and read them.
+    """The prompt and all turns of one attempt at a question,
+    exactly as the policy produced and read them.
 
     Args:
         question: The question attempted.
@@ -181,7 +185,8 @@ class Trajectory:
 
     @cached_property
     def logprobs(self) -> tuple[float, ...]:
-        """The sampler's log-probability of each of the T tokens where it was sampled, 0 elsewhere."""
+        """The sampler's log-probability of each of the T tokens where it was sampled,
+        0 elsewhere."""
         values = [0.0] * len(self.prompt_ids)
         for turn in self.turns:
             values += turn.logprobs
@@ -229,11 +234,13 @@ class Tool(ABC):
     timeout_s: float = 60.0
 
     @abstractmethod
-    def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult] | Awaitable[Sequence[ToolResult]]:
+    def run(
+        self, calls: Sequence[ToolCall]
+    ) -> Sequence[ToolResult] | Awaitable[Sequence[ToolResult]]:
         """Answer a batch of valid calls, in order.
 
-        A plain method runs in a worker thread, several at once; an `async def` runs on the event loop.
-        Calls that arrive within a few milliseconds of each other come as one batch.
+        A plain method runs in a worker thread, several at once; an `async def` runs on the event
+        loop. Calls that arrive within a few milliseconds of each other come as one batch.
 
         Args:
             calls: Calls whose name and arguments have been checked.
@@ -243,7 +250,7 @@ class Tool(ABC):
             ToolError: If the world is broken. The run stops; the policy never sees it.
         """
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - optional: most tools need no check
         """Verify that the tool can work (server up, index there). Runs before any model is loaded.
 
         Raises:
@@ -252,7 +259,8 @@ class Tool(ABC):
 
 
 class Segmenter(ABC):
-    """Says what a turn is: how the task is put, where a turn stops, what it means, how results are shown.
+    """Says what a turn is: how the task is put, where a turn stops, what it means,
+    how results are shown.
 
     Attributes:
         max_turns: K, the most turns a trajectory may take; at least 1.
@@ -287,7 +295,7 @@ class Segmenter(ABC):
         """
 
 
-class Reward(ABC):
+class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
     """A component of the reward. Extend `TurnReward` or `OutcomeReward`, not this."""
 
     name: ClassVar[str] = ""

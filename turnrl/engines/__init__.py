@@ -1,7 +1,7 @@
 """Token engines: what turns token ids into more token ids.
 
-An engine opens a session per trajectory. A session remembers everything appended and sampled so far, so
-the history is never rendered or tokenised twice.
+An engine opens a session per trajectory. A session remembers everything appended and sampled so
+far, so the history is never rendered or tokenised twice.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Sampling:
     Args:
         max_tokens: The most tokens to sample; at least 1.
         temperature: Logits are divided by it; 0 takes the likeliest token.
-        seed: Random stream of this turn. The same seed and history give the same tokens, whatever else
-            is in the batch.
+        seed: Random stream of this turn. The same seed and history give the same tokens, whatever
+            else is in the batch.
         stop: Strings that end the turn when the sampled text contains one.
         end_ids: Token ids that end the turn.
     """
@@ -53,7 +53,8 @@ class Session(Protocol):
         """Append `new_ids` after everything so far, then sample."""
 
     def fork(self) -> Session:
-        """A new session that shares everything so far: a group at its prompt, a branch at a turn."""
+        """A new session that shares everything so far: a group at its prompt,
+        a branch at a turn."""
 
     def close(self) -> None:
         """Free what the session holds. Closing twice is harmless."""
