@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from turnrl.module import MTGRPO
 
 
+def _is_trial(trainer: L.Trainer) -> bool:
+    """Whether this is a `fast_dev_run`, which leaves nothing behind."""
+    return bool(getattr(trainer, "fast_dev_run", False))
+
+
 class InitialValidation(L.Callback):
     """Score the untrained policy, so that a run's metrics begin with what it began with.
 
@@ -25,7 +30,7 @@ class InitialValidation(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         loop = trainer.fit_loop.epoch_loop.val_loop
-        if trainer.global_step > 0 or not trainer.enable_validation or trainer.fast_dev_run:
+        if trainer.global_step > 0 or not trainer.enable_validation or _is_trial(trainer):
             return
         stage = trainer.state.stage
         trainer.state.stage = RunningStage.VALIDATING
@@ -93,7 +98,7 @@ class LastCheckpoint(Checkpoint):
         self._save(trainer)
 
     def _save(self, trainer: L.Trainer) -> None:
-        if trainer.fast_dev_run:
+        if _is_trial(trainer):
             return
         folder = Path(trainer.log_dir or trainer.default_root_dir, "checkpoints")
         self._path = folder / "last.ckpt"
@@ -119,7 +124,7 @@ class Export(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         folder = trainer.log_dir  # a collective call: every process has to make it
-        if trainer.is_global_zero and folder and not trainer.fast_dev_run:
+        if trainer.is_global_zero and folder and not _is_trial(trainer):
             module = cast("MTGRPO", pl_module)
             name = "model" if module.policy.lora is None else "adapter"
             module.export(Path(folder, name))

@@ -403,8 +403,8 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
     }
     try:
         TurnRLCLI(
-            chosen("model", MTGRPO),  # type: ignore[arg-type]
-            chosen("data", QuestionData),  # type: ignore[arg-type]
+            chosen("model", MTGRPO),
+            chosen("data", QuestionData),
             trainer_class=Trainer,
             trainer_defaults=defaults,
             save_config_callback=SaveConfigCallback,

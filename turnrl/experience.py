@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
@@ -81,11 +82,11 @@ def score(trajectory: Trajectory, rewards: Sequence[Reward]) -> Scores:
         total = 0.0
         if isinstance(reward, TurnReward):
             for k in range(len(turn)):
-                value = _checked(reward, trajectory, lambda r=reward, k=k: r.score(trajectory, k))
+                value = _checked(reward, trajectory, partial(reward.score, trajectory, k))
                 turn[k] += value
                 total += value
         elif isinstance(reward, OutcomeReward):
-            total = _checked(reward, trajectory, lambda r=reward: r.score(trajectory))
+            total = _checked(reward, trajectory, partial(reward.score, trajectory))
             outcome += total
         components[name] = components.get(name, 0.0) + total
     return Scores(tuple(turn), outcome, components)
@@ -220,14 +221,14 @@ class ExperienceLoader:
             )
         self._data = data
         self._trainer = trainer
-        self._module = cast("MTGRPO", module)
+        self._module: MTGRPO = cast("MTGRPO", module)
         per_rank = data.questions_per_iteration // trainer.world_size
-        self._trajectories = per_rank * module.group_size
-        self._minibatch = min(module.minibatch_size, self._trajectories)
-        self._updates = module.updates_per_iteration
+        self._trajectories = per_rank * self._module.group_size
+        self._minibatch = min(self._module.minibatch_size, self._trajectories)
+        self._updates = self._module.updates_per_iteration
         if self._trajectories % self._minibatch:
             raise RecipeError(
-                f"an iteration collects {per_rank} questions x {module.group_size} = {self._trajectories} trajectories "
+                f"an iteration collects {per_rank} questions x {self._module.group_size} = {self._trajectories} trajectories "
                 f"per process, which minibatch_size {self._minibatch} does not divide. Change one of the three."
             )
         window = trainer.accumulate_grad_batches

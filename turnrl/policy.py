@@ -242,7 +242,8 @@ class Policy(nn.Module):
     def _base(self) -> Any:
         """The transformers model itself, inside the adapter if there is one."""
         assert self.network is not None, "Policy.load() comes first"
-        return self.network.get_base_model() if self.lora is not None else self.network
+        network = cast(Any, self.network)
+        return network.get_base_model() if self.lora is not None else network
 
     @torch.no_grad()
     def _check_head(self) -> None:

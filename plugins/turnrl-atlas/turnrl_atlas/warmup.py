@@ -362,7 +362,7 @@ def build_tokenizer(vocabulary: int = 1024) -> PreTrainedTokenizerFast:
     )
     core.train_from_iterator(_corpus(), trainer)
     core.add_tokens(tags)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token=_END,
         pad_token=_PAD,
