@@ -1,4 +1,6 @@
-"""Callbacks that belong to every run: where it started from, what to read, and what it leaves behind."""
+"""Callbacks that belong to every run: where it started from, what to read, and what it leaves
+behind.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ def _is_trial(trainer: L.Trainer) -> bool:
 class InitialValidation(L.Callback):
     """Score the untrained policy, so that a run's metrics begin with what it began with.
 
-    Lightning's sanity check runs a few batches and logs nothing; this is the whole validation, logged at
-    step 0. A resumed run is past that.
+    Lightning's sanity check runs a few batches and logs nothing; this is the whole validation,
+    logged at step 0. A resumed run is past that.
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -40,7 +42,9 @@ class InitialValidation(L.Callback):
 
 
 class IterationLines(ProgressBar):
-    """Progress where there is no terminal to redraw: a line per iteration, which is also a log to keep."""
+    """Progress where there is no terminal to redraw: a line per iteration, which is also a log to
+    keep.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +66,9 @@ class IterationLines(ProgressBar):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._enabled:
             total = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
-            self._print(trainer, f"iteration {trainer.current_epoch + 1:>3}{total}", ("val/", "train/"))
+            self._print(
+                trainer, f"iteration {trainer.current_epoch + 1:>3}{total}", ("val/", "train/")
+            )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._enabled and trainer.state.fn == "fit" and trainer.global_step == 0:
@@ -83,8 +89,8 @@ class IterationLines(ProgressBar):
 class LastCheckpoint(Checkpoint):
     """Keep `checkpoints/last.ckpt`, written before the first iteration and after each one.
 
-    It always lies at an iteration's boundary, so a resumed run goes on exactly as if it had not stopped.
-    A new file replaces the old one when it is complete, so there is always a good one.
+    It always lies at an iteration's boundary, so a resumed run goes on exactly as if it had not
+    stopped. A new file replaces the old one when it is complete, so there is always a good one.
     """
 
     def __init__(self) -> None:
@@ -110,7 +116,9 @@ class LastCheckpoint(Checkpoint):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Say how to go on. Nothing is saved here: weights of mid-iteration would not resume exactly."""
+        """Say how to go on. Nothing is saved here: weights of mid-iteration would not resume
+        exactly.
+        """
         if trainer.is_global_zero and self._path is not None and self._path.is_file():
             print(
                 "\nThe last finished iteration is kept. To go on from it, repeat the command with\n"
@@ -131,7 +139,7 @@ class Export(L.Callback):
 
 
 class Transcripts(L.Callback):
-    """Write some trajectories of each iteration to be read by people: who said what, and which credit it got.
+    """Write trajectories of each iteration to be read: who said what, and which credit it got.
 
     Args:
         count: Trajectories per iteration, from as many questions; 0 for none.
@@ -167,7 +175,10 @@ def transcript(experience: Experience, count: int) -> str:
             f"outcome    {scores.outcome:.3f}   ended by {trajectory.stop}",
         ]
         for k, turn in enumerate(trajectory.turns):
-            lines.append(f"-- turn {k}   reward {scores.turn[k]:.3f}   advantage {float(advantages[i, k]):+.3f}")
+            lines.append(
+                f"-- turn {k}   reward {scores.turn[k]:.3f}   advantage "
+                f"{float(advantages[i, k]):+.3f}"
+            )
             lines.append(turn.text)
             lines += [f"   {'result' if r.ok else 'error'}: {r.content}" for r in turn.results]
             if turn.reading.format_error:

@@ -1,7 +1,7 @@
 """The command line: `turnrl fit | eval | plugins`, and whatever commands plugins add.
 
-`fit` and `eval` are LightningCLI with a positional recipe. A mistake of the user's is one message and an
-exit code, never a traceback; `TURNRL_DEBUG=1` shows the traceback all the same.
+`fit` and `eval` are LightningCLI with a positional recipe. A mistake of the user's is one message
+and an exit code, never a traceback; `TURNRL_DEBUG=1` shows the traceback all the same.
 """
 
 from __future__ import annotations
@@ -69,14 +69,21 @@ def _dispatch(arguments: list[str]) -> int:
     commands = {"plugins": _plugins}
     parser = argparse.ArgumentParser(
         prog="turnrl",
-        description="Train language-model agents that use tools over several turns, with credit given turn by turn.",
+        description=(
+            "Train language-model agents that use tools over several turns, with credit given "
+            "turn by turn."
+        ),
         epilog="'turnrl fit --help' lists every setting of a recipe.",
     )
     parser.add_argument("--version", action="version", version=_version())
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    subparsers.add_parser("fit", help="train a recipe: turnrl fit RECIPE.yaml [--key value ...]", add_help=False)
     subparsers.add_parser(
-        "eval", help="score a split: turnrl eval RECIPE.yaml --ckpt_path FILE [--split NAME]", add_help=False
+        "fit", help="train a recipe: turnrl fit RECIPE.yaml [--key value ...]", add_help=False
+    )
+    subparsers.add_parser(
+        "eval",
+        help="score a split: turnrl eval RECIPE.yaml --ckpt_path FILE [--split NAME]",
+        add_help=False,
     )
     listing = subparsers.add_parser("plugins", help="list installed plugins and what they bring")
     listing.set_defaults(run=commands["plugins"])
@@ -118,31 +125,37 @@ def _plugins(_: argparse.Namespace) -> int:
 def _train(arguments: list[str]) -> int:
     command, rest = arguments[0], arguments[1:]
     load_plugins()
-    recipe: dict[str, Any] = {}
-    name = command
     if rest and not rest[0].startswith("-"):
-        recipe = read_recipe(rest[0])
-        name = Path(rest[0]).stem
         rest = ["--config", *rest]
-    elif any(a == "--config" or a.startswith("--config=") for a in rest):
-        file = next(
-            a.partition("=")[2] or rest[i + 1 : i + 2][0]
-            for i, a in enumerate(rest)
-            if a == "--config" or a.startswith("--config=")
+    files = list(_given(rest, "--config", "-c"))
+    asks = any(a in ("-h", "--help") or ".help" in a or "--print_config" in a for a in rest)
+    if not files and not asks:
+        raise RecipeError(
+            f"'turnrl {command}' needs a recipe: turnrl {command} RECIPE.yaml [--key value ...]"
         )
-        recipe = read_recipe(file)
-        name = Path(file).stem
-    elif not any(a == "--help" or a == "-h" or ".help" in a or "print_config" in a for a in rest):
-        raise RecipeError(f"'turnrl {command}' needs a recipe: turnrl {command} RECIPE.yaml [--key value ...]")
-    check_components(recipe)
+    recipe: dict[str, Any] = {}
+    for file in files:
+        contents = read_recipe(file)
+        check_components(contents)
+        recipe |= contents
     check_components(_overrides(rest))
-    _check_checkpoint(rest)
+    for path in _given(rest, "--ckpt_path"):
+        _check_checkpoint(path)
+    run = Path(files[0]).stem if files else command
     # DDP starts its other processes from sys.argv, so this is where the arguments have to be
     argv, sys.argv = sys.argv, [sys.argv[0], command, *rest]
     try:
-        return _run_lightning(recipe, name)
+        return _run_lightning(recipe, run if command == "fit" else f"{run}-{command}")
     finally:
         sys.argv = argv
+
+
+def _given(arguments: Sequence[str], *options: str) -> Iterator[str]:
+    """The values given for an option, as `--option value` or `--option=value`."""
+    for i, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if option in options and (equals or i + 1 < len(arguments)):
+            yield value if equals else arguments[i + 1]
 
 
 def read_recipe(path: str) -> dict[str, Any]:
@@ -168,14 +181,16 @@ def read_recipe(path: str) -> dict[str, Any]:
         raise RecipeError(f"recipe {path!r} is not YAML{where}: {what}. Mend that line.") from error
     if not isinstance(contents, dict):
         raise RecipeError(
-            f"recipe {path!r} holds {type(contents).__name__}, not a mapping with the keys model, data and trainer"
+            f"recipe {path!r} holds {type(contents).__name__}, not a mapping with the keys model, "
+            "data and trainer"
         )
     unknown = next((str(key) for key in contents if key not in _SECTIONS), None)
     if unknown is not None:  # jsonargparse would pass over an unknown section that is empty
         near = difflib.get_close_matches(unknown, _SECTIONS, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise RecipeError(
-            f"unknown key {unknown!r} in recipe {path!r}.{hint} A recipe has the keys {', '.join(_SECTIONS)}."
+            f"unknown key {unknown!r} in recipe {path!r}.{hint} A recipe has the keys "
+            f"{', '.join(_SECTIONS)}."
         )
     return contents
 
@@ -184,15 +199,12 @@ def _overrides(arguments: Sequence[str]) -> dict[str, Any]:
     """Components named on the command line, as the recipe that they amount to."""
     found: dict[str, Any] = {}
     for key in _COMPONENTS:
-        for i, argument in enumerate(arguments):
-            option, equals, value = argument.partition("=")
-            if option in (f"--{key}", f"--{key}.class_path", f"--{key}+"):
-                text = value if equals else next(iter(arguments[i + 1 : i + 2]), "")
-                node = found
-                *parents, leaf = key.split(".")
-                for parent in parents:
-                    node = node.setdefault(parent, {})
-                node[leaf] = yaml.safe_load(text)
+        for text in _given(arguments, f"--{key}", f"--{key}.class_path", f"--{key}+"):
+            node = found
+            *parents, leaf = key.split(".")
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[leaf] = yaml.safe_load(text)
     return found
 
 
@@ -226,8 +238,9 @@ def check_components(recipe: dict[str, Any]) -> None:
                 near = difflib.get_close_matches(name, names, 3, 0.5)
                 hint = f" Did you mean {' or '.join(near)}?" if near else ""
                 raise RecipeError(
-                    f"{key} names {name!r}, which is not installed.{hint} Installed: {', '.join(sorted(names)) or 'none'}. "
-                    "Or give the full path of a class, such as my_package.MyClass."
+                    f"{key} names {name!r}, which is not installed.{hint} Installed: "
+                    f"{', '.join(sorted(names)) or 'none'}. Or give the full path of a class, "
+                    "such as my_package.MyClass."
                 )
 
 
@@ -236,31 +249,30 @@ def _check_dotted(key: str, name: str) -> None:
     try:
         found = getattr(importlib.import_module(module), attribute, None)
     except Exception as error:
-        raise RecipeError(f"{key} names {name!r}, but {module!r} cannot be imported: {error}") from error
+        raise RecipeError(
+            f"{key} names {name!r}, but {module!r} cannot be imported: {error}"
+        ) from error
     if found is None:
         raise RecipeError(f"{key} names {name!r}, but module {module!r} has no {attribute!r}")
 
 
-def _check_checkpoint(arguments: Sequence[str]) -> None:
-    for i, argument in enumerate(arguments):
-        option, equals, value = argument.partition("=")
-        if option != "--ckpt_path":
-            continue
-        path = value if equals else next(iter(arguments[i + 1 : i + 2]), "")
-        if path in ("null", "last", "best", "hpc") or "://" in path:
-            continue
-        if Path(path).is_file():
-            if not zipfile.is_zipfile(path):
-                raise CheckpointError(
-                    f"{path!r} is not a checkpoint: it is no archive that torch wrote. Give a last.ckpt of a run."
-                )
-            continue
-        folder = Path(path).parent
-        here = sorted(str(p) for p in folder.glob("*.ckpt")) if folder.is_dir() else []
-        found = f" (checkpoints there: {', '.join(here)})" if here else ""
-        raise CheckpointError(
-            f"no checkpoint at {path!r}{found}. A run keeps its own in runs/NAME/version_N/checkpoints/."
-        )
+def _check_checkpoint(path: str) -> None:
+    if path in ("null", "last", "best", "hpc") or "://" in path:
+        return
+    if Path(path).is_file():
+        if not zipfile.is_zipfile(path):
+            raise CheckpointError(
+                f"{path!r} is not a checkpoint: it is no archive that torch wrote. "
+                "Give a last.ckpt of a run."
+            )
+        return
+    folder = Path(path).parent
+    here = sorted(str(p) for p in folder.glob("*.ckpt")) if folder.is_dir() else []
+    found = f" (checkpoints there: {', '.join(here)})" if here else ""
+    raise CheckpointError(
+        f"no checkpoint at {path!r}{found}. "
+        "A run keeps its own in runs/NAME/version_N/checkpoints/."
+    )
 
 
 def readable(message: str, keys: Sequence[str]) -> str:
@@ -282,11 +294,17 @@ def readable(message: str, keys: Sequence[str]) -> str:
             name = f"{context.group(1)}...{name}"
         leaves = {k.rpartition(".")[2]: k for k in keys}
         near = difflib.get_close_matches(name, keys, 2, 0.8)
-        near += [leaves[k] for k in difflib.get_close_matches(name.rpartition(".")[2], leaves, 2, 0.7)]
+        near += [
+            leaves[k] for k in difflib.get_close_matches(name.rpartition(".")[2], leaves, 2, 0.7)
+        ]
         hint = f" Did you mean {' or '.join(dict.fromkeys(near[:2]))}?" if near else ""
         return f"unknown key {name!r}.{hint} 'turnrl fit --help' lists all keys."
     lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
-    told = [line for line in lines if re.search(r"[Ee]xpected|not a valid|[Ii]nvalid|required|missing", line)]
+    told = [
+        line
+        for line in lines
+        if re.search(r"[Ee]xpected|not a valid|[Ii]nvalid|required|missing", line)
+    ]
     cause = (told or lines or [message])[-1]
     cause = re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.", r"\1", cause)
     where = f"{context.group(1)}: " if context and context.group(1) not in cause else ""
@@ -324,7 +342,9 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
             self.allow_abbrev = False
 
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-            raise RecipeError(readable(str(ex or message), sorted(self.keys | set(_keys(self))))) from ex
+            raise RecipeError(
+                readable(str(ex or message), sorted(self.keys | set(_keys(self))))
+            ) from ex
 
     class Trainer(L.Trainer):
         """Lightning's trainer, which can also score a split."""
@@ -379,14 +399,19 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
             shown = config.get("enable_progress_bar") is not False
             if shown and not any(isinstance(c, ProgressBar) for c in callbacks):
                 # a line stays for every iteration; rich would wrap the metrics in a narrow terminal
-                callbacks.append(TQDMProgressBar(leave=True) if sys.stderr.isatty() else IterationLines())
+                callbacks.append(
+                    TQDMProgressBar(leave=True) if sys.stderr.isatty() else IterationLines()
+                )
             return super().instantiate_trainer(**kwargs, callbacks=callbacks)
 
         def _parse_ckpt_path(self) -> None:
-            """The recipe says what to build; nothing is taken from the checkpoint but its weights."""
+            """The recipe says what to build; nothing is taken from the checkpoint but its
+            weights.
+            """
 
         def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-            # a checkpoint is data from somewhere: load tensors and plain values, run no code from it
+            # a checkpoint is data from somewhere: load tensors and plain values, run no code from
+            # it
             extra = {"weights_only": True} if subcommand == "fit" else {}
             return {**super()._prepare_subcommand_kwargs(subcommand), **extra}
 
@@ -415,7 +440,8 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
             load_from_checkpoint_support=False,
         )
     except SystemExit as stop:
-        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning turns Ctrl-C into exit code 1
+        # Lightning turns Ctrl-C into exit code 1
+        if isinstance(stop.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         return int(stop.code or 0) if not isinstance(stop.code, str) else 1
     return 0
@@ -423,7 +449,10 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
 
 def _seed(value: bool | int) -> int:
     if value is True:
-        raise RecipeError("seed_everything is true, which picks a seed at random. Give a number, to repeat the run.")
+        raise RecipeError(
+            "seed_everything is true, which picks a seed at random. Give a number, to repeat the "
+            "run."
+        )
     return int(value)
 
 
@@ -452,7 +481,9 @@ def _keys(parser: Any) -> Iterator[str]:
 
 
 def _print_scores(results: Any, questions: int) -> None:
-    """Mean and 95 % interval of each metric; the interval is that of a share of `questions` (normal)."""
+    """Mean and 95 % interval of each metric; the interval is that of a share of `questions`
+    (normal).
+    """
     print(f"\n{questions} questions, greedy; mean and 95 % interval")
     for name, value in results.items():
         half = 1.96 * (max(value * (1 - value), 0.0) / questions) ** 0.5

@@ -1,4 +1,5 @@
-"""Experience: scored groups, packed into minibatches of per-token streams, and the loader that collects.
+"""Experience: scored groups, packed into minibatches of per-token streams, and the loader that
+collects.
 
 Credit ends here: what leaves this module for the objective knows tokens, not turns or groups.
 """
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Minibatch:
-    """B trajectories as per-token streams, padded on the right. Not frozen: Lightning moves it in place.
+    """B trajectories as per-token streams, padded on the right. Not frozen: Lightning moves it in
+    place.
 
     Args:
         input_ids: (B, T).
@@ -48,7 +50,8 @@ class Minibatch:
         advantages: (B, T), each sampled token's advantage.
         old_logprobs: (B, T), the sampler's log-probability of each sampled token.
         weights: (B, T), each sampled token's share of the loss.
-        fresh: Whether the weights are still those that sampled, so that the ratio is 1 by definition.
+        fresh: Whether the weights are still those that sampled, so that the ratio is 1 by
+            definition.
         metrics: What the collection measured; on the first minibatch of an iteration only.
     """
 
@@ -108,9 +111,9 @@ def _checked(reward: Reward, trajectory: Trajectory, evaluate: Callable[[], floa
 def outcome_metrics(trajectory: Trajectory) -> dict[str, float]:
     """The paper's four curves for one trajectory, whatever its rewards are.
 
-    `exact_match`: the answer is an accepted one. `tool_execution`: share of attempted calls that succeeded, 0
-    if none was attempted. `answer_in_results`: an accepted answer stands in what the tools returned.
-    `format`: every turn was well formed and the last one answered.
+    `exact_match`: the answer is an accepted one. `tool_execution`: share of attempted calls that
+    succeeded, 0 if none was attempted. `answer_in_results`: an accepted answer stands in what the
+    tools returned. `format`: every turn was well formed and the last one answered.
     """
     answers = trajectory.question.answers
     results = trajectory.results
@@ -118,7 +121,9 @@ def outcome_metrics(trajectory: Trajectory) -> dict[str, float]:
     return {
         "exact_match": float(exact_match(trajectory.answer, answers)),
         "tool_execution": sum(r.ok for r in results) / len(results) if results else 0.0,
-        "answer_in_results": float(any(r.ok and contains_answer(r.content, answers) for r in results)),
+        "answer_in_results": float(
+            any(r.ok and contains_answer(r.content, answers) for r in results)
+        ),
         "format": float(well_formed and trajectory.answer is not None),
     }
 
@@ -155,7 +160,8 @@ def credit(group: Group, estimator: AdvantageEstimator, turns: int) -> Tensor:
     if advantages.shape != (len(group.scores), turns) or not advantages.isfinite().all():
         raise PluginError(
             f"{type(estimator).__name__} gave advantages of shape {tuple(advantages.shape)} "
-            f"(finite: {bool(advantages.isfinite().all())}) for a group of {len(group.scores)} with {turns} turns"
+            f"(finite: {bool(advantages.isfinite().all())}) for a group of {len(group.scores)} "
+            f"with {turns} turns"
         )
     return advantages
 
@@ -191,7 +197,9 @@ def pack(
 
 @dataclass(frozen=True)
 class Experience:
-    """What one iteration collected on this rank: groups, their advantages (one (G, K) each), and metrics."""
+    """What one iteration collected on this rank: groups, their advantages (one (G, K) each), and
+    metrics.
+    """
 
     groups: tuple[Group, ...]
     advantages: tuple[Tensor, ...]
@@ -201,23 +209,25 @@ class Experience:
 class ExperienceLoader:
     """One policy iteration as a data loader: collects when the first minibatch is asked for.
 
-    It has a fixed length and no state. What an iteration asks and how it samples are functions of (seed,
-    iteration, rank), so a run resumed inside an iteration collects anew under the restored weights.
+    It has a fixed length and no state. What an iteration asks and how it samples are functions of
+    (seed, iteration, rank), so a run resumed inside an iteration collects anew under the restored
+    weights.
 
     Args:
         data: Gives each iteration's questions.
         trainer: The running trainer, with an `MTGRPO` module.
     Raises:
-        RecipeError: If the iteration's trajectories cannot be divided into equal minibatches, or these into
-            equal accumulation windows.
+        RecipeError: If the iteration's trajectories cannot be divided into equal minibatches, or
+            these into equal accumulation windows.
     """
 
     def __init__(self, data: QuestionData, trainer: L.Trainer) -> None:
         module = trainer.lightning_module
         if not hasattr(module, "collect"):
             raise RecipeError(
-                f"QuestionData needs a module that collects experience, such as MTGRPO, and "
-                f"{type(module).__name__} does not. Set model to MTGRPO, or data to what it trains on."
+                "QuestionData needs a module that collects experience, such as MTGRPO, and "
+                f"{type(module).__name__} does not. Set model to MTGRPO, or data to what it "
+                "trains on."
             )
         self._data = data
         self._trainer = trainer
@@ -228,14 +238,16 @@ class ExperienceLoader:
         self._updates = self._module.updates_per_iteration
         if self._trajectories % self._minibatch:
             raise RecipeError(
-                f"an iteration collects {per_rank} questions x {self._module.group_size} = {self._trajectories} trajectories "
-                f"per process, which minibatch_size {self._minibatch} does not divide. Change one of the three."
+                f"an iteration collects {per_rank} questions x {self._module.group_size} = "
+                f"{self._trajectories} trajectories per process, which minibatch_size "
+                f"{self._minibatch} does not divide. Change one of the three."
             )
         window = trainer.accumulate_grad_batches
         if (self._trajectories // self._minibatch) % window:
             raise RecipeError(
-                f"an iteration has {self._trajectories // self._minibatch} minibatches per update, which is no multiple of "
-                f"trainer.accumulate_grad_batches {window}: a step would span two updates. Change minibatch_size."
+                f"an iteration has {self._trajectories // self._minibatch} minibatches per "
+                f"update, which is no multiple of trainer.accumulate_grad_batches {window}: a "
+                "step would span two updates. Change minibatch_size."
             )
 
     def __len__(self) -> int:
@@ -291,22 +303,31 @@ class ExperienceLoader:
                 first = False
 
 
-def _by_length(rows: Tensor, weights: Tensor, trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
+def _by_length(
+    rows: Tensor, weights: Tensor, trajectories: Sequence[Trajectory]
+) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([len(trajectories[i].token_ids) for i in rows.tolist()])
     order = lengths.argsort(stable=True)
     return rows[order], weights[order]
 
 
-def rollout_metrics(groups: Sequence[Group], advantages: Sequence[Tensor], seconds: float) -> dict[str, Any]:
-    """What a collection is watched by: outcomes, rewards by component, and the shape of the rollouts.
+def rollout_metrics(
+    groups: Sequence[Group], advantages: Sequence[Tensor], seconds: float
+) -> dict[str, Any]:
+    """What a collection is watched by: outcomes, rewards by component, and the shape of the
+    rollouts.
 
     A group is degenerate if all its advantages are zero: it teaches nothing.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     scores = [s for group in groups for s in group.scores]
     sampled = sum(len(turn.token_ids) for t in trajectories for turn in t.turns)
-    metrics = {f"train/{k}": v for k, v in mean_metrics([outcome_metrics(t) for t in trajectories]).items()}
-    metrics |= {f"reward/{k}": v for k, v in mean_metrics([dict(s.components) for s in scores]).items()}
+    metrics = {
+        f"train/{k}": v for k, v in mean_metrics([outcome_metrics(t) for t in trajectories]).items()
+    }
+    metrics |= {
+        f"reward/{k}": v for k, v in mean_metrics([dict(s.components) for s in scores]).items()
+    }
     metrics |= {
         "reward/turn": fmean(sum(s.turn) for s in scores),
         "reward/outcome": fmean(s.outcome for s in scores),

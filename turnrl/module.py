@@ -1,4 +1,5 @@
-"""MT-GRPO as a LightningModule: the objective, and nothing that Lightning or another module does better.
+"""MT-GRPO as a LightningModule: the objective, and nothing that Lightning or another module does
+better.
 
     one iteration = one epoch of `ExperienceLoader`
       collect     the policy acts on each question `group_size` times   (rollout.py, engines/)
@@ -53,13 +54,16 @@ class MTGRPO(L.LightningModule):
         estimator: From rewards to advantages: `TurnLevel` (MT-GRPO), `OutcomeOnly`, `Merged`.
         objective: The clipped surrogate and its options.
         group_size: G, trajectories per question.
-        minibatch_size: Trajectories per training step; an iteration's are divided into minibatches of this size.
+        minibatch_size: Trajectories per training step; an iteration's are divided into minibatches
+            of this size.
         updates_per_iteration: How often an iteration's trajectories are learned from.
         learning_rate: Of AdamW, after the warm-up.
-        warmup_steps: Optimiser steps over which the learning rate rises linearly; it is constant afterwards.
+        warmup_steps: Optimiser steps over which the learning rate rises linearly; it is constant
+            afterwards.
         betas: AdamW's decay rates.
         weight_decay: AdamW's weight decay.
-        transcripts_per_iteration: How many trajectories of each iteration are written out to be read.
+        transcripts_per_iteration: How many trajectories of each iteration are written out to be
+            read.
         seed: Of sampling and of the order of minibatches.
     """
 
@@ -95,7 +99,8 @@ class MTGRPO(L.LightningModule):
         self.weight_decay = weight_decay
         self.transcripts_per_iteration = transcripts_per_iteration
         self.seed = seed
-        self.strict_loading = False  # checkpoints hold what is trained; `on_load_checkpoint` is strict instead
+        # checkpoints hold what is trained; `on_load_checkpoint` is strict instead
+        self.strict_loading = False
         self.experience: Experience | None = None
         self._chat: ChatFormat | None = None
         self._check_arguments()
@@ -104,19 +109,21 @@ class MTGRPO(L.LightningModule):
         name = type(self.estimator).__name__
         if self.group_size < self.estimator.min_group_size:
             raise RecipeError(
-                f"group_size is {self.group_size}, but {name} compares the trajectories of a group and needs at least "
-                f"{self.estimator.min_group_size}. Raise group_size (16 is usual), or give {name} "
-                "baseline: leave_one_out and scale: none."
+                f"group_size is {self.group_size}, but {name} compares the trajectories of a "
+                f"group and needs at least {self.estimator.min_group_size}. Raise group_size (16 "
+                f"is usual), or give {name} baseline: leave_one_out and scale: none."
             )
         for argument in ("group_size", "minibatch_size", "updates_per_iteration"):
             if getattr(self, argument) < 1:
                 raise RecipeError(f"{argument} is {getattr(self, argument)}; it must be at least 1")
         if not self.rewards:
-            raise RecipeError("rewards is empty, so there is nothing to learn from. Add one, such as ExactMatch.")
+            raise RecipeError(
+                "rewards is empty, so there is nothing to learn from. Add one, such as ExactMatch."
+            )
         if self.objective.kl_coef > 0 and self.policy.lora is None:
             raise RecipeError(
-                f"objective.kl_coef is {self.objective.kl_coef}, which compares with the policy without its adapter, but "
-                "policy.lora is not set. Set it, or set kl_coef to 0."
+                f"objective.kl_coef is {self.objective.kl_coef}, which compares with the policy "
+                "without its adapter, but policy.lora is not set. Set it, or set kl_coef to 0."
             )
 
     # ---------------------------------------------------------------- set-up
@@ -149,7 +156,10 @@ class MTGRPO(L.LightningModule):
             return min(1.0, (step + 1) / (warmup + 1))
 
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
     @property
     def chat(self) -> ChatFormat:
@@ -167,7 +177,9 @@ class MTGRPO(L.LightningModule):
     def act(
         self, questions: Sequence[Question], iteration: int, greedy: bool = False
     ) -> list[list[Trajectory]]:
-        """Trajectories of the policy as it is now: `group_size` sampled ones per question, or one greedy one."""
+        """Trajectories of the policy as it is now: `group_size` sampled ones per question, or one
+        greedy one.
+        """
         engine = TransformersEngine(self.policy, self.rollout.slots)
         seed = (_EVALUATE if greedy else _TRAIN, self.seed, iteration, self.global_rank)
         size = 1 if greedy else self.group_size
@@ -202,11 +214,14 @@ class MTGRPO(L.LightningModule):
         if self.objective.kl_coef > 0:
             with self.policy.reference(), torch.no_grad():
                 reference = self.policy.logprobs(*arguments)[0]
-        result = self.objective(logprobs, old, batch.advantages[mask], batch.weights[mask], reference)
+        result = self.objective(
+            logprobs, old, batch.advantages[mask], batch.weights[mask], reference
+        )
         if not result.loss.isfinite():
             raise TrainingError(
-                f"the loss is {float(result.loss.detach())} at step {self.global_step} (iteration {self.current_epoch}). Lower "
-                f"learning_rate ({self.learning_rate:g}) or trainer.gradient_clip_val, and resume from the last checkpoint."
+                f"the loss is {float(result.loss.detach())} at step {self.global_step} (iteration "
+                f"{self.current_epoch}). Lower learning_rate ({self.learning_rate:g}) or "
+                "trainer.gradient_clip_val, and resume from the last checkpoint."
             )
         watched = {
             "loss": result.loss.detach(),
@@ -226,12 +241,18 @@ class MTGRPO(L.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Stop before a step that would ruin the weights."""
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [
+            p.grad
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
         norm = torch.nn.utils.get_total_norm(gradients)
         if not norm.isfinite():
             raise TrainingError(
-                f"the gradient's norm is {float(norm)} at step {self.global_step} (iteration {self.current_epoch}). Lower "
-                f"learning_rate ({self.learning_rate:g}), and resume from the last checkpoint."
+                f"the gradient's norm is {float(norm)} at step {self.global_step} (iteration "
+                f"{self.current_epoch}). Lower learning_rate ({self.learning_rate:g}), and resume "
+                "from the last checkpoint."
             )
         self._log("train/grad_norm", norm)
 
@@ -273,7 +294,8 @@ class MTGRPO(L.LightningModule):
         """
         if "policy_identity" not in checkpoint:
             raise CheckpointError(
-                "this checkpoint was not written by MTGRPO: it names no policy. Give one from a run of 'turnrl fit'."
+                "this checkpoint was not written by MTGRPO: it names no policy. Give one from a "
+                "run of 'turnrl fit'."
             )
         names = {name.removeprefix("policy.") for name in checkpoint["state_dict"]}
         self.policy.check_identity(checkpoint["policy_identity"], names)
@@ -281,4 +303,3 @@ class MTGRPO(L.LightningModule):
     def export(self, folder: str | Path) -> Path:
         """Write the trained adapter, or the whole model if there is none; see `Policy.export`."""
         return self.policy.export(folder)
-

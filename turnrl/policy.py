@@ -1,7 +1,8 @@
 """The policy: a causal language model, whole or with LoRA on a 4-bit base, and its tokenizer.
 
-`Policy` is described by a recipe, costs nothing to make, and loads in two steps: the tokenizer first, so
-that a recipe's mistakes are found in a second, and the weights when Lightning asks for them.
+`Policy` is described by a recipe, costs nothing to make, and loads in two steps: the tokenizer
+first, so that a recipe's mistakes are found in a second, and the weights when Lightning asks for
+them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Lora:
         r: Rank.
         alpha: The update is scaled by alpha / r.
         dropout: Dropout of the adapter's input. Above 0 it makes the first ratio differ from 1.
-        target_modules: Names of the linear layers to adapt; `all-linear` takes every one but the head.
+        target_modules: Names of the linear layers to adapt; `all-linear` takes every one but the
+            head.
     """
 
     r: int = 16
@@ -49,17 +51,22 @@ class Lora:
 
 
 def _resolve(model: str) -> str:
-    """A local folder, or a hub name. `package://NAME/FOLDER` is a folder inside an installed package."""
+    """A local folder, or a hub name. `package://NAME/FOLDER` is a folder inside an installed
+    package.
+    """
     if model.startswith(PACKAGE_PREFIX):
         package, _, inside = model.removeprefix(PACKAGE_PREFIX).partition("/")
         spec = importlib.util.find_spec(package) if package else None
         if spec is None or not spec.submodule_search_locations:
             raise RecipeError(
-                f"no package {package!r} for policy.model {model!r}. Install it, or name a folder or a hub model."
+                f"no package {package!r} for policy.model {model!r}. Install it, or name a folder "
+                "or a hub model."
             )
         folder = Path(next(iter(spec.submodule_search_locations)), inside)
         if not folder.is_dir():
-            raise RecipeError(f"no folder {inside!r} in package {package!r} for policy.model {model!r}")
+            raise RecipeError(
+                f"no folder {inside!r} in package {package!r} for policy.model {model!r}"
+            )
         return str(folder)
     path = Path(model).expanduser()
     if path.is_dir():
@@ -71,8 +78,8 @@ def _resolve(model: str) -> str:
         near = difflib.get_close_matches(path.name, siblings, 3) or sorted(siblings)[:5]
         found = f" (found beside it: {', '.join(near)})" if near else ""
         raise RecipeError(
-            f"no model folder at {model!r}{found}. Set policy.model to a folder with config.json, or to a hub "
-            "name such as 'Qwen/Qwen2.5-7B'."
+            f"no model folder at {model!r}{found}. Set policy.model to a folder with config.json, "
+            "or to a hub name such as 'Qwen/Qwen2.5-7B'."
         )
     return model
 
@@ -80,8 +87,8 @@ def _resolve(model: str) -> str:
 def _explain(model: str, error: Exception) -> RecipeError:
     cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return RecipeError(
-        f"policy.model {model!r} cannot be loaded: {cause} Give a folder with config.json and a tokenizer, or a "
-        "hub model that this machine can reach or has in its cache."
+        f"policy.model {model!r} cannot be loaded: {cause} Give a folder with config.json and a "
+        "tokenizer, or a hub model that this machine can reach or has in its cache."
     )
 
 
@@ -90,13 +97,13 @@ class Policy(nn.Module):
     """A causal language model to be trained.
 
     Args:
-        model: A local folder, a hub name such as `Qwen/Qwen2.5-7B`, or `package://NAME/FOLDER` for a folder
-            inside an installed package.
-        quantization: `nf4` keeps the base's linear layers in 4-bit NormalFloat with double quantisation
-            (QLoRA, arXiv 2305.14314); needs `lora`.
+        model: A local folder, a hub name such as `Qwen/Qwen2.5-7B`, or `package://NAME/FOLDER` for
+            a folder inside an installed package.
+        quantization: `nf4` keeps the base's linear layers in 4-bit NormalFloat with double
+            quantisation (QLoRA, arXiv 2305.14314); needs `lora`.
         lora: Train a low-rank adapter. Without it every weight is trained, which suits tiny models.
-        dtype: Of the base's weights and activations; `auto` is bfloat16 under LoRA on a GPU and float32
-            otherwise. What is trained is float32 in any case.
+        dtype: Of the base's weights and activations; `auto` is bfloat16 under LoRA on a GPU and
+            float32 otherwise. What is trained is float32 in any case.
         gradient_checkpointing: Recompute activations in the backward pass, to save memory.
         chat_template: A file with a Jinja chat template, in place of the tokenizer's own.
         revision: Branch, tag or commit of a hub model.
@@ -115,13 +122,14 @@ class Policy(nn.Module):
         super().__init__()
         if quantization == "nf4" and lora is None:
             raise RecipeError(
-                "policy.quantization is 'nf4', whose weights cannot be trained themselves. Add policy.lora (an "
-                "empty mapping takes its defaults), or set quantization to 'none'."
+                "policy.quantization is 'nf4', whose weights cannot be trained themselves. Add "
+                "policy.lora (an empty mapping takes its defaults), or set quantization to "
+                "'none'."
             )
         if dtype == "bfloat16" and lora is None:
             raise RecipeError(
-                "policy.dtype is 'bfloat16' without policy.lora: bfloat16 weights would round small updates away. "
-                "Use float32, or add policy.lora."
+                "policy.dtype is 'bfloat16' without policy.lora: bfloat16 weights would round "
+                "small updates away. Use float32, or add policy.lora."
             )
         self.model = model
         self.quantization = quantization
@@ -162,8 +170,8 @@ class Policy(nn.Module):
             tokenizer.chat_template = file.read_text(encoding="utf-8")
         if not tokenizer.chat_template:
             raise RecipeError(
-                f"the tokenizer of {self.model!r} has no chat template. Set policy.chat_template to a file with one, "
-                "or take the model's instruct variant."
+                f"the tokenizer of {self.model!r} has no chat template. Set policy.chat_template "
+                "to a file with one, or take the model's instruct variant."
             )
         return cast("PreTrainedTokenizerBase", tokenizer)
 
@@ -173,7 +181,8 @@ class Policy(nn.Module):
         Args:
             device: Where a quantised base is put; other weights are moved by Lightning later.
         Raises:
-            RecipeError: If the model cannot be loaded, or is of a kind whose log-probabilities would be wrong.
+            RecipeError: If the model cannot be loaded, or is of a kind whose log-probabilities
+                would be wrong.
         """
         if self.network is not None:
             return self.network
@@ -181,7 +190,11 @@ class Policy(nn.Module):
 
         device = torch.device(device)
         dtype = self._base_dtype(device)
-        options: dict[str, Any] = {"dtype": dtype, "revision": self.revision, "attn_implementation": "sdpa"}
+        options: dict[str, Any] = {
+            "dtype": dtype,
+            "revision": self.revision,
+            "attn_implementation": "sdpa",
+        }
         if self.quantization == "nf4":
             options["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True,
@@ -231,8 +244,8 @@ class Policy(nn.Module):
                     network = prepare_model_for_kbit_training(network, False)
                     for layer in network.modules():
                         if hasattr(layer, "support_avx512bf16_for_cpu"):
-                            # bitsandbytes would repack the weights at the first pass in eval mode, and
-                            # from then on no gradient would pass through them
+                            # bitsandbytes would repack the weights at the first pass in eval mode,
+                            # and from then on no gradient would pass through them
                             layer.support_avx512bf16_for_cpu = False
                 return get_peft_model(network, config)
         except ValueError as error:
@@ -247,25 +260,34 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Some architectures scale or cap logits after the head; taking them by hand would be silently wrong."""
+        """Some architectures scale or cap logits after the head; taking them by hand would be
+        silently wrong.
+        """
         base = self._base
         kinds = set(getattr(base.config, "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"}:
             raise RecipeError(
-                f"policy.model {self.model!r} has {', '.join(sorted(kinds))} layers; only full attention is supported"
+                f"policy.model {self.model!r} has {', '.join(sorted(kinds))} layers; only full "
+                "attention is supported"
             )
         device = base.get_input_embeddings().weight.device
         ids = torch.tensor([[0, 1]], device=device)
         expected = base(input_ids=ids, use_cache=False).logits[0].float()
-        found = self.logits(self.hidden(ids, torch.ones_like(ids), torch.tensor([[0, 1]], device=device))[0])
+        found = self.logits(
+            self.hidden(ids, torch.ones_like(ids), torch.tensor([[0, 1]], device=device))[0]
+        )
         if not torch.allclose(expected, found, rtol=1e-2, atol=1e-2):
             raise RecipeError(
-                f"policy.model {self.model!r} ({type(base).__name__}) changes logits after its head, which turnrl does "
-                "not reproduce. Choose another architecture."
+                f"policy.model {self.model!r} ({type(base).__name__}) changes logits after its "
+                "head, which turnrl does not reproduce. Choose another architecture."
             )
 
-    def hidden(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, **kwargs: Any) -> Tensor:
-        """Last hidden states, (B, T, H). `attention_mask` may be (B, T), or (B, 1, T, S) of bool."""
+    def hidden(
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, **kwargs: Any
+    ) -> Tensor:
+        """Last hidden states, (B, T, H). `attention_mask` may be (B, T), or (B, 1, T, S) of
+        bool.
+        """
         output = self._base.get_decoder()(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs
         )
@@ -278,7 +300,8 @@ class Policy(nn.Module):
     def logprobs(
         self, input_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor, temperature: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability of the masked tokens, and the entropy of the distributions they were drawn from.
+        """Log-probability of the masked tokens, and the entropy of the distributions they were
+        drawn from.
 
         Logits exist for those tokens only, a chunk at a time.
 
@@ -350,22 +373,24 @@ class Policy(nn.Module):
         for key, mine in self.identity.items():
             if saved.get(key) != mine:
                 raise CheckpointError(
-                    f"the checkpoint is of a policy with {key} {saved.get(key)!r}, but the recipe's has {mine!r}. Give the "
-                    "recipe that the checkpoint was made with (config.yaml in its run's folder)."
+                    f"the checkpoint is of a policy with {key} {saved.get(key)!r}, but the "
+                    f"recipe's has {mine!r}. Give the recipe that the checkpoint was made with "
+                    "(config.yaml in its run's folder)."
                 )
         wanted = set(self.trainable_state())
         if names != wanted:
             odd = sorted(names ^ wanted)[0]
             raise CheckpointError(
                 f"the checkpoint holds other weights than the recipe trains: {odd!r} is only in "
-                f"{'the checkpoint' if odd in names else 'the recipe'}. Use the recipe that it was made with."
+                f"{'the checkpoint' if odd in names else 'the recipe'}. Use the recipe that it "
+                "was made with."
             )
 
     def export(self, folder: str | Path) -> Path:
         """Write what was trained, for use without turnrl, with the tokenizer beside it.
 
-        Under LoRA the adapter, which `peft.PeftModel.from_pretrained` loads; otherwise the whole model, which
-        `AutoModelForCausalLM.from_pretrained` loads.
+        Under LoRA the adapter, which `peft.PeftModel.from_pretrained` loads; otherwise the whole
+        model, which `AutoModelForCausalLM.from_pretrained` loads.
         """
         assert self.network is not None, "Policy.load() comes first"
         folder = Path(folder)

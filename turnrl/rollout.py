@@ -1,7 +1,8 @@
 """Rollouts: the agent loop, one coroutine per trajectory, with tools running beside generation.
 
-`Rollout` is what a recipe configures; `collect` is what the module calls. Whatever the policy does is
-data. Whatever the world does wrong is an exception, and ends the collection with nothing collected.
+`Rollout` is what a recipe configures; `collect` is what the module calls. Whatever the policy does
+is data. Whatever the world does wrong is an exception, and ends the collection with nothing
+collected.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ _GATHER_S = 0.003
 class ChatFormat:
     """Token-exact chat: the prompt is rendered once, then everything is appended.
 
-    The chat template is rendered on probes, which gives the markup between an assistant's text and the next
-    one. Tool text is tokenised on its own, with special tokens split, so it can never become one.
+    The chat template is rendered on probes, which gives the markup between an assistant's text and
+    the next one. Tool text is tokenised on its own, with special tokens split, so it can never
+    become one.
 
     Args:
         tokenizer: With a chat template.
@@ -62,7 +64,11 @@ class ChatFormat:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        question, said, seen = "turnrl question", "<think>turnrl thought</think>turnrl action", "turnrl result"
+        question, said, seen = (
+            "turnrl question",
+            "<think>turnrl thought</think>turnrl action",
+            "turnrl result",
+        )
         user: Message = {"role": "user", "content": question}
         exchange: list[Message] = [
             {"role": "assistant", "content": said},
@@ -89,9 +95,10 @@ class ChatFormat:
     def _refuse(self, found: str, wanted: str) -> None:
         same = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), 0)
         raise RecipeError(
-            f"the chat template of {self._tokenizer.name_or_path!r} is not prefix-preserving: appending a message "
-            f"changes what came before (it renders {found[same : same + 40]!r} where {wanted[same : same + 40]!r} "
-            "was). Give a plain template in policy.chat_template."
+            f"the chat template of {self._tokenizer.name_or_path!r} is not prefix-preserving: "
+            "appending a message changes what came before (it renders "
+            f"{found[same : same + 40]!r} where {wanted[same : same + 40]!r} was). Give a plain "
+            "template in policy.chat_template."
         )
 
     def _render(self, messages: Sequence[Message]) -> str:
@@ -102,8 +109,8 @@ class ChatFormat:
         except Exception as error:
             roles = ", ".join(m["role"] for m in messages)
             raise RecipeError(
-                f"the chat template of {self._tokenizer.name_or_path!r} fails on messages of {roles}: {error}. "
-                "Give one that takes them in policy.chat_template."
+                f"the chat template of {self._tokenizer.name_or_path!r} fails on messages of "
+                f"{roles}: {error}. Give one that takes them in policy.chat_template."
             ) from error
         return cast(str, text)
 
@@ -122,7 +129,9 @@ class ChatFormat:
             text: The message; none of it becomes a control token.
             after: The last sampled id. If it is the end-of-turn token, that is not repeated.
         """
-        before = self._before[1:] if after is not None and after == self.end_of_turn else self._before
+        before = (
+            self._before[1:] if after is not None and after == self.end_of_turn else self._before
+        )
         return (*before, *self._ids(text, control=False), *self._after)
 
     def text(self, ids: Sequence[int]) -> str:
@@ -134,7 +143,8 @@ class ChatFormat:
 
     def cut(self, text: str, tokens: int) -> str:
         """At most `tokens` tokens of `text`, from its beginning."""
-        head = text[: tokens * 32]  # tokenising megabytes to keep a few hundred tokens would be slow
+        # tokenising megabytes to keep a few hundred tokens would be slow
+        head = text[: tokens * 32]
         ids = self._ids(head, control=False)
         if len(ids) <= tokens and len(head) == len(text):
             return text
@@ -142,7 +152,9 @@ class ChatFormat:
 
 
 class _Lockstep:
-    """A barrier that shrinks: turn k + 1 starts when every trajectory still going has ended turn k."""
+    """A barrier that shrinks: turn k + 1 starts when every trajectory still going has ended turn
+    k.
+    """
 
     def __init__(self, members: int) -> None:
         self._members = members
@@ -161,7 +173,8 @@ class _Lockstep:
     def _release(self) -> None:
         if self._arrived and self._arrived >= self._members:
             self._arrived = 0
-            # in the next tick, so that whoever came last waits like the others and all wake in one tick
+            # in the next tick, so that whoever came last waits like the others and all wake in one
+            # tick
             asyncio.get_running_loop().call_soon(self._open, self._gate)
 
     def _open(self, gate: asyncio.Event) -> None:
@@ -212,26 +225,35 @@ class _Desk:
             results = await asyncio.wait_for(work, tool.timeout_s)
         except TimeoutError as error:
             raise ToolError(
-                f"{what} did not answer {len(calls)} calls within timeout_s = {tool.timeout_s:g}; the first had "
-                f"arguments {example}. Raise its timeout_s, or find out why it hangs."
+                f"{what} did not answer {len(calls)} calls within timeout_s = {tool.timeout_s:g}; "
+                f"the first had arguments {example}. Raise its timeout_s, or find out why it "
+                "hangs."
             ) from error
         except TurnRLError:
             raise
         except Exception as error:
             raise ToolError(
-                f"{what} raised {type(error).__name__}: {error} on {len(calls)} calls; the first had arguments "
-                f"{example}. Mend the tool; for a mistake of the policy it should return ToolResult(ok=False)."
+                f"{what} raised {type(error).__name__}: {error} on {len(calls)} calls; the first "
+                f"had arguments {example}. Mend the tool; for a mistake of the policy it should "
+                "return ToolResult(ok=False)."
             ) from error
         if not isinstance(results, Sequence) or len(results) != len(calls):
             count = len(results) if isinstance(results, Sequence) else type(results).__name__
-            raise ToolError(f"{what} returned {count} for {len(calls)} calls; run() gives one ToolResult per call.")
+            raise ToolError(
+                f"{what} returned {count} for {len(calls)} calls; run() gives one ToolResult per "
+                "call."
+            )
         for result in results:
             if not isinstance(result, ToolResult) or not isinstance(result.content, str):
-                raise ToolError(f"{what} returned {type(result).__name__}, but run() gives ToolResult with text.")
+                raise ToolError(
+                    f"{what} returned {type(result).__name__}, but run() gives ToolResult with "
+                    "text."
+                )
             if len(result.content) > MAX_RESULT_CHARACTERS:
                 raise ToolError(
-                    f"{what} returned a result of {len(result.content):,} characters for arguments {example}; at most "
-                    f"{MAX_RESULT_CHARACTERS:,} are accepted. Cut results inside the tool."
+                    f"{what} returned a result of {len(result.content):,} characters for "
+                    f"arguments {example}; at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut "
+                    "results inside the tool."
                 )
         return cast("Sequence[ToolResult]", results)
 
@@ -245,10 +267,12 @@ class Rollout:
         tools: What the policy can call.
         temperature: Of sampling while collecting; evaluation is greedy.
         max_turn_tokens: The most tokens the policy samples in one turn.
-        max_result_tokens: The most tokens of one tool result that the policy reads; rewards see the same text.
+        max_result_tokens: The most tokens of one tool result that the policy reads; rewards see the
+            same text.
         max_tokens: The most tokens of a whole trajectory: prompt, turns and results.
-        lockstep: Start the next turn when all trajectories have ended theirs. Batches, and so every last digit,
-            then do not depend on how fast tools answer. Without it slow tools overlap with generation.
+        lockstep: Start the next turn when all trajectories have ended theirs. Batches, and so every
+            last digit, then do not depend on how fast tools answer. Without it slow tools overlap
+            with generation.
         slots: The most trajectories sampled at once.
     """
 
@@ -265,7 +289,8 @@ class Rollout:
     ) -> None:
         if temperature <= 0:
             raise RecipeError(
-                f"rollout.temperature is {temperature}; learning needs samples that differ, so it must be above 0"
+                f"rollout.temperature is {temperature}; learning needs samples that differ, so it "
+                "must be above 0"
             )
         for name, value in [
             ("max_turn_tokens", max_turn_tokens),
@@ -276,17 +301,23 @@ class Rollout:
             if value < 1:
                 raise RecipeError(f"rollout.{name} is {value}; it must be at least 1")
         if segmenter.max_turns < 1:
-            raise RecipeError(f"{type(segmenter).__name__}.max_turns is {segmenter.max_turns}; at least 1 is needed")
+            raise RecipeError(
+                f"{type(segmenter).__name__}.max_turns is {segmenter.max_turns}; at least 1 is "
+                "needed"
+            )
         names = [tool.name for tool in tools]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise RecipeError(f"two tools are called {twice!r}; the policy could not tell them apart. Rename one.")
+            raise RecipeError(
+                f"two tools are called {twice!r}; the policy could not tell them apart. Rename one."
+            )
         for tool in tools:
             try:
                 Draft202012Validator.check_schema(tool.parameters)
             except SchemaError as error:
                 raise RecipeError(
-                    f"tool {tool.name!r} ({type(tool).__name__}) has parameters that are no JSON Schema: {error.message}"
+                    f"tool {tool.name!r} ({type(tool).__name__}) has parameters that are no JSON "
+                    f"Schema: {error.message}"
                 ) from error
         self.segmenter = segmenter
         self.tools = tools
@@ -314,7 +345,8 @@ class Rollout:
                 raise
             except Exception as error:
                 raise ToolError(
-                    f"tool {tool.name!r} ({type(tool).__name__}) failed its check: {type(error).__name__}: {error}"
+                    f"tool {tool.name!r} ({type(tool).__name__}) failed its check: "
+                    f"{type(error).__name__}: {error}"
                 ) from error
 
     def collect(
@@ -343,7 +375,9 @@ class Rollout:
             ToolError: If a tool's world is broken.
             DataError: If a question leaves no room to act within `max_tokens`.
         """
-        return _on_loop(self._collect(engine, chat, questions, group_size, seed, greedy, description))
+        return _on_loop(
+            self._collect(engine, chat, questions, group_size, seed, greedy, description)
+        )
 
     async def _collect(
         self,
@@ -368,8 +402,9 @@ class Rollout:
                     prompt_ids = chat.prompt(self.segmenter.prompt(question, self.tools))
                     if len(prompt_ids) >= self.max_tokens:
                         raise DataError(
-                            f"question {question.id!r} makes a prompt of {len(prompt_ids)} tokens, which leaves no room "
-                            f"within rollout.max_tokens = {self.max_tokens}. Raise it, or leave the question out."
+                            f"question {question.id!r} makes a prompt of {len(prompt_ids)} "
+                            "tokens, which leaves no room within rollout.max_tokens = "
+                            f"{self.max_tokens}. Raise it, or leave the question out."
                         )
                     root = engine.open(prompt_ids)
                     members = [root.fork() for _ in range(group_size)]
@@ -378,7 +413,14 @@ class Rollout:
                     tasks.append([])
                     for g, session in enumerate(members):
                         act = self._act(
-                            session, chat, question, prompt_ids, (*seed, q, g), greedy, desks, lockstep
+                            session,
+                            chat,
+                            question,
+                            prompt_ids,
+                            (*seed, q, g),
+                            greedy,
+                            desks,
+                            lockstep,
                         )
                         task = crowd.create_task(act)
                         task.add_done_callback(lambda _: bar.update())
@@ -431,7 +473,9 @@ class Rollout:
                 else:
                     last = k + 1 == self.segmenter.max_turns
                     if reading.calls:
-                        results = await asyncio.gather(*(self._reply(c, chat, desks) for c in reading.calls))
+                        results = await asyncio.gather(
+                            *(self._reply(c, chat, desks) for c in reading.calls)
+                        )
                         turn = replace(turn, results=tuple(results))
                     if last:
                         stop = "turns"
@@ -450,11 +494,15 @@ class Rollout:
         return Trajectory(question, prompt_ids, tuple(turns), stop)
 
     async def _reply(self, call: ToolCall, chat: ChatFormat, desks: dict[str, _Desk]) -> ToolResult:
-        """What the policy reads in answer to a call: the tool's reply, or what is wrong with the call."""
+        """What the policy reads in answer to a call: the tool's reply, or what is wrong with the
+        call.
+        """
         problem = self._problem(call)
         result = ToolResult(problem, ok=False) if problem else await desks[call.name].call(call)
         safe = neutralise(
-            chat.cut(result.content, self.max_result_tokens), self.segmenter.tags, chat.control_tokens
+            chat.cut(result.content, self.max_result_tokens),
+            self.segmenter.tags,
+            chat.control_tokens,
         )
         return replace(result, content=safe)
 
@@ -483,7 +531,9 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def _in_daemon_thread(function: Callable[[], T]) -> T:
-    """Run in a thread that does not keep the process alive: a hanging tool cannot be killed, only left."""
+    """Run in a thread that does not keep the process alive: a hanging tool cannot be killed, only
+    left.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

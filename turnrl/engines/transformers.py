@@ -1,12 +1,12 @@
 """The in-process engine: any transformers decoder, sessions batched as they come.
 
-Rows of a preallocated key-value store are *slots*. A turn that is being sampled occupies a slot; rows in
-use are always the first n, so a step works on a view. When a turn ends, its keys and values are kept
-with the session and the slot goes to the next turn waiting: nothing is ever read twice, and a fork
-costs nothing until it generates.
+Rows of a preallocated key-value store are *slots*. A turn that is being sampled occupies a slot;
+rows in use are always the first n, so a step works on a view. When a turn ends, its keys and values
+are kept with the session and the slot goes to the next turn waiting: nothing is ever read twice,
+and a fork costs nothing until it generates.
 
-The model is the stock one, adapters and 4-bit layers included: it sees a `Cache` whose rows have lengths
-of their own, and a mask that says which entries each query may attend to.
+The model is the stock one, adapters and 4-bit layers included: it sees a `Cache` whose rows have
+lengths of their own, and a mask that says which entries each query may attend to.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class _Slots:
         return self.store
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write (n, heads, t, size) at `positions` (n, t) of `rows`; give back all that they hold."""
+        """Write (n, heads, t, size) at `positions` (n, t) of `rows`; give back all that they
+        hold.
+        """
         store = self.reserve(self.length + self.positions.shape[1], keys)[layer, :, self.rows]
         index = torch.arange(keys.shape[0], device=keys.device)[:, None]
         store[0][index, :, self.positions] = keys.transpose(1, 2)
@@ -96,7 +98,9 @@ class _SlotLayer(CacheLayerMixin):
 
 @dataclass(eq=False)
 class _Past:
-    """Tokens whose keys and values are, or will be, known; immutable once read, so sessions share it."""
+    """Tokens whose keys and values are, or will be, known; immutable once read, so sessions share
+    it.
+    """
 
     ids: tuple[int, ...]
     """Ids to be read before anything else; empty once `state` covers them."""
@@ -124,7 +128,9 @@ class _Request:
 
 
 class _Session:
-    """See `turnrl.engines.Session`. Keys and values cover all tokens but `pending`, at least one."""
+    """See `turnrl.engines.Session`. Keys and values cover all tokens but `pending`, at least
+    one.
+    """
 
     def __init__(self, engine: TransformersEngine, past: _Past, pending: list[int]) -> None:
         self._engine = engine
@@ -138,7 +144,9 @@ class _Session:
         if self._closed or self._busy:
             raise RuntimeError("a session generates one turn at a time, and none after close()")
         if sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens is {sampling.max_tokens}, but a turn has at least one token")
+            raise ValueError(
+                f"max_tokens is {sampling.max_tokens}, but a turn has at least one token"
+            )
         self._busy = True
         try:
             return await self._engine._submit(self, [*self.pending, *new_ids], sampling)
@@ -159,8 +167,9 @@ class _Session:
 class TransformersEngine:
     """Samples with the policy's own weights, in this process.
 
-    Turns that are asked for in the same tick of the event loop are admitted in the order in which their
-    sessions were opened, so equal requests give equal batches and equal results to the last digit.
+    Turns that are asked for in the same tick of the event loop are admitted in the order in which
+    their sessions were opened, so equal requests give equal batches and equal results to the last
+    digit.
 
     Args:
         policy: A loaded policy; it is used in eval mode, whatever mode it is in.
@@ -188,7 +197,9 @@ class TransformersEngine:
         return next(self._network.parameters()).device
 
     def open(self, prompt_ids: Sequence[int]) -> _Session:
-        """A session at the end of a prompt of at least one token. Its forks share one reading of it."""
+        """A session at the end of a prompt of at least one token. Its forks share one reading of
+        it.
+        """
         if not prompt_ids:
             raise ValueError("a prompt has at least one token")
         return _Session(self, _Past(tuple(prompt_ids[:-1])), [prompt_ids[-1]])
@@ -196,7 +207,9 @@ class TransformersEngine:
     async def _submit(self, session: _Session, feed: list[int], sampling: Sampling) -> Completion:
         loop = asyncio.get_running_loop()
         # in (0, 1]: a draw of 0 could pick a token of probability 0
-        uniforms = 1 - np.random.Generator(np.random.Philox(sampling.seed)).random(sampling.max_tokens)
+        uniforms = 1 - np.random.Generator(np.random.Philox(sampling.seed)).random(
+            sampling.max_tokens
+        )
         request = _Request(session._order, session, feed, sampling, loop.create_future(), uniforms)
         self._waiting.append(request)
         if self._server is None or self._server.done():
@@ -204,7 +217,9 @@ class TransformersEngine:
         return await request.future
 
     async def _serve(self) -> None:
-        """Step until nobody waits. The forward pass runs in a thread, so that tools go on meanwhile."""
+        """Step until nobody waits. The forward pass runs in a thread, so that tools go on
+        meanwhile.
+        """
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix="turnrl-engine") as thread:
             await asyncio.sleep(0)  # whoever asks in this tick is in the first batch
@@ -215,7 +230,9 @@ class TransformersEngine:
                     for request in [*self._waiting, *self._slots_in_use]:
                         if not request.future.done():
                             request.future.set_exception(
-                                error if isinstance(error, Exception) else RuntimeError("sampling was interrupted")
+                                error
+                                if isinstance(error, Exception)
+                                else RuntimeError("sampling was interrupted")
                             )
                     self._waiting, self._slots_in_use = [], []
                     if not isinstance(error, Exception):
@@ -230,7 +247,8 @@ class TransformersEngine:
     def _advance(self) -> list[tuple[_Request, Completion]]:
         """Admit who fits, then sample one token in every slot. Returns the turns that ended."""
         was_training = self._network.training
-        self._network.eval()  # in train mode, checkpointing would drop the cache, and dropout would bite
+        # in train mode, checkpointing would drop the cache, and dropout would bite
+        self._network.eval()
         try:
             for row in reversed(range(len(self._slots_in_use))):
                 if self._slots_in_use[row].future.cancelled():
@@ -266,7 +284,8 @@ class TransformersEngine:
             for row, request in enumerate(batch_requests, start):
                 self._load(row, request.session.past)
                 request.length = request.session.past.length
-                request.session.past = _Past(())  # the slot has it now; a fork may still hold on to it
+                # the slot has it now; a fork may still hold on to it
+                request.session.past = _Past(())
             rows = slice(start, start + len(batch_requests))
             feeds = [r.feed for r in batch_requests]
             hidden = self._forward(feeds, [r.length for r in batch_requests], rows)
@@ -302,8 +321,8 @@ class TransformersEngine:
     def _forward(self, feeds: list[list[int]], lengths: list[int], rows: slice) -> Tensor:
         """Append `feeds` to the rows; give the hidden state after each row's last token, (n, H).
 
-        A row shorter than the longest is padded on the right. What the padding writes lies beyond the
-        row's length, is masked, and is overwritten by the row's next tokens.
+        A row shorter than the longest is padded on the right. What the padding writes lies beyond
+        the row's length, is masked, and is overwritten by the row's next tokens.
         """
         device = self._device
         longest = max(map(len, feeds))
@@ -323,11 +342,15 @@ class TransformersEngine:
         """Draw one token in each of the rows by inverting the cumulative distribution."""
         requests = self._slots_in_use[rows]
         logits = self._policy.logits(hidden)
-        temperatures = torch.tensor([r.sampling.temperature for r in requests], device=logits.device)
+        temperatures = torch.tensor(
+            [r.sampling.temperature for r in requests], device=logits.device
+        )
         greedy = temperatures == 0
         log_p = torch.log_softmax(logits / temperatures.masked_fill(greedy, 1.0)[:, None], dim=-1)
         cumulative = log_p.exp().cumsum(-1)
-        draws = torch.tensor([float(r.uniforms[len(r.token_ids)]) for r in requests], device=logits.device)
+        draws = torch.tensor(
+            [float(r.uniforms[len(r.token_ids)]) for r in requests], device=logits.device
+        )
         drawn = torch.searchsorted(cumulative, draws[:, None] * cumulative[:, -1:])[:, 0]
         tokens = torch.where(greedy, logits.argmax(-1), drawn.clamp(max=logits.shape[-1] - 1))
         chosen = log_p.gather(-1, tokens[:, None])[:, 0]
@@ -352,7 +375,8 @@ class TransformersEngine:
         if token in sampling.end_ids:
             return "end"
         if sampling.stop and any(self._may_close(s, token) for s in sampling.stop):
-            # no stop string is longer in tokens than in characters, so the tail is all that can hold one
+            # no stop string is longer in tokens than in characters, so the tail is all that can
+            # hold one
             tail = request.token_ids[-max(map(len, sampling.stop)) :]
             text = self._policy.tokenizer.decode(tail)
             if any(s in text for s in sampling.stop):
@@ -387,7 +411,8 @@ class TransformersEngine:
         if row != last:
             moved = self._slots_in_use[last]
             assert self._kv.store is not None
-            self._kv.store[:, :, row, :, : moved.length] = self._kv.store[:, :, last, :, : moved.length]
+            self._kv.store[:, :, row, :, : moved.length] = self._kv.store[
+                :, :, last, :, : moved.length
+            ]
             self._slots_in_use[row] = moved
         self._slots_in_use.pop()
-
