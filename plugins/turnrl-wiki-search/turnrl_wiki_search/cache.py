@@ -1,0 +1,219 @@
+"""Answers kept on disk: a repeated epoch costs nothing, and a run replays with its server off."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from turnrl import Passage, ToolError
+from turnrl_wiki_search.index import FORMAT, Backend, Hit, IndexInfo, SearchIndex
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS answers (
+    key BLOB PRIMARY KEY, hits BLOB NOT NULL, bytes INTEGER NOT NULL, used INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS answers_used ON answers (used);
+CREATE TABLE IF NOT EXISTS indexes (backend TEXT, name TEXT, info TEXT NOT NULL, PRIMARY KEY
+(backend, name)); CREATE TABLE IF NOT EXISTS size (bytes INTEGER NOT NULL);
+INSERT INTO size SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM size);
+"""
+
+
+class AnswerCache:
+    """Answers by (index version, query, k) in one SQLite file, which processes may share.
+
+    When it outgrows `max_bytes`, the answers used longest ago go, down to nine tenths of it.
+
+    Args:
+        path: The file; made if absent.
+        max_bytes: Most bytes of answers, compressed.
+    """
+
+    def __init__(self, path: str | Path, max_bytes: int) -> None:
+        self.path = Path(path)
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._db: sqlite3.Connection | None = None
+
+    def remember(self, info: IndexInfo) -> None:
+        """Note the description of an index, for replay without it."""
+        row = (info.backend, info.index, json.dumps(info.as_dict()))
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO indexes VALUES (?, ?, ?)", row)
+
+    def recall(self, backend: Backend, name: str) -> IndexInfo | None:
+        """The description last noted for an index."""
+        with self._transaction() as db:
+            row = db.execute(
+                "SELECT info FROM indexes WHERE backend = ? AND name = ?", (backend, name)
+            ).fetchone()
+        return IndexInfo(**json.loads(row[0])) if row else None
+
+    def get(self, version: str, queries: Sequence[str], k: int) -> dict[str, list[Hit]]:
+        """The answers that are kept, by query."""
+        found: dict[str, list[Hit]] = {}
+        used = []
+        with self._transaction() as db:
+            for query in queries:
+                key = _key(version, query, k)
+                row = db.execute("SELECT hits FROM answers WHERE key = ?", (key,)).fetchone()
+                if row:
+                    found[query] = _unpack(row[0])
+                    used.append((time.time_ns(), key))
+            db.executemany("UPDATE answers SET used = ? WHERE key = ?", used)
+        return found
+
+    def put(self, version: str, answers: dict[str, list[Hit]], k: int) -> None:
+        """Keep answers by query."""
+        with self._transaction() as db:
+            for query, hits in answers.items():
+                packed = _pack(hits)
+                row = (_key(version, query, k), packed, len(packed), time.time_ns())
+                if db.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", row).rowcount:
+                    db.execute("UPDATE size SET bytes = bytes + ?", (len(packed),))
+            (size,) = db.execute("SELECT bytes FROM size").fetchone()
+            if size > self._max_bytes:
+                self._shrink(db, size)
+
+    def _shrink(self, db: sqlite3.Connection, size: int) -> None:
+        keys = []
+        for key, length in db.execute("SELECT key, bytes FROM answers ORDER BY used"):
+            if size <= 0.9 * self._max_bytes:
+                break
+            keys.append((key,))
+            size -= length
+        db.executemany("DELETE FROM answers WHERE key = ?", keys)
+        db.execute("UPDATE size SET bytes = ?", (size,))
+
+    def close(self) -> None:
+        """Close the file; the next use opens it again."""
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        # one connection for all threads, kept open, for closing it waits for the disk
+        try:
+            with self._lock:
+                if self._db is None:
+                    self.path.absolute().parent.mkdir(parents=True, exist_ok=True)
+                    self._db = sqlite3.connect(
+                        self.path, timeout=60, isolation_level=None, check_same_thread=False
+                    )
+                    self._db.execute("PRAGMA journal_mode = WAL")
+                    self._db.execute("PRAGMA synchronous = NORMAL")
+                    self._db.executescript(_TABLES)
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._db
+                except BaseException:
+                    self._db.execute("ROLLBACK")
+                    raise
+                self._db.execute("COMMIT")
+        except (sqlite3.Error, OSError) as error:
+            raise ToolError(
+                f"the search cache {str(self.path)!r} cannot be used ({error}). Delete it, free "
+                "space on the disk, or set 'cache' to another file."
+            ) from error
+
+
+class CachedIndex(SearchIndex):
+    """An index whose answers are kept, opened only when something is asked that is not.
+
+    Args:
+        open_index: Opens the index behind it.
+        cache: Where answers are kept.
+        backend: The backend behind it.
+        name: Its folder or name.
+        offline: Never open the index: what is not kept is an error.
+    """
+
+    def __init__(
+        self,
+        open_index: Callable[[], SearchIndex],
+        cache: AnswerCache,
+        backend: Backend,
+        name: str,
+        offline: bool = False,
+    ) -> None:
+        self._open_index = open_index
+        self._cache = cache
+        self._backend: Backend = backend
+        self._name = name
+        self._offline = offline
+        self._lock = threading.Lock()
+        self._index: SearchIndex | None = None
+        self._info: IndexInfo | None = None
+
+    def info(self) -> IndexInfo:
+        with self._lock:
+            if self._info is None:
+                if self._offline:
+                    self._info = self._recall()
+                else:
+                    self._index = self._index or self._open_index()
+                    self._info = self._index.info()
+                    self._cache.remember(self._info)
+            return self._info
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        info = self.info()
+        answers = self._cache.get(info.version, queries, k)
+        missing = [query for query in dict.fromkeys(queries) if query not in answers]
+        if missing:
+            if self._index is None:
+                raise ToolError(
+                    f"{len(missing)} of {len(queries)} queries are not in the search cache "
+                    f"{str(self._cache.path)!r} (k={k}, the first is {missing[0][:80]!r}), and the "
+                    "tool is offline. A replay must ask what the first run asked: keep its recipe "
+                    "and seed, or set 'offline' to false."
+                )
+            fresh = dict(zip(missing, self._index.search(missing, k), strict=True))
+            self._cache.put(info.version, fresh, k)
+            answers.update(fresh)
+        return [answers[query] for query in queries]
+
+    def close(self) -> None:
+        self._cache.close()
+        if self._index is not None:
+            self._index.close()
+
+    def _recall(self) -> IndexInfo:
+        info = self._cache.recall(self._backend, self._name)
+        if info is None or info.format != FORMAT:
+            raise ToolError(
+                f"the search cache {str(self._cache.path)!r} has never seen the {self._backend} "
+                f"index {self._name!r}, so there is nothing to replay. Run once with 'offline' set "
+                "to false."
+            )
+        return info
+
+
+def _key(version: str, query: str, k: int) -> bytes:
+    return hashlib.blake2b(
+        f"{FORMAT}\x1f{version}\x1f{k}\x1f{query}".encode(), digest_size=16
+    ).digest()
+
+
+def _pack(hits: list[Hit]) -> bytes:
+    rows = [[h.passage.id, h.passage.title, h.passage.text, h.score] for h in hits]
+    return zlib.compress(json.dumps(rows, ensure_ascii=False).encode(), 1)
+
+
+def _unpack(data: bytes) -> list[Hit]:
+    return [
+        Hit(Passage(i, title, text), score)
+        for i, title, text, score in json.loads(zlib.decompress(data))
+    ]

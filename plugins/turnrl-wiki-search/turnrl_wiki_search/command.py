@@ -1,0 +1,351 @@
+"""`turnrl index build | info | search`: make search indexes, look at them, ask them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from turnrl import DataError, RecipeError, contains_answer
+from turnrl_wiki_search.index import Analyzer, Backend, Hit, IndexInfo, SearchIndex, clean_query
+
+_BATCH = 64
+_RANKS = (1, 3, 5)
+
+
+def add_index_command(commands: Any) -> None:
+    """Add `index` to argparse's sub-parsers."""
+    parser = commands.add_parser(
+        "index", help="build, describe and ask search indexes", description=__doc__
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="{build,info,search}")
+
+    build = actions.add_parser("build", help="build an index, or take up an interrupted build")
+    build.add_argument(
+        "--source",
+        required=True,
+        help="a .jsonl, .jsonl.gz, .parquet or .csv file with id, title and text; an installed "
+        "corpus, such as Atlas; a folder with a data set's files; or a hub data set, "
+        "NAME[:CONFIG[:SPLIT]], such as wikimedia/wikipedia",
+    )
+    _add_index_arguments(build)
+    build.add_argument(
+        "--split",
+        help="words=N cuts articles into passages of about N words at sentence ends; none leaves "
+        "texts as they are (default: words=100 for a hub data set, none for anything else)",
+    )
+    build.add_argument(
+        "--analyzer",
+        choices=get_args(Analyzer),
+        default="english",
+        help="english drops stop words and stems; standard does neither (default: %(default)s)",
+    )
+    build.add_argument("--overwrite", action="store_true", help="replace the index if it is there")
+    build.add_argument("--shards", type=int, help="shards of the index on the server (default: 1)")
+    build.add_argument(
+        "--k1", type=float, help="BM25's k1 on the server (default: 1.2, as in the embedded index)"
+    )
+    build.add_argument(
+        "--b", type=float, help="BM25's b on the server (default: 0.75, as in the embedded index)"
+    )
+    build.set_defaults(run=_build)
+
+    info = actions.add_parser("info", help="describe an index")
+    _add_index_arguments(info)
+    info.add_argument("--json", action="store_true", help="print JSON")
+    info.set_defaults(run=_info)
+
+    search = actions.add_parser(
+        "search", help="search for a query, or score retrieval on a file of questions"
+    )
+    search.add_argument("query", nargs="?", help="what to look for")
+    search.add_argument(
+        "--questions", metavar="FILE", help="a .jsonl file with 'question' and 'answers'"
+    )
+    search.add_argument(
+        "--sample", type=int, metavar="N", help="take N of the questions, drawn with --seed"
+    )
+    search.add_argument(
+        "--seed", type=int, default=0, help="seed of --sample (default: %(default)s)"
+    )
+    _add_index_arguments(search)
+    search.add_argument("-k", type=int, default=3, help="passages per query (default: %(default)s)")
+    search.add_argument("--json", action="store_true", help="print JSON")
+    search.set_defaults(run=_search)
+
+
+def _add_index_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--index", required=True, help="folder, or name of the index on the server")
+    parser.add_argument(
+        "--backend", choices=get_args(Backend), default="embedded", help="default: %(default)s"
+    )
+    server = parser.add_argument_group(
+        "Elasticsearch",
+        "Each may come from the environment; secrets are given as '${NAME}' only, quoted.",
+    )
+    for name, text in {
+        "url": "address (TURNRL_ES_URL, or http://localhost:9200)",
+        "api-key": "'${NAME}' of the variable that holds the key (TURNRL_ES_API_KEY)",
+        "username": "user (TURNRL_ES_USERNAME, or elastic)",
+        "password": "'${NAME}' of the variable that holds the password (TURNRL_ES_PASSWORD)",
+        "cloud-id": "'${NAME}' of the variable that holds the cloud id (TURNRL_ES_CLOUD_ID)",
+        "ca-certs": "file with the certificates to trust (TURNRL_ES_CA_CERTS)",
+    }.items():
+        server.add_argument(f"--{name}", help=text)
+
+
+def _server_arguments(args: argparse.Namespace, *more: str) -> dict[str, Any]:
+    """Arguments given for a server; refuses them where there is none."""
+    names = ("url", "api_key", "username", "password", "cloud_id", "ca_certs", *more)
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if given and args.backend == "embedded":
+        options = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise RecipeError(
+            f"{options}: an embedded index has no server. Add --backend elasticsearch, or leave it "
+            "out."
+        )
+    return given
+
+
+def _open(args: argparse.Namespace) -> SearchIndex:
+    given = _server_arguments(args)
+    if args.backend == "embedded":
+        from turnrl_wiki_search.embedded import EmbeddedIndex
+
+        return EmbeddedIndex(args.index)
+    from turnrl_wiki_search.elastic import ElasticIndex, Server
+
+    return ElasticIndex(Server(**given, wait_s=0), args.index)
+
+
+def _build(args: argparse.Namespace) -> int:
+    from turnrl_wiki_search.sources import Corpus, Splitter, open_source
+
+    given = _server_arguments(args, "shards", "k1", "b")
+    splitter = None if args.split is None else Splitter.parse(args.split)
+    corpus = Corpus(open_source(args.source), splitter)
+    progress = _Progress(corpus.source.fraction)
+    existing = "replace" if args.overwrite else "refuse"
+    if args.backend == "embedded":
+        from turnrl_wiki_search import embedded
+
+        info = embedded.build(args.index, corpus, args.analyzer, existing, progress)  # type: ignore[arg-type]
+    else:
+        from turnrl_wiki_search import elastic
+
+        settings = {name: given.pop(name) for name in ("shards", "k1", "b") if name in given}
+        server = elastic.Server(**given)
+        info = elastic.build(
+            server, args.index, corpus, args.analyzer, args.overwrite, progress, **settings
+        )
+    progress.end()
+    rate = f", {progress.rate:,.0f} passages/s" if progress.rate else ""
+    print(
+        f"{info.index}: {info.passages:,} passages from {info.source} in {progress.seconds:.1f} "
+        f"s{rate}, counted"
+    )
+    return 0
+
+
+def _info(args: argparse.Namespace) -> int:
+    info = _open(args).info()
+    if args.json:
+        print(json.dumps(info.as_dict(), ensure_ascii=False))
+    else:
+        print("\n".join(f"{name:9} {value}" for name, value in info.as_dict().items()))
+    return 0
+
+
+def _search(args: argparse.Namespace) -> int:
+    if (args.query is None) == (args.questions is None):
+        raise RecipeError("turnrl index search takes a query or --questions FILE, one of them.")
+    if args.k < 1:
+        raise RecipeError(f"-k is {args.k}; it must be 1 or more.")
+    if args.sample is not None and args.questions is None:
+        raise RecipeError("--sample draws from the questions of a file. Add --questions FILE.")
+    if args.questions is not None:
+        questions = _read_questions(Path(args.questions), args.sample, args.seed)
+        index = _open(args)
+        try:
+            _print_score(args, score_retrieval(index, questions, args.k), index.info())
+        finally:
+            index.close()
+        return 0
+    query = clean_query(args.query)
+    if not query:
+        raise RecipeError("the query is empty. Give some words to look for.")
+    index = _open(args)
+    try:
+        (hits,) = index.search([query], args.k)
+    finally:
+        index.close()
+    if args.json:
+        print(json.dumps([_hit(hit) for hit in hits], ensure_ascii=False))
+    else:
+        print(
+            "\n\n".join(
+                f"{h.score:.2f}  {h.passage.title}  [{h.passage.id}]\n{h.passage.text}"
+                for h in hits
+            )
+        )
+        if not hits:
+            print(f"nothing found for {query!r}", file=sys.stderr)
+    return 0
+
+
+def score_retrieval(
+    index: SearchIndex, questions: Sequence[tuple[str, Sequence[str]]], k: int
+) -> dict[str, float]:
+    """How often an accepted answer stands in the best passages, each question being its own query.
+
+    An answer counts if its words stand, whole and in order, in title and text of a passage, after
+    SQuAD normalisation of both.
+
+    Args:
+        index: Where to search.
+        questions: Text and accepted answers.
+        k: Passages per question.
+    Returns:
+        `answer@n` for n of 1, 3, 5 and k, as far as k goes; `queries_per_s`, in batches of 64,
+        scoring not counted; and `questions`.
+    """
+    ranks = sorted({n for n in (*_RANKS, k) if n <= k})
+    found = dict.fromkeys(ranks, 0)
+    index.search(["warm"], 1)
+    seconds = 0.0
+    for start in range(0, len(questions), _BATCH):
+        batch = questions[start : start + _BATCH]
+        begin = time.perf_counter()
+        answers = index.search([text for text, _ in batch], k)
+        seconds += time.perf_counter() - begin
+        for (_, accepted), hits in zip(batch, answers, strict=True):
+            rank = next((i for i, h in enumerate(hits, 1) if _holds(h, accepted)), None)
+            for n in ranks:
+                found[n] += rank is not None and rank <= n
+    total = len(questions)
+    scores = {f"answer@{n}": found[n] / total for n in ranks}
+    return {**scores, "queries_per_s": total / seconds, "questions": total}
+
+
+def _holds(hit: Hit, answers: Sequence[str]) -> bool:
+    return contains_answer(f"{hit.passage.title}\n{hit.passage.text}", answers)
+
+
+def _print_score(args: argparse.Namespace, score: dict[str, float], info: IndexInfo) -> None:
+    if args.json:
+        print(json.dumps({**score, "passages": info.passages}))
+        return
+    print(
+        f"{score['questions']} questions over {info.passages:,} passages, "
+        f"{score['queries_per_s']:,.0f} queries/s"
+    )
+    for name, value in score.items():
+        if name.startswith("answer@"):
+            print(f"{name:10} {value:.3f}")
+
+
+def _read_questions(path: Path, sample: int | None, seed: int) -> list[tuple[str, list[str]]]:
+    if not path.is_file():
+        raise DataError(f"no file {str(path)!r} to read questions from (looked in {Path.cwd()}).")
+    questions = list(_parse_questions(path))
+    if not questions:
+        raise DataError(f"{path} has no questions.")
+    if sample is not None:
+        if not 1 <= sample <= len(questions):
+            raise RecipeError(f"--sample {sample}: {path} has {len(questions)} questions.")
+        random.Random(seed).shuffle(questions)
+        questions = questions[:sample]
+    return questions
+
+
+def _parse_questions(path: Path) -> Iterator[tuple[str, list[str]]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                text, answers = row["question"], row["answers"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(
+                    f"{path}, line {number}: not a JSON object with 'question' and 'answers' "
+                    f"({type(error).__name__}: {error})."
+                ) from error
+            query = clean_query(str(text))
+            if not query or not isinstance(answers, list):
+                raise DataError(
+                    f"{path}, line {number}: 'question' must be a text, and 'answers' a list of "
+                    "texts."
+                )
+            yield query, [str(answer) for answer in answers]
+
+
+def _hit(hit: Hit) -> dict[str, Any]:
+    return {
+        "id": hit.passage.id,
+        "title": hit.passage.title,
+        "text": hit.passage.text,
+        "score": hit.score,
+    }
+
+
+class _Progress:
+    """A line on stderr, rewritten on a terminal and repeated every ten seconds elsewhere."""
+
+    def __init__(self, fraction: Any) -> None:
+        self._fraction = fraction
+        self._terminal = sys.stderr.isatty()
+        self._start = self._last = time.perf_counter()
+        self._first: tuple[int, float | None, float] | None = None
+        self._passages = 0
+
+    def __call__(self, passages: int) -> None:
+        now = time.perf_counter()
+        if (
+            self._first is None
+        ):  # a build that was taken up has passages already; they were not made now
+            self._first = (passages, self._fraction(), now)
+        self._passages = passages
+        if now - self._last < (0.5 if self._terminal else 10):
+            return
+        self._last = now
+        parts = [f"{passages:,} passages", f"{self.rate:,.0f}/s"]
+        fraction = self._fraction()
+        if fraction:
+            parts.append(f"{fraction:.1%}")
+            first, start = self._first[1] or 0.0, self._first[2]
+            if fraction > first:
+                left = (1 - fraction) * (now - start) / (fraction - first)
+                parts.append(f"{_duration(left)} left")
+        print(
+            ", ".join(parts),
+            end="\x1b[K\r" if self._terminal else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+    @property
+    def rate(self) -> float:
+        """Passages per second since the first report."""
+        if self._first is None:
+            return 0.0
+        return (self._passages - self._first[0]) / max(time.perf_counter() - self._first[2], 1e-9)
+
+    def end(self) -> None:
+        if self._terminal:
+            print(end="\x1b[K", file=sys.stderr, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

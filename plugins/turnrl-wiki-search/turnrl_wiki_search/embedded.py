@@ -1,0 +1,341 @@
+"""An index in a folder, searched in-process by tantivy: no server, no memory of its own.
+
+    FOLDER/turnrl-index.json   the description (`IndexInfo`)
+    FOLDER/tantivy/            one indexed field, title and text together, with frequencies and no
+    positions FOLDER.building/           an unfinished build, which the same command takes up again
+    FOLDER.lock                held while building, so that workers who ask at once build once
+
+The folder is only ever written under its temporary name and then renamed, so what stands under its
+own name is whole, and any number of processes read it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from turnrl import Passage, ToolError
+from turnrl_wiki_search.index import FORMAT, Analyzer, Hit, IndexInfo, SearchIndex, build_command
+from turnrl_wiki_search.sources import Corpus, Mark
+
+if TYPE_CHECKING:
+    import tantivy
+
+METADATA = "turnrl-index.json"
+_PROGRESS = "progress.json"
+_COMMIT_EVERY = 250_000
+_ONE_SEGMENT = 50_000
+_HEAP_BYTES = 256_000_000
+
+
+class EmbeddedIndex(SearchIndex):
+    """An index in a folder.
+
+    Args:
+        folder: Where `build` put it.
+    Raises:
+        ToolError: Naming the folder, what was found there, and the command that builds it.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        import tantivy
+
+        self._info = read_info(folder)
+        try:
+            self._index = tantivy.Index.open(str(Path(folder) / "tantivy"))
+        except ValueError as error:
+            raise ToolError(
+                f"the index in {str(folder)!r} cannot be opened by tantivy {_tantivy_version()} "
+                f"({error}). Build it again: "
+                f"{build_command('embedded', str(folder), self._info.source)} --overwrite"
+            ) from error
+        self._analyzer = _analyzer(self._info.analyzer)
+        self._schema = self._index.schema
+        self._searcher = self._index.searcher()
+        self._workers = os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="turnrl-search")
+
+    def info(self) -> IndexInfo:
+        return self._info
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        if len(queries) == 1:
+            return [self._search(queries[0], k)]
+        parts = [queries[i :: self._workers] for i in range(self._workers)]
+        found = list(self._pool.map(lambda part: [self._search(query, k) for query in part], parts))
+        return [found[i % self._workers][i // self._workers] for i in range(len(queries))]
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _search(self, query: str, k: int) -> list[Hit]:
+        import tantivy
+
+        # terms are looked up one by one, never parsed, so `title:foo AND (` is five plain words at
+        # most
+        terms = dict.fromkeys(self._analyzer.analyze(query))
+        if not terms:
+            return []
+        clauses = [
+            (tantivy.Occur.Should, tantivy.Query.term_query(self._schema, "body", term, "freq"))
+            for term in terms
+        ]
+        # counting all matches would forbid skipping those that cannot reach the top: 4 times slower
+        result = self._searcher.search(tantivy.Query.boolean_query(clauses), k, count=False)
+        return [Hit(_passage(self._searcher.doc(address)), score) for score, address in result.hits]
+
+
+def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
+    """The description of the index in a folder, without opening it.
+
+    Raises:
+        ToolError: If there is no index, or one of another format.
+    """
+    path = Path(folder)
+    command = build_command("embedded", str(folder))
+    if not path.is_dir():
+        unfinished = _beside(path, ".building").is_dir()
+        found = (
+            "an unfinished build beside it, which that command takes up again"
+            if unfinished
+            else "nothing"
+        )
+        raise ToolError(
+            f"no search index in {str(folder)!r} (found: {found}). Build it with '{command}'."
+        )
+    try:
+        data = json.loads((path / METADATA).read_text(encoding="utf-8"))
+        version = data["format"]
+    except FileNotFoundError:
+        names = sorted(entry.name for entry in path.iterdir())
+        found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "an empty folder"
+        raise ToolError(
+            f"{str(folder)!r} is not a search index: it has no {METADATA} (found: {found}). Choose "
+            f"another folder, or build the index with '{command}'."
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ToolError(
+            f"{METADATA} in {str(folder)!r} cannot be read ({type(error).__name__}: {error}). "
+            f"Build the index again: '{command} --overwrite'."
+        ) from error
+    if version != FORMAT:
+        source = str(data.get("source", "SOURCE"))
+        raise ToolError(
+            f"the search index in {str(folder)!r} has format {version}, and this "
+            f"turnrl-wiki-search reads format {FORMAT}. Build it again: "
+            f"'{build_command('embedded', str(folder), source)} --overwrite'."
+        )
+    try:
+        return IndexInfo(**{**data, "index": str(folder)})
+    except TypeError as error:
+        raise ToolError(
+            f"{METADATA} in {str(folder)!r} lacks a field or has one too many ({error}). Build the "
+            f"index again: '{command} --overwrite'."
+        ) from error
+
+
+def build(
+    folder: str | os.PathLike[str],
+    corpus: Corpus,
+    analyzer: Analyzer = "english",
+    existing: Literal["refuse", "keep", "replace"] = "refuse",
+    on_progress: Callable[[int], None] | None = None,
+) -> IndexInfo:
+    """Build an index in a folder, or take up an interrupted build of the same corpus.
+
+    An interrupted build loses at most the last 250,000 passages, and never holds one twice: what
+    the folder holds is told by tantivy's own commit, and the corpus is taken up at the mark of that
+    commit.
+
+    Args:
+        folder: Where the index is to stand.
+        corpus: Its passages.
+        analyzer: How text becomes terms.
+        existing: What to do if the folder is there already.
+        on_progress: Called with the number of passages read so far, some times a second.
+    Returns:
+        The description of the index.
+    Raises:
+        ToolError: If the folder is there and `existing` is `refuse`, or the index does not hold
+            what was read.
+    """
+    path = Path(folder)
+    with _lock(path):
+        if path.exists() and existing == "keep":
+            return read_info(path)
+        if path.exists() and existing == "refuse":
+            raise ToolError(
+                f"{str(folder)!r} is there already. Add --overwrite to build it anew, or choose "
+                "another folder."
+            )
+        work = _beside(path, ".building")
+        mark = _fill(work, corpus, analyzer, on_progress)
+        info = IndexInfo(
+            backend="embedded",
+            index=str(folder),
+            version=f"embedded-{mark.digest}-{analyzer}",
+            source=corpus.source.name,
+            splitter=str(corpus.splitter),
+            analyzer=analyzer,
+            passages=mark.passages,
+            built=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+        _write_json(work / METADATA, info.as_dict())
+        (work / _PROGRESS).unlink()
+        old = _beside(path, ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            path.rename(old)
+        work.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+        return info
+
+
+def _fill(
+    work: Path, corpus: Corpus, analyzer: Analyzer, on_progress: Callable[[int], None] | None
+) -> Mark:
+    import tantivy
+
+    build_of = {
+        **corpus.identity,
+        "analyzer": analyzer,
+        "format": FORMAT,
+        "tantivy": _tantivy_version(),
+    }
+    index, marks = _resume(work, build_of)
+    if index is None:
+        shutil.rmtree(work, ignore_errors=True)
+        (work / "tantivy").mkdir(parents=True)
+        index = tantivy.Index(_schema(), path=str(work / "tantivy"))
+        marks = [Mark()]
+    index.register_tokenizer("turnrl", _analyzer(analyzer))
+    mark = marks[-1]
+
+    def save(*these: Mark) -> None:
+        _write_json(work / _PROGRESS, {"build": build_of, "marks": [m.as_dict() for m in these]})
+
+    save(mark)
+    committed = mark
+    # one thread keeps a small index in one segment and in order, so that ties fall the same way
+    # everywhere
+    one_thread = mark.passages < _ONE_SEGMENT
+    writer = index.writer(_HEAP_BYTES, 1 if one_thread else min(os.cpu_count() or 1, 8))
+    for chunk, reached in corpus.chunks(committed):
+        mark = reached
+        for passage in chunk:
+            body = f"{passage.title}\n{passage.text}"
+            writer.add_document(tantivy.Document(id=passage.id.encode(), body=body))
+        if on_progress:
+            on_progress(mark.passages)
+        grown = one_thread and mark.passages >= _ONE_SEGMENT
+        if grown or mark.passages - committed.passages >= _COMMIT_EVERY:
+            # both marks are on disk before the commit: whichever side of it we die on, one of them
+            # is true
+            save(committed, mark)
+            writer.commit()
+            committed = mark
+        if grown:
+            writer.wait_merging_threads()
+            one_thread = False
+            writer = index.writer(_HEAP_BYTES, min(os.cpu_count() or 1, 8))
+    save(committed, mark)
+    writer.commit()
+    writer.wait_merging_threads()
+    index.reload()
+    held = index.searcher().num_docs
+    if held != mark.passages:
+        shutil.rmtree(work, ignore_errors=True)
+        raise ToolError(
+            f"{mark.passages:,} passages were read from {corpus.source.name!r}, and the new index "
+            f"holds {held:,}. It was thrown away; build it again, and check the disk if it happens "
+            "twice."
+        )
+    return mark
+
+
+def _resume(work: Path, build_of: dict[str, Any]) -> tuple[tantivy.Index | None, list[Mark]]:
+    """The unfinished index and the mark of its last commit, if they are of the same build."""
+    import tantivy
+
+    try:
+        state = json.loads((work / _PROGRESS).read_text(encoding="utf-8"))
+        if state["build"] != build_of:
+            return None, []
+        index = tantivy.Index.open(str(work / "tantivy"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, []
+    held = index.searcher().num_docs
+    marks = [Mark(**mark) for mark in state["marks"] if mark["passages"] == held]
+    return (index, marks) if marks else (None, [])
+
+
+def _tantivy_version() -> str:
+    return importlib.metadata.version("tantivy")
+
+
+def _schema() -> tantivy.Schema:
+    import tantivy
+
+    builder = tantivy.SchemaBuilder()
+    builder.add_bytes_field("id", stored=True)
+    builder.add_text_field("body", stored=True, tokenizer_name="turnrl", index_option="freq")
+    return builder.build()
+
+
+def _analyzer(name: Analyzer) -> tantivy.TextAnalyzer:
+    import tantivy
+
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+    builder = builder.filter(tantivy.Filter.lowercase()).filter(tantivy.Filter.remove_long(128))
+    if name == "english":
+        builder = builder.filter(tantivy.Filter.stopword("english"))
+        builder = builder.filter(tantivy.Filter.stemmer("english"))
+    return builder.build()
+
+
+def _passage(document: tantivy.Document) -> Passage:
+    title, _, text = str(document.get_first("body")).partition("\n")
+    return Passage(bytes(document.get_first("id") or b"").decode(), title, text)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    import filelock
+
+    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(_beside(path, ".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        print(
+            f"turnrl: waiting for another process that builds {str(path)!r}",
+            file=sys.stderr,
+            flush=True,
+        )
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _beside(path: Path, ending: str) -> Path:
+    absolute = path.absolute()
+    return absolute.with_name(absolute.name + ending)
+
+
+def _write_json(path: Path, data: Any) -> None:
+    """Write all of it or nothing."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+    temporary.write_text(json.dumps(data, ensure_ascii=False, indent=1), encoding="utf-8")
+    temporary.replace(path)

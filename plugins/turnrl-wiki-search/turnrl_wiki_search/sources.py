@@ -1,0 +1,431 @@
+"""Where passages come from: reading a corpus as a stream, splitting its articles, resuming."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import hashlib
+import itertools
+import json
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnrl import DataError, Passage, QuestionSource, RecipeError, installed
+
+HUB_CONFIGS = {"wikimedia/wikipedia": "20231101.en"}
+"""The configuration meant when a data set is named without one."""
+
+_SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
+_SENTENCE_END = re.compile(r"""([.!?]["'”’)\]]*)\s+(?=["'“‘(\[]*[A-Z0-9])|\n""")
+_ABBREVIATIONS = frozenset(
+    "Mr Mrs Ms Dr St Prof Jr Sr Gen Col Capt Lt Sgt Rev Hon Mt Ft No no vs etc c ca e.g i.e".split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """Cuts an article into passages of about `words` words, at the ends of sentences.
+
+    A passage is closed at the sentence end nearest to `words`. A sentence that alone is longer than
+    one and a half times that is cut between words, and a last passage of less than a third of it
+    joins the one before. This is the field's "wiki-18" convention (100 words, the title kept with
+    every passage), with sentences kept whole.
+
+    Args:
+        words: Words (as divided by white space) in a passage; None leaves every text as it is.
+    """
+
+    words: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> Splitter:
+        """Read `words=100` or `none`.
+
+        Raises:
+            RecipeError: If it is neither.
+        """
+        if text == "none":
+            return cls(None)
+        name, _, number = text.partition("=")
+        if name == "words" and number.isascii() and number.isdigit() and int(number) >= 10:
+            return cls(int(number))
+        raise RecipeError(f"no splitter {text!r}. Use 'words=100' (10 words or more) or 'none'.")
+
+    def __str__(self) -> str:
+        return "none" if self.words is None else f"words={self.words}"
+
+    def split(self, article: Passage) -> list[Passage]:
+        """The passages of one article, each with its title; none if it has no text."""
+        text = article.text.strip()
+        if self.words is None:
+            return [article] if text else []
+        return [
+            Passage(f"{article.id}-{number}", article.title, piece)
+            for number, piece in enumerate(self._pieces(text, self.words))
+        ]
+
+    @staticmethod
+    def _pieces(text: str, size: int) -> list[str]:
+        pieces: list[str] = []
+        counts: list[int] = []
+        current: list[str] = []
+        count = 0
+
+        def close() -> None:
+            nonlocal count
+            if current:
+                pieces.append(" ".join(current))
+                counts.append(count)
+                current.clear()
+                count = 0
+
+        for sentence in _sentences(text):
+            words = sentence.split()
+            if not words:
+                continue
+            # stopping here leaves `size - count` words missing; going on leaves `count + n - size`
+            # too many
+            if count and count + len(words) - size > size - count:
+                close()
+            if len(words) > 1.5 * size:
+                close()
+                for start in range(0, len(words), size):
+                    current.append(" ".join(words[start : start + size]))
+                    count = len(words[start : start + size])
+                    if count == size:
+                        close()
+                continue
+            current.append(sentence.strip())
+            count += len(words)
+        close()
+        if len(pieces) > 1 and counts[-1] < size / 3:
+            pieces[-2:] = [f"{pieces[-2]} {pieces[-1]}"]
+        return pieces
+
+
+def _sentences(text: str) -> Iterator[str]:
+    start = 0
+    for match in _SENTENCE_END.finditer(text):
+        if match[1] is None:  # the end of a line
+            yield text[start : match.start()]
+        else:
+            word = text[text.rfind(" ", start, match.start()) + 1 : match.start()].lstrip("\"'“‘([")
+            # "Dr.", or an initial, alone or as in "U.S."
+            if match[1] == "." and (
+                word in _ABBREVIATIONS or (word[-1:].isupper() and word[-2:-1] in ("", "."))
+            ):
+                continue
+            yield text[start : match.end(1)]
+        start = match.end()
+    yield text[start:]
+
+
+class Source(ABC):
+    """A corpus that is read as a stream of articles and can be taken up again at a position.
+
+    Attributes:
+        name: The source in the words of `--source`.
+        identity: Tells this state of this source from another one; JSON.
+        splitter: How its articles are split unless the user says otherwise.
+    """
+
+    name: str
+    identity: Mapping[str, Any]
+    splitter: Splitter = Splitter(None)
+
+    @abstractmethod
+    def read(self, position: Any = None) -> Iterator[Passage]:
+        """Every article, or every one after a position that `position` gave.
+
+        Raises:
+            DataError: Naming the source, the row and what is wrong with it.
+        """
+
+    @abstractmethod
+    def position(self) -> Any:
+        """Where `read` stands, as JSON."""
+
+    def fraction(self) -> float | None:
+        """How much of it has been read, from 0 to 1; None if its size is not known."""
+        return None
+
+
+class _Rows(Source):
+    """A source made of rows with fields; its position is a count of rows."""
+
+    def __init__(self) -> None:
+        self._row = 0
+
+    @abstractmethod
+    def _rows(self, skip: int) -> Iterator[Mapping[str, Any]]: ...
+
+    def read(self, position: Any = None) -> Iterator[Passage]:
+        self._row = position or 0
+        for row in self._rows(self._row):
+            self._row += 1
+            yield _article(row, self.name, self._row)
+
+    def position(self) -> Any:
+        return self._row
+
+
+class _File(_Rows):
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        if not path.is_file():
+            raise DataError(
+                f"no file {str(path)!r} to read passages from (looked in {Path.cwd()})."
+            )
+        state = path.stat()
+        self.name = str(path)
+        self.identity = {
+            "file": path.name,
+            "bytes": state.st_size,
+            "modified_ns": state.st_mtime_ns,
+        }
+        self._path = path
+        self._fraction = 0.0
+
+    def fraction(self) -> float | None:
+        return self._fraction
+
+    def _rows(self, skip: int) -> Iterator[Mapping[str, Any]]:
+        if self._path.suffix == ".parquet":
+            return self._parquet(skip)
+        return self._text(skip)
+
+    def _text(self, skip: int) -> Iterator[Mapping[str, Any]]:
+        size = max(self._path.stat().st_size, 1)
+        parse = self._csv if self._path.suffix == ".csv" else self._jsonl
+        with self._path.open("rb") as raw:
+            plain = gzip.open(raw) if self._path.suffix == ".gz" else raw  # noqa: SIM115
+            lines = (line.decode("utf-8-sig", "replace") for line in plain)
+            for number, row in enumerate(parse(lines, skip)):
+                if number % 256 == 0:
+                    self._fraction = min(raw.tell() / size, 1.0)
+                yield row
+
+    def _jsonl(self, lines: Iterator[str], skip: int) -> Iterator[Mapping[str, Any]]:
+        filled = ((number, line) for number, line in enumerate(lines, 1) if not line.isspace())
+        for number, line in itertools.islice(filled, skip, None):
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{self.name}, line {number}: not JSON ({error}).") from error
+            if not isinstance(row, dict):
+                raise DataError(
+                    f"{self.name}, line {number}: not a JSON object, but {line[:40]!r}."
+                )
+            yield row
+
+    @staticmethod
+    def _csv(lines: Iterator[str], skip: int) -> Iterator[Mapping[str, Any]]:
+        csv.field_size_limit(sys.maxsize)  # an article is longer than the 128 kB allowed by default
+        return itertools.islice(csv.DictReader(lines), skip, None)
+
+    def _parquet(self, skip: int) -> Iterator[Mapping[str, Any]]:
+        import pyarrow.parquet
+
+        try:
+            file = pyarrow.parquet.ParquetFile(self._path)
+        except pyarrow.ArrowException as error:
+            raise DataError(
+                f"{self.name} is not a Parquet file that can be read ({error})."
+            ) from error
+        with file:
+            total, done = max(file.metadata.num_rows, 1), 0
+            columns = [
+                n for n in ("id", "title", "text", "contents") if n in file.schema_arrow.names
+            ]
+            for batch in file.iter_batches(batch_size=1000, columns=columns or None):
+                rows = batch.num_rows
+                if done + rows > skip:
+                    yield from batch.slice(max(skip - done, 0)).to_pylist()
+                done += rows
+                self._fraction = done / total
+
+
+class _Installed(_Rows):
+    """The corpus of a `QuestionSource` that a plugin brings."""
+
+    def __init__(self, cls: type[QuestionSource]) -> None:
+        super().__init__()
+        self.name = cls.__name__
+        self.identity = {"class": f"{cls.__module__}.{cls.__qualname__}"}
+        self._cls = cls
+
+    def _rows(self, skip: int) -> Iterator[Mapping[str, Any]]:
+        for passage in itertools.islice(self._cls().passages(), skip, None):
+            yield {"id": passage.id, "title": passage.title, "text": passage.text}
+
+
+class _Hub(Source):
+    """A data set of the Hugging Face hub, or a folder with the files of one, read by streaming."""
+
+    splitter = Splitter(100)
+
+    def __init__(self, name: str) -> None:
+        import datasets
+
+        path, config, split = [*name.split(":"), "", ""][:3]
+        config, split = config or HUB_CONFIGS.get(path, ""), split or "train"
+        self.name = name
+        self.identity = {"dataset": path, "config": config, "split": split}
+        try:
+            self._data = datasets.load_dataset(path, config or None, split=split, streaming=True)
+        except Exception as error:  # the library raises a dozen kinds, network errors included
+            raise DataError(
+                f"data set {name!r} cannot be read ({type(error).__name__}: {_first_line(error)}). "
+                "Write it as NAME[:CONFIG[:SPLIT]], check the connection, or give a local .jsonl, "
+                ".parquet or .csv file."
+            ) from error
+        splits = self._data.info.splits or {}
+        self._total: int | None = splits[split].num_examples if split in splits else None
+        self._row = 0
+        self._beginning = self._data.state_dict()
+
+    def read(self, position: Any = None) -> Iterator[Passage]:
+        position = position or {"row": 0, "state": self._beginning}
+        self._row = position["row"]
+        self._data.load_state_dict(position["state"])
+        for row in self._data:
+            self._row += 1
+            yield _article(row, self.name, self._row)
+
+    def position(self) -> Any:
+        return {"row": self._row, "state": self._data.state_dict()}
+
+    def fraction(self) -> float | None:
+        return min(self._row / self._total, 1.0) if self._total else None
+
+
+def open_source(name: str) -> Source:
+    """The source that `--source` and `build_from` name.
+
+    Args:
+        name: A `.jsonl`, `.jsonl.gz`, `.parquet` or `.csv` file with `id`, `title` and `text`; the
+            short name of an installed question source that has a corpus; or a hub data set,
+            `NAME[:CONFIG[:SPLIT]]`.
+    Raises:
+        DataError: If there is no such source; the message lists those installed.
+    """
+    if name.endswith(_SUFFIXES):
+        return _File(Path(name))
+    if "/" in name or Path(name).is_dir():
+        return _Hub(name)
+    classes = {
+        k: v for k, v in installed("turnrl_datasets").items() if issubclass(v, QuestionSource)
+    }
+    if name in classes:
+        return _Installed(classes[name])
+    corpora = [k for k, v in classes.items() if v.passages is not QuestionSource.passages]
+    near = difflib.get_close_matches(name, corpora, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise DataError(
+        f"no source {name!r}.{hint} It can be a file (*{', *'.join(_SUFFIXES)}), a hub "
+        "data set such as wikimedia/wikipedia:20231101.en, or an installed corpus (found: "
+        f"{', '.join(corpora) or 'none'})."
+    )
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a corpus where building can be taken up.
+
+    Args:
+        passages: Passages before it.
+        position: The source's own position.
+        digest: Digest of the passages before it.
+    """
+
+    passages: int = 0
+    position: Any = None
+    digest: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON."""
+        return {"passages": self.passages, "position": self.position, "digest": self.digest}
+
+
+class Corpus:
+    """The passages of a source, in chunks that end at marks.
+
+    Args:
+        source: Where articles come from.
+        splitter: How they are split; the source's own way if None.
+    """
+
+    def __init__(self, source: Source, splitter: Splitter | None = None) -> None:
+        self.source = source
+        self.splitter = splitter or source.splitter
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Equal for two builds that would read the same passages."""
+        return {"source": dict(self.source.identity), "splitter": str(self.splitter)}
+
+    def chunks(
+        self, start: Mark | None = None, size: int = 2000
+    ) -> Iterator[tuple[list[Passage], Mark]]:
+        """Lists of `size` or a few more passages, each with the mark that follows it.
+
+        Args:
+            start: A mark of an earlier, interrupted pass with the same `size`.
+            size: Passages in a chunk; it ends with the article in which that number is reached.
+        Raises:
+            DataError: If the source is broken, or has no passage at all.
+        """
+        mark = start or Mark()
+        chunk: list[Passage] = []
+        for article in self.source.read(mark.position):
+            chunk += self.splitter.split(article)
+            if len(chunk) >= size:
+                mark = self._next(mark, chunk)
+                yield chunk, mark
+                chunk = []
+        if chunk:
+            mark = self._next(mark, chunk)
+            yield chunk, mark
+        if not mark.passages:
+            raise DataError(
+                f"source {self.source.name!r} has no passages: every text is empty, or there are "
+                "no rows."
+            )
+
+    def _next(self, mark: Mark, chunk: list[Passage]) -> Mark:
+        # chained by chunk, because the state of a running digest cannot be saved
+        digest = hashlib.blake2b(mark.digest.encode(), digest_size=16)
+        digest.update("\x1e".join(f"{p.id}\x1f{p.title}\x1f{p.text}" for p in chunk).encode())
+        return Mark(mark.passages + len(chunk), self.source.position(), digest.hexdigest())
+
+
+def _article(row: Mapping[str, Any], source: str, number: int) -> Passage:
+    text, title = row.get("text"), row.get("title")
+    if text is None and isinstance(
+        row.get("contents"), str
+    ):  # the published wiki-18 corpus: '"title"\ntext'
+        title, _, text = row["contents"].partition("\n")
+        title = title.strip('"')
+    missing = [n for n, value in (("id", row.get("id")), ("text", text)) if value is None]
+    if missing:
+        raise DataError(
+            f"{source}, row {number}: no field {missing[0]!r} (found: "
+            f"{', '.join(map(str, row)) or 'none'}). Passages need the fields id, title and text."
+        )
+    return Passage(
+        _clean(str(row["id"])), " ".join(_clean(str(title or "")).split()), _clean(str(text))
+    )
+
+
+def _clean(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

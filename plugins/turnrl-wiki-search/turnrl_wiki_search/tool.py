@@ -1,0 +1,245 @@
+"""`WikiSearch`: the search tool that the policy calls."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from turnrl import RecipeError, Tool, ToolCall, ToolError, ToolResult
+from turnrl_wiki_search import embedded
+from turnrl_wiki_search.cache import AnswerCache, CachedIndex
+from turnrl_wiki_search.elastic import ElasticIndex, Server
+from turnrl_wiki_search.index import Backend, Hit, SearchIndex, clean_query
+from turnrl_wiki_search.sources import Corpus, open_source
+
+_CHARACTERS_PER_TOKEN = 4
+_SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
+
+
+@final
+class WikiSearch(Tool):
+    """Searches passages by BM25 and shows the best ones to the policy, each under its title.
+
+    The index is an embedded one, a folder that any number of processes read, or one on an
+    Elasticsearch server. Text of a query is data: no character in it is an operator. An empty query
+    is the policy's mistake; a query that finds nothing is not.
+
+    While an Elasticsearch server is out of reach, calls wait, the run with them; when it is back
+    they are answered as if nothing had happened, and when it stays away for `wait_s` the run stops.
+    What the policy reads is never an error of the server's.
+
+    Args:
+        index: Folder of an embedded index, or name of an index on the server.
+        backend: embedded, or elasticsearch.
+        build_from: If the embedded index is not there, build it from this source before the run;
+            the words are those of `turnrl index build --source`.
+        top_k: Passages shown per query, at most. The paper shows 1.
+        max_result_tokens: Passages are left out, last first, beyond this many tokens; a first
+            passage that is longer by itself is cut at a sentence end. Tokens are estimated, at 4
+            characters each, since a tool does not know the policy's tokenizer.
+        cache: File in which answers are kept, bounded and shared by runs, so that no question is
+            asked twice.
+        cache_mb: Most megabytes (10^6 bytes) of answers kept in it.
+        offline: Answer from the cache alone, which replays a run with its server off.
+        url: Address of the server, or several of one cluster; by default the environment's
+            TURNRL_ES_URL, or http://localhost:9200.
+        api_key: Where the API key is: `${NAME}`, for the environment variable NAME. A key itself is
+            refused, so that none is saved with a run. By default TURNRL_ES_API_KEY is used, if set.
+        username: User for basic authentication; by default the environment's TURNRL_ES_USERNAME, or
+            `elastic`.
+        password: Where the password is, `${NAME}`; by default TURNRL_ES_PASSWORD is used, if set.
+        cloud_id: Where the id of an Elastic Cloud deployment is, `${NAME}`, in place of `url`; by
+            default TURNRL_ES_CLOUD_ID is used, if set and `url` is not.
+        ca_certs: File with the certificates to trust; by default the environment's
+            TURNRL_ES_CA_CERTS.
+        timeout_s: Seconds that one request to the server may take. Default 10.
+        retries: Attempts after a first failure, before the server counts as out of reach. Default
+            5.
+        wait_s: Seconds that the run waits for a server out of reach before it stops. Default 900.
+    """
+
+    name = "search"
+    description = "Searches an encyclopedia and returns the passages that best match a query."
+    parameters: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "What to look for."}},
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+
+    def __init__(
+        self,
+        index: str,
+        backend: Backend = "embedded",
+        build_from: str | None = None,
+        top_k: int = 3,
+        max_result_tokens: int = 600,
+        cache: str | None = None,
+        cache_mb: int = 1000,
+        offline: bool = False,
+        url: str | list[str] | None = None,
+        api_key: str | None = None,
+        username: str | None = None,
+        password: str | None = None,
+        cloud_id: str | None = None,
+        ca_certs: str | None = None,
+        timeout_s: float | None = None,
+        retries: int | None = None,
+        wait_s: float | None = None,
+    ) -> None:
+        for name, value in {
+            "top_k": top_k,
+            "max_result_tokens": max_result_tokens,
+            "cache_mb": cache_mb,
+        }.items():
+            if value < 1:
+                raise RecipeError(f"WikiSearch: {name} is {value}; it must be 1 or more.")
+        if offline and cache is None:
+            raise RecipeError(
+                "WikiSearch: offline needs a cache to answer from. Set 'cache' to its file."
+            )
+        server: dict[str, Any] = {
+            "url": url,
+            "api_key": api_key,
+            "username": username,
+            "password": password,
+            "cloud_id": cloud_id,
+            "ca_certs": ca_certs,
+            "timeout_s": timeout_s,
+            "retries": retries,
+            "wait_s": wait_s,
+        }
+        given = {name: value for name, value in server.items() if value is not None}
+        self._server: Server | None = None
+        if backend == "elasticsearch":
+            if build_from is not None:
+                raise RecipeError(
+                    "WikiSearch: build_from builds embedded indexes only. Build the one on the "
+                    f"server with 'turnrl index build --backend elasticsearch --index {index} "
+                    f"--source {build_from}', and leave build_from out."
+                )
+            self._server = Server(**given)
+            self.timeout_s = self._server.longest_answer_s
+        elif backend == "embedded":
+            if given:
+                raise RecipeError(
+                    f"WikiSearch: {', '.join(given)} would have no effect, for an embedded index "
+                    "has no server. Leave it out, or set backend to 'elasticsearch'."
+                )
+        else:
+            raise RecipeError(
+                f"WikiSearch: no backend {backend!r}. Choose 'embedded' or 'elasticsearch'."
+            )
+        self.index = index
+        self.backend: Backend = backend
+        self.build_from = build_from
+        self.top_k = top_k
+        self.max_result_tokens = max_result_tokens
+        self._cache = cache
+        self._cache_bytes = cache_mb * 1_000_000
+        self._offline = offline
+        self._open: SearchIndex | None = None
+        self._lock = threading.Lock()
+
+    def check(self) -> None:
+        """Verify that the index is there and answers, building it first if `build_from` says so.
+
+        Raises:
+            ToolError: Naming what is missing, and the next step.
+        """
+        if self.build_from is not None and not self._offline:
+            self._build(self.build_from)
+        self._opened().info()
+
+    def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        """Search for all calls at once; see `Tool.run`."""
+        queries = [clean_query(str(call.arguments["query"])) for call in calls]
+        wanted = [query for query in dict.fromkeys(queries) if query]
+        answers: dict[str, list[Hit]] = {}
+        if wanted:
+            answers = dict(zip(wanted, self._opened().search(wanted, self.top_k), strict=True))
+        return [
+            self._result(answers[query]) if query else ToolResult("The query is empty.", ok=False)
+            for query in queries
+        ]
+
+    def _opened(self) -> SearchIndex:
+        """The index, opened on first use: a tool travels to its worker before it opens anything."""
+        with self._lock:
+            if self._open is None:
+                if self._cache is None:
+                    self._open = self._open_index()
+                else:
+                    cache = AnswerCache(self._cache, self._cache_bytes)
+                    self._open = CachedIndex(
+                        self._open_index, cache, self.backend, self.index, self._offline
+                    )
+            return self._open
+
+    def _open_index(self) -> SearchIndex:
+        if self._server is not None:
+            return ElasticIndex(self._server, self.index)
+        return embedded.EmbeddedIndex(self.index)
+
+    def _build(self, source: str) -> None:
+        path = Path(self.index)
+        if not path.exists():
+            print(
+                f"turnrl: building the search index {self.index!r} from {source}",
+                file=sys.stderr,
+                flush=True,
+            )
+            embedded.build(path, Corpus(open_source(source)), existing="keep")
+        found = embedded.read_info(path).source
+        if found != source:
+            raise ToolError(
+                f"the search index in {self.index!r} was built from {found!r}, and the recipe says "
+                f"build_from {source!r}. Choose another folder, or build it anew: 'turnrl index "
+                f"build --index {self.index} --source {source} --overwrite'."
+            )
+
+    def _result(self, hits: Sequence[Hit]) -> ToolResult:
+        """The passages that fit, in order of score."""
+        left = self.max_result_tokens
+        shown: list[str] = []
+        for hit in hits:
+            # no rank numbers: "2" in front of a passage would count as a retrieved answer "2"
+            block = f"{hit.passage.title}\n{hit.passage.text}".strip()
+            tokens = estimate_tokens(block)
+            if tokens > left:
+                if not shown:
+                    shown.append(cut_to_tokens(block, left))
+                break
+            shown.append(block)
+            left -= tokens
+        kept = hits[: len(shown)]
+        metadata = {"passage_ids": [h.passage.id for h in kept], "scores": [h.score for h in kept]}
+        # not "no results": that would contain the answer "no"
+        return ToolResult("\n\n".join(shown) or "Nothing found.", metadata=metadata)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_open", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _open=None, _lock=threading.Lock())
+
+
+def estimate_tokens(text: str) -> int:
+    """About how many tokens a language model reads in `text`; errs high for English."""
+    return -(-len(text) // _CHARACTERS_PER_TOKEN)
+
+
+def cut_to_tokens(text: str, tokens: int) -> str:
+    """The beginning of `text` within a token budget, up to a sentence end if that leaves half."""
+    end = tokens * _CHARACTERS_PER_TOKEN
+    if len(text) <= end:
+        return text
+    ends = [m.end() for m in _SENTENCE_END.finditer(text, 0, end + 1)]
+    if ends and ends[-1] >= end / 2:
+        return text[: ends[-1]]
+    space = max(text.rfind(" ", 0, end + 1), text.rfind("\n", 0, end + 1))
+    return text[: space if space > 0 else end].rstrip()

@@ -1,0 +1,857 @@
+"""Search on a real Elasticsearch server, behind a proxy where a fault is the subject.
+
+The server is the one at `TURNRL_TEST_ES_URL` if set, else `../shared/elasticsearch/server` beside
+the repository starts one, else these tests are skipped. Those that crash or stop a server, or need
+a password, always start one of their own.
+"""
+
+import argparse
+import base64
+import collections
+import json
+import logging
+import os
+import pickle
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from turnrl_wiki_search import WikiSearch, elastic, embedded
+from turnrl_wiki_search.command import add_index_command, score_retrieval
+from turnrl_wiki_search.elastic import ElasticIndex, Server
+from turnrl_wiki_search.sources import Corpus, open_source
+
+from turnrl import DataError, RecipeError, Tool, ToolCall, ToolError, ToolResult, TurnRLError
+
+pytestmark = pytest.mark.elasticsearch
+
+BESIDE = Path(__file__).parents[2] / "shared"
+STARTER = BESIDE / "elasticsearch" / "server"
+SHARED = BESIDE / "data"
+needs_shared_data = pytest.mark.skipif(
+    not SHARED.is_dir(), reason=f"needs the SQuAD passages in {SHARED}"
+)
+ROWS = [
+    {
+        "id": "1",
+        "title": "Utrecht",
+        "text": "Utrecht is a city in the Netherlands. It has a dom tower.",
+    },
+    {
+        "id": "2",
+        "title": "Paris",
+        "text": "Paris is the capital of France. The tower is by Eiffel.",
+    },
+    {
+        "id": "3",
+        "title": "Café",
+        "text": "A café serves coffee, and the cities of Europe have many.",
+    },
+]
+PASSWORD = "correct-horse-battery"
+API_KEY = "VuaCfGcBCdbkQm-e5aOx:ui2lp2axTNmsyakw9tvNnw"
+CLOUD_HOST = "0123456789abcdef"
+QUICK = {"timeout_s": 2.0, "retries": 1, "wait_s": 30.0}
+
+
+class Node:
+    """A server of our own, which may be crashed and stopped."""
+
+    def __init__(self, *options: str) -> None:
+        if not STARTER.is_file() or shutil.which("java") is None:
+            pytest.skip(f"needs {STARTER} and Java 17 to start an Elasticsearch server")
+        self.home = tempfile.mkdtemp(prefix="turnrl-es-")
+        self.url = self._do("start", "--port", str(free_port()), *options)
+        self.certificate = str(Path(self.home, "http.crt"))
+
+    def _do(self, action: str, *options: str) -> str:
+        command = [str(STARTER), action, "--home", self.home, *options]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def signal(self, number: int) -> None:
+        os.kill(int(Path(self.home, "pid").read_text()), number)
+
+    def resume(self) -> None:
+        self._do("resume")
+
+    def close(self) -> None:
+        self._do("stop")
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def free_port() -> int:
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port < 65_000:  # the node's transport port is 100 above
+            return port
+
+
+@pytest.fixture(scope="session")
+def own_node():
+    node = Node()
+    yield node
+    node.close()
+
+
+@pytest.fixture(scope="module")
+def locked_node():
+    """A server with a password and a certificate of its own."""
+    node = Node("--password", PASSWORD, "--tls", "--heap", "384m")
+    yield node
+    node.close()
+
+
+@pytest.fixture(scope="session")
+def url(request) -> str:
+    return os.environ.get("TURNRL_TEST_ES_URL") or request.getfixturevalue("own_node").url
+
+
+class Proxy:
+    """Stands between client and server, and makes the faults that `faults` lists.
+
+    A fault is used up by one request: `cut` (half of the answer), `drop` (no answer), a number of
+    seconds to wait first, or an answer `(status, headers, body)` of the proxy's own. While `down`
+    is set every connection is refused.
+    """
+
+    def __init__(self, target: str) -> None:
+        host, port = target.removeprefix("http://").split(":")
+        self._target = (host, int(port))
+        self.faults: collections.deque = collections.deque()
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.connections = 0
+        self.down = False
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def set_down(self, down: bool) -> None:
+        self.down = down
+        for connection in list(self._open) if down else []:
+            connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.set_down(True)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            if self.down:
+                client.close()
+                continue
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        self._open.add(client)
+        try:
+            with client, client.makefile("rb") as reader:
+                while self._one(client, reader):
+                    pass
+        except OSError:
+            pass
+        finally:
+            self._open.discard(client)
+
+    def _one(self, client: socket.socket, reader) -> bool:
+        head, headers = self._head(reader)
+        if not head:
+            return False
+        body = reader.read(int(headers.get("content-length", 0)))
+        method, path, _ = head.split("\r\n")[0].split(" ")
+        self.requests.append((method, path, headers))
+        fault = self.faults.popleft() if self.faults else None
+        if fault == "drop":
+            return False
+        if isinstance(fault, tuple):
+            client.sendall(self._answer(*fault))
+            return True
+        if isinstance(fault, float):
+            time.sleep(fault)
+        with socket.create_connection(self._target) as server, server.makefile("rb") as answer:
+            server.sendall(re.sub("(?i)connection: .*\r\n", "", head).encode("latin-1") + body)
+            head, headers = self._head(answer)
+            whole = head.encode("latin-1")
+            if "chunked" in headers.get("transfer-encoding", ""):
+                while size := answer.readline():
+                    whole += size + answer.read(int(size, 16) + 2)
+                    if int(size, 16) == 0:
+                        break
+            elif method != "HEAD":
+                whole += answer.read(int(headers.get("content-length", 0)))
+        if self.down:
+            return False
+        if fault == "cut":
+            client.sendall(whole[: len(whole) // 2])
+            return False
+        client.sendall(whole)
+        return True
+
+    @staticmethod
+    def _head(reader) -> tuple[str, dict[str, str]]:
+        lines = []
+        while line := reader.readline().decode("latin-1"):
+            lines.append(line)
+            if line == "\r\n":
+                break
+        pairs = (line.split(":", 1) for line in lines[1:-1])
+        return "".join(lines), {name.lower(): value.strip() for name, value in pairs}
+
+    @staticmethod
+    def _answer(status: int, headers: dict[str, str], body: object) -> bytes:
+        data = json.dumps(body).encode()
+        kind = "application/vnd.elasticsearch+json;compatible-with=8"
+        all_headers = {"X-Elastic-Product": "Elasticsearch", "Content-Type": kind, **headers}
+        lines = [f"HTTP/1.1 {status} Status", *(f"{k}: {v}" for k, v in all_headers.items())]
+        return "\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data
+
+
+@pytest.fixture
+def proxy(url):
+    proxy = Proxy(url)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="module")
+def small_index(url, tmp_path_factory) -> str:
+    name = f"test-small-{uuid.uuid4().hex[:8]}"
+    elastic.build(Server(url=url), name, corpus_of(write_rows(tmp_path_factory.mktemp("s"))))
+    return name
+
+
+def write_rows(folder: Path, rows=ROWS) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def corpus_of(path: Path) -> Corpus:
+    return Corpus(open_source(str(path)))
+
+
+def ask(tool: WikiSearch, *queries: str) -> list[ToolResult]:
+    return list(tool.run([ToolCall("search", {"query": query}) for query in queries]))
+
+
+def search_tool(index: str, url: str, **arguments) -> WikiSearch:
+    return WikiSearch(index, "elasticsearch", url=url, **{**QUICK, **arguments})
+
+
+def turnrl(*words: object) -> int:
+    parser = argparse.ArgumentParser()
+    add_index_command(parser.add_subparsers())
+    args = parser.parse_args([str(word) for word in words])
+    try:
+        return args.run(args)
+    except TurnRLError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+# --- searching and building ---
+
+
+def test_the_tool_answers_from_the_server_as_from_a_folder(small_index, url, tmp_path):
+    embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path)))
+    queries = ["capital city of France", "serving coffees", "", "zebra", "tower", "Utrecht"]
+    ours = ask(search_tool(small_index, url), *queries)
+    theirs = ask(WikiSearch(str(tmp_path / "index")), *queries)
+    assert [r.content for r in ours] == [r.content for r in theirs]
+    assert [r.metadata.get("passage_ids") for r in ours] == [
+        r.metadata.get("passage_ids") for r in theirs
+    ]
+    assert ours[0].metadata["scores"] == sorted(ours[0].metadata["scores"], reverse=True)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        'Utrecht AND (title:"x" OR *) ~2 ^3',
+        'Utrecht "',
+        "Utrecht \ud800 half a surrogate pair",
+        "Utrecht \0 \x01",
+        "Utrecht " + "x" * 100_000,
+        "Utrecht " + " ".join(f"word{i}" for i in range(5000)),
+        '{"query": {"match_all": {}}} Utrecht\n{"index": "other"}\n',
+    ],
+)
+def test_any_text_is_a_query_and_none_is_syntax(small_index, url, query):
+    assert ask(search_tool(small_index, url), query)[0].metadata["passage_ids"][0] == "1"
+
+
+def test_the_command_builds_describes_and_searches(url, name, tmp_path, capsys):
+    place = ["--index", name, "--backend", "elasticsearch", "--url", url]
+    rows = write_rows(tmp_path)
+    assert turnrl("index", "build", "--source", rows, *place, "--k1", 0.9, "--b", 0.4) == 0
+    assert "3 passages" in capsys.readouterr().out
+    assert turnrl("index", "info", *place, "--json") == 0
+    info = json.loads(capsys.readouterr().out)
+    assert (info["source"], info["splitter"], info["passages"]) == (str(rows), "none", 3)
+    assert info["version"].endswith("-english-0.9-0.4")
+    assert turnrl("index", "search", "dom tower", *place, "-k", 1, "--json") == 0
+    assert [h["id"] for h in json.loads(capsys.readouterr().out)] == ["1"]
+    assert turnrl("index", "build", "--source", rows, *place) == 1
+    assert "is there already. Add --overwrite" in capsys.readouterr().err
+    assert turnrl("index", "build", "--source", rows, *place, "--overwrite") == 0
+    assert turnrl("index", "info", *place[1:1], "--index", "gone", *place[2:]) == 1
+    assert re.search(
+        rf"no index 'gone' at {url} \(found: .*{name}.*turnrl index build", capsys.readouterr().err
+    )
+
+
+def test_an_index_that_turnrl_did_not_build_is_neither_read_nor_deleted(url, name, tmp_path):
+    import elasticsearch
+
+    with elasticsearch.Elasticsearch(url) as client:
+        client.indices.create(index=name)
+        with pytest.raises(ToolError, match="was not built by turnrl"):
+            search_tool(name, url).check()
+        with pytest.raises(ToolError, match="was not built by turnrl"):
+            elastic.build(Server(url=url), name, corpus_of(write_rows(tmp_path)), overwrite=True)
+        assert client.indices.exists(index=name)
+
+
+def test_passages_that_share_an_id_are_noticed(url, name, tmp_path):
+    path = write_rows(tmp_path, [ROWS[0], {**ROWS[1], "id": "1"}])
+    with pytest.raises(
+        ToolError, match=r"2 passages were read .* holds 1\. Fewer means that some share an id"
+    ):
+        elastic.build(Server(url=url), name, corpus_of(path))
+
+
+@needs_shared_data
+def test_retrieval_of_real_passages_reaches_the_figures_of_the_folder(url, name, tmp_path):
+    corpus = SHARED / "squad" / "corpus.jsonl"
+    lines = (SHARED / "squad" / "dev.jsonl").read_text().splitlines()
+    random.Random(0).shuffle(lines)
+    rows = [json.loads(line) for line in lines[:500]]
+    questions = [(row["question"], row["answers"]) for row in rows]
+    elastic.build(Server(url=url), name, corpus_of(corpus))
+    embedded.build(tmp_path / "index", corpus_of(corpus))
+    server = score_retrieval(ElasticIndex(Server(url=url), name), questions, 5)
+    folder = score_retrieval(embedded.EmbeddedIndex(tmp_path / "index"), questions, 5)
+    for rank, least in {1: 0.77, 3: 0.89, 5: 0.92}.items():
+        assert server[f"answer@{rank}"] >= least
+        assert abs(server[f"answer@{rank}"] - folder[f"answer@{rank}"]) <= 0.02
+
+
+# --- calls together ---
+
+
+def test_callers_at_once_share_requests_and_each_gets_its_own_answer(small_index, proxy):
+    tool = search_tool(small_index, proxy.url, top_k=1)
+    ask(tool, "warm")
+    before = len(proxy.requests)
+    words = {"Utrecht": "1", "Paris": "2", "coffee": "3"}
+    queries = [f"{random.Random(i).choice(list(words))} number{i}" for i in range(256)]
+    with ThreadPoolExecutor(64) as pool:
+        results = list(pool.map(lambda query: ask(tool, query)[0], queries))
+    assert [r.metadata["passage_ids"] for r in results] == [[words[q.split()[0]]] for q in queries]
+    sent = [path for _, path, _ in proxy.requests[before:]]
+    assert all(path.startswith("/_msearch") for path in sent)
+    assert len(sent) <= 64  # at least 4 queries in each, on average
+
+
+# --- faults that pass ---
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "drop",
+        "cut",
+        3.0,  # longer than timeout_s
+        (502, {}, {}),
+        (503, {}, {"error": {"reason": "unavailable"}, "status": 503}),
+        (504, {}, {}),
+        (429, {}, {"error": {"reason": "busy"}, "status": 429}),
+        (200, {}, {"responses": [{"status": 429, "error": {"reason": "queue full"}}]}),
+        (200, {}, {"responses": [{"status": 200, "_shards": {"failed": 1}, "hits": {"hits": []}}]}),
+        (200, {}, {"responses": [{"status": 200, "timed_out": True, "hits": {"hits": []}}]}),
+    ],
+    ids=str,
+)
+def test_a_passing_fault_leaves_no_trace_in_the_answer(small_index, proxy, fault, capsys):
+    tool = search_tool(small_index, proxy.url)
+    calm = ask(tool, "tower")
+    proxy.faults.append(fault)
+    assert ask(tool, "tower") == calm
+    assert capsys.readouterr().err == ""
+
+
+def test_only_the_query_that_failed_is_asked_again(small_index, proxy):
+    tool = search_tool(small_index, proxy.url, top_k=1)
+    hit = {"_id": "9", "_score": 1.0, "_source": {"title": "From", "text": "proxy"}}
+    good = {"status": 200, "_shards": {"failed": 0}, "hits": {"hits": [hit]}}
+    busy = {"status": 429, "error": {"reason": "queue full"}}
+    proxy.faults.append((200, {}, {"responses": [good, busy]}))
+    first, second = ask(tool, "Paris", "Utrecht")
+    assert first.content == "From\nproxy"
+    assert second.metadata["passage_ids"] == ["1"]
+
+
+@pytest.mark.parametrize("value", ["1", "date"])
+def test_retry_after_is_honoured(small_index, proxy, value):
+    from email.utils import formatdate
+
+    tool = search_tool(small_index, proxy.url)
+    ask(tool, "tower")
+    # a date has whole seconds only, so one 2.5 s ahead is 1.5 s ahead at least
+    header = formatdate(time.time() + 2.5, usegmt=True) if value == "date" else value
+    proxy.faults.append((429, {"Retry-After": header}, {}))
+    begin = time.monotonic()
+    ask(tool, "tower")
+    assert 1.0 <= time.monotonic() - begin <= 5
+
+
+# --- faults that stay ---
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ((400, {}, {"error": {"reason": "odd"}}), "refused a request .*400"),
+        (
+            (401, {}, {"error": {"reason": "who"}}),
+            "refused no credentials .*TURNRL_ES_API_KEY.*401",
+        ),
+        ((403, {}, {"error": {"reason": "no"}}), "'read' and 'view_index_metadata'"),
+        ((406, {}, {"error": {"reason": "media-type"}}), r"servers of major 8 and 9; upgrade"),
+        ((200, {"X-Elastic-Product": "Other"}, {}), "not as an Elasticsearch server"),
+        (
+            (200, {}, {"responses": [{"status": 404, "error": {"reason": "no such index"}}]}),
+            "is gone",
+        ),
+        (
+            (200, {}, {"responses": [{"status": 400, "error": {"reason": "bad"}}]}),
+            "refused a search",
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, tuple) else value,
+)
+def test_a_fault_that_stays_is_an_error_at_once_and_never_an_answer(
+    small_index, proxy, fault, message
+):
+    tool = search_tool(small_index, proxy.url)
+    proxy.faults.append(fault)
+    begin = time.monotonic()
+    with pytest.raises(ToolError, match=message):
+        ask(tool, "tower")
+    assert time.monotonic() - begin < 2
+    assert ask(tool, "Utrecht")[0].ok
+
+
+def test_a_server_of_another_major_is_named_with_its_version(small_index, proxy):
+    proxy.faults.append((200, {}, {"nodes": {"n": {"version": "7.17.28"}}}))
+    with pytest.raises(ToolError, match=r"runs Elasticsearch 7\.17\.28, .* major 8 and 9"):
+        search_tool(small_index, proxy.url).check()
+
+
+def test_a_client_of_another_major_is_named_with_the_command_that_mends_it(url, monkeypatch):
+    import elasticsearch
+
+    monkeypatch.setattr(elasticsearch, "__version__", (9, 5, 1))
+    with pytest.raises(
+        ToolError, match=r"elasticsearch 9\.5\.1 is installed, .*'elasticsearch>=8\.19,<9'"
+    ):
+        search_tool("x", url).check()
+
+
+def test_check_names_a_server_that_is_not_there_and_does_not_wait_for_it():
+    begin = time.monotonic()
+    with pytest.raises(
+        ToolError, match=r"http://127\.0\.0\.1:1 does not answer .*refused.*TURNRL_ES_URL"
+    ):
+        search_tool("x", "http://127.0.0.1:1").check()
+    assert time.monotonic() - begin < 5
+
+
+# --- outages ---
+
+
+def test_an_outage_pauses_all_callers_and_leaves_no_trace(small_index, proxy, capsys):
+    tool = search_tool(small_index, proxy.url, top_k=1)
+    words = ["Utrecht", "Paris", "coffee", "zebra"]
+    calm = {word: ask(tool, word)[0] for word in words}
+    capsys.readouterr()
+    proxy.set_down(True)
+    before = proxy.connections
+    with ThreadPoolExecutor(16) as pool:
+        calls = [(word, pool.submit(ask, tool, word)) for word in words * 8]
+        time.sleep(6)
+        tried = proxy.connections - before
+        assert not any(call.done() for _, call in calls)
+        proxy.set_down(False)
+        assert all(call.result(timeout=20)[0] == calm[word] for word, call in calls)
+    # two lanes with 2 attempts each, then one request every 2 seconds, whoever asks
+    assert tried <= 8
+    first, last = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        rf"turnrl: {proxy.url} does not answer \(.*\); the run waits for it, 30 s at most", first
+    )
+    assert re.fullmatch(rf"turnrl: {proxy.url} answers again after \d+ s; the run goes on", last)
+
+
+def test_an_outage_that_lasts_stops_the_run_with_the_next_step(small_index, proxy):
+    tool = search_tool(small_index, proxy.url, wait_s=3.0)
+    ask(tool, "tower")
+    proxy.set_down(True)
+    begin = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(ask, tool, "tower") for _ in range(8)]
+        for call in calls:
+            with pytest.raises(
+                ToolError, match=rf"{proxy.url} does not answer .*waited for, 3 s.*--ckpt_path"
+            ):
+                call.result()
+    assert 3 <= time.monotonic() - begin < tool.timeout_s
+    proxy.set_down(False)
+    assert ask(tool, "Utrecht")[0].ok
+
+
+def test_the_tools_time_limit_leaves_room_for_the_whole_wait(url):
+    # 2 attempts and 1 after the wait, of 2 s each and up to a minute's pause that the server asks
+    # for; 30 s of waiting; 2 s to a probe
+    assert search_tool("x", url).timeout_s >= 3 * (2 + 60) + 30 + 2
+    assert WikiSearch("x", "elasticsearch", url=url).timeout_s > 900
+
+
+@pytest.mark.parametrize("how", ["crash", "stop"])
+def test_a_real_server_that_goes_away_and_comes_back_is_waited_for(
+    locked_node, tmp_path, name, how, monkeypatch
+):
+    monkeypatch.setenv("TURNRL_ES_PASSWORD", PASSWORD)
+    monkeypatch.setenv("TURNRL_ES_CA_CERTS", locked_node.certificate)
+    elastic.build(Server(url=locked_node.url), name, corpus_of(write_rows(tmp_path)))
+    tool = search_tool(name, locked_node.url, top_k=1, wait_s=90.0)
+    words = ["Utrecht", "Paris", "coffee", "zebra"]
+    calm = {word: ask(tool, word)[0] for word in words}
+    stop = threading.Event()
+
+    def callers(number: int) -> list[tuple[str, ToolResult]]:
+        answers = []
+        while not stop.is_set():
+            word = words[(number + len(answers)) % len(words)]
+            answers.append((word, ask(tool, word)[0]))
+        return answers
+
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(callers, i) for i in range(8)]
+        time.sleep(1)
+        if how == "crash":
+            locked_node.signal(signal.SIGKILL)
+            locked_node.resume()  # takes some seconds
+        else:
+            locked_node.signal(signal.SIGSTOP)
+            time.sleep(6)
+            locked_node.signal(signal.SIGCONT)
+        time.sleep(3)
+        stop.set()
+        answers = [answer for call in calls for answer in call.result(timeout=90)]
+    assert len(answers) > 50
+    assert all(result == calm[word] for word, result in answers)
+
+
+# --- building through faults ---
+
+
+def many_rows(folder: Path, count: int) -> Path:
+    return write_rows(
+        folder, [{"id": i, "title": f"Page {i}", "text": f"only{i} shared"} for i in range(count)]
+    )
+
+
+def ids_held(url: str, name: str) -> list[int]:
+    (hits,) = ElasticIndex(Server(url=url), name).search(["shared"], 9_999)
+    return sorted(int(hit.passage.id) for hit in hits)
+
+
+def test_a_build_goes_on_through_faults_without_losing_or_doubling_a_passage(
+    url, proxy, name, tmp_path, capsys
+):
+    path = many_rows(tmp_path, 9_000)
+    hits = iter(range(1_000_000))
+
+    def fault(passages: int) -> None:
+        if next(hits) == 1:
+            proxy.faults.extend(["drop", (429, {}, {"error": {"reason": "busy"}}), "cut"])
+
+    info = elastic.build(Server(url=proxy.url), name, corpus_of(path), on_progress=fault)
+    assert info.passages == 9_000
+    assert ids_held(url, name) == list(range(9_000))
+    assert "trying again from there" in capsys.readouterr().err
+
+
+def test_an_interrupted_build_is_taken_up_where_it_stopped(url, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(elastic, "_SAVE_EVERY", 2_000)
+    path = many_rows(tmp_path, 9_000)
+
+    class Stop(Exception):
+        pass
+
+    def stop(passages: int) -> None:
+        if passages >= 6_000:
+            raise Stop
+
+    with pytest.raises(Stop):
+        elastic.build(Server(url=url), name, corpus_of(path), on_progress=stop)
+    with pytest.raises(ToolError, match=r"is unfinished: 4,000 passages so far\. Finish it with"):
+        search_tool(name, url).check()
+    seen: list[int] = []
+    info = elastic.build(Server(url=url), name, corpus_of(path), on_progress=seen.append)
+    assert seen[0] == 6_000
+    assert ids_held(url, name) == list(range(9_000))
+    assert info.version == search_version(path)
+
+
+def test_a_corpus_that_breaks_off_is_named_and_the_server_keeps_an_unfinished_index(
+    url, name, tmp_path
+):
+    path = many_rows(tmp_path, 5_000)
+    path.write_text(path.read_text() + '{"id": 1')
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 5001: not JSON"):
+        elastic.build(Server(url=url), name, corpus_of(path))
+    with pytest.raises(ToolError, match="is unfinished"):
+        search_tool(name, url).check()
+
+
+def search_version(path: Path) -> str:
+    """The version an uninterrupted build gives, from the corpus alone."""
+    *_, (_, mark) = corpus_of(path).chunks()
+    return f"elasticsearch-{mark.digest}-english-1.2-0.75"
+
+
+def test_an_unfinished_build_of_something_else_is_not_taken_up(url, name, tmp_path):
+    def stop(passages: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        elastic.build(
+            Server(url=url), name, corpus_of(many_rows(tmp_path, 3_000)), on_progress=stop
+        )
+    other = corpus_of(write_rows(tmp_path))
+    with pytest.raises(ToolError, match=r"unfinished build of something else\. Add --overwrite"):
+        elastic.build(Server(url=url), name, other)
+    assert elastic.build(Server(url=url), name, other, overwrite=True).passages == 3
+
+
+# --- cache and replay ---
+
+
+def test_a_repeated_question_costs_no_request_and_a_replay_no_server(small_index, proxy, tmp_path):
+    cache = str(tmp_path / "cache.sqlite")
+    queries = ["tower", "zebra", "Utrecht"]
+    first = ask(search_tool(small_index, proxy.url, cache=cache), *queries)
+    tool = search_tool(small_index, proxy.url, cache=cache)
+    tool.check()
+    before = len(proxy.requests)
+    assert ask(tool, *queries) == first
+    assert len(proxy.requests) == before
+    proxy.set_down(True)
+    replay = search_tool(small_index, proxy.url, cache=cache, offline=True)
+    replay.check()
+    assert ask(replay, *queries) == first
+    with pytest.raises(ToolError, match="not in the search cache"):
+        ask(replay, "coffee")
+
+
+# --- secrets ---
+
+
+def test_a_locked_server_opens_to_secrets_that_nothing_else_ever_shows(
+    locked_node, name, tmp_path, monkeypatch, caplog, capsys
+):
+    monkeypatch.setenv("MY_PASSWORD", PASSWORD)
+    caplog.set_level(logging.DEBUG)
+    access = {"url": locked_node.url, "ca_certs": locked_node.certificate}
+    elastic.build(
+        Server(**access, password="${MY_PASSWORD}"), name, corpus_of(write_rows(tmp_path))
+    )
+    tool = search_tool(
+        name, **access, password="${MY_PASSWORD}", cache=str(tmp_path / "cache.sqlite")
+    )
+    tool.check()
+    assert ask(tool, "Paris")[0].ok
+    shown = [repr(tool), repr(tool.__dict__), repr(tool._opened().__dict__), caplog.text]
+    errors = []
+    with pytest.raises(ToolError, match=r"certificate .* is not trusted .*Set ca_certs") as error:
+        search_tool(name, locked_node.url, password="${MY_PASSWORD}").check()
+    errors.append(error)
+    with pytest.raises(ToolError, match=r"refused no credentials \(set TURNRL_ES_API_KEY") as error:
+        search_tool(name, **access).check()
+    errors.append(error)
+    monkeypatch.setenv("TURNRL_ES_API_KEY", API_KEY)
+    with pytest.raises(
+        ToolError, match=r"refused the API key in \$\{TURNRL_ES_API_KEY\} \(status 401"
+    ) as error:
+        search_tool(name, **access).check()
+    errors.append(error)
+    monkeypatch.setenv("MY_PASSWORD", "wrong-" + PASSWORD)
+    with pytest.raises(
+        ToolError, match=r"refused user 'elastic' with the password in \$\{MY_PASSWORD\}"
+    ) as error:
+        search_tool(name, **access, password="${MY_PASSWORD}").check()
+    errors.append(error)
+    shown += [str(e.getrepr(style="long", showlocals=False)) for e in errors] + [
+        *capsys.readouterr()
+    ]
+    shown += [path.read_bytes().decode("latin-1") for path in tmp_path.iterdir()]
+    shown += [pickle.dumps(tool).decode("latin-1")]
+    basic = base64.b64encode(f"elastic:{PASSWORD}".encode()).decode()
+    assert not [text for text in shown for secret in (PASSWORD, API_KEY, basic) if secret in text]
+
+
+def test_the_api_key_is_sent_and_struck_out_of_what_a_server_says_back(
+    small_index, proxy, monkeypatch
+):
+    monkeypatch.setenv("KEY", API_KEY)
+    tool = search_tool(small_index, proxy.url, api_key="${KEY}")
+    ask(tool, "tower")
+    assert proxy.requests[-1][2]["authorization"] == f"ApiKey {API_KEY}"
+    proxy.faults.append((400, {}, {"error": {"reason": f"cannot read {API_KEY}", "type": "x"}}))
+    with pytest.raises(ToolError, match=r"cannot read \*\*\*"):
+        ask(tool, "tower")
+
+
+@pytest.mark.parametrize("argument", ["api_key", "password", "cloud_id"])
+def test_a_secret_written_out_is_refused_and_not_repeated(argument):
+    with pytest.raises(
+        RecipeError, match=rf"{argument} must name an environment variable"
+    ) as error:
+        WikiSearch("x", "elasticsearch", **{argument: PASSWORD})
+    assert PASSWORD not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"url": f"http://elastic:{PASSWORD}@localhost:9200"}, "url holds a user or password"),
+        ({"url": "localhost:9200"}, "must look like http://localhost:9200"),
+        ({"url": "http://localhost", "cloud_id": "${C}"}, "two ways to name one server"),
+        ({"api_key": "${A}", "password": "${B}"}, "two ways to sign in"),
+        ({"timeout_s": 0.0}, r"timeout_s is 0\.0"),
+        ({"retries": -1}, "retries -1"),
+    ],
+)
+def test_ways_of_access_that_cannot_be_are_refused(arguments, message):
+    with pytest.raises(RecipeError, match=message) as error:
+        WikiSearch("x", "elasticsearch", **arguments)
+    assert PASSWORD not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"api_key": "${NOT_SET_ANYWHERE}"}, "variable NOT_SET_ANYWHERE, which is not set"),
+        ({"username": "me"}, "username is 'me', and there is no password"),
+        ({"ca_certs": "gone.crt"}, r"no file 'gone\.crt' with certificates"),
+        ({"ca_certs": __file__, "url": "http://localhost:9200"}, "is not https"),
+    ],
+)
+def test_access_that_leads_nowhere_is_noticed_before_a_run(arguments, message):
+    with pytest.raises(RecipeError, match=message):
+        WikiSearch("x", "elasticsearch", **arguments).check()
+
+
+def test_neither_a_cloud_id_nor_the_host_in_it_is_ever_shown(monkeypatch, caplog):
+    caplog.set_level(logging.DEBUG)
+    hidden = base64.b64encode(f"invalid${CLOUD_HOST}$kibana".encode()).decode()
+    monkeypatch.setenv("TURNRL_ES_CLOUD_ID", f"my-deployment:{hidden}")
+    tool = WikiSearch("x", "elasticsearch", **{**QUICK, "retries": 0})
+    with pytest.raises(
+        ToolError, match=r"the Elastic Cloud deployment in \$\{TURNRL_ES_CLOUD_ID\}"
+    ) as error:
+        tool.check()
+    for text in (str(error.value), str(error.getrepr()), caplog.text):
+        assert hidden not in text
+        assert CLOUD_HOST not in text
+
+
+def test_a_saved_recipe_holds_names_and_no_secrets(monkeypatch):
+    from jsonargparse import ArgumentParser
+
+    monkeypatch.setenv("MY_KEY", API_KEY)
+    monkeypatch.setenv("TURNRL_ES_PASSWORD", PASSWORD)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--tool", type=Tool)
+    init = {"index": "wiki", "backend": "elasticsearch", "api_key": "${MY_KEY}"}
+    config = parser.parse_object({"tool": {"class_path": "WikiSearch", "init_args": init}})
+    saved = parser.dump(config)
+    assert "${MY_KEY}" in saved
+    assert API_KEY not in saved
+    assert PASSWORD not in saved
+    assert WikiSearch(**vars(config.tool.init_args)).backend == "elasticsearch"
+
+
+# --- figures ---
+
+
+@pytest.mark.slow
+@needs_shared_data
+def test_figures_of_the_server(url, name, tmp_path):
+    """Rates over 400,000 passages; run alone on a quiet machine."""
+    import elasticsearch
+
+    files = ["squad", "multihop/hotpotqa", "multihop/2wiki"]
+    rows = [
+        json.loads(line)
+        for f in files
+        for line in (SHARED / f / "corpus.jsonl").read_text().splitlines()
+    ]
+    many = [{**rows[i % len(rows)], "id": f"{i}"} for i in range(400_000)]
+    path = write_rows(tmp_path, many)
+    del many
+    begin = time.perf_counter()
+    elastic.build(Server(url=url), name, corpus_of(path))
+    rate = 400_000 / (time.perf_counter() - begin)
+    print(f"\nbuild {rate:,.0f} passages/s")
+    assert rate >= 12_000
+    lines = (SHARED / "squad" / "dev.jsonl").read_text().splitlines()
+    queries = [json.loads(line)["question"] for line in lines]
+    client = elasticsearch.Elasticsearch(url, connections_per_node=64)
+    tool = WikiSearch(name, "elasticsearch", url=url, top_k=3)
+
+    def plain(query: str) -> None:
+        client.search(index=name, query={"match": {"contents": query}}, size=3)
+
+    def timed(call, some: list[str], threads: int) -> float:
+        begin = time.perf_counter()
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(call, some))
+        return len(some) / (time.perf_counter() - begin)
+
+    timed(plain, queries[:1000], 8)
+    rates = {
+        "one": timed(plain, queries[1000:2000], 1),
+        "threads": timed(plain, queries[2000:5000], 64),
+        "tool": timed(lambda query: ask(tool, query), queries[5000:10_000], 64),
+    }
+    client.close()
+    print({key: round(value) for key, value in rates.items()})
+    assert rates["tool"] >= 1.4 * rates["threads"]
+    assert rates["tool"] >= 2.5 * rates["one"]

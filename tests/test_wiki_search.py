@@ -1,0 +1,855 @@
+"""Search without a server: embedded indexes, their sources, the tool, the command."""
+
+import argparse
+import copy
+import csv
+import gzip
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from turnrl_wiki_search import WikiSearch, embedded
+from turnrl_wiki_search.command import add_index_command, score_retrieval
+from turnrl_wiki_search.index import MAX_QUERY_CHARACTERS, clean_query
+from turnrl_wiki_search.sources import Corpus, Splitter, open_source
+from turnrl_wiki_search.tool import cut_to_tokens, estimate_tokens
+
+from turnrl import (
+    DataError,
+    Passage,
+    RecipeError,
+    ToolCall,
+    ToolError,
+    ToolResult,
+    TurnRLError,
+    installed,
+)
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+needs_shared_data = pytest.mark.skipif(
+    not SHARED.is_dir(), reason=f"needs the SQuAD passages in {SHARED}"
+)
+ROWS = [
+    {
+        "id": "1",
+        "title": "Utrecht",
+        "text": "Utrecht is a city in the Netherlands. It has a dom tower.",
+    },
+    {
+        "id": "2",
+        "title": "Paris",
+        "text": "Paris is the capital of France. The tower is by Eiffel.",
+    },
+    {
+        "id": "3",
+        "title": "Café",
+        "text": "A café serves coffee, and the cities of Europe have many.",
+    },
+    {"id": "4", "title": "The Who", "text": "The Who are an English rock band."},
+]
+
+
+def write_rows(path: Path, rows=ROWS) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def corpus_of(path: Path, split: str = "none") -> Corpus:
+    return Corpus(open_source(str(path)), Splitter.parse(split))
+
+
+@pytest.fixture(scope="module")
+def small_index(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    embedded.build(folder / "index", corpus_of(write_rows(folder / "rows.jsonl")))
+    return folder / "index"
+
+
+def ask(tool: WikiSearch, *queries: str) -> list[ToolResult]:
+    return list(tool.run([ToolCall("search", {"query": query}) for query in queries]))
+
+
+def turnrl(*words: object) -> int:
+    """Run a `turnrl` command as the command line does, errors included."""
+    parser = argparse.ArgumentParser()
+    add_index_command(parser.add_subparsers())
+    args = parser.parse_args([str(word) for word in words])
+    try:
+        return args.run(args)
+    except TurnRLError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+# --- searching ---
+
+
+def test_a_query_finds_passages_by_title_and_text_best_first(small_index):
+    result = ask(WikiSearch(str(small_index)), "capital city of France")[0]
+    assert result.ok
+    assert result.content.startswith("Paris\nParis is the capital of France.")
+    assert result.metadata["passage_ids"][0] == "2"
+    assert result.metadata["scores"] == sorted(result.metadata["scores"], reverse=True)
+
+
+def test_words_meet_in_their_stems(small_index):
+    assert ask(WikiSearch(str(small_index), top_k=1), "serving coffees")[0].metadata[
+        "passage_ids"
+    ] == ["3"]
+
+
+def test_top_k_bounds_the_passages(small_index):
+    for k in (1, 2):
+        assert (
+            len(ask(WikiSearch(str(small_index), top_k=k), "tower")[0].metadata["passage_ids"]) == k
+        )
+
+
+def test_a_batch_is_answered_in_order_with_one_result_per_call(small_index):
+    queries = ["Utrecht", "", "Paris", "Utrecht", "zebra", "rock band"]
+    results = ask(WikiSearch(str(small_index), top_k=1), *queries)
+    assert [r.metadata.get("passage_ids") for r in results] == [
+        ["1"],
+        None,
+        ["2"],
+        ["1"],
+        [],
+        ["4"],
+    ]
+    assert [r.ok for r in results] == [True, False, True, True, True, True]
+
+
+def test_an_empty_query_is_the_policys_mistake(small_index):
+    for query in ("", "  \n", "\0"):
+        assert ask(WikiSearch(str(small_index)), query) == [
+            ToolResult("The query is empty.", ok=False)
+        ]
+
+
+def test_a_query_that_finds_nothing_has_run_and_says_nothing_that_counts_as_an_answer(small_index):
+    for query in ("zebra", "the of and", "?!"):
+        result = ask(WikiSearch(str(small_index)), query)[0]
+        assert (result.ok, result.content) == (True, "Nothing found.")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        'Utrecht AND (title:"x" OR *) ~2 ^3',
+        "Utrecht\\",
+        'Utrecht "',
+        "+Utrecht -nothing /re.*gex/ [a TO b] {!x}",
+        "Utrecht \ud800 half a surrogate pair",
+        "Utrecht \0 \x01",
+        "Utrecht " + "x" * 100_000,
+        "Utrecht " * 50_000,
+        "Utrecht " + " ".join(f"word{i}" for i in range(5000)),
+    ],
+)
+def test_any_text_is_a_query_and_none_is_syntax(small_index, query):
+    assert ask(WikiSearch(str(small_index)), query)[0].metadata["passage_ids"][0] == "1"
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=()), max_size=300))
+def test_a_cleaned_query_is_valid_short_and_stays_as_it_is(text):
+    cleaned = clean_query(text)
+    cleaned.encode()
+    assert len(cleaned) <= MAX_QUERY_CHARACTERS
+    assert clean_query(cleaned) == cleaned
+
+
+def test_a_long_query_keeps_whole_words_of_its_beginning():
+    assert clean_query("ab " * 1000) == ("ab " * 1000)[: MAX_QUERY_CHARACTERS - 1].strip()
+    assert clean_query("x" * 2000) == "x" * MAX_QUERY_CHARACTERS
+
+
+def test_many_threads_and_copies_get_the_answers_of_one(small_index):
+    tool = WikiSearch(str(small_index), top_k=2)
+    queries = [random.Random(i).choice(["tower", "Paris", "coffee", "band"]) for i in range(200)]
+    alone = [ask(WikiSearch(str(small_index), top_k=2), q)[0] for q in queries]
+    together: dict[int, ToolResult] = {}
+
+    def work(start: int) -> None:
+        for i in range(start, len(queries), 8):
+            together[i] = ask(tool, queries[i])[0]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[i] for i in range(len(queries))] == alone
+    for other in (pickle.loads(pickle.dumps(tool)), copy.deepcopy(tool)):
+        assert ask(other, "tower") == ask(tool, "tower")
+
+
+# --- what the policy reads ---
+
+
+def test_passages_are_left_out_last_first_beyond_the_budget(small_index):
+    whole = ask(WikiSearch(str(small_index), top_k=2), "tower Utrecht")[0]
+    first = whole.content.split("\n\n")[0]
+    tight = WikiSearch(
+        str(small_index), top_k=2, max_result_tokens=estimate_tokens(whole.content) - 1
+    )
+    result = ask(tight, "tower Utrecht")[0]
+    assert result.content == first
+    assert result.metadata["passage_ids"] == ["1"]
+
+
+def test_a_passage_too_long_by_itself_ends_at_a_sentence(small_index):
+    tool = WikiSearch(str(small_index), top_k=1, max_result_tokens=14)
+    assert ask(tool, "Utrecht")[0].content == "Utrecht\nUtrecht is a city in the Netherlands."
+
+
+@given(st.text(max_size=200), st.integers(1, 60))
+def test_a_cut_text_is_a_beginning_within_the_budget(text, tokens):
+    cut = cut_to_tokens(text, tokens)
+    assert text.startswith(cut)
+    assert estimate_tokens(cut) <= tokens
+
+
+# --- faults of the world, and of the recipe ---
+
+
+def test_an_absent_index_names_the_folder_and_the_command(tmp_path):
+    with pytest.raises(
+        ToolError,
+        match=r"no search index in '.*nowhere' \(found: nothing\).*turnrl index build .*nowhere",
+    ):
+        WikiSearch(str(tmp_path / "nowhere")).check()
+
+
+def test_a_folder_that_is_no_index_says_what_it_holds(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(
+        ToolError, match=r"has no turnrl-index\.json \(found: notes\.txt\).*turnrl index build"
+    ):
+        WikiSearch(str(tmp_path)).check()
+
+
+def test_an_index_of_another_format_says_which_and_how_to_rebuild(tmp_path):
+    embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path / "rows.jsonl")))
+    path = tmp_path / "index" / embedded.METADATA
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    with pytest.raises(
+        ToolError, match=r"has format 99, .*reads format 1\. .*rows\.jsonl --overwrite"
+    ):
+        WikiSearch(str(tmp_path / "index")).check()
+    with pytest.raises(ToolError, match="format 99"):  # not silently built anew over the user's own
+        WikiSearch(str(tmp_path / "index"), build_from=str(tmp_path / "rows.jsonl")).check()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', "\x00"])
+def test_damaged_metadata_is_an_error_that_names_it(tmp_path, text):
+    embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path / "rows.jsonl")))
+    (tmp_path / "index" / embedded.METADATA).write_text(text)
+    with pytest.raises(ToolError, match=r"turnrl-index\.json in '.*index'.*--overwrite"):
+        WikiSearch(str(tmp_path / "index")).check()
+
+
+def test_a_damaged_index_is_an_error_and_not_a_crash(tmp_path):
+    embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path / "rows.jsonl")))
+    (tmp_path / "index" / "tantivy" / "meta.json").write_text("{")
+    with pytest.raises(ToolError, match=r"cannot be opened by tantivy .*--overwrite"):
+        WikiSearch(str(tmp_path / "index")).check()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"top_k": 0}, "top_k is 0; it must be 1 or more"),
+        ({"max_result_tokens": 0}, "max_result_tokens is 0"),
+        ({"backend": "sqlite"}, "no backend 'sqlite'"),
+        ({"url": "http://localhost:9200", "retries": 3}, "url, retries would have no effect"),
+        ({"backend": "elasticsearch", "build_from": "Atlas"}, "builds embedded indexes only"),
+        ({"offline": True}, "offline needs a cache"),
+    ],
+)
+def test_arguments_that_cannot_be_or_would_be_ignored_are_refused(arguments, message):
+    with pytest.raises(RecipeError, match=message):
+        WikiSearch("index", **arguments)
+
+
+# --- building ---
+
+
+def test_build_from_builds_once_and_says_so_in_one_line(tmp_path, capsys):
+    rows = write_rows(tmp_path / "rows.jsonl")
+    for _ in range(2):
+        tool = WikiSearch(str(tmp_path / "deep" / "index"), build_from=str(rows))
+        tool.check()
+    assert (
+        capsys.readouterr().err == f"turnrl: building the search index {tool.index!r} from {rows}\n"
+    )
+    assert ask(tool, "Utrecht")[0].metadata["passage_ids"] == ["1"]
+
+
+def test_build_from_another_source_than_the_index_is_an_error(tmp_path):
+    first, second = write_rows(tmp_path / "a.jsonl"), write_rows(tmp_path / "b.jsonl")
+    WikiSearch(str(tmp_path / "index"), build_from=str(first)).check()
+    with pytest.raises(
+        ToolError, match=r"built from '.*a\.jsonl', and the recipe says build_from '.*b\.jsonl'"
+    ):
+        WikiSearch(str(tmp_path / "index"), build_from=str(second)).check()
+
+
+def _check(index: str, source: str) -> None:
+    WikiSearch(index, build_from=source).check()
+
+
+def test_workers_that_ask_at_once_build_once(tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl", [{**ROWS[0], "id": i} for i in range(5000)])
+    context = multiprocessing.get_context("spawn")
+    workers = [
+        context.Process(target=_check, args=(str(tmp_path / "index"), str(rows))) for _ in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert embedded.read_info(tmp_path / "index").passages == 5000
+
+
+def test_the_same_corpus_gives_the_same_version_and_the_same_ties_and_another_does_not(tmp_path):
+    rows = [{"id": i, "title": f"Page {i}", "text": "The same words."} for i in range(3000)]
+    infos = [
+        embedded.build(tmp_path / f"i{n}", corpus_of(write_rows(tmp_path / "rows.jsonl", rows)))
+        for n in range(2)
+    ]
+    assert infos[0].version == infos[1].version
+    first, second = (ask(WikiSearch(i.index, top_k=9), "same words")[0] for i in infos)
+    assert first == second
+    rows[-1]["text"] = "Other words."
+    other = embedded.build(tmp_path / "i2", corpus_of(write_rows(tmp_path / "rows.jsonl", rows)))
+    assert other.version != infos[0].version
+    standard = embedded.build(
+        tmp_path / "i3", corpus_of(write_rows(tmp_path / "rows.jsonl", rows)), "standard"
+    )
+    assert standard.version != other.version
+
+
+class _Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop_at", [400, 1000, 2600])
+def test_an_interrupted_build_goes_on_without_losing_or_doubling_a_passage(
+    tmp_path, monkeypatch, stop_at
+):
+    monkeypatch.setattr(embedded, "_COMMIT_EVERY", 500)
+    monkeypatch.setattr(embedded, "_ONE_SEGMENT", 900)
+    monkeypatch.setattr(Corpus.chunks, "__defaults__", (None, 100))
+    rows = [{"id": i, "title": f"Page {i}", "text": f"unique{i} and shared."} for i in range(3000)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+
+    def stop(passages: int) -> None:
+        if passages >= stop_at:
+            raise _Stop
+
+    with pytest.raises(_Stop):
+        embedded.build(tmp_path / "index", corpus_of(path), on_progress=stop)
+    with pytest.raises(ToolError, match="an unfinished build beside it"):
+        embedded.read_info(tmp_path / "index")
+    seen = []
+    info = embedded.build(tmp_path / "index", corpus_of(path), on_progress=seen.append)
+    # 2600 passages: commits at 500 (or 900, when more threads start), ..., so work was not done
+    # anew
+    assert seen[0] > 100 or stop_at == 400
+    whole = embedded.build(tmp_path / "whole", corpus_of(path))
+    assert (info.passages, info.version) == (3000, whole.version)
+    hits = embedded.EmbeddedIndex(tmp_path / "index").search(["shared"], 4000)[0]
+    assert sorted(int(h.passage.id) for h in hits) == list(range(3000))
+    assert not (tmp_path / "index.building").exists()
+
+
+def test_a_build_killed_outright_is_taken_up(tmp_path):
+    rows = [
+        {"id": i, "title": f"Page {i}", "text": f"unique{i} and shared."} for i in range(60_000)
+    ]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    code = """
+import os, sys
+from turnrl_wiki_search import embedded
+from turnrl_wiki_search.sources import Corpus, open_source
+def stop(passages):
+    if passages > 55_000:
+        os.kill(os.getpid(), 9)
+embedded.build(sys.argv[1], Corpus(open_source(sys.argv[2])), on_progress=stop)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "index"), str(path)]
+    assert subprocess.run(command, check=False).returncode == -9
+    seen = []
+    embedded.build(tmp_path / "index", corpus_of(path), on_progress=seen.append)
+    assert seen[0] == 52_000  # the first commit was at 50,000
+    hits = embedded.EmbeddedIndex(tmp_path / "index").search(["shared"], 70_000)[0]
+    assert len({h.passage.id for h in hits}) == len(hits) == 60_000
+
+
+def test_an_interrupted_build_of_another_corpus_is_begun_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(Corpus.chunks, "__defaults__", (None, 2))
+
+    def stop(passages: int) -> None:
+        raise _Stop
+
+    first, second = write_rows(tmp_path / "a.jsonl"), write_rows(tmp_path / "b.jsonl", ROWS[:3])
+    with pytest.raises(_Stop):
+        embedded.build(tmp_path / "index", corpus_of(first), on_progress=stop)
+    assert embedded.build(tmp_path / "index", corpus_of(second)).passages == 3
+
+
+def test_an_index_is_replaced_only_when_told_to(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl")
+    embedded.build(tmp_path / "index", corpus_of(path))
+    write_rows(path, ROWS[:2])
+    with pytest.raises(ToolError, match=r"is there already\. Add --overwrite"):
+        embedded.build(tmp_path / "index", corpus_of(path))
+    assert embedded.build(tmp_path / "index", corpus_of(path), existing="keep").passages == 4
+    assert embedded.build(tmp_path / "index", corpus_of(path), existing="replace").passages == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["index", "index.lock", "rows.jsonl"]
+
+
+# --- sources ---
+
+
+def _rows_file(folder: Path, ending: str) -> Path:
+    path = folder / f"rows{ending}"
+    if ending == ".jsonl":
+        write_rows(path)
+    elif ending == ".jsonl.gz":
+        with gzip.open(path, "wt") as file:
+            file.write("\n".join(json.dumps(row) for row in ROWS))
+    elif ending == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["id", "title", "text", "more"])
+            writer.writeheader()
+            writer.writerows([{**row, "more": 'x,"y'} for row in ROWS])
+    else:
+        import pyarrow
+        import pyarrow.parquet
+
+        table = pyarrow.Table.from_pylist([{**row, "more": 1} for row in ROWS])
+        pyarrow.parquet.write_table(table, path, row_group_size=2)
+    return path
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".csv", ".parquet"])
+def test_a_file_of_each_kind_is_read_and_taken_up_at_any_row(tmp_path, ending):
+    path = str(_rows_file(tmp_path, ending))
+    expected = [Passage(row["id"], row["title"], row["text"]) for row in ROWS]
+    assert list(open_source(path).read()) == expected
+    for row in range(len(ROWS)):
+        source = open_source(path)
+        articles = source.read()
+        for _ in range(row):
+            next(articles)
+        position = json.loads(json.dumps(source.position()))
+        articles.close()
+        assert list(open_source(path).read(position or None)) == expected[row:]
+
+
+def test_a_data_set_is_streamed_and_taken_up_at_any_row(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"id": str(i), "url": "u", "title": f"T{i}", "text": f"Text {i}."} for i in range(50)]
+    for shard in range(5):
+        table = pyarrow.Table.from_pylist(rows[shard * 10 : shard * 10 + 10])
+        pyarrow.parquet.write_table(table, tmp_path / f"train-{shard}.parquet", row_group_size=3)
+    source = open_source(str(tmp_path))
+    assert str(source.splitter) == "words=100"
+    articles = source.read()
+    for row in range(1, 50):
+        assert next(articles).id == str(row - 1)
+        if row % 7 == 0:
+            position = json.loads(json.dumps(source.position()))
+            rest = open_source(str(tmp_path)).read(position)
+            assert [a.id for a in rest] == [str(i) for i in range(row, 50)]
+    articles.close()
+    assert next(source.read()).id == "0"  # without a position, from the beginning
+    info = embedded.build(tmp_path / "index", Corpus(open_source(str(tmp_path))))
+    assert (info.passages, info.splitter) == (50, "words=100")
+
+
+def test_an_installed_corpus_is_a_source_by_its_short_name(tmp_path):
+    name, cls = next(iter(installed("turnrl_datasets").items()))
+    passages = [next(iter(cls().passages()))]
+    assert next(iter(open_source(name).read())) == passages[0]
+
+
+def test_the_wiki_18_layout_of_one_field_is_read(tmp_path):
+    path = write_rows(tmp_path / "wiki.jsonl", [{"id": 0, "contents": '"Utrecht"\nA city.'}])
+    assert list(open_source(str(path)).read()) == [Passage("0", "Utrecht", "A city.")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no passages"),
+        ("\n\n", "has no passages"),
+        ('{"id": 1, "title": "a", "text": " "}', "has no passages"),
+        ('{"id": 1, "title": "a"}', r"rows.jsonl, row 1: no field 'text' \(found: id, title\)"),
+        ('{"title": "a", "text": "b"}', "row 1: no field 'id'"),
+        ('{"id": 1, "title": "a", "text": "b"}\n{"id', "line 2: not JSON"),
+        ("[1]", "line 1: not a JSON object"),
+    ],
+)
+def test_a_bad_corpus_is_named_with_its_line(tmp_path, text, message):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        embedded.build(tmp_path / "index", corpus_of(path))
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_bad_parquet_file_is_named(tmp_path):
+    (tmp_path / "rows.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match=r"rows\.parquet is not a Parquet file"):
+        list(open_source(str(tmp_path / "rows.parquet")).read())
+
+
+def test_an_unknown_source_offers_what_there_is():
+    with pytest.raises(
+        DataError, match=r"no source 'Atlass'\. Did you mean 'Atlas'\? .*found: Atlas"
+    ):
+        open_source("Atlass")
+    with pytest.raises(DataError, match=r"no file 'gone\.jsonl'"):
+        open_source("gone.jsonl")
+
+
+# --- splitting ---
+
+
+def split(text: str, words: int) -> list[str]:
+    return [p.text for p in Splitter(words).split(Passage("a", "T", text))]
+
+
+def test_articles_are_cut_at_sentence_ends_near_the_size():
+    sentences = [" ".join(["Word", *["w"] * 23, f"end{i}."]) for i in range(9)]  # 25 words each
+    pieces = split(" ".join(sentences), 100)
+    # 9 sentences: 4, 4, and 1 of 25 words, less than a third of 100, which joins the second passage
+    assert [len(piece.split()) for piece in pieces] == [100, 125]
+    assert " ".join(pieces) == " ".join(sentences)
+
+
+def test_each_passage_keeps_its_title_and_gets_its_own_id():
+    article = Passage(
+        "12", "Utrecht", " ".join(["One two three four five six seven eight nine ten."] * 4)
+    )
+    passages = Splitter(20).split(article)
+    assert [(p.id, p.title) for p in passages] == [("12-0", "Utrecht"), ("12-1", "Utrecht")]
+
+
+def test_abbreviations_and_initials_do_not_end_a_sentence():
+    text = "Dr. J. R. Smith met Mrs. Jones in St. Louis. Then 3 left. Done."
+    assert split(text, 10) == ["Dr. J. R. Smith met Mrs. Jones in St. Louis.", "Then 3 left. Done."]
+
+
+def test_a_sentence_without_end_is_cut_between_words():
+    assert [len(p.split()) for p in split("word " * 250, 100)] == [100, 100, 50]
+
+
+def test_an_article_without_text_has_no_passages():
+    for words in (None, 10):
+        assert Splitter(words).split(Passage("a", "T", " \n ")) == []
+
+
+@given(
+    st.lists(
+        st.sampled_from(["Word", "word.", "U.S.", "end!", '"Quote."', "\n", "3"]), max_size=300
+    )
+)
+def test_splitting_loses_and_changes_no_word_and_keeps_near_the_size(words):
+    text = " ".join(words)
+    pieces = split(text, 10)
+    assert " ".join(pieces).split() == text.split()
+    # at most one and a half times the size, and a third of it joined to the last
+    assert all(len(piece.split()) <= 15 + 3 for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    "text", ["words=9", "words=x", "words", "sentences", "", "words=-100", "words=²"]
+)
+def test_an_unknown_splitter_is_refused(text):
+    with pytest.raises(RecipeError, match=r"no splitter .* Use 'words=100'"):
+        Splitter.parse(text)
+
+
+# --- cache and replay ---
+
+
+def test_a_replay_from_the_cache_needs_no_index(small_index, tmp_path):
+    cache = str(tmp_path / "cache.sqlite")
+    queries = ["tower", "zebra", "Utrecht"]
+    first = ask(WikiSearch(str(small_index), cache=cache), *queries)
+    moved = small_index.rename(small_index.with_name("away"))
+    try:
+        replay = WikiSearch(str(small_index), cache=cache, offline=True)
+        replay.check()
+        assert ask(replay, *queries) == first
+        with pytest.raises(
+            ToolError, match=r"1 of 2 queries are not in the search cache .*'coffee'"
+        ):
+            ask(replay, "tower", "coffee")
+    finally:
+        moved.rename(small_index)
+
+
+def test_a_replay_of_nothing_is_an_error(tmp_path):
+    tool = WikiSearch("index", cache=str(tmp_path / "cache.sqlite"), offline=True)
+    with pytest.raises(ToolError, match="has never seen the embedded index 'index'"):
+        tool.check()
+
+
+def test_the_cache_is_bounded_and_keeps_what_was_used_last(small_index, tmp_path):
+    from turnrl_wiki_search.cache import AnswerCache
+
+    index = embedded.EmbeddedIndex(small_index)
+    hits = index.search(["tower"], 3)[0]
+    cache = AnswerCache(tmp_path / "cache.sqlite", 20_000)
+    for i in range(200):
+        cache.put("v", {f"q{i}": hits}, 3)
+        cache.get("v", ["q0"], 3)
+    kept = cache.get("v", [f"q{i}" for i in range(200)], 3)
+    assert 10 < len(kept) < 150
+    assert {"q0", "q199"} <= set(kept)
+    assert "q1" not in kept
+    assert kept["q0"] == hits
+
+
+def test_another_version_of_an_index_is_never_answered_from_the_cache(tmp_path):
+    path, cache = write_rows(tmp_path / "rows.jsonl"), str(tmp_path / "cache.sqlite")
+    embedded.build(tmp_path / "index", corpus_of(path))
+    assert (
+        ask(WikiSearch(str(tmp_path / "index"), cache=cache), "tower")[0].metadata["passage_ids"]
+        != []
+    )
+    write_rows(path, [{"id": "9", "title": "New", "text": "A tower."}])
+    embedded.build(tmp_path / "index", corpus_of(path), existing="replace")
+    assert ask(WikiSearch(str(tmp_path / "index"), cache=cache), "tower")[0].metadata[
+        "passage_ids"
+    ] == ["9"]
+
+
+def test_a_cache_that_is_no_cache_is_named(small_index, tmp_path):
+    (tmp_path / "notes.txt").write_text("not a database, but long enough to be taken for one" * 30)
+    with pytest.raises(ToolError, match=r"search cache '.*notes\.txt' cannot be used"):
+        ask(WikiSearch(str(small_index), cache=str(tmp_path / "notes.txt")), "tower")
+
+
+# --- the command ---
+
+
+def test_the_command_builds_describes_and_searches(tmp_path, capsys):
+    rows, index = write_rows(tmp_path / "rows.jsonl"), tmp_path / "index"
+    assert turnrl("index", "build", "--source", rows, "--index", index) == 0
+    assert "4 passages" in capsys.readouterr().out
+    assert turnrl("index", "info", "--index", index, "--json") == 0
+    info = json.loads(capsys.readouterr().out)
+    assert (info["source"], info["splitter"], info["analyzer"], info["passages"]) == (
+        str(rows),
+        "none",
+        "english",
+        4,
+    )
+    assert turnrl("index", "search", "dom tower", "--index", index, "-k", 1, "--json") == 0
+    hits = json.loads(capsys.readouterr().out)
+    assert [(h["id"], h["title"]) for h in hits] == [("1", "Utrecht")]
+
+
+def test_the_command_scores_a_file_of_questions(tmp_path, small_index, capsys):
+    questions = write_rows(
+        tmp_path / "questions.jsonl",
+        [
+            {"question": "What is the capital of France?", "answers": ["paris!", "Lutetia"]},
+            {"question": "Which tower is in Utrecht?", "answers": ["Eiffel"]},  # second passage
+            {"question": "Who is it?", "answers": ["The Who"]},  # "who" alone, found by title
+            {"question": "Is there a zebra?", "answers": [""]},
+        ],
+    )
+    assert (
+        turnrl(
+            "index", "search", "--questions", questions, "--index", small_index, "-k", 5, "--json"
+        )
+        == 0
+    )
+    score = json.loads(capsys.readouterr().out)
+    assert [score[f"answer@{n}"] for n in (1, 3, 5)] == [0.5, 0.75, 0.75]
+    assert score["queries_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["search", "x", "--index", "nowhere"], "no search index in 'nowhere'"),
+        (["search", "--index", "nowhere"], "a query or --questions FILE"),
+        (["search", " ", "--index", "nowhere"], "the query is empty"),
+        (["search", "x", "--index", "nowhere", "-k", "0"], "-k is 0"),
+        (["search", "--questions", "gone.jsonl", "--index", "x"], "no file 'gone.jsonl'"),
+        (["info", "--index", "nowhere"], "no search index in 'nowhere'"),
+        (["info", "--index", "x", "--api-key", "k"], "--api-key: an embedded index has no server"),
+        (["build", "--index", "x", "--source", "Nothing"], "no source 'Nothing'"),
+        (["build", "--index", "x", "--source", "Atlas", "--split", "lines"], "no splitter 'lines'"),
+        (["build", "--index", "x", "--source", "Atlas", "--k1", "2"], "--k1: an embedded index"),
+    ],
+)
+def test_a_mistake_at_the_command_line_is_a_message_and_an_exit_code(
+    words, message, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert turnrl("index", *words) in (1, 2)
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_the_plugin_loads_no_heavy_library():
+    code = """
+import sys, turnrl_wiki_search
+heavy = {"torch", "elasticsearch", "elastic_transport", "tantivy", "datasets", "pyarrow"}
+sys.exit(", ".join(heavy & set(sys.modules)) or 0)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- real passages ---
+
+
+@needs_shared_data
+def test_retrieval_of_real_passages_reaches_the_figures(tmp_path, capsys):
+    squad = SHARED / "squad"
+    assert (
+        turnrl("index", "build", "--source", squad / "corpus.jsonl", "--index", tmp_path / "index")
+        == 0
+    )
+    capsys.readouterr()
+    words = ["--questions", squad / "dev.jsonl", "--sample", 500, "--index", tmp_path / "index"]
+    assert turnrl("index", "search", *words, "-k", 5, "--json") == 0
+    score = json.loads(capsys.readouterr().out)
+    assert score["passages"] == 4496
+    assert score["answer@1"] >= 0.77
+    assert score["answer@3"] >= 0.89
+    assert score["answer@5"] >= 0.92
+
+
+def shared_passages(path: Path, count: int) -> Path:
+    """A file of `count` passages: the shared corpora over and over, each time with other ids."""
+    files = ["squad", "multihop/hotpotqa", "multihop/2wiki"]
+    rows = [
+        json.loads(line)
+        for f in files
+        for line in (SHARED / f / "corpus.jsonl").read_text().splitlines()
+    ]
+    with path.open("w", encoding="utf-8") as file:
+        for i in range(count):
+            row = rows[i % len(rows)]
+            file.write(json.dumps({**row, "id": f"{row['id']}-{i // len(rows)}"}) + "\n")
+    return path
+
+
+@pytest.mark.slow
+@needs_shared_data
+def test_figures_of_the_embedded_index(tmp_path):
+    """Rates and memory; run alone on a quiet machine."""
+    import time
+    from concurrent.futures import ThreadPoolExecutor
+
+    path = shared_passages(tmp_path / "million.jsonl", 1_000_000)
+    code = """
+import json, sys, time
+from turnrl_wiki_search import embedded
+from turnrl_wiki_search.sources import Corpus, open_source
+own_mb = {}
+def see(passages):
+    if passages % 100_000 == 0:  # pages of mapped files are the system's: anonymous memory counts
+        status = open("/proc/self/status").read()
+        own_mb[passages] = int(status.split("RssAnon:")[1].split()[0]) / 1000
+begin = time.perf_counter()
+info = embedded.build(sys.argv[1], Corpus(open_source(sys.argv[2])), on_progress=see)
+print(json.dumps([info.passages / (time.perf_counter() - begin), own_mb]))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "million"), str(path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    rate, memory = json.loads(done.stdout)
+    print(f"\nbuild {rate:,.0f} passages/s; own memory in MB: {memory}")
+    # 900,000 more passages are 430 MB of text; the writers may hold 256 MB, however many there are
+    assert memory["1000000"] - memory["100000"] < 100
+    assert rate >= 40_000
+
+    path = shared_passages(tmp_path / "400k.jsonl", 400_000)
+    embedded.build(tmp_path / "400k", corpus_of(path))
+    tool = WikiSearch(str(tmp_path / "400k"), top_k=3)
+    lines = (SHARED / "squad" / "dev.jsonl").read_text().splitlines()
+    queries = [json.loads(line)["question"] for line in lines]
+    ask(tool, *queries[:200])
+    with ThreadPoolExecutor(64) as pool:
+        begin = time.perf_counter()
+        list(pool.map(lambda query: ask(tool, query), queries))
+        rate = len(queries) / (time.perf_counter() - begin)
+    print(f"64 callers: {rate:,.0f} queries/s over 400,000 passages on {os.cpu_count()} cores")
+    assert rate >= 2000
+
+
+def test_the_tool_keeps_to_the_contract(small_index):
+    from turnrl.testing import check_tool
+
+    good = [{"query": "Utrecht"}, {"query": "zebra"}]
+    check_tool(WikiSearch(str(small_index)), good, [{"query": ""}, {}, {"query": 3}])
+
+
+def test_score_retrieval_counts_the_first_passage_that_holds_an_answer(small_index):
+    index = embedded.EmbeddedIndex(small_index)
+    score = score_retrieval(index, [("tower", ["Eiffel"]), ("tower", ["Dom"])], 2)
+    # each answer stands in one of the two passages on towers, one of which is first
+    assert (score["answer@1"], score["answer@2"]) == (0.5, 1.0)
+    assert "answer@3" not in score
+
+
+def _fenced(language: str) -> list[str]:
+    page = Path(__file__).parents[1] / "docs" / "wikipedia-search.md"
+    readme = Path(__file__).parents[1] / "plugins" / "turnrl-wiki-search" / "README.md"
+    text = page.read_text() + readme.read_text()
+    return [block.partition("```")[0] for block in text.split(f"```{language}\n")[1:]]
+
+
+def test_the_recipes_in_the_docs_make_tools_and_the_compose_file_is_one():
+    import yaml
+
+    blocks = [yaml.safe_load(text) for text in _fenced("yaml")]
+    tools = [tool for block in blocks for tool in block.get("tools", [])]
+    assert {tool["class_path"] for tool in tools} == {"WikiSearch"}
+    assert {WikiSearch(**tool["init_args"]).backend for tool in tools} == {
+        "embedded",
+        "elasticsearch",
+    }
+    (compose,) = (block for block in blocks if "services" in block)
+    assert compose["services"]["elasticsearch"]["ports"] == ["127.0.0.1:9200:9200"]
+
+
+def test_the_commands_in_the_docs_are_commands():
+    import shlex
+
+    parser = argparse.ArgumentParser()
+    add_index_command(parser.add_subparsers())
+    lines = [line for text in _fenced("sh") for line in text.splitlines()]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("turnrl")]
+    assert len(commands) >= 8
+    for command in commands:
+        assert callable(parser.parse_args(command).run)
+
+
+def test_every_argument_of_the_tool_is_explained_in_its_docstring():
+    import inspect
+
+    explained = inspect.getdoc(WikiSearch).partition("Args:")[2]
+    for name in inspect.signature(WikiSearch).parameters:
+        assert f"\n    {name}: " in explained
