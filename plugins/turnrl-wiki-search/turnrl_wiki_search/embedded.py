@@ -1,8 +1,8 @@
 """An index in a folder, searched in-process by tantivy: no server, no memory of its own.
 
     FOLDER/turnrl-index.json   the description (`IndexInfo`)
-    FOLDER/tantivy/            one indexed field, title and text together, with frequencies and no
-    positions FOLDER.building/           an unfinished build, which the same command takes up again
+    FOLDER/tantivy/            one indexed field, title and text together; frequencies, no positions
+    FOLDER.building/           an unfinished build, which the same command takes up again
     FOLDER.lock                held while building, so that workers who ask at once build once
 
 The folder is only ever written under its temporary name and then renamed, so what stands under its
