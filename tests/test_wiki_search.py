@@ -759,7 +759,7 @@ def shared_passages(path: Path, count: int) -> Path:
 @pytest.mark.slow
 @needs_shared_data
 def test_figures_of_the_embedded_index(tmp_path):
-    """Rates and memory; run alone on a quiet machine."""
+    """Rates, printed, and memory; run alone on a quiet machine."""
     import time
     from concurrent.futures import ThreadPoolExecutor
 
@@ -783,7 +783,6 @@ print(json.dumps([info.passages / (time.perf_counter() - begin), own_mb]))
     print(f"\nbuild {rate:,.0f} passages/s; own memory in MB: {memory}")
     # 900,000 more passages are 430 MB of text; the writers may hold 256 MB, however many there are
     assert memory["1000000"] - memory["100000"] < 100
-    assert rate >= 40_000
 
     path = shared_passages(tmp_path / "400k.jsonl", 400_000)
     embedded.build(tmp_path / "400k", corpus_of(path))
@@ -791,12 +790,15 @@ print(json.dumps([info.passages / (time.perf_counter() - begin), own_mb]))
     lines = (SHARED / "squad" / "dev.jsonl").read_text().splitlines()
     queries = [json.loads(line)["question"] for line in lines]
     ask(tool, *queries[:200])
-    with ThreadPoolExecutor(64) as pool:
-        begin = time.perf_counter()
-        list(pool.map(lambda query: ask(tool, query), queries))
-        rate = len(queries) / (time.perf_counter() - begin)
-    print(f"64 callers: {rate:,.0f} queries/s over 400,000 passages on {os.cpu_count()} cores")
-    assert rate >= 2000
+    rates = {}
+    for callers in (1, 64):
+        with ThreadPoolExecutor(callers) as pool:
+            begin = time.perf_counter()
+            list(pool.map(lambda query: ask(tool, query), queries))
+            rates[callers] = len(queries) / (time.perf_counter() - begin)
+    print(f"queries/s over 400,000 passages on {os.cpu_count()} cores, by callers: {rates}")
+    # searching happens outside the interpreter's lock, so a second core counts
+    assert rates[64] > 1.3 * rates[1] or os.cpu_count() == 1
 
 
 def test_the_tool_keeps_to_the_contract(small_index):

@@ -112,8 +112,11 @@ def _plugins(_: argparse.Namespace) -> int:
         print(f"{plugin.name}  ({plugin.distribution} {plugin.version})")
         for hook, classes in plugin.components.items():
             print(f"    {hook:18} {', '.join(cls.__name__ for cls in classes)}")
-        if plugin.commands:
-            print(f"    {'turnrl_commands':18} {', '.join(c.__name__ for c in plugin.commands)}")
+        subparsers = argparse.ArgumentParser().add_subparsers()
+        for add in plugin.commands:
+            add(subparsers)
+        if subparsers.choices:
+            print(f"    {'turnrl_commands':18} {', '.join(subparsers.choices)}")
     if not plugins:
         print("no plugins are installed, or TURNRL_LOAD_PLUGINS excludes them all")
     return 0

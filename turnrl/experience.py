@@ -1,5 +1,4 @@
-"""Experience: scored groups, packed into minibatches of per-token streams, and the loader that
-collects.
+"""Experience: scored groups, and minibatches of per-token streams.
 
 Credit ends here: what leaves this module for the objective knows tokens, not turns or groups.
 """
@@ -7,41 +6,34 @@ Credit ends here: what leaves this module for the objective knows tokens, not tu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from turnrl.credit import spread_over_tokens
-from turnrl.errors import PluginError, RecipeError
-from turnrl.objective import ClippedSurrogate, loss_weights
+from turnrl.errors import PluginError
 from turnrl.text import contains_answer, exact_match
 from turnrl.types import (
     AdvantageEstimator,
     Group,
     OutcomeReward,
-    Question,
     Reward,
     Scores,
     Trajectory,
     TurnReward,
 )
 
-if TYPE_CHECKING:
-    import lightning as L
-
-    from turnrl.data import QuestionData
-    from turnrl.module import MTGRPO
-
 
 @dataclass
 class Minibatch:
-    """B trajectories as per-token streams, padded on the right. Not frozen: Lightning moves it in
-    place.
+    """B trajectories as per-token streams, padded on the right.
+
+    Not frozen, because Lightning moves its tensors in place.
 
     Args:
         input_ids: (B, T).
@@ -204,111 +196,6 @@ class Experience:
     groups: tuple[Group, ...]
     advantages: tuple[Tensor, ...]
     metrics: Mapping[str, float]
-
-
-class ExperienceLoader:
-    """One policy iteration as a data loader: collects when the first minibatch is asked for.
-
-    It has a fixed length and no state. What an iteration asks and how it samples are functions of
-    (seed, iteration, rank), so a run resumed inside an iteration collects anew under the restored
-    weights.
-
-    Args:
-        data: Gives each iteration's questions.
-        trainer: The running trainer, with an `MTGRPO` module.
-    Raises:
-        RecipeError: If the iteration's trajectories cannot be divided into equal minibatches, or
-            these into equal accumulation windows.
-    """
-
-    def __init__(self, data: QuestionData, trainer: L.Trainer) -> None:
-        module = trainer.lightning_module
-        if not hasattr(module, "collect"):
-            raise RecipeError(
-                "QuestionData needs a module that collects experience, such as MTGRPO, and "
-                f"{type(module).__name__} does not. Set model to MTGRPO, or data to what it "
-                "trains on."
-            )
-        self._data = data
-        self._trainer = trainer
-        self._module: MTGRPO = cast("MTGRPO", module)
-        per_rank = data.questions_per_iteration // trainer.world_size
-        self._trajectories = per_rank * self._module.group_size
-        self._minibatch = min(self._module.minibatch_size, self._trajectories)
-        self._updates = self._module.updates_per_iteration
-        if self._trajectories % self._minibatch:
-            raise RecipeError(
-                f"an iteration collects {per_rank} questions x {self._module.group_size} = "
-                f"{self._trajectories} trajectories per process, which minibatch_size "
-                f"{self._minibatch} does not divide. Change one of the three."
-            )
-        window = trainer.accumulate_grad_batches
-        if (self._trajectories // self._minibatch) % window:
-            raise RecipeError(
-                f"an iteration has {self._trajectories // self._minibatch} minibatches per "
-                f"update, which is no multiple of trainer.accumulate_grad_batches {window}: a "
-                "step would span two updates. Change minibatch_size."
-            )
-
-    def __len__(self) -> int:
-        return self._updates * self._trajectories // self._minibatch
-
-    def __iter__(self) -> Iterator[Minibatch]:
-        iteration = self._trainer.current_epoch
-        questions: list[Question] = self._data.iteration_questions(
-            iteration, self._trainer.global_rank, self._trainer.world_size
-        )
-        experience = self._module.collect(questions, iteration)
-        metrics = dict(experience.metrics)
-        for number, minibatch in enumerate(self._minibatches(experience, iteration)):
-            if number == 0:
-                minibatch.metrics = metrics
-            yield minibatch
-
-    def state_dict(self) -> dict[str, int]:
-        """Empty: tells Lightning that a run may be resumed inside an iteration all the same."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Nothing to restore."""
-
-    def _minibatches(self, experience: Experience, iteration: int) -> Iterator[Minibatch]:
-        trajectories = [t for group in experience.groups for t in group.trajectories]
-        advantages = torch.cat(experience.advantages)
-        counts = torch.tensor([sum(len(turn.token_ids) for turn in t.turns) for t in trajectories])
-        window = self._trainer.accumulate_grad_batches
-        step = self._minibatch * window
-        objective: ClippedSurrogate = self._module.objective
-        shuffle = torch.Generator().manual_seed(self._module.stream(iteration))
-        first = True
-        for _ in range(self._updates):
-            order = torch.randperm(len(trajectories), generator=shuffle)
-            for rows in order.split(step):
-                tokens = torch.tensor(float(counts[rows].sum()), device=self._module.device)
-                mean_tokens = self._trainer.strategy.reduce(tokens, reduce_op="mean")
-                weights = loss_weights(
-                    counts[rows],
-                    objective.aggregation,
-                    window,
-                    objective.constant_tokens,
-                    float(mean_tokens),
-                )
-                # rows of like length together, so that there is little padding to compute
-                rows, weights = _by_length(rows, weights, trajectories)
-                for some, weight in zip(
-                    rows.split(self._minibatch), weights.split(self._minibatch), strict=True
-                ):
-                    chosen = [trajectories[i] for i in some.tolist()]
-                    yield pack(chosen, advantages[some], weight, fresh=first)
-                first = False
-
-
-def _by_length(
-    rows: Tensor, weights: Tensor, trajectories: Sequence[Trajectory]
-) -> tuple[Tensor, Tensor]:
-    lengths = torch.tensor([len(trajectories[i].token_ids) for i in rows.tolist()])
-    order = lengths.argsort(stable=True)
-    return rows[order], weights[order]
 
 
 def rollout_metrics(
