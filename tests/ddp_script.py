@@ -5,23 +5,33 @@ from pathlib import Path
 
 import lightning as L
 import torch
+from lightning.pytorch.loggers import CSVLogger
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from test_training import data, module
 
+from turnrl.callbacks import LastCheckpoint
+
 
 def main(model: str, folder: str) -> None:
     it = module(model, minibatch_size=4)
     asked: list[str] = []
-    samples: list[torch.Tensor] = []
+    evaluated: list[str] = []
     collect = it.collect
 
     def collecting(questions, iteration):
         asked.extend(q.id for q in questions)
-        experience = collect(questions, iteration)
-        samples.append(torch.tensor(experience.groups[0].trajectories[0].turns[0].token_ids))
-        return experience
+        return collect(questions, iteration)
+
+    validate = it.validation_step
+
+    def validating(batch, batch_idx):
+        if it.trainer.global_step == 0:
+            evaluated.extend(q.id for q in batch)
+        return validate(batch, batch_idx)
+
+    it.validation_step = validating
 
     it.collect = collecting
     trainer = L.Trainer(
@@ -29,8 +39,9 @@ def main(model: str, folder: str) -> None:
         accelerator="cpu",
         devices=2,
         strategy="ddp",
-        logger=False,
-        enable_checkpointing=False,
+        default_root_dir=folder,
+        logger=CSVLogger(folder, name="ddp", version=0),
+        callbacks=[LastCheckpoint()],
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -41,7 +52,8 @@ def main(model: str, folder: str) -> None:
         "weights": it.policy.trainable_state(),
         "asked": asked,
         "steps": trainer.global_step,
-        "first_sample": samples[0],
+        "stream": it.stream(0),
+        "evaluated": evaluated,
     }
     torch.save(seen, Path(folder, f"rank{trainer.global_rank}.pt"))
 

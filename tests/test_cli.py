@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from test_rollout import FORGETFUL
+from transformers import AutoModelForCausalLM
 
 from turnrl.cli import main
 
@@ -198,6 +200,8 @@ def test_a_recipe_that_is_not_yaml(recipe, capsys):
         ("data.train", "none.jsonl", "no file 'none.jsonl'"),
         ("data.train", "trivia", "no data set 'trivia'. Did you mean 'triviaqa'"),
         ("data.questions_per_iteration", 3, "3 questions x 4 = 12 trajectories per process"),
+        ("ckpt_path", "last", "no checkpoint at 'last'"),
+        ("trainer.precision", "bf16-mixed", "trainer.precision is 'bf16-mixed'"),
         ("seed_everything", True, "seed_everything is true, which picks a seed at random"),
     ],
 )
@@ -214,6 +218,7 @@ def test_a_mistake_in_the_recipe_names_key_value_and_next_step(
 
 
 def test_a_mistake_on_the_command_line(recipe, capsys):
+    assert "is not YAML" in fails(capsys, ["fit", "recipe.yaml", "--model.rewards", "[Exact"])
     message = fails(capsys, ["fit", "recipe.yaml", "--model.estimator", "TurnLvel"])
     assert (
         "model.estimator names 'TurnLvel', which is not installed. Did you mean TurnLevel?"
@@ -295,12 +300,18 @@ def test_a_search_index_that_is_missing_or_of_another_version(recipe, capsys):
 
 def test_a_checkpoint_of_another_base_model(recipe, capsys, tiny_model):
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
-    shutil.copytree(tiny_model, "other")
+    network = AutoModelForCausalLM.from_pretrained(shutil.copytree(tiny_model, "other"))
+    network.get_input_embeddings().weight.data[0] += 1
+    network.save_pretrained("other")
     capsys.readouterr()
     checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
     command = ["recipe.yaml", "--model.policy.model", "./other", "--ckpt_path", checkpoint]
     for verb in ("fit", "eval"):
-        assert "the checkpoint is of a policy with model" in fails(capsys, [verb, *command])
+        assert "is of another policy than './other': its weights" in fails(capsys, [verb, *command])
+    # the same model in another place is the same policy
+    shutil.copytree(tiny_model, "moved")
+    moved = ["--model.policy.model", "./moved", "--ckpt_path", checkpoint]
+    assert main(["eval", "recipe.yaml", *moved]) == 0
 
 
 def test_a_file_that_is_no_checkpoint(recipe, capsys):
@@ -375,6 +386,21 @@ def test_a_plugin_that_is_not_installed_is_named(tmp_path):
     assert asked.returncode == 2
     assert "TURNRL_LOAD_PLUGINS asks for wikki" in told
     assert "Traceback" not in told
+
+
+def test_eval_of_a_recipe_that_cannot_be_scored(recipe, capsys):
+    assert "scores MTGRPO on QuestionData" in fails(
+        capsys, ["eval", str(ROOT / "recipes" / "atlas_starter.yaml")]
+    )
+    assert "nothing to score" in fails(
+        capsys, ["eval", "recipe.yaml", "--trainer.limit_val_batches", "0"]
+    )
+
+
+def test_a_logger_whose_package_is_missing_is_told_without_a_traceback(recipe, capsys):
+    if importlib.util.find_spec("wandb") is None:
+        message = fails(capsys, ["fit", "recipe.yaml", "--trainer.logger", "WandbLogger"], code=1)
+        assert "wandb" in message
 
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

@@ -13,6 +13,7 @@ import pytest
 from turnrl import (
     Completion,
     DataError,
+    PluginError,
     Policy,
     Question,
     Reading,
@@ -101,7 +102,7 @@ class ScriptedSession:
         return ScriptedSession(self.engine, self.history, self.engine.count - 1)
 
     def close(self):
-        self.engine.closed += 1
+        self.engine.closed.add(self)
 
 
 class Scripted:
@@ -109,10 +110,13 @@ class Scripted:
 
     def __init__(self, tokenizer, says):
         self.tokenizer, self.says = tokenizer, says
-        self.asked, self.turns, self.count, self.closed = [], {}, 0, 0
+        self.asked, self.turns, self.count, self.closed = [], {}, 0, set()
 
     def open(self, prompt_ids):
         return ScriptedSession(self, prompt_ids)
+
+    async def drain(self):
+        self.drained = True
 
 
 @pytest.fixture
@@ -346,6 +350,16 @@ class Down(Look):
         raise ToolError("no server at http://localhost:1. Start it.")
 
 
+class Exits(Look):
+    def run(self, calls):
+        raise SystemExit(3)
+
+
+class Cancels(Look):
+    async def run(self, calls):
+        raise asyncio.CancelledError
+
+
 class Async(Look):
     async def run(self, calls):
         await asyncio.sleep(0.001)
@@ -364,6 +378,8 @@ class Async(Look):
             Hangs(timeout_s=0.1),
             r"tool 'look' \(Hangs\) did not answer 2 calls within timeout_s = 0.1",
         ),
+        (Exits(), r"\(Exits\) raised RuntimeError: SystemExit: 3"),
+        (Cancels(), r"\(Cancels\) raised CancelledError"),
         (Short(), r"\(Short\) returned 1 for 2 calls"),
         (Wrong(), r"\(Wrong\) returned str"),
         (Down(), "no server at http://localhost:1. Start it."),
@@ -379,12 +395,41 @@ def test_a_broken_world_stops_the_collection_and_names_the_tool(chat, tool, mess
     with pytest.raises(ToolError, match=message):
         Rollout(Brackets(), [tool]).collect(engine, chat, [QUESTION], 2, (0,))
     assert time.monotonic() - started < 20
-    assert engine.closed == 3
+    assert len(engine.closed) == 3
+    assert engine.drained
 
 
 def test_a_tool_may_be_a_coroutine(chat):
     groups, _ = collect(Rollout(Brackets(), [Async()]), chat, say('[look {"query": "x"}]', "=x"))
     assert groups[0][0].turns[0].results[0].content == "from a coroutine"
+
+
+def test_a_trajectory_gives_back_its_session_when_it_ends(chat):
+    async def late(engine):
+        while len(engine.closed) < 2:  # the prompt's own session, and the trajectory that is done
+            await asyncio.sleep(0.001)
+        return "=late"
+
+    engine = Scripted(chat._tokenizer, lambda number, turn: late(engine) if number else "=early")
+    rollout = Rollout(Brackets(), [])
+    ((early, last),) = rollout.collect(engine, chat, [QUESTION], 2, (0,))
+    assert (early.answer, last.answer) == ("early", "late")
+
+
+class Careless(Brackets):
+    def read(self, text, turn):
+        return Reading(answer=text.split("|")[1])
+
+
+def test_a_segmenter_that_raises_is_named_with_the_text(chat):
+    with pytest.raises(PluginError, match=r"Careless\.read raised IndexError.*on '=no bar'"):
+        collect(Rollout(Careless(), []), chat, say("=no bar"))
+
+
+def test_white_space_that_a_vocabulary_adds_is_no_control_token(tiny_model):
+    tokenizer = Policy(str(tiny_model)).tokenizer
+    tokenizer.add_tokens(["\n\n", "    "])
+    assert not [t for t in ChatFormat(tokenizer).control_tokens if not t.strip()]
 
 
 def test_collecting_works_inside_a_running_event_loop(chat):

@@ -20,6 +20,7 @@ from turnrl import (
     ClippedSurrogate,
     Lora,
     OutcomeOnly,
+    OutcomeReward,
     Policy,
     QuestionData,
     RecipeError,
@@ -171,13 +172,19 @@ def test_later_updates_use_the_samplers_probabilities(tiny_model, tmp_path):
     assert float(row["train/clip_fraction"]) > 0
 
 
+class SaysT(OutcomeReward):
+    """0.5 for each letter t, 1 at most."""
+
+    def score(self, trajectory):
+        return min(1.0, 0.5 * sum(turn.text.count("t") for turn in trajectory.turns))
+
+
 def test_learning_raises_the_reward(tiny_model, tmp_path):
     it = module(tiny_model, estimator=OutcomeOnly(), minibatch_size=16, learning_rate=5e-3)
-    trainer(tmp_path, 12, limit_val_batches=0).fit(it, data())
-    rewards = [
-        float(r["reward/outcome/answered"]) for r in rows(tmp_path) if r["reward/outcome/answered"]
-    ]
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.3
+    it.rewards = [SaysT()]
+    trainer(tmp_path, 15, limit_val_batches=0).fit(it, data())
+    rewards = [float(r["reward/outcome"]) for r in rows(tmp_path) if r["reward/outcome"]]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
 
 
 def test_the_same_seed_gives_the_same_metrics_to_the_last_digit(tiny_model, tmp_path):
@@ -256,6 +263,26 @@ def test_minibatches_that_do_not_come_out_even_are_refused(
         run.fit(module(tiny_model, minibatch_size=minibatch), data())
 
 
+def test_a_precision_that_would_round_small_updates_away_is_refused(tiny_model, tmp_path):
+    with pytest.raises(RecipeError, match=r"trainer.precision is 'bf16-true'"):
+        trainer(tmp_path, 1, precision="bf16-true").fit(module(tiny_model), data())
+
+
+def test_without_a_logger_nothing_is_written_but_the_checkpoint(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[LastCheckpoint()],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    run.fit(module(tiny_model), data())
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoints"]
+
+
 def test_checkpoints_hold_the_adapter_alone(tiny_model, tmp_path):
     it = module(tiny_model, policy={"lora": Lora(r=4)})
     trainer(tmp_path, 1).fit(it, data())
@@ -267,8 +294,8 @@ def test_checkpoints_hold_the_adapter_alone(tiny_model, tmp_path):
 def test_a_checkpoint_of_another_policy_is_refused(tiny_model, tmp_path):
     trainer(tmp_path / "a", 1).fit(module(tiny_model, policy={"lora": Lora(r=4)}), data())
     for policy, message in [
-        ({"lora": Lora(r=8)}, r"lora \{'r': 4, 'alpha': 32\}, but the recipe's has \{'r': 8"),
-        ({}, "the recipe's has None"),
+        ({"lora": Lora(r=8)}, r"its lora is \{'r': 4, 'alpha': 32\}, the recipe's \{'r': 8"),
+        ({}, "the recipe's None"),
         ({"lora": Lora(r=4, target_modules=["q_proj"])}, "is only in the checkpoint"),
     ]:
         with pytest.raises(CheckpointError, match=message):
@@ -312,6 +339,8 @@ def test_settings_that_cannot_be_are_refused(tiny_model):
         module(tiny_model, group_size=1)
     with pytest.raises(RecipeError, match=r"policy\.lora is not set"):
         module(tiny_model, objective=ClippedSurrogate(kl_coef=0.1))
+    with pytest.raises(RecipeError, match="warmup_steps is -1"):
+        module(tiny_model, warmup_steps=-1)
     with pytest.raises(RecipeError, match="minibatch_size is 0"):
         module(tiny_model, minibatch_size=0)
     with pytest.raises(RecipeError, match="rewards is empty"):
@@ -383,4 +412,9 @@ def test_two_processes_train_as_one(tiny_model, tmp_path):
     assert not asked[0] & asked[1]  # a group never spans processes
     assert len(asked[0] | asked[1]) == 8
     assert ranks[0]["steps"] == 4
-    assert not torch.equal(ranks[0]["first_sample"], ranks[1]["first_sample"])
+    assert ranks[0]["stream"] != ranks[1]["stream"]
+    run = tmp_path / "ddp" / "version_0"
+    assert (run / "checkpoints" / "last.ckpt").is_file()
+    assert (run / "model" / "model.safetensors").is_file()
+    # three questions on two processes: none is scored twice
+    assert sorted(ranks[0]["evaluated"] + ranks[1]["evaluated"]) == ["n100", "n101", "n102"]

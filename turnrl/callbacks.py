@@ -23,6 +23,19 @@ def _is_trial(trainer: L.Trainer) -> bool:
     return bool(getattr(trainer, "fast_dev_run", False))
 
 
+def run_folder(trainer: L.Trainer) -> Path | None:
+    """Where a run leaves its files, for itself alone; None if it has no logger.
+
+    A collective call: every process has to make it.
+    """
+    logger = trainer.logger
+    if logger is None:
+        return None
+    own = getattr(logger, "log_dir", None)  # CSVLogger and TensorBoardLogger keep runs apart
+    folder = own or Path(logger.save_dir or "runs", logger.name or "run", str(logger.version or 0))
+    return Path(trainer.strategy.broadcast(str(folder)))
+
+
 class InitialValidation(L.Callback):
     """Score the untrained policy, so that a run's metrics begin with what it began with.
 
@@ -106,7 +119,7 @@ class LastCheckpoint(Checkpoint):
     def _save(self, trainer: L.Trainer) -> None:
         if _is_trial(trainer):
             return
-        folder = Path(trainer.log_dir or trainer.default_root_dir, "checkpoints")
+        folder = (run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
         self._path = folder / "last.ckpt"
         written = folder / "last.ckpt.new"
         trainer.save_checkpoint(written, weights_only=False)
@@ -131,11 +144,10 @@ class Export(L.Callback):
     """Leave the trained adapter (or model) in the run's folder, in a form that others can load."""
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        folder = trainer.log_dir  # a collective call: every process has to make it
+        folder = run_folder(trainer)
         if trainer.is_global_zero and folder and not _is_trial(trainer):
             module = cast("MTGRPO", pl_module)
-            name = "model" if module.policy.lora is None else "adapter"
-            module.export(Path(folder, name))
+            module.export(folder / ("model" if module.policy.lora is None else "adapter"))
 
 
 class Transcripts(L.Callback):
@@ -150,10 +162,10 @@ class Transcripts(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         experience = cast("MTGRPO", pl_module).experience
-        log_dir = trainer.log_dir  # a collective call
-        if not (self.count and experience and trainer.is_global_zero and log_dir):
+        folder = run_folder(trainer)
+        if not (self.count and experience and trainer.is_global_zero and folder):
             return
-        folder = Path(log_dir, "transcripts")
+        folder = folder / "transcripts"
         folder.mkdir(parents=True, exist_ok=True)
         name = f"iteration_{trainer.current_epoch:04d}.txt"
         (folder / name).write_text(transcript(experience, self.count), encoding="utf-8")

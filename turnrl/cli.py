@@ -24,6 +24,7 @@ from turnrl.errors import CheckpointError, RecipeError, TurnRLError
 from turnrl.plugins import installed, load_plugins
 
 _TRAINING = ("fit", "eval")
+_DEBUG = "TURNRL_DEBUG"
 _COMPONENTS = {
     "model.rollout.segmenter": "turnrl_segmenters",
     "model.rollout.tools": "turnrl_tools",
@@ -56,12 +57,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:  # of Lightning, torch or the system: in their words
+        return _report(error, 1)
 
 
 def _report(error: BaseException, code: int) -> int:
-    if os.environ.get("TURNRL_DEBUG"):
+    if os.environ.get(_DEBUG):
         raise error
-    print(f"turnrl: {type(error).__name__}: {error}", file=sys.stderr)
+    message = str(error).strip()
+    if not isinstance(error, TurnRLError):
+        message = " ".join(message.split())[:600] + f" ({_DEBUG}=1 shows where.)"
+    if type(error).__name__ == "OutOfMemoryError":
+        message += " Lower model.minibatch_size, model.rollout.slots or model.rollout.max_tokens."
+    print(f"turnrl: {type(error).__name__}: {message}", file=sys.stderr)
     return code
 
 
@@ -142,8 +150,9 @@ def _train(arguments: list[str]) -> int:
         check_components(contents)
         recipe |= contents
     check_components(_overrides(rest))
-    for path in _given(rest, "--ckpt_path"):
-        _check_checkpoint(path)
+    for path in [recipe.get("ckpt_path"), *_given(rest, "--ckpt_path")]:
+        if path not in (None, "null"):
+            _check_checkpoint(str(path))
     run = Path(files[0]).stem if files else command
     # DDP starts its other processes from sys.argv, so this is where the arguments have to be
     argv, sys.argv = sys.argv, [sys.argv[0], command, *rest]
@@ -207,7 +216,12 @@ def _overrides(arguments: Sequence[str]) -> dict[str, Any]:
             *parents, leaf = key.split(".")
             for parent in parents:
                 node = node.setdefault(parent, {})
-            node[leaf] = yaml.safe_load(text)
+            try:
+                node[leaf] = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise RecipeError(
+                    f"--{key} is {text!r}, which is not YAML. Close its brackets and quotes."
+                ) from error
     return found
 
 
@@ -228,7 +242,9 @@ def check_components(recipe: dict[str, Any]) -> None:
     for key, hook in _COMPONENTS.items():
         node: Any = recipe
         for part in key.split("."):
-            node = node.get("init_args", node).get(part) if isinstance(node, dict) else None
+            if isinstance(node, dict) and isinstance(node.get("init_args"), dict):
+                node = node["init_args"]
+            node = node.get(part) if isinstance(node, dict) else None
         for entry in node if isinstance(node, list) else [node]:
             name = entry.get("class_path") if isinstance(entry, dict) else entry
             if not isinstance(name, str):
@@ -260,7 +276,7 @@ def _check_dotted(key: str, name: str) -> None:
 
 
 def _check_checkpoint(path: str) -> None:
-    if path in ("null", "last", "best", "hpc") or "://" in path:
+    if "://" in path:
         return
     if Path(path).is_file():
         if not zipfile.is_zipfile(path):
@@ -367,13 +383,27 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
                 ckpt_path: Checkpoint to score; without one, the policy as the recipe names it.
                 split: Which of the recipe's splits to score.
             """
+            if not isinstance(model, MTGRPO) or not isinstance(datamodule, QuestionData):
+                raise RecipeError(
+                    f"'turnrl eval' scores MTGRPO on QuestionData, and this recipe has "
+                    f"{type(model).__name__} and {type(datamodule).__name__}. Give another recipe."
+                )
             datamodule.split = split
             results = self.validate(
-                model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, weights_only=True
+                model,
+                datamodule=datamodule,
+                ckpt_path=ckpt_path,
+                verbose=False,
+                weights_only=True,
             )
             log_dir = self.log_dir  # a collective call: every process has to make it
+            if not results or not results[0]:
+                raise RecipeError(
+                    "there was nothing to score. Set data.val, and leave out "
+                    "trainer.limit_val_batches 0."
+                )
             if self.is_global_zero:
-                _print_scores(results[0], len(datamodule.eval_questions()))
+                _print_scores(results[0])
                 if log_dir:
                     print(f"written to {Path(log_dir) / 'metrics.csv'}")
 
@@ -423,7 +453,10 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
         return None if isinstance(node, dict) and "class_path" in node else default
 
     _quieten()
-    logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": name}}
+    logger = {
+        "class_path": "CSVLogger",
+        "init_args": {"save_dir": "runs", "name": name, "flush_logs_every_n_steps": 1},
+    }
     defaults: dict[str, Any] = {
         "logger": logger,
         "log_every_n_steps": 1,
@@ -483,14 +516,14 @@ def _keys(parser: Any) -> Iterator[str]:
             yield action.dest
 
 
-def _print_scores(results: Any, questions: int) -> None:
-    """Mean and 95 % interval of each metric; the interval is that of a share of `questions`
-    (normal).
-    """
+def _print_scores(results: Any) -> None:
+    """Mean and 95 % interval of each metric, which is that of a share of the questions (normal)."""
+    questions = next(int(value) for name, value in results.items() if name.endswith("/questions"))
     print(f"\n{questions} questions, greedy; mean and 95 % interval")
     for name, value in results.items():
-        half = 1.96 * (max(value * (1 - value), 0.0) / questions) ** 0.5
-        print(f"    {name:24} {value:.4f}  ± {half:.4f}")
+        if not name.endswith("/questions"):
+            half = 1.96 * (max(value * (1 - value), 0.0) / questions) ** 0.5
+            print(f"    {name:24} {value:.4f}  ± {half:.4f}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ A_{i,2} = z(R)_i: exactly `TurnLevel` where only the first turn is rewarded.
 
 from __future__ import annotations
 
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor
@@ -72,6 +72,11 @@ class _GroupRelative(AdvantageEstimator):
     """The options that every group-relative estimator has."""
 
     def __init__(self, baseline: Baseline, scale: Scale, min_std: float) -> None:
+        if baseline not in get_args(Baseline) or scale not in get_args(Scale):
+            raise RecipeError(
+                f"baseline is {baseline!r} and scale {scale!r}; a baseline is one of "
+                f"{get_args(Baseline)}, a scale one of {get_args(Scale)}"
+            )
         if min_std <= 0:
             raise RecipeError(
                 f"min_std is {min_std}, but must be above 0; 1e-4 is next to no floor"

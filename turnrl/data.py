@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast, final
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from turnrl.errors import DataError, RecipeError
 from turnrl.experience import Experience, Minibatch, pack
@@ -515,11 +514,22 @@ class QuestionData(L.LightningDataModule):
         return ExperienceLoader(self, self.trainer)
 
     def val_dataloader(self) -> Iterable[list[Question]]:
-        """Batches of the questions to evaluate with; none if there are none."""
+        """Batches of the questions to evaluate with; none if there are none.
+
+        Processes share them out without repeating any, which a padded sampler would.
+        """
         if self.sources["val"] is None and self.split == "val":
             return []
-        questions = cast("Dataset[Question]", self.eval_questions())
-        return DataLoader(questions, self.val_batch_size, collate_fn=list)
+        questions = self.eval_questions()
+        rank, ranks = 0, 1
+        if self.trainer is not None:
+            rank, ranks = self.trainer.global_rank, self.trainer.world_size
+        if len(questions) < ranks:
+            raise RecipeError(
+                f"{len(questions)} questions to evaluate with cannot be shared by {ranks} "
+                "processes. Give more, or use fewer processes."
+            )
+        return _Batches(questions[rank::ranks], self.val_batch_size)
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
         """Minibatches move to the device; questions stay, frozen as they are."""
@@ -558,6 +568,19 @@ class QuestionData(L.LightningDataModule):
             )
 
 
+class _Batches:
+    """Questions in batches. Not a torch loader, which would want workers to read a list."""
+
+    def __init__(self, questions: Sequence[Question], size: int) -> None:
+        self._batches = [list(questions[i : i + size]) for i in range(0, len(questions), size)]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list[Question]]:
+        return iter(self._batches)
+
+
 class ExperienceLoader:
     """One policy iteration as a data loader: collects when the first minibatch is asked for.
 
@@ -584,6 +607,7 @@ class ExperienceLoader:
         self._data = data
         self._trainer = trainer
         self._module: MTGRPO = cast("MTGRPO", module)
+        data.iteration_questions(0, 0, trainer.world_size)  # raises if they cannot be shared out
         per_rank = data.questions_per_iteration // trainer.world_size
         self._trajectories = per_rank * self._module.group_size
         self._minibatch = min(self._module.minibatch_size, self._trajectories)
@@ -632,6 +656,7 @@ class ExperienceLoader:
         step = self._minibatch * window
         objective: ClippedSurrogate = self._module.objective
         shuffle = torch.Generator().manual_seed(self._module.stream(iteration))
+        torch.manual_seed(self._module.stream(iteration))  # of dropout, so that resuming is exact
         first = True
         for _ in range(self._updates):
             order = torch.randperm(len(trajectories), generator=shuffle)

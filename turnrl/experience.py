@@ -148,7 +148,13 @@ def credit(group: Group, estimator: AdvantageEstimator, turns: int) -> Tensor:
     Raises:
         PluginError: If the estimator gives another shape or numbers that are not finite.
     """
-    advantages = estimator(*group_tensors(group, turns))
+    try:
+        advantages = estimator(*group_tensors(group, turns))
+    except Exception as error:
+        raise PluginError(
+            f"{type(estimator).__name__} raised {type(error).__name__}: {error} on a group of "
+            f"{len(group.scores)} with {turns} turns. Mend the estimator."
+        ) from error
     if advantages.shape != (len(group.scores), turns) or not advantages.isfinite().all():
         raise PluginError(
             f"{type(estimator).__name__} gave advantages of shape {tuple(advantages.shape)} "

@@ -116,6 +116,9 @@ class MTGRPO(L.LightningModule):
         for argument in ("group_size", "minibatch_size", "updates_per_iteration"):
             if getattr(self, argument) < 1:
                 raise RecipeError(f"{argument} is {getattr(self, argument)}; it must be at least 1")
+        for argument in ("learning_rate", "warmup_steps", "weight_decay", "seed"):
+            if not getattr(self, argument) >= 0:
+                raise RecipeError(f"{argument} is {getattr(self, argument)}; it must be 0 or more")
         if not self.rewards:
             raise RecipeError(
                 "rewards is empty, so there is nothing to learn from. Add one, such as ExactMatch."
@@ -134,6 +137,12 @@ class MTGRPO(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Find a recipe's mistakes before any weights are loaded."""
+        if self.trainer.precision != "32-true":
+            raise RecipeError(
+                f"trainer.precision is {self.trainer.precision!r}, but what is trained is kept in "
+                "32-true. Leave it out, and set policy.dtype, which is that of the base's "
+                "weights and activations."
+            )
         self._chat = ChatFormat(self.policy.tokenizer)
         self._chat.prompt(
             self.rollout.segmenter.prompt(Question("check", "?", ("!",)), self.rollout.tools)
@@ -269,6 +278,9 @@ class MTGRPO(L.LightningModule):
         trajectories = [members[0] for members in self.act(batch, batch_idx, greedy=True)]
         split = getattr(getattr(self.trainer, "datamodule", None), "split", "val")
         rows = [outcome_metrics(t) for t in trajectories]
+        if self.trainer.state.fn != "fit":
+            count = float(len(batch))
+            self.log(f"{split}/questions", count, reduce_fx="sum", sync_dist=True, batch_size=1)
         for name, value in mean_metrics(rows).items():
             self.log(
                 f"{split}/{name}",

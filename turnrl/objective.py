@@ -15,7 +15,7 @@ multiplied by a weight that `loss_weights` gives it, and summed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor
@@ -66,6 +66,10 @@ class ClippedSurrogate:
             raise RecipeError(
                 f"clip_low is {clip_low} and clip_high {clip_high}; "
                 "clip_low lies between 0 and 1, clip_high above 0"
+            )
+        if aggregation not in get_args(Aggregation):
+            raise RecipeError(
+                f"aggregation is {aggregation!r}, but it is one of {get_args(Aggregation)}"
             )
         if kl_coef < 0:
             raise RecipeError(f"kl_coef is {kl_coef}; it must be 0 (no penalty) or above")

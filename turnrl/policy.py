@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.util
 import math
 import warnings
@@ -39,7 +40,7 @@ class Lora:
     Args:
         r: Rank.
         alpha: The update is scaled by alpha / r.
-        dropout: Dropout of the adapter's input. Above 0 it makes the first ratio differ from 1.
+        dropout: Dropout of the adapter's input. Above 0 the learner differs from the sampler.
         target_modules: Names of the linear layers to adapt; `all-linear` takes every one but the
             head.
     """
@@ -139,6 +140,7 @@ class Policy(nn.Module):
         self.chat_template = chat_template
         self.revision = revision
         self.network: PreTrainedModel | None = None
+        self._fingerprint = ""
 
     @cached_property
     def folder(self) -> str:
@@ -208,7 +210,6 @@ class Policy(nn.Module):
             network = AutoModelForCausalLM.from_pretrained(folder, **options)
         except (OSError, ValueError, ImportError) as error:
             raise _explain(self.model, error) from error
-        network.config.use_cache = False
         if self.lora is not None:
             network = self._with_adapter(network)
         if self.gradient_checkpointing:
@@ -216,6 +217,10 @@ class Policy(nn.Module):
             if self.lora is not None:
                 network.enable_input_require_grads()
         self.network = network
+        # of the weights as loaded: embeddings are never quantised, and in bfloat16 always the same
+        rows = self._base.get_input_embeddings().weight.detach()[:256].to("cpu", torch.bfloat16)
+        digest = hashlib.sha256(rows.view(torch.int16).numpy().tobytes())
+        self._fingerprint = digest.hexdigest()[:16]
         self._check_head()
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
         return network
@@ -226,7 +231,7 @@ class Policy(nn.Module):
         return torch.bfloat16 if self.lora is not None and device.type == "cuda" else torch.float32
 
     def _with_adapter(self, network: Any) -> Any:
-        from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+        from peft import LoraConfig, get_peft_model
 
         assert self.lora is not None
         config = LoraConfig(
@@ -241,7 +246,9 @@ class Policy(nn.Module):
                 # peft asks transformers 5.23 by a name that it will drop in 6
                 warnings.filterwarnings("ignore", category=FutureWarning)
                 if self.quantization == "nf4":
-                    network = prepare_model_for_kbit_training(network, False)
+                    # not peft's preparation: it would put norms and head, and so all
+                    # activations, in float32
+                    network.requires_grad_(False)
                     for layer in network.modules():
                         if hasattr(layer, "support_avx512bf16_for_cpu"):
                             # bitsandbytes would repack the weights at the first pass in eval mode,
@@ -350,15 +357,15 @@ class Policy(nn.Module):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree on to fit this policy."""
+        """What a checkpoint must agree on to fit this policy, wherever its model lies."""
         config = self._base.config
         return {
-            "model": self.model,
             "model_type": config.model_type,
             "hidden_size": config.hidden_size,
             "num_hidden_layers": config.num_hidden_layers,
             "vocab_size": config.vocab_size,
             "lora": None if self.lora is None else {"r": self.lora.r, "alpha": self.lora.alpha},
+            "weights": self._fingerprint,
         }
 
     def check_identity(self, saved: dict[str, Any], names: set[str]) -> None:
@@ -373,9 +380,9 @@ class Policy(nn.Module):
         for key, mine in self.identity.items():
             if saved.get(key) != mine:
                 raise CheckpointError(
-                    f"the checkpoint is of a policy with {key} {saved.get(key)!r}, but the "
-                    f"recipe's has {mine!r}. Give the recipe that the checkpoint was made with "
-                    "(config.yaml in its run's folder)."
+                    f"the checkpoint is of another policy than {self.model!r}: its {key} is "
+                    f"{saved.get(key)!r}, the recipe's {mine!r}. Give the recipe that the "
+                    "checkpoint was made with (config.yaml in its run's folder)."
                 )
         wanted = set(self.trainable_state())
         if names != wanted:
@@ -394,6 +401,11 @@ class Policy(nn.Module):
         """
         assert self.network is not None, "Policy.load() comes first"
         folder = Path(folder)
+        if folder.resolve() == Path(self.folder).resolve():
+            raise RecipeError(
+                f"exporting to {str(folder)!r} would overwrite the model that was trained from. "
+                "Give another folder."
+            )
         folder.mkdir(parents=True, exist_ok=True)
         self.network.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

@@ -11,7 +11,6 @@ import asyncio
 import inspect
 import json
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -23,7 +22,7 @@ from jsonschema.exceptions import SchemaError, best_match
 from tqdm.auto import tqdm
 
 from turnrl.engines import RolloutEngine, Sampling, Session
-from turnrl.errors import DataError, RecipeError, ToolError, TurnRLError
+from turnrl.errors import DataError, PluginError, RecipeError, ToolError, TurnRLError
 from turnrl.text import neutralise
 from turnrl.types import (
     Message,
@@ -44,6 +43,8 @@ T = TypeVar("T")
 
 MAX_RESULT_CHARACTERS = 1_000_000
 """A tool that returns more than this is broken; below it, results are cut to a token budget."""
+_SHUTDOWN_S = 30.0
+"""After Ctrl-C, how long the forward pass under way may take to end."""
 _GATHER_S = 0.003
 """Calls of one tool that arrive within this time leave as one batch."""
 
@@ -88,9 +89,9 @@ class ChatFormat:
         self.end_of_turn = self._before[0] if self._before and self._before[0] in special else None
         ends = {tokenizer.eos_token_id, self.end_of_turn} - {None}
         self.end_ids = tuple(sorted(cast("set[int]", ends)))
-        self.control_tokens = tuple(
-            str(token) for token in {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
-        )
+        # some vocabularies add runs of white space, which control nothing
+        added = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+        self.control_tokens = tuple(str(token) for token in added if str(token).strip())
 
     def _refuse(self, found: str, wanted: str) -> None:
         same = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), 0)
@@ -231,7 +232,10 @@ class _Desk:
             ) from error
         except TurnRLError:
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             raise ToolError(
                 f"{what} raised {type(error).__name__}: {error} on {len(calls)} calls; the first "
                 f"had arguments {example}. Mend the tool; for a mistake of the policy it should "
@@ -399,7 +403,7 @@ class Rollout:
         try:
             async with asyncio.TaskGroup() as crowd:
                 for q, question in enumerate(questions):
-                    prompt_ids = chat.prompt(self.segmenter.prompt(question, self.tools))
+                    prompt_ids = chat.prompt(self._ask("prompt", question, self.tools))
                     if len(prompt_ids) >= self.max_tokens:
                         raise DataError(
                             f"question {question.id!r} makes a prompt of {len(prompt_ids)} "
@@ -431,6 +435,7 @@ class Rollout:
             bar.close()
             for session in sessions:
                 session.close()
+            await engine.drain()
         return [[task.result() for task in of_group] for of_group in tasks]
 
     async def _act(
@@ -464,7 +469,7 @@ class Rollout:
                 completion = await session.generate(new_ids, sampling)
                 room -= len(completion.token_ids)
                 text = chat.text(completion.token_ids)
-                reading = self.segmenter.read(text, k)
+                reading = self._ask("read", text, k)
                 turn = Turn(text, completion.token_ids, completion.logprobs, reading)
                 if reading.answer is not None:
                     stop = "answer"
@@ -480,7 +485,7 @@ class Rollout:
                     if last:
                         stop = "turns"
                     else:
-                        observation = self.segmenter.observe(reading, turn.results)
+                        observation = self._ask("observe", reading, turn.results)
                         new_ids = chat.observation(observation, completion.token_ids[-1])
                         room -= len(new_ids)
                         if room < 1:
@@ -489,6 +494,7 @@ class Rollout:
                             turn = replace(turn, observation_ids=new_ids)
                 turns.append(turn)
         finally:
+            session.close()  # at once: what it keeps on the device is large
             if lockstep is not None:
                 lockstep.leave()
         return Trajectory(question, prompt_ids, tuple(turns), stop)
@@ -499,12 +505,21 @@ class Rollout:
         """
         problem = self._problem(call)
         result = ToolResult(problem, ok=False) if problem else await desks[call.name].call(call)
-        safe = neutralise(
-            chat.cut(result.content, self.max_result_tokens),
-            self.segmenter.tags,
-            chat.control_tokens,
-        )
+        cut = chat.cut(result.content, self.max_result_tokens)
+        safe = neutralise(cut, self.segmenter.tags, chat.control_tokens)
+        safe = chat.cut(safe, self.max_result_tokens)  # what is inert may be longer
         return replace(result, content=safe)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """What the segmenter says; it is to be total, so an exception is a fault of its package."""
+        try:
+            return getattr(self.segmenter, method)(*arguments)
+        except Exception as error:
+            raise PluginError(
+                f"{type(self.segmenter).__name__}.{method} raised {type(error).__name__}: {error} "
+                f"on {str(arguments[0])[:200]!r}. A segmenter must accept any text; mend it, and "
+                "try turnrl.testing.check_segmenter on it."
+            ) from error
 
     def _problem(self, call: ToolCall) -> str | None:
         if call.error is not None:
@@ -552,8 +567,10 @@ async def _in_daemon_thread(function: Callable[[], T]) -> T:
             result = function()
         except StopIteration as error:  # cannot be raised out of a future
             problem = RuntimeError(f"StopIteration: {error}")
-        except BaseException as error:
+        except Exception as error:
             problem = error
+        except BaseException as error:  # SystemExit, say: it is to end the run, not the event loop
+            problem = RuntimeError(f"{type(error).__name__}: {error}")
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, problem)
 
@@ -575,12 +592,18 @@ def _on_loop(work: Coroutine[Any, Any, T]) -> T:
         if _loop is None or _loop.is_closed():
             _loop = asyncio.new_event_loop()
             threading.Thread(target=_loop.run_forever, daemon=True, name="turnrl-rollout").start()
-    future = asyncio.run_coroutine_threadsafe(work, _loop)
+    ended = threading.Event()
+
+    async def supervised() -> T:
+        try:
+            return await work
+        finally:
+            ended.set()
+
+    future = asyncio.run_coroutine_threadsafe(supervised(), _loop)
     try:
         return future.result()
     except KeyboardInterrupt:
         future.cancel()
-        deadline = time.monotonic() + 5
-        while not future.done() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        ended.wait(_SHUTDOWN_S)  # a cancelled future is done at once; the work behind it is not
         raise

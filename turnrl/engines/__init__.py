@@ -65,3 +65,6 @@ class RolloutEngine(Protocol):
 
     def open(self, prompt_ids: Sequence[int]) -> Session:
         """A session whose history is the prompt; forks share the work of reading it."""
+
+    async def drain(self) -> None:
+        """Wait until nothing is being sampled; turns that were cancelled may still be under way."""

@@ -181,6 +181,7 @@ class TransformersEngine:
         self._policy = policy
         self._network = policy.load()
         self._slots_in_use: list[_Request] = []
+        self._inbox: list[_Request] = []
         self._waiting: list[_Request] = []
         self._orders = itertools.count()
         self._server: asyncio.Task[None] | None = None
@@ -211,10 +212,15 @@ class TransformersEngine:
             sampling.max_tokens
         )
         request = _Request(session._order, session, feed, sampling, loop.create_future(), uniforms)
-        self._waiting.append(request)
+        self._inbox.append(request)
         if self._server is None or self._server.done():
             self._server = loop.create_task(self._serve())
         return await request.future
+
+    async def drain(self) -> None:
+        """Wait until no forward pass is under way and nothing is being sampled."""
+        if self._server is not None:
+            await asyncio.gather(self._server, return_exceptions=True)
 
     async def _serve(self) -> None:
         """Step until nobody waits. The forward pass runs in a thread, so that tools go on
@@ -223,18 +229,20 @@ class TransformersEngine:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix="turnrl-engine") as thread:
             await asyncio.sleep(0)  # whoever asks in this tick is in the first batch
-            while self._waiting or self._slots_in_use:
+            while self._inbox or self._waiting or self._slots_in_use:
+                # the inbox belongs to the loop's thread, all else to the engine's
+                arrived, self._inbox = self._inbox, []
                 try:
-                    finished = await loop.run_in_executor(thread, self._advance)
+                    finished = await loop.run_in_executor(thread, self._advance, arrived)
                 except BaseException as error:
-                    for request in [*self._waiting, *self._slots_in_use]:
+                    for request in [*arrived, *self._inbox, *self._waiting, *self._slots_in_use]:
                         if not request.future.done():
                             request.future.set_exception(
                                 error
                                 if isinstance(error, Exception)
                                 else RuntimeError("sampling was interrupted")
                             )
-                    self._waiting, self._slots_in_use = [], []
+                    self._inbox, self._waiting, self._slots_in_use = [], [], []
                     if not isinstance(error, Exception):
                         raise
                     return
@@ -244,8 +252,8 @@ class TransformersEngine:
                 await asyncio.sleep(0)
 
     @torch.inference_mode()
-    def _advance(self) -> list[tuple[_Request, Completion]]:
-        """Admit who fits, then sample one token in every slot. Returns the turns that ended."""
+    def _advance(self, arrived: list[_Request]) -> list[tuple[_Request, Completion]]:
+        """Admit who fits, or sample one token in every slot. Returns the turns that ended."""
         was_training = self._network.training
         # in train mode, checkpointing would drop the cache, and dropout would bite
         self._network.eval()
@@ -254,7 +262,8 @@ class TransformersEngine:
                 if self._slots_in_use[row].future.cancelled():
                     self._vacate(row)
             self._waiting = sorted(
-                (r for r in self._waiting if not r.future.cancelled()), key=lambda r: r.order
+                (r for r in [*self._waiting, *arrived] if not r.future.cancelled()),
+                key=lambda r: r.order,
             )
             finished = self._admit()
             if not finished:
@@ -375,9 +384,8 @@ class TransformersEngine:
         if token in sampling.end_ids:
             return "end"
         if sampling.stop and any(self._may_close(s, token) for s in sampling.stop):
-            # no stop string is longer in tokens than in characters, so the tail is all that can
-            # hold one
-            tail = request.token_ids[-max(map(len, sampling.stop)) :]
+            # no stop string is longer in tokens than in bytes, so the tail is all that can hold one
+            tail = request.token_ids[-max(len(s.encode()) for s in sampling.stop) :]
             text = self._policy.tokenizer.decode(tail)
             if any(s in text for s in sampling.stop):
                 return "stop"
@@ -385,7 +393,7 @@ class TransformersEngine:
 
     def _may_close(self, stop: str, token: int) -> bool:
         """Whether a token can be the one that completes a stop string, from its text alone."""
-        if not stop[-1].isascii():
+        if not "!" <= stop[-1] <= "~":  # vocabularies write anything else in codes of their own
             return True
         if stop[-1] not in self._closing:
             tokenizer = self._policy.tokenizer
