@@ -74,7 +74,6 @@ def _report(error: BaseException, code: int) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    commands = {"plugins": _plugins}
     parser = argparse.ArgumentParser(
         prog="turnrl",
         description=(
@@ -94,7 +93,7 @@ def _dispatch(arguments: list[str]) -> int:
         add_help=False,
     )
     listing = subparsers.add_parser("plugins", help="list installed plugins and what they bring")
-    listing.set_defaults(run=commands["plugins"])
+    listing.set_defaults(run=_plugins)
     if arguments[:1] and arguments[0] in _TRAINING:
         return _train(arguments)
     for plugin in load_plugins():
@@ -438,13 +437,10 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
             return super().instantiate_trainer(**kwargs, callbacks=callbacks)
 
         def _parse_ckpt_path(self) -> None:
-            """The recipe says what to build; nothing is taken from the checkpoint but its
-            weights.
-            """
+            """The recipe says what to build; a checkpoint gives its weights alone."""
 
         def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-            # a checkpoint is data from somewhere: load tensors and plain values, run no code from
-            # it
+            # a checkpoint is data from somewhere: no code in it is run
             extra = {"weights_only": True} if subcommand == "fit" else {}
             return {**super()._prepare_subcommand_kwargs(subcommand), **extra}
 
@@ -500,11 +496,7 @@ def _quieten() -> None:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    for message in (
-        ".*does not have many workers.*",  # evaluation questions are a list in memory
-        ".*treespec, LeafSpec.*",  # Lightning on torch 2.13
-    ):
-        warnings.filterwarnings("ignore", message)
+    warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning on torch 2.13
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda record: "litlogger" not in record.getMessage()
     )
