@@ -5,9 +5,11 @@ The server is one of our own, with a password, for it is killed and stopped here
 
 from __future__ import annotations
 
+import base64
 import csv
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,11 +40,16 @@ def node():
     node.close()
 
 
-def command(node, *arguments, cwd=None):
+def command(node, *arguments, cwd=None, **environment):
     return subprocess.Popen(
         [sys.executable, "-m", "turnrl.cli", *arguments],
         cwd=cwd,
-        env={**os.environ, "TURNRL_ES_URL": node.url, "TURNRL_ES_PASSWORD": PASSWORD},
+        env={
+            **os.environ,
+            "TURNRL_ES_URL": node.url,
+            "TURNRL_ES_PASSWORD": PASSWORD,
+            **environment,
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -61,14 +68,17 @@ def train(node, folder, during=None, **tool):
     folder.mkdir(exist_ok=True)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     told: list[str] = []
+    said: list[str] = []
     with command(node, "fit", "recipe.yaml", cwd=folder) as run:
         listener = threading.Thread(target=lambda: told.extend(run.stderr))
         listener.start()
         for line in run.stdout:
+            said.append(line)
             if during and line.startswith("iteration   4/"):
                 during()
                 during = None
         listener.join()
+    (folder / "output.log").write_text("".join([*said, *told]))
     return run.returncode, "".join(told)
 
 
@@ -156,9 +166,35 @@ def test_a_run_is_replayed_from_its_cache_with_the_server_off(node, calm, tmp_pa
     assert metrics(tmp_path) == metrics(calm)
 
 
+SECRETS = {
+    "TURNRL_ES_API_KEY": "VuaCfGcBCdbkQm-e5aOx:ui2lp2axTNmsyakw9tvNnw",
+    "TURNRL_ES_CLOUD_ID": "deployment:" + base64.b64encode(b"example.test$0123abcd$ef").decode(),
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_key_or_cloud_id_that_opens_nothing_is_not_shown(node, calm, tmp_path, name):
+    environment = {name: SECRETS[name]}
+    if name == "TURNRL_ES_CLOUD_ID":
+        environment["TURNRL_ES_URL"] = ""  # the id is the address
+    shutil.copy(calm / "recipe.yaml", tmp_path)
+    with command(node, "fit", "recipe.yaml", cwd=tmp_path, **environment) as run:
+        said, told = run.communicate(timeout=120)
+    assert run.returncode == 1
+    assert name in told
+    (tmp_path / "output.log").write_text(said + told)
+    hidden = [SECRETS[name], SECRETS[name].partition(":")[2], "0123abcd", PASSWORD]
+    assert_hidden(tmp_path, hidden)
+
+
 def test_no_file_that_a_run_wrote_holds_the_password(calm):
-    files = [p for p in calm.rglob("*") if p.is_file()]
-    names = {p.name for p in files}
-    assert {"metrics.csv", "config.yaml", "last.ckpt", "answers.sqlite"} <= names
-    for path in files:
-        assert PASSWORD.encode() not in path.read_bytes(), path
+    names = {p.name for p in calm.rglob("*")}
+    wanted = {"metrics.csv", "config.yaml", "last.ckpt", "answers.sqlite", "output.log"}
+    assert wanted <= names
+    assert_hidden(calm, [PASSWORD, base64.b64encode(f"elastic:{PASSWORD}".encode()).decode()])
+
+
+def assert_hidden(folder, secrets):
+    for path in folder.rglob("*"):
+        for secret in secrets:
+            assert not path.is_file() or secret.encode() not in path.read_bytes(), (path, secret)
