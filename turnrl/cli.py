@@ -431,9 +431,8 @@ def _run_lightning(recipe: dict[str, Any], name: str) -> int:
             shown = config.get("enable_progress_bar") is not False
             if shown and not any(isinstance(c, ProgressBar) for c in callbacks):
                 # a line stays for every iteration; rich would wrap the metrics in a narrow terminal
-                callbacks.append(
-                    TQDMProgressBar(leave=True) if sys.stderr.isatty() else IterationLines()
-                )
+                terminal = sys.stdout.isatty() and sys.stderr.isatty()
+                callbacks.append(TQDMProgressBar(leave=True) if terminal else IterationLines())
             return super().instantiate_trainer(**kwargs, callbacks=callbacks)
 
         def _parse_ckpt_path(self) -> None:
