@@ -49,7 +49,7 @@ def test_the_plugin_brings_its_data_set():
     assert list(turnrl_atlas.turnrl_datasets()) == [Atlas]
 
 
-def test_the_world_has_some_24000_cities_and_220_countries():
+def test_the_world_has_some_24000_cities_and_240_countries():
     kinds = [place.kind for place in places()]
     assert 23_000 < kinds.count("city") < 25_000
     assert 210 < kinds.count("country") < 250

@@ -17,7 +17,7 @@ FLOORS = {
     2: ["credit", "objective"],
     3: ["rollout", "engines", "policy", "experience"],
     4: ["module", "data", "callbacks"],
-    5: ["cli", "report"],
+    5: ["cli"],
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 EXCEPTIONS = {

@@ -220,8 +220,9 @@ def test_tools_run_while_others_still_generate(chat):
         return "fact"
 
     async def slow():
-        while not answered.is_set():
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(10):
+            while not answered.is_set():
+                await asyncio.sleep(0.001)
         return "=late"
 
     def says(session, turn):

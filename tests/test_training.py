@@ -396,7 +396,7 @@ def test_every_turn_with_credit_reaches_its_tokens(tiny_model):
     assert (batch.advantages != 0).sum() == batch.loss_mask.sum()
 
 
-def test_two_processes_train_as_one(tiny_model, tmp_path):
+def test_two_processes_share_the_questions_and_agree_on_the_weights(tiny_model, tmp_path):
     script = Path(__file__).with_name("ddp_script.py")
     done = subprocess.run(
         [sys.executable, str(script), str(tiny_model), str(tmp_path)],

@@ -1,6 +1,4 @@
-"""Callbacks that belong to every run: where it started from, what to read, and what it leaves
-behind.
-"""
+"""Callbacks that belong to every run: how it began, what to read of it, and what it leaves."""
 
 from __future__ import annotations
 
@@ -55,13 +53,12 @@ class InitialValidation(L.Callback):
 
 
 class IterationLines(ProgressBar):
-    """Progress where there is no terminal to redraw: a line per iteration, which is also a log to
-    keep.
-    """
+    """Progress where there is no terminal to redraw: a line per iteration, and so a log."""
 
     def __init__(self) -> None:
         super().__init__()
         self._start = 0.0
+        self._enabled = True
 
     def disable(self) -> None:
         """Lightning calls this on every process but the first."""
@@ -70,8 +67,6 @@ class IterationLines(ProgressBar):
     def enable(self) -> None:
         """The counterpart of `disable`."""
         self._enabled = True
-
-    _enabled = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start = time.perf_counter()
@@ -129,9 +124,7 @@ class LastCheckpoint(Checkpoint):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Say how to go on. Nothing is saved here: weights of mid-iteration would not resume
-        exactly.
-        """
+        """Say how to go on. Weights of mid-iteration would not resume exactly: none are saved."""
         if trainer.is_global_zero and self._path is not None and self._path.is_file():
             print(
                 "\nThe last finished iteration is kept. To go on from it, repeat the command with\n"

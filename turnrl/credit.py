@@ -69,9 +69,17 @@ def standardize(
 
 
 class _GroupRelative(AdvantageEstimator):
-    """The options that every group-relative estimator has."""
+    """The options that every group-relative estimator has.
 
-    def __init__(self, baseline: Baseline, scale: Scale, min_std: float) -> None:
+    Args:
+        baseline: `mean` of the trajectories compared, or `leave_one_out`.
+        scale: `std` divides by their standard deviation, `none` leaves units of reward.
+        min_std: Floor of the standard deviation.
+    """
+
+    def __init__(
+        self, baseline: Baseline = "mean", scale: Scale = "std", min_std: float = 0.1
+    ) -> None:
         if baseline not in get_args(Baseline) or scale not in get_args(Scale):
             raise RecipeError(
                 f"baseline is {baseline!r} and scale {scale!r}; a baseline is one of "
@@ -102,17 +110,7 @@ class OutcomeOnly(_GroupRelative):
     """GRPO-OR: every turn gets the advantage of the outcome; turn rewards are not used.
 
     A_{i,k} = z(R)_i (arXiv 2505.11821, baseline GRPO-OR; arXiv 2402.03300).
-
-    Args:
-        baseline: `mean` of the group, or `leave_one_out`.
-        scale: `std` divides by the group's standard deviation, `none` leaves units of reward.
-        min_std: Floor of the standard deviation.
     """
-
-    def __init__(
-        self, baseline: Baseline = "mean", scale: Scale = "std", min_std: float = 0.1
-    ) -> None:
-        super().__init__(baseline, scale, min_std)
 
     def __call__(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         return self._outcome(outcome, reached)
@@ -123,17 +121,7 @@ class Merged(_GroupRelative):
     """GRPO-MR: turn rewards and outcome are summed into one reward of the trajectory.
 
     A_{i,k} = z(R + sum_l r_{.,l})_i (arXiv 2505.11821, baseline GRPO-MR).
-
-    Args:
-        baseline: `mean` of the group, or `leave_one_out`.
-        scale: `std` divides by the group's standard deviation, `none` leaves units of reward.
-        min_std: Floor of the standard deviation.
     """
-
-    def __init__(
-        self, baseline: Baseline = "mean", scale: Scale = "std", min_std: float = 0.1
-    ) -> None:
-        super().__init__(baseline, scale, min_std)
 
     def __call__(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         return self._outcome(outcome + (turn_rewards * reached).sum(1), reached)

@@ -143,11 +143,7 @@ class MTGRPO(L.LightningModule):
                 "32-true. Leave it out, and set policy.dtype, which is that of the base's "
                 "weights and activations."
             )
-        self._chat = ChatFormat(self.policy.tokenizer)
-        self._chat.prompt(
-            self.rollout.segmenter.prompt(Question("check", "?", ("!",)), self.rollout.tools)
-        )
-        self.rollout.check()
+        self.rollout.check(self.chat)
 
     def configure_model(self) -> None:
         """Load the weights onto the device that the strategy chose."""

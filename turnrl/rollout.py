@@ -336,12 +336,16 @@ class Rollout:
     def _validators(self) -> dict[str, Draft202012Validator]:
         return {tool.name: Draft202012Validator(tool.parameters) for tool in self.tools}
 
-    def check(self) -> None:
-        """Preflight every tool.
+    def check(self, chat: ChatFormat) -> None:
+        """Preflight the prompt and every tool.
 
+        Args:
+            chat: The policy's chat format, which has to take the segmenter's messages.
         Raises:
+            RecipeError: If it does not.
             ToolError: From the first tool that cannot work.
         """
+        chat.prompt(self._ask("prompt", Question("check", "?", ("!",)), self.tools))
         for tool in self.tools:
             try:
                 tool.check()

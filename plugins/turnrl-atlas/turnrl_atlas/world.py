@@ -190,7 +190,7 @@ def _checksum(text: str) -> int:
 
 
 class Atlas(QuestionSource):
-    """Facts of some 24,000 cities and 220 countries of the world.
+    """Facts of some 24,000 cities and 240 countries of the world.
 
     `train` asks about famous places four times out of five; `val` and `test` ask about places that
     occur in no training question, none of them famous. Answers are single values of a page: a
