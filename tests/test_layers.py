@@ -1,6 +1,7 @@
-"""The floors of the design: a module imports only from floors below its own."""
+"""The rooms of the design: a module imports only from those above it in the list."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,34 +12,17 @@ import pytest
 import turnrl
 
 ROOT = Path(__file__).parents[1]
-FLOORS = {
-    0: ["types", "errors", "text"],
-    1: ["plugins", "testing"],
-    2: ["credit", "objective"],
-    3: ["rollout", "engines", "policy", "experience"],
-    4: ["module", "data", "callbacks"],
-    5: ["cli"],
-}
-FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
-EXCEPTIONS = {
-    ("types", "errors"),  # QuestionSource.passages raises
-    ("rollout", "engines"),  # the loop speaks the engines' protocol
-    ("module", "callbacks"),  # the module brings its callbacks
-}
+DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+LIST = re.search(r"^## Rooms\n.*?^```\n(.*?)^```$", DESIGN, re.DOTALL | re.MULTILINE)
+ROOMS = [line.split()[0] for line in LIST.group(1).splitlines()] if LIST else []
 CORE = ROOT / "turnrl"
 MODULES = [path for path in sorted(CORE.rglob("*.py")) if path != CORE / "__init__.py"]
 PLUGINS = sorted((ROOT / "plugins").glob("*/turnrl_*/**/*.py"))
 
 
 def imports(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Modules that a file imports when it runs (not for types alone), and the names it takes."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    ifs = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
-    for_types = [node for node in ifs if ast.unparse(node.test) == "TYPE_CHECKING"]
-    skipped = {inner for node in for_types for stmt in node.body for inner in ast.walk(stmt)}
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
+    """Modules that a file imports, for types too, and the names it takes."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -52,19 +36,17 @@ def part(module: str) -> str | None:
     return names[1] if names[0] == "turnrl" and len(names) > 1 else None
 
 
+def test_the_list_of_rooms_names_every_module_and_no_other():
+    assert sorted(ROOMS) == sorted(path.stem for path in MODULES)
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_imports_only_from_floors_below(path):
-    own = path.relative_to(CORE).with_suffix("").parts[0]
-    assert own in FLOOR_OF, f"{path} stands on no floor of the design"
+def test_a_module_imports_only_from_rooms_above_it(path):
+    above = ROOMS[: ROOMS.index(path.stem)]
     for module, name in imports(path):
-        other = part(module)
-        if module == "turnrl":
-            other = name if name in FLOOR_OF else None
-            assert other or FLOOR_OF[own] == 5, f"{path}: import {name} from its own module"
         assert not module.startswith("turnrl_"), f"{path} names the plugin {module}"
-        if other is None or other == own or (own, other) in EXCEPTIONS:
-            continue
-        assert FLOOR_OF[other] < FLOOR_OF[own], f"{own} imports {other}, which is not below it"
+        other = name if module == "turnrl" else part(module)
+        assert other is None or other in above, f"{path.stem} imports {other}, which is not above"
 
 
 @pytest.mark.parametrize("path", PLUGINS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -8,122 +8,91 @@ once; whatever needs torch is imported when it is first used, so that `import tu
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
-from turnrl.errors import (
-    CheckpointError,
-    DataError,
-    PluginError,
-    RecipeError,
-    ToolError,
-    TrainingError,
-    TurnRLError,
-)
-from turnrl.plugins import hookimpl, installed
-from turnrl.text import contained_answer, contains_answer, exact_match, neutralise, normalize_answer
-from turnrl.types import (
-    AdvantageEstimator,
-    Group,
-    Message,
-    OutcomeReward,
-    Passage,
-    Question,
-    QuestionSource,
-    Reading,
-    Reward,
-    Scores,
-    Segmenter,
-    Tool,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Turn,
-    TurnReward,
-)
+from turnrl.errors import CheckpointError as CheckpointError
+from turnrl.errors import DataError as DataError
+from turnrl.errors import PluginError as PluginError
+from turnrl.errors import RecipeError as RecipeError
+from turnrl.errors import ToolError as ToolError
+from turnrl.errors import TrainingError as TrainingError
+from turnrl.errors import TurnRLError as TurnRLError
+from turnrl.plugins import hookimpl as hookimpl
+from turnrl.plugins import installed as installed
+from turnrl.text import contained_answer as contained_answer
+from turnrl.text import contains_answer as contains_answer
+from turnrl.text import exact_match as exact_match
+from turnrl.text import neutralise as neutralise
+from turnrl.text import normalize_answer as normalize_answer
+from turnrl.types import AdvantageEstimator as AdvantageEstimator
+from turnrl.types import Completion as Completion
+from turnrl.types import Engine as Engine
+from turnrl.types import Fields as Fields
+from turnrl.types import Group as Group
+from turnrl.types import Message as Message
+from turnrl.types import OutcomeReward as OutcomeReward
+from turnrl.types import Passage as Passage
+from turnrl.types import Question as Question
+from turnrl.types import QuestionSource as QuestionSource
+from turnrl.types import Reading as Reading
+from turnrl.types import Reward as Reward
+from turnrl.types import SampledPolicy as SampledPolicy
+from turnrl.types import Sampling as Sampling
+from turnrl.types import Segmenter as Segmenter
+from turnrl.types import Session as Session
+from turnrl.types import SourceOpener as SourceOpener
+from turnrl.types import Tool as Tool
+from turnrl.types import ToolCall as ToolCall
+from turnrl.types import ToolResult as ToolResult
+from turnrl.types import ToolSession as ToolSession
+from turnrl.types import Trajectory as Trajectory
+from turnrl.types import Turn as Turn
+from turnrl.types import TurnReward as TurnReward
 
 if TYPE_CHECKING:
-    from turnrl.credit import Merged, OutcomeOnly, TurnLevel
-    from turnrl.data import QuestionData
-    from turnrl.engines import Completion, RolloutEngine, Sampling, Session
-    from turnrl.engines.transformers import TransformersEngine
-    from turnrl.module import MTGRPO
-    from turnrl.objective import ClippedSurrogate
-    from turnrl.policy import Lora, Policy
-    from turnrl.rollout import Rollout
+    from turnrl.chat import ChatFormat as ChatFormat
+    from turnrl.credit import Merged as Merged
+    from turnrl.credit import OutcomeOnly as OutcomeOnly
+    from turnrl.credit import TurnLevel as TurnLevel
+    from turnrl.data import QuestionData as QuestionData
+    from turnrl.module import MTGRPO as MTGRPO
+    from turnrl.objective import ClippedSurrogate as ClippedSurrogate
+    from turnrl.policy import Lora as Lora
+    from turnrl.policy import Policy as Policy
+    from turnrl.rollout import Rollout as Rollout
+    from turnrl.sources import load_questions as load_questions
 
 _LAZY = {
-    "ClippedSurrogate": "turnrl.objective",
-    "Completion": "turnrl.engines",
-    "Lora": "turnrl.policy",
-    "MTGRPO": "turnrl.module",
-    "Merged": "turnrl.credit",
-    "OutcomeOnly": "turnrl.credit",
-    "Policy": "turnrl.policy",
-    "QuestionData": "turnrl.data",
-    "Rollout": "turnrl.rollout",
-    "RolloutEngine": "turnrl.engines",
-    "Sampling": "turnrl.engines",
-    "Session": "turnrl.engines",
-    "TransformersEngine": "turnrl.engines.transformers",
-    "TurnLevel": "turnrl.credit",
+    "ChatFormat": "chat",
+    "ClippedSurrogate": "objective",
+    "Lora": "policy",
+    "MTGRPO": "module",
+    "Merged": "credit",
+    "OutcomeOnly": "credit",
+    "Policy": "policy",
+    "QuestionData": "data",
+    "Rollout": "rollout",
+    "Slots": "engines.slots",
+    "TurnLevel": "credit",
+    "load_questions": "sources",
 }
+_GROUND = ("turnrl.errors", "turnrl.plugins", "turnrl.text", "turnrl.types")
 
-__version__ = "0.1.0"
-
-__all__ = [
-    "MTGRPO",
-    "AdvantageEstimator",
-    "CheckpointError",
-    "ClippedSurrogate",
-    "Completion",
-    "DataError",
-    "Group",
-    "Lora",
-    "Merged",
-    "Message",
-    "OutcomeOnly",
-    "OutcomeReward",
-    "Passage",
-    "PluginError",
-    "Policy",
-    "Question",
-    "QuestionData",
-    "QuestionSource",
-    "Reading",
-    "RecipeError",
-    "Reward",
-    "Rollout",
-    "RolloutEngine",
-    "Sampling",
-    "Scores",
-    "Segmenter",
-    "Session",
-    "Tool",
-    "ToolCall",
-    "ToolError",
-    "ToolResult",
-    "TrainingError",
-    "Trajectory",
-    "TransformersEngine",
-    "Turn",
-    "TurnLevel",
-    "TurnRLError",
-    "TurnReward",
-    "contained_answer",
-    "contains_answer",
-    "exact_match",
-    "hookimpl",
-    "installed",
-    "neutralise",
-    "normalize_answer",
-]
+__all__ = sorted(
+    [*_LAZY, "Message"]
+    + [name for name, value in globals().items() if getattr(value, "__module__", "") in _GROUND]
+    + ["hookimpl"]
+)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version("turnrl")
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        return getattr(importlib.import_module(f"turnrl.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'turnrl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

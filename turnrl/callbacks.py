@@ -1,22 +1,20 @@
-"""Callbacks that belong to every run: how it began, what to read of it, and what it leaves."""
+"""Callbacks that belong to every run: how it began, how it goes, and what it leaves."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage
 
-if TYPE_CHECKING:
-    from turnrl.experience import Experience
-    from turnrl.module import MTGRPO
+from turnrl import record
 
 
-def _is_trial(trainer: L.Trainer) -> bool:
+def is_trial(trainer: L.Trainer) -> bool:
     """Whether this is a `fast_dev_run`, which leaves nothing behind."""
     return bool(getattr(trainer, "fast_dev_run", False))
 
@@ -24,7 +22,7 @@ def _is_trial(trainer: L.Trainer) -> bool:
 def run_folder(trainer: L.Trainer) -> Path | None:
     """Where a run leaves its files, for itself alone; None if it has no logger.
 
-    A collective call: every process has to make it.
+    A collective call: every process has to make it, at the same moment.
     """
     logger = trainer.logger
     if logger is None:
@@ -43,7 +41,7 @@ class InitialValidation(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         loop = trainer.fit_loop.epoch_loop.val_loop
-        if trainer.global_step > 0 or not trainer.enable_validation or _is_trial(trainer):
+        if trainer.global_step > 0 or not trainer.enable_validation or is_trial(trainer):
             return
         stage = trainer.state.stage
         trainer.state.stage = RunningStage.VALIDATING
@@ -72,14 +70,11 @@ class IterationLines(ProgressBar):
         self._start = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._enabled:
-            total = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
-            self._print(
-                trainer, f"iteration {trainer.current_epoch + 1:>3}{total}", ("val/", "train/")
-            )
+        total = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+        self._print(trainer, f"iteration {trainer.current_epoch + 1:>3}{total}", ("val/", "train/"))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._enabled and trainer.state.fn == "fit" and trainer.global_step == 0:
+        if trainer.state.fn == "fit" and trainer.global_step == 0:
             self._print(trainer, "untrained", ("val/",))
 
     def _print(self, trainer: L.Trainer, title: str, kinds: tuple[str, ...]) -> None:
@@ -91,14 +86,16 @@ class IterationLines(ProgressBar):
             if kind + name in metrics
         ]
         seconds = time.perf_counter() - self._start if self._start else 0.0
-        print(f"{title}  {seconds:6.1f} s  {'  '.join(shown)}", flush=True)
+        if self._enabled:
+            print(f"{title}  {seconds:6.1f} s  {'  '.join(shown)}", flush=True)
 
 
 class LastCheckpoint(Checkpoint):
     """Keep `checkpoints/last.ckpt`, written before the first iteration and after each one.
 
     It always lies at an iteration's boundary, so a resumed run goes on exactly as if it had not
-    stopped. A new file replaces the old one when it is complete, so there is always a good one.
+    stopped; a run that ends inside an iteration (`max_steps`, `max_time`) keeps the one from before
+    it. A new file replaces the old one when it is complete, so there is always a good one.
     """
 
     def __init__(self) -> None:
@@ -109,10 +106,11 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._save(trainer)
+        if trainer.is_last_batch:
+            self._save(trainer)
 
     def _save(self, trainer: L.Trainer) -> None:
-        if _is_trial(trainer):
+        if is_trial(trainer):
             return
         folder = (run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
         self._path = folder / "last.ckpt"
@@ -134,61 +132,52 @@ class LastCheckpoint(Checkpoint):
 
 
 class Export(L.Callback):
-    """Leave the trained adapter (or model) in the run's folder, in a form that others can load."""
+    """Leave what was trained in the run's folder, in a form that others can load.
+
+    Args:
+        name: Of the folder: `model` or `adapter`.
+        export: Writes it.
+    """
+
+    def __init__(self, name: str, export: Callable[[Path], Path]) -> None:
+        self._name = name
+        self._export = export
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         folder = run_folder(trainer)
-        if trainer.is_global_zero and folder and not _is_trial(trainer):
-            module = cast("MTGRPO", pl_module)
-            module.export(folder / ("model" if module.policy.lora is None else "adapter"))
+        if trainer.is_global_zero and folder and not is_trial(trainer):
+            self._export(folder / self._name)
 
 
-class Transcripts(L.Callback):
-    """Write trajectories of each iteration to be read: who said what, and which credit it got.
+class Record(L.Callback):
+    """Write down what the policy did (`turnrl.record`), and some of it as text to read.
 
     Args:
-        count: Trajectories per iteration, from as many questions; 0 for none.
+        transcripts: Trajectories per iteration that are written out as text.
     """
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, transcripts: int) -> None:
+        self._transcripts = transcripts
+        self._folder: Path | None = None
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        experience = cast("MTGRPO", pl_module).experience
-        folder = run_folder(trainer)
-        if not (self.count and experience and trainer.is_global_zero and folder):
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._folder = None if is_trial(trainer) else run_folder(trainer)
+
+    def keep(self, rows: Sequence[record.Row], split: str, version: int, rank: int) -> None:
+        """Write the rows of one collection in this process.
+
+        Args:
+            rows: The rows.
+            split: Theirs.
+            version: Optimiser steps behind the policy that acted.
+            rank: Number of this process.
+        """
+        if self._folder is None or not rows:
             return
-        folder = folder / "transcripts"
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"iteration_{trainer.current_epoch:04d}.txt"
-        (folder / name).write_text(transcript(experience, self.count), encoding="utf-8")
-
-
-def transcript(experience: Experience, count: int) -> str:
-    """A few trajectories as text: the best and worst of each of the first groups, in turns."""
-    blocks: list[str] = []
-    for number, (group, advantages) in enumerate(
-        zip(experience.groups[:count], experience.advantages[:count], strict=True)
-    ):
-        totals = [s.outcome + sum(s.turn) for s in group.scores]
-        extreme = max if number % 2 == 0 else min
-        i = extreme(range(len(totals)), key=totals.__getitem__)
-        trajectory, scores = group.trajectories[i], group.scores[i]
-        lines = [
-            f"question   {group.question.text}",
-            f"accepted   {' | '.join(group.question.answers[:5])}",
-            f"outcome    {scores.outcome:.3f}   ended by {trajectory.stop}",
-        ]
-        for k, turn in enumerate(trajectory.turns):
-            lines.append(
-                f"-- turn {k}   reward {scores.turn[k]:.3f}   advantage "
-                f"{float(advantages[i, k]):+.3f}"
-            )
-            lines.append(turn.text)
-            lines += [f"   {'result' if r.ok else 'error'}: {r.content}" for r in turn.results]
-            if turn.reading.format_error:
-                lines.append(f"   form: {turn.reading.format_error}")
-        parts: dict[str, Any] = {k: round(v, 3) for k, v in scores.components.items()}
-        lines.append("   ".join(f"{k} {v}" for k, v in parts.items()))
-        blocks.append("\n".join(lines))
-    return ("\n" + "=" * 80 + "\n").join(blocks) + "\n"
+        name = f"{split}-{version:06d}-{rank}.parquet"
+        record.write(rows, self._folder / "record" / name)
+        if split == "train" and rank == 0 and self._transcripts:
+            name = f"iteration_{rows[0]['iteration']:04d}.txt"
+            file = self._folder / "transcripts" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(record.transcript(rows, self._transcripts), encoding="utf-8")

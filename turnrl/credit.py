@@ -15,13 +15,15 @@ A_{i,2} = z(R)_i: exactly `TurnLevel` where only the first turn is rewarded.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor
 
 from turnrl.errors import RecipeError
-from turnrl.types import AdvantageEstimator
+from turnrl.types import AdvantageEstimator, Group
 
 Baseline = Literal["mean", "leave_one_out"]
 Scale = Literal["std", "none"]
@@ -68,8 +70,9 @@ def standardize(
     return centred / divisor
 
 
-class _GroupRelative(AdvantageEstimator):
-    """The options that every group-relative estimator has.
+@dataclass
+class GroupRelative(AdvantageEstimator):
+    """An estimator that needs the rewards of a group alone: `advantages` is its equation.
 
     Args:
         baseline: `mean` of the trajectories compared, or `leave_one_out`.
@@ -77,24 +80,30 @@ class _GroupRelative(AdvantageEstimator):
         min_std: Floor of the standard deviation.
     """
 
-    def __init__(
-        self, baseline: Baseline = "mean", scale: Scale = "std", min_std: float = 0.1
-    ) -> None:
-        if baseline not in get_args(Baseline) or scale not in get_args(Scale):
+    baseline: Baseline = "mean"
+    scale: Scale = "std"
+    min_std: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.baseline not in get_args(Baseline) or self.scale not in get_args(Scale):
             raise RecipeError(
-                f"baseline is {baseline!r} and scale {scale!r}; a baseline is one of "
+                f"baseline is {self.baseline!r} and scale {self.scale!r}; a baseline is one of "
                 f"{get_args(Baseline)}, a scale one of {get_args(Scale)}"
             )
-        if min_std <= 0:
-            raise RecipeError(
-                f"min_std is {min_std}, but must be above 0; 1e-4 is next to no floor"
-            )
-        self.baseline = baseline
-        self.scale = scale
-        self.min_std = min_std
+        if not self.min_std > 0:
+            raise RecipeError(f"min_std is {self.min_std}; it lies above 0, 1e-4 is next to none")
         # one trajectory has no mean to differ from and no deviation;
         # unscaled leave-one-out is plain REINFORCE
-        self.min_group_size = 1 if baseline == "leave_one_out" and scale == "none" else 2
+        alone = self.baseline == "leave_one_out" and self.scale == "none"
+        self.min_group_size = 1 if alone else 2
+
+    def __call__(self, group: Group) -> Tensor:
+        return self.advantages(group.turn_rewards * group.reached, group.outcome, group.reached)
+
+    @abstractmethod
+    def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+        """The equation: turn rewards (G, K), zero where not reached, outcome (G,), reached (G, K),
+        to advantages (G, K)."""
 
     def _z(self, values: Tensor, members: Tensor) -> Tensor:
         return standardize(values, members, self.baseline, self.scale, self.min_std)
@@ -106,29 +115,32 @@ class _GroupRelative(AdvantageEstimator):
 
 
 @final
-class OutcomeOnly(_GroupRelative):
+@dataclass
+class OutcomeOnly(GroupRelative):
     """GRPO-OR: every turn gets the advantage of the outcome; turn rewards are not used.
 
     A_{i,k} = z(R)_i (arXiv 2505.11821, baseline GRPO-OR; arXiv 2402.03300).
     """
 
-    def __call__(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+    def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         return self._outcome(outcome, reached)
 
 
 @final
-class Merged(_GroupRelative):
+@dataclass
+class Merged(GroupRelative):
     """GRPO-MR: turn rewards and outcome are summed into one reward of the trajectory.
 
     A_{i,k} = z(R + sum_l r_{.,l})_i (arXiv 2505.11821, baseline GRPO-MR).
     """
 
-    def __call__(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
-        return self._outcome(outcome + (turn_rewards * reached).sum(1), reached)
+    def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+        return self._outcome(outcome + turn_rewards.sum(1), reached)
 
 
 @final
-class TurnLevel(_GroupRelative):
+@dataclass(kw_only=True)
+class TurnLevel(GroupRelative):
     """MT-GRPO: each turn gets credit for the turn rewards from there on, next to the outcome's.
 
     A_{i,k} = outcome_coef z(R)_i + turn_coef z_{j reached k}(rho_{.,k})_i, with the return-to-go
@@ -148,24 +160,17 @@ class TurnLevel(_GroupRelative):
         min_std: Floor of the standard deviation.
     """
 
-    def __init__(
-        self,
-        outcome_coef: float = 1.0,
-        turn_coef: float = 1.0,
-        gamma: float = 1.0,
-        baseline: Baseline = "mean",
-        scale: Scale = "std",
-        min_std: float = 0.1,
-    ) -> None:
-        super().__init__(baseline, scale, min_std)
-        if not 0 <= gamma <= 1:
-            raise RecipeError(f"gamma is {gamma}, but a discount lies between 0 and 1")
-        self.outcome_coef = outcome_coef
-        self.turn_coef = turn_coef
-        self.gamma = gamma
+    outcome_coef: float = 1.0
+    turn_coef: float = 1.0
+    gamma: float = 1.0
 
-    def __call__(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
-        rho = returns_to_go(turn_rewards * reached, self.gamma)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.gamma <= 1:
+            raise RecipeError(f"gamma is {self.gamma}, but a discount lies between 0 and 1")
+
+    def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+        rho = returns_to_go(turn_rewards, self.gamma)
         turn_term = self._z(rho, reached)
         return self.outcome_coef * self._outcome(outcome, reached) + self.turn_coef * turn_term
 

@@ -1,10 +1,16 @@
-"""What can go wrong, by whose hand.
+"""What can go wrong, by whose hand; and the three ways of saying so that every module shares.
 
 The policy's own mistakes (bad JSON, an unknown tool, no answer) are data and never an exception:
 see `ToolResult.ok` and `Reading.format_error`. Everything here is a mistake of the recipe, of a
 package, or of the world. A message names the thing, the value and the next step; the command line
 prints the message alone, without a traceback, and exits with `exit_code`.
 """
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Iterable, Iterator
 
 
 class TurnRLError(Exception):
@@ -47,3 +53,43 @@ class ToolError(TurnRLError, RuntimeError):
 
 class TrainingError(TurnRLError, ArithmeticError):
     """Learning has broken down: a loss or gradient that is not finite."""
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """` Did you mean TwoTurn?` if something known is close to `name`, else nothing."""
+    near = difflib.get_close_matches(name, list(known), 2, cutoff)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def at_least(minimum: float, where: str, owner: object, *names: str) -> None:
+    """Refuse settings that are below their minimum, or not a number; None passes.
+
+    Args:
+        minimum: The least value allowed.
+        where: What the settings belong to in a recipe, such as `rollout.`.
+        owner: Whose attributes they are.
+        names: The settings.
+    Raises:
+        RecipeError: Naming the setting and its value.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and not value >= minimum:
+            raise RecipeError(f"{where}{name} is {value}; it must be at least {minimum:g}")
+
+
+@contextlib.contextmanager
+def blaming(kind: type[TurnRLError], what: str, advice: str) -> Iterator[None]:
+    """The boundary to a package's code: what it raises is reported as a fault of the package.
+
+    Args:
+        kind: The error to raise.
+        what: Who raised, on what.
+        advice: The next step, as a sentence.
+    """
+    try:
+        yield
+    except TurnRLError:
+        raise
+    except Exception as error:
+        raise kind(f"{what} raised {type(error).__name__}: {error}. {advice}") from error

@@ -3,9 +3,9 @@ better.
 
     one iteration = one epoch of `ExperienceLoader`
       collect     the policy acts on each question `group_size` times   (rollout.py, engines/)
-                  rewards score the turns and the outcome                (plugins)
+                  rewards score the turns and the outcome                (scoring.py, plugins)
                   the estimator turns scores into advantages per turn    (credit.py)
-      learn       the clipped surrogate on per-token advantages          (objective.py)
+      learn       the clipped surrogate on per-token advantages          (learning.py, objective.py)
 
 Source: Zeng et al., arXiv 2505.11821. `OutcomeOnly` or `Merged` as the estimator gives the paper's
 baselines GRPO-OR and GRPO-MR.
@@ -13,32 +13,31 @@ baselines GRPO-OR and GRPO-MR.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from turnrl.callbacks import Export, InitialValidation, Transcripts
+from turnrl import record
+from turnrl.callbacks import Export, InitialValidation, Record
+from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
-from turnrl.engines.transformers import TransformersEngine
-from turnrl.errors import CheckpointError, RecipeError, TrainingError
-from turnrl.experience import (
-    Experience,
-    Minibatch,
-    credit,
-    mean_metrics,
-    outcome_metrics,
-    rollout_metrics,
-    score,
-)
+from turnrl.errors import CheckpointError, RecipeError, TrainingError, at_least
+from turnrl.learning import Minibatch, Step, by_tokens, pack, plan
 from turnrl.objective import ClippedSurrogate
+from turnrl.plugins import installed
 from turnrl.policy import Policy
-from turnrl.rollout import ChatFormat, Rollout, stream_seed
-from turnrl.types import AdvantageEstimator, Group, Question, Reward, Trajectory
+from turnrl.rollout import Rollout, stream_seed
+from turnrl.scoring import CURVES, Experience, credit, curves, rollout_sums, score, sums
+from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, Trajectory
 
 _TRAIN, _EVALUATE = 0, 1
 """First number of every random stream, so that collecting and evaluating never share one."""
@@ -53,18 +52,22 @@ class MTGRPO(L.LightningModule):
         rewards: Turn rewards and outcome rewards; each kind is summed.
         estimator: From rewards to advantages: `TurnLevel` (MT-GRPO), `OutcomeOnly`, `Merged`.
         objective: The clipped surrogate and its options.
+        engine: What samples the policy: `Slots`, in this process.
         group_size: G, trajectories per question.
-        minibatch_size: Trajectories per training step; an iteration's are divided into minibatches
-            of this size.
         updates_per_iteration: How often an iteration's trajectories are learned from.
+        steps_per_update: Optimiser steps that one pass over an iteration's trajectories is divided
+            into.
+        minibatch_tokens: The most tokens, padding included, computed at once while learning. It
+            decides how much memory is needed, and nothing else.
         learning_rate: Of AdamW, after the warm-up.
         warmup_steps: Optimiser steps over which the learning rate rises linearly; it is constant
             afterwards.
         betas: AdamW's decay rates.
         weight_decay: AdamW's weight decay.
-        transcripts_per_iteration: How many trajectories of each iteration are written out to be
-            read.
-        seed: Of sampling and of the order of minibatches.
+        record_per_iteration: How many trajectories of each iteration are kept in the run's record;
+            null keeps all. An evaluation keeps all of its own.
+        transcripts_per_iteration: How many of these are written out as text to be read.
+        seed: Of sampling and of the order of trajectories.
     """
 
     def __init__(
@@ -74,13 +77,16 @@ class MTGRPO(L.LightningModule):
         rewards: list[Reward],
         estimator: AdvantageEstimator | None = None,
         objective: ClippedSurrogate | None = None,
+        engine: Engine | None = None,
         group_size: int = 16,
-        minibatch_size: int = 64,
         updates_per_iteration: int = 1,
+        steps_per_update: int = 1,
+        minibatch_tokens: int = 16384,
         learning_rate: float = 1e-6,
         warmup_steps: int = 0,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
+        record_per_iteration: int | None = 64,
         transcripts_per_iteration: int = 4,
         seed: int = 0,
     ) -> None:
@@ -90,40 +96,39 @@ class MTGRPO(L.LightningModule):
         self.rewards = rewards
         self.estimator = estimator if estimator is not None else TurnLevel()
         self.objective = objective if objective is not None else ClippedSurrogate()
+        self.engine = engine if engine is not None else installed("turnrl_engines")["Slots"]()
         self.group_size = group_size
-        self.minibatch_size = minibatch_size
         self.updates_per_iteration = updates_per_iteration
+        self.steps_per_update = steps_per_update
+        self.minibatch_tokens = minibatch_tokens
         self.learning_rate = learning_rate
         self.warmup_steps = warmup_steps
         self.betas = betas
         self.weight_decay = weight_decay
-        self.transcripts_per_iteration = transcripts_per_iteration
+        self.record_per_iteration = record_per_iteration
         self.seed = seed
         # checkpoints hold what is trained; `on_load_checkpoint` is strict instead
         self.strict_loading = False
+        self._record = Record(transcripts_per_iteration)
+        self._logged = False
+        self._sampling = False
+        self._loaded_version = (0, 0)
         self.experience: Experience | None = None
-        self._chat: ChatFormat | None = None
-        self._check_arguments()
-
-    def _check_arguments(self) -> None:
-        name = type(self.estimator).__name__
-        if self.group_size < self.estimator.min_group_size:
+        self.evaluated: list[record.Row] = []
+        counts = ("group_size", "updates_per_iteration", "steps_per_update", "minibatch_tokens")
+        at_least(1, "model.", self, *counts)
+        others = ("learning_rate", "warmup_steps", "weight_decay", "record_per_iteration", "seed")
+        at_least(0, "model.", self, *others)
+        name, least = type(self.estimator).__name__, self.estimator.min_group_size
+        if group_size < least:
             raise RecipeError(
-                f"group_size is {self.group_size}, but {name} compares the trajectories of a "
-                f"group and needs at least {self.estimator.min_group_size}. Raise group_size (16 "
-                f"is usual), or give {name} baseline: leave_one_out and scale: none."
+                f"group_size is {group_size}, but {name} compares the trajectories of a group and "
+                f"needs at least {least}. Raise group_size (16 is usual), or give {name} baseline: "
+                "leave_one_out and scale: none."
             )
-        for argument in ("group_size", "minibatch_size", "updates_per_iteration"):
-            if getattr(self, argument) < 1:
-                raise RecipeError(f"{argument} is {getattr(self, argument)}; it must be at least 1")
-        for argument in ("learning_rate", "warmup_steps", "weight_decay", "seed"):
-            if not getattr(self, argument) >= 0:
-                raise RecipeError(f"{argument} is {getattr(self, argument)}; it must be 0 or more")
-        if not self.rewards:
-            raise RecipeError(
-                "rewards is empty, so there is nothing to learn from. Add one, such as ExactMatch."
-            )
-        if self.objective.kl_coef > 0 and self.policy.lora is None:
+        if not rewards:
+            raise RecipeError("rewards is empty: nothing to learn from. Add one, ExactMatch say.")
+        if self.objective.kl_coef > 0 and policy.lora is None:
             raise RecipeError(
                 f"objective.kl_coef is {self.objective.kl_coef}, which compares with the policy "
                 "without its adapter, but policy.lora is not set. Set it, or set kl_coef to 0."
@@ -133,16 +138,23 @@ class MTGRPO(L.LightningModule):
 
     def configure_callbacks(self) -> list[L.Callback]:
         """What belongs to every run of this module."""
-        return [InitialValidation(), Transcripts(self.transcripts_per_iteration), Export()]
+        name = "model" if self.policy.lora is None else "adapter"
+        return [InitialValidation(), self._record, Export(name, self.export)]
 
     def setup(self, stage: str) -> None:
         """Find a recipe's mistakes before any weights are loaded."""
         if self.trainer.precision != "32-true":
             raise RecipeError(
                 f"trainer.precision is {self.trainer.precision!r}, but what is trained is kept in "
-                "32-true. Leave it out, and set policy.dtype, which is that of the base's "
-                "weights and activations."
+                "32-true. Leave it out, and set policy.dtype, which is the base's."
             )
+        if self.trainer.accumulate_grad_batches != 1:
+            raise RecipeError(
+                f"trainer.accumulate_grad_batches is {self.trainer.accumulate_grad_batches}, but a "
+                "batch is an optimiser step here. Leave it out; model.minibatch_tokens bounds the "
+                "memory of a step, model.steps_per_update says how many there are."
+            )
+        self.policy.check_length(self.rollout.max_tokens)
         self.rollout.check(self.chat)
 
     def configure_model(self) -> None:
@@ -152,9 +164,7 @@ class MTGRPO(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """AdamW on what is trained, with a linear warm-up per optimiser step."""
         trained = [p for p in self.policy.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(
-            trained, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay
-        )
+        optimizer = torch.optim.AdamW(trained, **self._optimizer_settings)
         warmup = self.warmup_steps
 
         def factor(step: int) -> float:
@@ -167,11 +177,29 @@ class MTGRPO(L.LightningModule):
         }
 
     @property
+    def _optimizer_settings(self) -> dict[str, Any]:
+        return {"lr": self.learning_rate, "betas": self.betas, "weight_decay": self.weight_decay}
+
+    def on_train_start(self) -> None:
+        """Let the recipe's settings hold, whatever a checkpoint said: it restores the optimiser
+        with those it was saved with."""
+        scheduler: Any = self.lr_schedulers()
+        scheduler.base_lrs = [self.learning_rate]
+        (group,) = scheduler.optimizer.param_groups
+        group |= self._optimizer_settings
+        group["initial_lr"] = self.learning_rate
+        group["lr"] = self.learning_rate * scheduler.lr_lambdas[0](scheduler.last_epoch)
+
+    def teardown(self, stage: str) -> None:
+        """Let the engine go."""
+        if self._sampling:
+            self.engine.close()
+            self._sampling = False
+
+    @cached_property
     def chat(self) -> ChatFormat:
         """The policy's chat format."""
-        if self._chat is None:
-            self._chat = ChatFormat(self.policy.tokenizer)
-        return self._chat
+        return ChatFormat(self.policy.tokenizer)
 
     def stream(self, iteration: int) -> int:
         """The random stream of an iteration on this rank."""
@@ -185,106 +213,223 @@ class MTGRPO(L.LightningModule):
         """Trajectories of the policy as it is now: `group_size` sampled ones per question, or one
         greedy one.
         """
-        engine = TransformersEngine(self.policy, self.rollout.slots)
+        if not self._sampling:
+            self.engine.start(self.policy, self.rollout.max_tokens)
+            self._sampling = True
+        self.engine.sync(self.global_step)
         seed = (_EVALUATE if greedy else _TRAIN, self.seed, iteration, self.global_rank)
         size = 1 if greedy else self.group_size
         shown = self.trainer.is_global_zero and self.trainer.progress_bar_callback is not None
         description = ("evaluating" if greedy else "collecting") if shown else None
-        return self.rollout.collect(engine, self.chat, questions, size, seed, greedy, description)
+        return self.rollout.collect(
+            self.engine, self.chat, questions, size, seed, greedy, description
+        )
+
+    def score(
+        self, questions: Sequence[Question], trajectories: Sequence[Sequence[Trajectory]]
+    ) -> list[Group]:
+        """Trajectories of each question with their rewards."""
+        turns = self.rollout.segmenter.max_turns
+        return [
+            score(question, members, self.rewards, turns)
+            for question, members in zip(questions, trajectories, strict=True)
+        ]
 
     def collect(self, questions: Sequence[Question], iteration: int) -> Experience:
         """One iteration's experience on this rank: act, score, give credit."""
         start = time.perf_counter()
-        groups = tuple(
-            Group(question, tuple(members), tuple(score(t, self.rewards) for t in members))
-            for question, members in zip(questions, self.act(questions, iteration), strict=True)
-        )
-        turns = self.rollout.segmenter.max_turns
-        advantages = tuple(credit(group, self.estimator, turns) for group in groups)
-        metrics = rollout_metrics(groups, advantages, time.perf_counter() - start)
-        self.experience = Experience(groups, advantages, metrics)
+        groups = tuple(self.score(questions, self.act(questions, iteration)))
+        advantages = tuple(credit(group, self.estimator) for group in groups)
+        self.experience = Experience(groups, advantages, time.perf_counter() - start)
+        self._logged = False
+        kept = record.rows(groups, advantages, "train", iteration, self.global_step)
+        if self.record_per_iteration is not None:
+            share = -(-self.record_per_iteration // self.trainer.world_size)
+            kept = itertools.islice(kept, share)
+        self._record.keep(list(kept), "train", self.global_step, self.global_rank)
         return self.experience
 
     # ----------------------------------------------------------------- learn
 
-    def training_step(self, batch: Minibatch, batch_idx: int) -> Tensor:
-        """The clipped surrogate of one minibatch."""
+    def steps(self, questions: int) -> int:
+        """The optimiser steps of an iteration in which this process asks so many questions.
+
+        Raises:
+            RecipeError: If there are more steps than trajectories.
+        """
+        trajectories = questions * self.group_size
+        if trajectories < self.steps_per_update:
+            raise RecipeError(
+                f"model.steps_per_update is {self.steps_per_update}, and {questions} questions x "
+                f"{self.group_size} = {trajectories} trajectories per process are fewer. Lower it."
+            )
+        return self.updates_per_iteration * self.steps_per_update
+
+    def iterate(self, questions: Sequence[Question], iteration: int) -> Iterator[Step]:
+        """One iteration: collect experience, then give the steps to learn it by."""
+        experience = self.collect(questions, iteration)
+        torch.manual_seed(self.stream(iteration))  # of dropout, so that resuming is exact
+        trajectories, advantages = experience.trajectories, torch.cat(experience.advantages)
+        strategy, device = self.trainer.strategy, self.device
+        return plan(
+            trajectories,
+            advantages,
+            self._logprobs_now,
+            self.objective,
+            self.updates_per_iteration,
+            self.steps_per_update,
+            self.minibatch_tokens,
+            torch.Generator().manual_seed(self.stream(iteration)),
+            lambda total: strategy.reduce(total.to(device), reduce_op="mean"),
+        )
+
+    @torch.inference_mode()
+    def _logprobs_now(self, some: Sequence[Trajectory]) -> list[Tensor]:
+        """The learner's own log-probabilities of each trajectory's sampled tokens, as it is now."""
+        found: dict[int, Tensor] = {}
+        for rows in by_tokens([len(t.token_ids) for t in some], self.minibatch_tokens):
+            no_credit = torch.zeros(len(rows), self.rollout.segmenter.max_turns)
+            batch = pack([some[i] for i in rows], no_credit, torch.ones(len(rows)))
+            logprobs = self._logprobs(move_data_to_device(batch, self.device))[0].cpu()
+            found |= zip(rows, logprobs.split(batch.loss_mask.sum(1).tolist()), strict=True)
+        return [found[i] for i in range(len(some))]
+
+    def _logprobs(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
+        return self.policy.logprobs(
+            batch.input_ids, batch.attention_mask, batch.loss_mask, self.rollout.temperature
+        )
+
+    def training_step(self, batch: Step, batch_idx: int) -> Tensor:
+        """One optimiser step. The gradients of all minibatches but the last are added up here; the
+        last one's pass is Lightning's, after which processes average what was added up."""
+        for parameter in self.policy.parameters():
+            parameter.grad = None
+        wait = getattr(self.trainer.strategy, "block_backward_sync", contextlib.nullcontext)
+        watched: dict[str, float] = {}
+        with wait():
+            for minibatch in batch[:-1]:
+                self._loss(minibatch, watched).backward()
+        loss = self._loss(batch[-1], watched)
+        self._log_sums({"train/loss": watched.pop("loss")}, 1)
+        tokens = sum(int(minibatch.loss_mask.sum()) for minibatch in batch)
+        self._log_sums({f"train/{name}": value for name, value in watched.items()}, tokens)
+        return loss
+
+    def optimizer_zero_grad(
+        self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Nothing: Lightning calls this after `training_step`, which begins by doing it."""
+
+    def _loss(self, batch: Minibatch, watched: dict[str, float]) -> Tensor:
+        """The clipped surrogate of one minibatch; what to watch is added to `watched`, as sums over
+        tokens."""
         mask = batch.loss_mask
-        arguments = (batch.input_ids, batch.attention_mask, mask, self.rollout.temperature)
-        logprobs, entropy = self.policy.logprobs(*arguments)
-        sampled = batch.old_logprobs[mask]
-        # before the first step the weights are those that sampled: the ratio is 1, not 1 + rounding
-        old = logprobs.detach() if batch.fresh else sampled
+        logprobs, entropy = self._logprobs(batch)
+        # before the first update the ratio is 1, not 1 + rounding
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs[mask]
         reference = None
         if self.objective.kl_coef > 0:
             with self.policy.reference(), torch.no_grad():
-                reference = self.policy.logprobs(*arguments)[0]
+                reference = self._logprobs(batch)[0]
         result = self.objective(
             logprobs, old, batch.advantages[mask], batch.weights[mask], reference
         )
         if not result.loss.isfinite():
-            raise TrainingError(
-                f"the loss is {float(result.loss.detach())} at step {self.global_step} (iteration "
-                f"{self.current_epoch}). Lower learning_rate ({self.learning_rate:g}) or "
-                "trainer.gradient_clip_val, and resume from the last checkpoint."
-            )
-        watched = {
-            "loss": result.loss.detach(),
-            "ratio": result.ratio,
-            "clip_fraction": result.clip_fraction,
-            "entropy": entropy.mean(),
-        }
-        if result.kl is not None:
-            watched["kl"] = result.kl
-        if batch.fresh:
-            watched["logprob_gap"] = (logprobs.detach() - sampled).abs().mean()
-        for name, value in watched.items():
-            self._log(f"train/{name}", value)
-        for name, metric in batch.metrics.items():
-            self._log(name, metric, shown=name in ("train/exact_match", "train/tool_execution"))
+            raise self._broken(f"the loss is {float(result.loss.detach())}")
+        sums = {"loss": result.loss.detach(), **result.watched, "entropy": entropy.sum()}
+        if batch.old_logprobs is None:
+            sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs[mask]).abs().sum()
+        for name, value in sums.items():
+            watched[name] = watched.get(name, 0.0) + float(value)
         return result.loss
+
+    def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
+        """Log what was collected, once an iteration."""
+        if self.experience is None or self._logged:
+            return
+        self._logged = True
+        found = rollout_sums(self.experience, self.rewards)
+        count = len(self.experience.trajectories)
+        shown = ("train/exact_match", "train/tool_execution")
+        self._log_sums(found, count, shown)
+        seconds = self.experience.seconds
+        rate = found["rollout/sampled_tokens"] / max(seconds, 1e-9)
+        self._log_sums({"rollout/seconds": seconds, "rollout/tokens_per_s": rate}, 1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Stop before a step that would ruin the weights."""
-        gradients = [
-            p.grad
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
+        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if not norm.isfinite():
-            raise TrainingError(
-                f"the gradient's norm is {float(norm)} at step {self.global_step} (iteration "
-                f"{self.current_epoch}). Lower learning_rate ({self.learning_rate:g}), and resume "
-                "from the last checkpoint."
-            )
-        self._log("train/grad_norm", norm)
+            raise self._broken(f"the gradient's norm is {float(norm)}")
+        self._log("train/grad_norm", float(norm))
 
-    def _log(self, name: str, value: Tensor | float, shown: bool = False) -> None:
-        # one figure per iteration: the mean over its steps, and over ranks
-        self.log(
-            name, value, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, prog_bar=shown
+    def _broken(self, what: str) -> TrainingError:
+        return TrainingError(
+            f"{what} at step {self.global_step} (iteration {self.current_epoch}). Lower "
+            f"learning_rate ({self.learning_rate:g}) or trainer.gradient_clip_val, and resume from "
+            "the last checkpoint."
         )
+
+    def _log_sums(
+        self,
+        sums: Mapping[str, float],
+        count: float,
+        shown: Sequence[str] = (),
+        weigh: bool = False,
+    ) -> float:
+        """Log the means of a batch over all processes, given this one's sums and count.
+
+        One figure results per iteration or evaluation: the mean over its batches, weighed by their
+        counts if `weigh`.
+
+        Returns:
+            The count over all processes.
+        """
+        mine = torch.tensor([count, *sums.values()], device=self.device)
+        total, *values = self.trainer.strategy.reduce(mine, reduce_op="sum").tolist()
+        for name, value in zip(sums, values, strict=True):
+            self._log(name, value / total, name in shown, int(total) if weigh else 1)
+        return float(total)
+
+    def _log(self, name: str, value: float, shown: bool = False, weight: int = 1) -> None:
+        # what is logged is the same in every process: a progress bar may read it in one alone,
+        # which must not wait for the others (`sync_dist` with `rank_zero_only` reduces nothing)
+        everywhere = {"sync_dist": True, "rank_zero_only": True}
+        options = {"on_step": False, "on_epoch": True, "prog_bar": shown, **everywhere}
+        self.log(name, value, batch_size=weight, **options)  # type: ignore[arg-type]
 
     # -------------------------------------------------------------- evaluate
 
+    def on_validation_epoch_start(self) -> None:
+        """Begin a record of what is evaluated."""
+        self.evaluated = []
+
     def validation_step(self, batch: list[Question], batch_idx: int) -> None:
-        """Score greedy trajectories, one per question."""
-        trajectories = [members[0] for members in self.act(batch, batch_idx, greedy=True)]
+        """Score greedy trajectories, one per question; a process may have none in a batch."""
         split = getattr(getattr(self.trainer, "datamodule", None), "split", "val")
-        rows = [outcome_metrics(t) for t in trajectories]
+        groups = self.score(batch, self.act(batch, batch_idx, greedy=True)) if batch else []
+        version = self._acting_version
+        self.evaluated += record.rows(groups, [None] * len(groups), split, *version)
+        rows = [curves(t) for group in groups for t in group.trajectories]
+        named = {f"{split}/{name}": value for name, value in sums(rows, CURVES).items()}
+        total = self._log_sums(named, len(rows), (f"{split}/exact_match",), weigh=True)
         if self.trainer.state.fn != "fit":
-            count = float(len(batch))
-            self.log(f"{split}/questions", count, reduce_fx="sum", sync_dist=True, batch_size=1)
-        for name, value in mean_metrics(rows).items():
-            self.log(
-                f"{split}/{name}",
-                value,
-                batch_size=len(batch),
-                sync_dist=True,
-                prog_bar=name == "exact_match",
-            )
+            name = f"{split}/questions"
+            self.log(name, total, reduce_fx="sum", sync_dist=True, rank_zero_only=True)
+
+    def on_validation_epoch_end(self) -> None:
+        """Keep the whole record of an evaluation."""
+        if self.evaluated:
+            split, (_, version) = self.evaluated[0]["split"], self._acting_version
+            self._record.keep(self.evaluated, split, version, self.global_rank)
+
+    @property
+    def _acting_version(self) -> tuple[int, int]:
+        """Iteration and optimiser steps of the policy as it is now."""
+        if self.trainer.state.fn == "fit":
+            return self.current_epoch, self.global_step
+        return self._loaded_version
 
     # ----------------------------------------------------------- checkpoints
 
@@ -307,6 +452,7 @@ class MTGRPO(L.LightningModule):
             )
         names = {name.removeprefix("policy.") for name in checkpoint["state_dict"]}
         self.policy.check_identity(checkpoint["policy_identity"], names)
+        self._loaded_version = checkpoint["epoch"], checkpoint["global_step"]
 
     def export(self, folder: str | Path) -> Path:
         """Write the trained adapter, or the whole model if there is none; see `Policy.export`."""

@@ -1,11 +1,14 @@
 """The objective: a clipped surrogate on per-token advantages.
 It knows tokens only, not turns or groups.
 
-For a sampled token with log-probability l (now), l_old (when sampled) and advantage A,
+For a sampled token with log-probability l (now), l_old (before the first update) and advantage A,
 
     ratio = exp(l - l_old)
     loss  = -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) + kl_coef k3(l_ref - l)
     k3(d) = exp(d) - d - 1
+
+Both log-probabilities are the learner's own: what the sampler computed is another thing, and a
+mismatch between the two has no business in the clip.
 
 PPO (arXiv 1707.06347, eq. 7), with separate bounds as in DAPO (arXiv 2503.14476), and the
 non-negative, unbiased KL estimate of GRPO (arXiv 2402.03300, eq. 4). Each token's loss is
@@ -20,25 +23,27 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from turnrl.errors import RecipeError
+from turnrl.errors import RecipeError, at_least
 
 Aggregation = Literal["token", "trajectory", "constant"]
 
 
 @dataclass
 class Loss:
-    """The loss and what to watch beside it. All but `loss` are detached scalars, means over tokens.
+    """The loss, and what to watch beside it.
 
-    `clip_fraction` counts tokens whose gradient the clipping removes.
+    Args:
+        loss: Scalar, carries the gradient.
+        watched: Detached sums over the N tokens: `ratio`, `clip_fraction` (tokens whose gradient
+            the clipping removes), and `kl` if there is a penalty.
     """
 
     loss: Tensor
-    ratio: Tensor
-    clip_fraction: Tensor
-    kl: Tensor | None
+    watched: dict[str, Tensor]
 
 
 @final
+@dataclass(frozen=True)
 class ClippedSurrogate:
     """The clipped surrogate, with an optional KL penalty to the reference policy.
 
@@ -54,32 +59,24 @@ class ClippedSurrogate:
         constant_tokens: The divisor of `constant`.
     """
 
-    def __init__(
-        self,
-        clip_low: float = 0.2,
-        clip_high: float = 0.2,
-        kl_coef: float = 0.0,
-        aggregation: Aggregation = "token",
-        constant_tokens: int = 1024,
-    ) -> None:
-        if not 0 < clip_low < 1 or clip_high <= 0:
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    kl_coef: float = 0.0
+    aggregation: Aggregation = "token"
+    constant_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip_low < 1 or not self.clip_high > 0:
             raise RecipeError(
-                f"clip_low is {clip_low} and clip_high {clip_high}; "
+                f"clip_low is {self.clip_low} and clip_high {self.clip_high}; "
                 "clip_low lies between 0 and 1, clip_high above 0"
             )
-        if aggregation not in get_args(Aggregation):
+        if self.aggregation not in get_args(Aggregation):
             raise RecipeError(
-                f"aggregation is {aggregation!r}, but it is one of {get_args(Aggregation)}"
+                f"aggregation is {self.aggregation!r}, but it is one of {get_args(Aggregation)}"
             )
-        if kl_coef < 0:
-            raise RecipeError(f"kl_coef is {kl_coef}; it must be 0 (no penalty) or above")
-        if constant_tokens < 1:
-            raise RecipeError(f"constant_tokens is {constant_tokens}; it must be at least 1")
-        self.clip_low = clip_low
-        self.clip_high = clip_high
-        self.kl_coef = kl_coef
-        self.aggregation = aggregation
-        self.constant_tokens = constant_tokens
+        at_least(0, "objective.", self, "kl_coef")
+        at_least(1, "objective.", self, "constant_tokens")
 
     def __call__(
         self,
@@ -93,7 +90,7 @@ class ClippedSurrogate:
 
         Args:
             logprobs: (N,), under the policy now; carries the gradient.
-            old_logprobs: (N,), under the policy that sampled.
+            old_logprobs: (N,), the learner's own before the first update.
             advantages: (N,), in units of normalised reward.
             weights: (N,), from `loss_weights`.
             ref_logprobs: (N,), under the reference policy; needed if `kl_coef` is above 0.
@@ -102,17 +99,16 @@ class ClippedSurrogate:
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         gain = torch.minimum(ratio * advantages, clipped * advantages)
         loss = (-gain * weights).sum()
-        mean_kl = None
+        removed = ((ratio > 1 + self.clip_high) & (advantages > 0)) | (
+            (ratio < 1 - self.clip_low) & (advantages < 0)
+        )
+        watched = {"ratio": ratio.detach().sum(), "clip_fraction": removed.float().sum()}
         if self.kl_coef > 0:
             assert ref_logprobs is not None
             kl = k3(logprobs, ref_logprobs)
             loss = loss + self.kl_coef * (kl * weights).sum()
-            mean_kl = kl.detach().mean()
-        with torch.no_grad():
-            removed = ((ratio > 1 + self.clip_high) & (advantages > 0)) | (
-                (ratio < 1 - self.clip_low) & (advantages < 0)
-            )
-            return Loss(loss, ratio.mean(), removed.float().mean(), mean_kl)
+            watched["kl"] = kl.detach().sum()
+        return Loss(loss, watched)
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -125,32 +121,28 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def loss_weights(
     token_counts: Tensor,
     aggregation: Aggregation,
-    minibatches: int = 1,
+    tokens: float,
+    trajectories: float,
     constant_tokens: int = 1024,
-    tokens_per_rank: float | None = None,
 ) -> Tensor:
     """The weight of each sampled token of each trajectory of one optimiser step.
 
-    Lightning averages the step's accumulated minibatches, and ranks. The weights are such that this
-    average comes out as the stated mean over the *whole* step: with minibatches of unequal length,
-    the average of their means would not.
+    The step's loss is the plain sum over its minibatches, and Lightning averages over processes. So
+    the weights are shares of the *whole* step: the mean of its minibatches' means would not be the
+    stated one where their lengths differ.
 
     Args:
-        token_counts: (B,), sampled tokens of each of the step's trajectories on this rank.
+        token_counts: (B,), sampled tokens of each of the step's trajectories in this process.
         aggregation: See `ClippedSurrogate`.
-        minibatches: How many backward passes the step accumulates on this rank.
+        tokens: The step's sampled tokens, averaged over processes.
+        trajectories: The step's trajectories, averaged over processes.
         constant_tokens: The divisor of `constant`.
-        tokens_per_rank: The step's sampled tokens, averaged over ranks; `token_counts.sum()` if
-            alone.
     Returns:
         (B,), weight of each token of each trajectory.
     """
     counts = token_counts.float()
     if aggregation == "token":
-        total = float(counts.sum()) if tokens_per_rank is None else tokens_per_rank
-        weights = torch.full_like(counts, 1 / max(total, 1.0))
-    elif aggregation == "trajectory":
-        weights = 1 / (counts.clamp(min=1) * len(counts))
-    else:
-        weights = torch.full_like(counts, 1 / (constant_tokens * len(counts)))
-    return weights * minibatches
+        return torch.full_like(counts, 1 / max(tokens, 1.0))
+    if aggregation == "trajectory":
+        return 1 / (counts.clamp(min=1) * trajectories)
+    return torch.full_like(counts, 1 / (constant_tokens * trajectories))

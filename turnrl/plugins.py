@@ -7,12 +7,12 @@ A plugin is a module with any of the hooks below, named in its distribution's me
 
 Every hook returns classes. Importing the module is what makes their short names usable in a recipe.
 `TURNRL_LOAD_PLUGINS` restricts which entry points are loaded (comma-separated names; empty for
-none), which is also the way round a plugin that is broken.
+none), which is also the way round a plugin that is broken. What the core itself brings
+(`turnrl.builtins`) is a plugin like any other, and always there.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -23,11 +23,20 @@ from typing import Any
 
 import pluggy
 
-from turnrl.errors import PluginError
-from turnrl.types import QuestionSource, Reward, Segmenter, Tool
+from turnrl.errors import PluginError, did_you_mean
+from turnrl.types import (
+    AdvantageEstimator,
+    Engine,
+    QuestionSource,
+    Reward,
+    Segmenter,
+    SourceOpener,
+    Tool,
+)
 
 GROUP = "turnrl"
 LOAD_VARIABLE = "TURNRL_LOAD_PLUGINS"
+BUILTINS = "turnrl.builtins"
 
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
@@ -49,8 +58,20 @@ class Hooks:
         """Turn rewards and outcome rewards."""
 
     @hookspec
+    def turnrl_estimators(self) -> Iterable[type[AdvantageEstimator]]:  # type: ignore[empty-body]
+        """From the rewards of a group to advantages."""
+
+    @hookspec
+    def turnrl_engines(self) -> Iterable[type[Engine]]:  # type: ignore[empty-body]
+        """What samples the policy."""
+
+    @hookspec
     def turnrl_datasets(self) -> Iterable[type[QuestionSource]]:  # type: ignore[empty-body]
         """Data sets that come with a package."""
+
+    @hookspec
+    def turnrl_openers(self) -> Iterable[SourceOpener]:  # type: ignore[empty-body]
+        """What opens data sets by names that are no class's."""
 
     @hookspec
     def turnrl_commands(self) -> Iterable[Callable[[Any], None]]:  # type: ignore[empty-body]
@@ -63,6 +84,8 @@ KINDS: dict[str, type] = {
     "turnrl_tools": Tool,
     "turnrl_segmenters": Segmenter,
     "turnrl_rewards": Reward,
+    "turnrl_estimators": AdvantageEstimator,
+    "turnrl_engines": Engine,
     "turnrl_datasets": QuestionSource,
 }
 """What each class-returning hook must return subclasses of."""
@@ -76,20 +99,46 @@ class Plugin:
         name: Entry-point name, which `TURNRL_LOAD_PLUGINS` takes.
         distribution: Distribution that brings it.
         version: The distribution's version.
-        components: Classes by hook name; commands are counted under `turnrl_commands` by function
-            name.
     """
 
     name: str
     distribution: str
     version: str
-    components: dict[str, tuple[type, ...]]
-    commands: tuple[Callable[[Any], None], ...] = ()
 
+    def __str__(self) -> str:
+        return f"plugin {self.name!r} of {self.distribution} {self.version}"
 
-def _wanted() -> set[str] | None:
-    value = os.environ.get(LOAD_VARIABLE)
-    return None if value is None else {name.strip() for name in value.split(",") if name.strip()}
+    def fault(self, what: str) -> PluginError:
+        """What is wrong with it, and the way round."""
+        return PluginError(
+            f"{self} {what}. Mend or uninstall it, or set {LOAD_VARIABLE} to the comma-separated "
+            f"plugins to load, without {self.name!r}, to skip it."
+        )
+
+    def brings(self, hook: str) -> tuple[Any, ...]:
+        """What it returns from a hook, checked; nothing if it does not implement it.
+
+        Raises:
+            PluginError: If that is not what the hook is for.
+        """
+        manager = load_plugins()[0]
+        for impl in getattr(manager.hook, hook).get_hookimpls():
+            if impl.plugin_name == self.name:
+                return self._checked(hook, impl.function)
+        return ()
+
+    def _checked(self, hook: str, function: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
+        try:
+            found = tuple(function())
+        except Exception as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise self.fault(f"does not return a list from {hook} ({cause})") from error
+        kind = KINDS.get(hook)
+        for cls in found:
+            if kind is not None and not (isinstance(cls, type) and issubclass(cls, kind)):
+                what = f"returned {cls!r} from {hook}, which is not a subclass of {kind.__name__}"
+                raise self.fault(what)
+        return found
 
 
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
@@ -105,115 +154,78 @@ def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
     return found
 
 
-def _load(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint) -> Plugin:
-    distribution = point.dist.name if point.dist else "unknown distribution"
-    version = point.dist.version if point.dist else "unknown version"
-    label = f"plugin {point.name!r} of {distribution} {version}"
-    others = (
-        f"set {LOAD_VARIABLE} to the comma-separated plugins to load, "
-        f"without {point.name!r}, to skip it"
-    )
+def _register(manager: pluggy.PluginManager, plugin: Plugin, module_name: str) -> None:
     try:
-        module = importlib.import_module(point.value)
+        module = importlib.import_module(module_name)
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
-        raise PluginError(
-            f"{label} cannot be imported ({cause}). Fix or uninstall it, or {others}."
-        ) from error
-    hooks = {name for name in vars(Hooks) if name.startswith("turnrl_")}
-    # pluggy matches hooks by name, so a misspelt one without the marker would be silently unused
-    for name in vars(module):
-        if name.startswith("turnrl_") and name not in hooks and callable(getattr(module, name)):
-            near = difflib.get_close_matches(name, hooks, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise PluginError(
-                f"{label} defines {name!r}, which is no hook of turnrl{hint} "
-                f"Hooks: {', '.join(sorted(hooks))}. Rename it, or {others}."
-            )
-    unmarked = [
-        n
-        for n in hooks
-        if callable(getattr(module, n, None)) and not hasattr(getattr(module, n), "turnrl_impl")
-    ]
-    if unmarked:
-        raise PluginError(
-            f"{label} defines {unmarked[0]!r} without '@turnrl.hookimpl'. Add it, or {others}."
-        )
+        raise plugin.fault(f"cannot be imported ({cause})") from error
+    hooks = [name for name in vars(Hooks) if name.startswith("turnrl_")]
+    # pluggy passes over what is misspelt or unmarked, which would then be silently unused
+    for name, value in vars(module).items():
+        if not (name.startswith("turnrl_") and callable(value)):
+            continue
+        if name not in hooks:
+            hint = f"{did_you_mean(name, hooks)} Hooks: {', '.join(sorted(hooks))}"
+            raise plugin.fault(f"defines {name!r}, which is no hook of turnrl.{hint}")
+        if not hasattr(value, f"{GROUP}_impl"):
+            raise plugin.fault(f"defines {name!r} without '@turnrl.hookimpl'")
     try:
-        manager.register(module, point.name)
+        manager.register(module, plugin.name)
         manager.check_pending()
     except pluggy.PluginValidationError as error:
         cause = " ".join(str(error).split())
-        raise PluginError(
-            f"{label} does not fit turnrl's hooks ({cause}). Fix it, or {others}."
-        ) from error
-    components: dict[str, tuple[type, ...]] = {}
-    for hook, kind in KINDS.items():
-        implementation = getattr(module, hook, None)
-        if implementation is None:
-            continue
-        classes = _called(implementation, hook, label, others)
-        for cls in classes:
-            if not (isinstance(cls, type) and issubclass(cls, kind)):
-                raise PluginError(
-                    f"{label}: {hook} returned {cls!r}, which is not a subclass of "
-                    f"{kind.__name__}. Fix it, or {others}."
-                )
-        components[hook] = classes
-    commands: tuple[Any, ...] = ()
-    if hasattr(module, "turnrl_commands"):
-        commands = _called(module.turnrl_commands, "turnrl_commands", label, others)
-    return Plugin(point.name, distribution, version, components, commands)
-
-
-def _called(
-    hook: Callable[[], Iterable[Any]], name: str, label: str, others: str
-) -> tuple[Any, ...]:
-    try:
-        return tuple(hook())
-    except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise PluginError(
-            f"{label}: {name} does not return a list ({cause}). Fix it, or {others}."
-        ) from error
+        raise plugin.fault(f"does not fit turnrl's hooks ({cause})") from error
 
 
 @functools.cache
-def load_plugins() -> tuple[Plugin, ...]:
-    """Import every installed plugin once, in the order of their names.
+def load_plugins() -> tuple[pluggy.PluginManager, tuple[Plugin, ...]]:
+    """Import every installed plugin once: the core's own, then the others in order of their names.
 
+    Returns:
+        pluggy's manager, in which they are registered, and what they are.
     Raises:
         PluginError: Naming the distribution, its version, the cause and how to skip it, if a plugin
-            cannot be imported, misspells a hook, or returns something that is not a component; or
-            naming what `TURNRL_LOAD_PLUGINS` asks for in vain.
+            cannot be imported or misspells a hook; or naming what `TURNRL_LOAD_PLUGINS` asks for in
+            vain.
     """
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(Hooks)
-    points, wanted = _entry_points(), _wanted()
-    missing = sorted((wanted or set()) - set(points))
-    if missing:
+    points, value = _entry_points(), os.environ.get(LOAD_VARIABLE)
+    wanted = set(points) if value is None else {n.strip() for n in value.split(",") if n.strip()}
+    if missing := sorted(wanted - set(points)):
         raise PluginError(
             f"{LOAD_VARIABLE} asks for {', '.join(missing)}, which no installed distribution "
             f"provides. Installed: {', '.join(sorted(points)) or 'none'}."
         )
-    return tuple(
-        _load(manager, points[name]) for name in sorted(points) if wanted is None or name in wanted
-    )
+    core = Plugin("core", "turnrl", importlib.metadata.version("turnrl"))
+    _register(manager, core, BUILTINS)
+    plugins = [core]
+    for name in sorted(wanted):
+        point = points[name]
+        origin = (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
+        plugins.append(Plugin(name, *origin))
+        _register(manager, plugins[-1], point.value)
+    return manager, tuple(plugins)
+
+
+def contributed(hook: str) -> list[Any]:
+    """Everything that installed plugins return from a hook, in the plugins' order."""
+    return [thing for plugin in load_plugins()[1] for thing in plugin.brings(hook)]
 
 
 def installed(hook: str) -> dict[str, type]:
     """Classes that installed plugins return from a hook, by short name.
 
     Raises:
-        PluginError: If two plugins bring different classes of one name.
+        PluginError: If a plugin returns something else, or two bring different classes of one name.
     """
     classes: dict[str, type] = {}
-    for plugin in load_plugins():
-        for cls in plugin.components.get(hook, ()):
-            if classes.setdefault(cls.__name__, cls) is not cls:
-                raise PluginError(
-                    f"two installed classes are called {cls.__name__!r}: "
-                    f"{classes[cls.__name__].__module__} and "
-                    f"{cls.__module__}. Name the one you mean by its full path."
-                )
+    for cls in contributed(hook):
+        known = classes.setdefault(cls.__name__, cls)
+        if known is not cls:
+            raise PluginError(
+                f"two installed classes are called {cls.__name__!r}: {known.__module__} and "
+                f"{cls.__module__}. Name the one you mean by its full path."
+            )
     return classes

@@ -1,33 +1,32 @@
-"""Rollouts: the agent loop, one coroutine per trajectory, with tools running beside generation.
+"""Rollouts: one turn as a function from state to state, and the agent loop around it.
 
-`Rollout` is what a recipe configures; `collect` is what the module calls. Whatever the policy does
-is data. Whatever the world does wrong is an exception, and ends the collection with nothing
-collected.
+`Rollout` is what a recipe configures; `collect` is what the module calls: one coroutine per
+trajectory, with tools running beside generation. Whatever the policy does is data. Whatever the
+world does wrong is an exception, and ends the collection with nothing collected.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import json
+import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, cast, final
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, final
 
 import numpy as np
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, best_match
 from tqdm.auto import tqdm
 
-from turnrl.engines import RolloutEngine, Sampling, Session
-from turnrl.errors import DataError, PluginError, RecipeError, ToolError, TurnRLError
-from turnrl.text import neutralise
+from turnrl.chat import ChatFormat
+from turnrl.errors import DataError, PluginError, RecipeError, ToolError, at_least, blaming
+from turnrl.toolbox import Bench, Toolbox, check_tools
 from turnrl.types import (
-    Message,
+    Engine,
     Question,
+    Reading,
+    Sampling,
     Segmenter,
+    Session,
     Stop,
     Tool,
     ToolCall,
@@ -36,120 +35,152 @@ from turnrl.types import (
     Turn,
 )
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 T = TypeVar("T")
 
-MAX_RESULT_CHARACTERS = 1_000_000
-"""A tool that returns more than this is broken; below it, results are cut to a token budget."""
 _SHUTDOWN_S = 30.0
 """After Ctrl-C, how long the forward pass under way may take to end."""
-_GATHER_S = 0.003
-"""Calls of one tool that arrive within this time leave as one batch."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a trajectory stands between two turns.
+
+    Args:
+        question: What is asked.
+        prompt_ids: Token ids of the rendered prompt.
+        session: The engine's; its history is the prompt and all turns, up to `new_ids`.
+        bench: The trajectory's place at the tools.
+        seed: Integers that name the trajectory's random streams; the turn's number is added.
+        turns: The turns so far.
+        new_ids: Ids to append before the next turn is sampled.
+        room: Tokens left, `new_ids` taken off.
+        stop: Why it ended, if it has.
+    """
+
+    question: Question
+    prompt_ids: tuple[int, ...]
+    session: Session
+    bench: Bench
+    seed: tuple[int, ...]
+    room: int
+    turns: tuple[Turn, ...] = ()
+    new_ids: tuple[int, ...] = ()
+    stop: Stop | None = None
+
+    async def fork(self, seed: tuple[int, ...]) -> State:
+        """A branch that goes on from here with random streams of its own.
+
+        Raises:
+            ToolError: If a tool's session cannot be copied.
+        """
+        bench = await self.bench.fork()
+        return replace(self, session=self.session.fork(), bench=bench, seed=seed)
+
+    async def close(self) -> None:
+        """Give back what the engine and the tools hold for the trajectory."""
+        self.session.close()  # at once: what it keeps on the device is large
+        await self.bench.close()
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """What came of it, once it has ended."""
+        assert self.stop is not None, "the trajectory goes on"
+        return Trajectory(self.question, self.prompt_ids, self.turns, self.stop)
 
 
 @final
-class ChatFormat:
-    """Token-exact chat: the prompt is rendered once, then everything is appended.
-
-    The chat template is rendered on probes, which gives the markup between an assistant's text and
-    the next one. Tool text is tokenised on its own, with special tokens split, so it can never
-    become one.
+class Agent:
+    """A rollout's rules bound to an engine: begins trajectories, and takes turns.
 
     Args:
-        tokenizer: With a chat template.
-    Raises:
-        RecipeError: If the template does not keep what came before when a message is appended.
+        rollout: The rules.
+        engine: Whose weights act.
+        chat: The policy's chat format.
+        greedy: Take the likeliest tokens instead of sampling.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        question, said, seen = (
-            "turnrl question",
-            "<think>turnrl thought</think>turnrl action",
-            "turnrl result",
-        )
-        user: Message = {"role": "user", "content": question}
-        exchange: list[Message] = [
-            {"role": "assistant", "content": said},
-            {"role": "user", "content": seen},
-        ]
-        prompt = self._render([user])
-        once = self._render([user, *exchange])
-        twice = self._render([user, *exchange, *exchange])
-        between = once.removeprefix(prompt + said)
-        if not once.startswith(prompt + said) or between.count(seen) != 1:
-            self._refuse(once, prompt + said)
-        if twice != prompt + (said + between) * 2:
-            self._refuse(twice, prompt + (said + between) * 2)
-        before, after = between.split(seen)
-        self._before, self._after = self._ids(before), self._ids(after)
-        special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
-        self.end_of_turn = self._before[0] if self._before and self._before[0] in special else None
-        ends = {tokenizer.eos_token_id, self.end_of_turn} - {None}
-        self.end_ids = tuple(sorted(cast("set[int]", ends)))
-        # some vocabularies add runs of white space, which control nothing
-        added = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
-        self.control_tokens = tuple(str(token) for token in added if str(token).strip())
+    def __init__(
+        self, rollout: Rollout, engine: Engine, chat: ChatFormat, greedy: bool = False
+    ) -> None:
+        self._rollout = rollout
+        self._engine = engine
+        self._chat = chat
+        self._temperature = 0.0 if greedy else rollout.temperature
+        self.tools = Toolbox(rollout.tools, self._make_safe, rollout.max_calls_per_turn)
 
-    def _refuse(self, found: str, wanted: str) -> None:
-        same = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), 0)
-        raise RecipeError(
-            f"the chat template of {self._tokenizer.name_or_path!r} is not prefix-preserving: "
-            "appending a message changes what came before (it renders "
-            f"{found[same : same + 40]!r} where {wanted[same : same + 40]!r} was). Give a plain "
-            "template in policy.chat_template."
-        )
-
-    def _render(self, messages: Sequence[Message]) -> str:
-        try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:
-            roles = ", ".join(m["role"] for m in messages)
-            raise RecipeError(
-                f"the chat template of {self._tokenizer.name_or_path!r} fails on messages of "
-                f"{roles}: {error}. Give one that takes them in policy.chat_template."
-            ) from error
-        return cast(str, text)
-
-    def _ids(self, text: str, control: bool = True) -> list[int]:
-        encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=not control)
-        return cast("list[int]", encoded["input_ids"])
-
-    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Ids of the rendered messages, up to where the assistant speaks."""
-        return tuple(self._ids(self._render(messages)))
-
-    def observation(self, text: str, after: int | None) -> tuple[int, ...]:
-        """Ids to append so that the policy reads `text` as the user's message and speaks next.
+    def begin(self, question: Question, group_size: int, seed: tuple[int, ...]) -> list[State]:
+        """The states from which a question's trajectories start; they share one prompt.
 
         Args:
-            text: The message; none of it becomes a control token.
-            after: The last sampled id. If it is the end-of-turn token, that is not repeated.
+            question: What is asked.
+            group_size: G, how many.
+            seed: Integers that name the group; the number of the trajectory is added.
+        Raises:
+            DataError: If the question leaves no room to act.
         """
-        before = (
-            self._before[1:] if after is not None and after == self.end_of_turn else self._before
+        rollout = self._rollout
+        prompt_ids = rollout.prompt(question, self._chat)
+        room = rollout.max_tokens - len(prompt_ids)
+        if room < 1:
+            raise DataError(
+                f"question {question.id!r} makes a prompt of {len(prompt_ids)} tokens, which "
+                f"leaves no room within rollout.max_tokens = {rollout.max_tokens}. Raise it, "
+                "or leave the question out."
+            )
+        root = self._engine.open(prompt_ids)
+        states = [
+            State(
+                question, prompt_ids, root.fork(), self.tools.bench(question), (*seed, member), room
+            )
+            for member in range(group_size)
+        ]
+        root.close()
+        return states
+
+    async def turn(self, state: State) -> State:
+        """Take one turn: sample, read, act, observe.
+
+        The calls of a turn after which nothing could be read are not run: of the last turn, and of
+        one that was cut. If their results leave no room to go on, they were in vain; the policy
+        never reads them, so neither do the rewards.
+        """
+        rollout, k = self._rollout, len(state.turns)
+        sampling = Sampling(
+            max_tokens=min(rollout.max_turn_tokens, state.room),
+            temperature=self._temperature,
+            seed=stream_seed(*state.seed, k),
+            stop=rollout.segmenter.stop,
+            end_ids=self._chat.end_ids,
         )
-        return (*before, *self._ids(text, control=False), *self._after)
+        completion = await state.session.generate(state.new_ids, sampling)
+        text, cut = self._chat.text(completion.token_ids), completion.reason == "length"
+        reading: Reading = rollout.ask("read", text, k, cut)
+        turn = Turn(text, completion.token_ids, completion.logprobs, reading, cut=cut)
+        room = state.room - len(completion.token_ids)
+        stop: Stop | None = None
+        new_ids: tuple[int, ...] = ()
+        if reading.answer is not None:
+            stop = "answer"
+        elif cut:
+            stop = "length"
+        elif k + 1 == rollout.segmenter.max_turns:
+            stop = "turns"
+        else:
+            results = await state.bench.answer(reading.calls)
+            messages = rollout.ask("observe", reading, results)
+            new_ids = self._chat.observation(messages, completion.token_ids[-1])
+            room -= len(new_ids)
+            if room < 1:
+                stop, new_ids = "length", ()
+            else:
+                turn = replace(turn, results=results, observation_ids=new_ids)
+        return replace(state, turns=(*state.turns, turn), new_ids=new_ids, room=room, stop=stop)
 
-    def text(self, ids: Sequence[int]) -> str:
-        """What was said: decoded ids without the token that ended it."""
-        said = list(ids)
-        if said and said[-1] in self.end_ids:
-            said.pop()
-        return cast(str, self._tokenizer.decode(said))
-
-    def cut(self, text: str, tokens: int) -> str:
-        """At most `tokens` tokens of `text`, from its beginning."""
-        # tokenising megabytes to keep a few hundred tokens would be slow
-        head = text[: tokens * 32]
-        ids = self._ids(head, control=False)
-        if len(ids) <= tokens and len(head) == len(text):
-            return text
-        return cast(str, self._tokenizer.decode(ids[:tokens])).rstrip("\ufffd")
+    def _make_safe(self, text: str) -> str:
+        """A tool's text, cut to the budget and inert."""
+        budget = self._rollout.max_result_tokens
+        safe = self._chat.inert(self._chat.cut(text, budget), self._rollout.segmenter.tags)
+        return self._chat.cut(safe, budget)  # what is inert may be longer
 
 
 class _Lockstep:
@@ -183,86 +214,8 @@ class _Lockstep:
         gate.set()
 
 
-class _Desk:
-    """Where the calls of one tool arrive, and leave in batches."""
-
-    def __init__(self, tool: Tool) -> None:
-        self._tool = tool
-        self._queue: list[tuple[ToolCall, asyncio.Future[ToolResult]]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def call(self, call: ToolCall) -> ToolResult:
-        future: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
-        self._queue.append((call, future))
-        if len(self._queue) == 1:
-            task = asyncio.create_task(self._dispatch())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return await future
-
-    async def _dispatch(self) -> None:
-        await asyncio.sleep(_GATHER_S)
-        batch, self._queue = self._queue, []
-        try:
-            results = await self._run([call for call, _ in batch])
-        except Exception as error:
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        for (_, future), result in zip(batch, results, strict=True):
-            if not future.done():
-                future.set_result(result)
-
-    async def _run(self, calls: list[ToolCall]) -> Sequence[ToolResult]:
-        tool = self._tool
-        example = json.dumps(dict(calls[0].arguments), ensure_ascii=False, default=str)[:200]
-        what = f"tool {tool.name!r} ({type(tool).__name__})"
-        try:
-            if inspect.iscoroutinefunction(tool.run):
-                work: Awaitable[Any] = tool.run(calls)
-            else:
-                work = _in_daemon_thread(lambda: tool.run(calls))
-            results = await asyncio.wait_for(work, tool.timeout_s)
-        except TimeoutError as error:
-            raise ToolError(
-                f"{what} did not answer {len(calls)} calls within timeout_s = {tool.timeout_s:g}; "
-                f"the first had arguments {example}. Raise its timeout_s, or find out why it "
-                "hangs."
-            ) from error
-        except TurnRLError:
-            raise
-        except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise
-            raise ToolError(
-                f"{what} raised {type(error).__name__}: {error} on {len(calls)} calls; the first "
-                f"had arguments {example}. Mend the tool; for a mistake of the policy it should "
-                "return ToolResult(ok=False)."
-            ) from error
-        if not isinstance(results, Sequence) or len(results) != len(calls):
-            count = len(results) if isinstance(results, Sequence) else type(results).__name__
-            raise ToolError(
-                f"{what} returned {count} for {len(calls)} calls; run() gives one ToolResult per "
-                "call."
-            )
-        for result in results:
-            if not isinstance(result, ToolResult) or not isinstance(result.content, str):
-                raise ToolError(
-                    f"{what} returned {type(result).__name__}, but run() gives ToolResult with "
-                    "text."
-                )
-            if len(result.content) > MAX_RESULT_CHARACTERS:
-                raise ToolError(
-                    f"{what} returned a result of {len(result.content):,} characters for "
-                    f"arguments {example}; at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut "
-                    "results inside the tool."
-                )
-        return cast("Sequence[ToolResult]", results)
-
-
 @final
+@dataclass(frozen=True)
 class Rollout:
     """How the agent acts: the turn scheme, the tools, and the limits.
 
@@ -271,95 +224,78 @@ class Rollout:
         tools: What the policy can call.
         temperature: Of sampling while collecting; evaluation is greedy.
         max_turn_tokens: The most tokens the policy samples in one turn.
+        max_calls_per_turn: The most tool calls of one turn that are run; the policy reads that
+            further ones were too many.
         max_result_tokens: The most tokens of one tool result that the policy reads; rewards see the
             same text.
         max_tokens: The most tokens of a whole trajectory: prompt, turns and results.
         lockstep: Start the next turn when all trajectories have ended theirs. Batches, and so every
             last digit, then do not depend on how fast tools answer. Without it slow tools overlap
             with generation.
-        slots: The most trajectories sampled at once.
     """
 
-    def __init__(
-        self,
-        segmenter: Segmenter,
-        tools: list[Tool],
-        temperature: float = 1.0,
-        max_turn_tokens: int = 512,
-        max_result_tokens: int = 512,
-        max_tokens: int = 2048,
-        lockstep: bool = True,
-        slots: int = 256,
-    ) -> None:
-        if temperature <= 0:
-            raise RecipeError(
-                f"rollout.temperature is {temperature}; learning needs samples that differ, so it "
-                "must be above 0"
-            )
-        for name, value in [
-            ("max_turn_tokens", max_turn_tokens),
-            ("max_result_tokens", max_result_tokens),
-            ("max_tokens", max_tokens),
-            ("slots", slots),
-        ]:
-            if value < 1:
-                raise RecipeError(f"rollout.{name} is {value}; it must be at least 1")
-        if segmenter.max_turns < 1:
-            raise RecipeError(
-                f"{type(segmenter).__name__}.max_turns is {segmenter.max_turns}; at least 1 is "
-                "needed"
-            )
-        names = [tool.name for tool in tools]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise RecipeError(
-                f"two tools are called {twice!r}; the policy could not tell them apart. Rename one."
-            )
-        for tool in tools:
-            try:
-                Draft202012Validator.check_schema(tool.parameters)
-            except SchemaError as error:
-                raise RecipeError(
-                    f"tool {tool.name!r} ({type(tool).__name__}) has parameters that are no JSON "
-                    f"Schema: {error.message}"
-                ) from error
-        self.segmenter = segmenter
-        self.tools = tools
-        self.temperature = temperature
-        self.max_turn_tokens = max_turn_tokens
-        self.max_result_tokens = max_result_tokens
-        self.max_tokens = max_tokens
-        self.lockstep = lockstep
-        self.slots = slots
+    segmenter: Segmenter
+    tools: list[Tool]
+    temperature: float = 1.0
+    max_turn_tokens: int = 512
+    max_calls_per_turn: int = 8
+    max_result_tokens: int = 512
+    max_tokens: int = 2048
+    lockstep: bool = True
 
-    @cached_property
-    def _validators(self) -> dict[str, Draft202012Validator]:
-        return {tool.name: Draft202012Validator(tool.parameters) for tool in self.tools}
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise RecipeError(
+                f"rollout.temperature is {self.temperature}; samples must differ, so it is above 0"
+            )
+        limits = ("max_turn_tokens", "max_calls_per_turn", "max_result_tokens", "max_tokens")
+        at_least(1, "rollout.", self, *limits)
+        at_least(1, f"{type(self.segmenter).__name__}.", self.segmenter, "max_turns")
+        check_tools(self.tools)
 
     def check(self, chat: ChatFormat) -> None:
-        """Preflight the prompt and every tool.
+        """Preflight what the chat template has to take, and every tool.
 
         Args:
-            chat: The policy's chat format, which has to take the segmenter's messages.
+            chat: The policy's chat format.
         Raises:
-            RecipeError: If it does not.
+            RecipeError: If it does not take the segmenter's messages.
             ToolError: From the first tool that cannot work.
         """
-        chat.prompt(self._ask("prompt", Question("check", "?", ("!",)), self.tools))
+        self.prompt(Question("check", "?", ("!",)), chat)
+        for reading, results in (
+            (Reading((ToolCall("check"),)), (ToolResult("checked"),)),
+            (Reading(format_error="checked"), ()),
+        ):
+            messages = self.ask("observe", reading, results)
+            roles = {m["role"] for m in messages} if isinstance(messages, list) else {"none"}
+            if not roles or roles - {"user", "tool"}:
+                raise PluginError(
+                    f"{type(self.segmenter).__name__}.observe gave {messages!r}; it gives messages "
+                    "of role user or tool, at least one"
+                )
+            chat.observation(messages, None)
         for tool in self.tools:
-            try:
+            what = f"tool {tool.name!r} ({type(tool).__name__}) in check"
+            with blaming(ToolError, what, "Mend the tool, or what it needs."):
                 tool.check()
-            except TurnRLError:
-                raise
-            except Exception as error:
-                raise ToolError(
-                    f"tool {tool.name!r} ({type(tool).__name__}) failed its check: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
+
+    def prompt(self, question: Question, chat: ChatFormat) -> tuple[int, ...]:
+        """Token ids of a question's prompt. The question's text is as untrusted as a tool's."""
+        safe = replace(question, text=chat.inert(question.text, self.segmenter.tags))
+        messages = self.ask("prompt", safe, self.tools)
+        return chat.prompt(messages, self.tools if self.segmenter.tools_in_template else ())
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """What the segmenter says; it is to be total, so an exception is a fault of its package."""
+        what = f"{type(self.segmenter).__name__}.{method} on {str(arguments[0])[:200]!r}"
+        advice = "A segmenter must accept any text; mend it, and try turnrl.testing.check_segmenter"
+        with blaming(PluginError, what, f"{advice} on it."):
+            return getattr(self.segmenter, method)(*arguments)
 
     def collect(
         self,
-        engine: RolloutEngine,
+        engine: Engine,
         chat: ChatFormat,
         questions: Sequence[Question],
         group_size: int,
@@ -370,7 +306,7 @@ class Rollout:
         """Let the policy act on each question `group_size` times. Blocks; safe inside a notebook.
 
         Args:
-            engine: Whose weights act.
+            engine: Whose weights act; it has been started.
             chat: The policy's chat format.
             questions: What to ask.
             group_size: G, trajectories per question.
@@ -383,156 +319,47 @@ class Rollout:
             ToolError: If a tool's world is broken.
             DataError: If a question leaves no room to act within `max_tokens`.
         """
-        return _on_loop(
-            self._collect(engine, chat, questions, group_size, seed, greedy, description)
-        )
-
-    async def _collect(
-        self,
-        engine: RolloutEngine,
-        chat: ChatFormat,
-        questions: Sequence[Question],
-        group_size: int,
-        seed: Sequence[int],
-        greedy: bool,
-        description: str | None,
-    ) -> list[list[Trajectory]]:
-        desks = {tool.name: _Desk(tool) for tool in self.tools}
-        lockstep = _Lockstep(len(questions) * group_size) if self.lockstep else None
-        total = len(questions) * group_size
+        agent, total = Agent(self, engine, chat, greedy), len(questions) * group_size
         hidden = True if description is None else None  # None: shown on a terminal only
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
-        sessions: list[Session] = []
-        tasks: list[list[asyncio.Task[Trajectory]]] = []
-        try:
-            async with asyncio.TaskGroup() as crowd:
-                for q, question in enumerate(questions):
-                    prompt_ids = chat.prompt(self._ask("prompt", question, self.tools))
-                    if len(prompt_ids) >= self.max_tokens:
-                        raise DataError(
-                            f"question {question.id!r} makes a prompt of {len(prompt_ids)} "
-                            "tokens, which leaves no room within rollout.max_tokens = "
-                            f"{self.max_tokens}. Raise it, or leave the question out."
-                        )
-                    root = engine.open(prompt_ids)
-                    members = [root.fork() for _ in range(group_size)]
-                    root.close()
-                    sessions += members
-                    tasks.append([])
-                    for g, session in enumerate(members):
-                        act = self._act(
-                            session,
-                            chat,
-                            question,
-                            prompt_ids,
-                            (*seed, q, g),
-                            greedy,
-                            desks,
-                            lockstep,
-                        )
-                        task = crowd.create_task(act)
-                        task.add_done_callback(lambda _: bar.update())
-                        tasks[-1].append(task)
-        except BaseExceptionGroup as group:
-            raise _first(group) from None
-        finally:
-            bar.close()
-            for session in sessions:
-                session.close()
-            await engine.drain()
-        return [[task.result() for task in of_group] for of_group in tasks]
 
-    async def _act(
-        self,
-        session: Session,
-        chat: ChatFormat,
-        question: Question,
-        prompt_ids: tuple[int, ...],
-        seed: tuple[int, ...],
-        greedy: bool,
-        desks: dict[str, _Desk],
-        lockstep: _Lockstep | None,
-    ) -> Trajectory:
-        """The decision process itself: sample a turn, read it, act, observe, until done."""
-        turns: list[Turn] = []
-        new_ids: tuple[int, ...] = ()
-        room = self.max_tokens - len(prompt_ids)
-        stop: Stop | None = None
-        try:
-            while stop is None:
-                k = len(turns)
-                if lockstep is not None:
-                    await lockstep.arrive()
-                sampling = Sampling(
-                    max_tokens=min(self.max_turn_tokens, room),
-                    temperature=0.0 if greedy else self.temperature,
-                    seed=stream_seed(*seed, k),
-                    stop=self.segmenter.stop,
-                    end_ids=chat.end_ids,
-                )
-                completion = await session.generate(new_ids, sampling)
-                room -= len(completion.token_ids)
-                text = chat.text(completion.token_ids)
-                reading = self._ask("read", text, k)
-                turn = Turn(text, completion.token_ids, completion.logprobs, reading)
-                if reading.answer is not None:
-                    stop = "answer"
-                elif completion.reason == "length":
-                    stop = "length"
-                else:
-                    last = k + 1 == self.segmenter.max_turns
-                    if reading.calls:
-                        results = await asyncio.gather(
-                            *(self._reply(c, chat, desks) for c in reading.calls)
-                        )
-                        turn = replace(turn, results=tuple(results))
-                    if last:
-                        stop = "turns"
-                    else:
-                        observation = self._ask("observe", reading, turn.results)
-                        new_ids = chat.observation(observation, completion.token_ids[-1])
-                        room -= len(new_ids)
-                        if room < 1:
-                            stop = "length"
-                        else:
-                            turn = replace(turn, observation_ids=new_ids)
-                turns.append(turn)
-        finally:
-            session.close()  # at once: what it keeps on the device is large
+        async def work() -> list[Trajectory]:
+            lockstep = _Lockstep(total) if self.lockstep else None
+            states: list[State] = []
+            tasks: list[asyncio.Task[Trajectory]] = []
+            try:
+                async with asyncio.TaskGroup() as crowd:
+                    for q, question in enumerate(questions):
+                        states += agent.begin(question, group_size, (*seed, q))
+                    for state in states:
+                        tasks.append(crowd.create_task(_play(agent, state, lockstep)))
+                        tasks[-1].add_done_callback(lambda _: bar.update())
+            except BaseExceptionGroup as group:
+                raise _first(group) from None
+            finally:
+                bar.close()
+                for state in states:
+                    state.session.close()
+                agent.tools.close()
+                await engine.drain()
+            return [task.result() for task in tasks]
+
+        done = _on_loop(work())
+        return [done[i : i + group_size] for i in range(0, total, group_size)]
+
+
+async def _play(agent: Agent, state: State, lockstep: _Lockstep | None) -> Trajectory:
+    """The decision process itself: one turn after the other, until it ends."""
+    try:
+        while state.stop is None:
             if lockstep is not None:
-                lockstep.leave()
-        return Trajectory(question, prompt_ids, tuple(turns), stop)
-
-    async def _reply(self, call: ToolCall, chat: ChatFormat, desks: dict[str, _Desk]) -> ToolResult:
-        """What the policy reads in answer to a call: the tool's reply, or what is wrong with the
-        call.
-        """
-        problem = self._problem(call)
-        result = ToolResult(problem, ok=False) if problem else await desks[call.name].call(call)
-        cut = chat.cut(result.content, self.max_result_tokens)
-        safe = neutralise(cut, self.segmenter.tags, chat.control_tokens)
-        safe = chat.cut(safe, self.max_result_tokens)  # what is inert may be longer
-        return replace(result, content=safe)
-
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        """What the segmenter says; it is to be total, so an exception is a fault of its package."""
-        try:
-            return getattr(self.segmenter, method)(*arguments)
-        except Exception as error:
-            raise PluginError(
-                f"{type(self.segmenter).__name__}.{method} raised {type(error).__name__}: {error} "
-                f"on {str(arguments[0])[:200]!r}. A segmenter must accept any text; mend it, and "
-                "try turnrl.testing.check_segmenter on it."
-            ) from error
-
-    def _problem(self, call: ToolCall) -> str | None:
-        if call.error is not None:
-            return call.error
-        validator = self._validators.get(call.name)
-        if validator is None:
-            return f"no tool {call.name[:40]!r}; there is {', '.join(self._validators) or 'none'}"
-        error = best_match(validator.iter_errors(dict(call.arguments)))
-        return None if error is None else f"bad arguments: {error.message[:120]}"
+                await lockstep.arrive()
+            state = await agent.turn(state)
+    finally:
+        if lockstep is not None:
+            lockstep.leave()
+        await state.close()
+    return state.trajectory
 
 
 def stream_seed(*key: int) -> int:
@@ -549,41 +376,17 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return group
 
 
-async def _in_daemon_thread(function: Callable[[], T]) -> T:
-    """Run in a thread that does not keep the process alive: a hanging tool cannot be killed, only
-    left.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(cast(T, result))
-        else:
-            future.set_exception(error)
-
-    def work() -> None:
-        result: T | None = None
-        problem: BaseException | None = None
-        try:
-            result = function()
-        except StopIteration as error:  # cannot be raised out of a future
-            problem = RuntimeError(f"StopIteration: {error}")
-        except Exception as error:
-            problem = error
-        except BaseException as error:  # SystemExit, say: it is to end the run, not the event loop
-            problem = RuntimeError(f"{type(error).__name__}: {error}")
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, problem)
-
-    threading.Thread(target=work, daemon=True, name="turnrl-tool").start()
-    return await future
-
-
 _loop: asyncio.AbstractEventLoop | None = None
 _loop_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A forked process has the loop but not its thread; it begins with one of its own."""
+    global _loop, _loop_lock
+    _loop, _loop_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _on_loop(work: Coroutine[Any, Any, T]) -> T:

@@ -4,36 +4,46 @@
         check_tool(MyTool(), good_calls=[{"query": "Utrecht"}], bad_calls=[{"query": ""}])
 
 Each raises an `AssertionError` that says what is broken and with what input. They need no test
-framework, no model and no torch.
+framework; and but for `check_engine`, which samples a policy, no model and no torch.
+
+`ScriptedEngine` plays given texts, to try a segmenter, a tool or a reward in a whole rollout.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
 import re
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 
 from turnrl.text import neutralise
 from turnrl.types import (
+    Completion,
+    Engine,
     OutcomeReward,
     Question,
     Reading,
     Reward,
+    SampledPolicy,
+    Sampling,
     Segmenter,
+    Session,
     Tool,
     ToolCall,
     ToolResult,
+    ToolSession,
     Trajectory,
     Turn,
     TurnReward,
 )
 
-__all__ = ["check_reward", "check_segmenter", "check_tool", "example_trajectories"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def _require(condition: bool, message: str) -> None:
@@ -46,11 +56,11 @@ def _require(condition: bool, message: str) -> None:
 
 
 def check_tool(
-    tool: Tool,
-    good_calls: Sequence[Mapping[str, Any]],
-    bad_calls: Sequence[Mapping[str, Any]] = (),
+    tool: Tool, good_calls: Sequence[Mapping[str, Any]], bad_calls: Sequence[Mapping[str, Any]] = ()
 ) -> None:
-    """Check a tool: its description, its preflight check, and its replies.
+    """Check a tool: its description, its preflight check, its sessions, and its replies.
+
+    Each call has a session of its own, if the tool opens them.
 
     Args:
         tool: The tool, with whatever it needs at hand.
@@ -60,10 +70,8 @@ def check_tool(
     """
     name = type(tool).__name__
     _require(bool(good_calls), f"give check_tool a good call of {name}")
-    _require(
-        isinstance(tool.name, str) and re.fullmatch(r"\w[\w.-]*", tool.name) is not None,
-        f"{name}.name is {tool.name!r}: use letters, digits, _, - and .",
-    )
+    named = isinstance(tool.name, str) and re.fullmatch(r"\w[\w.-]*", tool.name) is not None
+    _require(named, f"{name}.name is {tool.name!r}: use letters, digits, _, - and .")
     _require(bool(tool.description.strip()), f"{name}.description is empty")
     _require(tool.timeout_s > 0, f"{name}.timeout_s is {tool.timeout_s}")
     _require(
@@ -91,32 +99,38 @@ def check_tool(
     for arguments in bad_calls:
         if schema.is_valid(dict(arguments)):
             (result,) = _run(tool, [arguments])
-            _require(
-                not result.ok, f"{name} accepts the bad call {arguments!r}: {result.content!r}"
-            )
+            told = f"{arguments!r}: {result.content!r}"
+            _require(not result.ok, f"{name} accepts the bad call {told}")
             _require(bool(result.content), f"{name} does not say what is wrong with {arguments!r}")
 
 
-async def _wait(replies: Awaitable[Sequence[ToolResult]]) -> Sequence[ToolResult]:
-    return await replies
+def _run(tool: Tool, some: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
+    """The results of a batch, each call in a session of its own."""
+    return asyncio.run(_in_sessions(tool, some))
 
 
-def _run(tool: Tool, calls: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
-    """The results of a batch, waited for if the tool is asynchronous."""
-    batch = [ToolCall(tool.name, arguments) for arguments in calls]
-    replies = tool.run(batch)
-    if isinstance(replies, Awaitable):
-        replies = asyncio.run(_wait(replies))
-    _require(
-        isinstance(replies, Sequence) and len(replies) == len(batch),
-        f"{type(tool).__name__}.run must give a result per call, not {replies!r} for {len(batch)}",
-    )
+async def _in_sessions(tool: Tool, some: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
+    name = type(tool).__name__
+    question = Question("q", "What?", ("x",))
+    sessions = [await _settled(tool.open(question)) for _ in some]
+    for session in sessions:
+        kept = session is None or isinstance(session, ToolSession)
+        _require(kept, f"{name}.open must give a ToolSession or None, not {session!r}")
+    calls = [ToolCall(tool.name, a, session=s) for a, s in zip(some, sessions, strict=True)]
+    replies = await _settled(tool.run(calls))
+    for session in filter(None, sessions):
+        await _settled(session.close())
+    complete = isinstance(replies, Sequence) and len(replies) == len(calls)
+    _require(complete, f"{name}.run must give a result per call, not {replies!r} for {len(calls)}")
     for reply in replies:
-        _require(
-            isinstance(reply, ToolResult) and isinstance(reply.content, str),
-            f"{type(tool).__name__}.run must give ToolResults with a text, not {reply!r}",
-        )
+        fits = isinstance(reply, ToolResult) and isinstance(reply.content, str)
+        _require(fits, f"{name}.run must give ToolResults with a text, not {reply!r}")
     return list(replies)
+
+
+async def _settled(value: Any) -> Any:
+    """A value, waited for if it is awaitable."""
+    return await value if isinstance(value, Awaitable) else value
 
 
 # --------------------------------------------------------------------------------------- segmenters
@@ -133,10 +147,8 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
     _require(segmenter.max_turns >= 1, f"{name}.max_turns is {segmenter.max_turns}")
     for attribute in ("stop", "tags"):
         values = getattr(segmenter, attribute)
-        _require(
-            isinstance(values, tuple) and all(isinstance(v, str) and v for v in values),
-            f"{name}.{attribute} must be a tuple of texts, not {values!r}",
-        )
+        texts_only = isinstance(values, tuple) and all(isinstance(v, str) and v for v in values)
+        _require(texts_only, f"{name}.{attribute} must be a tuple of texts, not {values!r}")
     for stop in segmenter.stop:
         tag = re.fullmatch(r"</?(\w+)>", stop)
         _require(
@@ -149,11 +161,16 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
         for turn in (0, segmenter.max_turns - 1):
             reading = _check_read(segmenter, name, text, turn)
             _check_observe(segmenter, name, reading, text)
-    reading = segmenter.read("Lorem ipsum dolor sit amet.", 0)
-    _require(
-        reading.answer is None or reading.format_error is not None or not segmenter.tags,
-        f"{name} takes plain text for a well-formed turn: {reading!r}",
-    )
+            part = text[: len(text) * 2 // 3]
+            cut = segmenter.read(part, turn, True)
+            _require(
+                cut.answer in (None, reading.answer),
+                f"{name}.read takes the answer {cut.answer!r} from {part!r}, which was cut: whole, "
+                f"it is {text!r} and answers {reading.answer!r}",
+            )
+    reading = segmenter.read("Lorem ipsum dolor sit amet.", 0, False)
+    formless = reading.answer is None or reading.format_error is not None or not segmenter.tags
+    _require(formless, f"{name} takes plain text for a well-formed turn: {reading!r}")
 
 
 def _check_prompt(segmenter: Segmenter, name: str) -> None:
@@ -162,91 +179,57 @@ def _check_prompt(segmenter: Segmenter, name: str) -> None:
         messages = segmenter.prompt(question, tools)
         _require(bool(messages), f"{name}.prompt gives no messages")
         for message in messages:
-            _require(
-                set(message) == {"role", "content"}
-                and message["role"] in ("system", "user", "assistant")
-                and isinstance(message["content"], str),
-                f"{name}.prompt gives {message!r}, which is no chat message",
-            )
+            known = message.get("role") in ("system", "user", "assistant")
+            fits = known and len(message) == 2 and isinstance(message.get("content"), str)
+            _require(fits, f"{name}.prompt gives {message!r}, which is no chat message")
         _require(messages[-1]["role"] == "user", f"{name}.prompt must end with the user's message")
-        _require(
-            any(question.text in message["content"] for message in messages),
-            f"{name}.prompt leaves the question out",
-        )
+        asked = any(question.text in message["content"] for message in messages)
+        _require(asked, f"{name}.prompt leaves the question out")
 
 
 def _check_read(segmenter: Segmenter, name: str, text: str, turn: int) -> Reading:
     try:
-        reading = segmenter.read(text, turn)
+        reading = segmenter.read(text, turn, False)
     except Exception as error:
         raise AssertionError(
             f"{name}.read must read any text; on {text!r} it raised {type(error).__name__}: {error}"
         ) from error
     what = f"{name}.read gave {reading!r} for {text!r}"
     _require(isinstance(reading, Reading), f"{what}, which is no Reading")
-    _require(reading == segmenter.read(text, turn), f"{what}, and something else the second time")
-    _require(
-        reading.answer is None or isinstance(reading.answer, str), f"{what}: answer is no text"
-    )
+    again = segmenter.read(text, turn, False)
+    _require(reading == again, f"{what}, and something else the second time")
+    _require(isinstance(reading.answer, str | None), f"{what}: answer is no text")
     for call in reading.calls:
         _require(isinstance(call, ToolCall), f"{what}: {call!r} is no ToolCall")
         _require(bool(call.name) or bool(call.error), f"{what}: a call has neither name nor error")
         _require(isinstance(call.arguments, Mapping), f"{what}: arguments are no mapping")
-    _require(
-        bool(reading.calls) or reading.answer is not None or bool(reading.format_error),
-        f"{what}: a turn that neither calls nor answers needs a format_error",
-    )
+    acts = bool(reading.calls) or reading.answer is not None or bool(reading.format_error)
+    _require(acts, f"{what}: a turn that neither calls nor answers needs a format_error")
     return reading
 
 
 def _check_observe(segmenter: Segmenter, name: str, reading: Reading, text: str) -> None:
     content = neutralise(text, segmenter.tags, [])
     results = [
-        ToolResult(content, ok) for ok, _ in zip(_alternating(), reading.calls, strict=False)
+        ToolResult(content, ok) for ok, _ in zip(itertools.cycle((True, False)), reading.calls)
     ]
-    observation = segmenter.observe(reading, results)
-    _require(isinstance(observation, str), f"{name}.observe gave {observation!r}, which is no text")
-    _require(bool(observation), f"{name}.observe gave an empty text after {text!r}")
-    _require(
-        observation.count(content) >= len(results) or not content,
-        f"{name}.observe must show each result as it is; {content!r} became {observation!r}",
-    )
-
-
-def _alternating() -> Iterator[bool]:
-    while True:
-        yield True
-        yield False
+    messages = segmenter.observe(reading, results)
+    told = f"{name}.observe must give messages of role user or tool with a text, not {messages!r}"
+    _require(isinstance(messages, list) and bool(messages), told)
+    for m in messages:
+        _require(m.get("role") in ("user", "tool") and bool(m.get("content")), told)
+    shown = "\n".join(message["content"] for message in messages)
+    whole = shown.count(content) >= len(results) or not content
+    _require(whole, f"{name}.observe must show each result as it is; {content!r} became {shown!r}")
 
 
 def _soups(segmenter: Segmenter, count: int) -> Iterator[str]:
     """Texts that a policy might write: nothing, tag soups, broken JSON, any unicode, very long."""
     tags = [f"<{slash}{tag}>" for tag in segmenter.tags for slash in ("", "/")]
     call = '{"name": "echo", "args": {"text": "x"}}'
-    pieces = [
-        *tags,
-        *segmenter.stop,
-        call,
-        call[:-1],
-        "{",
-        "[",
-        '"',
-        "null",
-        "\\ud800",
-        "\n",
-        " ",
-        "a",
-    ]
-    yield from (
-        "",
-        " ",
-        "\x00",
-        "[" * 50_000,
-        "<" * 10_000,
-        "🙂" * 100,
-        "\u202e\u0000\ufffd",
-        *pieces,
-    )
+    pieces = [*tags, *segmenter.stop, call, call[:-1], *'{["\n a', "null", "\\ud800"]
+    long = ("[" * 50_000, "<" * 10_000, "🙂" * 100)
+    yield from ("", "\x00", "\u202e\u0000\ufffd", *long, *pieces)
     draw = random.Random(0)
     for _ in range(count):
         soup = draw.choices(pieces, k=draw.randrange(1, 12))
@@ -260,11 +243,7 @@ class _Echo(Tool):
 
     name = "echo"
     description = "Repeat a text."
-    parameters = {
-        "type": "object",
-        "properties": {"text": {"type": "string"}},
-        "required": ["text"],
-    }
+    parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
 
     def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
         return [ToolResult(str(call.arguments["text"])) for call in calls]
@@ -282,33 +261,23 @@ def check_reward(reward: Reward, trajectories: Mapping[str, Trajectory] | None =
             begins with `garbage` may earn nothing, unless every other one earns as much.
     """
     name = type(reward).__name__
-    _require(
-        isinstance(reward, TurnReward) != isinstance(reward, OutcomeReward),
-        f"{name} must extend either TurnReward or OutcomeReward",
-    )
-    _require(
-        re.fullmatch(r"[a-z0-9_]*", reward.name) is not None,
-        f"{name}.name is {reward.name!r}: use lower case, digits and _, as in metrics",
-    )
+    one_kind = isinstance(reward, TurnReward) != isinstance(reward, OutcomeReward)
+    _require(one_kind, f"{name} must extend either TurnReward or OutcomeReward")
+    named = re.fullmatch(r"[a-z0-9_]*", reward.name) is not None
+    _require(named, f"{name}.name is {reward.name!r}: use lower case, digits and _, as in metrics")
     totals = {}
     for label, trajectory in (trajectories or example_trajectories()).items():
         scores = _score(reward, trajectory)
         for score in scores:
-            _require(
-                isinstance(score, int | float) and math.isfinite(score),
-                f"{name} gave {score!r} for {label!r}, which is not a finite number",
-            )
-        _require(
-            scores == _score(reward, trajectory),
-            f"{name} scores {label!r} differently the second time",
-        )
+            finite = isinstance(score, int | float) and math.isfinite(score)
+            _require(finite, f"{name} gave {score!r} for {label!r}, which is not a finite number")
+        again = _score(reward, trajectory)
+        _require(scores == again, f"{name} scores {label!r} differently the second time")
         totals[label] = sum(scores)
     least = min(totals.values())
     for label, total in totals.items():
-        _require(
-            not label.startswith("garbage") or total <= max(0.0, least),
-            f"{name} pays {total} for {label!r}: garbage may earn nothing",
-        )
+        earned = not label.startswith("garbage") or total <= max(0.0, least)
+        _require(earned, f"{name} pays {total} for {label!r}: garbage may earn nothing")
 
 
 def _score(reward: Reward, trajectory: Trajectory) -> list[float]:
@@ -360,3 +329,150 @@ def example_trajectories() -> dict[str, Trajectory]:
             (Reading(answer="", format_error="the answer is empty"), ()), answers=("", "the")
         ),
     }
+
+
+# ------------------------------------------------------------------------------------------ engines
+
+
+def check_engine(engine: Engine, policy: SampledPolicy, temperature: float = 1.0) -> None:
+    """Check an engine on a policy: exact appending, forks, endings, seeds, closing, cancelling, and
+    that old sessions end at a sync.
+
+    Args:
+        engine: The engine, not started yet. It is closed at the end.
+        policy: A small one; `Policy.load` was called.
+        temperature: Of the samples.
+    """
+    engine.start(policy, 64)
+    try:
+        asyncio.run(_check_engine(engine, policy, temperature))
+    finally:
+        engine.close()
+        engine.close()
+
+
+async def _check_engine(engine: Engine, policy: SampledPolicy, temperature: float) -> None:
+    name = type(engine).__name__
+    greedy = Sampling(6, 0.0)
+    prompt = [5, 9, 33, 71]
+    engine.sync(1)
+    for history, new in (([44, 2], [12, 13, 14]), ([7] * 12, [15]), (prompt, [11])):
+        session = engine.open(history)
+        first = await session.generate([], greedy)
+        whole = len(first.token_ids) == len(first.logprobs) == 6 and first.reason == "length"
+        _require(whole, f"{name}: asked for 6 tokens, it gave {first!r}")
+        history = [*history, *first.token_ids]
+        branch = session.fork()
+        later = session.generate(new, greedy), branch.generate([99], greedy)
+        for found, appended in zip(await asyncio.gather(*later), (new, [99]), strict=True):
+            wanted = await engine.open([*history, *appended]).generate([], greedy)
+            gaps = (abs(a - b) for a, b in zip(found.logprobs, wanted.logprobs, strict=True))
+            _require(
+                found.token_ids == wanted.token_ids and max(gaps) < 0.05,
+                f"{name} goes on from {history} with {appended} as {found!r}, but reads the same "
+                f"history as {wanted!r}",
+            )
+    ids = first.token_ids
+    ended = await engine.open(prompt).generate([], Sampling(6, 0.0, end_ids=(ids[3],)))
+    right = ended.token_ids == ids[: ids.index(ids[3]) + 1] and ended.reason == "end"
+    _require(right, f"{name} does not end at the token {ids[3]}: {ended!r}")
+    texts = [str(policy.tokenizer.decode(list(ids[: n + 1]))) for n in range(6)]
+    stop = next((t[-1] for t in texts if t[-1:].isascii() and t[-1:].isprintable() and t), None)
+    if stop is not None:
+        stopped = await engine.open(prompt).generate([], Sampling(6, 0.0, stop=(stop,)))
+        count = next(n for n, t in enumerate(texts, 1) if stop in t)
+        right = stopped.token_ids == ids[:count] and stopped.reason == "stop"
+        _require(right, f"{name} does not stop at {stop!r}: {stopped!r}")
+    drawn = [
+        (await engine.open(prompt).generate([], Sampling(6, temperature, seed))).token_ids
+        for seed in (1, *range(1, 10))
+    ]
+    kept = drawn[0] == drawn[1] and len(set(drawn)) > 1
+    _require(kept or not engine.seeded, f"{name} is seeded, but seeds 1, 1, 2, ... give {drawn}")
+
+    async def refuses(session: Session, why: str) -> None:
+        try:
+            await session.generate([], greedy)
+        except RuntimeError:
+            return
+        _require(False, f"a session of {name} generates {why}")
+
+    closed, cancelled, older = (engine.open(prompt) for _ in range(3))
+    closed.close()
+    closed.close()
+    await refuses(closed, "after close()")
+    task = asyncio.ensure_future(cancelled.generate([], Sampling(40, 0.0)))
+    await asyncio.sleep(0)
+    task.cancel()
+    await engine.drain()
+    if task.cancelled():
+        await refuses(cancelled, "after a turn that was cancelled, of which it knows only a part")
+    before = await older.generate([], greedy)
+    engine.sync(2)
+    await refuses(older, "after a sync, with what it remembers of older weights")
+    after = await engine.open(prompt).generate([], greedy)
+    _require(before == after, f"{name}: the same weights give {before!r} and {after!r}")
+    await engine.drain()
+
+
+class ScriptedEngine(Engine):
+    """An engine whose sessions say given texts.
+
+    Args:
+        tokenizer: Makes tokens of the texts.
+        says: The text of a turn, by number of the session (in the order of forking) and of the
+            turn; may be a coroutine.
+
+    Attributes:
+        asked: (session, history, sampling) of every turn, in order.
+        open_sessions: Sessions that are not closed yet.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, says: Callable[[int, int], Any]) -> None:
+        self.tokenizer, self.says = tokenizer, says
+        self.asked: list[tuple[int, list[int], Sampling]] = []
+        self.open_sessions: set[Session] = set()
+        self.drained = False
+        self._numbers = itertools.count()
+
+    def start(self, policy: SampledPolicy, max_tokens: int) -> None:
+        """Nothing to do."""
+
+    def sync(self, version: int) -> None:
+        """Nothing to do: texts are given."""
+
+    def open(self, prompt_ids: Sequence[int]) -> Session:
+        """A session that has no number: its forks have."""
+        return _Scripted(self, list(prompt_ids), -1, 0)
+
+    async def drain(self) -> None:
+        """Note that it was called."""
+        self.drained = True
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class _Scripted(Session):
+    def __init__(self, engine: ScriptedEngine, history: list[int], number: int, turn: int) -> None:
+        self._engine, self._history, self._number, self._turn = engine, history, number, turn
+        engine.open_sessions.add(self)
+
+    async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+        engine = self._engine
+        self._history += new_ids
+        engine.asked.append((self._number, list(self._history), sampling))
+        text = await _settled(engine.says(self._number, self._turn))
+        self._turn += 1
+        encoded = engine.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = tuple(encoded[: sampling.max_tokens])
+        self._history += ids
+        cut = len(ids) < len(encoded)
+        return Completion(ids, (-0.5,) * len(ids), "length" if cut else "stop")
+
+    def fork(self) -> Session:
+        engine = self._engine
+        return _Scripted(engine, list(self._history), next(engine._numbers), self._turn)
+
+    def close(self) -> None:
+        self._engine.open_sessions.discard(self)

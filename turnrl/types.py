@@ -3,13 +3,13 @@
     Question      what is asked, and the answers that count
     Turn          one stretch of sampled text, what was read in it, and what the tools replied
     Trajectory    a prompt and its turns, token-exact
-    Scores        the turn rewards and the outcome reward of a trajectory
-    Group         the trajectories of one question, which are compared with each other
+    Group         the trajectories of one question with their rewards, compared with each other
+    Completion    what an engine sampled in one turn, as `Sampling` told it to
 
 A segmenter (`Segmenter`) says what a turn is, a `Tool` acts, `TurnReward` and `OutcomeReward`
-score, an `AdvantageEstimator` turns scores into credit, a `QuestionSource` supplies questions.
-Those are what a plugin extends. Everything here is standard library only, so `import turnrl`
-stays cheap.
+score, an `AdvantageEstimator` turns a group into credit, a `QuestionSource` supplies questions, an
+`Engine` turns token ids into more token ids. Those are what a plugin extends. Everything here is
+standard library only, so `import turnrl` stays cheap.
 
 Axes, wherever tensors appear: B batch, G group, K turn, T token.
 """
@@ -20,13 +20,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from turnrl.errors import DataError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Message = dict[str, str]
-"""A chat message: `{"role": "system" | "user" | "assistant", "content": text}`."""
+"""A chat message: `{"role": "system" | "user" | "assistant" | "tool", "content": text}`."""
 
 Stop = Literal["answer", "turns", "length"]
 """Why a trajectory ended: it answered, it used all its turns, or it ran out of tokens."""
@@ -73,11 +79,14 @@ class ToolCall:
         arguments: Arguments by name.
         error: Why the call could not be read (bad JSON, say). Such a call is never run: the policy
             reads the error as its result.
+        session: What the tool keeps for the trajectory that calls, if it opened one; set when the
+            call is run. It is no part of the record.
     """
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
+    session: ToolSession | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -120,18 +129,23 @@ class Turn:
     Args:
         text: The decoded sampled tokens.
         token_ids: Sampled token ids, length T_k.
-        logprobs: Log-probability of each sampled token under the sampling distribution, length T_k.
+        sampler_logprobs: Log-probability of each sampled token under the distribution it was drawn
+            from, as the engine computed it, length T_k. The learner's own may differ.
         reading: What the segmenter read in `text`.
-        results: One result per call of `reading`, as the policy saw them (cut and neutralised).
+        results: One result per call of `reading`, as the policy saw them (cut and neutralised), or
+            none: calls of the last turn, of a turn that was cut, and of one after which there was
+            no room left were never answered, because nothing would have read the answer.
         observation_ids: Token ids appended after the turn (results and chat markup); not sampled.
+        cut: Whether the turn ran out of tokens.
     """
 
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    sampler_logprobs: tuple[float, ...]
     reading: Reading
     results: tuple[ToolResult, ...] = ()
     observation_ids: tuple[int, ...] = ()
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,48 +198,68 @@ class Trajectory:
         return tuple(index)
 
     @cached_property
-    def logprobs(self) -> tuple[float, ...]:
+    def sampler_logprobs(self) -> tuple[float, ...]:
         """The sampler's log-probability of each of the T tokens where it was sampled,
         0 elsewhere."""
         values = [0.0] * len(self.prompt_ids)
         for turn in self.turns:
-            values += turn.logprobs
+            values += turn.sampler_logprobs
             values += [0.0] * len(turn.observation_ids)
         return tuple(values)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """The rewards of one trajectory.
+@dataclass(frozen=True, eq=False)
+class Group:
+    """G trajectories of one question and their rewards, in the same order.
 
     Args:
-        turn: Turn rewards, summed over components, length K_i (the turns this trajectory took).
-        outcome: Outcome reward, summed over components.
-        components: Each component's total for this trajectory, named `turn/...` or `outcome/...`.
+        question: The question.
+        trajectories: G attempts at it, trajectory i with K_i turns.
+        turn_rewards: (G, K), reward of each turn, summed over components; zero where not reached.
+        outcome: (G,), outcome reward of each trajectory, summed over components.
+        reached: (G, K), bool: whether the trajectory took that turn.
+        components: Each component's total for each trajectory, named `turn/...` or `outcome/...`.
     """
-
-    turn: tuple[float, ...]
-    outcome: float
-    components: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Group:
-    """The G trajectories of one question, with their scores, in the same order."""
 
     question: Question
     trajectories: tuple[Trajectory, ...]
-    scores: tuple[Scores, ...]
+    turn_rewards: Tensor
+    outcome: Tensor
+    reached: Tensor
+    components: tuple[Mapping[str, float], ...] = ()
+
+    @property
+    def totals(self) -> Tensor:
+        """(G,), the sum of all rewards of each trajectory."""
+        return self.outcome + self.turn_rewards.sum(1)
+
+
+class ToolSession:
+    """What a tool keeps for one trajectory: an interpreter, a browser, a sandbox. Extend it.
+
+    `fork` and `close` may take their time, and may be coroutines.
+    """
+
+    def fork(self) -> ToolSession | Awaitable[ToolSession]:
+        """A copy that goes its own way from here. A session that cannot be copied leaves this."""
+        raise NotImplementedError(f"a {type(self).__name__} cannot be copied")
+
+    def close(self) -> Awaitable[None] | None:
+        """Give back what the session holds. Called once, however the trajectory ends."""
 
 
 class Tool(ABC):
     """Something the policy can call. Subclass it, set the three attributes, write `run`.
 
+    A tool is shared by all trajectories, and most keep nothing between calls. One that does opens a
+    session for each trajectory: `open` makes it, `run` finds it in `call.session`.
+
     Attributes:
         name: The name the policy calls it by.
         description: One sentence that the prompt shows to the policy.
         parameters: JSON Schema of the arguments object; calls are validated before `run` sees them.
-        timeout_s: A batch that takes longer than this many seconds stops the run.
+        timeout_s: A batch, or the opening or closing of a session, that takes longer than this many
+            seconds stops the run.
     """
 
     name: str
@@ -240,7 +274,8 @@ class Tool(ABC):
         """Answer a batch of valid calls, in order.
 
         A plain method runs in a worker thread, several at once; an `async def` runs on the event
-        loop. Calls that arrive within a few milliseconds of each other come as one batch.
+        loop. Calls that arrive within a few milliseconds of each other come as one batch. Calls of
+        one session come in order, and never in two batches at once.
 
         Args:
             calls: Calls whose name and arguments have been checked.
@@ -249,6 +284,14 @@ class Tool(ABC):
         Raises:
             ToolError: If the world is broken. The run stops; the policy never sees it.
         """
+
+    def open(self, question: Question) -> ToolSession | Awaitable[ToolSession | None] | None:
+        """What the tool keeps for one trajectory; None (the default) for a tool without state.
+
+        Called before the trajectory's first call, in a worker thread or on the event loop like
+        `run`.
+        """
+        return None
 
     def check(self) -> None:  # noqa: B027 - optional: most tools need no check
         """Verify that the tool can work (server up, index there). Runs before any model is loaded.
@@ -265,29 +308,40 @@ class Segmenter(ABC):
     Attributes:
         max_turns: K, the most turns a trajectory may take; at least 1.
         stop: Strings that end a turn as soon as the sampled text contains one.
-        tags: Tag names with a meaning in this scheme; they are neutralised in tool results.
+        tags: Tag names with a meaning in this scheme; they are neutralised in questions and tool
+            results.
+        tools_in_template: Whether the model's own chat template describes the tools (`tools=`);
+            otherwise `prompt` does.
     """
 
     max_turns: int
     stop: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    tools_in_template: bool = False
 
     @abstractmethod
     def prompt(self, question: Question, tools: Sequence[Tool]) -> list[Message]:
-        """The chat messages that open a trajectory; the last one is the user's."""
+        """The chat messages that open a trajectory; the last one is the user's.
+
+        Args:
+            question: What is asked; its text is already neutralised.
+            tools: What the policy can call.
+        """
 
     @abstractmethod
-    def read(self, text: str, turn: int) -> Reading:
+    def read(self, text: str, turn: int, cut: bool) -> Reading:
         """What the policy did in one turn. Total: any text gives a `Reading`, none raises.
 
         Args:
             text: The turn's sampled text.
             turn: Its number, from 0; the last is `max_turns - 1`.
+            cut: Whether the turn ran out of tokens. What a cut turn began and did not end is not
+                there: half an answer is none. Its calls are never run.
         """
 
     @abstractmethod
-    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> str:
-        """The user message that the policy reads after a turn.
+    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
+        """What the policy reads after a turn: messages of role `user` or `tool`, at least one.
 
         Args:
             reading: What was read in the turn; `format_error` is worth repeating to the policy.
@@ -319,7 +373,7 @@ class OutcomeReward(Reward):
 
 
 class AdvantageEstimator(ABC):
-    """Turns the rewards of a group into one advantage per turn: a pure function.
+    """Turns a scored group into one advantage per turn: a pure function of the group.
 
     Attributes:
         min_group_size: The smallest G for which the estimator gives any signal.
@@ -328,16 +382,36 @@ class AdvantageEstimator(ABC):
     min_group_size: int = 1
 
     @abstractmethod
-    def __call__(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+    def __call__(self, group: Group) -> Tensor:
         """Credit for each turn of each trajectory of one group.
 
         Args:
-            turn_rewards: (G, K), reward of each turn; zero where not reached.
-            outcome: (G,), outcome reward of each trajectory.
-            reached: (G, K), bool, whether the trajectory took that turn.
+            group: Trajectories with `turn_rewards` (G, K), `outcome` (G,) and `reached` (G, K).
         Returns:
             (G, K), advantages; zero where not reached.
         """
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Where the rows of a file or hub data set keep what turnrl needs.
+
+    A dotted path such as `answer.aliases` reaches into nested fields.
+
+    Args:
+        id: Field of the question's id; null numbers the rows.
+        question: Field of the question's text.
+        answers: Field, or fields, of accepted answers: a text, a list, or a JSON list in a text.
+    """
+
+    id: str | None = "id"
+    question: str = "question"
+    answers: str | list[str] = "answers"
+
+    @property
+    def answer_paths(self) -> list[str]:
+        """`answers` as a list."""
+        return [self.answers] if isinstance(self.answers, str) else list(self.answers)
 
 
 class QuestionSource(ABC):
@@ -345,13 +419,20 @@ class QuestionSource(ABC):
 
     A source that also knows the corpus its questions are about lets `turnrl index build --source`
     build the search index.
+
+    Attributes:
+        default_splits: The split for each use, `train` and `val`; None if it has none for it.
+        uses: Which of the recipe's `data.fields` and `data.config` it heeds.
     """
+
+    uses: tuple[str, ...] = ()
+    default_splits: Mapping[str, str | None] = MappingProxyType({"train": "train", "val": "val"})
 
     @abstractmethod
     def questions(self, split: str) -> Iterable[Question]:
         """All questions of a split, always in the same order.
 
-        Splits are free to name; a recipe that names none asks for `train` and `val`.
+        Splits are free to name; a recipe that names none asks for `default_splits`.
 
         Raises:
             DataError: If there is no such split; the message lists those there are.
@@ -363,6 +444,155 @@ class QuestionSource(ABC):
         Raises:
             DataError: If the source has none.
         """
-        from turnrl.errors import DataError
-
         raise DataError(f"{type(self).__name__} has questions but no corpus to build an index from")
+
+
+class SourceOpener(Protocol):
+    """Opens data sets by a name that is no class's: a file, say.
+
+    Attributes:
+        names: Names it is sure to know, offered where another was meant.
+        takes: What it takes, for messages: `a file (.jsonl, ...)`.
+    """
+
+    names: Sequence[str]
+    takes: str
+
+    def __call__(
+        self, name: str, fields: Fields | None, config: str | None
+    ) -> QuestionSource | None:
+        """The data set of a name, or None if the name is not of its kind.
+
+        Args:
+            name: As the recipe has it.
+            fields: Where rows keep what is needed, if the recipe says.
+            config: A configuration of the data set, if the recipe names one.
+        Raises:
+            DataError: If the name is of its kind and there is no such data set.
+        """
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample one turn.
+
+    Args:
+        max_tokens: The most tokens to sample; at least 1.
+        temperature: Logits are divided by it; 0 takes the likeliest token.
+        seed: Random stream of this turn. With an engine that is `seeded`, the same seed and history
+            give the same tokens, whatever else is in the batch.
+        stop: Strings that end the turn when the sampled text contains one.
+        end_ids: Token ids that end the turn.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    end_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What was sampled in one turn.
+
+    Args:
+        token_ids: Sampled ids, an end-of-turn token included.
+        logprobs: Log-probability of each under the distribution it was drawn from.
+        reason: An end token (`end`), a stop string (`stop`), or `max_tokens` (`length`).
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    reason: Literal["end", "stop", "length"]
+
+
+class Session(ABC):
+    """One trajectory's history inside an engine. It generates one turn at a time."""
+
+    @abstractmethod
+    async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Append `new_ids` after everything so far, then sample.
+
+        Raises:
+            RuntimeError: If the session is closed, generates already, was cancelled while it
+                generated, or is older than the engine's last `sync`.
+        """
+
+    @abstractmethod
+    def fork(self) -> Session:
+        """A new session that shares everything so far: a group at its prompt,
+        a branch at a turn."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the session holds. Closing twice is harmless."""
+
+
+class SampledPolicy(Protocol):
+    """What an engine may ask of the policy that it samples; `turnrl.Policy` is one."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer."""
+
+    def load(self, device: torch.device | str = "cpu") -> PreTrainedModel:
+        """The network, loaded if it was not."""
+
+    def hidden(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor, **kwargs: Any
+    ) -> Tensor:
+        """Last hidden states, (B, T) -> (B, T, H)."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., H) -> (..., V), in float32."""
+
+    def export(self, folder: str | Path) -> Path:
+        """Write the adapter, or the whole model if there is none."""
+
+
+class Engine(ABC):
+    """Turns token ids into more token ids. Its options are its own; its life is
+
+        start -> (sync -> open, generate ... -> drain) for every collection -> close
+
+    Attributes:
+        seeded: Whether the same seed and history give the same tokens. An engine that cannot
+            promise it says so.
+    """
+
+    seeded: bool = True
+
+    @abstractmethod
+    def start(self, policy: SampledPolicy, max_tokens: int) -> None:
+        """Get ready to sample a policy whose weights are loaded.
+
+        Args:
+            policy: Whose weights act.
+            max_tokens: The longest history, prompt included, that a session will have.
+        Raises:
+            RecipeError: If the engine cannot sample this policy faithfully.
+        """
+
+    @abstractmethod
+    def sync(self, version: int) -> None:
+        """The weights have changed. Sessions opened before must not go on: what they remember was
+        computed with older weights.
+
+        Args:
+            version: Number of optimiser steps behind the weights.
+        """
+
+    @abstractmethod
+    def open(self, prompt_ids: Sequence[int]) -> Session:
+        """A session whose history is the prompt, at least one token; forks share the work of
+        reading it. Sessions may generate concurrently, from one event loop."""
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """Wait until nothing is being sampled (turns that were cancelled may still be under way),
+        and give back the memory that only sampling needs."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back everything. Closing twice is harmless; `start` may follow."""

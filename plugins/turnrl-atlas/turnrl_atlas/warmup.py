@@ -132,8 +132,8 @@ class Demonstrator:
                 fact = rng.choice([other for other in place.facts if other != fact])
             last = _answer(f"It gives the {fact}.", place.facts[fact])
         first = f"<reasoning>I will look it up.</reasoning><tool>{call}</tool>"
-        seen = self._segmenter.observe(self._segmenter.read(first, 0), [result])
-        return Trace(prompt, ((first, seen), (last, None)))
+        (seen,) = self._segmenter.observe(self._segmenter.read(first, 0, False), [result])
+        return Trace(prompt, ((first, seen["content"]), (last, None)))
 
     def _real(self, rng: random.Random, famous: float) -> Place:
         kind: Kind = "city" if rng.random() < 0.7 else "country"
@@ -179,7 +179,7 @@ class Demonstrator:
                 _call(text).replace('"query"', '"text"'),
             )
         )
-        reading = self._segmenter.read(f"<tool>{call}</tool>", 0).calls[0]
+        reading = self._segmenter.read(f"<tool>{call}</tool>", 0, False).calls[0]
         message = reading.error or (
             "no tool 'find'; there is search"
             if reading.name == "find"

@@ -66,12 +66,12 @@ class TwoTurn(Segmenter):
         opening = [{"role": "system", "content": system}] if system else []
         return [*opening, {"role": "user", "content": question.text}]
 
-    def read(self, text: str, turn: int) -> Reading:
+    def read(self, text: str, turn: int, cut: bool) -> Reading:
         """What one turn does.
 
         The first `<tool>` or `<answer>` that is closed counts, as sampling stops there. Whatever
         else is wrong with the turn is a format error that leaves it in force; but a block with tags
-        inside, or one that is never closed (it may have been cut short), is not used. A call that
+        inside, or one that is never closed (so none that was cut short), is not used. A call that
         cannot be used was still attempted: it carries an `error`. A call in the second turn is a
         format error and no call: there is no turn left in which to read its result.
         """
@@ -86,12 +86,13 @@ class TwoTurn(Segmenter):
         call = _read_call(body)
         return Reading(calls=(call,), format_error=error or call.error)
 
-    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> str:
-        """The result or error of each call; without a call, what is wrong with the turn."""
-        if not results:
-            return f"<error>{reading.format_error or 'no tool call or answer'}</error>"
-        tagged = (("result" if result.ok else "error", result.content) for result in results)
-        return "\n".join(f"<{tag}>{content}</{tag}>" for tag, content in tagged)
+    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
+        """A user message: the result or error of each call; without a call, what is wrong with the
+        turn."""
+        replies = [("result" if result.ok else "error", result.content) for result in results]
+        replies = replies or [("error", reading.format_error or "no tool call or answer")]
+        text = "\n".join(f"<{tag}>{content}</{tag}>" for tag, content in replies)
+        return [{"role": "user", "content": text}]
 
 
 def _action(text: str) -> tuple[str | None, str | None, int]:

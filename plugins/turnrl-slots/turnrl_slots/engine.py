@@ -1,4 +1,4 @@
-"""The in-process engine: any transformers decoder, sessions batched as they come.
+"""`Slots`, the in-process engine: any transformers decoder, sessions batched as they come.
 
 Rows of a preallocated key-value store are *slots*. A turn that is being sampled occupies a slot;
 rows in use are always the first n, so a step works on a view. When a turn ends, its keys and values
@@ -12,27 +12,25 @@ lengths of their own, and a mask that says which entries each query may attend t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import Any, Literal, NoReturn, final
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from turnrl.engines import Completion, Sampling
-
-if TYPE_CHECKING:
-    from turnrl.policy import Policy
+from turnrl import Completion, Engine, RecipeError, SampledPolicy, Sampling, Session
 
 _BLOCK = 64
 """Capacity of the store grows by this many tokens at a time."""
 
 
-class _Slots:
+class _Store:
     """Keys and values of all slots: one tensor (layers, 2, slots, heads, capacity, head size)."""
 
     def __init__(self, layers: int, slots: int) -> None:
@@ -60,7 +58,7 @@ class _Slots:
         """Write (n, heads, t, size) at `positions` (n, t) of `rows`; give back all that they
         hold.
         """
-        store = self.reserve(self.length + self.positions.shape[1], keys)[layer, :, self.rows]
+        store = self.reserve(self.length, keys)[layer, :, self.rows]
         index = torch.arange(keys.shape[0], device=keys.device)[:, None]
         store[0][index, :, self.positions] = keys.transpose(1, 2)
         store[1][index, :, self.positions] = values.transpose(1, 2)
@@ -68,13 +66,13 @@ class _Slots:
 
 
 class _SlotLayer(CacheLayerMixin):
-    """One layer's window on `_Slots`, in the form that transformers' attention expects."""
+    """One layer's window on `_Store`, in the form that transformers' attention expects."""
 
     is_sliding = False
 
-    def __init__(self, slots: _Slots, layer: int) -> None:
+    def __init__(self, store: _Store, layer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.slots = slots
+        self.store = store
         self.layer = layer
         self.is_initialized = True
 
@@ -84,16 +82,27 @@ class _SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        return self.slots.update(self.layer, key_states, value_states)
+        return self.store.update(self.layer, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.slots.length, 0
+        return self.store.length, 0
 
     def get_seq_length(self) -> int:
-        return self.slots.length
+        return self.store.length
 
     def get_max_length(self) -> int:
         return -1
+
+
+@contextlib.contextmanager
+def _evaluating(network: torch.nn.Module) -> Iterator[None]:
+    """Eval mode within, the mode it was in afterwards."""
+    was_training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(was_training)
 
 
 @dataclass(eq=False)
@@ -127,22 +136,20 @@ class _Request:
     logprobs: list[float] = field(default_factory=list)
 
 
-class _Session:
-    """See `turnrl.engines.Session`. Keys and values cover all tokens but `pending`, at least
-    one.
-    """
+class _Session(Session):
+    """Keys and values cover all tokens but `pending`, at least one."""
 
-    def __init__(self, engine: TransformersEngine, past: _Past, pending: list[int]) -> None:
+    def __init__(self, engine: Slots, past: _Past, pending: list[int]) -> None:
         self._engine = engine
         self._order = next(engine._orders)
+        self._version = engine._version
         self._busy = False
         self._closed = False
         self.past = past
         self.pending = pending
 
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
-        if self._closed or self._busy:
-            raise RuntimeError("a session generates one turn at a time, and none after close()")
+        self._check()
         if sampling.max_tokens < 1:
             raise ValueError(
                 f"max_tokens is {sampling.max_tokens}, but a turn has at least one token"
@@ -150,12 +157,23 @@ class _Session:
         self._busy = True
         try:
             return await self._engine._submit(self, [*self.pending, *new_ids], sampling)
+        except BaseException:
+            self.close()  # what was sampled of the turn is lost, so the history has a hole
+            raise
         finally:
             self._busy = False
 
+    def _check(self) -> None:
+        if self._closed or self._busy:
+            raise RuntimeError(
+                "a session generates one turn at a time, and none after close() or a turn that "
+                "was cancelled"
+            )
+        if self._version != self._engine._version:
+            raise RuntimeError("a session ends when the engine's weights change: open a new one")
+
     def fork(self) -> _Session:
-        if self._busy:
-            raise RuntimeError("a session cannot be forked while it generates")
+        self._check()
         return _Session(self._engine, self.past, list(self.pending))
 
     def close(self) -> None:
@@ -164,7 +182,7 @@ class _Session:
 
 
 @final
-class TransformersEngine:
+class Slots(Engine):
     """Samples with the policy's own weights, in this process.
 
     Turns that are asked for in the same tick of the event loop are admitted in the order in which
@@ -172,35 +190,84 @@ class TransformersEngine:
     digit.
 
     Args:
-        policy: A loaded policy; it is used in eval mode, whatever mode it is in.
         slots: The most turns sampled at once.
         prefill_tokens: The most tokens (padding included) read in one forward pass.
     """
 
-    def __init__(self, policy: Policy, slots: int = 256, prefill_tokens: int = 16384) -> None:
-        self._policy = policy
-        self._network = policy.load()
+    def __init__(self, slots: int = 256, prefill_tokens: int = 16384) -> None:
+        self.slots = slots
+        self.prefill_tokens = prefill_tokens
+        if slots < 1 or prefill_tokens < 1:
+            raise RecipeError(
+                f"slots is {slots} and prefill_tokens {prefill_tokens}; both must be at least 1"
+            )
+        self._version = 0
         self._slots_in_use: list[_Request] = []
         self._inbox: list[_Request] = []
         self._waiting: list[_Request] = []
         self._orders = itertools.count()
         self._server: asyncio.Task[None] | None = None
-        self._limit = slots
-        self._prefill_tokens = prefill_tokens
-        config = self._network.config
-        layers = config.get_text_config().num_hidden_layers
-        self._kv = _Slots(layers, slots)
+        self._closing: dict[str, set[int]] = {}
+
+    def start(self, policy: SampledPolicy, max_tokens: int) -> None:
+        """See `Engine.start`. The policy is used in eval mode, whatever mode it is in."""
+        self._policy = policy
+        self._network = policy.load()
+        layers = self._network.config.get_text_config().num_hidden_layers
+        self._kv = _Store(layers, self.slots)
         self._cache = Cache(layers=[_SlotLayer(self._kv, k) for k in range(layers)])
-        self._closing: dict[str, Tensor] = {}
+        self._probe(max_tokens)
+
+    def sync(self, version: int) -> None:
+        """See `Engine.sync`. The weights are the policy's own, so there is nothing to copy."""
+        self._version = version
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._kv.store = None
+        self._version = -1
+
+    @torch.inference_mode()
+    def _probe(self, tokens: int) -> None:
+        """Read a text as long as any that will come, once with slots and in two parts, and once as
+        the model itself would. Sliding windows, chunked attention, recurrent layers and whatever
+        else a slot does not hold show in the difference."""
+        vocabulary = self._network.config.get_text_config().vocab_size
+        ids = [(7919 * i + 104_729) % vocabulary for i in range(max(tokens, 2))]
+        half = len(ids) // 2
+        self._kv.slots = 1
+        with _evaluating(self._network):
+            try:
+                self._forward([ids[:half]], [0], slice(0, 1))
+                found = self._policy.logits(self._forward([ids[half:]], [half], slice(0, 1)))
+            except (RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
+                self._refuse(f"({type(error).__name__}: {error})", error)
+            whole = torch.tensor([ids], device=self._device)
+            positions = torch.arange(len(ids), device=self._device)[None]
+            hidden = self._policy.hidden(whole, None, positions, use_cache=False)
+        self._kv.slots, self._kv.store = self.slots, None
+        gap = found.log_softmax(-1) - self._policy.logits(hidden[:, -1]).log_softmax(-1)
+        # rounding alone makes 1e-5 in float32, and some hundredths in bfloat16
+        limit = 1e-2 if hidden.dtype == torch.float32 else 0.25
+        if not (gap.abs().mean() < limit):
+            self._refuse(
+                f"(log-probabilities {float(gap.abs().mean()):.2g} nats apart after {len(ids)} "
+                "tokens)"
+            )
+
+    def _refuse(self, why: str, cause: Exception | None = None) -> NoReturn:
+        raise RecipeError(
+            f"{type(self._network).__name__} cannot be sampled by the engine Slots, which keeps "
+            f"keys and values of full attention {why}. Set rollout.max_tokens below the model's "
+            "attention window, or choose another model."
+        ) from cause
 
     @property
     def _device(self) -> torch.device:
         return next(self._network.parameters()).device
 
     def open(self, prompt_ids: Sequence[int]) -> _Session:
-        """A session at the end of a prompt of at least one token. Its forks share one reading of
-        it.
-        """
+        """See `Engine.open`."""
         if not prompt_ids:
             raise ValueError("a prompt has at least one token")
         return _Session(self, _Past(tuple(prompt_ids[:-1])), [prompt_ids[-1]])
@@ -218,16 +285,20 @@ class TransformersEngine:
         return await request.future
 
     async def drain(self) -> None:
-        """Wait until no forward pass is under way and nothing is being sampled."""
+        """See `Engine.drain`."""
         if self._server is not None:
             await asyncio.gather(self._server, return_exceptions=True)
+            self._server = None
+        self._kv.store = None
 
     async def _serve(self) -> None:
         """Step until nobody waits. The forward pass runs in a thread, so that tools go on
         meanwhile.
         """
         loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, thread_name_prefix="turnrl-engine") as thread:
+        pool = ThreadPoolExecutor(1, thread_name_prefix="turnrl-engine")
+        # in train mode, checkpointing would drop the cache, and dropout would bite
+        with _evaluating(self._network), pool as thread:
             await asyncio.sleep(0)  # whoever asks in this tick is in the first batch
             while self._inbox or self._waiting or self._slots_in_use:
                 # the inbox belongs to the loop's thread, all else to the engine's
@@ -254,26 +325,17 @@ class TransformersEngine:
     @torch.inference_mode()
     def _advance(self, arrived: list[_Request]) -> list[tuple[_Request, Completion]]:
         """Admit who fits, or sample one token in every slot. Returns the turns that ended."""
-        was_training = self._network.training
-        # in train mode, checkpointing would drop the cache, and dropout would bite
-        self._network.eval()
-        try:
-            for row in reversed(range(len(self._slots_in_use))):
-                if self._slots_in_use[row].future.cancelled():
-                    self._vacate(row)
-            self._waiting = sorted(
-                (r for r in [*self._waiting, *arrived] if not r.future.cancelled()),
-                key=lambda r: r.order,
-            )
-            finished = self._admit()
-            if not finished:
-                finished = self._step()
-            return finished
-        finally:
-            self._network.train(was_training)
+        for row in reversed(range(len(self._slots_in_use))):
+            if self._slots_in_use[row].future.cancelled():
+                self._vacate(row)
+        self._waiting = sorted(
+            (r for r in [*self._waiting, *arrived] if not r.future.cancelled()),
+            key=lambda r: r.order,
+        )
+        return self._admit() or self._step()
 
     def _admit(self) -> list[tuple[_Request, Completion]]:
-        free = self._limit - len(self._slots_in_use)
+        free = self.slots - len(self._slots_in_use)
         admitted, self._waiting = self._waiting[:free], self._waiting[free:]
         if not admitted:
             return []
@@ -311,7 +373,7 @@ class TransformersEngine:
         for i, length in enumerate(lengths):
             longest = max(longest, length)
             full = not batches or len(batches[-1]) >= rows
-            if full or (len(batches[-1]) + 1) * longest > self._prefill_tokens:
+            if full or (len(batches[-1]) + 1) * longest > self.prefill_tokens:
                 batches.append([])
                 longest = length
             batches[-1].append(i)
@@ -398,9 +460,9 @@ class TransformersEngine:
         if stop[-1] not in self._closing:
             tokenizer = self._policy.tokenizer
             pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-            self._closing[stop[-1]] = torch.tensor([stop[-1] in (p or "") for p in pieces])
-        table = self._closing[stop[-1]]
-        return token >= len(table) or bool(table[token])
+            holders = {i for i, piece in enumerate(pieces) if stop[-1] in (piece or "")}
+            self._closing[stop[-1]] = holders
+        return token in self._closing[stop[-1]] or token >= len(self._policy.tokenizer)
 
     def _copy(self, row: int, length: int) -> Tensor | None:
         if length == 0 or self._kv.store is None:

@@ -1,0 +1,27 @@
+"""`Slots`: the engine that samples in the process that learns. See `turnrl_slots.engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from turnrl import Engine, hookimpl
+
+if TYPE_CHECKING:
+    from turnrl_slots.engine import Slots as Slots
+
+
+@hookimpl
+def turnrl_engines() -> Iterable[type[Engine]]:
+    """The engine of this package."""
+    from turnrl_slots.engine import Slots  # needs torch, which listing plugins does not
+
+    return [Slots]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Slots":
+        from turnrl_slots.engine import Slots
+
+        return Slots
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,144 @@
+"""Runs that are killed with -9 at random moments, and go on: their last metrics are always those of
+a run that nobody disturbed. Slow; `pytest -m slow tests/test_kill.py -s`."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from test_cli import RECIPE
+
+TIMED = ("rollout/seconds", "rollout/tokens_per_s")
+ITERATIONS = 8
+TWO = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+
+# imports once what every run needs, then forks a run for each line that it is told
+NURSERY = """
+import json, os, sys
+import turnrl.recipe
+from turnrl.cli import main
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1), os.dup2(quiet, 2)
+        os._exit(main(json.loads(line)))
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+class Runs:
+    """Starts runs of a recipe, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        self.nursery = subprocess.Popen(
+            [sys.executable, "-c", NURSERY],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def forked(self, arguments: list[str], kill_after_s: float | None) -> int:
+        """The exit code of one run, killed if it is not over in time."""
+        print(json.dumps(arguments), file=self.nursery.stdin, flush=True)
+        pid = int(self.nursery.stdout.readline())
+        if kill_after_s is not None:
+            time.sleep(kill_after_s)
+            with contextlib.suppress(ProcessLookupError):  # it may be over
+                os.kill(pid, signal.SIGKILL)
+        return int(self.nursery.stdout.readline())
+
+    def started(self, arguments: list[str], kill_after_s: float | None) -> int:
+        """The same, as a command of its own, which starts further processes itself."""
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        running = subprocess.Popen(
+            [sys.executable, "-m", "turnrl.cli", *arguments],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return running.wait(kill_after_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            return running.wait()
+
+
+def last_metrics(folder: Path, name: str) -> list[dict[str, str]]:
+    """The rows of a run's last iteration, without what is timed."""
+    latest = max(folder.glob(f"runs/{name}/version_*"), key=lambda p: int(p.name[8:]))
+    with (latest / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [
+        {k: v for k, v in row.items() if v and k not in TIMED}
+        for row in rows
+        if row["epoch"] == str(ITERATIONS - 1)
+    ]
+
+
+def drill(folder: Path, start, number: int, options: list[str], whole_s: float) -> tuple[int, list]:
+    """One run, killed up to four times at random moments; how often it was, and its last
+    metrics."""
+    draw, name, kills = random.Random(number), f"drill{number}", 0
+    named = ["--trainer.logger.init_args.name", name]
+    for _ in range(draw.randint(1, 4)):
+        found = sorted(folder.glob(f"runs/{name}/version_*/checkpoints/last.ckpt"), key=_version)
+        going_on = ["--ckpt_path", str(found[-1])] if found else []
+        code = start(["fit", "recipe.yaml", *options, *named, *going_on], draw.uniform(0, whole_s))
+        if code == 0:
+            return kills, last_metrics(folder, name)
+        assert code == -signal.SIGKILL, code
+        kills += 1
+    found = sorted(folder.glob(f"runs/{name}/version_*/checkpoints/last.ckpt"), key=_version)
+    going_on = ["--ckpt_path", str(found[-1])] if found else []
+    assert start(["fit", "recipe.yaml", *options, *named, *going_on], None) == 0
+    return kills, last_metrics(folder, name)
+
+
+def _version(checkpoint: Path) -> int:
+    return int(checkpoint.parts[-3].removeprefix("version_"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "runs"), [(1, 50), (2, 10)])
+def test_a_run_killed_at_random_moments_ends_like_one_that_was_not(
+    tiny_model, tmp_path, processes, runs
+):
+    recipe = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
+    recipe["trainer"]["max_epochs"] = ITERATIONS
+    recipe["trainer"]["check_val_every_n_epoch"] = ITERATIONS
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    options = TWO if processes == 2 else []
+    nursery = Runs(tmp_path)
+    start = nursery.started if processes == 2 else nursery.forked
+    began = time.monotonic()
+    name = ["--trainer.logger.init_args.name", "whole"]
+    assert start(["fit", "recipe.yaml", *options, *name], None) == 0
+    whole_s = time.monotonic() - began
+    expected = last_metrics(tmp_path, "whole")
+    assert expected
+    total = 0
+    for number in range(runs):
+        kills, found = drill(tmp_path, start, number, options, whole_s)
+        total += kills
+        assert found == expected, f"run {number}, killed {kills} times"
+    nursery.nursery.stdin.close()
+    print(f"{runs} runs of {processes} processes, killed {total} times, all ended alike")
+    assert total > runs / 2

@@ -1,0 +1,19 @@
+"""What the core itself brings to a recipe, through the hooks that every plugin uses.
+
+The classes are imported when they are asked for: they need torch, and listing plugins does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from turnrl.plugins import hookimpl
+from turnrl.types import AdvantageEstimator
+
+
+@hookimpl
+def turnrl_estimators() -> Iterable[type[AdvantageEstimator]]:
+    """MT-GRPO and the paper's baselines."""
+    from turnrl.credit import Merged, OutcomeOnly, TurnLevel
+
+    return [TurnLevel, OutcomeOnly, Merged]

@@ -1,0 +1,200 @@
+"""Token-exact chat: the prompt is rendered once, then everything is appended.
+
+The chat template is rendered on probes, which gives its markup around and between messages; message
+texts are tokenised on their own, with special tokens split, so none of them can become a control
+token. A template that rewrites history when a message is appended is refused; for families whose
+own template does so, the package has one that does not (`chat_templates/`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, final
+
+from turnrl.errors import RecipeError, did_you_mean
+from turnrl.text import neutralise
+from turnrl.types import Message, Tool
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BUNDLED = Path(__file__).parent / "chat_templates"
+
+
+def read_template(name: str) -> str:
+    """A chat template: the text of a file, or of one that comes with turnrl.
+
+    Args:
+        name: A file, or the name of a family such as `qwen3`.
+    Raises:
+        RecipeError: If there is neither.
+    """
+    for file in (Path(name).expanduser(), _BUNDLED / f"{name}.jinja"):
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+    known = sorted(file.stem for file in _BUNDLED.glob("*.jinja"))
+    raise RecipeError(
+        f"no file at policy.chat_template {name!r}.{did_you_mean(name, known)} Give a file, or one "
+        f"that comes with turnrl: {', '.join(known)}."
+    )
+
+
+def family(template: str) -> str | None:
+    """The bundled template that stands in for a model family's own, recognised by its text."""
+    marks: dict[str, list[str]] = json.loads((_BUNDLED / "families.json").read_text("utf-8"))
+    return next((name for name, some in marks.items() if all(m in template for m in some)), None)
+
+
+def tool_schema(tool: Tool) -> dict[str, Any]:
+    """A tool in the form that chat templates describe tools from (`tools=`)."""
+    keys = ("name", "description", "parameters")
+    return {"type": "function", "function": {key: getattr(tool, key) for key in keys}}
+
+
+@final
+class ChatFormat:
+    """How a policy's tokenizer writes a conversation.
+
+    Args:
+        tokenizer: With a chat template.
+    Raises:
+        RecipeError: If the template does not keep what came before when a message is appended.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._markup = cache(self._find_markup)
+        self._between = cache(self._find_between)
+        self._strips = " probe " not in self._render([{"role": "user", "content": " probe "}])
+        added = tokenizer.get_added_vocab()
+        special = {*tokenizer.all_special_ids, *added.values()}
+        before = self._ids(self._between(("user",))[0])
+        self.end_of_turn = before[0] if before and before[0] in special else None
+        self.end_ids = tuple(sorted({tokenizer.eos_token_id, self.end_of_turn} - {None}))
+        # some vocabularies add runs of white space, which control nothing
+        names = {*tokenizer.all_special_tokens, *added}
+        self.control_tokens = tuple(str(token) for token in names if str(token).strip())
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
+        """Ids of the rendered messages, up to where the assistant speaks.
+
+        Args:
+            messages: No text in them becomes a control token.
+            tools: Described by the template itself.
+        Raises:
+            RecipeError: If the template refuses the messages, or changes their texts.
+        """
+        schemas = json.dumps([tool_schema(tool) for tool in tools])
+        markup = self._markup(tuple(m["role"] for m in messages), schemas)
+        return self._fill(markup, messages)
+
+    def observation(self, messages: Sequence[Message], after: int | None) -> tuple[int, ...]:
+        """Ids to append so that the policy reads the messages and speaks next.
+
+        Args:
+            messages: None of their text becomes a control token.
+            after: The last sampled id. If it is the end-of-turn token, that is not repeated.
+        """
+        ids = self._fill(self._between(tuple(m["role"] for m in messages)), messages)
+        return ids[1:] if after is not None and after == self.end_of_turn == ids[0] else ids
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What was said: decoded ids without the token that ended it."""
+        said = list(ids)
+        if said and said[-1] in self.end_ids:
+            said.pop()
+        return cast(str, self._tokenizer.decode(said))
+
+    def inert(self, text: str, tags: Sequence[str]) -> str:
+        """`text` with tags and control tokens neutralised; see `turnrl.neutralise`."""
+        return neutralise(text, tags, self.control_tokens)
+
+    def cut(self, text: str, tokens: int) -> str:
+        """At most `tokens` tokens of `text`, from its beginning."""
+        # tokenising megabytes to keep a few hundred tokens would be slow
+        head = text[: tokens * 32]
+        ids = self._ids(head, control=False)
+        if len(ids) <= tokens and len(head) == len(text):
+            return text
+        return cast(str, self._tokenizer.decode(ids[:tokens])).rstrip("\ufffd")
+
+    def _fill(self, markup: Sequence[str], messages: Sequence[Message]) -> tuple[int, ...]:
+        ids = list(self._ids(markup[0]))
+        for message, after in zip(messages, markup[1:], strict=True):
+            ids += self._ids(self._content(message), control=False)
+            ids += self._ids(after)
+        return tuple(ids)
+
+    def _content(self, message: Message) -> str:
+        return message["content"].strip() if self._strips else message["content"]
+
+    def _find_markup(self, roles: tuple[str, ...], schemas: str) -> list[str]:
+        """What the template writes around the texts of messages that open a conversation."""
+        tools = json.loads(schemas) or None
+        return self._split(self._render(_marked(roles), tools), roles)
+
+    def _find_between(self, roles: tuple[str, ...]) -> list[str]:
+        """What it writes between an assistant's text and the next, around messages that come
+        between."""
+        said = "<think>turnrl thought</think>turnrl action"
+        user: Message = {"role": "user", "content": "turnrl question"}
+        exchange: list[Message] = [{"role": "assistant", "content": said}, *_marked(roles)]
+        prompt = self._render([user])
+        once = self._render([user, *exchange])
+        twice = self._render([user, *exchange, *exchange])
+        between = once.removeprefix(prompt + said)
+        for found, wanted in ((once, prompt + said), (twice, prompt + (said + between) * 2)):
+            if not found.startswith(wanted):
+                self._refuse(found, wanted)
+        return self._split(between, roles)
+
+    def _refuse(self, found: str, wanted: str) -> None:
+        same = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), 0)
+        known = family(str(self._tokenizer.chat_template))
+        advice = "Give a plain template in policy.chat_template."
+        if known is not None:
+            advice = f"Set policy.chat_template: {known}, which comes with turnrl and keeps it."
+        raise RecipeError(
+            f"the chat template of {self._tokenizer.name_or_path!r} is not prefix-preserving: "
+            "appending a message changes what came before (it renders "
+            f"{found[same : same + 40]!r} where {wanted[same : same + 40]!r} was). {advice}"
+        )
+
+    def _split(self, text: str, roles: tuple[str, ...]) -> list[str]:
+        pieces = []
+        for message in _marked(roles):
+            before, mark, text = text.partition(message["content"])
+            if not mark or message["content"] in text:
+                raise RecipeError(
+                    f"the chat template of {self._tokenizer.name_or_path!r} does not write the "
+                    f"text of each message of {', '.join(roles)} once. Give one that does in "
+                    "policy.chat_template."
+                )
+            pieces.append(before)
+        return [*pieces, text]
+
+    def _render(self, messages: Sequence[Message], tools: list[Any] | None = None) -> str:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:
+            roles = ", ".join(m["role"] for m in messages)
+            raise RecipeError(
+                f"the chat template of {self._tokenizer.name_or_path!r} fails on messages of "
+                f"{roles}: {error}. Give one that takes them in policy.chat_template."
+            ) from error
+        return cast(str, text)
+
+    def _ids(self, text: str, control: bool = True) -> list[int]:
+        encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=not control)
+        return cast("list[int]", encoded["input_ids"])
+
+
+def _marked(roles: Sequence[str]) -> list[Message]:
+    """Messages whose texts can be found again in what a template makes of them, unless it rewrites
+    or encodes them."""
+    return [{"role": role, "content": f'turnrl "text"\n{i}.'} for i, role in enumerate(roles)]

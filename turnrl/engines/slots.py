@@ -1,0 +1,5 @@
+import sys
+
+import turnrl_slots.engine
+
+sys.modules[__name__] = turnrl_slots.engine

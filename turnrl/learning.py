@@ -1,0 +1,152 @@
+"""Learning: an iteration's trajectories as optimiser steps, and steps as minibatches that fit.
+
+A *step* is what one update of the weights is computed from, and one batch to Lightning. It is a
+list of *minibatches*, each computed at once. Credit ends here: what leaves this module knows
+tokens, not turns or groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from turnrl.credit import spread_over_tokens
+from turnrl.objective import ClippedSurrogate, loss_weights
+from turnrl.types import Trajectory
+
+
+@dataclass
+class Minibatch:
+    """B trajectories as per-token streams, padded on the right to T tokens.
+
+    Not frozen, because Lightning moves its tensors in place.
+
+    Args:
+        input_ids: (B, T).
+        attention_mask: (B, T), bool: every real token, tool results included.
+        loss_mask: (B, T), bool: sampled tokens.
+        advantages: (B, T), each sampled token's advantage.
+        weights: (B, T), each sampled token's share of the step's loss.
+        sampler_logprobs: (B, T), what the sampler computed for each sampled token.
+        old_logprobs: (B, T), what the learner computed before the first update; None if there was
+            no update yet, so that the ratio is 1 by definition.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    loss_mask: Tensor
+    advantages: Tensor
+    weights: Tensor
+    sampler_logprobs: Tensor
+    old_logprobs: Tensor | None = None
+
+
+Step = list[Minibatch]
+"""What one update of the weights is computed from."""
+
+
+def pack(
+    trajectories: Sequence[Trajectory],
+    advantages: Tensor,
+    token_weights: Tensor,
+    old_logprobs: Sequence[Tensor] | None = None,
+) -> Minibatch:
+    """Trajectories as per-token streams.
+
+    Args:
+        trajectories: B of them.
+        advantages: (B, K).
+        token_weights: (B,), weight of each sampled token of each trajectory.
+        old_logprobs: Of each trajectory's sampled tokens, in order; see `Minibatch`.
+    """
+
+    def padded(rows: Iterable[Sequence[float]], fill: float = 0, **options: Any) -> Tensor:
+        return pad_sequence([torch.tensor(row, **options) for row in rows], True, fill)
+
+    turn_index = padded((t.turn_index for t in trajectories), -1)
+    mask = turn_index >= 0
+    old = None
+    if old_logprobs is not None:
+        old = torch.zeros(mask.shape).masked_scatter(mask, torch.cat(list(old_logprobs)))
+    return Minibatch(
+        input_ids=padded(t.token_ids for t in trajectories),
+        attention_mask=padded([True] * len(t.token_ids) for t in trajectories),
+        loss_mask=mask,
+        advantages=spread_over_tokens(advantages, turn_index),
+        weights=token_weights[:, None] * mask,
+        sampler_logprobs=padded((t.sampler_logprobs for t in trajectories), dtype=torch.float32),
+        old_logprobs=old,
+    )
+
+
+def by_tokens(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Divide rows among minibatches of at most `budget` tokens, padding included.
+
+    Rows of like length come together, so that there is little padding; a row longer than the budget
+    is a minibatch of its own.
+
+    Args:
+        lengths: Tokens of each row.
+        budget: Tokens of a minibatch.
+    Returns:
+        Indices of the rows of each minibatch, shortest rows first.
+    """
+    rows: list[int] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if rows and (len(rows) + 1) * lengths[row] > budget:
+            yield rows
+            rows = []
+        rows.append(row)
+    if rows:
+        yield rows
+
+
+def plan(
+    trajectories: Sequence[Trajectory],
+    advantages: Tensor,
+    logprobs_now: Callable[[Sequence[Trajectory]], list[Tensor]],
+    objective: ClippedSurrogate,
+    updates: int,
+    steps_per_update: int,
+    minibatch_tokens: int,
+    shuffle: torch.Generator,
+    mean_over_processes: Callable[[Tensor], Tensor],
+) -> Iterator[Step]:
+    """The optimiser steps of one iteration.
+
+    Args:
+        trajectories: N of them.
+        advantages: (N, K).
+        logprobs_now: Gives the learner's log-probabilities of each trajectory's sampled tokens, as
+            it is; called before the first step, with those that a later one learns from.
+        objective: Says how tokens are weighed.
+        updates: How often all trajectories are learned from.
+        steps_per_update: Steps that one pass over the trajectories is divided into.
+        minibatch_tokens: Budget of a minibatch; see `by_tokens`.
+        shuffle: Of the order of trajectories.
+        mean_over_processes: Averages a tensor over processes; called once a step by each.
+    """
+    lengths = [len(t.token_ids) for t in trajectories]
+    counts = torch.tensor([sum(len(turn.token_ids) for turn in t.turns) for t in trajectories])
+    orders = [torch.randperm(len(trajectories), generator=shuffle) for _ in range(updates)]
+    steps = [step for order in orders for step in order.tensor_split(steps_per_update)]
+    later = sorted({i for step in steps[1:] for i in step.tolist()})
+    old = dict(zip(later, logprobs_now([trajectories[i] for i in later]), strict=True))
+    for number, chosen in enumerate(steps):
+        total = torch.tensor([float(counts[chosen].sum()), float(len(chosen))])
+        tokens, size = mean_over_processes(total).tolist()
+        weights = loss_weights(
+            counts[chosen], objective.aggregation, tokens, size, objective.constant_tokens
+        )
+        minibatches = []
+        for some in by_tokens([lengths[i] for i in chosen.tolist()], minibatch_tokens):
+            rows = chosen[some].tolist()
+            before = [old[i] for i in rows] if number > 0 else None
+            chosen_rows = [trajectories[i] for i in rows]
+            minibatches.append(pack(chosen_rows, advantages[rows], weights[some], before))
+        yield minibatches

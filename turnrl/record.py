@@ -1,0 +1,176 @@
+"""The record: what a run did, as data. One row per trajectory, in Parquet.
+
+    iteration       the iteration in or after which the policy acted, from 0: metrics.csv's `epoch`
+    policy_version  optimiser steps behind the weights that acted
+    split           `train` (sampled), or what was evaluated: `val`, `test`, ... (greedy)
+    question_id, question, answers      what was asked, and what counts as right
+    group, member   number of the question in the file's collection; of the attempt at it
+    stop            why the trajectory ended: `answer`, `turns` or `length`
+    answer          the final answer; null if there is none
+    exact_match, tool_execution, answer_in_results, format      the four curves (`scoring.curves`)
+    prompt_tokens   tokens of the prompt
+    outcome         outcome reward
+    rewards         each component's total: a list of {name, value}
+    group_mean, group_std       of the total reward over the group; null where there was no group
+    turns           a list of {text, tokens, cut, calls, results, format_error, reward, advantage};
+                    a call is {name, arguments (JSON), error}, a result {content, ok}; the advantage
+                    is null where nothing was learnt
+
+`datasets.load_dataset("parquet", data_files="runs/NAME/version_0/record/*.parquet")` reads it, and
+so does everything else that reads Parquet. Files are named SPLIT-POLICY_VERSION-PROCESS, and each
+is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from turnrl.scoring import CURVES, curves
+from turnrl.types import Group, Turn
+
+Row = dict[str, Any]
+
+_CALL = pa.struct(dict.fromkeys(("name", "arguments", "error"), pa.string()))
+_TURN = {
+    **dict.fromkeys(("text", "format_error"), pa.string()),
+    **dict.fromkeys(("reward", "advantage"), pa.float64()),
+    "tokens": pa.int64(),
+    "cut": pa.bool_(),
+    "calls": pa.list_(_CALL),
+    "results": pa.list_(pa.struct({"content": pa.string(), "ok": pa.bool_()})),
+}
+_COLUMNS = {
+    **dict.fromkeys(("iteration", "policy_version", "group", "member"), pa.int64()),
+    **dict.fromkeys(("split", "question_id", "question", "stop", "answer"), pa.string()),
+    **dict.fromkeys((*CURVES, "outcome", "group_mean", "group_std"), pa.float64()),
+    "answers": pa.list_(pa.string()),
+    "prompt_tokens": pa.int64(),
+    "rewards": pa.list_(pa.struct({"name": pa.string(), "value": pa.float64()})),
+    "turns": pa.list_(pa.struct(_TURN)),
+}
+SCHEMA = pa.schema(_COLUMNS)
+"""Columns and types of the record."""
+
+
+def rows(
+    groups: Iterable[Group],
+    advantages: Iterable[Tensor | None],
+    split: str,
+    iteration: int,
+    policy_version: int,
+) -> Iterator[Row]:
+    """The record of scored groups.
+
+    Args:
+        groups: The groups.
+        advantages: (G, K) of each group, or None where nothing is learnt.
+        split: What the questions are from.
+        iteration: See the module.
+        policy_version: See the module.
+    """
+    for number, (group, credit) in enumerate(zip(groups, advantages, strict=True)):
+        size = len(group.trajectories)
+        for i, trajectory in enumerate(group.trajectories):
+            yield {
+                "iteration": iteration,
+                "policy_version": policy_version,
+                "split": split,
+                "question_id": group.question.id,
+                "question": group.question.text,
+                "answers": list(group.question.answers),
+                "group": number,
+                "member": i,
+                "stop": trajectory.stop,
+                "answer": trajectory.answer,
+                **curves(trajectory),
+                "prompt_tokens": len(trajectory.prompt_ids),
+                "outcome": float(group.outcome[i]),
+                "rewards": [{"name": k, "value": v} for k, v in group.components[i].items()],
+                "group_mean": float(group.totals.mean()) if size > 1 else None,
+                "group_std": float(group.totals.std()) if size > 1 else None,
+                "turns": [
+                    _turn(
+                        turn,
+                        float(group.turn_rewards[i, k]),
+                        None if credit is None else float(credit[i, k]),
+                    )
+                    for k, turn in enumerate(trajectory.turns)
+                ],
+            }
+
+
+def _turn(turn: Turn, reward: float, advantage: float | None) -> Row:
+    return {
+        "text": turn.text,
+        "tokens": len(turn.token_ids),
+        "cut": turn.cut,
+        "calls": [
+            {
+                "name": c.name,
+                "arguments": json.dumps(dict(c.arguments), default=str),
+                "error": c.error,
+            }
+            for c in turn.reading.calls
+        ],
+        "results": [{"content": r.content, "ok": r.ok} for r in turn.results],
+        "format_error": turn.reading.format_error,
+        "reward": reward,
+        "advantage": advantage,
+    }
+
+
+def _json(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(dict(arguments), default=str)
+
+
+def write(some: Sequence[Row], file: Path) -> None:
+    """Write rows as one Parquet file, replacing it in one move when it is complete."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    written = file.with_suffix(".new")
+    pq.write_table(pa.Table.from_pylist(list(some), SCHEMA), written, compression="zstd")
+    written.replace(file)
+
+
+def read(folder: str | Path, pattern: str = "*.parquet") -> list[Row]:
+    """The rows of a record's files, in order of their names."""
+    files = sorted(Path(folder).glob(pattern))
+    return [row for file in files for row in pq.read_table(file, schema=SCHEMA).to_pylist()]
+
+
+def transcript(some: Iterable[Row], count: int) -> str:
+    """A few trajectories as text to read: the best and the worst of the first groups, in turns."""
+    groups: dict[int, list[Row]] = {}
+    for row in some:
+        groups.setdefault(row["group"], []).append(row)
+    blocks = []
+    for number, members in enumerate(list(groups.values())[:count]):
+        extreme = max if number % 2 == 0 else min
+        blocks.append(_as_text(extreme(members, key=_total)))
+    return ("\n" + "=" * 80 + "\n").join(blocks) + "\n"
+
+
+def _total(row: Mapping[str, Any]) -> float:
+    return float(row["outcome"] + sum(turn["reward"] for turn in row["turns"]))
+
+
+def _as_text(row: Mapping[str, Any]) -> str:
+    lines = [
+        f"question   {row['question']}",
+        f"accepted   {' | '.join(row['answers'][:5])}",
+        f"outcome    {row['outcome']:.3f}   ended by {row['stop']}",
+    ]
+    for k, turn in enumerate(row["turns"]):
+        credit = "" if turn["advantage"] is None else f"   advantage {turn['advantage']:+.3f}"
+        lines += [f"-- turn {k}   reward {turn['reward']:.3f}{credit}", turn["text"]]
+        lines += [f"   {'result' if r['ok'] else 'error'}: {r['content']}" for r in turn["results"]]
+        if turn["format_error"]:
+            lines.append(f"   form: {turn['format_error']}")
+    lines.append("   ".join(f"{part['name']} {part['value']:.3f}" for part in row["rewards"]))
+    return "\n".join(lines)

@@ -1,0 +1,159 @@
+"""Scoring: rewards applied to trajectories, credit given to groups, and what a collection is
+watched by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnrl.errors import PluginError, blaming
+from turnrl.text import contains_answer, exact_match
+from turnrl.types import (
+    AdvantageEstimator,
+    Group,
+    OutcomeReward,
+    Question,
+    Reward,
+    Trajectory,
+    TurnReward,
+)
+
+CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
+"""The paper's four curves, whatever the rewards are; see `curves`."""
+
+
+def component_name(reward: Reward) -> str:
+    """`turn/tool_executed`, `outcome/exact_match`: the name of a reward in metrics."""
+    name = reward.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(reward).__name__).lower()
+    return f"{'turn' if isinstance(reward, TurnReward) else 'outcome'}/{name}"
+
+
+def score(
+    question: Question, trajectories: Sequence[Trajectory], rewards: Sequence[Reward], turns: int
+) -> Group:
+    """Apply every reward to the G trajectories of a question.
+
+    Args:
+        question: The question.
+        trajectories: G attempts at it.
+        rewards: Each kind is summed.
+        turns: K, columns of the group's tensors.
+    Raises:
+        PluginError: If a reward raises, or gives something that is not a finite number.
+    """
+    size = len(trajectories)
+    turn_rewards, outcome = torch.zeros(size, turns), torch.zeros(size)
+    reached = torch.zeros(size, turns, dtype=torch.bool)
+    components: list[dict[str, float]] = []
+    for i, trajectory in enumerate(trajectories):
+        taken = len(trajectory.turns)
+        reached[i, :taken] = True
+        components.append({component_name(reward): 0.0 for reward in rewards})
+        for reward in rewards:
+            if isinstance(reward, TurnReward):
+                values = [_value(reward, reward.score, trajectory, k) for k in range(taken)]
+                turn_rewards[i, :taken] += torch.tensor(values)
+            elif isinstance(reward, OutcomeReward):
+                values = [_value(reward, reward.score, trajectory)]
+                outcome[i] += values[0]
+            components[i][component_name(reward)] += sum(values)
+    return Group(question, tuple(trajectories), turn_rewards, outcome, reached, tuple(components))
+
+
+def _value(
+    reward: Reward, scorer: Callable[..., float], trajectory: Trajectory, *turn: int
+) -> float:
+    what = f"reward {type(reward).__name__} on question {trajectory.question.id!r}"
+    with blaming(PluginError, what, "A reward must score any trajectory."):
+        value = float(scorer(trajectory, *turn))
+    if not -1e9 < value < 1e9:
+        raise PluginError(f"{what} gave {value}, which is not a finite number")
+    return value
+
+
+def credit(group: Group, estimator: AdvantageEstimator) -> Tensor:
+    """Advantages (G, K) of a group.
+
+    Raises:
+        PluginError: If the estimator raises, or gives another shape or numbers that are not finite.
+    """
+    size, turns = group.turn_rewards.shape
+    what = f"{type(estimator).__name__} on a group of {size} with {turns} turns"
+    with blaming(PluginError, what, "Mend the estimator."):
+        advantages = estimator(group)
+        finite = bool(advantages.isfinite().all())
+    if advantages.shape != (size, turns) or not finite:
+        raise PluginError(
+            f"{what} gave advantages of shape {tuple(advantages.shape)} (finite: {finite})"
+        )
+    return advantages
+
+
+def curves(trajectory: Trajectory) -> dict[str, float]:
+    """The paper's four curves for one trajectory.
+
+    `exact_match`: the answer is an accepted one. `tool_execution`: share of attempted calls that
+    succeeded, 0 if none was attempted; a call that was never answered did not succeed.
+    `answer_in_results`: an accepted answer stands in what the policy read of the tools' replies.
+    `format`: every turn was well formed and the last one answered.
+    """
+    answers = trajectory.question.answers
+    results = trajectory.results
+    attempted = sum(len(turn.reading.calls) for turn in trajectory.turns)
+    well_formed = all(turn.reading.format_error is None for turn in trajectory.turns)
+    values = (
+        exact_match(trajectory.answer, answers),
+        sum(r.ok for r in results) / max(attempted, 1),
+        any(r.ok and contains_answer(r.content, answers) for r in results),
+        well_formed and trajectory.answer is not None,
+    )
+    return dict(zip(CURVES, map(float, values), strict=True))
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What one iteration collected in this process: groups, their advantages (one (G, K) each), and
+    how many seconds that took."""
+
+    groups: tuple[Group, ...]
+    advantages: tuple[Tensor, ...]
+    seconds: float
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All of them, group by group."""
+        return [t for group in self.groups for t in group.trajectories]
+
+
+def sums(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
+    """The sum of each metric over rows; 0 where there are none."""
+    return {name: sum(row[name] for row in rows) for name in names}
+
+
+def rollout_sums(experience: Experience, rewards: Sequence[Reward]) -> dict[str, float]:
+    """What a collection is watched by, summed over its trajectories: outcomes, rewards by
+    component, and the shape of the rollouts.
+
+    A group is degenerate if all its advantages are zero: it teaches nothing.
+    """
+    trajectories = experience.trajectories
+    names = list(dict.fromkeys(component_name(reward) for reward in rewards))
+    components = [c for group in experience.groups for c in group.components]
+    found = {f"train/{k}": v for k, v in sums([curves(t) for t in trajectories], CURVES).items()}
+    found |= {f"reward/{k}": v for k, v in sums(components, names).items()}
+    return found | {
+        "reward/turn": sum(float(group.turn_rewards.sum()) for group in experience.groups),
+        "reward/outcome": sum(float(group.outcome.sum()) for group in experience.groups),
+        "rollout/turns": sum(len(t.turns) for t in trajectories),
+        "rollout/tokens": sum(len(t.token_ids) for t in trajectories),
+        "rollout/sampled_tokens": sum(len(u.token_ids) for t in trajectories for u in t.turns),
+        "rollout/truncated": sum(t.stop == "length" for t in trajectories),
+        # rounding leaves 1e-8 where rewards are equal
+        "rollout/degenerate_groups": sum(
+            len(a) for a in experience.advantages if float(a.abs().max()) < 1e-6
+        ),
+    }

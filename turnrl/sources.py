@@ -1,0 +1,130 @@
+"""Sources: the questions of a data set, whoever brings it; see `load_questions`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from turnrl.errors import DataError, did_you_mean
+from turnrl.plugins import contributed, installed
+from turnrl.text import normalize_answer
+from turnrl.types import Fields, Question, QuestionSource, SourceOpener
+
+_logger = logging.getLogger(__name__)
+
+Role = Literal["train", "val"]
+
+
+def load_questions(
+    source: str | QuestionSource,
+    split: str | None = None,
+    fields: Fields | None = None,
+    config: str | None = None,
+    role: Role = "val",
+) -> list[Question]:
+    """All usable questions of a source, in its own order.
+
+    Answers that normalise to nothing are dropped, and so are questions without any answer left and
+    repetitions; a warning counts them. Questions that share an id get suffixes: `7`, `7#2`.
+
+    Args:
+        source: An opened source, or a name as `open_source` takes it.
+        split: The split to load; by default the one that the source has for `role`. A file is one
+            split.
+        fields: Where rows keep what is needed, for files and the hub.
+        config: The configuration on the hub.
+        role: What the questions are for, where `split` is not given.
+    Raises:
+        DataError: If the source or split does not exist, lacks a field, or has no usable question.
+    """
+    opened = open_source(source, fields, config) if isinstance(source, str) else source
+    name = source if isinstance(source, str) else type(source).__name__
+    chosen = opened.default_splits[role] if split is None else split
+    if chosen is None:
+        raise DataError(
+            f"{name!r} has no split to train on, only {opened.default_splits['val']!r}. Set "
+            "data.train to another source, or data.train_split to what it has."
+        )
+    return _usable(opened.questions(chosen), f"{name} ({chosen})" if chosen else name)
+
+
+def open_source(
+    name: str, fields: Fields | None = None, config: str | None = None
+) -> QuestionSource:
+    """The data set that a recipe names.
+
+    Args:
+        name: In this order: the class of an installed package; whatever an installed package opens
+            (a file; `triviaqa` and its like; the name of a data set on the hub, `owner/name`); the
+            dotted path of any `QuestionSource`.
+        fields: Where rows keep what is needed.
+        config: A configuration of the data set.
+    Raises:
+        DataError: If there is none of that name.
+    """
+    classes = installed("turnrl_datasets")
+    if cls := classes.get(name):
+        return cls()  # type: ignore[no-any-return]
+    openers: list[SourceOpener] = contributed("turnrl_openers")
+    for opener in openers:
+        if found := opener(name, fields, config):
+            return found
+    known = [*classes, *(n for opener in openers for n in opener.names)]
+    if "." not in name or "/" in name:
+        raise DataError(
+            f"no data set {name!r}.{did_you_mean(name, known)} Known names: {', '.join(known)}. Or "
+            f"name {' or '.join(opener.takes for opener in openers)}."
+        )
+    module, _, attribute = name.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise DataError(
+            f"cannot import the data set {name!r} ({error}). Check data.train and data.val."
+        ) from error
+    if not (inspect.isclass(cls) and issubclass(cls, QuestionSource)):
+        raise DataError(f"{name!r} is not a subclass of turnrl.QuestionSource")
+    return cls()
+
+
+def _usable(questions: Iterable[Question], where: str) -> list[Question]:
+    """Questions with a text and an answer that can be matched, each once, with ids of their own."""
+    kept: list[Question] = []
+    seen: dict[str, list[str]] = {}
+    unanswered = repeated = 0
+    for question in questions:
+        answers = tuple(dict.fromkeys(a for a in question.answers if normalize_answer(a)))
+        texts = seen.setdefault(question.id, [])
+        if not question.text or not answers:
+            unanswered += 1
+        elif question.text in texts:
+            repeated += 1
+        else:
+            texts.append(question.text)
+            name = question.id if len(texts) == 1 else f"{question.id}#{len(texts)}"
+            kept.append(Question(name, question.text, answers, question.metadata))
+    total = len(kept) + unanswered + repeated
+    if not kept:
+        why = f"none of its {total} rows has a question and an answer" if total else "it is empty"
+        raise DataError(
+            f"{where} has no usable question: {why}. Check data.fields, or name another source."
+        )
+    if unanswered or repeated:
+        _logger.warning(
+            "%s: left out %d of %d rows (%d without a question or a usable answer, %d repeated)",
+            where,
+            unanswered + repeated,
+            total,
+            unanswered,
+            repeated,
+        )
+    return kept
+
+
+def __getattr__(name: str) -> Any:
+    import turnrl_questions
+
+    return getattr(turnrl_questions, name)

@@ -1,0 +1,302 @@
+"""The toolbox: calls are checked, gathered into batches, run within their time, and what comes back
+is made safe to read.
+
+A mistake of the policy becomes a result that it reads. A fault of the world is a `ToolError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import json
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast, final
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, best_match
+
+from turnrl.errors import RecipeError, ToolError, TurnRLError
+from turnrl.types import Question, Tool, ToolCall, ToolResult, ToolSession
+
+T = TypeVar("T")
+
+MAX_RESULT_CHARACTERS = 1_000_000
+"""A tool that returns more than this is broken; below it, results are cut to a token budget."""
+_GATHER_S = 0.003
+"""Calls of one tool that arrive within this time leave as one batch."""
+
+
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Refuse tools that no policy could call.
+
+    Raises:
+        RecipeError: If two share a name, or parameters are no JSON Schema.
+    """
+    names = [tool.name for tool in tools]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise RecipeError(f"two tools are called {twice[0]!r}; no policy can tell. Rename one.")
+    for tool in tools:
+        try:
+            Draft202012Validator.check_schema(tool.parameters)
+        except SchemaError as error:
+            raise RecipeError(
+                f"tool {tool.name!r} ({type(tool).__name__}) has parameters that are no JSON "
+                f"Schema: {error.message}"
+            ) from error
+
+
+@final
+class Toolbox:
+    """The tools of one collection, shared by its trajectories.
+
+    Args:
+        tools: The tools.
+        make_safe: Cuts and neutralises what the policy is to read.
+        max_calls: The most calls of one turn that are run; the policy reads that the others were
+            too many.
+    """
+
+    def __init__(
+        self, tools: Sequence[Tool], make_safe: Callable[[str], str], max_calls: int
+    ) -> None:
+        self._desks = {tool.name: _Desk(tool) for tool in tools}
+        self._make_safe = make_safe
+        self._max_calls = max_calls
+
+    def close(self) -> None:
+        """Let go of batches that nobody waits for any more."""
+        for desk in self._desks.values():
+            desk.cancel()
+
+    def bench(self, question: Question) -> Bench:
+        """A trajectory's place at the tools."""
+        return Bench(self, question, {})
+
+    async def reply(
+        self, call: ToolCall, number: int, session: Callable[[str], Awaitable[ToolSession | None]]
+    ) -> ToolResult:
+        """What the policy reads in answer to a call: the tool's reply, or what is wrong with the
+        call.
+
+        Args:
+            call: The call.
+            number: Its number in the turn, from 0.
+            session: Gives the trajectory's session of a tool, by name.
+        """
+        problem = self._problem(call, number)
+        if problem is not None:
+            result = ToolResult(problem, ok=False)
+        else:
+            call = replace(call, session=await session(call.name))
+            result = await self._desks[call.name].call(call)
+        return replace(result, content=self._make_safe(result.content))
+
+    def _problem(self, call: ToolCall, number: int) -> str | None:
+        if number >= self._max_calls:
+            return f"too many calls: at most {self._max_calls} a turn"
+        if call.error is not None:
+            return call.error
+        desk = self._desks.get(call.name)
+        if desk is None:
+            return f"no tool {call.name[:40]!r}; there is {', '.join(self._desks) or 'none'}"
+        error = best_match(desk.schema.iter_errors(dict(call.arguments)))
+        return None if error is None else f"bad arguments: {error.message[:120]}"
+
+
+@final
+class Bench:
+    """One trajectory's sessions at the tools that keep something for it, opened when first used."""
+
+    def __init__(
+        self, box: Toolbox, question: Question, sessions: dict[str, ToolSession | None]
+    ) -> None:
+        self._box = box
+        self._question = question
+        self._sessions = sessions
+        self._lock = asyncio.Lock()
+
+    async def answer(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
+        """One result per call of a turn, in order, as the policy reads them.
+
+        Raises:
+            ToolError: If a tool's world is broken.
+        """
+        async with asyncio.TaskGroup() as together:
+            replies = [
+                together.create_task(self._box.reply(call, number, self._session))
+                for number, call in enumerate(calls)
+            ]
+        return tuple(reply.result() for reply in replies)
+
+    async def _session(self, name: str) -> ToolSession | None:
+        tool = self._box._desks[name].tool
+        if type(tool).open is Tool.open:  # it keeps nothing, so there is nothing to wait for
+            return None
+        async with self._lock:  # two calls of a turn share one session
+            if name not in self._sessions:
+                opening = asyncio.ensure_future(run_tool(tool, "open", tool.open, self._question))
+                try:
+                    self._sessions[name] = await asyncio.shield(opening)
+                except asyncio.CancelledError:
+                    # what is being opened has to be closed like any other
+                    with contextlib.suppress(ToolError):
+                        self._sessions[name] = await opening
+                    raise
+            return self._sessions[name]
+
+    async def fork(self) -> Bench:
+        """The place of a branch: every session copied.
+
+        Raises:
+            ToolError: If a session cannot be copied.
+        """
+        copies: dict[str, ToolSession | None] = {}
+        branch = Bench(self._box, self._question, copies)
+        try:
+            for name, session in self._sessions.items():
+                if session is not None:
+                    tool = self._box._desks[name].tool
+                    session = await run_tool(tool, "fork", session.fork)
+                copies[name] = session
+        except BaseException:
+            await branch.close()
+            raise
+        return branch
+
+    async def close(self) -> None:
+        """Close every session, also when one of them fails to."""
+        sessions = dict(self._sessions)
+        self._sessions.clear()
+        closings = (
+            run_tool(self._box._desks[name].tool, "close", session.close)
+            for name, session in sessions.items()
+            if session is not None
+        )
+        for outcome in await asyncio.gather(*closings, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+
+class _Desk:
+    """Where the calls of one tool arrive, and leave in batches."""
+
+    def __init__(self, tool: Tool) -> None:
+        self.tool = tool
+        self.schema = Draft202012Validator(tool.parameters)
+        self._queue: list[tuple[ToolCall, asyncio.Future[ToolResult]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        future: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
+        self._queue.append((call, future))
+        if len(self._queue) == 1:
+            task = asyncio.create_task(self._dispatch())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await future
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _dispatch(self) -> None:
+        await asyncio.sleep(_GATHER_S)
+        batch, self._queue = self._queue, []
+        try:
+            results = await self._run([call for call, _ in batch])
+        except Exception as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():
+                future.set_result(result)
+
+    async def _run(self, calls: list[ToolCall]) -> Sequence[ToolResult]:
+        example = json.dumps(dict(calls[0].arguments), ensure_ascii=False, default=str)[:200]
+        on = f"{len(calls)} calls; the first had arguments {example}"
+        results = await run_tool(self.tool, "run", self.tool.run, calls, on=on)
+        what = f"tool {self.tool.name!r} ({type(self.tool).__name__}) returned"
+        if not isinstance(results, Sequence) or len(results) != len(calls):
+            count = len(results) if isinstance(results, Sequence) else type(results).__name__
+            raise ToolError(f"{what} {count} for {len(calls)} calls; run() gives one result each.")
+        for result in results:
+            if not isinstance(result, ToolResult) or not isinstance(result.content, str):
+                raise ToolError(f"{what} {type(result).__name__}; run() gives ToolResults of text.")
+            if len(result.content) > MAX_RESULT_CHARACTERS:
+                raise ToolError(
+                    f"{what} a result of {len(result.content):,} characters for arguments "
+                    f"{example}; at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut results "
+                    "inside the tool."
+                )
+        return results
+
+
+async def run_tool(
+    tool: Tool, verb: str, function: Callable[..., T | Awaitable[T]], *arguments: Any, on: str = ""
+) -> T:
+    """What a tool's own code gives, within its time.
+
+    A plain function runs in a daemon thread; what it returns may be awaitable all the same.
+
+    Args:
+        tool: Whose code it is.
+        verb: What is done, for messages.
+        function: Its code.
+        arguments: Of the function.
+        on: On what it is done, for messages.
+    Raises:
+        ToolError: If it raises, or takes longer than `timeout_s`.
+    """
+    what = f"tool {tool.name!r} ({type(tool).__name__})"
+    on = f" on {on}" if on else ""
+
+    async def work() -> T:
+        if asyncio.iscoroutinefunction(function):
+            return cast(T, await function(*arguments))
+        found = await _in_daemon_thread(lambda: function(*arguments))
+        return await found if isinstance(found, Awaitable) else found
+
+    try:
+        async with asyncio.timeout(tool.timeout_s) as clock:
+            return await work()
+    except TurnRLError:
+        raise
+    except (Exception, asyncio.CancelledError) as error:
+        if clock.expired():
+            raise ToolError(
+                f"{what} did not answer to {verb}{on} within timeout_s = {tool.timeout_s:g}. Raise "
+                "its timeout_s, or find out why it hangs."
+            ) from error
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise ToolError(
+            f"{what} raised {type(error).__name__}: {error} in {verb}{on}. Mend the tool; for a "
+            "mistake of the policy it should return ToolResult(ok=False)."
+        ) from error
+
+
+async def _in_daemon_thread(function: Callable[[], T]) -> T:
+    """Run in a thread that does not keep the process alive: a hanging tool cannot be killed, only
+    left.
+    """
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+    done.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            done.set_result(function())
+        except Exception as error:
+            # a StopIteration cannot be raised out of a future
+            stop = isinstance(error, StopIteration)
+            done.set_exception(RuntimeError(f"StopIteration: {error}") if stop else error)
+        except BaseException as error:  # SystemExit, say: it is to end the run, not the event loop
+            done.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+
+    threading.Thread(target=work, daemon=True, name="turnrl-tool").start()
+    return await asyncio.wrap_future(done)
