@@ -29,7 +29,7 @@ from pathlib import Path
 import pytest
 from turnrl_wiki_search import WikiSearch, elastic, embedded
 from turnrl_wiki_search.command import add_index_command, score_retrieval
-from turnrl_wiki_search.elastic import ElasticIndex, Server
+from turnrl_wiki_search.elastic import ElasticIndex, Server, building
 from turnrl_wiki_search.sources import Corpus, open_source
 
 from turnrl import DataError, RecipeError, Tool, ToolCall, ToolError, ToolResult, TurnRLError
@@ -608,7 +608,7 @@ def test_a_build_goes_on_through_faults_without_losing_or_doubling_a_passage(
 
 
 def test_an_interrupted_build_is_taken_up_where_it_stopped(url, name, tmp_path, monkeypatch):
-    monkeypatch.setattr(elastic, "_SAVE_EVERY", 2_000)
+    monkeypatch.setattr(building, "_SAVE_EVERY", 2_000)
     path = many_rows(tmp_path, 9_000)
 
     class Stop(Exception):

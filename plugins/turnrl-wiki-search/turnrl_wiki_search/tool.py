@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,8 @@ from turnrl import RecipeError, Tool, ToolCall, ToolError, ToolResult
 from turnrl_wiki_search import embedded
 from turnrl_wiki_search.cache import AnswerCache, CachedIndex
 from turnrl_wiki_search.elastic import ElasticIndex, Server
-from turnrl_wiki_search.index import Backend, Hit, SearchIndex, clean_query
+from turnrl_wiki_search.elastic.faults import longest_answer_s
+from turnrl_wiki_search.index import Backend, Hit, SearchIndex, clean_query, say
 from turnrl_wiki_search.sources import Corpus, open_source
 
 _CHARACTERS_PER_TOKEN = 4
@@ -123,7 +123,7 @@ class WikiSearch(Tool):
                     f"--source {build_from}', and leave build_from out."
                 )
             self._server = Server(**given)
-            self.timeout_s = self._server.longest_answer_s
+            self.timeout_s = longest_answer_s(self._server)
         elif backend == "embedded":
             if given:
                 raise RecipeError(
@@ -188,11 +188,7 @@ class WikiSearch(Tool):
     def _build(self, source: str) -> None:
         path = Path(self.index)
         if not path.exists():
-            print(
-                f"turnrl: building the search index {self.index!r} from {source}",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"building the search index {self.index!r} from {source}")
             embedded.build(path, Corpus(open_source(source)), existing="keep")
         found = embedded.read_info(path).source
         if found != source:
