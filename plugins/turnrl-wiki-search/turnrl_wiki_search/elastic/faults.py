@@ -21,6 +21,9 @@ from turnrl_wiki_search.index import say
 RETRIED = (429, 502, 503, 504)
 """Statuses after which the same request may succeed."""
 
+LANES = 2
+"""Searches that are under way at once: a second keeps the server busy, a third adds nothing."""
+
 _LONGEST_BACKOFF_S = 8.0
 _LONGEST_PAUSE_S = 60.0
 _PROBE_EVERY_S = 2.0
@@ -118,33 +121,69 @@ def pause_s(attempt: int, fault: Unavailable) -> float:
     return max(_backoff_s(attempt), min(fault.retry_after_s, _LONGEST_PAUSE_S))
 
 
-class Breaker:
-    """Opens when the server is out of reach, for all threads at once; closes with the first answer.
+class Gate:
+    """Through it go all searches of an index: two at a time, and as an outage allows.
 
-    While it is open nobody sends, but for one request every two seconds, which is somebody's own.
+    The server counts as out of reach when one caller's retries are used up, and that holds for all:
+    nobody sends then but for one request every two seconds, which is somebody's own. The first
+    answer ends the outage. When it has lasted `server.wait_s`, everybody who waits is told so, and
+    whoever comes later begins afresh.
+
+    Args:
+        label: The server, for messages.
+        server: How often a request is tried again, and how long an outage may last.
     """
 
-    def __init__(self, label: str, wait_s: float) -> None:
+    def __init__(self, label: str, server: Server) -> None:
         self._label = label
-        self._wait_s = wait_s
+        self._retries = server.retries
+        self._wait_s = server.wait_s
         self._condition = threading.Condition()
+        self._free = LANES
         self._since: float | None = None
         self._next_probe = 0.0
         self._reason = ""
+        self._given_up = 0
 
-    @property
-    def is_open(self) -> bool:
-        return self._since is not None
+    def send(self, request: Callable[[], None]) -> None:
+        """Call `request` until it no longer raises `Unavailable`.
 
-    def enter(self) -> None:
-        """Let a new request in; one that comes after an outage was given up starts afresh."""
+        Raises:
+            ToolError: If the server has been away for too long.
+        """
         with self._condition:
-            if self._since is not None and time.monotonic() >= self._since + self._wait_s:
-                self._since = None
-        self.wait()
+            given_up = self._given_up
+            while not self._free:
+                self._condition.wait()
+                self._still_hoped_for(given_up)
+            self._free -= 1
+        try:
+            self._try(request, given_up)
+        finally:
+            with self._condition:
+                self._free += 1
+                self._condition.notify_all()
 
-    def trip(self, reason: str) -> None:
+    def _try(self, request: Callable[[], None], given_up: int) -> None:
+        failures = 0
+        while True:
+            self._wait(given_up)
+            try:
+                request()
+            except Unavailable as fault:
+                failures += 1
+                if failures <= self._retries and self._since is None:
+                    time.sleep(pause_s(failures, fault))
+                else:
+                    failures = 0
+                    self._open(str(fault), given_up)
+            else:
+                self._close()
+                return
+
+    def _open(self, reason: str, given_up: int) -> None:
         with self._condition:
+            self._still_hoped_for(given_up)
             self._reason = reason
             if self._since is None:
                 self._since = time.monotonic()
@@ -155,33 +194,34 @@ class Breaker:
                         f"{self._wait_s:g} s at most"
                     )
 
-    def wait(self) -> None:
-        """Return when the server is back, or when it is this caller's turn to try.
-
-        Raises:
-            ToolError: If it has been away for too long.
-        """
+    def _wait(self, given_up: int) -> None:
+        """Return when the server is back, or when it is this caller's turn to try."""
         with self._condition:
             while self._since is not None:
                 now = time.monotonic()
                 end = self._since + self._wait_s
                 if now >= end:
-                    waited = f" It was waited for, {self._wait_s:g} s." if self._wait_s else ""
-                    raise ToolError(
-                        f"the search server {self._label} does not answer "
-                        f"({self._reason}).{waited} Start it, or correct 'url'; then resume the "
-                        "run from its last checkpoint with --ckpt_path, or raise 'wait_s' to wait "
-                        "longer. With 'cache' and 'offline: true' a finished run replays without "
-                        "a server."
-                    )
-                if now >= self._next_probe:
+                    self._since = None
+                    self._given_up += 1
+                    self._condition.notify_all()
+                elif now >= self._next_probe:
                     self._next_probe = now + _PROBE_EVERY_S
                     return
-                self._condition.wait(min(end, self._next_probe) - now)
+                else:
+                    self._condition.wait(min(end, self._next_probe) - now)
+            self._still_hoped_for(given_up)
 
-    def close(self) -> None:
-        if self._since is None:
-            return
+    def _still_hoped_for(self, given_up: int) -> None:
+        if self._given_up != given_up:
+            waited = f" It was waited for, {self._wait_s:g} s." if self._wait_s else ""
+            raise ToolError(
+                f"the search server {self._label} does not answer ({self._reason}).{waited} Start "
+                "it, or correct 'url'; then resume the run from its last checkpoint with "
+                "--ckpt_path, or raise 'wait_s' to wait longer. With 'cache' and 'offline: true' a "
+                "finished run replays without a server."
+            )
+
+    def _close(self) -> None:
         with self._condition:
             if self._since is not None:
                 away = time.monotonic() - self._since

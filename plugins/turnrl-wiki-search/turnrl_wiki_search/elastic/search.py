@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import collections
 import threading
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from turnrl import Passage, ToolError
 from turnrl_wiki_search.elastic.access import MAJORS, Access, Server
 from turnrl_wiki_search.elastic.faults import (
+    LANES,
     RETRIED,
-    Breaker,
+    Gate,
     Unavailable,
     call,
-    pause_s,
     translate,
 )
 from turnrl_wiki_search.index import FORMAT, Hit, IndexInfo, SearchIndex, build_command
@@ -24,52 +21,7 @@ from turnrl_wiki_search.index import FORMAT, Hit, IndexInfo, SearchIndex, build_
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
 
-_LANES = 2
 _BATCH = 64
-_GATHER_S = 0.002
-
-
-class _Batcher:
-    """Joins what threads ask within two milliseconds, or while earlier requests are out.
-
-    Lanes are threads that exist only while there is work. They are daemons: a run that is
-    interrupted while a lane waits for a dead server must be able to end.
-    """
-
-    def __init__(self, send: Callable[[list[tuple[str, int]]], list[list[Hit]]]) -> None:
-        self._send = send
-        self._lock = threading.Lock()
-        self._queue: collections.deque[tuple[tuple[str, int], Future[list[Hit]]]] = (
-            collections.deque()
-        )
-        self._lanes = 0
-
-    def ask(self, items: Sequence[tuple[str, int]]) -> list[list[Hit]]:
-        futures: list[Future[list[Hit]]] = [Future() for _ in items]
-        with self._lock:
-            self._queue.extend(zip(items, futures, strict=True))
-            if self._lanes < _LANES:
-                self._lanes += 1
-                threading.Thread(target=self._lane, name="turnrl-search", daemon=True).start()
-        return [future.result() for future in futures]
-
-    def _lane(self) -> None:
-        while True:
-            if len(self._queue) < _BATCH // 2:
-                time.sleep(_GATHER_S)
-            with self._lock:
-                batch = [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
-                if not batch:
-                    self._lanes -= 1
-                    return
-            try:
-                answers = self._send([item for item, _ in batch])
-            except BaseException as error:  # every caller must hear of it, whatever it is
-                for _, future in batch:
-                    future.set_exception(error)
-            else:
-                for (_, future), answer in zip(batch, answers, strict=True):
-                    future.set_result(answer)
 
 
 class ElasticIndex(SearchIndex):
@@ -85,8 +37,7 @@ class ElasticIndex(SearchIndex):
         self._client = self._access.connect(server.timeout_s)
         self._retries = server.retries
         self._name = index
-        self._breaker = Breaker(self._access.label, server.wait_s)
-        self._batcher = _Batcher(self._search)
+        self._gate = Gate(self._access.label, server)
 
     def info(self) -> IndexInfo:
         """Its description. A server that is away is not waited for: this is asked before a run."""
@@ -107,46 +58,53 @@ class ElasticIndex(SearchIndex):
         return described(meta, self._name)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        return self._batcher.ask([(query, k) for query in queries])
+        starts = range(0, len(queries), _BATCH)
+        todo = iter(starts)
+        found: dict[int, list[list[Hit]]] = {}
+        errors: list[BaseException] = []
+
+        def lane() -> None:
+            for start in todo:  # lanes take from one iterator, each what comes next
+                try:
+                    found[start] = self._answer(queries[start : start + _BATCH], k)
+                except BaseException as error:  # the caller must hear of it, whatever it is
+                    errors.append(error)
+                if errors:
+                    return
+
+        # not a pool: its threads are no daemons, and a run that is interrupted while it waits for a
+        # dead server must be able to end
+        others = range(min(LANES, len(starts)) - 1)
+        threads = [threading.Thread(target=lane, daemon=True) for _ in others]
+        for thread in threads:
+            thread.start()
+        lane()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return [hits for start in starts for hits in found[start]]
 
     def close(self) -> None:
         self._client.close()
 
-    def _search(self, items: list[tuple[str, int]]) -> list[list[Hit]]:
+    def _answer(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """Answer a batch, whatever it takes; only what failed is asked again."""
         answers: dict[int, list[Hit]] = {}
-        failures = 0
-        self._breaker.enter()
-        while True:
-            waiting = [i for i in range(len(items)) if i not in answers]
-            try:
-                self._ask(items, waiting, answers)
-            except Unavailable as fault:
-                failures += 1
-                if failures <= self._retries and not self._breaker.is_open:
-                    time.sleep(pause_s(failures, fault))
-                else:
-                    self._breaker.trip(str(fault))
-                    self._breaker.wait()
-                    if not self._breaker.is_open:
-                        failures = 0
-            else:
-                self._breaker.close()
-                return [answers[i] for i in range(len(items))]
+        self._gate.send(lambda: self._ask(queries, k, answers))
+        return [answers[i] for i in range(len(queries))]
 
-    def _ask(
-        self, items: list[tuple[str, int]], waiting: list[int], answers: dict[int, list[Hit]]
-    ) -> None:
+    def _ask(self, queries: Sequence[str], k: int, answers: dict[int, list[Hit]]) -> None:
         """One request; fills in the answers that came, and raises for the first that did not."""
+        waiting = [i for i in range(len(queries)) if i not in answers]
         searches: list[dict[str, Any]] = []
         for i in waiting:
-            query, k = items[i]
             # a shard that is missing would silently shorten the answer, so partial results are
             # refused
             searches.append({"index": self._name, "allow_partial_search_results": False})
             searches.append(
                 {
-                    "query": {"match": {"contents": {"query": query}}},
+                    "query": {"match": {"contents": {"query": queries[i]}}},
                     "size": k,
                     "track_total_hits": False,
                 }
