@@ -13,7 +13,6 @@ import functools
 import json
 import logging
 import os
-import pickle
 import random
 import re
 import shutil
@@ -32,6 +31,7 @@ import pytest
 from turnrl_wiki_search import WikiSearch, elastic, embedded
 from turnrl_wiki_search.command import add_index_command, score_retrieval
 from turnrl_wiki_search.elastic import ElasticIndex, Server, building
+from turnrl_wiki_search.elastic.access import explained
 from turnrl_wiki_search.sources import Corpus, open_source
 
 from turnrl import DataError, RecipeError, Tool, ToolCall, ToolError, ToolResult, TurnRLError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import random
 import sys
@@ -12,10 +13,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from turnrl import DataError, RecipeError, contains_answer
+from turnrl_wiki_search.elastic.access import Server, explained
 from turnrl_wiki_search.index import Analyzer, Backend, Hit, IndexInfo, SearchIndex, clean_query
 
 _BATCH = 64
 _RANKS = (1, 3, 5)
+_ACCESS = [field.name for field in dataclasses.fields(Server) if field.default is None]
+"""The arguments of `Server` that say which one; the others say how patient a run is."""
 
 
 def add_index_command(commands: Any) -> None:
@@ -84,24 +88,14 @@ def _add_index_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=get_args(Backend), default="embedded", help="default: %(default)s"
     )
-    server = parser.add_argument_group(
-        "Elasticsearch",
-        "Each may come from the environment; secrets are given as '${NAME}' only, quoted.",
-    )
-    for name, text in {
-        "url": "address (TURNRL_ES_URL, or http://localhost:9200)",
-        "api-key": "'${NAME}' of the variable that holds the key (TURNRL_ES_API_KEY)",
-        "username": "user (TURNRL_ES_USERNAME, or elastic)",
-        "password": "'${NAME}' of the variable that holds the password (TURNRL_ES_PASSWORD)",
-        "cloud-id": "'${NAME}' of the variable that holds the cloud id (TURNRL_ES_CLOUD_ID)",
-        "ca-certs": "file with the certificates to trust (TURNRL_ES_CA_CERTS)",
-    }.items():
-        server.add_argument(f"--{name}", help=text)
+    server = parser.add_argument_group("Elasticsearch", "Quote '${NAME}' on a command line.")
+    for name in _ACCESS:
+        server.add_argument(f"--{name.replace('_', '-')}", help=explained()[name])
 
 
 def _server_arguments(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     """Arguments given for a server; refuses them where there is none."""
-    names = ("url", "api_key", "username", "password", "cloud_id", "ca_certs", *more)
+    names = (*_ACCESS, *more)
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if given and args.backend == "embedded":
         options = ", ".join("--" + name.replace("_", "-") for name in given)
@@ -118,7 +112,7 @@ def _open(args: argparse.Namespace) -> SearchIndex:
         from turnrl_wiki_search.embedded import EmbeddedIndex
 
         return EmbeddedIndex(args.index)
-    from turnrl_wiki_search.elastic import ElasticIndex, Server
+    from turnrl_wiki_search.elastic import ElasticIndex
 
     return ElasticIndex(Server(**given, wait_s=0), args.index)
 
@@ -139,7 +133,7 @@ def _build(args: argparse.Namespace) -> int:
         from turnrl_wiki_search import elastic
 
         settings = {name: given.pop(name) for name in ("shards", "k1", "b") if name in given}
-        server = elastic.Server(**given)
+        server = Server(**given)
         info = elastic.build(
             server, args.index, corpus, args.analyzer, args.overwrite, progress, **settings
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import inspect
 import logging
 import os
 import re
@@ -32,19 +33,22 @@ class Server:
     """How to reach an Elasticsearch server, without any secret in it: this is what a recipe holds.
 
     The three secrets are given as `${NAME}`, which names an environment variable; a literal is
-    refused, so that none can be saved with a run. What is not given comes from the environment (see
-    `WikiSearch`).
+    refused, so that none can be saved with a run.
 
     Args:
-        url: Address, or addresses of one cluster.
-        api_key: `${NAME}` of the API key.
-        username: User for basic authentication.
-        password: `${NAME}` of the password.
-        cloud_id: `${NAME}` of the id of an Elastic Cloud deployment.
-        ca_certs: File with the certificates to trust.
+        url: Address, or several of one cluster; by default the environment's TURNRL_ES_URL, or
+            http://localhost:9200.
+        api_key: `${NAME}` of the API key; by default TURNRL_ES_API_KEY is used, if set.
+        username: User for basic authentication; by default the environment's TURNRL_ES_USERNAME, or
+            elastic.
+        password: `${NAME}` of the password; by default TURNRL_ES_PASSWORD is used, if set.
+        cloud_id: `${NAME}` of the id of an Elastic Cloud deployment, in place of an address; by
+            default TURNRL_ES_CLOUD_ID is used, if set and no url is given.
+        ca_certs: File with the certificates to trust; by default the environment's
+            TURNRL_ES_CA_CERTS.
         timeout_s: Seconds that one request may take.
         retries: Attempts after a first failure, before the server counts as out of reach.
-        wait_s: Seconds that a caller then waits for it to come back.
+        wait_s: Seconds that the run waits for a server out of reach before it stops.
     Raises:
         RecipeError: If a secret is written out, two ways of access are mixed, or a number makes no
             sense.
@@ -84,6 +88,13 @@ class Server:
             )
         for url in [self.url] if isinstance(self.url, str) else self.url or []:
             _check_url(url, "url")
+
+
+def explained() -> dict[str, str]:
+    """What the docstring of `Server` says about each argument."""
+    args = (inspect.getdoc(Server) or "").partition("Args:")[2].partition("Raises:")[0]
+    found = re.findall(r"\n    (\w+): (.+(?:\n {8}.+)*)", args)
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 def _check_url(url: str, name: str) -> None:
