@@ -30,11 +30,20 @@ from pathlib import Path
 import pytest
 from turnrl_wiki_search import WikiSearch, elastic, embedded
 from turnrl_wiki_search.command import add_index_command, score_retrieval
-from turnrl_wiki_search.elastic import ElasticIndex, Server, building
+from turnrl_wiki_search.elastic import ElasticIndex, Server
 from turnrl_wiki_search.elastic.access import explained
 from turnrl_wiki_search.sources import Corpus, open_source
 
-from turnrl import DataError, RecipeError, Tool, ToolCall, ToolError, ToolResult, TurnRLError
+from turnrl import (
+    DataError,
+    Question,
+    RecipeError,
+    Tool,
+    ToolCall,
+    ToolError,
+    ToolResult,
+    TurnRLError,
+)
 
 pytestmark = pytest.mark.elasticsearch
 
@@ -273,8 +282,8 @@ def write_rows(folder: Path, rows=ROWS) -> Path:
     return path
 
 
-def corpus_of(path: Path) -> Corpus:
-    return Corpus(open_source(str(path)))
+def corpus_of(path: Path, chunk: int = 2000) -> Corpus:
+    return Corpus(open_source(str(path)), chunk=chunk)
 
 
 def ask(tool: WikiSearch, *queries: str) -> list[ToolResult]:
@@ -373,7 +382,7 @@ def test_retrieval_of_real_passages_reaches_the_figures_of_the_folder(url, name,
     lines = (SHARED / "squad" / "dev.jsonl").read_text().splitlines()
     random.Random(0).shuffle(lines)
     rows = [json.loads(line) for line in lines[:500]]
-    questions = [(row["question"], row["answers"]) for row in rows]
+    questions = [Question(row["id"], row["question"], tuple(row["answers"])) for row in rows]
     elastic.build(Server(url=url), name, corpus_of(corpus))
     embedded.build(tmp_path / "index", corpus_of(corpus))
     server = score_retrieval(ElasticIndex(Server(url=url), name), questions, 5)
@@ -636,39 +645,42 @@ def ids_held(url: str, name: str) -> list[int]:
 def test_a_build_goes_on_through_faults_without_losing_or_doubling_a_passage(
     url, proxy, name, tmp_path, capsys
 ):
-    path = many_rows(tmp_path, 9_000)
+    path = many_rows(tmp_path, 900)
     hits = iter(range(1_000_000))
 
     def fault(passages: int) -> None:
         if next(hits) == 1:
             proxy.faults.extend(["drop", (429, {}, {"error": {"reason": "busy"}}), "cut"])
 
-    info = elastic.build(Server(url=proxy.url), name, corpus_of(path), on_progress=fault)
-    assert info.passages == 9_000
-    assert ids_held(url, name) == list(range(9_000))
+    corpus = corpus_of(path, chunk=100)
+    info = elastic.build(Server(url=proxy.url), name, corpus, on_progress=fault)
+    assert info.passages == 900
+    assert ids_held(url, name) == list(range(900))
     assert "trying again from there" in capsys.readouterr().err
 
 
-def test_an_interrupted_build_is_taken_up_where_it_stopped(url, name, tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "_SAVE_EVERY", 2_000)
-    path = many_rows(tmp_path, 9_000)
+def test_an_interrupted_build_is_taken_up_where_it_stopped(url, name, tmp_path):
+    path = many_rows(tmp_path, 900)
 
     class Stop(Exception):
         pass
 
     def stop(passages: int) -> None:
-        if passages >= 6_000:
+        if passages >= 600:
             raise Stop
 
     with pytest.raises(Stop):
-        elastic.build(Server(url=url), name, corpus_of(path), on_progress=stop)
-    with pytest.raises(ToolError, match=r"is unfinished: 4,000 passages so far\. Finish it with"):
+        elastic.build(Server(url=url), name, corpus_of(path, chunk=10), on_progress=stop)
+    # the place is saved every 25 chunks, and the last time it was not reached
+    with pytest.raises(ToolError, match=r"is unfinished: 500 passages so far\. Finish it with"):
         search_tool(name, url).check()
     seen: list[int] = []
-    info = elastic.build(Server(url=url), name, corpus_of(path), on_progress=seen.append)
-    assert seen[0] == 6_000
-    assert ids_held(url, name) == list(range(9_000))
-    assert info.version == search_version(path)
+    corpus = corpus_of(path, chunk=10)
+    info = elastic.build(Server(url=url), name, corpus, on_progress=seen.append)
+    assert seen[0] == 510
+    assert ids_held(url, name) == list(range(900))
+    *_, (_, mark) = corpus_of(path, chunk=10).chunks()
+    assert info.version == f"elasticsearch-{mark.digest}-english-1.2-0.75"
 
 
 def test_a_corpus_that_breaks_off_is_named_and_the_server_keeps_an_unfinished_index(
@@ -687,9 +699,7 @@ def test_an_unfinished_build_of_something_else_is_not_taken_up(url, name, tmp_pa
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        elastic.build(
-            Server(url=url), name, corpus_of(many_rows(tmp_path, 3_000)), on_progress=stop
-        )
+        elastic.build(Server(url=url), name, corpus_of(many_rows(tmp_path, 30)), on_progress=stop)
     other = corpus_of(write_rows(tmp_path))
     with pytest.raises(ToolError, match=r"unfinished build of something else\. Add --overwrite"):
         elastic.build(Server(url=url), name, other)

@@ -26,6 +26,7 @@ from turnrl_wiki_search.tool import cut_to_tokens, estimate_tokens
 from turnrl import (
     DataError,
     Passage,
+    Question,
     RecipeError,
     ToolCall,
     ToolError,
@@ -63,8 +64,8 @@ def write_rows(path: Path, rows=ROWS) -> Path:
     return path
 
 
-def corpus_of(path: Path, split: str = "none") -> Corpus:
-    return Corpus(open_source(str(path)), Splitter.parse(split))
+def corpus_of(path: Path, chunk: int = 2000) -> Corpus:
+    return Corpus(open_source(str(path)), chunk=chunk)
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +348,6 @@ def test_an_interrupted_build_goes_on_without_losing_or_doubling_a_passage(
 ):
     monkeypatch.setattr(embedded, "_COMMIT_EVERY", 500)
     monkeypatch.setattr(embedded, "_ONE_SEGMENT", 900)
-    monkeypatch.setattr(Corpus.chunks, "__defaults__", (None, 100))
     rows = [{"id": i, "title": f"Page {i}", "text": f"unique{i} and shared."} for i in range(3000)]
     path = write_rows(tmp_path / "rows.jsonl", rows)
 
@@ -356,15 +356,15 @@ def test_an_interrupted_build_goes_on_without_losing_or_doubling_a_passage(
             raise _Stop
 
     with pytest.raises(_Stop):
-        embedded.build(tmp_path / "index", corpus_of(path), on_progress=stop)
+        embedded.build(tmp_path / "index", corpus_of(path, chunk=100), on_progress=stop)
     with pytest.raises(ToolError, match="an unfinished build beside it"):
         embedded.read_info(tmp_path / "index")
     seen = []
-    info = embedded.build(tmp_path / "index", corpus_of(path), on_progress=seen.append)
+    info = embedded.build(tmp_path / "index", corpus_of(path, chunk=100), on_progress=seen.append)
     # 2600 passages: commits at 500 (or 900, when more threads start), ..., so work was not done
     # anew
     assert seen[0] > 100 or stop_at == 400
-    whole = embedded.build(tmp_path / "whole", corpus_of(path))
+    whole = embedded.build(tmp_path / "whole", corpus_of(path, chunk=100))
     assert (info.passages, info.version) == (3000, whole.version)
     hits = embedded.EmbeddedIndex(tmp_path / "index").search(["shared"], 4000)[0]
     assert sorted(int(h.passage.id) for h in hits) == list(range(3000))
@@ -394,16 +394,14 @@ embedded.build(sys.argv[1], Corpus(open_source(sys.argv[2])), on_progress=stop)
     assert len({h.passage.id for h in hits}) == len(hits) == 60_000
 
 
-def test_an_interrupted_build_of_another_corpus_is_begun_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(Corpus.chunks, "__defaults__", (None, 2))
-
+def test_an_interrupted_build_of_another_corpus_is_begun_anew(tmp_path):
     def stop(passages: int) -> None:
         raise _Stop
 
     first, second = write_rows(tmp_path / "a.jsonl"), write_rows(tmp_path / "b.jsonl", ROWS[:3])
     with pytest.raises(_Stop):
-        embedded.build(tmp_path / "index", corpus_of(first), on_progress=stop)
-    assert embedded.build(tmp_path / "index", corpus_of(second)).passages == 3
+        embedded.build(tmp_path / "index", corpus_of(first, chunk=2), on_progress=stop)
+    assert embedded.build(tmp_path / "index", corpus_of(second, chunk=2)).passages == 3
 
 
 def test_an_index_is_replaced_only_when_told_to(tmp_path):
@@ -665,35 +663,45 @@ def test_the_command_builds_describes_and_searches(tmp_path, capsys):
     assert [(h["id"], h["title"]) for h in hits] == [("1", "Utrecht")]
 
 
-def test_the_command_scores_a_file_of_questions(tmp_path, small_index, capsys):
+def test_the_command_scores_a_file_of_questions(tmp_path, small_index, capsys, caplog):
     questions = write_rows(
         tmp_path / "questions.jsonl",
         [
             {"question": "What is the capital of France?", "answers": ["paris!", "Lutetia"]},
             {"question": "Which tower is in Utrecht?", "answers": ["Eiffel"]},  # second passage
-            {"question": "Who is it?", "answers": ["The Who"]},  # "who" alone, found by title
-            {"question": "Is there a zebra?", "answers": [""]},
+            {"question": "Who is it?", "answers": "The Who"},  # "who" alone, found by title
+            {"question": "Is there a zebra\ud800\0?", "answers": ["yes"]},
+            {"question": "Is there a zebra?", "answers": ["the"]},  # nothing is left of the answer
         ],
     )
-    assert (
-        turnrl(
-            "index", "search", "--questions", questions, "--index", small_index, "-k", 5, "--json"
-        )
-        == 0
-    )
+    words = ["index", "search", "--questions", questions, "--index", small_index]
+    assert turnrl(*words, "-k", 5, "--json") == 0
     score = json.loads(capsys.readouterr().out)
     assert [score[f"answer@{n}"] for n in (1, 3, 5)] == [0.5, 0.75, 0.75]
-    assert score["queries_per_s"] > 0
+    assert (score["questions"], score["queries_per_s"] > 0) == (4, True)
+    assert "left out 1 of 5 rows" in caplog.text
+    assert turnrl(*words, "--sample", 2, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["questions"] == 2
+    assert turnrl(*words, "--sample", 5) == 2
+    assert "--sample 5: " in capsys.readouterr().err
+
+
+def test_the_command_scores_the_questions_of_an_installed_data_set(small_index, capsys):
+    words = ["--questions", "Atlas", "--sample", 3, "--index", small_index]
+    assert turnrl("index", "search", *words) == 0
+    assert capsys.readouterr().out.startswith("3 questions over 4 passages")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["search", "x", "--index", "nowhere"], "no search index in 'nowhere'"),
-        (["search", "--index", "nowhere"], "a query or --questions FILE"),
+        (["search", "--index", "nowhere"], "a query or --questions SOURCE"),
         (["search", " ", "--index", "nowhere"], "the query is empty"),
         (["search", "x", "--index", "nowhere", "-k", "0"], "-k is 0"),
         (["search", "--questions", "gone.jsonl", "--index", "x"], "no file 'gone.jsonl'"),
+        (["search", "--questions", "Atlass", "--index", "x"], "'Atlass'"),
+        (["search", "x", "--sample", "3", "--index", "x"], "Add --questions SOURCE"),
         (["info", "--index", "nowhere"], "no search index in 'nowhere'"),
         (["info", "--index", "x", "--api-key", "k"], "--api-key: an embedded index has no server"),
         (["build", "--index", "x", "--source", "Nothing"], "no source 'Nothing'"),
@@ -808,7 +816,8 @@ def test_the_tool_keeps_to_the_contract(small_index):
 
 def test_score_retrieval_counts_the_first_passage_that_holds_an_answer(small_index):
     index = embedded.EmbeddedIndex(small_index)
-    score = score_retrieval(index, [("tower", ["Eiffel"]), ("tower", ["Dom"])], 2)
+    questions = [Question("1", "tower", ("Eiffel",)), Question("2", "tower", ("Dom",))]
+    score = score_retrieval(index, questions, 2)
     # each answer stands in one of the two passages on towers, one of which is first
     assert (score["answer@1"], score["answer@2"]) == (0.5, 1.0)
     assert "answer@3" not in score
