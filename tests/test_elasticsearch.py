@@ -939,7 +939,7 @@ def test_figures_of_the_server(url, name, tmp_path):
     threads(8, queries[:1000])
     rates = {"plain 1": timed(threads, 1, queries[1000:2000])}
     rates["plain 64"] = timed(threads, 64, queries[2000:5000])
-    # 336: the calls of 16 questions, each asked 21 times; no query comes twice, for it would be warm
+    # 336: the calls of 16 questions, each asked 21 times; a query that came twice would be warm
     for part, size in enumerate((1, 16, 64, 336)):
         some = queries[5000 + part * 1344 :][:1344]
         rates[f"batches of {size}"] = timed(batches, size, some)

@@ -136,7 +136,7 @@ class WikiSearch(Tool):
         ]
 
     def _opened(self) -> SearchIndex:
-        """The index, opened on first use: a tool travels to its worker before it opens anything."""
+        """The index, opened on first use: a recipe can be read without it."""
         with self._lock:
             if self._open is None:
                 if self._cache is None:

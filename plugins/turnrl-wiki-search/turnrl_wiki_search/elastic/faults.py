@@ -22,7 +22,7 @@ RETRIED = (429, 502, 503, 504)
 """Statuses after which the same request may succeed."""
 
 LANES = 2
-"""Searches that are under way at once: a second keeps the server busy, a third adds nothing."""
+"""Requests that are under way at once: the server reads one while we read the other's answers."""
 
 _LONGEST_BACKOFF_S = 8.0
 _LONGEST_PAUSE_S = 60.0
