@@ -2,16 +2,18 @@
 
 The server is the one at `TURNRL_TEST_ES_URL` if set, else `../shared/elasticsearch/server` beside
 the repository starts one, else these tests are skipped. Those that crash or stop a server, or need
-a password, always start one of their own.
+a password, share a second one, which is always our own.
 """
 
 import argparse
+import atexit
 import base64
 import collections
+import contextlib
+import functools
 import json
 import logging
 import os
-import pickle
 import random
 import re
 import shutil
@@ -30,9 +32,19 @@ import pytest
 from turnrl_wiki_search import WikiSearch, elastic, embedded
 from turnrl_wiki_search.command import add_index_command, score_retrieval
 from turnrl_wiki_search.elastic import ElasticIndex, Server
+from turnrl_wiki_search.elastic.access import explained
 from turnrl_wiki_search.sources import Corpus, open_source
 
-from turnrl import DataError, RecipeError, Tool, ToolCall, ToolError, ToolResult, TurnRLError
+from turnrl import (
+    DataError,
+    Question,
+    RecipeError,
+    Tool,
+    ToolCall,
+    ToolError,
+    ToolResult,
+    TurnRLError,
+)
 
 pytestmark = pytest.mark.elasticsearch
 
@@ -66,29 +78,47 @@ QUICK = {"timeout_s": 2.0, "retries": 1, "wait_s": 30.0}
 
 
 class Node:
-    """A server of our own, which may be crashed and stopped."""
+    """A server of our own, which may be crashed and stopped. It starts in the background."""
 
     def __init__(self, *options: str) -> None:
         if not STARTER.is_file() or shutil.which("java") is None:
             pytest.skip(f"needs {STARTER} and Java 17 to start an Elasticsearch server")
         self.home = tempfile.mkdtemp(prefix="turnrl-es-")
-        self.url = self._do("start", "--port", str(free_port()), *options)
         self.certificate = str(Path(self.home, "http.crt"))
+        self._start = self._do("start", "--port", str(free_port()), *options)
 
-    def _do(self, action: str, *options: str) -> str:
+    @functools.cached_property
+    def url(self) -> str:
+        """Its address, once it answers."""
+        out, error = self._start.communicate()
+        assert self._start.returncode == 0, error
+        return out.strip()
+
+    def _do(self, action: str, *options: str) -> subprocess.Popen:
         command = [str(STARTER), action, "--home", self.home, *options]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def signal(self, number: int) -> None:
         os.kill(int(Path(self.home, "pid").read_text()), number)
 
     def resume(self) -> None:
-        self._do("resume")
+        """Start it again, and return when it answers."""
+        with self._do("resume") as resuming:
+            _, error = resuming.communicate()
+        assert resuming.returncode == 0, error
 
     def close(self) -> None:
-        self._do("stop")
+        assert self.url
+        self.signal(signal.SIGKILL)
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+@functools.cache
+def shared_node(locked: bool) -> Node:
+    """The one server of its kind, for all test files; `locked`: with password and certificate."""
+    node = Node("--password", PASSWORD, "--tls", "--heap", "384m") if locked else Node()
+    atexit.register(node.close)
+    return node
 
 
 def free_port() -> int:
@@ -100,24 +130,22 @@ def free_port() -> int:
             return port
 
 
-@pytest.fixture(scope="session")
-def own_node():
-    node = Node()
-    yield node
-    node.close()
-
-
-@pytest.fixture(scope="module")
-def locked_node():
-    """A server with a password and a certificate of its own."""
-    node = Node("--password", PASSWORD, "--tls", "--heap", "384m")
-    yield node
-    node.close()
+@pytest.fixture(scope="session", autouse=True)
+def _start_early(request) -> None:
+    """A server takes ten seconds to start; the tests that need none of its kind may go first."""
+    if any("locked_node" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        with contextlib.suppress(pytest.skip.Exception):  # which `locked_node` will say again
+            shared_node(locked=True)
 
 
 @pytest.fixture(scope="session")
-def url(request) -> str:
-    return os.environ.get("TURNRL_TEST_ES_URL") or request.getfixturevalue("own_node").url
+def locked_node() -> Node:
+    return shared_node(locked=True)
+
+
+@pytest.fixture(scope="session")
+def url() -> str:
+    return os.environ.get("TURNRL_TEST_ES_URL") or shared_node(locked=False).url
 
 
 class Proxy:
@@ -132,21 +160,27 @@ class Proxy:
         host, port = target.removeprefix("http://").split(":")
         self._target = (host, int(port))
         self.faults: collections.deque = collections.deque()
-        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
         self.connections = 0
+        self.busiest = 0
         self.down = False
+        self._busy = 0
+        self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def set_down(self, down: bool) -> None:
-        self.down = down
-        for connection in list(self._open) if down else []:
-            connection.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self.down = down
+            for connection in self._open if down else ():
+                with contextlib.suppress(OSError):  # the client hung up first
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.set_down(True)
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
 
     def _accept(self) -> None:
@@ -155,22 +189,26 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            self.connections += 1
-            if self.down:
-                client.close()
-                continue
+            with self._lock:
+                self.connections += 1
+                if self.down:
+                    client.close()
+                    continue
+                self._open.add(client)
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        self._open.add(client)
         try:
-            with client, client.makefile("rb") as reader:
+            with client.makefile("rb") as reader:
                 while self._one(client, reader):
                     pass
         except OSError:
             pass
         finally:
-            self._open.discard(client)
+            # closed only where `set_down` cannot be shutting it down
+            with self._lock:
+                self._open.discard(client)
+                client.close()
 
     def _one(self, client: socket.socket, reader) -> bool:
         head, headers = self._head(reader)
@@ -178,8 +216,20 @@ class Proxy:
             return False
         body = reader.read(int(headers.get("content-length", 0)))
         method, path, _ = head.split("\r\n")[0].split(" ")
-        self.requests.append((method, path, headers))
-        fault = self.faults.popleft() if self.faults else None
+        with self._lock:
+            self.requests.append((method, path, headers, body))
+            fault = self.faults.popleft() if self.faults else None
+            self._busy += 1
+            self.busiest = max(self.busiest, self._busy)
+        try:
+            return self._answer_one(client, head, method, body, fault)
+        finally:
+            with self._lock:
+                self._busy -= 1
+
+    def _answer_one(
+        self, client: socket.socket, head: str, method: str, body: bytes, fault: object
+    ) -> bool:
         if fault == "drop":
             return False
         if isinstance(fault, tuple):
@@ -237,8 +287,9 @@ def name() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def small_index(url, tmp_path_factory) -> str:
+    """An index that tests only read."""
     name = f"test-small-{uuid.uuid4().hex[:8]}"
     elastic.build(Server(url=url), name, corpus_of(write_rows(tmp_path_factory.mktemp("s"))))
     return name
@@ -250,8 +301,8 @@ def write_rows(folder: Path, rows=ROWS) -> Path:
     return path
 
 
-def corpus_of(path: Path) -> Corpus:
-    return Corpus(open_source(str(path)))
+def corpus_of(path: Path, chunk: int = 2000) -> Corpus:
+    return Corpus(open_source(str(path)), chunk=chunk)
 
 
 def ask(tool: WikiSearch, *queries: str) -> list[ToolResult]:
@@ -350,7 +401,7 @@ def test_retrieval_of_real_passages_reaches_the_figures_of_the_folder(url, name,
     lines = (SHARED / "squad" / "dev.jsonl").read_text().splitlines()
     random.Random(0).shuffle(lines)
     rows = [json.loads(line) for line in lines[:500]]
-    questions = [(row["question"], row["answers"]) for row in rows]
+    questions = [Question(row["id"], row["question"], tuple(row["answers"])) for row in rows]
     elastic.build(Server(url=url), name, corpus_of(corpus))
     embedded.build(tmp_path / "index", corpus_of(corpus))
     server = score_retrieval(ElasticIndex(Server(url=url), name), questions, 5)
@@ -363,18 +414,35 @@ def test_retrieval_of_real_passages_reaches_the_figures_of_the_folder(url, name,
 # --- calls together ---
 
 
-def test_callers_at_once_share_requests_and_each_gets_its_own_answer(small_index, proxy):
+def test_a_batch_leaves_in_requests_of_64_over_two_connections_and_answers_keep_their_order(
+    small_index, proxy
+):
     tool = search_tool(small_index, proxy.url, top_k=1)
-    ask(tool, "warm")
-    before = len(proxy.requests)
     words = {"Utrecht": "1", "Paris": "2", "coffee": "3"}
-    queries = [f"{random.Random(i).choice(list(words))} number{i}" for i in range(256)]
-    with ThreadPoolExecutor(64) as pool:
-        results = list(pool.map(lambda query: ask(tool, query)[0], queries))
+    queries = [f"{random.Random(i).choice(list(words))} number{i}" for i in range(300)]
+    proxy.faults.extend([0.1] * 5)
+    results = ask(tool, *queries)
     assert [r.metadata["passage_ids"] for r in results] == [[words[q.split()[0]]] for q in queries]
-    sent = [path for _, path, _ in proxy.requests[before:]]
-    assert all(path.startswith("/_msearch") for path in sent)
-    assert len(sent) <= 64  # at least 4 queries in each, on average
+    # a header and a query, each on its line
+    sizes = [body.count(b"\n") / 2 for *_, body in proxy.requests]
+    assert sorted(sizes) == [300 - 4 * 64, 64, 64, 64, 64]
+    assert (proxy.connections, proxy.busiest) == (2, 2)
+
+
+def test_batches_that_meet_share_the_two_connections(small_index, proxy):
+    tool = search_tool(small_index, proxy.url, top_k=1)
+    words = {"Utrecht": "1", "Paris": "2", "coffee": "3"}
+    proxy.faults.extend([0.1] * 8)
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda word: ask(tool, word)[0], [*words] * 3))
+    assert [r.metadata["passage_ids"] for r in results] == [[i] for i in words.values()] * 3
+    assert proxy.busiest == 2
+
+
+def test_a_batch_of_which_one_request_is_refused_is_an_error(small_index, proxy):
+    proxy.faults.extend([0.0, (400, {}, {"error": {"reason": "odd"}})])
+    with pytest.raises(ToolError, match=r"refused a request .*odd"):
+        ask(search_tool(small_index, proxy.url), *(f"tower {i}" for i in range(200)))
 
 
 # --- faults that pass ---
@@ -385,7 +453,7 @@ def test_callers_at_once_share_requests_and_each_gets_its_own_answer(small_index
     [
         "drop",
         "cut",
-        3.0,  # longer than timeout_s
+        1.5,  # longer than timeout_s
         (502, {}, {}),
         (503, {}, {"error": {"reason": "unavailable"}, "status": 503}),
         (504, {}, {}),
@@ -397,7 +465,7 @@ def test_callers_at_once_share_requests_and_each_gets_its_own_answer(small_index
     ids=str,
 )
 def test_a_passing_fault_leaves_no_trace_in_the_answer(small_index, proxy, fault, capsys):
-    tool = search_tool(small_index, proxy.url)
+    tool = search_tool(small_index, proxy.url, timeout_s=1.0)
     calm = ask(tool, "tower")
     proxy.faults.append(fault)
     assert ask(tool, "tower") == calm
@@ -503,13 +571,13 @@ def test_an_outage_pauses_all_callers_and_leaves_no_trace(small_index, proxy, ca
     before = proxy.connections
     with ThreadPoolExecutor(16) as pool:
         calls = [(word, pool.submit(ask, tool, word)) for word in words * 8]
-        time.sleep(6)
+        time.sleep(3)
         tried = proxy.connections - before
         assert not any(call.done() for _, call in calls)
         proxy.set_down(False)
         assert all(call.result(timeout=20)[0] == calm[word] for word, call in calls)
-    # two lanes with 2 attempts each, then one request every 2 seconds, whoever asks
-    assert tried <= 8
+    # two callers with 2 attempts each, then one request every 2 seconds, whoever asks
+    assert 2 < tried <= 2 * 2 + 2
     first, last = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
         rf"turnrl: {proxy.url} does not answer \(.*\); the run waits for it, 30 s at most", first
@@ -518,7 +586,7 @@ def test_an_outage_pauses_all_callers_and_leaves_no_trace(small_index, proxy, ca
 
 
 def test_an_outage_that_lasts_stops_the_run_with_the_next_step(small_index, proxy):
-    tool = search_tool(small_index, proxy.url, wait_s=3.0)
+    tool = search_tool(small_index, proxy.url, wait_s=1.0)
     ask(tool, "tower")
     proxy.set_down(True)
     begin = time.monotonic()
@@ -526,10 +594,10 @@ def test_an_outage_that_lasts_stops_the_run_with_the_next_step(small_index, prox
         calls = [pool.submit(ask, tool, "tower") for _ in range(8)]
         for call in calls:
             with pytest.raises(
-                ToolError, match=rf"{proxy.url} does not answer .*waited for, 3 s.*--ckpt_path"
+                ToolError, match=rf"{proxy.url} does not answer .*waited for, 1 s.*--ckpt_path"
             ):
                 call.result()
-    assert 3 <= time.monotonic() - begin < tool.timeout_s
+    assert 1 <= time.monotonic() - begin < 3  # all eight wait for the one outage together
     proxy.set_down(False)
     assert ask(tool, "Utrecht")[0].ok
 
@@ -541,39 +609,42 @@ def test_the_tools_time_limit_leaves_room_for_the_whole_wait(url):
     assert WikiSearch("x", "elasticsearch", url=url).timeout_s > 900
 
 
-@pytest.mark.parametrize("how", ["crash", "stop"])
+# a server that crashes under a whole run is in the default run: test_outage_elasticsearch
+@pytest.mark.parametrize("how", [pytest.param("crash", marks=pytest.mark.slow), "stop"])
 def test_a_real_server_that_goes_away_and_comes_back_is_waited_for(
-    locked_node, tmp_path, name, how, monkeypatch
+    locked_node, tmp_path, name, how, monkeypatch, capsys
 ):
     monkeypatch.setenv("TURNRL_ES_PASSWORD", PASSWORD)
     monkeypatch.setenv("TURNRL_ES_CA_CERTS", locked_node.certificate)
     elastic.build(Server(url=locked_node.url), name, corpus_of(write_rows(tmp_path)))
-    tool = search_tool(name, locked_node.url, top_k=1, wait_s=90.0)
+    tool = search_tool(name, locked_node.url, top_k=1, timeout_s=1.0, wait_s=90.0)
     words = ["Utrecht", "Paris", "coffee", "zebra"]
-    calm = {word: ask(tool, word)[0] for word in words}
-    stop = threading.Event()
+    calm = dict(zip(words, ask(tool, *words), strict=True))
+    back = threading.Event()
 
     def callers(number: int) -> list[tuple[str, ToolResult]]:
         answers = []
-        while not stop.is_set():
+        while not back.is_set() or len(answers) < 10:
             word = words[(number + len(answers)) % len(words)]
             answers.append((word, ask(tool, word)[0]))
         return answers
 
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(callers, i) for i in range(8)]
-        time.sleep(1)
+        time.sleep(0.2)
         if how == "crash":
             locked_node.signal(signal.SIGKILL)
             locked_node.resume()  # takes some seconds
         else:
             locked_node.signal(signal.SIGSTOP)
-            time.sleep(6)
+            time.sleep(4)  # two attempts of 1 s each and their pause, and then it counts as away
             locked_node.signal(signal.SIGCONT)
-        time.sleep(3)
-        stop.set()
+        back.set()
         answers = [answer for call in calls for answer in call.result(timeout=90)]
-    assert len(answers) > 50
+    told = capsys.readouterr().err
+    assert "does not answer" in told
+    assert "answers again after" in told
+    assert len(answers) >= 80
     assert all(result == calm[word] for word, result in answers)
 
 
@@ -594,56 +665,53 @@ def ids_held(url: str, name: str) -> list[int]:
 def test_a_build_goes_on_through_faults_without_losing_or_doubling_a_passage(
     url, proxy, name, tmp_path, capsys
 ):
-    path = many_rows(tmp_path, 9_000)
+    path = many_rows(tmp_path, 900)
     hits = iter(range(1_000_000))
 
     def fault(passages: int) -> None:
         if next(hits) == 1:
             proxy.faults.extend(["drop", (429, {}, {"error": {"reason": "busy"}}), "cut"])
 
-    info = elastic.build(Server(url=proxy.url), name, corpus_of(path), on_progress=fault)
-    assert info.passages == 9_000
-    assert ids_held(url, name) == list(range(9_000))
+    corpus = corpus_of(path, chunk=100)
+    info = elastic.build(Server(url=proxy.url), name, corpus, on_progress=fault)
+    assert info.passages == 900
+    assert ids_held(url, name) == list(range(900))
     assert "trying again from there" in capsys.readouterr().err
 
 
-def test_an_interrupted_build_is_taken_up_where_it_stopped(url, name, tmp_path, monkeypatch):
-    monkeypatch.setattr(elastic, "_SAVE_EVERY", 2_000)
-    path = many_rows(tmp_path, 9_000)
+def test_an_interrupted_build_is_taken_up_where_it_stopped(url, name, tmp_path):
+    path = many_rows(tmp_path, 900)
 
     class Stop(Exception):
         pass
 
     def stop(passages: int) -> None:
-        if passages >= 6_000:
+        if passages >= 600:
             raise Stop
 
     with pytest.raises(Stop):
-        elastic.build(Server(url=url), name, corpus_of(path), on_progress=stop)
-    with pytest.raises(ToolError, match=r"is unfinished: 4,000 passages so far\. Finish it with"):
+        elastic.build(Server(url=url), name, corpus_of(path, chunk=10), on_progress=stop)
+    # the place is saved every 25 chunks, and the last time it was not reached
+    with pytest.raises(ToolError, match=r"is unfinished: 500 passages so far\. Finish it with"):
         search_tool(name, url).check()
     seen: list[int] = []
-    info = elastic.build(Server(url=url), name, corpus_of(path), on_progress=seen.append)
-    assert seen[0] == 6_000
-    assert ids_held(url, name) == list(range(9_000))
-    assert info.version == search_version(path)
+    corpus = corpus_of(path, chunk=10)
+    info = elastic.build(Server(url=url), name, corpus, on_progress=seen.append)
+    assert seen[0] == 510
+    assert ids_held(url, name) == list(range(900))
+    *_, (_, mark) = corpus_of(path, chunk=10).chunks()
+    assert info.version == f"elasticsearch-{mark.digest}-english-1.2-0.75"
 
 
 def test_a_corpus_that_breaks_off_is_named_and_the_server_keeps_an_unfinished_index(
     url, name, tmp_path
 ):
-    path = many_rows(tmp_path, 5_000)
+    path = many_rows(tmp_path, 50)
     path.write_text(path.read_text() + '{"id": 1')
-    with pytest.raises(DataError, match=r"rows\.jsonl, line 5001: not JSON"):
-        elastic.build(Server(url=url), name, corpus_of(path))
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 51: not JSON"):
+        elastic.build(Server(url=url), name, corpus_of(path, chunk=20))
     with pytest.raises(ToolError, match="is unfinished"):
         search_tool(name, url).check()
-
-
-def search_version(path: Path) -> str:
-    """The version an uninterrupted build gives, from the corpus alone."""
-    *_, (_, mark) = corpus_of(path).chunks()
-    return f"elasticsearch-{mark.digest}-english-1.2-0.75"
 
 
 def test_an_unfinished_build_of_something_else_is_not_taken_up(url, name, tmp_path):
@@ -651,9 +719,7 @@ def test_an_unfinished_build_of_something_else_is_not_taken_up(url, name, tmp_pa
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        elastic.build(
-            Server(url=url), name, corpus_of(many_rows(tmp_path, 3_000)), on_progress=stop
-        )
+        elastic.build(Server(url=url), name, corpus_of(many_rows(tmp_path, 30)), on_progress=stop)
     other = corpus_of(write_rows(tmp_path))
     with pytest.raises(ToolError, match=r"unfinished build of something else\. Add --overwrite"):
         elastic.build(Server(url=url), name, other)
@@ -721,7 +787,6 @@ def test_a_locked_server_opens_to_secrets_that_nothing_else_ever_shows(
         *capsys.readouterr()
     ]
     shown += [path.read_bytes().decode("latin-1") for path in tmp_path.iterdir()]
-    shown += [pickle.dumps(tool).decode("latin-1")]
     basic = base64.b64encode(f"elastic:{PASSWORD}".encode()).decode()
     assert not [text for text in shown for secret in (PASSWORD, API_KEY, basic) if secret in text]
 
@@ -792,6 +857,26 @@ def test_neither_a_cloud_id_nor_the_host_in_it_is_ever_shown(monkeypatch, caplog
         assert CLOUD_HOST not in text
 
 
+def test_a_recipe_gives_each_argument_of_the_server_by_its_own_name(tmp_path, capsys):
+    from jsonargparse import ArgumentParser
+
+    given = {"url": ["https://a:1", "https://b:1"], "username": "me", "password": "${P}"}
+    given |= {"ca_certs": "c.crt", "timeout_s": 3.0, "retries": 2, "wait_s": 7.0}
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--tool", type=Tool)
+    init = {"index": "wiki", "backend": "elasticsearch", **given}
+    config = parser.parse_object({"tool": {"class_path": "WikiSearch", "init_args": init}})
+    assert parser.instantiate(config).tool._server == Server(**given)
+    with pytest.raises(Exception, match="Option 'ulr' is not accepted"):
+        parser.parse_object({"tool": {"class_path": "WikiSearch", "init_args": {"ulr": "x"}}})
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--tool.help", "WikiSearch"])
+    told = capsys.readouterr().out
+    for name, text in explained().items():
+        assert re.search(rf"--tool\.{name}\b", told)
+        assert text.split()[0] in told
+
+
 def test_a_saved_recipe_holds_names_and_no_secrets(monkeypatch):
     from jsonargparse import ArgumentParser
 
@@ -814,7 +899,7 @@ def test_a_saved_recipe_holds_names_and_no_secrets(monkeypatch):
 @pytest.mark.slow
 @needs_shared_data
 def test_figures_of_the_server(url, name, tmp_path):
-    """Rates over 400,000 passages; run alone on a quiet machine."""
+    """Rates over 400,000 passages, in batches as the rollout sends them; run alone."""
     import elasticsearch
 
     files = ["squad", "multihop/hotpotqa", "multihop/2wiki"]
@@ -838,19 +923,27 @@ def test_figures_of_the_server(url, name, tmp_path):
     def plain(query: str) -> None:
         client.search(index=name, query={"match": {"contents": query}}, size=3)
 
-    def timed(call, some: list[str], threads: int) -> float:
+    def threads(count: int, some: list[str]) -> None:
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(plain, some))
+
+    def batches(size: int, some: list[str]) -> None:
+        for start in range(0, len(some), size):
+            ask(tool, *some[start : start + size])
+
+    def timed(call, size: int, some: list[str]) -> float:
         begin = time.perf_counter()
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(call, some))
+        call(size, some)
         return len(some) / (time.perf_counter() - begin)
 
-    timed(plain, queries[:1000], 8)
-    rates = {
-        "one": timed(plain, queries[1000:2000], 1),
-        "threads": timed(plain, queries[2000:5000], 64),
-        "tool": timed(lambda query: ask(tool, query), queries[5000:10_000], 64),
-    }
+    threads(8, queries[:1000])
+    rates = {"plain 1": timed(threads, 1, queries[1000:2000])}
+    rates["plain 64"] = timed(threads, 64, queries[2000:5000])
+    # 336: the calls of 16 questions, each asked 21 times; a query that came twice would be warm
+    for part, size in enumerate((1, 16, 64, 336)):
+        some = queries[5000 + part * 1344 :][:1344]
+        rates[f"batches of {size}"] = timed(batches, size, some)
     client.close()
     print({key: round(value) for key, value in rates.items()})
-    assert rates["tool"] >= 1.4 * rates["threads"]
-    assert rates["tool"] >= 2.5 * rates["one"]
+    assert rates["batches of 336"] >= 1.4 * rates["plain 64"]
+    assert rates["batches of 64"] >= 2 * rates["plain 1"]

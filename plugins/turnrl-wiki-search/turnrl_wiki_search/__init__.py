@@ -3,7 +3,7 @@
     index       what a search index is: its description, its hits, one way to ask it
     sources     where passages come from, how articles are split, how reading resumes
     embedded    an index in a folder (tantivy), no server
-    elastic     an index on an Elasticsearch server: retries, outages, secrets
+    elastic     an index on an Elasticsearch server: access, faults, search, building
     cache       answers kept on disk, for repeated epochs and for replay without a server
     tool        `WikiSearch`, which the policy calls
     command     `turnrl index build | info | search`

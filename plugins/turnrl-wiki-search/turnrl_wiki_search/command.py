@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from turnrl import DataError, RecipeError, contains_answer
+from turnrl import Question, RecipeError, contains_answer
+from turnrl_wiki_search.elastic.access import Server, explained
 from turnrl_wiki_search.index import Analyzer, Backend, Hit, IndexInfo, SearchIndex, clean_query
 
 _BATCH = 64
 _RANKS = (1, 3, 5)
+_ACCESS = [field.name for field in dataclasses.fields(Server) if field.default is None]
+"""The arguments of `Server` that say which one; the others say how patient a run is."""
 
 
 def add_index_command(commands: Any) -> None:
@@ -61,11 +65,14 @@ def add_index_command(commands: Any) -> None:
     info.set_defaults(run=_info)
 
     search = actions.add_parser(
-        "search", help="search for a query, or score retrieval on a file of questions"
+        "search", help="search for a query, or score retrieval on questions with answers"
     )
     search.add_argument("query", nargs="?", help="what to look for")
     search.add_argument(
-        "--questions", metavar="FILE", help="a .jsonl file with 'question' and 'answers'"
+        "--questions",
+        metavar="SOURCE",
+        help="a .jsonl, .json, .csv or .parquet file with 'question' and 'answers', or any data "
+        "set that a recipe's data.val can name",
     )
     search.add_argument(
         "--sample", type=int, metavar="N", help="take N of the questions, drawn with --seed"
@@ -84,24 +91,14 @@ def _add_index_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=get_args(Backend), default="embedded", help="default: %(default)s"
     )
-    server = parser.add_argument_group(
-        "Elasticsearch",
-        "Each may come from the environment; secrets are given as '${NAME}' only, quoted.",
-    )
-    for name, text in {
-        "url": "address (TURNRL_ES_URL, or http://localhost:9200)",
-        "api-key": "'${NAME}' of the variable that holds the key (TURNRL_ES_API_KEY)",
-        "username": "user (TURNRL_ES_USERNAME, or elastic)",
-        "password": "'${NAME}' of the variable that holds the password (TURNRL_ES_PASSWORD)",
-        "cloud-id": "'${NAME}' of the variable that holds the cloud id (TURNRL_ES_CLOUD_ID)",
-        "ca-certs": "file with the certificates to trust (TURNRL_ES_CA_CERTS)",
-    }.items():
-        server.add_argument(f"--{name}", help=text)
+    server = parser.add_argument_group("Elasticsearch", "Quote '${NAME}' on a command line.")
+    for name in _ACCESS:
+        server.add_argument(f"--{name.replace('_', '-')}", help=explained()[name])
 
 
 def _server_arguments(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     """Arguments given for a server; refuses them where there is none."""
-    names = ("url", "api_key", "username", "password", "cloud_id", "ca_certs", *more)
+    names = (*_ACCESS, *more)
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if given and args.backend == "embedded":
         options = ", ".join("--" + name.replace("_", "-") for name in given)
@@ -118,7 +115,7 @@ def _open(args: argparse.Namespace) -> SearchIndex:
         from turnrl_wiki_search.embedded import EmbeddedIndex
 
         return EmbeddedIndex(args.index)
-    from turnrl_wiki_search.elastic import ElasticIndex, Server
+    from turnrl_wiki_search.elastic import ElasticIndex
 
     return ElasticIndex(Server(**given, wait_s=0), args.index)
 
@@ -139,7 +136,7 @@ def _build(args: argparse.Namespace) -> int:
         from turnrl_wiki_search import elastic
 
         settings = {name: given.pop(name) for name in ("shards", "k1", "b") if name in given}
-        server = elastic.Server(**given)
+        server = Server(**given)
         info = elastic.build(
             server, args.index, corpus, args.analyzer, args.overwrite, progress, **settings
         )
@@ -163,13 +160,13 @@ def _info(args: argparse.Namespace) -> int:
 
 def _search(args: argparse.Namespace) -> int:
     if (args.query is None) == (args.questions is None):
-        raise RecipeError("turnrl index search takes a query or --questions FILE, one of them.")
+        raise RecipeError("turnrl index search takes a query or --questions SOURCE, one of them.")
     if args.k < 1:
         raise RecipeError(f"-k is {args.k}; it must be 1 or more.")
     if args.sample is not None and args.questions is None:
-        raise RecipeError("--sample draws from the questions of a file. Add --questions FILE.")
+        raise RecipeError("--sample draws from questions. Add --questions SOURCE.")
     if args.questions is not None:
-        questions = _read_questions(Path(args.questions), args.sample, args.seed)
+        questions = _read_questions(args.questions, args.sample, args.seed)
         index = _open(args)
         try:
             _print_score(args, score_retrieval(index, questions, args.k), index.info())
@@ -198,9 +195,7 @@ def _search(args: argparse.Namespace) -> int:
     return 0
 
 
-def score_retrieval(
-    index: SearchIndex, questions: Sequence[tuple[str, Sequence[str]]], k: int
-) -> dict[str, float]:
+def score_retrieval(index: SearchIndex, questions: Sequence[Question], k: int) -> dict[str, float]:
     """How often an accepted answer stands in the best passages, each question being its own query.
 
     An answer counts if its words stand, whole and in order, in title and text of a passage, after
@@ -208,7 +203,7 @@ def score_retrieval(
 
     Args:
         index: Where to search.
-        questions: Text and accepted answers.
+        questions: Whose texts are the queries.
         k: Passages per question.
     Returns:
         `answer@n` for n of 1, 3, 5 and k, as far as k goes; `queries_per_s`, in batches of 64,
@@ -221,10 +216,10 @@ def score_retrieval(
     for start in range(0, len(questions), _BATCH):
         batch = questions[start : start + _BATCH]
         begin = time.perf_counter()
-        answers = index.search([text for text, _ in batch], k)
+        answers = index.search([clean_query(question.text) for question in batch], k)
         seconds += time.perf_counter() - begin
-        for (_, accepted), hits in zip(batch, answers, strict=True):
-            rank = next((i for i, h in enumerate(hits, 1) if _holds(h, accepted)), None)
+        for question, hits in zip(batch, answers, strict=True):
+            rank = next((i for i, h in enumerate(hits, 1) if _holds(h, question.answers)), None)
             for n in ranks:
                 found[n] += rank is not None and rank <= n
     total = len(questions)
@@ -249,40 +244,18 @@ def _print_score(args: argparse.Namespace, score: dict[str, float], info: IndexI
             print(f"{name:10} {value:.3f}")
 
 
-def _read_questions(path: Path, sample: int | None, seed: int) -> list[tuple[str, list[str]]]:
-    if not path.is_file():
-        raise DataError(f"no file {str(path)!r} to read questions from (looked in {Path.cwd()}).")
-    questions = list(_parse_questions(path))
-    if not questions:
-        raise DataError(f"{path} has no questions.")
+def _read_questions(source: str, sample: int | None, seed: int) -> list[Question]:
+    from turnrl.data import Fields, load_questions
+
+    # a file of questions needs no ids here, for nothing is remembered about a question
+    fields = Fields(id=None) if Path(source).is_file() else None
+    questions = load_questions(source, fields=fields)
     if sample is not None:
         if not 1 <= sample <= len(questions):
-            raise RecipeError(f"--sample {sample}: {path} has {len(questions)} questions.")
+            raise RecipeError(f"--sample {sample}: {source} has {len(questions)} questions.")
         random.Random(seed).shuffle(questions)
         questions = questions[:sample]
     return questions
-
-
-def _parse_questions(path: Path) -> Iterator[tuple[str, list[str]]]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                text, answers = row["question"], row["answers"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise DataError(
-                    f"{path}, line {number}: not a JSON object with 'question' and 'answers' "
-                    f"({type(error).__name__}: {error})."
-                ) from error
-            query = clean_query(str(text))
-            if not query or not isinstance(answers, list):
-                raise DataError(
-                    f"{path}, line {number}: 'question' must be a text, and 'answers' a list of "
-                    "texts."
-                )
-            yield query, [str(answer) for answer in answers]
 
 
 def _hit(hit: Hit) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import importlib.metadata
 import json
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from turnrl import Passage, ToolError
-from turnrl_wiki_search.index import FORMAT, Analyzer, Hit, IndexInfo, SearchIndex, build_command
+from turnrl_wiki_search.index import (
+    FORMAT,
+    Analyzer,
+    Hit,
+    IndexInfo,
+    SearchIndex,
+    build_command,
+    say,
+)
 from turnrl_wiki_search.sources import Corpus, Mark
 
 if TYPE_CHECKING:
@@ -317,11 +324,7 @@ def _lock(path: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        print(
-            f"turnrl: waiting for another process that builds {str(path)!r}",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"waiting for another process that builds {str(path)!r}")
         lock.acquire()
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -101,3 +102,8 @@ def clean_query(text: str) -> str:
 def build_command(backend: Backend, index: str, source: str = "SOURCE") -> str:
     """The command that builds an index, for messages."""
     return f"turnrl index build --backend {backend} --index {index} --source {source}"
+
+
+def say(message: str) -> None:
+    """Tell the user something on stderr, at once."""
+    print(f"turnrl: {message}", file=sys.stderr, flush=True)

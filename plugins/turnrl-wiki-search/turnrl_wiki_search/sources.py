@@ -359,25 +359,29 @@ class Corpus:
     Args:
         source: Where articles come from.
         splitter: How they are split; the source's own way if None.
+        chunk: Passages in a chunk; it ends with the article in which that number is reached. The
+            digest of a mark, and so the version of an index, depends on it.
     """
 
-    def __init__(self, source: Source, splitter: Splitter | None = None) -> None:
+    def __init__(self, source: Source, splitter: Splitter | None = None, chunk: int = 2000) -> None:
         self.source = source
         self.splitter = splitter or source.splitter
+        self.chunk = chunk
 
     @property
     def identity(self) -> dict[str, Any]:
         """Equal for two builds that would read the same passages."""
-        return {"source": dict(self.source.identity), "splitter": str(self.splitter)}
+        return {
+            "source": dict(self.source.identity),
+            "splitter": str(self.splitter),
+            "chunk": self.chunk,
+        }
 
-    def chunks(
-        self, start: Mark | None = None, size: int = 2000
-    ) -> Iterator[tuple[list[Passage], Mark]]:
-        """Lists of `size` or a few more passages, each with the mark that follows it.
+    def chunks(self, start: Mark | None = None) -> Iterator[tuple[list[Passage], Mark]]:
+        """Lists of `chunk` or a few more passages, each with the mark that follows it.
 
         Args:
-            start: A mark of an earlier, interrupted pass with the same `size`.
-            size: Passages in a chunk; it ends with the article in which that number is reached.
+            start: A mark of an earlier, interrupted pass.
         Raises:
             DataError: If the source is broken, or has no passage at all.
         """
@@ -385,7 +389,7 @@ class Corpus:
         chunk: list[Passage] = []
         for article in self.source.read(mark.position):
             chunk += self.splitter.split(article)
-            if len(chunk) >= size:
+            if len(chunk) >= self.chunk:
                 mark = self._next(mark, chunk)
                 yield chunk, mark
                 chunk = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,8 @@ from turnrl import RecipeError, Tool, ToolCall, ToolError, ToolResult
 from turnrl_wiki_search import embedded
 from turnrl_wiki_search.cache import AnswerCache, CachedIndex
 from turnrl_wiki_search.elastic import ElasticIndex, Server
-from turnrl_wiki_search.index import Backend, Hit, SearchIndex, clean_query
+from turnrl_wiki_search.elastic.faults import longest_answer_s
+from turnrl_wiki_search.index import Backend, Hit, SearchIndex, clean_query, say
 from turnrl_wiki_search.sources import Corpus, open_source
 
 _CHARACTERS_PER_TOKEN = 4
@@ -45,21 +45,8 @@ class WikiSearch(Tool):
             asked twice.
         cache_mb: Most megabytes (10^6 bytes) of answers kept in it.
         offline: Answer from the cache alone, which replays a run with its server off.
-        url: Address of the server, or several of one cluster; by default the environment's
-            TURNRL_ES_URL, or http://localhost:9200.
-        api_key: Where the API key is: `${NAME}`, for the environment variable NAME. A key itself is
-            refused, so that none is saved with a run. By default TURNRL_ES_API_KEY is used, if set.
-        username: User for basic authentication; by default the environment's TURNRL_ES_USERNAME, or
-            `elastic`.
-        password: Where the password is, `${NAME}`; by default TURNRL_ES_PASSWORD is used, if set.
-        cloud_id: Where the id of an Elastic Cloud deployment is, `${NAME}`, in place of `url`; by
-            default TURNRL_ES_CLOUD_ID is used, if set and `url` is not.
-        ca_certs: File with the certificates to trust; by default the environment's
-            TURNRL_ES_CA_CERTS.
-        timeout_s: Seconds that one request to the server may take. Default 10.
-        retries: Attempts after a first failure, before the server counts as out of reach. Default
-            5.
-        wait_s: Seconds that the run waits for a server out of reach before it stops. Default 900.
+        server: How to reach an Elasticsearch server: the arguments of `elastic.Server` (`url`,
+            `api_key`, `wait_s`, ...), each by its own name.
     """
 
     name = "search"
@@ -81,15 +68,7 @@ class WikiSearch(Tool):
         cache: str | None = None,
         cache_mb: int = 1000,
         offline: bool = False,
-        url: str | list[str] | None = None,
-        api_key: str | None = None,
-        username: str | None = None,
-        password: str | None = None,
-        cloud_id: str | None = None,
-        ca_certs: str | None = None,
-        timeout_s: float | None = None,
-        retries: int | None = None,
-        wait_s: float | None = None,
+        **server: Any,
     ) -> None:
         for name, value in {
             "top_k": top_k,
@@ -102,19 +81,7 @@ class WikiSearch(Tool):
             raise RecipeError(
                 "WikiSearch: offline needs a cache to answer from. Set 'cache' to its file."
             )
-        server: dict[str, Any] = {
-            "url": url,
-            "api_key": api_key,
-            "username": username,
-            "password": password,
-            "cloud_id": cloud_id,
-            "ca_certs": ca_certs,
-            "timeout_s": timeout_s,
-            "retries": retries,
-            "wait_s": wait_s,
-        }
-        given = {name: value for name, value in server.items() if value is not None}
-        self._server: Server | None = None
+        self._server = Server(**server)
         if backend == "elasticsearch":
             if build_from is not None:
                 raise RecipeError(
@@ -122,9 +89,10 @@ class WikiSearch(Tool):
                     f"server with 'turnrl index build --backend elasticsearch --index {index} "
                     f"--source {build_from}', and leave build_from out."
                 )
-            self._server = Server(**given)
-            self.timeout_s = self._server.longest_answer_s
+            self.timeout_s = longest_answer_s(self._server)
         elif backend == "embedded":
+            default = Server()
+            given = [name for name in server if server[name] != getattr(default, name)]
             if given:
                 raise RecipeError(
                     f"WikiSearch: {', '.join(given)} would have no effect, for an embedded index "
@@ -168,7 +136,7 @@ class WikiSearch(Tool):
         ]
 
     def _opened(self) -> SearchIndex:
-        """The index, opened on first use: a tool travels to its worker before it opens anything."""
+        """The index, opened on first use: a recipe can be read without it."""
         with self._lock:
             if self._open is None:
                 if self._cache is None:
@@ -181,18 +149,14 @@ class WikiSearch(Tool):
             return self._open
 
     def _open_index(self) -> SearchIndex:
-        if self._server is not None:
+        if self.backend == "elasticsearch":
             return ElasticIndex(self._server, self.index)
         return embedded.EmbeddedIndex(self.index)
 
     def _build(self, source: str) -> None:
         path = Path(self.index)
         if not path.exists():
-            print(
-                f"turnrl: building the search index {self.index!r} from {source}",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"building the search index {self.index!r} from {source}")
             embedded.build(path, Corpus(open_source(source)), existing="keep")
         found = embedded.read_info(path).source
         if found != source:
@@ -220,12 +184,6 @@ class WikiSearch(Tool):
         metadata = {"passage_ids": [h.passage.id for h in kept], "scores": [h.score for h in kept]}
         # not "no results": that would contain the answer "no"
         return ToolResult("\n\n".join(shown) or "Nothing found.", metadata=metadata)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_open", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _open=None, _lock=threading.Lock())
 
 
 def estimate_tokens(text: str) -> int:

@@ -1,0 +1,259 @@
+"""How a server is reached, and where the secrets that open it live.
+
+Secrets are read from the environment when a connection is made, live in the client alone, and are
+struck out of every message and log line.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import inspect
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from turnrl import RecipeError, ToolError
+
+if TYPE_CHECKING:
+    from elasticsearch import Elasticsearch
+
+MAJORS = (8, 9)
+"""Server versions that a client of major 8 can talk to."""
+
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+@dataclass(frozen=True)
+class Server:
+    """How to reach an Elasticsearch server, without any secret in it: this is what a recipe holds.
+
+    The three secrets are given as `${NAME}`, which names an environment variable; a literal is
+    refused, so that none can be saved with a run.
+
+    Args:
+        url: Address, or several of one cluster; by default the environment's TURNRL_ES_URL, or
+            http://localhost:9200.
+        api_key: `${NAME}` of the API key; by default TURNRL_ES_API_KEY is used, if set.
+        username: User for basic authentication; by default the environment's TURNRL_ES_USERNAME, or
+            elastic.
+        password: `${NAME}` of the password; by default TURNRL_ES_PASSWORD is used, if set.
+        cloud_id: `${NAME}` of the id of an Elastic Cloud deployment, in place of an address; by
+            default TURNRL_ES_CLOUD_ID is used, if set and no url is given.
+        ca_certs: File with the certificates to trust; by default the environment's
+            TURNRL_ES_CA_CERTS.
+        timeout_s: Seconds that one request may take.
+        retries: Attempts after a first failure, before the server counts as out of reach.
+        wait_s: Seconds that the run waits for a server out of reach before it stops.
+    Raises:
+        RecipeError: If a secret is written out, two ways of access are mixed, or a number makes no
+            sense.
+    """
+
+    url: str | list[str] | None = None
+    api_key: str | None = None
+    username: str | None = None
+    password: str | None = None
+    cloud_id: str | None = None
+    ca_certs: str | None = None
+    timeout_s: float = 10.0
+    retries: int = 5
+    wait_s: float = 900.0
+
+    def __post_init__(self) -> None:
+        for name in ("api_key", "password", "cloud_id"):
+            value = getattr(self, name)
+            if value is not None and not _REFERENCE.fullmatch(value):
+                raise RecipeError(
+                    f"{name} must name an environment variable, as '${{NAME}}' (in quotes on a "
+                    "command line); what it holds now is not shown, for it may be the secret "
+                    "itself. Recipes are saved with every run."
+                )
+        if self.url is not None and self.cloud_id is not None:
+            raise RecipeError(
+                "url and cloud_id are two ways to name one server. Leave one of them out."
+            )
+        if self.api_key is not None and self.password is not None:
+            raise RecipeError(
+                "api_key and password are two ways to sign in. Leave one of them out."
+            )
+        if self.timeout_s <= 0 or self.retries < 0 or self.wait_s < 0:
+            raise RecipeError(
+                f"timeout_s is {self.timeout_s}, retries {self.retries} and wait_s {self.wait_s}; "
+                "the first must be above 0, the others 0 or more."
+            )
+        for url in [self.url] if isinstance(self.url, str) else self.url or []:
+            _check_url(url, "url")
+
+
+def explained() -> dict[str, str]:
+    """What the docstring of `Server` says about each argument."""
+    args = (inspect.getdoc(Server) or "").partition("Args:")[2].partition("Raises:")[0]
+    found = re.findall(r"\n    (\w+): (.+(?:\n {8}.+)*)", args)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def _check_url(url: str, name: str) -> None:
+    parts = urlsplit(url)
+    if "@" in url:
+        raise RecipeError(
+            f"{name} holds a user or password. Give the address alone, and the password as "
+            f"'${{NAME}}' in 'password'."
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise RecipeError(f"{name} is {url!r}; it must look like http://localhost:9200.")
+
+
+@dataclass(frozen=True)
+class Access:
+    """A server with the secrets that open it; it is never printed."""
+
+    label: str
+    options: dict[str, Any] = field(repr=False)
+    secrets: tuple[str, ...] = field(repr=False)
+    credentials: str
+
+    @classmethod
+    def of(cls, server: Server) -> Access:
+        options: dict[str, Any] = {}
+        secrets: list[str] = []
+        environment = os.environ
+
+        def secret(name: str) -> tuple[str | None, str]:
+            """A secret and the variable it comes from."""
+            reference = getattr(server, name)
+            variable = reference[2:-1] if reference else f"TURNRL_ES_{name.upper()}"
+            value = environment.get(variable)
+            if reference and not value:
+                raise RecipeError(
+                    f"{name} names the environment variable {variable}, which is not set. Set it."
+                )
+            if value:
+                secrets.append(value)
+            return value or None, variable
+
+        cloud_id, variable = secret("cloud_id") if server.url is None else (None, "")
+        if cloud_id:
+            options["cloud_id"] = cloud_id
+            label = f"the Elastic Cloud deployment in ${{{variable}}}"
+            secrets += _cloud_hosts(cloud_id)
+        else:
+            urls = server.url or environment.get("TURNRL_ES_URL") or "http://localhost:9200"
+            hosts = urls.split(",") if isinstance(urls, str) else list(urls)
+            for url in hosts:
+                _check_url(url, "url" if server.url else "TURNRL_ES_URL")
+            options["hosts"] = [_with_port(url) for url in hosts]
+            label = ", ".join(hosts)
+        api_key, variable = secret("api_key") if server.password is None else (None, "")
+        credentials = "no credentials (set TURNRL_ES_API_KEY or TURNRL_ES_PASSWORD)"
+        if api_key:
+            options["api_key"] = api_key
+            credentials = f"the API key in ${{{variable}}}"
+        else:
+            password, variable = secret("password")
+            username = server.username or environment.get("TURNRL_ES_USERNAME") or "elastic"
+            if password:
+                options["basic_auth"] = (username, password)
+                secrets.append(base64.b64encode(f"{username}:{password}".encode()).decode())
+                credentials = f"user {username!r} with the password in ${{{variable}}}"
+            elif server.username:
+                raise RecipeError(
+                    f"username is {username!r}, and there is no password: {variable} is not set. "
+                    "Set it."
+                )
+        ca_certs = server.ca_certs or environment.get("TURNRL_ES_CA_CERTS")
+        if ca_certs and not os.path.isfile(ca_certs):  # noqa: PTH113
+            raise RecipeError(f"no file {ca_certs!r} with certificates to trust. Correct ca_certs.")
+        if ca_certs and (cloud_id or all(url.startswith("https:") for url in options["hosts"])):
+            options["ca_certs"] = ca_certs
+        elif server.ca_certs:
+            raise RecipeError(
+                f"ca_certs is {ca_certs!r}, and {label} is not https. Leave it out, or use https."
+            )
+        return cls(label, options, tuple(secrets), credentials)
+
+    def connect(self, timeout_s: float) -> Elasticsearch:
+        import elasticsearch
+
+        if elasticsearch.__version__[0] != 8:
+            found = ".".join(map(str, elasticsearch.__version__))
+            raise ToolError(
+                f"the Python client elasticsearch {found} is installed, and turnrl needs one of "
+                "major 8, which serves servers of major 8 and 9. Install it: pip install "
+                "'elasticsearch>=8.19,<9'"
+            )
+        _silence(self.secrets)
+        try:
+            return elasticsearch.Elasticsearch(
+                **self.options,
+                request_timeout=timeout_s,
+                max_retries=0,
+                retry_on_timeout=False,
+            )
+        except (ValueError, TypeError) as error:
+            raise RecipeError(f"{self.label}: {self.clean(error)}") from None
+
+    def clean(self, error: object) -> str:
+        """An error's text, short and without secrets."""
+        return _strike(" ".join(str(error).split()), self.secrets)[:300]
+
+
+def _cloud_hosts(cloud_id: str) -> list[str]:
+    """What tells as much as a cloud id: its encoded part, and the host names in that."""
+    encoded = cloud_id.rpartition(":")[2]
+    try:
+        domain, *names = base64.b64decode(encoded).decode().split("$")
+    except (binascii.Error, UnicodeDecodeError):
+        return [encoded]
+    return [encoded, *(f"{name}.{domain.partition(':')[0]}" for name in names if name)]
+
+
+def _with_port(url: str) -> str:
+    """`url` with the port that the client insists on: 9200 for http, 443 for https."""
+    parts = urlsplit(url)
+    if parts.port is not None:
+        return url
+    port = 443 if parts.scheme == "https" else 9200
+    return parts._replace(netloc=f"{parts.netloc}:{port}").geturl()
+
+
+def _strike(text: str, secrets: Sequence[str]) -> str:
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+class _Striker(logging.Filter):
+    """Strikes secrets out of the client's log lines, which name hosts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.secrets: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        struck = _strike(message, tuple(self.secrets))
+        if struck != message or record.exc_info:
+            record.msg, record.args, record.exc_info, record.exc_text = struck, (), None, None
+        return True
+
+
+_striker = _Striker()
+_LOGGERS = (
+    "elastic_transport.node",
+    "elastic_transport.node_pool",
+    "elastic_transport.transport",
+    "elasticsearch",
+    "urllib3.connectionpool",
+    "urllib3.util.retry",
+)
+
+
+def _silence(secrets: Sequence[str]) -> None:
+    _striker.secrets.update(secrets)
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_striker)

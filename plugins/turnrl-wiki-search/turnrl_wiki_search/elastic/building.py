@@ -1,0 +1,257 @@
+"""Building an index on a server, through its faults and ours."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from turnrl import Passage, ToolError
+from turnrl_wiki_search.elastic.access import Access, Server
+from turnrl_wiki_search.elastic.faults import RETRIED, Unavailable, call, pause_s, translate
+from turnrl_wiki_search.elastic.search import check_version, describe, described
+from turnrl_wiki_search.index import FORMAT, Analyzer, IndexInfo, say
+from turnrl_wiki_search.sources import Corpus, Mark
+
+if TYPE_CHECKING:
+    from elasticsearch import Elasticsearch
+
+_SAVE_EVERY_CHUNKS = 25
+_LOADERS = 2
+_LONG_MERGE = 2_000_000
+_LONGEST_MERGE_S = 24 * 3600.0
+_LONGEST_BULK_BYTES = 20_000_000
+
+
+def build(
+    server: Server,
+    name: str,
+    corpus: Corpus,
+    analyzer: Analyzer = "english",
+    overwrite: bool = False,
+    on_progress: Callable[[int], None] | None = None,
+    shards: int = 1,
+    k1: float = 1.2,
+    b: float = 0.75,
+) -> IndexInfo:
+    """Build an index on a server, or take up an interrupted build of the same corpus.
+
+    Passages are stored under their own ids, so what is sent twice is there once. The place reached
+    is kept in the index's mapping; a server that goes away is waited for, and loading goes on from
+    that place.
+
+    Args:
+        server: How to reach the server.
+        name: Name of the index.
+        corpus: Its passages.
+        analyzer: How text becomes terms.
+        overwrite: Delete an index of this name first, if turnrl built it.
+        on_progress: Called with the number of passages indexed so far.
+        shards: Primary shards.
+        k1: BM25's saturation of term frequency.
+        b: BM25's normalisation by length.
+    Returns:
+        The description of the index.
+    Raises:
+        ToolError: If the index is there already, the server stays away, or the index does not hold
+            what was read.
+    """
+    access = Access.of(server)
+    with access.connect(max(server.timeout_s, 60.0)) as client:
+        builder = _Builder(
+            client, access, server.retries, name, corpus, analyzer, shards, k1, b, on_progress
+        )
+        return builder.build(overwrite)
+
+
+@dataclass
+class _Builder:
+    client: Elasticsearch
+    access: Access
+    retries: int
+    name: str
+    corpus: Corpus
+    analyzer: Analyzer
+    shards: int
+    k1: float
+    b: float
+    on_progress: Callable[[int], None] | None
+
+    def __post_init__(self) -> None:
+        self.reached = self.saved = Mark()
+        self.meta: dict[str, Any] = {
+            "backend": "elasticsearch",
+            "source": self.corpus.source.name,
+            "splitter": str(self.corpus.splitter),
+            "analyzer": self.analyzer,
+            "format": FORMAT,
+            "build": {**self.corpus.identity, "shards": self.shards, "k1": self.k1, "b": self.b},
+        }
+
+    def build(self, overwrite: bool) -> IndexInfo:
+        mark = self._prepare(overwrite)
+        failures, reached = 0, -1
+        while True:
+            try:
+                mark = self._load(mark)
+                break
+            except Unavailable as fault:
+                mark = self.reached
+                failures = 1 if mark.passages > reached else failures + 1
+                reached = mark.passages
+                if failures > max(self.retries, 1):
+                    raise ToolError(
+                        f"{self.access.label} failed {failures} times after passage "
+                        f"{mark.passages:,} ({fault}). When it is well again, the same command "
+                        "goes on from there."
+                    ) from None
+                say(
+                    f"{self.access.label} failed after passage {mark.passages:,} ({fault}); "
+                    "trying again from there"
+                )
+                time.sleep(pause_s(failures + 2, fault))
+        return self._finish(mark)
+
+    def _do(self, request: Callable[[], Any]) -> Any:
+        return call(self.access, request, max(self.retries, 2))
+
+    def _prepare(self, overwrite: bool) -> Mark:
+        """Make the index, or find the place that an interrupted build reached."""
+        check_version(self.client, self.access, 2)
+        indices = self.client.indices
+        if self._do(lambda: indices.exists(index=self.name)):
+            meta = describe(self.client, self.access, self.name, 2)
+            progress = meta.pop("progress", None)
+            if progress and not overwrite and meta == self.meta:
+                say(f"going on with index {self.name!r} after passage {progress['passages']:,}")
+                return Mark(**progress)
+            if not overwrite:
+                state = "an unfinished build of something else" if progress else "there already"
+                raise ToolError(
+                    f"index {self.name!r} at {self.access.label} is {state}. Add --overwrite to "
+                    "build it anew, or choose another name."
+                )
+            self._do(lambda: indices.delete(index=self.name))
+        text = {
+            "type": "text",
+            "analyzer": self.analyzer,
+            "similarity": "turnrl",
+            "index_options": "freqs",
+        }
+        mappings = {
+            "dynamic": "strict",
+            "_meta": {"turnrl": {**self.meta, "progress": Mark().as_dict()}},
+            "properties": {
+                # one field holds both, as in the embedded index: a title's words weigh like any
+                # other
+                "title": {"type": "text", "index": False, "copy_to": "contents"},
+                "text": {"type": "text", "index": False, "copy_to": "contents"},
+                "contents": text,
+            },
+        }
+        settings = {
+            "number_of_shards": self.shards,
+            "number_of_replicas": 0,
+            "refresh_interval": "-1",
+            "similarity": {"turnrl": {"type": "BM25", "k1": self.k1, "b": self.b}},
+        }
+        self._do(lambda: indices.create(index=self.name, mappings=mappings, settings=settings))
+        return Mark()
+
+    def _load(self, start: Mark) -> Mark:
+        """Send everything after `start`; `_reached` follows what the server has acknowledged."""
+        self.reached = self.saved = start
+        sent: collections.deque[tuple[Mark, Future[None]]] = collections.deque()
+        # the client's own `parallel_bulk` sends the whole rest of the corpus before it raises the
+        # error of one chunk; this one stops with the chunks that are under way
+        with ThreadPoolExecutor(_LOADERS) as pool:
+            try:
+                for chunk, mark in self.corpus.chunks(start):
+                    sent.append((mark, pool.submit(self._send, chunk)))
+                    if len(sent) > 2 * _LOADERS:
+                        self._acknowledge(*sent.popleft())
+                while sent:
+                    self._acknowledge(*sent.popleft())
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return self.reached
+
+    def _send(self, chunk: list[Passage]) -> None:
+        from elasticsearch import helpers
+
+        actions = (
+            {"_index": self.name, "_id": p.id, "title": p.title, "text": p.text} for p in chunk
+        )
+        try:
+            _, faults = helpers.bulk(
+                self.client,
+                actions,
+                chunk_size=len(chunk),
+                max_chunk_bytes=_LONGEST_BULK_BYTES,
+                raise_on_error=False,
+                raise_on_exception=True,
+            )
+        except Exception as error:
+            raise translate(error, self.access) from None
+        for fault in faults if isinstance(faults, list) else []:
+            self._refuse(fault)
+
+    def _acknowledge(self, mark: Mark, sent: Future[None]) -> None:
+        sent.result()
+        self.reached = mark
+        if self.on_progress:
+            self.on_progress(mark.passages)
+        if mark.passages - self.saved.passages >= _SAVE_EVERY_CHUNKS * self.corpus.chunk:
+            self.saved = mark
+            self._save({**self.meta, "progress": mark.as_dict()})
+
+    def _refuse(self, item: dict[str, Any]) -> None:
+        (reply,) = item.values()
+        reason = self.access.clean(reply.get("error"))
+        if reply.get("status") in RETRIED:
+            raise Unavailable(f"status {reply['status']}: {reason}")
+        raise ToolError(f"{self.access.label} refused passage {reply.get('_id')!r} ({reason}).")
+
+    def _save(self, meta: dict[str, Any]) -> None:
+        self._do(lambda: self.client.indices.put_mapping(index=self.name, meta={"turnrl": meta}))
+
+    def _finish(self, mark: Mark) -> IndexInfo:
+        self._do(lambda: self.client.indices.refresh(index=self.name))
+        held = self._do(lambda: self.client.count(index=self.name))["count"]
+        if held != mark.passages:
+            raise ToolError(
+                f"{mark.passages:,} passages were read from {self.corpus.source.name!r}, and "
+                f"index {self.name!r} holds {held:,}. Fewer means that some share an id: make ids "
+                "unique, and build again with --overwrite."
+            )
+        self._merge(mark)
+        settings = {"refresh_interval": None, "auto_expand_replicas": "0-1"}
+        self._do(lambda: self.client.indices.put_settings(index=self.name, settings=settings))
+        meta = {
+            **self.meta,
+            "version": f"elasticsearch-{mark.digest}-{self.analyzer}-{self.k1:g}-{self.b:g}",
+            "passages": mark.passages,
+            "built": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+        self._save(meta)
+        return described(meta, self.name)
+
+    def _merge(self, mark: Mark) -> None:
+        """Put the index, which never changes again, into one segment: a quarter less work a query.
+
+        An index that could not be merged is whole all the same, so that is said and no error.
+        """
+        if mark.passages > _LONG_MERGE:
+            say(f"all passages are in index {self.name!r}; the server merges it, for some minutes")
+        patient = self.client.options(request_timeout=_LONGEST_MERGE_S)
+        try:
+            patient.indices.forcemerge(index=self.name, max_num_segments=1)
+        except Exception as error:
+            meaning = translate(error, self.access)
+            if meaning is error:
+                raise
+            say(f"index {self.name!r} was not merged, which makes it slower ({meaning})")

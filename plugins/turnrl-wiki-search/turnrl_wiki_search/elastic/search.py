@@ -1,0 +1,197 @@
+"""Searching an index on a server. A search returns whole answers or raises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from turnrl import Passage, ToolError
+from turnrl_wiki_search.elastic.access import MAJORS, Access, Server
+from turnrl_wiki_search.elastic.faults import (
+    LANES,
+    RETRIED,
+    Gate,
+    Unavailable,
+    call,
+    translate,
+)
+from turnrl_wiki_search.index import FORMAT, Hit, IndexInfo, SearchIndex, build_command
+
+if TYPE_CHECKING:
+    from elasticsearch import Elasticsearch
+
+_BATCH = 64
+
+
+class ElasticIndex(SearchIndex):
+    """An index on a server. Nothing is asked until `info` or `search`.
+
+    Args:
+        server: How to reach it.
+        index: Name of the index.
+    """
+
+    def __init__(self, server: Server, index: str) -> None:
+        self._access = Access.of(server)
+        self._client = self._access.connect(server.timeout_s)
+        self._retries = server.retries
+        self._name = index
+        self._gate = Gate(self._access.label, server)
+
+    def info(self) -> IndexInfo:
+        """Its description. A server that is away is not waited for: this is asked before a run."""
+        meta = describe(self._client, self._access, self._name, min(self._retries, 2))
+        if meta.get("format") != FORMAT:
+            raise ToolError(
+                f"index {self._name!r} at {self._access.label} has format {meta.get('format')}, "
+                f"and this turnrl-wiki-search reads format {FORMAT}. Build it again: "
+                f"'{build_command('elasticsearch', self._name, str(meta.get('source', 'SOURCE')))} "
+                "--overwrite'."
+            )
+        if "progress" in meta:
+            raise ToolError(
+                f"index {self._name!r} at {self._access.label} is unfinished: "
+                f"{meta['progress']['passages']:,} passages so far. Finish it with "
+                f"'{build_command('elasticsearch', self._name, str(meta['source']))}'."
+            )
+        return described(meta, self._name)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        starts = range(0, len(queries), _BATCH)
+        todo = iter(starts)
+        found: dict[int, list[list[Hit]]] = {}
+        errors: list[BaseException] = []
+
+        def lane() -> None:
+            for start in todo:  # lanes take from one iterator, each what comes next
+                try:
+                    found[start] = self._answer(queries[start : start + _BATCH], k)
+                except BaseException as error:  # the caller must hear of it, whatever it is
+                    errors.append(error)
+                if errors:
+                    return
+
+        # not a pool: its threads are no daemons, and a run that is interrupted while it waits for a
+        # dead server must be able to end
+        others = range(min(LANES, len(starts)) - 1)
+        threads = [threading.Thread(target=lane, daemon=True) for _ in others]
+        for thread in threads:
+            thread.start()
+        lane()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return [hits for start in starts for hits in found[start]]
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _answer(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """Answer a batch, whatever it takes; only what failed is asked again."""
+        answers: dict[int, list[Hit]] = {}
+        self._gate.send(lambda: self._ask(queries, k, answers))
+        return [answers[i] for i in range(len(queries))]
+
+    def _ask(self, queries: Sequence[str], k: int, answers: dict[int, list[Hit]]) -> None:
+        """One request; fills in the answers that came, and raises for the first that did not."""
+        waiting = [i for i in range(len(queries)) if i not in answers]
+        searches: list[dict[str, Any]] = []
+        for i in waiting:
+            # a shard that is missing would silently shorten the answer, so partial results are
+            # refused
+            searches.append({"index": self._name, "allow_partial_search_results": False})
+            searches.append(
+                {
+                    "query": {"match": {"contents": {"query": queries[i]}}},
+                    "size": k,
+                    "track_total_hits": False,
+                }
+            )
+        try:
+            response = self._client.msearch(searches=searches)
+        except Exception as error:
+            raise translate(error, self._access) from None
+        replies = response["responses"]
+        fault: Unavailable | None = None
+        for i, reply in zip(waiting, replies, strict=True):
+            status = reply.get("status", 200)
+            if (
+                status == 200
+                and not reply.get("timed_out")
+                and not reply.get("_shards", {}).get("failed")
+            ):
+                hits = reply.get("hits", {}).get("hits", [])
+                answers[i] = [
+                    Hit(Passage(h["_id"], h["_source"]["title"], h["_source"]["text"]), h["_score"])
+                    for h in hits
+                ]
+                continue
+            reason = self._access.clean(
+                reply.get("error", {}).get("reason") or "some shards did not answer"
+            )
+            if status == 404:
+                raise ToolError(
+                    f"index {self._name!r} is gone from {self._access.label} ({reason}). Build it "
+                    f"with '{build_command('elasticsearch', self._name)}'."
+                )
+            if status not in (200, *RETRIED):
+                raise ToolError(
+                    f"{self._access.label} refused a search (status {status}: {reason})."
+                )
+            fault = Unavailable(f"status {status}: {reason}")
+        if fault is not None:
+            raise fault
+
+
+def check_version(client: Elasticsearch, access: Access, retries: int) -> None:
+    """Raise if a node is of a major version that the client does not serve.
+
+    An API key may not be allowed to ask, which is no fault.
+    """
+    quiet = client.options(ignore_status=[403])
+    response = call(access, lambda: quiet.nodes.info(filter_path="nodes.*.version"), retries)
+    for node in response.get("nodes", {}).values():
+        if int(node["version"].split(".")[0]) not in MAJORS:
+            raise ToolError(
+                f"{access.label} runs Elasticsearch {node['version']}, and turnrl works with "
+                f"servers of major {' and '.join(map(str, MAJORS))}. Upgrade the server."
+            )
+
+
+def describe(client: Elasticsearch, access: Access, name: str, retries: int) -> dict[str, Any]:
+    """What turnrl wrote into an index's mapping."""
+    check_version(client, access, retries)
+    quiet = client.options(ignore_status=[404])
+    response = call(access, lambda: quiet.indices.get_mapping(index=name), retries)
+    if response.meta.status == 404:
+        names = sorted(n for n in _names(client, access, retries) if not n.startswith("."))
+        found = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "none"
+        raise ToolError(
+            f"no index {name!r} at {access.label} (found: {found}). Build it with "
+            f"'{build_command('elasticsearch', name)}', or correct 'index'."
+        )
+    meta = [m["mappings"].get("_meta", {}).get("turnrl") for m in response.values()]
+    if len(meta) != 1 or not isinstance(meta[0], dict):
+        raise ToolError(
+            f"index {name!r} at {access.label} was not built by turnrl: its mapping carries no "
+            "description. Choose another name, and build it with "
+            f"'{build_command('elasticsearch', 'NAME')}'."
+        )
+    return dict(meta[0])
+
+
+def _names(client: Elasticsearch, access: Access, retries: int) -> list[str]:
+    quiet = client.options(ignore_status=[403])
+    response = call(
+        access,
+        lambda: quiet.indices.get_settings(index="*", filter_path="*.settings.index.uuid"),
+        retries,
+    )
+    return [] if response.meta.status == 403 else list(response)
+
+
+def described(meta: dict[str, Any], name: str) -> IndexInfo:
+    fields = IndexInfo.__dataclass_fields__
+    return IndexInfo(**{**{k: v for k, v in meta.items() if k in fields}, "index": name})
