@@ -73,7 +73,6 @@ _LAZY = {
     "Policy": "policy",
     "QuestionData": "data",
     "Rollout": "rollout",
-    "Slots": "engines.slots",
     "TurnLevel": "credit",
     "load_questions": "sources",
 }

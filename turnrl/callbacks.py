@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import lightning as L
@@ -129,24 +129,6 @@ class LastCheckpoint(Checkpoint):
                 f"  --ckpt_path {self._path}",
                 file=sys.stderr,
             )
-
-
-class Export(L.Callback):
-    """Leave what was trained in the run's folder, in a form that others can load.
-
-    Args:
-        name: Of the folder: `model` or `adapter`.
-        export: Writes it.
-    """
-
-    def __init__(self, name: str, export: Callable[[Path], Path]) -> None:
-        self._name = name
-        self._export = export
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        folder = run_folder(trainer)
-        if trainer.is_global_zero and folder and not is_trial(trainer):
-            self._export(folder / self._name)
 
 
 class Record(L.Callback):

@@ -170,8 +170,7 @@ class ChatFormat:
             if not mark or message["content"] in text:
                 raise RecipeError(
                     f"the chat template of {self._tokenizer.name_or_path!r} does not write the "
-                    f"text of each message of {', '.join(roles)} once. Give one that does in "
-                    "policy.chat_template."
+                    f"text of each message of {', '.join(roles)} once. Set policy.chat_template."
                 )
             pieces.append(before)
         return [*pieces, text]

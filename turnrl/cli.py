@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from turnrl.errors import TurnRLError
-from turnrl.plugins import KINDS, Plugin, load_plugins
+from turnrl.plugins import KINDS, load_plugins
 
 _TRAINING = ("fit", "eval")
 _DEBUG = "TURNRL_DEBUG"
@@ -98,17 +98,12 @@ def _plugins(_: argparse.Namespace) -> int:
                 print(f"    {hook:18} {', '.join(cls.__name__ for cls in classes)}")
         for opener in plugin.brings("turnrl_openers"):
             print(f"    {'turnrl_openers':18} {opener.takes}")
-        if commands := _commands(plugin):
-            print(f"    {'turnrl_commands':18} {', '.join(commands)}")
+        subparsers = argparse.ArgumentParser().add_subparsers()
+        for add in plugin.brings("turnrl_commands"):
+            add(subparsers)
+        if subparsers.choices:
+            print(f"    {'turnrl_commands':18} {', '.join(subparsers.choices)}")
     return 0
-
-
-def _commands(plugin: Plugin) -> list[str]:
-    """The names of the commands that a plugin adds."""
-    subparsers = argparse.ArgumentParser().add_subparsers()
-    for add in plugin.brings("turnrl_commands"):
-        add(subparsers)
-    return list(subparsers.choices)
 
 
 if __name__ == "__main__":

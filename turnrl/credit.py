@@ -86,10 +86,8 @@ class GroupRelative(AdvantageEstimator):
 
     def __post_init__(self) -> None:
         if self.baseline not in get_args(Baseline) or self.scale not in get_args(Scale):
-            raise RecipeError(
-                f"baseline is {self.baseline!r} and scale {self.scale!r}; a baseline is one of "
-                f"{get_args(Baseline)}, a scale one of {get_args(Scale)}"
-            )
+            known = f"baselines are {get_args(Baseline)}, scales {get_args(Scale)}"
+            raise RecipeError(f"baseline is {self.baseline!r}, scale {self.scale!r}; {known}")
         if not self.min_std > 0:
             raise RecipeError(f"min_std is {self.min_std}; it lies above 0, 1e-4 is next to none")
         # one trajectory has no mean to differ from and no deviation;

@@ -75,9 +75,7 @@ class QuestionData(L.LightningDataModule):
         super().__init__()
         for name, source, split in (("train", train, train_split), ("val", val, val_split)):
             if split is not None and source is None:
-                raise RecipeError(
-                    f"data.{name}_split is {split!r}, but data.{name} is not set. Set it."
-                )
+                raise RecipeError(f"data.{name}_split is {split!r}, but data.{name} is not set.")
         self.sources: dict[Role, str | None] = {"train": train, "val": val}
         self.splits: dict[Role, str | None] = {"train": train_split, "val": val_split}
         self.fields = fields
@@ -100,9 +98,7 @@ class QuestionData(L.LightningDataModule):
         for option in ("fields", "config"):
             unused = not any(option in source.uses for source in opened)
             if getattr(self, option) is not None and unused:
-                raise RecipeError(
-                    f"data.{option} is set, but no source of this recipe uses it. Leave it out."
-                )
+                raise RecipeError(f"data.{option} is set, but no source uses it. Leave it out.")
         if stage in (None, "fit"):
             self._questions("train")
         if stage != "fit" or self.sources["val"] is not None:
@@ -144,9 +140,7 @@ class QuestionData(L.LightningDataModule):
     def train_dataloader(self) -> ExperienceLoader:
         """The loader that collects each iteration's experience."""
         if self.trainer is None:
-            raise RuntimeError(
-                "the training loader collects with the trainer's policy: give this to a Trainer"
-            )
+            raise RuntimeError("the loader collects with a trainer's policy: give it to a Trainer")
         return ExperienceLoader(self, self.trainer)
 
     def val_dataloader(self) -> Iterable[list[Question]]:
@@ -156,9 +150,8 @@ class QuestionData(L.LightningDataModule):
         """
         if self.sources["val"] is None and self.split == "val":
             return []
-        rank, ranks = 0, 1
-        if self.trainer is not None:
-            rank, ranks = self.trainer.global_rank, self.trainer.world_size
+        run = self.trainer
+        rank, ranks = (run.global_rank, run.world_size) if run is not None else (0, 1)
         return _Batches(self.eval_questions(), self.val_batch_size, rank, ranks)
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
@@ -237,11 +230,8 @@ class ExperienceLoader:
     def __init__(self, data: QuestionData, trainer: L.Trainer) -> None:
         module = trainer.lightning_module
         if not isinstance(module, Learner):
-            raise RecipeError(
-                "QuestionData needs a module that collects experience, such as MTGRPO, and "
-                f"{type(module).__name__} does not. Set model to MTGRPO, or data to what it "
-                "trains on."
-            )
+            name = type(module).__name__
+            raise RecipeError(f"{name} collects no experience. Give other data, or take MTGRPO.")
         self._data = data
         self._trainer = trainer
         self._module: Learner = module

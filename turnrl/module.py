@@ -27,7 +27,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from turnrl import record
-from turnrl.callbacks import Export, InitialValidation, Record
+from turnrl.callbacks import InitialValidation, Record, is_trial, run_folder
 from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
 from turnrl.errors import CheckpointError, RecipeError, TrainingError, at_least
@@ -112,6 +112,7 @@ class MTGRPO(L.LightningModule):
         self._record = Record(transcripts_per_iteration)
         self._logged = False
         self._sampling = False
+        self._schedule: torch.optim.lr_scheduler.LambdaLR | None = None
         self._loaded_version = (0, 0)
         self.experience: Experience | None = None
         self.evaluated: list[record.Row] = []
@@ -122,9 +123,8 @@ class MTGRPO(L.LightningModule):
         name, least = type(self.estimator).__name__, self.estimator.min_group_size
         if group_size < least:
             raise RecipeError(
-                f"group_size is {group_size}, but {name} compares the trajectories of a group and "
-                f"needs at least {least}. Raise group_size (16 is usual), or give {name} baseline: "
-                "leave_one_out and scale: none."
+                f"group_size is {group_size}, but {name} compares {least} trajectories or more. "
+                "Raise it (16 is usual), or set baseline: leave_one_out and scale: none."
             )
         if not rewards:
             raise RecipeError("rewards is empty: nothing to learn from. Add one, ExactMatch say.")
@@ -138,8 +138,7 @@ class MTGRPO(L.LightningModule):
 
     def configure_callbacks(self) -> list[L.Callback]:
         """What belongs to every run of this module."""
-        name = "model" if self.policy.lora is None else "adapter"
-        return [InitialValidation(), self._record, Export(name, self.export)]
+        return [InitialValidation(), self._record]
 
     def setup(self, stage: str) -> None:
         """Find a recipe's mistakes before any weights are loaded."""
@@ -151,8 +150,7 @@ class MTGRPO(L.LightningModule):
         if self.trainer.accumulate_grad_batches != 1:
             raise RecipeError(
                 f"trainer.accumulate_grad_batches is {self.trainer.accumulate_grad_batches}, but a "
-                "batch is an optimiser step here. Leave it out; model.minibatch_tokens bounds the "
-                "memory of a step, model.steps_per_update says how many there are."
+                "batch is a whole step. Leave it out; model.minibatch_tokens bounds its memory."
             )
         self.policy.check_length(self.rollout.max_tokens)
         self.rollout.check(self.chat)
@@ -170,10 +168,10 @@ class MTGRPO(L.LightningModule):
         def factor(step: int) -> float:
             return min(1.0, (step + 1) / (warmup + 1))
 
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+            "lr_scheduler": {"scheduler": self._schedule, "interval": "step"},
         }
 
     @property
@@ -183,12 +181,19 @@ class MTGRPO(L.LightningModule):
     def on_train_start(self) -> None:
         """Let the recipe's settings hold, whatever a checkpoint said: it restores the optimiser
         with those it was saved with."""
-        scheduler: Any = self.lr_schedulers()
-        scheduler.base_lrs = [self.learning_rate]
-        (group,) = scheduler.optimizer.param_groups
-        group |= self._optimizer_settings
-        group["initial_lr"] = self.learning_rate
-        group["lr"] = self.learning_rate * scheduler.lr_lambdas[0](scheduler.last_epoch)
+        schedule = self._schedule
+        if schedule is None:  # a subclass has an optimiser of its own
+            return
+        schedule.base_lrs = [self.learning_rate]
+        rate = self.learning_rate * schedule.lr_lambdas[0](schedule.last_epoch)
+        settings = {**self._optimizer_settings, "initial_lr": self.learning_rate, "lr": rate}
+        schedule.optimizer.param_groups[0].update(settings)
+
+    def on_train_end(self) -> None:
+        """Leave what was trained in the run's folder, in a form that others can load."""
+        folder = run_folder(self.trainer)
+        if self.trainer.is_global_zero and folder and not is_trial(self.trainer):
+            self.export(folder / ("model" if self.policy.lora is None else "adapter"))
 
     def teardown(self, stage: str) -> None:
         """Let the engine go."""
@@ -243,9 +248,8 @@ class MTGRPO(L.LightningModule):
         self.experience = Experience(groups, advantages, time.perf_counter() - start)
         self._logged = False
         kept = record.rows(groups, advantages, "train", iteration, self.global_step)
-        if self.record_per_iteration is not None:
-            share = -(-self.record_per_iteration // self.trainer.world_size)
-            kept = itertools.islice(kept, share)
+        if (most := self.record_per_iteration) is not None:
+            kept = itertools.islice(kept, -(-most // self.trainer.world_size))
         self._record.keep(list(kept), "train", self.global_step, self.global_rank)
         return self.experience
 
@@ -386,7 +390,8 @@ class MTGRPO(L.LightningModule):
         Returns:
             The count over all processes.
         """
-        mine = torch.tensor([count, *sums.values()], device=self.device)
+        # a process without any has sums of integers, and the others would not understand it
+        mine = torch.tensor([count, *sums.values()], dtype=torch.float32, device=self.device)
         total, *values = self.trainer.strategy.reduce(mine, reduce_op="sum").tolist()
         for name, value in zip(sums, values, strict=True):
             self._log(name, value / total, name in shown, int(total) if weigh else 1)
@@ -409,8 +414,7 @@ class MTGRPO(L.LightningModule):
         """Score greedy trajectories, one per question; a process may have none in a batch."""
         split = getattr(getattr(self.trainer, "datamodule", None), "split", "val")
         groups = self.score(batch, self.act(batch, batch_idx, greedy=True)) if batch else []
-        version = self._acting_version
-        self.evaluated += record.rows(groups, [None] * len(groups), split, *version)
+        self.evaluated += record.rows(groups, [None] * len(groups), split, *self._acting_version)
         rows = [curves(t) for group in groups for t in group.trajectories]
         named = {f"{split}/{name}": value for name, value in sums(rows, CURVES).items()}
         total = self._log_sums(named, len(rows), (f"{split}/exact_match",), weigh=True)
@@ -446,10 +450,7 @@ class MTGRPO(L.LightningModule):
             CheckpointError: Naming what differs.
         """
         if "policy_identity" not in checkpoint:
-            raise CheckpointError(
-                "this checkpoint was not written by MTGRPO: it names no policy. Give one from a "
-                "run of 'turnrl fit'."
-            )
+            raise CheckpointError("this checkpoint names no policy. Give one of 'turnrl fit'.")
         names = {name.removeprefix("policy.") for name in checkpoint["state_dict"]}
         self.policy.check_identity(checkpoint["policy_identity"], names)
         self._loaded_version = checkpoint["epoch"], checkpoint["global_step"]

@@ -73,7 +73,7 @@ class ClippedSurrogate:
             )
         if self.aggregation not in get_args(Aggregation):
             raise RecipeError(
-                f"aggregation is {self.aggregation!r}, but it is one of {get_args(Aggregation)}"
+                f"aggregation is {self.aggregation!r}, not of {get_args(Aggregation)}"
             )
         at_least(0, "objective.", self, "kl_coef")
         at_least(1, "objective.", self, "constant_tokens")

@@ -8,7 +8,6 @@ them.
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import importlib.util
 import math
@@ -64,9 +63,7 @@ def _resolve(model: str) -> str:
             raise RecipeError(f"no package {package!r} for policy.model {model!r}. Install it.")
         folder = Path(next(iter(spec.submodule_search_locations)), inside)
         if not folder.is_dir():
-            raise RecipeError(
-                f"no folder {inside!r} in package {package!r}: policy.model {model!r}"
-            )
+            raise RecipeError(f"no folder {inside!r} in package {package!r} (policy.model)")
         return str(folder)
     path = Path(model).expanduser()
     if path.is_dir():
@@ -100,20 +97,13 @@ def _fingerprint(folder: str, revision: str | None) -> str:
     Two models with the same one are taken for the same base, wherever they lie, and in whatever
     precision they are loaded.
     """
+    from huggingface_hub import snapshot_download
     from safetensors import safe_open
-    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-    find = functools.partial(
-        cached_file, folder, revision=revision, _raise_exceptions_for_missing_entries=False
-    )
-    files = [find("model.safetensors")]
-    if files == [None]:
-        index = find("model.safetensors.index.json")
-        if index is None:  # weights in another format
-            return "unknown"
-        files, _ = get_checkpoint_shard_files(folder, index, revision=revision)
+    local = Path(folder).is_dir()
+    here = folder if local else snapshot_download(folder, revision=revision, local_files_only=True)
     digest = hashlib.sha256()
-    for file in files:
+    for file in sorted(Path(here).glob("model*.safetensors")):
         with safe_open(file, "pt") as tensors:
             for name in sorted(tensors.keys()):
                 view = tensors.get_slice(name)

@@ -25,9 +25,9 @@ from transformers.utils import logging as transformers_logging
 
 from turnrl.callbacks import IterationLines, LastCheckpoint
 from turnrl.data import QuestionData
-from turnrl.errors import CheckpointError, RecipeError, did_you_mean
+from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean
 from turnrl.module import MTGRPO
-from turnrl.plugins import installed, load_plugins
+from turnrl.plugins import installed
 from turnrl.scoring import CURVES
 
 _SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path", "split")
@@ -54,7 +54,8 @@ def train(command: str, arguments: Sequence[str]) -> int:
         RecipeError: If there is no recipe, or something is wrong with it.
     """
     rest = list(arguments)
-    load_plugins()
+    for hook in _HOOKS.values():
+        installed(hook)  # a short name is known once its class is imported
     if rest and not rest[0].startswith("-"):
         rest = ["--config", *rest]
     files = list(_given(rest, "--config", "-c"))
@@ -116,9 +117,7 @@ def _check_checkpoint(path: str) -> None:
         return
     if Path(path).is_file():
         raise CheckpointError(f"{path!r} is not a checkpoint. Give a last.ckpt of a run.")
-    raise CheckpointError(
-        f"no checkpoint at {path!r}. A run keeps its own in runs/NAME/version_N/checkpoints/."
-    )
+    raise CheckpointError(f"no checkpoint at {path!r}. Runs keep theirs in their checkpoints/.")
 
 
 _NEXT_STEP = ". Mend it in the recipe or on the command line."
@@ -130,6 +129,11 @@ _UNKNOWN = (
     r"[Uu]nrecognized arguments?: (\S+)",
 )
 """How jsonargparse says that it does not know a key."""
+_NOISE = (
+    r"Does not validate|Subtypes:|Errors:|Given value|Expected a (path|<class 'NoneType'>)|"
+    r"[Pp]arser key|Problem with given class_path"
+)
+"""What it says beside the point."""
 
 
 def readable(message: str, keys: Sequence[str]) -> str:
@@ -139,9 +143,9 @@ def readable(message: str, keys: Sequence[str]) -> str:
         message: What it says.
         keys: All settings there are, to offer the nearest.
     """
-    message = message.removesuffix(_NEXT_STEP)  # of a parser inside the parser
+    message = message.replace(_NEXT_STEP, "")  # of parsers inside the parser
     context = re.search(r"[Pp]arser key \"([^\"]+)\"", message)
-    key = context.group(1) if context else ""
+    key = context.group(1) if context else "the recipe"
     if found := re.search(r"Expected a dot import path string: (\S+)", message):
         names = sorted(installed(hook)) if (hook := _HOOKS.get(key.split(".")[-1])) else []
         return (
@@ -156,19 +160,12 @@ def readable(message: str, keys: Sequence[str]) -> str:
         name = unknown.group(1).lstrip("-").partition("=")[0]
         hint = did_you_mean(name, keys, 0.8)
         hint = hint or did_you_mean(name.split(".")[-1], [k.split(".")[-1] for k in keys], 0.7)
-        if key and not name.startswith(key):
-            name = f"{key}...{name}"
-        return f"unknown key {name!r}.{hint} 'turnrl fit --help' lists all keys."
-    lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
-    told = [
-        line
-        for line in lines
-        if re.search(r"[Ee]xpected|not a valid|[Ii]nvalid|required|missing", line)
-        and "NoneType" not in line
-    ]
-    cause = (told or lines or [message])[-1]
-    cause = re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.", r"\1", cause)
-    where = f"{key}: " if key and key not in cause else ""
+        where = "" if not context or name.startswith(key) else f"{key}: "
+        return f"{where}unknown key {name!r}.{hint} 'turnrl fit --help' lists all keys."
+    lines = [line.strip(" -") for line in message.splitlines()]
+    told = [line for line in lines if line and not re.match(_NOISE, line)] or [message]
+    cause = re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.", r"\1", told[-1])
+    where = f"{key}: " if context and key not in cause else ""
     return f"{where}{cause.rstrip('.')}{_NEXT_STEP}"
 
 
@@ -245,10 +242,8 @@ class _Trainer(L.Trainer):
             split: Which of the recipe's splits to score.
         """
         if not isinstance(model, MTGRPO) or not isinstance(datamodule, QuestionData):
-            raise RecipeError(
-                f"'turnrl eval' scores MTGRPO on QuestionData, and this recipe has "
-                f"{type(model).__name__} and {type(datamodule).__name__}. Give another recipe."
-            )
+            has = f"{type(model).__name__} and {type(datamodule).__name__}"
+            raise RecipeError(f"'turnrl eval' scores MTGRPO on QuestionData, not {has}.")
         datamodule.split = split
         self.validate(
             model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, weights_only=True
@@ -285,7 +280,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
         return float(found.low), float(found.high)
     if len(set(values)) == 1:
         return values[0], values[0]
-    found = stats.bootstrap([values], lambda v, axis: v.mean(axis), method="percentile", rng=0)
+    # sorted, so that the order in which processes scored them changes no digit
+    drawn = [sorted(values)]
+    found = stats.bootstrap(drawn, lambda v, axis: v.mean(axis), method="percentile", rng=0)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
@@ -372,6 +369,10 @@ def _run(recipe: dict[str, Any], name: str) -> int:
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )
+    except ValueError as error:  # of a component's constructor, wrapped by jsonargparse
+        if isinstance(error, TurnRLError) or "Union subtypes" not in str(error):
+            raise
+        raise RecipeError(readable(str(error), [])) from error
     except SystemExit as stop:
         # Lightning turns Ctrl-C into exit code 1
         if isinstance(stop.__context__, KeyboardInterrupt):

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from turnrl.chat import ChatFormat
 from turnrl.errors import DataError, PluginError, RecipeError, ToolError, at_least, blaming
-from turnrl.toolbox import Bench, Toolbox, check_tools
+from turnrl.toolbox import Bench, Toolbox, check_tools, first_error
 from turnrl.types import (
     Engine,
     Question,
@@ -74,7 +74,12 @@ class State:
             ToolError: If a tool's session cannot be copied.
         """
         bench = await self.bench.fork()
-        return replace(self, session=self.session.fork(), bench=bench, seed=seed)
+        try:
+            session = self.session.fork()
+        except BaseException:
+            await bench.close()
+            raise
+        return replace(self, session=session, bench=bench, seed=seed)
 
     async def close(self) -> None:
         """Give back what the engine and the tools hold for the trajectory."""
@@ -123,9 +128,8 @@ class Agent:
         room = rollout.max_tokens - len(prompt_ids)
         if room < 1:
             raise DataError(
-                f"question {question.id!r} makes a prompt of {len(prompt_ids)} tokens, which "
-                f"leaves no room within rollout.max_tokens = {rollout.max_tokens}. Raise it, "
-                "or leave the question out."
+                f"question {question.id!r} makes a prompt of {len(prompt_ids)} tokens: no room "
+                f"within rollout.max_tokens = {rollout.max_tokens}. Raise it, or leave it out."
             )
         root = self._engine.open(prompt_ids)
         states = [
@@ -245,9 +249,7 @@ class Rollout:
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise RecipeError(
-                f"rollout.temperature is {self.temperature}; samples must differ, so it is above 0"
-            )
+            raise RecipeError(f"rollout.temperature is {self.temperature}; it must be above 0")
         limits = ("max_turn_tokens", "max_calls_per_turn", "max_result_tokens", "max_tokens")
         at_least(1, "rollout.", self, *limits)
         at_least(1, f"{type(self.segmenter).__name__}.", self.segmenter, "max_turns")
@@ -270,10 +272,8 @@ class Rollout:
             messages = self.ask("observe", reading, results)
             roles = {m["role"] for m in messages} if isinstance(messages, list) else {"none"}
             if not roles or roles - {"user", "tool"}:
-                raise PluginError(
-                    f"{type(self.segmenter).__name__}.observe gave {messages!r}; it gives messages "
-                    "of role user or tool, at least one"
-                )
+                told = f"{type(self.segmenter).__name__}.observe gave {messages!r}"
+                raise PluginError(f"{told}; it gives messages of role user or tool, at least one")
             chat.observation(messages, None)
         for tool in self.tools:
             what = f"tool {tool.name!r} ({type(tool).__name__}) in check"
@@ -284,7 +284,16 @@ class Rollout:
         """Token ids of a question's prompt. The question's text is as untrusted as a tool's."""
         safe = replace(question, text=chat.inert(question.text, self.segmenter.tags))
         messages = self.ask("prompt", safe, self.tools)
-        return chat.prompt(messages, self.tools if self.segmenter.tools_in_template else ())
+        plain = chat.prompt(messages)
+        if not (self.segmenter.tools_in_template and self.tools):
+            return plain
+        described = chat.prompt(messages, self.tools)
+        if described == plain:
+            raise RecipeError(
+                f"{type(self.segmenter).__name__} leaves it to the chat template to describe the "
+                "tools, and the policy's does not. Give one that does in policy.chat_template."
+            )
+        return described
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """What the segmenter says; it is to be total, so an exception is a fault of its package."""
@@ -335,7 +344,7 @@ class Rollout:
                         tasks.append(crowd.create_task(_play(agent, state, lockstep)))
                         tasks[-1].add_done_callback(lambda _: bar.update())
             except BaseExceptionGroup as group:
-                raise _first(group) from None
+                raise first_error(group) from None
             finally:
                 bar.close()
                 for state in states:
@@ -365,15 +374,6 @@ async def _play(agent: Agent, state: State, lockstep: _Lockstep | None) -> Traje
 def stream_seed(*key: int) -> int:
     """A random stream's number from what it belongs to; different keys give independent streams."""
     return int(np.random.SeedSequence([k % 2**32 for k in key]).generate_state(1, np.uint64)[0])
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The exception that a user should see of a group in which one failure cancelled the rest."""
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            return _first(error)
-        return error
-    return group
 
 
 _loop: asyncio.AbstractEventLoop | None = None

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import logging
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 from turnrl.errors import DataError, did_you_mean
 from turnrl.plugins import contributed, installed
@@ -113,18 +113,6 @@ def _usable(questions: Iterable[Question], where: str) -> list[Question]:
             f"{where} has no usable question: {why}. Check data.fields, or name another source."
         )
     if unanswered or repeated:
-        _logger.warning(
-            "%s: left out %d of %d rows (%d without a question or a usable answer, %d repeated)",
-            where,
-            unanswered + repeated,
-            total,
-            unanswered,
-            repeated,
-        )
+        why = f"{unanswered} without a question or a usable answer, {repeated} repeated"
+        _logger.warning("%s: left out %d of %d rows (%s)", where, total - len(kept), total, why)
     return kept
-
-
-def __getattr__(name: str) -> Any:
-    import turnrl_questions
-
-    return getattr(turnrl_questions, name)

@@ -351,6 +351,21 @@ def check_engine(engine: Engine, policy: SampledPolicy, temperature: float = 1.0
         engine.close()
 
 
+def _own_logprobs(
+    policy: SampledPolicy, prompt: Sequence[int], sampled: Sequence[int], temperature: float
+) -> list[float]:
+    """The policy's log-probabilities of sampled tokens, by one plain pass over the history."""
+    import torch
+
+    device = next(policy.load().parameters()).device
+    ids = torch.tensor([[*prompt, *sampled]], device=device)
+    with torch.no_grad():
+        positions = torch.arange(ids.shape[1], device=device)[None]
+        hidden = policy.hidden(ids, None, positions, use_cache=False)[0, len(prompt) - 1 : -1]
+        log_p = (policy.logits(hidden) / temperature).log_softmax(-1)
+    return [float(row[token]) for row, token in zip(log_p, sampled, strict=True)]
+
+
 async def _check_engine(engine: Engine, policy: SampledPolicy, temperature: float) -> None:
     name = type(engine).__name__
     greedy = Sampling(6, 0.0)
@@ -383,10 +398,15 @@ async def _check_engine(engine: Engine, policy: SampledPolicy, temperature: floa
         count = next(n for n, t in enumerate(texts, 1) if stop in t)
         right = stopped.token_ids == ids[:count] and stopped.reason == "stop"
         _require(right, f"{name} does not stop at {stop!r}: {stopped!r}")
-    drawn = [
-        (await engine.open(prompt).generate([], Sampling(6, temperature, seed))).token_ids
+    samples = [
+        await engine.open(prompt).generate([], Sampling(6, temperature, seed))
         for seed in (1, *range(1, 10))
     ]
+    gave = samples[0].logprobs
+    own = _own_logprobs(policy, prompt, samples[0].token_ids, temperature)
+    gap = max(abs(a - b) for a, b in zip(gave, own, strict=True))
+    _require(gap < 0.1, f"{name} gives log-probabilities {gave}; the policy's are {own}")
+    drawn = [sample.token_ids for sample in samples]
     kept = drawn[0] == drawn[1] and len(set(drawn)) > 1
     _require(kept or not engine.seeded, f"{name} is seeded, but seeds 1, 1, 2, ... give {drawn}")
 

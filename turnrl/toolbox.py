@@ -76,25 +76,24 @@ class Toolbox:
         return Bench(self, question, {})
 
     async def reply(
-        self, call: ToolCall, number: int, session: Callable[[str], Awaitable[ToolSession | None]]
+        self, call: ToolCall, problem: str | None, session: ToolSession | None
     ) -> ToolResult:
         """What the policy reads in answer to a call: the tool's reply, or what is wrong with the
         call.
 
         Args:
             call: The call.
-            number: Its number in the turn, from 0.
-            session: Gives the trajectory's session of a tool, by name.
+            problem: What is wrong with it, if anything is.
+            session: The trajectory's session of the tool.
         """
-        problem = self._problem(call, number)
         if problem is not None:
             result = ToolResult(problem, ok=False)
         else:
-            call = replace(call, session=await session(call.name))
-            result = await self._desks[call.name].call(call)
+            result = await self._desks[call.name].call(replace(call, session=session))
         return replace(result, content=self._make_safe(result.content))
 
-    def _problem(self, call: ToolCall, number: int) -> str | None:
+    def problem(self, call: ToolCall, number: int) -> str | None:
+        """What is wrong with a call, the `number`-th of its turn from 0."""
         if number >= self._max_calls:
             return f"too many calls: at most {self._max_calls} a turn"
         if call.error is not None:
@@ -116,7 +115,6 @@ class Bench:
         self._box = box
         self._question = question
         self._sessions = sessions
-        self._lock = asyncio.Lock()
 
     async def answer(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
         """One result per call of a turn, in order, as the policy reads them.
@@ -124,28 +122,34 @@ class Bench:
         Raises:
             ToolError: If a tool's world is broken.
         """
-        async with asyncio.TaskGroup() as together:
-            replies = [
-                together.create_task(self._box.reply(call, number, self._session))
-                for number, call in enumerate(calls)
-            ]
+        problems = [self._box.problem(call, number) for number, call in enumerate(calls)]
+        for call, problem in zip(calls, problems, strict=True):
+            if problem is None and call.name not in self._sessions:
+                await self._open(call.name)
+        # all in one tick, so that a session's calls leave in one batch
+        try:
+            async with asyncio.TaskGroup() as together:
+                replies = []
+                for call, problem in zip(calls, problems, strict=True):
+                    reply = self._box.reply(call, problem, self._sessions.get(call.name))
+                    replies.append(together.create_task(reply))
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
         return tuple(reply.result() for reply in replies)
 
-    async def _session(self, name: str) -> ToolSession | None:
+    async def _open(self, name: str) -> None:
         tool = self._box._desks[name].tool
         if type(tool).open is Tool.open:  # it keeps nothing, so there is nothing to wait for
-            return None
-        async with self._lock:  # two calls of a turn share one session
-            if name not in self._sessions:
-                opening = asyncio.ensure_future(run_tool(tool, "open", tool.open, self._question))
-                try:
-                    self._sessions[name] = await asyncio.shield(opening)
-                except asyncio.CancelledError:
-                    # what is being opened has to be closed like any other
-                    with contextlib.suppress(ToolError):
-                        self._sessions[name] = await opening
-                    raise
-            return self._sessions[name]
+            self._sessions[name] = None
+            return
+        opening = asyncio.ensure_future(run_tool(tool, "open", tool.open, self._question))
+        try:
+            self._sessions[name] = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # what is being opened has to be closed like any other
+            with contextlib.suppress(ToolError):
+                self._sessions[name] = await opening
+            raise
 
     async def fork(self) -> Bench:
         """The place of a branch: every session copied.
@@ -175,7 +179,13 @@ class Bench:
             for name, session in sessions.items()
             if session is not None
         )
-        for outcome in await asyncio.gather(*closings, return_exceptions=True):
+        closing = asyncio.gather(*closings, return_exceptions=True)
+        try:
+            outcomes = await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await closing  # another trajectory failed: what is being closed is closed all the same
+            raise
+        for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
@@ -230,10 +240,15 @@ class _Desk:
             if len(result.content) > MAX_RESULT_CHARACTERS:
                 raise ToolError(
                     f"{what} a result of {len(result.content):,} characters for arguments "
-                    f"{example}; at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut results "
-                    "inside the tool."
+                    f"{example}; at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut them there."
                 )
         return results
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The exception that a user should see of a group in which one failure cancelled the rest."""
+    error = group.exceptions[0]
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def run_tool(

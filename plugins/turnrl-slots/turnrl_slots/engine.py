@@ -240,6 +240,8 @@ class Slots(Engine):
             try:
                 self._forward([ids[:half]], [0], slice(0, 1))
                 found = self._policy.logits(self._forward([ids[half:]], [half], slice(0, 1)))
+            except torch.OutOfMemoryError:
+                raise
             except (RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
                 self._refuse(f"({type(error).__name__}: {error})", error)
             whole = torch.tensor([ids], device=self._device)

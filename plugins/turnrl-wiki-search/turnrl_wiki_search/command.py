@@ -245,7 +245,7 @@ def _print_score(args: argparse.Namespace, score: dict[str, float], info: IndexI
 
 
 def _read_questions(source: str, sample: int | None, seed: int) -> list[Question]:
-    from turnrl.data import Fields, load_questions
+    from turnrl import Fields, load_questions
 
     # a file of questions needs no ids here, for nothing is remembered about a question
     fields = Fields(id=None) if Path(source).is_file() else None
