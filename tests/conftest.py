@@ -7,11 +7,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import lightning  # noqa: F401  its log handler keeps the stderr of its first import: let that be pytest's own
-import pytest
-
+# models this small are slower on more threads, and far slower where other work wants the cores
+os.environ["OMP_NUM_THREADS"] = "1"
 # Lightning 2.6 calls jsonargparse by names that it will drop
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+
+import lightning  # noqa: F401  its log handler keeps the stderr of its first import: pytest's own
+import pytest
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

@@ -1,62 +1,38 @@
-"""Trains on two CPU processes and saves what each of them saw; run by test_training.py."""
+"""On two CPU processes, in a folder with a recipe: trains and evaluates by the command line, and
+trains with a Trainer of Lightning's own that shows its bar. Run by test_processes.py."""
 
-import sys
 from pathlib import Path
 
 import lightning as L
-import torch
+import yaml
 from lightning.pytorch.loggers import CSVLogger
+from runs import KeepWeights, data, module
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from test_training import data, module
-
-from turnrl.callbacks import LastCheckpoint
+from turnrl.cli import main
 
 
-def main(model: str, folder: str) -> None:
-    it = module(model, minibatch_size=4)
-    asked: list[str] = []
-    evaluated: list[str] = []
-    collect = it.collect
-
-    def collecting(questions, iteration):
-        asked.extend(q.id for q in questions)
-        return collect(questions, iteration)
-
-    validate = it.validation_step
-
-    def validating(batch, batch_idx):
-        if it.trainer.global_step == 0:
-            evaluated.extend(q.id for q in batch)
-        return validate(batch, batch_idx)
-
-    it.validation_step = validating
-
-    it.collect = collecting
+def plain(model: str) -> None:
     trainer = L.Trainer(
         max_epochs=2,
         accelerator="cpu",
         devices=2,
         strategy="ddp",
-        default_root_dir=folder,
-        logger=CSVLogger(folder, name="ddp", version=0),
-        callbacks=[LastCheckpoint()],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
+        logger=CSVLogger("runs", name="plain"),
+        callbacks=[KeepWeights()],
         log_every_n_steps=1,
     )
-    trainer.fit(it, data())
-    seen = {
-        "weights": it.policy.trainable_state(),
-        "asked": asked,
-        "steps": trainer.global_step,
-        "stream": it.stream(0),
-        "evaluated": evaluated,
-    }
-    torch.save(seen, Path(folder, f"rank{trainer.global_rank}.pt"))
+    trainer.fit(module(model), data())
+
+
+def by_recipe() -> None:
+    assert main(["fit", "two.yaml"]) == 0
+    checkpoint = Path("runs/two/version_0/checkpoints/last.ckpt")
+    for split, limit in (("val", 3), ("train", 5), ("val", 1)):
+        options = ["--ckpt_path", str(checkpoint), "--split", split, "--data.val_limit", str(limit)]
+        assert main(["eval", "two.yaml", *options]) == 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    # by arguments it would not know its model: the command line sets those of the other process
+    by_recipe()
+    plain(yaml.safe_load(Path("two.yaml").read_text())["model"]["policy"]["model"])

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 import turnrl
-from turnrl.rollout import ChatFormat
+from turnrl import ChatFormat
+from turnrl.chat import family
 
 TEMPLATES = {
     file.stem: file.read_text(encoding="utf-8")
@@ -184,7 +185,7 @@ def test_the_chat_format_of_rollouts_accepts_a_bundled_template(name):
     appended = [
         *chat.prompt([question]),
         *tokenizer(said, add_special_tokens=False)["input_ids"],
-        *chat.observation(seen, None),
+        *chat.observation([{"role": "user", "content": seen}], None),
     ]
     reply, observation = (
         {"role": "assistant", "content": said},
@@ -195,7 +196,9 @@ def test_the_chat_format_of_rollouts_accepts_a_bundled_template(name):
 
 @each_template
 def test_the_marks_of_one_family_are_not_those_of_another(name):
-    assert recognised("".join(FAMILIES[name])) == {name}
+    marks = "".join(FAMILIES[name])
+    assert recognised(marks) == {name}
+    assert family(marks) == name
 
 
 def test_neither_a_bundled_template_nor_plain_chatml_is_taken_for_one_that_needs_replacing():

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import math
 import os
+import random
+import re
 import shutil
 import signal
 import subprocess
@@ -14,20 +17,25 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from test_rollout import FORGETFUL
 from transformers import AutoModelForCausalLM
 
+import turnrl
+from turnrl import record
 from turnrl.cli import main
+from turnrl.recipe import interval
 
 ROOT = Path(__file__).parent.parent
+FAMILIES = Path(turnrl.__file__).parent / "chat_templates" / "families.json"
 RECIPE = {
     "model": {
         "policy": {"model": "MODEL"},
         "rollout": {"segmenter": "worlds.Letters", "tools": ["worlds.Echo"], "max_turn_tokens": 6},
         "rewards": ["worlds.Answered", "worlds.Called"],
         "group_size": 4,
-        "minibatch_size": 8,
+        "steps_per_update": 2,
         "learning_rate": 1e-3,
     },
     "data": {"train": "worlds.Numbers", "val": "worlds.Numbers", "questions_per_iteration": 4},
@@ -60,6 +68,10 @@ def test_fit_leaves_metrics_recipe_checkpoint_transcripts_and_model(recipe, caps
     assert saved["model"]["group_size"] == 8
     assert (run / "checkpoints" / "last.ckpt").is_file()
     assert (run / "model" / "model.safetensors").is_file()
+    rows = record.read(run / "record")
+    assert sum(row["split"] == "train" for row in rows) == 2 * 4 * 8
+    # untrained and after each iteration
+    assert sum(row["split"] == "val" for row in rows) == 3 * 3
     text = (run / "transcripts" / "iteration_0001.txt").read_text()
     assert "question   Number" in text
     assert "advantage" in text
@@ -90,7 +102,7 @@ def test_the_saved_recipe_trains_the_same_again(recipe):
     assert first == again
 
 
-def test_eval_scores_a_split_and_prints_it_with_intervals(recipe, capsys):
+def test_eval_scores_a_split_prints_it_with_intervals_and_records_every_trajectory(recipe, capsys):
     assert main(["fit", "recipe.yaml"]) == 0
     checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
     capsys.readouterr()
@@ -99,16 +111,93 @@ def test_eval_scores_a_split_and_prints_it_with_intervals(recipe, capsys):
     assert "12 questions, greedy; mean and 95 % interval" in printed
     for name in ("exact_match", "tool_execution", "answer_in_results", "format"):
         assert f"train/{name}" in printed
+    assert "every trajectory in record/" in printed
+    rows = record.read("runs/recipe-eval/version_0/record")
+    assert [row["question"] for row in rows] == [f"Number {i}?" for i in range(12)]
+    # two iterations of two steps are behind the policy
+    known = {("train", 1, 4, 0)}
+    assert {(r["split"], r["iteration"], r["policy_version"], r["member"]) for r in rows} == known
+    mean = sum(row["tool_execution"] for row in rows) / 12
+    shown = rf"train/tool_execution +{mean:.4f}  \[0\.\d{{4}}, [01]\.\d{{4}}\]"
+    assert re.search(shown, printed)
+    assert all(turn["advantage"] is None for row in rows for turn in row["turns"])
     assert main(["eval", "recipe.yaml"]) == 0
-    assert "3 questions" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "3 questions" in printed
+    # Wilson's interval of 0 of 3 ends at z^2 / (3 + z^2), z = 1.95996
+    assert re.search(r"val/exact_match +0\.0000  \[0\.0000, 0\.5615\]", printed)
+    (row, *_) = rows = record.read("runs/recipe-eval/version_1/record")
+    assert (len(rows), row["split"], row["policy_version"]) == (3, "val", 0)
 
 
-def test_a_run_is_resumed_from_the_command_line(recipe):
+def test_a_rate_has_wilsons_interval_and_a_mean_of_shares_the_bootstraps():
+    # Wilson's for k of n: (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
+    z = 1.959964
+    for k, n in ((256, 256), (0, 3), (1, 1), (7, 40)):
+        p = k / n
+        middle, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+        wanted = [(middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)]
+        assert list(interval([1.0] * k + [0.0] * (n - k))) == pytest.approx(wanted, abs=1e-6)
+    draw = random.Random(0)
+    shares = [draw.choice((0.0, 0.5, 0.5, 1.0)) for _ in range(100)]
+    means = sorted(sum(draw.choices(shares, k=100)) / 100 for _ in range(9999))
+    # the percentiles of 9,999 resampled means have standard errors of some 0.001
+    assert list(interval(shares)) == pytest.approx([means[249], means[9749]], abs=0.006)
+    assert interval([0.5, 0.5]) == (0.5, 0.5)
+
+
+def test_a_run_is_resumed_from_the_command_line(recipe, capsys):
     assert main(["fit", "recipe.yaml"]) == 0
     checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
-    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "3", "--ckpt_path", checkpoint]) == 0
+    assert "other settings" not in capsys.readouterr().err
+    resume = ["fit", "recipe.yaml", "--ckpt_path", checkpoint]
+    assert main([*resume, "--trainer.max_epochs", "3"]) == 0
     with Path("runs/recipe/version_1/metrics.csv").open() as file:
         assert {row["epoch"] for row in csv.DictReader(file)} == {"2"}
+    told = capsys.readouterr().err
+    assert "turnrl: goes on with other settings: trainer.max_epochs 2 -> 3\n" in told
+
+
+def test_a_run_that_goes_on_with_other_settings_says_which_and_they_hold(recipe, capsys):
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
+    capsys.readouterr()
+    recipe["model"] |= {"learning_rate": 5e-4, "betas": [0.8, 0.9], "weight_decay": 0.1}
+    recipe["model"]["rollout"]["max_turn_tokens"] = 4
+    save(recipe)
+    assert main(["fit", "recipe.yaml", "--ckpt_path", checkpoint]) == 0
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "goes on" in line]
+    for change in (
+        "model.betas [0.9, 0.99] -> [0.8, 0.9]",
+        "model.learning_rate 0.001 -> 0.0005",
+        "model.rollout.max_turn_tokens 6 -> 4",
+        "model.weight_decay 0.0 -> 0.1",
+        "trainer.max_epochs 1 -> 2",
+    ):
+        assert change in told
+    assert told.count("->") == 5
+    saved = torch.load("runs/recipe/version_1/checkpoints/last.ckpt", weights_only=True)
+    (group,) = saved["optimizer_states"][0]["param_groups"]
+    held = (group["lr"], list(group["betas"]), group["weight_decay"])
+    assert held == (5e-4, [0.8, 0.9], 0.1)
+    sampled = [
+        turn["tokens"]
+        for r in record.read("runs/recipe/version_1/record", "train-*")
+        for turn in r["turns"]
+    ]
+    assert max(sampled) == 4
+
+
+def test_trajectories_longer_than_the_models_positions_are_refused_before_it_is_loaded(
+    recipe, capsys, tiny_model
+):
+    (Path(shutil.copytree(tiny_model, "empty")) / "model.safetensors").unlink()
+    arguments = ["fit", "recipe.yaml", "--model.policy.model", "./empty"]
+    message = fails(capsys, [*arguments, "--model.rollout.max_tokens", "2049"])
+    assert "rollout.max_tokens is 2049, and './empty' has positions for 2048 tokens" in message
+    assert "Set it to 2048 or less" in message
+    # with no more than it has, the weights are what is missed
+    assert "model.safetensors" in fails(capsys, [*arguments, "--model.rollout.max_tokens", "2048"])
 
 
 def test_print_config_gives_a_recipe(recipe, capsys):
@@ -135,8 +224,11 @@ def test_plugins_are_listed_with_distribution_version_hooks_and_components(capsy
     printed = capsys.readouterr().out
     for word in (
         "two-turn",
-        "(turnrl 0.1.0)",
+        "(turnrl 0.2.0)",
         "turnrl_segmenters",
+        "core",
+        "turnrl_estimators  TurnLevel, OutcomeOnly, Merged",
+        "turnrl_engines     Slots",
         "TwoTurn",
         "WikiSearch",
         "ExactMatch",
@@ -188,8 +280,39 @@ def test_a_recipe_that_is_not_yaml(recipe, capsys):
             ["ExactMach"],
             "'ExactMach', which is not installed. Did you mean ExactMatch?",
         ),
-        ("model.rollout.tools", ["nowhere.Tool"], "'nowhere' cannot be imported"),
-        ("model.rollout.tools", ["worlds.Ecko"], "module 'worlds' has no 'Ecko'"),
+        (
+            "model.rollout.tools",
+            ["WikiSerch"],
+            "'WikiSerch', which is not installed. Did you mean WikiSearch?",
+        ),
+        (
+            "model.estimator",
+            {"class_path": "OutcomOnly"},
+            "model.estimator names 'OutcomOnly', which is not installed. Did you mean OutcomeOnly?",
+        ),
+        (
+            "model.engine",
+            "Slot",
+            "model.engine names 'Slot', which is not installed. Did you mean Slots?",
+        ),
+        (
+            "model.engine",
+            {"class_path": "Slots", "init_args": {"slot": 3}},
+            "model.engine: unknown key 'slot'",
+        ),
+        (
+            "model.estimator",
+            {"class_path": "TurnLevel", "init_args": {"gama": 1}},
+            "model.estimator: unknown key 'gama'",
+        ),
+        ("model.engine", {"class_path": "Slots", "init_args": {"slots": 0}}, "at least 1"),
+        (
+            "model.estimator",
+            {"class_path": "TurnLevel", "init_args": {"gamma": -1}},
+            "RecipeError",
+        ),
+        ("model.rollout.tools", ["nowhere.Tool"], "names 'nowhere.Tool', but No module named 'now"),
+        ("model.rollout.tools", ["worlds.Ecko"], "module 'worlds' has no attribute 'Ecko'"),
         (
             "model.rewards",
             [{"class_path": "ExactMatch", "init_args": {"wait": 1}}],
@@ -198,8 +321,12 @@ def test_a_recipe_that_is_not_yaml(recipe, capsys):
         ("model.group_size", 1, "group_size is 1, but TurnLevel compares"),
         ("model.policy.model", "./none", "no model folder at './none'"),
         ("data.train", "none.jsonl", "no file 'none.jsonl'"),
-        ("data.train", "trivia", "no data set 'trivia'. Did you mean 'triviaqa'"),
-        ("data.questions_per_iteration", 3, "3 questions x 4 = 12 trajectories per process"),
+        ("data.train", "trivia", "no data set 'trivia'. Did you mean triviaqa?"),
+        ("model.steps_per_update", 17, "4 questions x 4 = 16 trajectories per process"),
+        ("model.minibatch_tokens", 0, "model.minibatch_tokens is 0; it must be at least 1"),
+        ("trainer.accumulate_grad_batches", 2, "Leave it out; model.minibatch_tokens bounds"),
+        ("model.rollout.max_calls_per_turn", 0, "rollout.max_calls_per_turn is 0"),
+        ("model.policy.chat_template", "qwen33", "'qwen33'. Did you mean qwen3"),
         ("ckpt_path", "last", "no checkpoint at 'last'"),
         ("trainer.precision", "bf16-mixed", "trainer.precision is 'bf16-mixed'"),
         ("seed_everything", True, "seed_everything is true, which picks a seed at random"),
@@ -218,7 +345,8 @@ def test_a_mistake_in_the_recipe_names_key_value_and_next_step(
 
 
 def test_a_mistake_on_the_command_line(recipe, capsys):
-    assert "is not YAML" in fails(capsys, ["fit", "recipe.yaml", "--model.rewards", "[Exact"])
+    message = fails(capsys, ["fit", "recipe.yaml", "--model.rewards", "[Exact"])
+    assert "model.rewards: Expected a list. Got value: [Exact" in message
     message = fails(capsys, ["fit", "recipe.yaml", "--model.estimator", "TurnLvel"])
     assert (
         "model.estimator names 'TurnLvel', which is not installed. Did you mean TurnLevel?"
@@ -262,6 +390,15 @@ def test_a_chat_template_that_is_missing_or_forgets(recipe, capsys, tiny_model):
         capsys, ["fit", "recipe.yaml", "--model.policy.chat_template", "forgetful.jinja"]
     )
     assert "is not prefix-preserving" in message
+    # of a family that is known, the one that comes with turnrl is offered, and it works
+    marks = "".join(json.loads((FAMILIES).read_text())["qwen3"])
+    (Path(shutil.copytree(tiny_model, "qwen")) / "chat_template.jinja").write_text(
+        f"{FORGETFUL}{{# {marks} #}}"
+    )
+    arguments = ["fit", "recipe.yaml", "--model.policy.model", "./qwen"]
+    assert "Set policy.chat_template: qwen3, which comes with" in fails(capsys, arguments)
+    arguments += ["--model.policy.chat_template", "qwen3", "--trainer.max_epochs", "1"]
+    assert main(arguments) == 0
 
 
 def test_a_search_index_that_is_missing_or_of_another_version(recipe, capsys):
@@ -352,11 +489,15 @@ def command(*arguments, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # a shell starts what runs in the background with Ctrl-C off
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
 def test_ctrl_c_stops_cleanly_and_the_run_goes_on_from_its_checkpoint(recipe):
-    running = command("fit", "recipe.yaml", "--trainer.max_epochs", "500")
+    # components by their short names, in a process that has imported none of them yet
+    components = ("--model.engine", "Slots", "--model.estimator", "OutcomeOnly")
+    running = command("fit", "recipe.yaml", "--trainer.max_epochs", "500", *components)
     lines = []
     for line in running.stdout:
         lines.append(line)
@@ -399,7 +540,7 @@ def test_eval_of_a_recipe_that_cannot_be_scored(recipe, capsys):
 
 def test_a_logger_whose_package_is_missing_is_told_without_a_traceback(recipe, capsys):
     if importlib.util.find_spec("wandb") is None:
-        message = fails(capsys, ["fit", "recipe.yaml", "--trainer.logger", "WandbLogger"], code=1)
+        message = fails(capsys, ["fit", "recipe.yaml", "--trainer.logger", "WandbLogger"])
         assert "wandb" in message
 
 
@@ -424,15 +565,19 @@ def test_every_recipe_parses_and_instantiates(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("base", ["quickstart", "triviaqa_qwen2.5_7b_qlora"])
-def test_the_twins_differ_from_their_recipe_in_the_estimator_alone(base):
-    original = yaml.safe_load((ROOT / "recipes" / f"{base}.yaml").read_text())
-    stem = "atlas" if base == "quickstart" else base
-    for twin, estimator in [("grpo_or", "OutcomeOnly"), ("grpo_mr", "Merged")]:
-        contents = yaml.safe_load((ROOT / "recipes" / f"{stem}_{twin}.yaml").read_text())
-        assert contents["model"].pop("estimator")["class_path"] == estimator
-        wanted = json.loads(json.dumps(original))
-        assert wanted["model"].pop("estimator")["class_path"] == "TurnLevel"
-        assert contents == wanted
+@pytest.mark.parametrize("estimator", ["OutcomeOnly", "Merged"])
+def test_the_papers_baselines_are_a_recipe_with_another_estimator(
+    base, estimator, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    recipe = ["fit", str(ROOT / "recipes" / f"{base}.yaml"), "--print_config"]
+    assert main(recipe) == 0
+    wanted = yaml.safe_load(capsys.readouterr().out)
+    assert wanted["model"].pop("estimator")["class_path"].endswith("TurnLevel")
+    assert main([*recipe, "--model.estimator", estimator]) == 0
+    found = yaml.safe_load(capsys.readouterr().out)
+    assert found["model"].pop("estimator")["class_path"].endswith(estimator)
+    assert found == wanted
 
 
 def test_importing_turnrl_is_fast_and_loads_no_torch():

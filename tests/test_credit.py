@@ -10,7 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnrl import Merged, OutcomeOnly, RecipeError, TurnLevel
+from turnrl import (
+    AdvantageEstimator,
+    Group,
+    Merged,
+    OutcomeOnly,
+    Question,
+    RecipeError,
+    TurnLevel,
+)
 from turnrl.credit import returns_to_go, spread_over_tokens, standardize
 
 BOTH = list(itertools.product(["mean", "leave_one_out"], ["std", "none"]))
@@ -74,9 +82,10 @@ def naive_turn_level(
 @settings(deadline=None)
 def test_turn_level_equals_its_equation_written_as_loops(group, options, gamma):
     baseline, scale = options
-    estimator = TurnLevel(0.7, 1.3, gamma, baseline, scale, 0.05)
+    estimator = TurnLevel(baseline, scale, 0.05, outcome_coef=0.7, turn_coef=1.3, gamma=gamma)
     expected = naive_turn_level(*group, 0.7, 1.3, gamma, baseline, scale, 0.05)
-    assert torch.allclose(estimator(*tensors(*group)), expected, atol=1e-9)
+    found = estimator.advantages(*tensors(*group))
+    assert torch.allclose(found, expected, atol=1e-9)
 
 
 @given(groups(), st.sampled_from(BOTH))
@@ -89,7 +98,7 @@ def test_the_baselines_equal_their_equations_written_as_loops(group, options):
         expected = [
             [z[i] if k < lengths[i] else 0.0 for k in range(max(lengths))] for i in range(len(z))
         ]
-        found = estimator(*tensors(*group))
+        found = estimator.advantages(*tensors(*group))
         assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=1e-9)
 
 
@@ -100,7 +109,7 @@ def test_the_two_turn_search_agent_gets_the_papers_advantages():
     rewards, outcome, reached = tensors(
         [[0.7, 0], [0.2, 0], [0, 0], [0, 0]], [1.9, 0.4, 0.4, 0], [2, 2, 2, 2]
     )
-    advantages = TurnLevel()(rewards, outcome, reached)
+    advantages = TurnLevel().advantages(rewards, outcome, reached)
     assert advantages[:, 1].tolist() == pytest.approx(
         [1.461547, -0.328103, -0.328103, -0.805342], abs=1e-5
     )
@@ -112,7 +121,7 @@ def test_the_two_turn_search_agent_gets_the_papers_advantages():
 def test_a_trajectory_without_a_call_is_judged_like_the_others():
     # the released code gives it z of the merged reward; here it has z(r) + z(R) like any first turn
     rewards, outcome, reached = tensors([[0.2, 0], [0.2, 0], [0]], [1, 0, 0], [2, 2, 1])
-    advantages = TurnLevel()(rewards, outcome, reached)
+    advantages = TurnLevel().advantages(rewards, outcome, reached)
     z_turn = (0 - 0.4 / 3) / statistics.stdev([0.2, 0.2, 0])
     z_outcome = (0 - 1 / 3) / statistics.stdev([1, 0, 0])
     assert float(advantages[2, 0]) == pytest.approx(z_turn + z_outcome)
@@ -124,8 +133,8 @@ def test_a_trajectory_without_a_call_is_judged_like_the_others():
 def test_without_turn_coef_turn_level_is_outcome_only(group, options):
     streams = tensors(*group)
     assert torch.equal(
-        TurnLevel(turn_coef=0, baseline=options[0], scale=options[1])(*streams),
-        OutcomeOnly(*options)(*streams),
+        TurnLevel(turn_coef=0, baseline=options[0], scale=options[1]).advantages(*streams),
+        OutcomeOnly(*options).advantages(*streams),
     )
 
 
@@ -135,8 +144,8 @@ def test_a_constant_added_to_every_outcome_changes_nothing(group, scale, constan
     rewards, outcome, reached = tensors(*group)
     for estimator in (TurnLevel(scale=scale), OutcomeOnly(scale=scale), Merged(scale=scale)):
         before, after = (
-            estimator(rewards, outcome, reached),
-            estimator(rewards, outcome + constant, reached),
+            estimator.advantages(rewards, outcome, reached),
+            estimator.advantages(rewards, outcome + constant, reached),
         )
         assert torch.allclose(before, after, atol=1e-8)
 
@@ -148,8 +157,8 @@ def test_a_constant_added_to_the_last_turn_of_all_changes_nothing(group, scale, 
     rewards, outcome, reached = tensors([row[:1] for row in turn], outcome, [1] * len(outcome))
     for estimator in (TurnLevel(scale=scale), Merged(scale=scale)):
         before, after = (
-            estimator(rewards, outcome, reached),
-            estimator(rewards + constant, outcome, reached),
+            estimator.advantages(rewards, outcome, reached),
+            estimator.advantages(rewards + constant, outcome, reached),
         )
         assert torch.allclose(before, after, atol=1e-8)
 
@@ -165,17 +174,29 @@ def test_permuting_a_group_permutes_its_advantages(group, options, random):
         OutcomeOnly(*options),
         Merged(*options),
     ):
-        permuted = estimator(*(s[order] for s in streams))
-        assert torch.allclose(permuted, estimator(*streams)[order], atol=1e-9)
+        permuted = estimator.advantages(*(s[order] for s in streams))
+        assert torch.allclose(permuted, estimator.advantages(*streams)[order], atol=1e-9)
 
 
 def test_a_trajectory_alone_at_a_turn():
     streams = tensors([[0, 0.5], [0]], [0, 0], [2, 1])
     # leave one out, no scaling: nobody to compare with, baseline 0, so the reward itself
-    alone = TurnLevel(outcome_coef=0, baseline="leave_one_out", scale="none")(*streams)
-    assert alone.tolist() == [[0.5, 0.5], [-0.5, 0.0]]
+    alone = TurnLevel(outcome_coef=0, baseline="leave_one_out", scale="none")
+    assert alone.advantages(*streams).tolist() == [[0.5, 0.5], [-0.5, 0.0]]
     for baseline in ("mean", "leave_one_out"):
-        assert float(TurnLevel(outcome_coef=0, baseline=baseline)(*streams)[0, 1]) == 0
+        scaled = TurnLevel(outcome_coef=0, baseline=baseline).advantages(*streams)
+        assert float(scaled[0, 1]) == 0
+
+
+@pytest.mark.parametrize("estimator", [TurnLevel(), Merged(), OutcomeOnly()])
+def test_an_estimator_is_called_with_a_group_and_sees_no_reward_of_a_turn_not_taken(estimator):
+    assert isinstance(estimator, AdvantageEstimator)
+    rewards, outcome, reached = tensors([[0.5, 0.2], [0.1]], [1, 0], [2, 1])
+    wanted = estimator.advantages(rewards, outcome, reached)
+    stray = torch.where(reached, rewards, 7.0)
+    question = Question("q", "?", ("x",))
+    assert torch.equal(estimator(Group(question, (), stray, outcome, reached)), wanted)
+    assert float(wanted[1, 1]) == 0
 
 
 def test_a_tiny_difference_stays_tiny_above_the_floor():
@@ -225,7 +246,7 @@ def expected_gradient(estimator, size):
         rewards, outcome, reached = tensors(
             turn, [OUTCOMES[c] for c in group], [len(c) for c in group]
         )
-        advantages = estimator(rewards, outcome, reached)
+        advantages = estimator.advantages(rewards, outcome, reached)
         for i, choices in enumerate(group):
             total += chance * (advantages[i, : len(choices), None] * scores[choices]).sum(0) / size
     return total

@@ -12,9 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
+from turnrl_questions import PRESETS, Preset
 
-from turnrl import DataError, Question, QuestionData, QuestionSource, RecipeError
-from turnrl.data import PRESETS, Fields, _map_rows, _usable, load_questions
+from turnrl import (
+    DataError,
+    Fields,
+    Question,
+    QuestionData,
+    QuestionSource,
+    RecipeError,
+    load_questions,
+)
 
 SQUAD = Path(__file__).parents[2] / "shared/data/squad/dev.jsonl"
 
@@ -188,12 +196,11 @@ def test_a_split_that_the_hub_lacks_is_answered_with_those_there_are(tmp_path, m
     table = pyarrow.Table.from_pylist(ROWS)
     pyarrow.parquet.write_table(table, tmp_path / "owner/name/test-00000-of-00001.parquet")
     monkeypatch.chdir(tmp_path)
-    from turnrl.data import _read_hub
-
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    assert [row["id"] for row in _read_hub("owner/name", None, "test")] == ["a", "b", "007"]
+    monkeypatch.setitem(PRESETS, "mine", Preset("owner/name", None, None, "test", Fields()))
+    assert [q.id for q in load_questions("mine")] == ["a", "b", "007"]
     with pytest.raises(DataError, match=r"'validation'.*Should be one of \['test'\]"):
-        _read_hub("owner/name", None, "validation")
+        load_questions("mine", "validation")
 
 
 # -------------------------------------------------------------- bad sources
@@ -203,7 +210,10 @@ def test_a_split_that_the_hub_lacks_is_answered_with_those_there_are(tmp_path, m
     ("name", "message"),
     [
         ("nowhere.jsonl", r"no file 'nowhere.jsonl' in .*Check data.train"),
-        ("trivia_qa", r"no data set 'trivia_qa'. Did you mean 'triviaqa'.*Known names: triviaqa"),
+        (
+            "trivia_qa",
+            r"no data set 'trivia_qa'. Did you mean triviaqa\?.*: Atlas, triviaqa",
+        ),
         ("no.such.Source", r"cannot import the data set 'no.such.Source'"),
         ("turnrl.types.Question", r"'turnrl.types.Question' is not a subclass of turnrl"),
     ],
@@ -271,7 +281,7 @@ def test_rows_that_cannot_be_used_are_counted_in_one_warning(tmp_path, caplog):
         ROWS[0],
     ]
     path = write_jsonl(tmp_path / "q.jsonl", rows)
-    with caplog.at_level(logging.WARNING, "turnrl.data"):
+    with caplog.at_level(logging.WARNING, "turnrl.sources"):
         assert len(load_questions(path)) == 3
     (record,) = caplog.records
     assert (
@@ -280,14 +290,16 @@ def test_rows_that_cannot_be_used_are_counted_in_one_warning(tmp_path, caplog):
     )
 
 
-def test_answers_that_normalise_to_nothing_are_dropped_and_the_rest_stays():
+def test_answers_that_normalise_to_nothing_are_dropped_and_the_rest_stays(tmp_path):
     rows = [{"id": "a", "question": "?", "answers": ["The", "x", "", "x", "..."]}]
-    assert _usable(_map_rows(rows, Fields(), "rows"), "rows")[0].answers == ("x",)
+    (question,) = load_questions(write_jsonl(tmp_path / "q.jsonl", rows))
+    assert question.answers == ("x",)
 
 
-def test_different_questions_with_one_id_get_ids_of_their_own():
-    questions = [Question("7", text, ("x",)) for text in ("One?", "Two?", "One?", "Three?")]
-    usable = _usable(questions, "here")
+def test_different_questions_with_one_id_get_ids_of_their_own(tmp_path):
+    texts = ("One?", "Two?", "One?", "Three?")
+    rows = [{"id": "7", "question": text, "answers": "x"} for text in texts]
+    usable = load_questions(write_jsonl(tmp_path / "q.jsonl", rows))
     assert [(q.id, q.text) for q in usable] == [("7", "One?"), ("7#2", "Two?"), ("7#3", "Three?")]
 
 
@@ -394,7 +406,6 @@ class Ids(L.LightningModule):
         self.batches = [*getattr(self, "batches", []), [q.id for q in batch]]
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec", "ignore:.*does not have many workers")
 def test_lightning_validates_with_batches_of_questions(tmp_path):
     module = Ids()
     trainer = L.Trainer(
@@ -439,7 +450,7 @@ def test_options_that_cannot_be_are_errors(options):
 
 def test_options_that_no_source_uses_are_errors(tmp_path):
     path, tiny = numbered(tmp_path, 3), f"{__name__}.Tiny"
-    with pytest.raises(RecipeError, match=r"data.config is 'x', but no source is on the hub"):
+    with pytest.raises(RecipeError, match=r"data.config is set, but no source"):
         QuestionData(path, config="x").setup("fit")
     with pytest.raises(RecipeError, match=r"data.fields is set, but no source"):
         QuestionData(tiny, fields=Fields()).setup("fit")

@@ -1,16 +1,22 @@
-"""The in-process engine, against full forward passes over the whole history."""
+"""The in-process engine, against full forward passes over the whole history; and the check that any
+engine has to pass, against engines that are broken on purpose."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from conftest import greedy_reference
+from turnrl_slots import Slots
 
-from turnrl import Policy, Sampling, TransformersEngine
-from turnrl.engines.transformers import _Request
+from turnrl import Engine, Policy, RecipeError, Sampling, Session
+from turnrl.testing import check_engine
 
 PROMPTS = [[5, 9, 33, 71, 120, 8], [44, 2, 301], [7] * 40, [250, 251, 252, 253, 254, 255, 256]]
 GREEDY = Sampling(max_tokens=12, temperature=0)
@@ -24,8 +30,31 @@ async def together(*work):
     return await asyncio.gather(*work)
 
 
+def started(policy, max_tokens=64, **options):
+    engine = Slots(**options)
+    engine.start(policy, max_tokens)
+    return engine
+
+
+class Watched:
+    """A policy that notes what it is given to read, as (rows, tokens), and can be tampered with."""
+
+    def __init__(self, policy):
+        self.policy, self.tokenizer, self.load = policy, policy.tokenizer, policy.load
+        self.logits = policy.logits
+        self.read = []
+
+    def hidden(self, input_ids, *rest, **options):
+        self.read.append(tuple(input_ids.shape))
+        return self.policy.hidden(input_ids, *rest, **options)
+
+
+def raises(*_, **__):
+    raise RuntimeError("out of memory")
+
+
 def test_batched_greedy_tokens_are_those_of_full_forward_passes(tiny_policy):
-    engine = TransformersEngine(tiny_policy)
+    engine = started(tiny_policy)
     sessions = [engine.open(prompt) for prompt in PROMPTS]
     completions = run(together(*(s.generate([], GREEDY) for s in sessions)))
     for prompt, completion in zip(PROMPTS, completions, strict=True):
@@ -38,7 +67,7 @@ def test_batched_greedy_tokens_are_those_of_full_forward_passes(tiny_policy):
 def test_three_turns_over_kept_keys_and_values_equal_one_history(
     tiny_policy, slots, prefill_tokens
 ):
-    engine = TransformersEngine(tiny_policy, slots=slots, prefill_tokens=prefill_tokens)
+    engine = started(tiny_policy, slots=slots, prefill_tokens=prefill_tokens)
 
     async def converse(number: int, prompt: list[int]) -> list[int]:
         session, history = engine.open(prompt), list(prompt)
@@ -60,7 +89,7 @@ def test_three_turns_over_kept_keys_and_values_equal_one_history(
 
 
 def test_a_fork_shares_the_history_and_goes_its_own_way(tiny_policy):
-    engine = TransformersEngine(tiny_policy)
+    engine = started(tiny_policy)
 
     async def scenario():
         root = engine.open(PROMPTS[0])
@@ -75,15 +104,10 @@ def test_a_fork_shares_the_history_and_goes_its_own_way(tiny_policy):
     assert list(b.token_ids) == greedy_reference(tiny_policy, [*history, 99], 12)
 
 
-def test_a_group_reads_its_prompt_once(tiny_policy, monkeypatch):
-    engine = TransformersEngine(tiny_policy)
-    read = []
-    forward = engine._forward
-    monkeypatch.setattr(
-        engine,
-        "_forward",
-        lambda feeds, *rest: read.append(sum(map(len, feeds))) or forward(feeds, *rest),
-    )
+def test_a_group_reads_its_prompt_once(tiny_policy):
+    policy = Watched(tiny_policy)
+    engine = started(policy)
+    policy.read.clear()
 
     async def scenario():
         root = engine.open(PROMPTS[2])
@@ -94,14 +118,14 @@ def test_a_group_reads_its_prompt_once(tiny_policy, monkeypatch):
 
     run(scenario())
     # 40 prompt tokens: 39 read once for all, the last once per member
-    assert read == [39, 8]
+    assert policy.read == [(1, 39), (8, 1)]
 
 
 def test_samples_depend_on_their_seed_and_not_on_their_company(tiny_policy):
     sampling = [Sampling(max_tokens=10, temperature=1.3, seed=100 + i) for i in range(4)]
 
     async def sample(which: list[int]):
-        engine = TransformersEngine(tiny_policy)
+        engine = started(tiny_policy)
         sessions = [engine.open(PROMPTS[i]) for i in which]
         return await together(
             *(s.generate([], sampling[i]) for s, i in zip(sessions, which, strict=True))
@@ -120,7 +144,7 @@ def test_samples_follow_the_distribution_of_the_model(tiny_policy):
     with torch.no_grad():
         logits = tiny_policy.load()(input_ids=torch.tensor([PROMPTS[1]])).logits[0, -1]
     expected = (logits / temperature).softmax(-1)
-    engine = TransformersEngine(tiny_policy, slots=4096)
+    engine = started(tiny_policy, slots=4096)
 
     async def scenario():
         root = engine.open(PROMPTS[1])
@@ -140,7 +164,7 @@ def test_samples_follow_the_distribution_of_the_model(tiny_policy):
 
 
 def test_log_probabilities_are_those_of_the_training_pass(tiny_policy):
-    engine = TransformersEngine(tiny_policy)
+    engine = started(tiny_policy)
     temperature = 0.7
     session = engine.open(PROMPTS[3])
     completion = run(session.generate([], Sampling(20, temperature, seed=3)))
@@ -153,7 +177,7 @@ def test_log_probabilities_are_those_of_the_training_pass(tiny_policy):
 
 
 def test_a_turn_ends_at_an_end_token_and_at_a_stop_string(tiny_policy):
-    engine = TransformersEngine(tiny_policy)
+    engine = started(tiny_policy)
     tokens = greedy_reference(tiny_policy, PROMPTS[0], 12)
     end = next(t for i, t in enumerate(tokens) if i > 3 and t not in tokens[:i])
     count = tokens.index(end) + 1
@@ -168,20 +192,22 @@ def test_a_turn_ends_at_an_end_token_and_at_a_stop_string(tiny_policy):
 
 
 def test_a_stop_string_may_be_white_space_or_beyond_ascii(tiny_policy):
-    tokenizer = tiny_policy.tokenizer
-    engine = TransformersEngine(tiny_policy)
     for stop in ("\n", " ", "。"):
-        ids = tokenizer(f"a{stop}", add_special_tokens=False)["input_ids"]
-        request = _Request(0, None, [], Sampling(99, stop=("###", stop)), None, None)
-        request.token_ids = list(ids)
-        assert engine._ending(request) == "stop", stop
-        request.token_ids = ids[:-1]
-        assert engine._ending(request) is None, stop
+        ids = tiny_policy.tokenizer(f"a{stop}bc", add_special_tokens=False)["input_ids"]
+        said = iter(ids)
+        policy = Watched(tiny_policy)
+        engine = started(policy)
+        policy.logits = lambda hidden, said=said: torch.full((1, 351), -1e4).index_fill(
+            1, torch.tensor(next(said)), 0.0
+        )
+        found = run(engine.open([5]).generate([], Sampling(99, 0, stop=("###", stop))))
+        assert found.reason == "stop"
+        assert tiny_policy.tokenizer.decode(found.token_ids) == f"a{stop}"
 
 
 def test_turns_asked_for_at_any_moment_all_end(tiny_policy):
     # callers that do not wait for each other, as without lockstep, while others are sampled
-    engine = TransformersEngine(tiny_policy, slots=5)
+    engine = started(tiny_policy, slots=5)
 
     async def chatter(number: int) -> int:
         session = engine.open(PROMPTS[number % 4])
@@ -200,36 +226,38 @@ def test_turns_asked_for_at_any_moment_all_end(tiny_policy):
 
 
 def test_draining_waits_for_turns_that_were_cancelled(tiny_policy):
-    engine = TransformersEngine(tiny_policy)
+    policy = Watched(tiny_policy)
+    engine = started(policy)
 
     async def scenario():
         session = engine.open(PROMPTS[0])
+        policy.read.clear()
         task = asyncio.create_task(session.generate([], Sampling(10_000)))
-        await asyncio.sleep(0.05)
+        while not policy.read:
+            await asyncio.sleep(0.001)
         task.cancel()
         await engine.drain()
-        return engine._slots_in_use, engine._waiting, engine._server.done()
+        read = len(policy.read)
+        await asyncio.sleep(0.05)  # a token takes some milliseconds
+        return task.cancelled(), len(policy.read) - read
 
-    assert run(scenario()) == ([], [], True)
+    assert run(scenario()) == (True, 0)
 
 
 def test_training_mode_is_left_as_it_was_and_does_not_change_samples(tiny_model):
     policy = Policy(str(tiny_model), gradient_checkpointing=True)
     network = policy.load()
     network.train()
-    completion = run(TransformersEngine(policy).open(PROMPTS[0]).generate([], GREEDY))
+    completion = run(started(policy).open(PROMPTS[0]).generate([], GREEDY))
     assert network.training
     network.eval()
     assert list(completion.token_ids) == greedy_reference(policy, PROMPTS[0], 12)
 
 
-def test_a_failure_inside_the_model_reaches_every_caller(tiny_policy, monkeypatch):
-    engine = TransformersEngine(tiny_policy)
-
-    def broken(*_):
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(engine, "_forward", broken)
+def test_a_failure_inside_the_model_reaches_every_caller(tiny_policy):
+    policy = Watched(tiny_policy)
+    engine = started(policy)
+    policy.hidden = raises
 
     async def scenario():
         sessions = [engine.open(p) for p in PROMPTS]
@@ -241,10 +269,337 @@ def test_a_failure_inside_the_model_reaches_every_caller(tiny_policy, monkeypatc
 
 
 def test_misuse_is_an_error(tiny_policy):
-    engine = TransformersEngine(tiny_policy)
+    engine = started(tiny_policy)
     with pytest.raises(ValueError, match="at least one token"):
         engine.open([])
     session = engine.open([1])
     session.close()
     with pytest.raises(RuntimeError, match="none after close"):
         run(session.generate([], GREEDY))
+    with pytest.raises(ValueError, match="max_tokens is 0"):
+        run(engine.open([1]).generate([], Sampling(0)))
+    for option in ("slots", "prefill_tokens"):
+        with pytest.raises(RecipeError, match=rf"{option} (is )?0\b.* must be at least 1"):
+            Slots(**{option: 0})
+
+
+# ------------------------------------------------------------------- the life of an engine
+
+
+def test_a_cancelled_turn_leaves_its_session_unusable_and_the_engine_as_it_was(tiny_policy):
+    policy = Watched(tiny_policy)
+    engine = started(policy)
+
+    async def scenario():
+        session = engine.open(PROMPTS[0])
+        first = await session.generate([], GREEDY)
+        other = engine.open(PROMPTS[1])
+        policy.read.clear()
+        task = asyncio.create_task(session.generate([11, 12], Sampling(500, 0)))
+        beside = asyncio.create_task(other.generate([], GREEDY))
+        while len(policy.read) < 5:  # in the midst of it
+            await asyncio.sleep(0.001)
+        task.cancel()
+        found = await beside
+        assert task.cancelled()
+        # what was sampled of the turn is lost, so the history has a hole
+        for use in (lambda: session.generate([], GREEDY), lambda: session.generate([11], GREEDY)):
+            with pytest.raises(
+                RuntimeError, match="none after close\\(\\) or a turn that was canc"
+            ):
+                await use()
+        with pytest.raises(RuntimeError, match="cancelled"):
+            session.fork()
+        session.close()
+        anew = engine.open([*PROMPTS[0], *first.token_ids])
+        return first, found, await anew.generate([11, 12], GREEDY)
+
+    first, beside, anew = run(scenario())
+    assert list(beside.token_ids) == greedy_reference(tiny_policy, PROMPTS[1], 12)
+    history = [*PROMPTS[0], *first.token_ids, 11, 12]
+    assert list(anew.token_ids) == greedy_reference(tiny_policy, history, 12)
+
+
+def test_a_turn_that_fails_leaves_its_session_unusable_and_the_engine_as_it_was(tiny_policy):
+    policy = Watched(tiny_policy)
+    engine = started(policy)
+    hidden = policy.hidden
+
+    async def scenario():
+        session, other = engine.open(PROMPTS[0]), engine.open(PROMPTS[1])
+        policy.hidden = raises
+        with pytest.raises(RuntimeError, match="out of memory"):
+            await session.generate([], GREEDY)
+        policy.hidden = hidden
+        with pytest.raises(RuntimeError, match="none after close"):
+            await session.generate([], GREEDY)
+        return await other.generate([], GREEDY)
+
+    assert list(run(scenario()).token_ids) == greedy_reference(tiny_policy, PROMPTS[1], 12)
+
+
+def test_a_session_generates_one_turn_at_a_time(tiny_policy):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        session = engine.open(PROMPTS[0])
+        return await asyncio.gather(
+            session.generate([], GREEDY), session.generate([], GREEDY), return_exceptions=True
+        )
+
+    found, refused = run(scenario())
+    assert list(found.token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)
+    assert "one turn at a time" in str(refused)
+
+
+def test_sessions_end_when_the_weights_change(tiny_policy):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        engine.sync(1)
+        unread, read = engine.open(PROMPTS[0]), engine.open(PROMPTS[1])
+        await read.generate([], GREEDY)
+        fork = read.fork()
+        engine.sync(2)
+        for session in (unread, read, fork):
+            with pytest.raises(RuntimeError, match="weights change: open a new one"):
+                await session.generate([1], GREEDY)
+            with pytest.raises(RuntimeError, match="weights change"):
+                session.fork()
+            session.close()
+        return await engine.open(PROMPTS[0]).generate([], GREEDY)
+
+    assert list(run(scenario()).token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)
+
+
+def test_after_a_sync_an_engine_samples_the_new_weights(tiny_model):
+    policy = Policy(str(tiny_model))
+    engine = started(policy)
+    before = run(engine.open(PROMPTS[0]).generate([], GREEDY))
+    with torch.no_grad():
+        policy.load().get_input_embeddings().weight.mul_(-1)
+    engine.sync(1)
+    after = run(engine.open(PROMPTS[0]).generate([], GREEDY))
+    assert list(after.token_ids) == greedy_reference(policy, PROMPTS[0], 12)
+    assert after.token_ids != before.token_ids
+
+
+# ------------------------------------------------------------------- models it can sample
+
+
+@pytest.fixture
+def model(tiny_model, tmp_path):
+    """Makes a policy of random weights of any architecture, with the tiny tokenizer."""
+
+    def make(name, load=True, **options):
+        folder = tmp_path / name
+        shutil.copytree(tiny_model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        config = getattr(transformers, f"{name}Config")(
+            vocab_size=351,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            initializer_range=0.3,
+            **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **options},
+        )
+        torch.manual_seed(0)
+        getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(folder)
+        policy = Policy(str(folder))
+        if load:
+            policy.load()
+        return policy
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Llama", {}),
+        ("Mistral", {"sliding_window": 128}),
+        ("Qwen3", {"head_dim": 8}),
+        ("Gemma", {"head_dim": 8}),
+        ("Olmo2", {}),
+    ],
+)
+def test_the_engine_keeps_to_the_contract_with_other_models(model, name, options):
+    check_engine(Slots(slots=3), model(name, **options))
+
+
+def test_the_engine_keeps_to_the_contract(tiny_policy):
+    check_engine(Slots(), tiny_policy)
+    check_engine(Slots(slots=1, prefill_tokens=8), tiny_policy, temperature=0.7)
+
+
+def test_a_model_whose_log_probabilities_would_be_wrong_is_refused(model):
+    with pytest.raises(RecipeError, match=r"\(CohereForCausalLM\) changes logits after its head"):
+        model("Cohere", logit_scale=0.06)
+    with pytest.raises(RecipeError, match="Gemma2ForCausalLM does not support"):
+        model("Gemma2", head_dim=8, final_logit_softcapping=0.5)
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Phi3", "Starcoder2"])
+def test_a_window_shorter_than_a_trajectory_is_refused(model, name):
+    policy = model(name, sliding_window=16)
+    with pytest.raises(
+        RecipeError, match=rf"{name}ForCausalLM cannot be sampled.*Set rollout\.max_tokens below"
+    ):
+        Slots().start(policy, 64)
+    engine = started(policy, 15)
+    found = run(engine.open(PROMPTS[0]).generate([], Sampling(9, 0)))
+    assert list(found.token_ids) == greedy_reference(policy, PROMPTS[0], 9)
+
+
+# ------------------------------------------------------------------- engines that are broken
+
+
+class Around(Session):
+    """A session of `Slots`; what is broken overrides a method."""
+
+    def __init__(self, engine, inner, prompt):
+        self.engine, self.inner, self.prompt = engine, inner, prompt
+
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, sampling)
+
+    def fork(self):
+        return type(self)(self.engine, self.inner.fork(), self.prompt)
+
+    def close(self):
+        self.inner.close()
+
+
+class Wrapped(Engine):
+    """`Slots` behind a session of one's own."""
+
+    def __init__(self, session=Around, seeded=True):
+        self.slots, self.session, self.seeded = Slots(), session, seeded
+
+    def start(self, policy, max_tokens):
+        self.slots.start(policy, max_tokens)
+
+    def sync(self, version):
+        self.slots.sync(version)
+
+    def open(self, prompt_ids):
+        return self.session(self, self.slots.open(prompt_ids), prompt_ids)
+
+    async def drain(self):
+        await self.slots.drain()
+
+    def close(self):
+        self.slots.close()
+
+
+class ForgetsNewIds(Around):
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate([], sampling)
+
+
+class ForgetsTheTurnsWhenForked(Around):
+    def fork(self):
+        return self.engine.open(self.prompt)
+
+
+class IgnoresStops(Around):
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, replace(sampling, stop=()))
+
+
+class IgnoresEnds(Around):
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, replace(sampling, end_ids=()))
+
+
+class DropsTheLastToken(Around):
+    async def generate(self, new_ids, sampling):
+        found = await self.inner.generate(new_ids, sampling)
+        return replace(found, token_ids=found.token_ids[:-1])
+
+
+class LogprobsOfNothing(Around):
+    async def generate(self, new_ids, sampling):
+        found = await self.inner.generate(new_ids, sampling)
+        return replace(found, logprobs=(0.0,) * len(found.logprobs))
+
+
+class LogprobsWorseTurnByTurn(Around):
+    async def generate(self, new_ids, sampling):
+        found = await self.inner.generate(new_ids, sampling)
+        return replace(found, logprobs=tuple(p - 0.1 * bool(new_ids) for p in found.logprobs))
+
+
+class IgnoresTheSeed(Around):
+    numbers = itertools.count()
+
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, replace(sampling, seed=next(self.numbers)))
+
+
+class HasOneSeed(Around):
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, replace(sampling, seed=0))
+
+
+class GeneratesAfterClose(Around):
+    def close(self):
+        pass
+
+
+class GeneratesAfterCancel(Around):
+    async def generate(self, new_ids, sampling):
+        spare = self.inner.fork()
+        try:
+            return await self.inner.generate(new_ids, sampling)
+        except asyncio.CancelledError:
+            self.inner = spare
+            raise
+
+
+class GeneratesAfterSync(Wrapped):
+    def sync(self, version):
+        pass
+
+
+class GivesTokensBack(Around):
+    """What is in its history is not what it says it sampled."""
+
+    async def generate(self, new_ids, sampling):
+        found = await self.inner.generate(new_ids, sampling)
+        self.inner = self.engine.slots.open([*self.prompt, *found.token_ids[:-1], 7])
+        return found
+
+
+def test_an_engine_behind_another_passes_and_so_does_one_that_promises_no_seeds(tiny_policy):
+    check_engine(Wrapped(), tiny_policy)
+    check_engine(Wrapped(IgnoresTheSeed, seeded=False), tiny_policy)
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (
+            Wrapped(ForgetsNewIds),
+            r"Wrapped goes on from \[.*\] with \[1.*\] as .*but reads the same",
+        ),
+        (Wrapped(ForgetsTheTurnsWhenForked), r"goes on from \[.*\] with \[99\] as"),
+        (Wrapped(GivesTokensBack), r"goes on from \[.*\] with \[1.*\] as"),
+        (Wrapped(IgnoresStops), r"does not stop at '.'"),
+        (Wrapped(IgnoresEnds), r"does not end at the token \d+"),
+        (Wrapped(DropsTheLastToken), "asked for 6 tokens, it gave"),
+        (Wrapped(LogprobsWorseTurnByTurn), r"goes on from \[.*\] with \[1.*\] as"),
+        (Wrapped(LogprobsOfNothing), "log-probabilities"),
+        (Wrapped(IgnoresTheSeed), r"is seeded, but seeds 1, 1, 2"),
+        (Wrapped(HasOneSeed), r"is seeded, but seeds 1, 1, 2"),
+        (Wrapped(GeneratesAfterClose), r"generates after close\(\)"),
+        (Wrapped(GeneratesAfterCancel), "generates after a turn that was cancelled"),
+        (GeneratesAfterSync(), "generates after a sync"),
+    ],
+    ids=lambda value: value.session.__name__ if isinstance(value, Wrapped) else "x",
+)
+def test_a_broken_engine_is_caught(tiny_policy, engine, message):
+    with pytest.raises(AssertionError, match=message):
+        check_engine(engine, tiny_policy)

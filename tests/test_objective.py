@@ -46,7 +46,9 @@ def test_the_gradient_is_cut_where_the_ratio_has_gone_far_enough():
     (gradient,) = torch.autograd.grad(result.loss, logprobs)
     # d(-ratio A)/dl = -ratio A where not cut
     assert gradient.tolist() == pytest.approx([0.0, 1.5, -0.5, 0.0])
-    assert float(result.clip_fraction) == 0.5
+    # the first and the last; a sum over tokens, which the module divides
+    assert float(result.watched["clip_fraction"]) == 2
+    assert float(result.watched["ratio"]) == pytest.approx(1.5 + 1.5 + 0.5 + 0.5)
 
 
 def test_the_upper_bound_can_be_wider_than_the_lower():
@@ -66,35 +68,47 @@ def test_k3_is_unbiased_for_the_divergence_and_never_negative():
     assert float((p * estimates).sum()) == pytest.approx(divergence, abs=1e-12)
 
 
-COUNTS = torch.tensor([4, 1, 7, 2])
+LOSSES = [[0.5] * 4, [-3.0], [1.0, 2, 3, 4, 5, 6, 7], [0.0, 8.0]]
+COUNTS = torch.tensor([len(row) for row in LOSSES])
 
 
-def step_loss(losses, aggregation, minibatches):
-    """What Lightning makes of a step: each minibatch's weighted sum,
-    averaged over the minibatches."""
-    weights = loss_weights(COUNTS, aggregation, minibatches, constant_tokens=10)
-    sums = [float(w * sum(row)) for w, row in zip(weights, losses, strict=True)]
-    size = len(sums) // minibatches
-    return sum(sum(sums[i : i + size]) for i in range(0, len(sums), size)) / minibatches
+def step_loss(aggregation, ranks=((0, 1, 2, 3),)):
+    """What Lightning makes of a step whose trajectories are spread over processes: the mean over
+    processes of each one's weighted sum."""
+    tokens = float(COUNTS.sum()) / len(ranks)
+    trajectories = len(LOSSES) / len(ranks)
+    total = 0.0
+    for rank in ranks:
+        weights = loss_weights(COUNTS[list(rank)], aggregation, tokens, trajectories, 10)
+        total += sum(float(w) * sum(LOSSES[i]) for w, i in zip(weights, rank, strict=True))
+    return total / len(ranks)
 
 
-@pytest.mark.parametrize("minibatches", [1, 2, 4])
-def test_accumulating_minibatches_of_unequal_length_changes_nothing(minibatches):
-    losses = [[0.5] * 4, [-3.0], [1.0, 2, 3, 4, 5, 6, 7], [0.0, 8.0]]
-    flat = [x for row in losses for x in row]
-    means = [sum(row) / len(row) for row in losses]
-    assert step_loss(losses, "token", minibatches) == pytest.approx(sum(flat) / len(flat))
-    assert step_loss(losses, "trajectory", minibatches) == pytest.approx(sum(means) / 4)
-    assert step_loss(losses, "constant", minibatches) == pytest.approx(sum(flat) / (10 * 4))
+FLAT = [x for row in LOSSES for x in row]
+MEANS = [sum(row) / len(row) for row in LOSSES]
+WANTED = {
+    "token": sum(FLAT) / len(FLAT),
+    "trajectory": sum(MEANS) / 4,
+    "constant": sum(FLAT) / (10 * 4),
+}
 
 
-def test_two_ranks_of_unequal_length_weigh_tokens_alike():
-    # ranks with 4 + 1 and 7 + 2 tokens: Lightning averages gradients over ranks
-    mean = float(COUNTS.sum()) / 2
-    first = loss_weights(COUNTS[:2], "token", 1, tokens_per_rank=mean)
-    second = loss_weights(COUNTS[2:], "token", 1, tokens_per_rank=mean)
-    per_token = torch.cat([first, second]) / 2
-    assert torch.allclose(per_token, torch.full((4,), 1 / 14))
+@pytest.mark.parametrize("aggregation", WANTED)
+def test_each_aggregation_is_the_mean_that_its_name_says(aggregation):
+    assert step_loss(aggregation) == pytest.approx(WANTED[aggregation])
+
+
+@pytest.mark.parametrize("aggregation", WANTED)
+# 5 and 9 tokens; 4 and 10 tokens in one trajectory and three
+@pytest.mark.parametrize("ranks", [((0, 1), (2, 3)), ((0,), (1, 2, 3))])
+def test_processes_of_unequal_shares_take_the_mean_that_one_would(aggregation, ranks):
+    assert step_loss(aggregation, ranks) == pytest.approx(WANTED[aggregation])
+
+
+def test_a_trajectory_without_tokens_is_counted_and_weighs_nothing():
+    weights = loss_weights(torch.tensor([0, 2]), "trajectory", 2, 2)
+    assert weights.isfinite().all()
+    assert float(weights[1]) == 0.25  # 1 / (2 trajectories x 2 tokens)
 
 
 @pytest.mark.parametrize(

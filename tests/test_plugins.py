@@ -1,4 +1,5 @@
 import importlib
+import json
 import os
 import re
 import shutil
@@ -8,14 +9,26 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
+from test_rollout import Brackets
 
 import turnrl
-from turnrl import PluginError
-from turnrl.plugins import Hooks, load_plugins
+from turnrl import PluginError, record
+from turnrl.cli import main
+from turnrl.plugins import KINDS, Hooks, load_plugins
+from turnrl.scoring import credit
+from turnrl.testing import ScriptedEngine
 
 ROOT = Path(__file__).parents[1]
 CALCULATOR = ROOT / "docs/examples/turnrl-calculator"
 HOOKS = [name for name in vars(Hooks) if name.startswith("turnrl_")]
+
+
+def loaded():
+    """What is installed, by name."""
+    return {plugin.name: plugin for plugin in load_plugins()[1]}
+
 
 TOOL = """
 import turnrl
@@ -55,10 +68,12 @@ def install(tmp_path, monkeypatch):
 
 
 def test_the_bundled_plugins_bring_their_classes():
-    names = {hook: set(turnrl.installed(hook)) for hook in HOOKS}
+    names = {hook: set(turnrl.installed(hook)) for hook in KINDS}
     assert "TwoTurn" in names["turnrl_segmenters"]
     assert "WikiSearch" in names["turnrl_tools"]
     assert "Atlas" in names["turnrl_datasets"]
+    assert names["turnrl_estimators"] == {"TurnLevel", "OutcomeOnly", "Merged"}
+    assert names["turnrl_engines"] == {"Slots"}
     assert names["turnrl_rewards"] >= {
         "ToolExecuted",
         "AnswerRetrieved",
@@ -95,25 +110,43 @@ def test_what_the_folders_depend_on_comes_with_the_root():
 
 def test_a_plugin_is_found_with_its_distribution_and_version(install):
     install("nothing", GOOD)
-    (plugin,) = [p for p in load_plugins() if p.name == "nothing"]
+    plugin = loaded()["nothing"]
     assert (plugin.distribution, plugin.version) == ("nothing", "4.2")
-    assert turnrl.installed("turnrl_tools")["Nothing"] is plugin.components["turnrl_tools"][0]
+    (tool,) = plugin.brings("turnrl_tools")
+    assert turnrl.installed("turnrl_tools")["Nothing"] is tool
+    assert {hook: plugin.brings(hook) for hook in HOOKS if hook != "turnrl_tools"} == dict.fromkeys(
+        (hook for hook in HOOKS if hook != "turnrl_tools"), ()
+    )
 
 
 def test_plugins_come_in_the_order_of_their_names(install):
     install("zzz", GOOD)
     install("aaa", GOOD.replace("Nothing", "Other"))
-    names = [plugin.name for plugin in load_plugins()]
-    assert names == sorted(names)
-    assert (names[0], names[-1]) == ("aaa", "zzz")
+    names = list(loaded())
+    assert names[1:] == sorted(names[1:])
+    assert (names[0], names[1], names[-1]) == ("core", "aaa", "zzz")
+
+
+def test_the_manager_is_pluggys_and_has_every_plugin(install):
+    install("nothing", GOOD)
+    manager, plugins = load_plugins()
+    assert [name for name, _ in manager.list_name_plugin()] == [p.name for p in plugins]
+    brought = [cls for some in manager.hook.turnrl_tools() for cls in some]
+    assert {cls.__name__ for cls in brought} == set(turnrl.installed("turnrl_tools"))
+
+
+def test_what_the_core_brings_is_a_plugin_like_any_other(monkeypatch):
+    core = loaded()["core"]
+    assert (core.distribution, core.version) == ("turnrl", turnrl.__version__)
+    found = {cls.__name__ for cls in core.brings("turnrl_estimators")}
+    assert found == {"TurnLevel", "OutcomeOnly", "Merged"}
 
 
 def test_commands_are_kept_as_functions(install):
     install(
         "commands", "import turnrl\n@turnrl.hookimpl\ndef turnrl_commands():\n    return [print]\n"
     )
-    (plugin,) = [p for p in load_plugins() if p.name == "commands"]
-    assert plugin.commands == (print,)
+    assert loaded()["commands"].brings("turnrl_commands") == (print,)
 
 
 # -------------------------------------------------------------- broken plugins
@@ -127,7 +160,7 @@ def test_commands_are_kept_as_functions(install):
         ("def (", r"cannot be imported \(SyntaxError"),
         (
             GOOD.replace("turnrl_tools", "turnrl_tool"),
-            r"defines 'turnrl_tool', which is no hook of turnrl; did you mean 'turnrl_tools'\?",
+            r"defines 'turnrl_tool', which is no hook of turnrl\. Did you mean turnrl_tools",
         ),
         (
             "def turnrl_qqqqqqqqqqqqqqqq():\n    return []\n",
@@ -141,17 +174,23 @@ def test_commands_are_kept_as_functions(install):
         ),
         (
             GOOD.replace("[Nothing]", "[7]"),
-            r"turnrl_tools returned 7, which is not a subclass of Tool",
+            r"returned 7 from turnrl_tools, which is not a subclass of Tool",
         ),
         (GOOD.replace("[Nothing]", "[Nothing()]"), r"returned .*Nothing.* not a subclass of Tool"),
-        (GOOD.replace("[Nothing]", "Nothing"), r"turnrl_tools does not return a list \(TypeError"),
-        (GOOD.replace("[Nothing]", "1 / 0"), r"turnrl_tools does not return a list \(ZeroDivision"),
+        (
+            GOOD.replace("[Nothing]", "Nothing"),
+            r"does not return a list from turnrl_tools \(TypeError",
+        ),
+        (
+            GOOD.replace("[Nothing]", "1 / 0"),
+            r"does not return a list from turnrl_tools \(ZeroDivision",
+        ),
     ],
 )
 def test_a_broken_plugin_is_named_with_the_cause_and_the_way_round(install, source, message):
     install("broken", source)
     with pytest.raises(PluginError, match=message) as caught:
-        load_plugins()
+        turnrl.installed("turnrl_tools")
     assert str(caught.value).startswith("plugin 'broken' of broken 4.2")
     assert "set TURNRL_LOAD_PLUGINS to the comma-separated plugins to load" in str(caught.value)
 
@@ -159,14 +198,15 @@ def test_a_broken_plugin_is_named_with_the_cause_and_the_way_round(install, sour
 def test_the_variable_leaves_out_what_it_does_not_name(install, monkeypatch):
     install("broken", "1 / 0")
     monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "two-turn, qa-rewards")
-    assert [plugin.name for plugin in load_plugins()] == ["qa-rewards", "two-turn"]
+    assert list(loaded()) == ["core", "qa-rewards", "two-turn"]
     assert turnrl.installed("turnrl_tools") == {}
 
 
 def test_an_empty_variable_loads_nothing(install, monkeypatch):
     install("broken", "1 / 0")
     monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "")
-    assert load_plugins() == ()
+    assert list(loaded()) == ["core"]
+    assert "TurnLevel" in turnrl.installed("turnrl_estimators")
 
 
 def test_the_variable_cannot_ask_for_what_is_not_installed(install, monkeypatch):
@@ -187,6 +227,106 @@ def test_two_installed_classes_cannot_have_one_name(install):
     install("two", GOOD)
     with pytest.raises(PluginError, match="two installed classes are called 'Nothing'"):
         turnrl.installed("turnrl_tools")
+
+
+OTHERS = """
+from turnrl import AdvantageEstimator, Engine, Sampling, hookimpl
+from turnrl_slots import Slots
+
+class Totals(AdvantageEstimator):
+    min_group_size = 2
+
+    def __init__(self, scale: float = 1.0):
+        self.scale = scale
+
+    def __call__(self, group):
+        centred = group.totals - group.totals.mean()
+        return self.scale * centred[:, None] * group.reached
+
+class Relay(Engine):
+    def __init__(self, rows: int = 3):
+        self.inner = Slots(rows)
+        self.synced = []
+
+    def start(self, policy, max_tokens):
+        self.inner.start(policy, max_tokens)
+
+    def sync(self, version):
+        self.synced.append(version)
+        self.inner.sync(version)
+
+    def open(self, prompt_ids):
+        return self.inner.open(prompt_ids)
+
+    async def drain(self):
+        await self.inner.drain()
+
+    def close(self):
+        self.inner.close()
+        print("relay closed after", self.synced)
+
+@hookimpl
+def turnrl_estimators():
+    return [Totals]
+
+@hookimpl
+def turnrl_engines():
+    return [Relay]
+"""
+
+
+def test_an_estimator_and_an_engine_of_a_third_party_are_listed_and_used_by_their_short_names(
+    install, tiny_model, tmp_path, monkeypatch, capsys
+):
+    install("others", OTHERS)
+    monkeypatch.chdir(tmp_path)
+    assert main(["plugins"]) == 0
+    listing = capsys.readouterr().out
+    block = listing[listing.index("others  (others 4.2)") :].split("\n")
+    assert [line.split() for line in block[1:3]] == [
+        ["turnrl_estimators", "Totals"],
+        ["turnrl_engines", "Relay"],
+    ]
+    recipe = {
+        "model": {
+            "policy": {"model": str(tiny_model)},
+            "rollout": {"segmenter": "worlds.Letters", "tools": ["worlds.Echo"]},
+            "rewards": ["worlds.Answered", "worlds.Called"],
+            "estimator": {"class_path": "Totals", "init_args": {"scale": 2.0}},
+            "engine": "Relay",
+            "group_size": 4,
+        },
+        "data": {
+            "train": "worlds.Numbers",
+            "val": "worlds.Numbers",
+            "questions_per_iteration": 2,
+        },
+        "trainer": {"max_epochs": 2, "accelerator": "cpu", "enable_model_summary": False},
+    }
+    recipe["model"]["rollout"]["max_turn_tokens"] = 6
+    Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert main(["fit", "recipe.yaml"]) == 0
+    assert "relay closed after [0, 0, 1, 1, 2]" in capsys.readouterr().out
+    saved = yaml.safe_load(Path("runs/recipe/version_0/config.yaml").read_text())["model"]
+    assert saved["estimator"]["init_args"] == {"scale": 2.0}
+    assert saved["engine"]["init_args"] == {"rows": 3}
+    rows = [r for r in record.read("runs/recipe/version_0/record") if r["split"] == "train"]
+    for row in rows:
+        total = row["outcome"] + sum(turn["reward"] for turn in row["turns"])
+        for turn in row["turns"]:
+            assert turn["advantage"] == pytest.approx(2 * (total - row["group_mean"]), abs=1e-5)
+    assert len(rows) == 16
+    # a mistake in its arguments is told like one of a bundled class
+    recipe["model"]["engine"] = {"class_path": "Relay", "init_args": {"row": 3}}
+    Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert main(["fit", "recipe.yaml"]) == 2
+    assert "model.engine: unknown key 'row'" in capsys.readouterr().err
+
+
+def test_a_hook_that_gives_classes_of_another_kind_is_named(install):
+    install("muddled", OTHERS.replace("return [Totals]", "return [Relay]"))
+    with pytest.raises(PluginError, match=r"Relay.* which is not a subclass of AdvantageEstimator"):
+        turnrl.installed("turnrl_estimators")
 
 
 # ----------------------------------------------------------------- third party
@@ -215,7 +355,7 @@ tools = turnrl.installed("turnrl_tools")
 calculator = tools["Calculator"](digits=3)
 call = turnrl.ToolCall("calculate", {"expression": "2 / 3"})
 print(sorted(tools), calculator.run([call])[0].content)
-print([(p.distribution, p.version) for p in load_plugins() if p.name == "calculator"])
+print([(p.distribution, p.version) for p in load_plugins()[1] if p.name == "calculator"])
 """
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -254,8 +394,46 @@ def test_the_example_in_the_docs_is_the_one_in_the_folder():
     assert entry["entry-points"] == project["entry-points"]
 
 
-def test_the_examples_in_the_docs_run():
+@pytest.fixture(scope="module")
+def examples():
+    """The names that the examples define, run one after the other."""
     space = {"__name__": "docs"}
     for example in documented("python"):
         exec(compile(example, "docs/plugins.md", "exec"), space)
-    space["test_the_contracts_are_kept"]()
+    return space
+
+
+def test_the_examples_in_the_docs_run(examples):
+    examples["test_the_contracts_are_kept"]()
+
+
+def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examples, tiny_model):
+    chat = turnrl.ChatFormat(turnrl.Policy(str(tiny_model)).tokenizer)
+    tool = examples["Notes"]()
+
+    def says(number, turn):
+        first, second = (
+            json.dumps({"text": text}) for text in (f"I am {number}.", "I have been here.")
+        )
+        return (f"[note {first}]", f"[note {second}]", "=done")[turn]
+
+    engine = ScriptedEngine(chat._tokenizer, says)
+    questions = [turnrl.Question(q, "What?", ("x",)) for q in "ab"]
+    rollout = turnrl.Rollout(Brackets(), [tool])
+    groups = rollout.collect(engine, chat, questions, 2, (0,))
+    shown = [[r.content for r in t.results] for group in groups for t in group]
+    assert shown == [[f"1. I am {n}.", f"1. I am {n}.\n2. I have been here."] for n in range(4)]
+
+
+def test_the_estimator_of_the_docs_gives_credit_where_it_says(examples):
+    group = turnrl.Group(
+        turnrl.Question("q", "What?", ("x",)),
+        (None, None),
+        turn_rewards=torch.tensor([[0.2, 0.5], [0.0, 0.0]]),
+        outcome=torch.tensor([1.0, 0.0]),
+        reached=torch.tensor([[True, True], [True, False]]),
+    )
+    # to go: 1.7 and 1.5 of the first, 0 of the second; the means of those that took the turn are
+    # 0.85 and 1.5
+    found = credit(group, examples["ToGo"]())
+    assert torch.allclose(found, torch.tensor([[0.85, 0.0], [-0.85, 0.0]]))

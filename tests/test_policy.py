@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_training import data, last, module, rows, trainer
+from runs import column, data, last, module, trainer
 from transformers import AutoModelForCausalLM
 
 import turnrl.policy
-from turnrl import MTGRPO, Lora, Policy, RecipeError
+from turnrl import MTGRPO, CheckpointError, Lora, Policy, RecipeError
 
 IDS = torch.tensor([[5, 9, 33, 71, 120, 8, 17, 41], [44, 2, 301, 7, 7, 0, 0, 0]])
 REAL = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
@@ -56,7 +56,7 @@ def test_nf4_with_lora_trains_and_the_adapter_loads_in_peft(tiny_model, tmp_path
     it = module(
         tiny_model,
         policy={"quantization": "nf4", "lora": Lora(r=4)},
-        minibatch_size=16,
+        steps_per_update=1,
         learning_rate=1e-2,
     )
     trainer(tmp_path, 3, limit_val_batches=0).fit(it, data())
@@ -64,10 +64,8 @@ def test_nf4_with_lora_trains_and_the_adapter_loads_in_peft(tiny_model, tmp_path
     kinds = {type(m).__name__ for m in network.modules()}
     assert "Linear4bit" in kinds
     assert all(p.dtype == torch.float32 for p in it.policy.trainable_state().values())
-    ratios = [float(r["train/ratio"]) for r in rows(tmp_path) if r["train/ratio"]]
-    assert ratios == [1.0, 1.0, 1.0]
-    gaps = [float(r["train/logprob_gap"]) for r in rows(tmp_path) if r["train/logprob_gap"]]
-    assert max(gaps) < 1e-3
+    assert column(tmp_path, "train/ratio") == [1.0, 1.0, 1.0]
+    assert max(column(tmp_path, "train/logprob_gap")) < 1e-3
     moved = [v for n, v in it.policy.trainable_state().items() if "lora_B" in n]
     assert any(v.abs().max() > 0 for v in moved)
     # the exported adapter, on the same 4-bit base, is the policy that was trained
@@ -114,6 +112,60 @@ def test_without_its_adapter_the_policy_is_the_base(tiny_model, tiny_policy):
             reference, _ = policy.logprobs(IDS, REAL, LOSS)
     assert torch.equal(reference, base)
     assert (adapted - base).abs().max() > 1e-3
+
+
+def test_the_head_of_a_bfloat16_base_computes_in_float32(tiny_model):
+    policy = Policy(str(tiny_model), lora=Lora(r=4), dtype="bfloat16")
+    base = policy.load().get_base_model()
+    assert base.lm_head.weight.dtype == torch.bfloat16
+    with torch.no_grad():
+        positions = torch.arange(IDS.shape[1]).expand_as(IDS)
+        hidden = policy.hidden(IDS, REAL, positions)
+        found = policy.logits(hidden)
+        wanted = hidden.double() @ base.lm_head.weight.double().T
+        rounded = base.lm_head(hidden)
+    assert (hidden.dtype, found.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.allclose(found.double(), wanted, rtol=1e-5, atol=1e-4)
+    # what it is for: the base's own head is off by percents of a probability
+    assert (rounded.double() - wanted).abs().max() > 1e-2
+    log_p = wanted.log_softmax(-1)
+    before = [(row, t - 1) for row, t in LOSS.nonzero().tolist()]
+    naive = [log_p[row, t, IDS[row, t + 1]] for row, t in before]
+    with torch.no_grad():
+        assert torch.allclose(
+            policy.logprobs(IDS, REAL, LOSS)[0].double(), torch.stack(naive), atol=1e-3
+        )
+
+
+def saved(folder, copy, shard, noise=0.0):
+    """A copy of a model in which one linear layer of the last block may have other weights."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.manual_seed(1)
+    weight = model.model.layers[-1].mlp.down_proj.weight
+    weight.data += noise * weight.std() * torch.randn_like(weight)
+    shutil.copytree(folder, copy)
+    (copy / "model.safetensors").unlink()
+    model.save_pretrained(copy, max_shard_size=shard)
+    return copy
+
+
+@pytest.mark.parametrize(("shard", "files"), [("1GB", 1), ("100KB", 5)])
+def test_a_checkpoint_knows_the_fine_tune_that_it_was_trained_from(
+    tiny_model, tmp_path, shard, files
+):
+    base = saved(tiny_model, tmp_path / "base", shard)
+    other = saved(tiny_model, tmp_path / "other", shard, noise=0.05)
+    assert len(list(other.glob("*.safetensors"))) == files
+    lora = {"lora": Lora(r=4)}
+    first = trainer(tmp_path / "first", 1, limit_val_batches=0)
+    first.fit(module(base, policy=lora), data())
+    found = {"ckpt_path": last(tmp_path / "first"), "verbose": False}
+    # it is the same base elsewhere, and in another precision
+    moved = shutil.copytree(base, tmp_path / "moved")
+    same = module(moved, policy={**lora, "dtype": "bfloat16"})
+    trainer(tmp_path / "a").validate(same, data(), **found)
+    with pytest.raises(CheckpointError, match=r"of another policy .* its weights is"):
+        trainer(tmp_path / "b").validate(module(other, policy=lora), data(), **found)
 
 
 def test_a_folder_inside_an_installed_package_is_a_model(monkeypatch, tiny_model, tmp_path):

@@ -13,7 +13,7 @@ ANSWER = "<reasoning>t</reasoning><answer>Paris</answer>"
 
 def trajectory(*texts: str, answers=("Paris",), results=()) -> Trajectory:
     """What `TwoTurn` reads in the texts, with the given results of the first turn."""
-    turns = [Turn(text, (), (), TwoTurn().read(text, k)) for k, text in enumerate(texts)]
+    turns = [Turn(text, (), (), TwoTurn().read(text, k, False)) for k, text in enumerate(texts)]
     first = turns[0]
     turns[0] = Turn(first.text, (), (), first.reading, tuple(results))
     return Trajectory(Question("q", "The capital?", answers), (), tuple(turns), "answer")

@@ -9,9 +9,10 @@ import threading
 import time
 
 import pytest
+from turnrl_qa_rewards import AnswerRetrieved, ExactMatch, ToolExecuted
 
 from turnrl import (
-    Completion,
+    ChatFormat,
     DataError,
     PluginError,
     Policy,
@@ -26,7 +27,9 @@ from turnrl import (
     ToolResult,
     neutralise,
 )
-from turnrl.rollout import MAX_RESULT_CHARACTERS, ChatFormat
+from turnrl.scoring import curves, score
+from turnrl.testing import ScriptedEngine, check_segmenter
+from turnrl.toolbox import MAX_RESULT_CHARACTERS
 
 QUESTION = Question("q1", "What is the capital of France?", ("Paris",))
 
@@ -43,20 +46,24 @@ class Brackets(Segmenter):
     def prompt(self, question, tools):
         return [{"role": "user", "content": question.text}]
 
-    def read(self, text, turn):
+    def read(self, text, turn, cut):
+        if cut:
+            return Reading(format_error="cut short")
         if text.startswith("="):
             return Reading(answer=text[1:])
         calls = []
         for part in text.split(";"):
             name, _, body = part.strip("[]").partition(" ")
             try:
-                calls.append(ToolCall(name, json.loads(body)))
-            except json.JSONDecodeError as error:
-                calls.append(ToolCall("", error=f"bad JSON: {error.msg}"))
+                arguments = dict(json.loads(body))
+                calls.append(ToolCall(name, arguments, None if name else "no name"))
+            except (ValueError, TypeError, RecursionError) as error:
+                calls.append(ToolCall("", error=f"bad JSON: {error}"))
         return Reading(tuple(calls))
 
     def observe(self, reading, results):
-        return "".join(f"<result>{r.content}</result>" for r in results)
+        shown = [f"<result>{r.content}</result>" for r in results]
+        return [{"role": "user", "content": "".join(shown) or "call or answer"}]
 
 
 class Look(Tool):
@@ -79,54 +86,32 @@ class Look(Tool):
         return [ToolResult(self.reply(c.arguments["query"])) for c in calls]
 
 
-class ScriptedSession:
-    def __init__(self, engine, history, number=None):
-        self.engine, self.history, self.number = engine, list(history), number
-
-    async def generate(self, new_ids, sampling):
-        self.history += new_ids
-        self.engine.asked.append((self.number, list(self.history), sampling))
-        said = self.engine.says(self.number, self.engine.turns.setdefault(self.number, 0))
-        self.engine.turns[self.number] += 1
-        if asyncio.iscoroutine(said):
-            said = await said
-        ids = self.engine.tokenizer(said, add_special_tokens=False)["input_ids"][
-            : sampling.max_tokens
-        ]
-        reason = "length" if len(ids) == sampling.max_tokens else "stop"
-        self.history += ids
-        return Completion(tuple(ids), tuple(-0.5 for _ in ids), reason)
-
-    def fork(self):
-        self.engine.count += 1
-        return ScriptedSession(self.engine, self.history, self.engine.count - 1)
-
-    def close(self):
-        self.engine.closed.add(self)
-
-
-class Scripted:
-    """An engine whose sessions say what a function of (session, turn) says."""
-
-    def __init__(self, tokenizer, says):
-        self.tokenizer, self.says = tokenizer, says
-        self.asked, self.turns, self.count, self.closed = [], {}, 0, set()
-
-    def open(self, prompt_ids):
-        return ScriptedSession(self, prompt_ids)
-
-    async def drain(self):
-        self.drained = True
-
-
 @pytest.fixture
 def chat(tiny_model):
     return ChatFormat(Policy(str(tiny_model)).tokenizer)
 
 
 def collect(rollout, chat, says, questions=(QUESTION,), group_size=1):
-    engine = Scripted(chat._tokenizer, says)
+    engine = ScriptedEngine(chat._tokenizer, says)
     return rollout.collect(engine, chat, questions, group_size, (0,)), engine
+
+
+def one(rollout, chat, says):
+    """The only trajectory of the only question."""
+    (((trajectory,),), _) = collect(rollout, chat, says)
+    return trajectory
+
+
+def tokens(chat, text):
+    return len(chat._ids(text))
+
+
+def paid(trajectory, *more):
+    """What each turn is paid for calls that ran and for finding `Paris`; another reward of a name
+    takes its place."""
+    rewards = {type(r): r for r in (ToolExecuted(), AnswerRetrieved(), *more)}.values()
+    group = score(QUESTION, [trajectory], list(rewards), len(trajectory.turns))
+    return group.turn_rewards[0].double().round(decimals=6).tolist()
 
 
 def say(*texts):
@@ -255,27 +240,94 @@ def test_in_lockstep_the_next_turn_waits_for_the_slowest_tool_and_keeps_the_orde
     assert [t.answer for t in groups[0]] == ["0", "1", "2", "at once"]
 
 
-def test_a_trajectory_stops_at_its_last_turn(chat):
-    calls = say(*['[look {"query": "x"}]'] * 3)
-    groups, _ = collect(Rollout(Brackets(3), [Look()]), chat, calls)
-    trajectory = groups[0][0]
+def test_a_trajectory_stops_at_its_last_turn_whose_calls_are_not_run(chat):
+    tool = Look()
+    calls = say(*['[look {"query": "Paris"}]'] * 3)
+    trajectory = one(Rollout(Brackets(3), [tool]), chat, calls)
     assert (len(trajectory.turns), trajectory.stop, trajectory.answer) == (3, "turns", None)
-    # the last call was run and can be rewarded; nobody reads its result
-    assert trajectory.turns[2].results[0].ok
-    assert trajectory.turns[2].observation_ids == ()
+    # the last call was attempted, and nobody would have read its result
+    assert tool.batches == [["Paris"], ["Paris"]]
+    assert trajectory.turns[2].reading.calls == (ToolCall("look", {"query": "Paris"}),)
+    assert (trajectory.turns[2].results, trajectory.turns[2].observation_ids) == ((), ())
+    assert paid(trajectory) == [0.7, 0.7, 0.0]
+    # two of three calls succeeded
+    assert curves(trajectory)["tool_execution"] == pytest.approx(2 / 3)
+
+
+def test_a_turn_cut_by_length_answers_nothing_and_its_calls_are_not_run(chat):
+    tool = Look()
+    long = "=The capital of France is Paris"
+    trajectory = one(Rollout(Brackets(), [tool], max_turn_tokens=3), chat, say(long))
+    (turn,) = trajectory.turns
+    assert turn.text == chat.cut(long, 3) != long
+    assert (turn.cut, turn.results, turn.observation_ids) == (True, (), ())
+    assert turn.reading == Reading(format_error="cut short")
+    assert (trajectory.stop, trajectory.answer) == ("length", None)
+    assert score(QUESTION, [trajectory], [ExactMatch()], 3).outcome.tolist() == [0.0]
+    # the calls that are whole in what was cut are no exception, for a scheme that reads them
+    calls = ";".join(['[look {"query": "a"}]'] * 9)
+    budget = tokens(chat, ";".join(['[look {"query": "a"}]'] * 2)) + 2
+    trajectory = one(Rollout(Hasty(), [tool], max_turn_tokens=budget), chat, say(calls))
+    (turn,) = trajectory.turns
+    assert len(turn.reading.calls) >= 2
+    assert (turn.cut, turn.results, trajectory.stop) == (True, (), "length")
+    assert paid(trajectory) == [0.0]
+    assert tool.batches == []
+
+
+def test_a_turn_that_ends_by_itself_is_not_cut(chat):
+    said = "=Paris"
+    rollout = Rollout(Brackets(), [], max_turn_tokens=tokens(chat, said))
+    trajectory = one(rollout, chat, say(said))
+    assert (trajectory.turns[0].cut, trajectory.answer) == (False, "Paris")
+
+
+class Hasty(Brackets):
+    """Reads a turn that was cut like any other."""
+
+    def read(self, text, turn, cut):
+        return super().read(text, turn, False)
 
 
 def test_a_trajectory_stops_when_it_runs_out_of_tokens(chat):
-    rollout = Rollout(Brackets(), [Look()], max_turn_tokens=5)
-    groups, _ = collect(rollout, chat, say("=a long answer that is cut off before its end"))
-    # an answer was being read when the tokens ran out; what was read counts
-    assert len(groups[0][0].turns[0].token_ids) == 5
-    prompt = len(groups[0][0].prompt_ids)
     call = '[look {"query": "Paris"}]'
-    short = Rollout(Brackets(), [Look()], max_tokens=prompt + len(chat._ids(call)) + 4)
-    groups, _ = collect(short, chat, say(call, "=Paris"))
-    assert groups[0][0].stop == "length"
-    assert len(groups[0][0].token_ids) <= short.max_tokens
+    prompt = len(Rollout(Brackets(), []).prompt(QUESTION, chat))
+    markup = tokens(chat, "<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n")
+    result = "<result>about Paris</result>"
+    enough = prompt + tokens(chat, call) + markup + tokens(chat, result) + 1
+    whole = one(Rollout(Brackets(), [Look()], max_tokens=enough), chat, say(call, "=Paris"))
+    assert (len(whole.turns), whole.stop) == (2, "length")
+    assert len(whole.token_ids) == enough
+    assert paid(whole) == [0.7, 0.0]
+    # with one token less there is no turn that could read the result: the call was in vain
+    tool = Look()
+    short = one(Rollout(Brackets(), [tool], max_tokens=enough - 1), chat, say(call, "=Paris"))
+    assert tool.batches == [["Paris"]]
+    (turn,) = short.turns
+    assert (turn.results, turn.observation_ids, turn.cut) == ((), (), False)
+    assert turn.reading.calls == (ToolCall("look", {"query": "Paris"}),)
+    assert short.stop == "length"
+    assert len(short.token_ids) == prompt + tokens(chat, call)
+    assert paid(short) == [0.0]
+    assert curves(short) | {"format": 0} == dict.fromkeys(curves(short), 0.0)
+
+
+def test_calls_beyond_the_most_of_a_turn_are_answered_and_not_run(chat):
+    tool = Look()
+    said = ";".join(f'[look {{"query": "{i}"}}]' for i in range(40))
+    room = {"max_turn_tokens": 2000, "max_tokens": 8000}
+    rollout = Rollout(Brackets(), [tool], max_calls_per_turn=5, **room)
+    trajectory = one(rollout, chat, say(said, "=x"))
+    results = trajectory.turns[0].results
+    assert len(results) == len(trajectory.turns[0].reading.calls) == 40
+    assert tool.batches == [["0", "1", "2", "3", "4"]]
+    assert [r.content for r in results[:5]] == [f"about {i}" for i in range(5)]
+    assert {(r.ok, r.content) for r in results[5:]} == {(False, "too many calls: at most 5 a turn")}
+    # 5 of 40 calls succeeded
+    assert paid(trajectory, AnswerRetrieved(0)) == [pytest.approx(0.2 * 5 / 40), 0.0]
+    tool.batches.clear()
+    one(Rollout(Brackets(), [tool], **room), chat, say(said, "=x"))
+    assert [len(batch) for batch in tool.batches] == [8]
 
 
 def test_a_prompt_that_leaves_no_room_names_the_question(chat):
@@ -372,12 +424,12 @@ class Async(Look):
     [
         (
             Raises(),
-            r"tool 'look' \(Raises\) raised KeyError: 'no such page' on 2 calls"
-            r".*query.*Mend the tool",
+            r"tool 'look' \(Raises\) raised KeyError: 'no such page' in run on 2"
+            r" calls.*query.*Mend the tool",
         ),
         (
             Hangs(timeout_s=0.1),
-            r"tool 'look' \(Hangs\) did not answer 2 calls within timeout_s = 0.1",
+            r"tool 'look' \(Hangs\) did not answer to run on 2 calls.* within timeout_s = 0.1",
         ),
         (Exits(), r"\(Exits\) raised RuntimeError: SystemExit: 3"),
         (Cancels(), r"\(Cancels\) raised CancelledError"),
@@ -391,12 +443,12 @@ class Async(Look):
     ],
 )
 def test_a_broken_world_stops_the_collection_and_names_the_tool(chat, tool, message):
-    engine = Scripted(chat._tokenizer, say('[look {"query": "x"}]', "=x"))
+    engine = ScriptedEngine(chat._tokenizer, say('[look {"query": "x"}]', "=x"))
     started = time.monotonic()
     with pytest.raises(ToolError, match=message):
         Rollout(Brackets(), [tool]).collect(engine, chat, [QUESTION], 2, (0,))
     assert time.monotonic() - started < 20
-    assert len(engine.closed) == 3
+    assert not engine.open_sessions
     assert engine.drained
 
 
@@ -407,23 +459,27 @@ def test_a_tool_may_be_a_coroutine(chat):
 
 def test_a_trajectory_gives_back_its_session_when_it_ends(chat):
     async def late(engine):
-        while len(engine.closed) < 2:  # the prompt's own session, and the trajectory that is done
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(10):
+            while len(engine.open_sessions) > 1:  # the other one is done
+                await asyncio.sleep(0.001)
         return "=late"
 
-    engine = Scripted(chat._tokenizer, lambda number, turn: late(engine) if number else "=early")
+    engine = ScriptedEngine(
+        chat._tokenizer, lambda number, turn: late(engine) if number else "=early"
+    )
     rollout = Rollout(Brackets(), [])
     ((early, last),) = rollout.collect(engine, chat, [QUESTION], 2, (0,))
     assert (early.answer, last.answer) == ("early", "late")
+    assert not engine.open_sessions
 
 
 class Careless(Brackets):
-    def read(self, text, turn):
+    def read(self, text, turn, cut):
         return Reading(answer=text.split("|")[1])
 
 
 def test_a_segmenter_that_raises_is_named_with_the_text(chat):
-    with pytest.raises(PluginError, match=r"Careless\.read raised IndexError.*on '=no bar'"):
+    with pytest.raises(PluginError, match=r"Careless\.read on '=no bar' raised IndexError"):
         collect(Rollout(Careless(), []), chat, say("=no bar"))
 
 
@@ -446,10 +502,10 @@ def test_every_turn_of_every_trajectory_has_a_random_stream_of_its_own(chat):
     _, engine = collect(rollout, chat, say(call, call, "=x"), [QUESTION, QUESTION], 3)
     seeds = [sampling.seed for *_, sampling in engine.asked]
     assert len(seeds) == len(set(seeds)) == 18
-    again = Scripted(chat._tokenizer, say(call, call, "=x"))
+    again = ScriptedEngine(chat._tokenizer, say(call, call, "=x"))
     rollout.collect(again, chat, [QUESTION, QUESTION], 3, (0,))
     assert seeds == [sampling.seed for *_, sampling in again.asked]
-    other = Scripted(chat._tokenizer, say(call, call, "=x"))
+    other = ScriptedEngine(chat._tokenizer, say(call, call, "=x"))
     rollout.collect(other, chat, [QUESTION, QUESTION], 3, (1,))
     assert not set(seeds) & {sampling.seed for *_, sampling in other.asked}
 
@@ -492,8 +548,11 @@ class NoSchema(Look):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"temperature": 0}, "temperature is 0"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"temperature": 0}, r"rollout\.temperature is 0"),
+        ({"max_tokens": 0}, r"rollout\.max_tokens is 0"),
+        ({"max_turn_tokens": 0}, r"rollout\.max_turn_tokens is 0"),
+        ({"max_calls_per_turn": 0}, r"rollout\.max_calls_per_turn is 0"),
+        ({"max_result_tokens": -1}, r"rollout\.max_result_tokens is -1"),
         ({"tools": [Look(), Look()]}, "two tools are called 'look'"),
         (
             {"tools": [NoSchema()]},
@@ -505,3 +564,41 @@ class NoSchema(Look):
 def test_settings_that_cannot_be_are_refused(arguments, message):
     with pytest.raises(RecipeError, match=message):
         Rollout(**{"segmenter": Brackets(), "tools": [], **arguments})
+
+
+class Silent(Brackets):
+    def observe(self, reading, results):
+        return []
+
+
+class OldStyle(Brackets):
+    def observe(self, reading, results):
+        return "".join(result.content for result in results)
+
+
+class Speaks(Brackets):
+    def observe(self, reading, results):
+        return [{"role": "assistant", "content": "I know"}]
+
+
+@pytest.mark.parametrize("segmenter", [Silent(), OldStyle(), Speaks()])
+def test_the_preflight_refuses_a_segmenter_whose_observations_are_no_messages(chat, segmenter):
+    name = type(segmenter).__name__
+    with pytest.raises(PluginError, match=rf"{name}\.observe gave .*of role user or tool"):
+        Rollout(segmenter, []).check(chat)
+
+
+def test_the_preflight_runs_the_check_of_every_tool(chat):
+    class Missing(Look):
+        def check(self):
+            raise FileNotFoundError("no index at nowhere")
+
+    Rollout(Brackets(), [Look()]).check(chat)
+    with pytest.raises(
+        ToolError, match=r"tool 'look' \(Missing\) in check raised FileNotFoundError: no index"
+    ):
+        Rollout(Brackets(), [Missing()]).check(chat)
+
+
+def test_the_scheme_of_these_tests_keeps_to_the_contract():
+    check_segmenter(Brackets())

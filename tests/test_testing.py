@@ -1,20 +1,29 @@
 """The conformance kit catches what it is there to catch."""
 
+import asyncio
 import math
 
 import pytest
 
 from turnrl import (
     OutcomeReward,
+    Policy,
     Question,
     Reading,
+    Sampling,
     Segmenter,
     Tool,
     ToolCall,
     ToolResult,
     TurnReward,
 )
-from turnrl.testing import check_reward, check_segmenter, check_tool, example_trajectories
+from turnrl.testing import (
+    ScriptedEngine,
+    check_reward,
+    check_segmenter,
+    check_tool,
+    example_trajectories,
+)
 
 
 class Upper(Tool):
@@ -38,10 +47,17 @@ class Patient(Upper):
         return Upper.run(self, calls)
 
 
+class PromisesLater(Upper):
+    """A plain method that gives an awaitable, which a rollout takes too (see test_toolbox)."""
+
+    def run(self, calls):
+        return Patient.run(self, calls)
+
+
 GOOD, BAD = [{"text": "a"}, {"text": "b"}], [{"text": ""}, {"text": 7}, {}]
 
 
-@pytest.mark.parametrize("tool", [Upper, Patient])
+@pytest.mark.parametrize("tool", [Upper, Patient, PromisesLater])
 def test_a_good_tool_passes(tool):
     check_tool(tool(), GOOD, BAD)
 
@@ -82,18 +98,39 @@ class Plain(Segmenter):
     def prompt(self, question, tools):
         return [{"role": "user", "content": question.text}]
 
-    def read(self, text, turn):
-        return Reading(answer=text)
+    def read(self, text, turn, cut):
+        return Reading(format_error="cut short") if cut else Reading(answer=text)
 
     def observe(self, reading, results):
-        return "".join(result.content for result in results) or "answer"
+        shown = "".join(result.content for result in results)
+        return [{"role": "user", "content": shown or "answer"}]
 
 
 def test_a_good_segmenter_passes():
     check_segmenter(Plain())
 
 
+class Splits(Plain):
+    """Shows each result in a message of role tool."""
+
+    def read(self, text, turn, cut):
+        calls = tuple(ToolCall("x") for _ in text[:2])
+        return Reading(calls) if calls else Reading(format_error="nothing")
+
+    def observe(self, reading, results):
+        shown = [{"role": "tool", "content": result.content} for result in results]
+        return shown or [{"role": "user", "content": "nothing"}]
+
+
+def test_a_segmenter_may_show_each_result_in_a_message_of_a_tool():
+    check_segmenter(Splits())
+
+
 CALL = Reading((ToolCall("x"),))
+
+
+def shows(text, role="user"):
+    return lambda reading, results: [{"role": role, "content": text}]
 
 
 @pytest.mark.parametrize(
@@ -112,13 +149,17 @@ CALL = Reading((ToolCall("x"),))
             "leaves the question out",
         ),
         ({"prompt": lambda question, tools: [{"role": "user"}]}, "is no chat message"),
-        ({"read": lambda text, turn: Reading(answer=text[0])}, "on '' it raised IndexError"),
-        ({"read": lambda text, turn: None}, "which is no Reading"),
-        ({"read": lambda text, turn: Reading()}, "needs a format_error"),
-        ({"read": lambda text, turn: Reading((ToolCall(""),))}, "neither name nor error"),
-        ({"observe": lambda reading, results: ""}, "gave an empty text"),
+        ({"read": lambda text, turn, cut: Reading(answer=text[0])}, "on '' it raised IndexError"),
+        ({"read": lambda text, turn, cut: None}, "which is no Reading"),
+        ({"read": lambda text, turn, cut: Reading()}, "needs a format_error"),
+        ({"read": lambda text, turn, cut: Reading((ToolCall(""),))}, "neither name nor error"),
+        ({"read": lambda text, turn, cut: Reading(answer=text)}, r"answer .* which was cut"),
+        ({"observe": lambda reading, results: "text"}, "messages of role user or tool"),
+        ({"observe": lambda reading, results: []}, "messages of role user or tool"),
+        ({"observe": shows("")}, "with a text, not"),
+        ({"observe": shows("x", role="assistant")}, "messages of role user or tool"),
         (
-            {"read": lambda text, turn: CALL, "observe": lambda reading, results: "..."},
+            {"read": lambda text, turn, cut: CALL, "observe": shows("...")},
             "must show each result as it is",
         ),
         ({"tags": ("answer",)}, "takes plain text for a well-formed turn"),
@@ -177,4 +218,65 @@ def test_the_examples_hold_every_way_to_end():
         assert isinstance(trajectory.question, Question)
         for turn in trajectory.turns:
             assert len(turn.results) == len(turn.reading.calls)
-            assert len(turn.token_ids) == len(turn.logprobs)
+            assert len(turn.token_ids) == len(turn.sampler_logprobs)
+
+
+# ------------------------------------------------------------------- the scripted engine
+
+
+@pytest.fixture
+def scripted(tiny_model):
+    tokenizer = Policy(str(tiny_model)).tokenizer
+
+    def make(says):
+        engine = ScriptedEngine(tokenizer, says)
+        engine.start(None, 64)
+        engine.sync(1)
+        return engine, lambda text: tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    return make
+
+
+def test_a_scripted_engine_says_what_it_is_given_by_session_and_turn(scripted):
+    engine, ids = scripted(lambda number, turn: f"{number} in {turn}")
+
+    async def scenario():
+        root = engine.open([1, 2])
+        one, two = root.fork(), root.fork()
+        root.close()
+        first = await two.generate([], Sampling(99))
+        branch = two.fork()
+        await two.generate([7], Sampling(99))
+        await branch.generate([8], Sampling(99))
+        assert len(engine.open_sessions) == 3
+        for session in (one, two, branch):
+            session.close()
+        return first
+
+    first = asyncio.run(scenario())
+    assert first.token_ids == ids("1 in 0")
+    assert (len(first.logprobs), first.reason) == (len(first.token_ids), "stop")
+    assert [number for number, *_ in engine.asked] == [1, 1, 2]
+    said = [1, 2, *ids("1 in 0")]
+    assert [history for _, history, _ in engine.asked] == [[1, 2], [*said, 7], [*said, 8]]
+    assert not engine.open_sessions
+
+
+def test_a_scripted_engine_cuts_a_text_that_is_too_long_and_may_think_about_it(scripted):
+    async def later():
+        await asyncio.sleep(0.001)
+        return "Paris London Rome"
+
+    engine, ids = scripted(lambda number, turn: later())
+
+    def generate(tokens):
+        session = engine.open([1]).fork()
+        return asyncio.run(session.generate([], Sampling(tokens)))
+
+    whole = ids("Paris London Rome")
+    cut, exact = generate(len(whole) - 1), generate(len(whole))
+    assert (cut.token_ids, cut.reason) == (whole[:-1], "length")
+    assert (exact.token_ids, exact.reason) == (whole, "stop")
+    assert not engine.drained
+    asyncio.run(engine.drain())
+    assert engine.drained

@@ -2,73 +2,33 @@
 
 from __future__ import annotations
 
-import csv
-import subprocess
-import sys
-from pathlib import Path
+import copy
+import json
+import shutil
+from dataclasses import replace
+from datetime import timedelta
 
-import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import CSVLogger
-from worlds import Answered, Called, Echo, Letters
+from lightning.pytorch.callbacks import Callback, Timer
+from runs import column, data, last, module, rows, trainer, weights
+from turnrl_slots import Slots
+from worlds import Letters
 
 from turnrl import (
     MTGRPO,
     CheckpointError,
     ClippedSurrogate,
+    Engine,
     Lora,
     OutcomeOnly,
     OutcomeReward,
     Policy,
-    QuestionData,
     RecipeError,
     Rollout,
+    Session,
     TrainingError,
 )
-from turnrl.callbacks import LastCheckpoint
-from turnrl.experience import pack
-
-TIMINGS = ("rollout/seconds", "rollout/tokens_per_s")
-
-
-def module(model, policy=None, rollout=None, **options):
-    settings = {"group_size": 4, "minibatch_size": 8, "learning_rate": 3e-3, **options}
-    return MTGRPO(
-        Policy(str(model), **(policy or {})),
-        Rollout(Letters(), [Echo()], max_turn_tokens=6, **(rollout or {})),
-        [Answered(), Called()],
-        **settings,
-    )
-
-
-def data(**options):
-    return QuestionData("worlds.Numbers", "worlds.Numbers", questions_per_iteration=4, **options)
-
-
-def trainer(folder, epochs=2, callbacks=(), **options):
-    L.seed_everything(0, verbose=False)
-    return L.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=CSVLogger(str(folder), name="", version=0),
-        callbacks=[LastCheckpoint(), *callbacks],
-        log_every_n_steps=1,
-        num_sanity_val_steps=0,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
-
-
-def rows(folder):
-    with Path(folder, "version_0", "metrics.csv").open() as file:
-        return [{k: v for k, v in row.items() if k not in TIMINGS} for row in csv.DictReader(file)]
-
-
-def last(folder):
-    return str(Path(folder, "version_0", "checkpoints", "last.ckpt"))
 
 
 class Spy(Callback):
@@ -99,12 +59,14 @@ def spied(tiny_model, spy, **options):
     return it
 
 
+# ------------------------------------------------------------------------------- one iteration
+
+
 def test_an_iteration_is_an_epoch_that_collects_and_then_steps(tiny_model, tmp_path):
     spy = Spy()
     it = spied(tiny_model, spy, updates_per_iteration=2)
-    trainer(tmp_path, 2, [spy]).fit(it, data())
-    # 4 questions x 4 trajectories / minibatches of 8 = 2 steps an update, 2 updates
-    steps = ["step"] * 4
+    trainer(tmp_path, 2, [spy], limit_val_batches=0).fit(it, data())
+    steps = ["step"] * 4  # 2 updates of 2 steps
     assert spy.events == [
         *["start", "collect 0", *steps, "end"],
         *["start", "collect 1", *steps, "end"],
@@ -154,22 +116,93 @@ def test_metrics_begin_with_the_untrained_policy_and_have_the_names_that_matter(
     } <= named
 
 
+def test_the_metrics_of_an_iteration_are_means_over_its_trajectories(tiny_model, tmp_path):
+    it = module(tiny_model)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    groups = it.experience.groups
+    attempts = it.experience.trajectories
+    assert len(attempts) == 16
+    wanted = {
+        "reward/outcome/answered": sum(t.answer is not None for t in attempts) / 16,
+        "reward/turn": sum(float(g.turn_rewards.sum()) for g in groups) / 16,
+        "rollout/turns": sum(len(t.turns) for t in attempts) / 16,
+        "rollout/sampled_tokens": sum(len(u.token_ids) for t in attempts for u in t.turns) / 16,
+        "rollout/truncated": sum(t.stop == "length" for t in attempts) / 16,
+        "train/format": sum(t.answer is not None for t in attempts) / 16,
+    }
+    for name, value in wanted.items():
+        assert column(tmp_path, name) == [pytest.approx(value)], name
+    assert 1 < wanted["rollout/turns"] < 2  # else some of these would be true of anything
+
+
 def test_the_first_ratio_is_exactly_one_and_the_engine_agrees_with_the_learner(
     tiny_model, tmp_path
 ):
-    it = module(tiny_model, minibatch_size=16)
+    it = module(tiny_model, steps_per_update=1)
     trainer(tmp_path, 3, limit_val_batches=0).fit(it, data())
-    steps = [row for row in rows(tmp_path) if row["train/ratio"]]
-    assert [float(row["train/ratio"]) for row in steps] == [1.0, 1.0, 1.0]
-    assert all(float(row["train/logprob_gap"]) < 1e-5 for row in steps)
+    assert column(tmp_path, "train/ratio") == [1.0, 1.0, 1.0]
+    assert max(column(tmp_path, "train/logprob_gap")) < 1e-5
 
 
-def test_later_updates_use_the_samplers_probabilities(tiny_model, tmp_path):
-    it = module(tiny_model, minibatch_size=16, updates_per_iteration=3, learning_rate=1e-2)
+def test_later_updates_move_the_ratio_and_are_clipped(tiny_model, tmp_path):
+    it = module(tiny_model, steps_per_update=1, updates_per_iteration=3, learning_rate=1e-2)
     trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
-    (row,) = [row for row in rows(tmp_path) if row["train/ratio"]]
-    assert float(row["train/ratio"]) != 1.0
-    assert float(row["train/clip_fraction"]) > 0
+    assert column(tmp_path, "train/ratio") != [1.0]
+    assert column(tmp_path, "train/clip_fraction")[0] > 0
+
+
+class Liar(Session):
+    """A session whose log-probabilities are half a nat too high."""
+
+    def __init__(self, session):
+        self._session = session
+
+    async def generate(self, new_ids, sampling):
+        said = await self._session.generate(new_ids, sampling)
+        return replace(said, logprobs=tuple(value + 0.5 for value in said.logprobs))
+
+    def fork(self):
+        return Liar(self._session.fork())
+
+    def close(self):
+        self._session.close()
+
+
+class Lies(Engine):
+    """`Slots` with sessions that are liars."""
+
+    def __init__(self):
+        self._slots = Slots()
+        self.start, self.sync, self.drain = self._slots.start, self._slots.sync, self._slots.drain
+
+    def open(self, prompt_ids):
+        return Liar(self._slots.open(prompt_ids))
+
+    def start(self, policy, max_tokens): ...
+    def sync(self, version): ...
+    async def drain(self): ...
+    def close(self):
+        self._slots.close()
+
+
+def test_what_the_sampler_says_of_its_probabilities_enters_no_update(tiny_model, tmp_path):
+    trained = []
+    for name, engine in [("honest", Slots()), ("liar", Lies())]:
+        # a narrow clip, which ratios that are off by half a nat would be cut by
+        it = module(
+            tiny_model,
+            engine=engine,
+            updates_per_iteration=2,
+            objective=ClippedSurrogate(0.05, 0.05),
+        )
+        trainer(tmp_path / name, 2, limit_val_batches=0).fit(it, data())
+        trained.append(weights(it.policy))
+    assert torch.equal(*trained)
+    honest, liar = (rows(tmp_path / name) for name in ("honest", "liar"))
+    gaps = [[float(row.pop("train/logprob_gap")) for row in run] for run in (honest, liar)]
+    assert honest == liar
+    assert max(gaps[0]) < 1e-5
+    assert gaps[1] == pytest.approx([0.5, 0.5], abs=1e-4)
 
 
 class SaysT(OutcomeReward):
@@ -180,10 +213,10 @@ class SaysT(OutcomeReward):
 
 
 def test_learning_raises_the_reward(tiny_model, tmp_path):
-    it = module(tiny_model, estimator=OutcomeOnly(), minibatch_size=16, learning_rate=5e-3)
+    it = module(tiny_model, estimator=OutcomeOnly(), steps_per_update=1, learning_rate=5e-3)
     it.rewards = [SaysT()]
     trainer(tmp_path, 15, limit_val_batches=0).fit(it, data())
-    rewards = [float(r["reward/outcome"]) for r in rows(tmp_path) if r["reward/outcome"]]
+    rewards = column(tmp_path, "reward/outcome")
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
 
 
@@ -192,6 +225,59 @@ def test_the_same_seed_gives_the_same_metrics_to_the_last_digit(tiny_model, tmp_
         trainer(tmp_path / name).fit(module(tiny_model, seed=seed), data(seed=seed))
     assert rows(tmp_path / "a") == rows(tmp_path / "b")
     assert rows(tmp_path / "a") != rows(tmp_path / "c")
+
+
+def test_steps_that_are_left_out_do_not_change_the_weight_of_those_that_are_taken(
+    tiny_model, tmp_path
+):
+    after_first = []
+
+    class First(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            after_first.append(weights(pl_module.policy))
+
+    for limit in (1, 2):
+        run = trainer(
+            tmp_path / str(limit), 1, [First()], limit_val_batches=0, limit_train_batches=limit
+        )
+        run.fit(module(tiny_model), data())
+        assert run.global_step == limit
+    alone, first, second = after_first
+    assert torch.equal(alone, first)
+    assert not torch.equal(first, second)
+
+
+def test_kl_to_the_reference_starts_at_zero_and_grows(tiny_model, tmp_path):
+    it = module(
+        tiny_model,
+        policy={"lora": Lora(r=4)},
+        objective=ClippedSurrogate(kl_coef=0.01),
+        learning_rate=1e-2,
+        steps_per_update=1,
+    )
+    trainer(tmp_path, 4, limit_val_batches=0).fit(it, data())
+    kl = column(tmp_path, "train/kl")
+    assert kl[0] == pytest.approx(0, abs=1e-9)
+    assert kl[-1] > 1e-5
+
+
+def test_dropout_of_the_base_model_touches_neither_ratios_nor_kl(tiny_model, tmp_path):
+    dropping = shutil.copytree(tiny_model, tmp_path / "dropping")
+    config = json.loads((dropping / "config.json").read_text())
+    assert config["attention_dropout"] == 0
+    (dropping / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    for name, model in [("without", tiny_model), ("with", dropping)]:
+        it = module(
+            model,
+            policy={"lora": Lora(r=4)},
+            objective=ClippedSurrogate(kl_coef=0.01),
+            updates_per_iteration=2,
+        )
+        trainer(tmp_path / name, 1, limit_val_batches=0).fit(it, data())
+    assert rows(tmp_path / "with") == rows(tmp_path / "without")
+
+
+# -------------------------------------------------------------------------- stopping and going on
 
 
 def test_a_run_resumed_at_an_iterations_boundary_ends_like_one_that_never_stopped(
@@ -213,86 +299,118 @@ def test_a_run_resumed_inside_an_iteration_collects_anew(tiny_model, tmp_path):
             if trainer.current_epoch == 1 and batch_idx == 0:
                 trainer.save_checkpoint(tmp_path / "middle.ckpt")
 
-    trainer(tmp_path / "a", 2, [Stop()]).fit(module(tiny_model), data())
+    trainer(tmp_path / "a", 2, [Stop()], limit_val_batches=0).fit(module(tiny_model), data())
     spy = Spy()
     it = spied(tiny_model, spy)
-    trainer(tmp_path / "b", 3, [spy]).fit(it, data(), ckpt_path=str(tmp_path / "middle.ckpt"))
+    run = trainer(tmp_path / "b", 3, [spy], limit_val_batches=0)
+    run.fit(it, data(), ckpt_path=str(tmp_path / "middle.ckpt"))
     assert [e for e in spy.events if e != "start"] == [
         *["collect 1", "step", "end"],
         *["collect 2", "step", "step", "end"],
     ]
 
 
-def test_accumulated_minibatches_step_like_one_large_minibatch(tiny_model, tmp_path):
-    weights = []
-    for name, size, window in [("one", 16, 1), ("two", 8, 2), ("four", 4, 4)]:
-        it = module(tiny_model, minibatch_size=size)
-        run = trainer(tmp_path / name, 1, limit_val_batches=0, accumulate_grad_batches=window)
-        run.fit(it, data())
-        weights.append(torch.cat([p.detach().flatten() for p in it.policy.parameters()]))
-    start = Policy(str(tiny_model))
-    start.load()
-    moved = weights[0] - torch.cat([p.detach().flatten() for p in start.parameters()])
-    assert moved.abs().max() > 1e-3
-    # Adam divides by the gradient's size, so rounding moves weights whose gradient is
-    # next to nothing
-    for other in weights[1:]:
-        assert (other - weights[0]).abs().mean() < 0.02 * moved.abs().mean()
+class OutOfTime(Timer):
+    """What `max_time` adds; its hour is over after the first step of iteration 1."""
+
+    def __init__(self):
+        super().__init__(timedelta(hours=1))
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        self.over = trainer.global_step == 3
+        super().on_train_batch_end(trainer, pl_module, *args)
+
+    def time_elapsed(self, stage=None):
+        return 3601.0 if getattr(self, "over", False) else 0.0
 
 
-@pytest.mark.parametrize(
-    ("minibatch", "window", "message"),
-    [
-        (
-            6,
-            1,
-            "4 questions x 4 = 16 trajectories per process, which minibatch_size 6 does not divide",
-        ),
-        (
-            8,
-            3,
-            "2 minibatches per update, which is no multiple of trainer.accumulate_grad_batches 3",
-        ),
-    ],
-)
-def test_minibatches_that_do_not_come_out_even_are_refused(
-    tiny_model, tmp_path, minibatch, window, message
-):
-    run = trainer(tmp_path, 1, limit_val_batches=0, accumulate_grad_batches=window)
-    with pytest.raises(RecipeError, match=message):
-        run.fit(module(tiny_model, minibatch_size=minibatch), data())
+# Lightning on a checkpoint with the state of a callback that the next run does not have
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.parametrize("limit", ["max_steps", "max_time"])
+def test_a_run_that_ends_inside_an_iteration_keeps_the_last_whole_one(tiny_model, tmp_path, limit):
+    whole = trainer(tmp_path / "whole", 3, limit_val_batches=0)
+    whole.fit(module(tiny_model), data())
+    ended = (
+        trainer(tmp_path / "ended", 3, limit_val_batches=0, max_steps=3)
+        if limit == "max_steps"
+        else trainer(tmp_path / "ended", 3, [OutOfTime()], limit_val_batches=0)
+    )
+    ended.fit(module(tiny_model), data())
+    assert ended.global_step == 3
+    kept = torch.load(last(tmp_path / "ended"), weights_only=False)
+    assert (kept["global_step"], kept["epoch"]) == (2, 0)  # iterations have two steps
+    again = trainer(tmp_path / "again", 3, limit_val_batches=0)
+    again.fit(module(tiny_model), data(), ckpt_path=last(tmp_path / "ended"))
+    assert again.global_step == whole.global_step == 6
+    assert rows(tmp_path / "again") == rows(tmp_path / "whole")[1:]
 
 
-def test_a_precision_that_would_round_small_updates_away_is_refused(tiny_model, tmp_path):
-    with pytest.raises(RecipeError, match=r"trainer.precision is 'bf16-true'"):
-        trainer(tmp_path, 1, precision="bf16-true").fit(module(tiny_model), data())
+class Watch(Callback):
+    """Notes what the optimiser is about to step with."""
+
+    def __init__(self):
+        self.used = []
+        self.moments = None
+
+    def on_train_start(self, trainer, pl_module):
+        self.moments = copy.deepcopy(trainer.optimizers[0].state_dict()["state"])
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        (group,) = optimizer.param_groups
+        self.used.append([group[key] for key in ("lr", "betas", "weight_decay")])
+
+
+def test_a_resumed_run_steps_as_the_recipe_says_now_and_keeps_adams_moments(tiny_model, tmp_path):
+    before = {"learning_rate": 3e-3, "warmup_steps": 1}
+    run = trainer(tmp_path / "first", 2, limit_val_batches=0)
+    run.fit(module(tiny_model, **before), data())
+    saved = torch.load(last(tmp_path / "first"), weights_only=True)["optimizer_states"][0]["state"]
+    after = {
+        "learning_rate": 1e-3,
+        "betas": (0.8, 0.95),
+        "weight_decay": 0.1,
+        "warmup_steps": 7,
+    }
+    watch = Watch()
+    run = trainer(tmp_path / "second", 4, [watch], limit_val_batches=0)
+    run.fit(module(tiny_model, **after), data(), ckpt_path=last(tmp_path / "first"))
+    # steps 4 to 7: of a warm-up of 7 steps, the 5th to 7th and the first after it
+    assert watch.used == [
+        [pytest.approx(1e-3 * share), (0.8, 0.95), 0.1] for share in (5 / 8, 6 / 8, 7 / 8, 1)
+    ]
+    assert saved
+    assert watch.moments.keys() == saved.keys()
+    for i, state in saved.items():
+        assert float(state["step"]) == 4
+        for name in ("step", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(watch.moments[i][name], state[name])
 
 
 def test_without_a_logger_nothing_is_written_but_the_checkpoint(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[LastCheckpoint()],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
-    run.fit(module(tiny_model), data())
+    trainer(tmp_path, 1, logger=False).fit(module(tiny_model), data())
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_a_trial_leaves_nothing_behind(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = trainer(tmp_path, fast_dev_run=True)
+    run.fit(module(tiny_model), data())
+    assert run.global_step == 1
+    assert [str(p) for p in tmp_path.rglob("*")] == []
 
 
 def test_checkpoints_hold_the_adapter_alone(tiny_model, tmp_path):
     it = module(tiny_model, policy={"lora": Lora(r=4)})
-    trainer(tmp_path, 1).fit(it, data())
+    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
     checkpoint = torch.load(last(tmp_path), weights_only=True)
     assert checkpoint["state_dict"]
     assert all("lora_" in name for name in checkpoint["state_dict"])
 
 
 def test_a_checkpoint_of_another_policy_is_refused(tiny_model, tmp_path):
-    trainer(tmp_path / "a", 1).fit(module(tiny_model, policy={"lora": Lora(r=4)}), data())
+    run = trainer(tmp_path / "a", 1, limit_val_batches=0)
+    run.fit(module(tiny_model, policy={"lora": Lora(r=4)}), data())
     for policy, message in [
         ({"lora": Lora(r=8)}, r"its lora is \{'r': 4, 'alpha': 32\}, the recipe's \{'r': 8"),
         ({}, "the recipe's None"),
@@ -310,7 +428,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     class Ruin(Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             if trainer.current_epoch == 1:
-                batch.advantages[:] = float("nan")
+                batch[-1].advantages[:] = float("nan")
 
     it = module(tiny_model)
     with pytest.raises(TrainingError, match=r"the loss is nan at step 2 \(iteration 1\)"):
@@ -320,18 +438,31 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
 
 
-def test_kl_to_the_reference_starts_at_zero_and_grows(tiny_model, tmp_path):
-    it = module(
-        tiny_model,
-        policy={"lora": Lora(r=4)},
-        objective=ClippedSurrogate(kl_coef=0.01),
-        learning_rate=1e-2,
-        minibatch_size=16,
-    )
-    trainer(tmp_path, 4, limit_val_batches=0).fit(it, data())
-    kl = [float(row["train/kl"]) for row in rows(tmp_path) if row["train/kl"]]
-    assert kl[0] == pytest.approx(0, abs=1e-9)
-    assert kl[-1] > 1e-5
+# --------------------------------------------------------------------------- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "bf16-true"}, r"trainer\.precision is 'bf16-true'"),
+        ({"accumulate_grad_batches": 2}, r"trainer\.accumulate_grad_batches is 2, but a batch is"),
+    ],
+)
+def test_what_lightning_would_do_to_a_step_is_refused(tiny_model, tmp_path, options, message):
+    with pytest.raises(RecipeError, match=message):
+        trainer(tmp_path, 1, **options).fit(module(tiny_model), data())
+
+
+def test_more_steps_than_trajectories_are_refused(tiny_model, tmp_path):
+    message = "steps_per_update is 17, and 4 questions x 4 = 16 trajectories per process are fewer"
+    with pytest.raises(RecipeError, match=message):
+        trainer(tmp_path, 1).fit(module(tiny_model, steps_per_update=17), data())
+
+
+def test_trajectories_longer_than_the_models_positions_are_refused(tiny_model, tmp_path):
+    it = module(tiny_model, rollout={"max_tokens": 2049})
+    with pytest.raises(RecipeError, match=r"max_tokens is 2049, .* positions for 2048 tokens"):
+        trainer(tmp_path, 1).fit(it, data())
 
 
 def test_settings_that_cannot_be_are_refused(tiny_model):
@@ -339,82 +470,13 @@ def test_settings_that_cannot_be_are_refused(tiny_model):
         module(tiny_model, group_size=1)
     with pytest.raises(RecipeError, match=r"policy\.lora is not set"):
         module(tiny_model, objective=ClippedSurrogate(kl_coef=0.1))
-    with pytest.raises(RecipeError, match="warmup_steps is -1"):
-        module(tiny_model, warmup_steps=-1)
-    with pytest.raises(RecipeError, match="minibatch_size is 0"):
-        module(tiny_model, minibatch_size=0)
+    for name, value in [
+        ("warmup_steps", -1),
+        ("minibatch_tokens", 0),
+        ("steps_per_update", 0),
+        ("record_per_iteration", -1),
+    ]:
+        with pytest.raises(RecipeError, match=rf"model\.{name} is {value}"):
+            module(tiny_model, **{name: value})
     with pytest.raises(RecipeError, match="rewards is empty"):
         MTGRPO(Policy(str(tiny_model)), Rollout(Letters(), []), [])
-
-
-def one_trajectory(it, chat_ids=None):
-    """A two-turn trajectory that the policy itself sampled."""
-    from turnrl import Question, TransformersEngine
-
-    it.policy.load()
-    engine = TransformersEngine(it.policy)
-    for seed in range(50):
-        ((trajectory,),) = it.rollout.collect(
-            engine, it.chat, [Question("q", "What?", ("x",))], 1, (seed,)
-        )
-        if len(trajectory.turns) == 2:
-            return trajectory
-    raise AssertionError("no trajectory of two turns in 50 seeds")
-
-
-def test_attention_covers_tool_results_and_the_loss_does_not(tiny_model):
-    it = module(tiny_model)
-    trajectory = one_trajectory(it)
-    batch = pack([trajectory], torch.tensor([[1.0, 2.0]]), torch.ones(1), fresh=True)
-    result = [
-        i for i, k in enumerate(trajectory.turn_index) if k == -1 and i > len(trajectory.prompt_ids)
-    ]
-    assert result
-    assert batch.attention_mask.all()
-    assert not batch.loss_mask[0, result].any()
-    assert not batch.weights[0, result].any()
-    assert not batch.advantages[0, result].any()
-    # a policy that could not attend to results would not notice that they changed
-    with torch.no_grad():
-        before, _ = it.policy.logprobs(batch.input_ids, batch.attention_mask, batch.loss_mask)
-        changed = batch.input_ids.clone()
-        changed[0, result[1]] = (changed[0, result[1]] + 1) % 300
-        after, _ = it.policy.logprobs(changed, batch.attention_mask, batch.loss_mask)
-    first = len(trajectory.turns[0].token_ids)
-    assert torch.equal(before[:first], after[:first])
-    assert (before[first:] - after[first:]).abs().min() > 1e-4
-
-
-def test_every_turn_with_credit_reaches_its_tokens(tiny_model):
-    it = module(tiny_model)
-    trajectory = one_trajectory(it)
-    batch = pack([trajectory], torch.tensor([[1.5, -2.5]]), torch.ones(1), fresh=True)
-    for k, advantage in [(0, 1.5), (1, -2.5)]:
-        at = torch.tensor(trajectory.turn_index) == k
-        assert at.any()
-        assert (batch.advantages[0, at] == advantage).all()
-    assert (batch.advantages != 0).sum() == batch.loss_mask.sum()
-
-
-def test_two_processes_share_the_questions_and_agree_on_the_weights(tiny_model, tmp_path):
-    script = Path(__file__).with_name("ddp_script.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(tiny_model), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [torch.load(tmp_path / f"rank{r}.pt") for r in range(2)]
-    for name, value in ranks[0]["weights"].items():
-        assert torch.equal(value, ranks[1]["weights"][name])
-    asked = [set(r["asked"]) for r in ranks]
-    assert not asked[0] & asked[1]  # a group never spans processes
-    assert len(asked[0] | asked[1]) == 8
-    assert ranks[0]["steps"] == 4
-    assert ranks[0]["stream"] != ranks[1]["stream"]
-    run = tmp_path / "ddp" / "version_0"
-    assert (run / "checkpoints" / "last.ckpt").is_file()
-    assert (run / "model" / "model.safetensors").is_file()
-    # three questions on two processes: none is scored twice
-    assert sorted(ranks[0]["evaluated"] + ranks[1]["evaluated"]) == ["n100", "n101", "n102"]

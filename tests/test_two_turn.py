@@ -30,20 +30,20 @@ class Search(Tool):
 @pytest.mark.parametrize("key", ["args", "arguments"])
 def test_a_call_is_read_under_either_name_of_its_arguments(key):
     text = f'{THOUGHT}\n<tool>\n{{"name": "search", "{key}": {{"query": "Utrecht"}}}}\n</tool>\n'
-    reading = segmenter.read(text, 0)
+    reading = segmenter.read(text, 0, False)
     assert reading.calls == (ToolCall("search", {"query": "Utrecht"}),)
     assert (reading.answer, reading.format_error) == (None, None)
 
 
 @pytest.mark.parametrize("turn", [0, 1])
 def test_an_answer_is_read_in_either_turn(turn):
-    reading = segmenter.read(f"{THOUGHT} <answer> Europe/Amsterdam\n</answer>", turn)
+    reading = segmenter.read(f"{THOUGHT} <answer> Europe/Amsterdam\n</answer>", turn, False)
     assert reading.answer == "Europe/Amsterdam"
     assert (reading.calls, reading.format_error) == ((), None)
 
 
 def test_a_call_in_the_last_turn_is_no_call_and_a_format_error():
-    reading = segmenter.read(THOUGHT + CALL, 1)
+    reading = segmenter.read(THOUGHT + CALL, 1, False)
     assert (reading.calls, reading.answer) == ((), None)
     assert reading.format_error == "the last turn must give an answer"
 
@@ -68,7 +68,7 @@ def test_a_call_in_the_last_turn_is_no_call_and_a_format_error():
     ],
 )
 def test_a_call_in_bad_form_is_still_used(text, error):
-    reading = segmenter.read(text, 0)
+    reading = segmenter.read(text, 0, False)
     assert reading.calls == (ToolCall("search", {"query": "Utrecht"}),)
     assert reading.answer is None
     assert reading.format_error == error
@@ -88,7 +88,7 @@ def test_a_call_in_bad_form_is_still_used(text, error):
     ],
 )
 def test_what_cannot_be_used_gives_neither_answer_nor_call(text, error):
-    reading = segmenter.read(text, 0)
+    reading = segmenter.read(text, 0, False)
     assert (reading.calls, reading.answer, reading.format_error) == ((), None, error)
 
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_used_gives_neither_answer_nor_call(text, error):
     ],
 )
 def test_an_unreadable_call_is_attempted_and_says_why(body, error):
-    reading = segmenter.read(f"{THOUGHT}<tool>{body}</tool>", 0)
+    reading = segmenter.read(f"{THOUGHT}<tool>{body}</tool>", 0, False)
     (call,) = reading.calls
     assert call.name == ""
     assert call.error
@@ -122,9 +122,17 @@ def test_an_unreadable_call_is_attempted_and_says_why(body, error):
 
 
 def test_a_call_cut_short_is_attempted_and_not_run():
-    (call,) = segmenter.read(THOUGHT + '<tool>{"name": "search", "args": {}}', 0).calls
+    (call,) = segmenter.read(THOUGHT + '<tool>{"name": "search", "args": {}}', 0, True).calls
     assert (call.name, call.arguments) == ("", {})
     assert call.error == "tags inside tool, or it is not closed"
+
+
+@given(st.integers(0, 200))
+def test_a_turn_cut_short_reads_as_far_as_it_was_closed(length):
+    text = f"{THOUGHT}<answer>Europe/Amsterdam</answer>"
+    reading = segmenter.read(text[:length], 1, True)
+    assert reading.answer == ("Europe/Amsterdam" if length >= len(text) else None)
+    assert bool(reading.format_error) == (length < len(text))
 
 
 pieces = st.one_of(
@@ -138,14 +146,14 @@ pieces = st.one_of(
 
 @given(st.lists(pieces).map("".join), st.integers(0, 1))
 def test_any_text_can_be_read_and_replied_to(text, turn):
-    reading = segmenter.read(text, turn)
+    reading = segmenter.read(text, turn, False)
     assert reading.calls == () or (turn == 0 and reading.answer is None)
     assert reading.answer is None or reading.answer.strip()
     assert (reading.calls or reading.answer) or reading.format_error
     for call in reading.calls:
         json.dumps(dict(call.arguments), ensure_ascii=False).encode()
         assert (call.error is None) == bool(call.name)
-    assert segmenter.observe(reading, [ToolResult("x") for _ in reading.calls])
+    assert seen(reading, [ToolResult("x") for _ in reading.calls])
 
 
 @given(st.text(), st.text())
@@ -153,22 +161,26 @@ def test_any_thought_and_any_query_make_a_well_formed_turn(thought, query):
     call = json.dumps({"name": "search", "args": {"query": query}})
     if any(f"<{s}{tag}>" in thought + call for tag in TwoTurn.tags for s in ("", "/")):
         return
-    reading = segmenter.read(f"<reasoning>x{thought}</reasoning><tool>{call}</tool>", 0)
+    reading = segmenter.read(f"<reasoning>x{thought}</reasoning><tool>{call}</tool>", 0, False)
     assert reading.format_error is None
     assert reading.calls == (ToolCall("search", {"query": query}),)
 
 
+def seen(reading, results):
+    """What the policy reads: one message of the user."""
+    (message,) = segmenter.observe(reading, results)
+    assert message["role"] == "user"
+    return message["content"]
+
+
 def test_results_errors_and_format_errors_are_shown_in_their_tags():
-    reading = segmenter.read(THOUGHT + CALL, 0)
-    assert segmenter.observe(reading, [ToolResult("a page")]) == "<result>a page</result>"
-    assert (
-        segmenter.observe(reading, [ToolResult("bad query", ok=False)])
-        == "<error>bad query</error>"
-    )
+    reading = segmenter.read(THOUGHT + CALL, 0, False)
+    assert seen(reading, [ToolResult("a page")]) == "<result>a page</result>"
+    assert seen(reading, [ToolResult("bad query", ok=False)]) == "<error>bad query</error>"
     both = [ToolResult("one"), ToolResult("two", ok=False)]
-    assert segmenter.observe(reading, both) == "<result>one</result>\n<error>two</error>"
-    silent = segmenter.read(THOUGHT, 0)
-    assert segmenter.observe(silent, []) == "<error>no tool call or answer</error>"
+    assert seen(reading, both) == "<result>one</result>\n<error>two</error>"
+    silent = segmenter.read(THOUGHT, 0, False)
+    assert seen(silent, []) == "<error>no tool call or answer</error>"
 
 
 def test_the_default_prompt_shows_each_tool_with_an_example_that_reads_as_a_call():
@@ -177,7 +189,9 @@ def test_the_default_prompt_shows_each_tool_with_an_example_that_reads_as_a_call
     assert "search: Search an encyclopaedia." in system["content"]
     assert json.dumps(Search.parameters) in system["content"]
     example = system["content"].split("Example: ")[1]
-    assert segmenter.read(THOUGHT + example, 0).calls == (ToolCall("search", {"query": "..."}),)
+    assert segmenter.read(THOUGHT + example, 0, False).calls == (
+        ToolCall("search", {"query": "..."}),
+    )
 
 
 def test_given_instructions_are_the_system_message_word_for_word():

@@ -32,7 +32,7 @@ def test_tokens_stand_in_the_order_they_were_read_and_sampled():
     trajectory = Trajectory(QUESTION, (1, 2), (one, two), "answer")
     assert trajectory.token_ids == (1, 2, 3, 4, 5, 6, 7)
     assert trajectory.turn_index == (-1, -1, 0, 0, -1, -1, 1)
-    assert trajectory.logprobs == (0, 0, -0.3, -0.4, 0, 0, -0.7)
+    assert trajectory.sampler_logprobs == (0, 0, -0.3, -0.4, 0, 0, -0.7)
     assert trajectory.answer == "Ada"
     assert trajectory.results == (ToolResult("x"),)
 
@@ -40,12 +40,12 @@ def test_tokens_stand_in_the_order_they_were_read_and_sampled():
 @given(ids, st.lists(turns, min_size=1, max_size=4))
 def test_every_sampled_token_knows_its_turn_and_no_other_token_has_one(prompt, taken):
     trajectory = Trajectory(QUESTION, prompt, tuple(taken), "turns")
-    lengths = {len(trajectory.token_ids), len(trajectory.turn_index), len(trajectory.logprobs)}
-    assert len(lengths) == 1
+    streams = (trajectory.token_ids, trajectory.turn_index, trajectory.sampler_logprobs)
+    assert len({len(stream) for stream in streams}) == 1
     for k, turn in enumerate(taken):
         own = [i for i, number in enumerate(trajectory.turn_index) if number == k]
         assert tuple(trajectory.token_ids[i] for i in own) == turn.token_ids
-        assert tuple(trajectory.logprobs[i] for i in own) == turn.logprobs
+        assert tuple(trajectory.sampler_logprobs[i] for i in own) == turn.sampler_logprobs
     sampled = sum(len(turn.token_ids) for turn in taken)
     assert sum(number >= 0 for number in trajectory.turn_index) == sampled
 

@@ -1,0 +1,211 @@
+"""Scoring: rewards on trajectories, credit on groups, the four curves, and intervals of means."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnrl import (
+    AdvantageEstimator,
+    OutcomeReward,
+    PluginError,
+    Question,
+    Reading,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    TurnLevel,
+    TurnReward,
+)
+from turnrl.recipe import interval
+from turnrl.scoring import Experience, credit, curves, rollout_sums, score
+
+QUESTION = Question("q", "The capital?", ("Paris",))
+CALL = ToolCall("search", {"query": "capital"})
+
+
+def turn(calls=0, results=(), answer=None, error=None, tokens=2):
+    reading = Reading((CALL,) * calls, answer, error)
+    return Turn("", (7,) * tokens, (-0.5,) * tokens, reading, tuple(results))
+
+
+def attempt(*turns, stop="turns"):
+    return Trajectory(QUESTION, (1, 2, 3), turns, stop)
+
+
+GOOD, BAD = ToolResult("Paris is large."), ToolResult("no index Paris", ok=False)
+SEARCHED = attempt(turn(1, [GOOD]), turn(answer="Paris"), stop="answer")
+GUESSED = attempt(turn(answer="Rome"), stop="answer")
+FAILED = attempt(turn(1, [BAD]), turn(error="no answer"))
+
+
+class Calls(TurnReward):
+    """0.1 for each call of the turn, and its number."""
+
+    def score(self, trajectory, turn):
+        return 0.1 * len(trajectory.turns[turn].reading.calls) + turn
+
+
+class Answers(OutcomeReward):
+    """1 for an answer."""
+
+    name = "says"
+
+    def score(self, trajectory):
+        return float(trajectory.answer is not None)
+
+
+def test_rewards_of_a_kind_are_summed_and_kept_apart_by_component():
+    group = score(QUESTION, [SEARCHED, GUESSED, FAILED], [Calls(), Calls(), Answers()], 3)
+    # Calls twice: turn 0 with a call 0.2, without 0; turn 1 without a call 2
+    expected = torch.tensor([[0.2, 2, 0], [0, 0, 0], [0.2, 2, 0]])
+    assert torch.allclose(group.turn_rewards, expected)
+    assert group.outcome.tolist() == [1, 1, 0]
+    assert group.reached.tolist() == [
+        [True, True, False],
+        [True, False, False],
+        [True, True, False],
+    ]
+    assert torch.allclose(group.totals, torch.tensor([3.2, 1, 2.2]))
+    assert [dict(c) for c in group.components] == [
+        {"turn/calls": pytest.approx(2.2), "outcome/says": 1},
+        {"turn/calls": 0, "outcome/says": 1},
+        {"turn/calls": pytest.approx(2.2), "outcome/says": 0},
+    ]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e10])
+def test_a_reward_that_is_no_finite_number_is_the_plugins_fault(value):
+    class Odd(OutcomeReward):
+        def score(self, trajectory):
+            return value
+
+    with pytest.raises(PluginError, match=r"reward Odd on question 'q' gave .*not a finite number"):
+        score(QUESTION, [GUESSED], [Odd()], 2)
+
+
+def test_a_reward_that_raises_is_the_plugins_fault():
+    class Raises(TurnReward):
+        def score(self, trajectory, turn):
+            return 1 / turn
+
+    with pytest.raises(PluginError, match=r"reward Raises on question 'q' raised ZeroDivision"):
+        score(QUESTION, [SEARCHED], [Raises()], 2)
+
+
+def test_an_estimator_that_breaks_its_contract_is_the_plugins_fault():
+    group = score(QUESTION, [SEARCHED, GUESSED], [Calls()], 2)
+
+    class Gives(AdvantageEstimator):
+        def __init__(self, value):
+            self.value = value
+
+        def __call__(self, group):
+            return self.value
+
+    with pytest.raises(PluginError, match=r"Gives on a group of 2 with 2 turns gave .*\(2, 3\)"):
+        credit(group, Gives(torch.zeros(2, 3)))
+    with pytest.raises(PluginError, match=r"\(finite: False\)"):
+        credit(group, Gives(torch.full((2, 2), math.nan)))
+    with pytest.raises(PluginError, match="Gives on a group of 2 with 2 turns raised Attribute"):
+        credit(group, Gives(None))
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "expected"),
+    [
+        # exact_match, tool_execution, answer_in_results, format
+        (SEARCHED, (1, 1, 1, 1)),
+        (GUESSED, (0, 0, 0, 1)),
+        # the answer stands in an error only; the last turn did not answer
+        (FAILED, (0, 0, 0, 0)),
+        # two calls, one of which worked
+        (attempt(turn(2, [GOOD, BAD]), turn(answer=" the PARIS.")), (1, 0.5, 1, 1)),
+        # one turn without form
+        (attempt(turn(error="?"), turn(answer="Paris")), (1, 0, 0, 0)),
+        # two calls answered, and two of the last turn, which nothing ran
+        (attempt(turn(2, [GOOD, GOOD]), turn(2)), (0, 0.5, 1, 0)),
+        # a call that was cut, so that it was never run
+        (attempt(turn(1), stop="length"), (0, 0, 0, 0)),
+    ],
+)
+def test_the_four_curves_of_a_trajectory(trajectory, expected):
+    assert tuple(curves(trajectory).values()) == expected
+    assert list(curves(trajectory)) == [
+        *("exact_match", "tool_execution", "answer_in_results", "format")
+    ]
+
+
+def test_a_collection_is_watched_by_sums_over_its_trajectories():
+    rewards = [Calls(), Answers()]
+    groups = (
+        score(QUESTION, [SEARCHED, GUESSED, FAILED], rewards, 2),
+        score(QUESTION, [GUESSED] * 3, rewards, 2),
+    )
+    experience = Experience(groups, tuple(credit(g, TurnLevel()) for g in groups), 1.0)
+    found = rollout_sums(experience, rewards)
+    assert found == {
+        "train/exact_match": 1,
+        "train/tool_execution": 1,
+        "train/answer_in_results": 1,
+        "train/format": 5,
+        # 0.1 + 1, and the same of the failed one
+        "reward/turn/calls": pytest.approx(2.2),
+        "reward/outcome/says": 5,
+        "reward/turn": pytest.approx(2.2),
+        "reward/outcome": 5,
+        "rollout/turns": 2 + 1 + 2 + 3,
+        # prompts of 3, turns of 2
+        "rollout/tokens": 6 * 3 + 8 * 2,
+        "rollout/sampled_tokens": 8 * 2,
+        "rollout/truncated": 0,
+        # all three of the second group, in which all are alike
+        "rollout/degenerate_groups": 3,
+    }
+
+
+# ----------------------------------------------------------------------------------- intervals
+
+
+def wilson(hits, count):
+    """The score interval from its closed form."""
+    z = statistics.NormalDist().inv_cdf(0.975)
+    rate = hits / count
+    centre = (rate + z * z / (2 * count)) / (1 + z * z / count)
+    half = (
+        z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
+    )
+    return centre - half, centre + half
+
+
+@given(st.integers(1, 600).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_the_interval_of_a_rate_is_wilsons(drawn):
+    hits, count = drawn
+    found = interval([1.0] * hits + [0.0] * (count - hits))
+    assert found == pytest.approx(wilson(hits, count), abs=1e-9)
+
+
+def test_a_perfect_score_is_not_certain():
+    low, high = interval([1.0] * 256)
+    # 1 / (1 + z^2 / 256) = 0.98522
+    assert low == pytest.approx(0.98522, abs=1e-5)
+    assert high == 1
+    assert interval([0.0] * 256) == pytest.approx((0, 1 - low))
+
+
+def test_the_interval_of_a_mean_of_shares_is_a_percentile_bootstrap():
+    rng = random.Random(0)
+    values = [rng.choice([0.0, 0.5, 0.5, 1.0, 1 / 3]) for _ in range(200)]
+    means = sorted(statistics.fmean(rng.choices(values, k=200)) for _ in range(4000))
+    # the error of a percentile of 4,000 resamples is some 2 % of the interval's width
+    assert interval(values) == pytest.approx((means[100], means[3899]), abs=0.004)
+    # whichever process scored which of them
+    assert interval(values) == interval(values[::2] + values[1::2])
+    assert interval([0.5] * 9) == (0.5, 0.5)

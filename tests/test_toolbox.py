@@ -1,0 +1,637 @@
+"""Tools that keep something for each trajectory: whose it is, and that it is always given back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections import Counter as Tally
+from dataclasses import replace
+
+import pytest
+from test_rollout import QUESTION, Brackets, Look, collect
+
+from turnrl import (
+    ChatFormat,
+    Policy,
+    Question,
+    Rollout,
+    Session,
+    Tool,
+    ToolCall,
+    ToolError,
+    ToolResult,
+    ToolSession,
+)
+from turnrl.rollout import Agent
+from turnrl.testing import ScriptedEngine, check_tool
+from turnrl.toolbox import Toolbox
+
+
+@pytest.fixture
+def chat(tiny_model):
+    return ChatFormat(Policy(str(tiny_model)).tokenizer)
+
+
+class Count(ToolSession):
+    """A number; it notes how it is closed."""
+
+    def __init__(self, tool, number=0):
+        self.tool, self.number = tool, number
+        tool.opened.append(self)
+
+    def fork(self):
+        return type(self)(self.tool, self.number)
+
+    def close(self):
+        self.tool.closed.append(self)
+
+
+class PatientCount(Count):
+    async def fork(self):
+        await asyncio.sleep(0.001)
+        return Count.fork(self)
+
+    async def close(self):
+        await asyncio.sleep(0.02)
+        self.tool.closed.append(self)
+
+
+class Counter(Tool):
+    """Adds to a number that each trajectory has for itself."""
+
+    name = "add"
+    description = "Add to your number."
+    parameters = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}},
+        "required": ["n"],
+    }
+    session = Count
+    timeout_s = 5.0
+
+    def __init__(self):
+        self.opened, self.closed, self.batches = [], [], []
+        self.busy = Tally()
+
+    def open(self, question):
+        return self.session(self)
+
+    def run(self, calls):
+        self.batches.append([call.session for call in calls])
+        self.busy.update({call.session for call in calls})
+        assert max(self.busy.values(), default=0) <= 1, "a session is in two batches at once"
+        results = [self.add(call) for call in calls]
+        self.busy.subtract({call.session for call in calls})
+        return results
+
+    def add(self, call):
+        call.session.number += call.arguments["n"]
+        return ToolResult(str(call.session.number))
+
+    def check_closed(self, count):
+        """Every session was closed, once."""
+        assert len(self.opened) == count
+        assert Tally(map(id, self.closed)) == Tally(map(id, self.opened))
+
+
+class PatientCounter(Counter):
+    session = PatientCount
+
+    async def open(self, question):
+        await asyncio.sleep(0.002)
+        return Counter.open(self, question)
+
+    async def run(self, calls):
+        await asyncio.sleep(0.002)
+        return Counter.run(self, calls)
+
+
+class SlowlyMade(Counter):
+    """Plain methods that give awaitables."""
+
+    def open(self, question):
+        time.sleep(0.005)
+        return PatientCounter.open(self, question)
+
+    def run(self, calls):
+        return PatientCounter.run(self, calls)
+
+
+COUNTERS = [Counter, PatientCounter, SlowlyMade]
+QUESTIONS = [Question(f"q{i}", f"What is the capital of {i}?", ("x",)) for i in range(5)]
+
+
+def add(*numbers):
+    return ";".join(f'[add {{"n": {n}}}]' for n in numbers)
+
+
+def counts(number, turn):
+    """Trajectory `number` adds its number + 1 three times, twice in one turn."""
+    step = number + 1
+    return (add(step), add(step, step), "=done")[turn]
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("kind", COUNTERS)
+def test_each_of_many_trajectories_sees_its_own_state_alone(chat, kind, lockstep):
+    tool = kind()
+    groups, engine = collect(
+        Rollout(Brackets(), [tool], lockstep=lockstep), chat, counts, QUESTIONS, 8
+    )
+    trajectories = [trajectory for group in groups for trajectory in group]
+    for number, trajectory in enumerate(trajectories, 1):
+        found = [[int(r.content) for r in turn.results] for turn in trajectory.turns]
+        assert found == [[number], [2 * number, 3 * number], []]
+    # the calls of many trajectories were answered together, each with the session of its own
+    assert max(len(set(batch)) for batch in tool.batches) > 4
+    tool.check_closed(40)
+    assert not engine.open_sessions
+
+
+class Variables(ToolSession):
+    def __init__(self):
+        self.names = {"__builtins__": {}}
+        self.closings = 0
+
+    def close(self):
+        self.closings += 1
+
+
+class Interpreter(Tool):
+    """Runs assignments, and gives the value of expressions."""
+
+    name = "py"
+    description = "Run a line of Python."
+    parameters = {
+        "type": "object",
+        "properties": {"code": {"type": "string"}},
+        "required": ["code"],
+    }
+
+    def __init__(self):
+        self.sessions = []
+
+    def open(self, question):
+        session = Variables()
+        session.names["question"] = question.text
+        self.sessions.append(session)
+        return session
+
+    def run(self, calls):
+        return [self.line(call.arguments["code"], call.session.names) for call in calls]
+
+    def line(self, code, names):
+        try:
+            if re.match(r"\w+ [*+]?= ", code):
+                exec(code, names)
+                return ToolResult("ok")
+            return ToolResult(str(eval(code, names)))
+        except Exception as error:
+            return ToolResult(f"{type(error).__name__}: {error}", ok=False)
+
+
+def py(*lines):
+    return ";".join(f'[py {{"code": "{line}"}}]' for line in lines)
+
+
+def test_an_interpreter_keeps_the_variables_of_each_trajectory(chat):
+    def says(number, turn):
+        mine = f"v{number}"
+        return (
+            py(f"{mine} = {number}", "x = 1"),
+            py(f"{mine} += 100", f"v{number - 1 if number else 23}", "x"),
+            py(f"{mine} * 2", "question"),
+            "=done",
+        )[turn]
+
+    tool = Interpreter()
+    groups, _ = collect(Rollout(Brackets(4), [tool]), chat, says, QUESTIONS[:4], 6)
+    for number, trajectory in enumerate(t for group in groups for t in group):
+        first, second, third = ([r.content for r in turn.results] for turn in trajectory.turns[:3])
+        assert first == ["ok", "ok"]
+        # a neighbour's variable is not there; one's own is
+        assert second[0] == "ok"
+        assert second[1].startswith("NameError: name 'v")
+        assert second[2] == "1"
+        assert third == [str(2 * (number + 100)), trajectory.question.text]
+    assert [session.closings for session in tool.sessions] == [1] * 24
+
+
+def test_a_session_is_opened_by_the_first_call_that_is_run(chat):
+    tool = Counter()
+    texts = ["=at once", '[add {"n": "many"}]', "[add not json]", '[sub {"n": 1}]', add(1)]
+    _, _ = collect(
+        Rollout(Brackets(), [tool]),
+        chat,
+        lambda number, turn: "=done" if turn else texts[number],
+        group_size=5,
+    )
+    tool.check_closed(1)
+
+
+def test_a_tool_without_state_never_gets_a_session_and_no_thread_to_open_one(chat):
+    class Watchful(Look):
+        def run(self, calls):
+            assert all(call.session is None for call in calls)
+            return super().run(calls)
+
+    class Sometimes(Counter):
+        name = "maybe"
+
+        def open(self, question):
+            return None if question.id == "q0" else super().open(question)
+
+        def add(self, call):
+            return ToolResult("none" if call.session is None else "some")
+
+    stateless, stateful, some = Watchful(), Counter(), Sometimes()
+    said = '[look {"query": "x"}];[add {"n": 3}];[maybe {"n": 3}]'
+    groups, _ = collect(
+        Rollout(Brackets(), [stateless, stateful, some]),
+        chat,
+        lambda number, turn: "=done" if turn else said,
+        QUESTIONS[:2],
+        3,
+    )
+    shown = [[r.content for r in t.turns[0].results] for group in groups for t in group]
+    assert shown == [["about x", "3", "none"]] * 3 + [["about x", "3", "some"]] * 3
+    assert stateless.batches == [["x"] * 6]
+    stateful.check_closed(6)
+    some.check_closed(3)
+
+
+def test_calls_of_one_session_come_in_order_and_never_in_two_batches_at_once():
+    # trajectories that arrive at all moments, at a tool that takes its time
+    class Uneven(PatientCounter):
+        async def open(self, question):
+            await asyncio.sleep(0.02 * draw.random())
+            return Counter.open(self, question)
+
+        async def run(self, calls):
+            sessions = {call.session for call in calls}
+            self.busy.update(sessions)
+            await asyncio.sleep(0.005)
+            assert all(self.busy[s] == 1 for s in sessions), "a session is in two batches at once"
+            self.busy.subtract(sessions)
+            return [self.add(call) for call in calls]
+
+    async def scenario():
+        box = Toolbox([tool], str, 8)
+        for _ in range(10):
+            benches = [box.bench(QUESTION) for _ in range(100)]
+            calls = [ToolCall("add", {"n": n}) for n in (1, 10, 100)]
+            for replies in await asyncio.gather(*(bench.answer(calls) for bench in benches)):
+                assert [reply.content for reply in replies] == ["1", "11", "111"]
+            for bench in benches:
+                await bench.close()
+
+    draw, tool = random.Random(0), Uneven()
+    tool.session = Count
+    asyncio.run(scenario())
+    tool.check_closed(1000)
+
+
+# ------------------------------------------------------------------- however it ends
+
+
+def breaks(chat, tool, message, says=counts, group_size=6, kind=ToolError):
+    """A collection that stops with an error, with nothing left open."""
+    engine = ScriptedEngine(chat._tokenizer, says)
+    started = time.monotonic()
+    with pytest.raises(kind, match=message):
+        Rollout(Brackets(), [tool], lockstep=False).collect(
+            engine, chat, QUESTIONS[:2], group_size, (0,)
+        )
+    assert time.monotonic() - started < 10
+    assert not engine.open_sessions
+    assert engine.drained
+
+
+@pytest.mark.parametrize("kind", COUNTERS)
+def test_every_session_is_closed_when_the_tool_crashes_in_the_middle_of_one(chat, kind):
+    class Crashes(kind):
+        def add(self, call):
+            if call.session.number == 14:  # of the seventh trajectory, in the middle of turn 2
+                raise ZeroDivisionError("no more")
+            return super().add(call)
+
+    tool = Crashes()
+    breaks(chat, tool, r"tool 'add' \(Crashes\) raised ZeroDivisionError: no more in run on")
+    tool.check_closed(12)
+
+
+@pytest.mark.parametrize("kind", COUNTERS)
+def test_every_session_is_closed_when_opening_one_crashes(chat, kind):
+    class Crashes(kind):
+        asked = 0
+
+        def open(self, question):
+            self.asked += 1
+            if self.asked == 6:
+                raise OSError("no sandbox is left")
+            return super().open(question)
+
+    tool = Crashes()
+    breaks(chat, tool, r"tool 'add' \(Crashes\) raised OSError: no sandbox is left in open")
+    tool.check_closed(len(tool.opened))
+    assert tool.opened
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_every_session_is_closed_when_opening_one_hangs(chat, patient):
+    over = threading.Event()
+
+    class Hangs(Counter):
+        timeout_s = 0.3
+
+        def open(self, question):
+            if question.id == "q1":
+                over.wait(20)
+            return super().open(question)
+
+    class HangsPatiently(PatientCounter):
+        timeout_s = 0.3
+
+        async def open(self, question):
+            if question.id == "q1":
+                await asyncio.sleep(20)
+            return await super().open(question)
+
+    tool = HangsPatiently() if patient else Hangs()
+    breaks(
+        chat,
+        tool,
+        r"did not answer to open within timeout_s = 0\.3. Raise its timeout_s",
+        counts,
+        1,
+    )
+    tool.check_closed(1)
+    over.set()
+
+
+@pytest.mark.parametrize("kind", COUNTERS)
+def test_a_session_that_is_being_opened_when_another_trajectory_fails_is_closed(chat, kind):
+    class Crashes(kind):
+        def open(self, question):
+            if question.id == "q1":
+                time.sleep(0.02)
+                raise OSError("no sandbox is left")
+            return super().open(question)
+
+    class Slow(kind):
+        name = "slow"
+
+        def open(self, question):
+            time.sleep(0.1)
+            return super().open(question)
+
+    slow, crashes = Slow(), Crashes()
+    engine = ScriptedEngine(
+        chat._tokenizer, lambda number, turn: add(1) if number else '[slow {"n": 1}]'
+    )
+    with pytest.raises(ToolError, match="no sandbox is left"):
+        Rollout(Brackets(), [slow, crashes]).collect(engine, chat, QUESTIONS[:2], 1, (0,))
+    slow.check_closed(1)
+    crashes.check_closed(0)
+
+
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C interrupts, also where a shell started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("kind", COUNTERS)
+def test_every_session_is_closed_after_ctrl_c(chat, kind, ctrl_c):
+    class Interrupts(kind):
+        def add(self, call):
+            if len(self.batches) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().add(call)
+
+        async def run(self, calls):
+            replies = super().run(calls)
+            replies = await replies if asyncio.iscoroutine(replies) else replies
+            if len(self.batches) == 2:
+                await asyncio.sleep(20)
+            return replies
+
+    tool = Interrupts()
+    breaks(chat, tool, None, group_size=10, kind=KeyboardInterrupt)
+    tool.check_closed(20)
+
+
+@pytest.mark.parametrize("kind", [Count, PatientCount])
+def test_a_session_that_cannot_be_closed_is_reported_and_the_others_are_closed(chat, kind):
+    class Sticks(kind):
+        def close(self):
+            if self.number == 9:  # of the third trajectory
+                self.tool.closed.append(self)
+                raise OSError("the container is gone")
+            return super().close()
+
+    tool = PatientCounter()
+    tool.session = Sticks
+    breaks(
+        chat, tool, r"tool 'add' \(PatientCounter\) raised OSError: the container is gone in close"
+    )
+    tool.check_closed(12)
+
+
+def test_one_tool_that_cannot_close_does_not_keep_another_open(chat):
+    class Sticks(Count):
+        def close(self):
+            super().close()
+            raise OSError("the container is gone")
+
+    sticks, other = Counter(), PatientCounter()
+    sticks.session, sticks.name = Sticks, "stick"
+    rollout = Rollout(Brackets(), [sticks, other])
+    said = ['[stick {"n": 1}];[add {"n": 1}]', "=done"]
+    with pytest.raises(ToolError, match="the container is gone in close"):
+        collect(rollout, chat, lambda number, turn: said[turn])
+    sticks.check_closed(1)
+    other.check_closed(1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.03])
+def test_a_session_that_is_being_closed_when_another_trajectory_fails_is_closed_all_the_same(
+    chat, seconds
+):
+    class Fails(Look):
+        async def run(self, calls):
+            await closing.wait()
+            await asyncio.sleep(seconds)
+            raise OSError("down")
+
+    class Signals(PatientCount):
+        async def close(self):
+            await super().close()
+
+    closing = asyncio.Event()
+
+    async def last(engine):
+        closing.set()  # the tool fails in the tick after this trajectory has ended
+        return "=done"
+
+    tool = PatientCounter()
+    tool.session = Signals
+    engine = ScriptedEngine(
+        chat._tokenizer,
+        lambda number, turn: (
+            '[look {"query": "x"}]' if number else add(1) if turn == 0 else last(engine)
+        ),
+    )
+    rollout = Rollout(Brackets(), [Fails(), tool], lockstep=False)
+    with pytest.raises(ToolError, match="down"):
+        rollout.collect(engine, chat, [QUESTION], 2, (0,))
+    tool.check_closed(1)
+
+
+# ------------------------------------------------------------------- branches
+
+
+async def branches(agent, seeds):
+    """One turn, then a branch per seed that goes on for two more; and the trunk."""
+    (trunk,) = agent.begin(QUESTION, 1, (0,))
+    trunk = await agent.turn(trunk)
+    states = [await trunk.fork((seed,)) for seed in seeds]
+    ended = []
+    for state in [*states, trunk]:
+        while state.stop is None:
+            state = await agent.turn(state)
+        await state.close()
+        await state.close()  # harmless
+        ended.append(state.trajectory)
+    return ended
+
+
+@pytest.mark.parametrize("kind", COUNTERS)
+def test_a_branch_goes_on_with_a_copy_of_every_session(chat, kind):
+    tool = kind()
+
+    def says(number, turn):  # the trunk is session 0
+        return (add(5), add(10**number), "=done")[turn]
+
+    engine = ScriptedEngine(chat._tokenizer, says)
+    agent = Agent(Rollout(Brackets(), [tool, Look()]), engine, chat)
+    ended = asyncio.run(branches(agent, [1, 2, 3]))
+    shown = [[r.content for r in trajectory.results] for trajectory in ended]
+    assert shown == [["5", "15"], ["5", "105"], ["5", "1005"], ["5", "6"]]
+    tool.check_closed(4)
+    assert not engine.open_sessions
+    # each branch has random streams of its own
+    assert len({sampling.seed for *_, sampling in engine.asked}) == len(engine.asked) == 9
+
+
+def test_a_session_that_cannot_be_copied_refuses_to_branch_and_leaves_nothing_open(chat):
+    class Unique(Count):
+        fork = ToolSession.fork
+
+    class Box(Counter):
+        name, session = "box", Unique
+
+    tool, box = Counter(), Box()
+    said = '[add {"n": 1}];[box {"n": 1}]'
+    engine = ScriptedEngine(chat._tokenizer, lambda number, turn: said)
+    agent = Agent(Rollout(Brackets(), [tool, box]), engine, chat)
+
+    async def scenario():
+        (state,) = agent.begin(QUESTION, 1, (0,))
+        state = await agent.turn(state)
+        with pytest.raises(ToolError, match=r"tool 'box' \(Box\).* a Unique cannot be copied"):
+            await state.fork((1,))
+        assert len(engine.open_sessions) == 1
+        # the trunk goes on as if nothing had been
+        state = await agent.turn(state)
+        await state.close()
+        return [r.content for r in state.turns[-1].results]
+
+    assert asyncio.run(scenario()) == ["2", "2"]
+    tool.check_closed(2)
+    box.check_closed(1)
+    assert not engine.open_sessions
+
+
+def test_a_branch_that_the_engine_refuses_leaves_nothing_open(chat):
+    class Ended(Session):
+        async def generate(self, new_ids, sampling):
+            raise AssertionError
+
+        def fork(self):
+            raise RuntimeError("a session ends when the engine's weights change")
+
+        def close(self):
+            pass
+
+    tool = Counter()
+    engine = ScriptedEngine(chat._tokenizer, lambda number, turn: add(1))
+    agent = Agent(Rollout(Brackets(), [tool]), engine, chat)
+
+    async def scenario():
+        (state,) = agent.begin(QUESTION, 1, (0,))
+        state = await agent.turn(state)
+        with pytest.raises(RuntimeError, match="weights change"):
+            await replace(state, session=Ended()).fork((1,))
+        await state.close()
+
+    asyncio.run(scenario())
+    tool.check_closed(len(tool.opened))
+
+
+# ------------------------------------------------------------------- the kit agrees
+
+
+class Later(Look):
+    """A plain method that gives an awaitable."""
+
+    def run(self, calls):
+        async def answer():
+            await asyncio.sleep(0.001)
+            return [ToolResult(f"about {c.arguments['query']}") for c in calls]
+
+        return answer()
+
+
+def test_the_check_and_the_rollout_agree_on_a_plain_run_that_gives_an_awaitable(chat):
+    check_tool(Later(), [{"query": "x"}, {"query": "y"}])
+    groups, _ = collect(
+        Rollout(Brackets(), [Later()]),
+        chat,
+        lambda number, turn: "=x" if turn else '[look {"query": "x"}]',
+    )
+    assert groups[0][0].turns[0].results == (ToolResult("about x"),)
+
+
+@pytest.mark.parametrize("kind", COUNTERS)
+def test_the_check_opens_and_closes_the_sessions_of_a_tool(kind):
+    class Doubles(kind):
+        def add(self, call):
+            return ToolResult(str(call.arguments["n"] * 2), ok=call.session.number == 0)
+
+    tool = Doubles()
+    check_tool(tool, [{"n": 1}, {"n": 2}])
+    tool.check_closed(len(tool.opened))
+    assert len(tool.opened) >= 3
+
+
+def test_the_check_catches_an_open_that_gives_no_session():
+    class Wrong(Counter):
+        def open(self, question):
+            return {}
+
+    with pytest.raises(AssertionError, match=r"Wrong\.open must give a ToolSession or None"):
+        check_tool(Wrong(), [{"n": 1}])
+
+
+def test_a_session_is_no_part_of_a_call_that_is_compared_or_shown():
+    call, same = ToolCall("add", {"n": 1}, session=ToolSession()), ToolCall("add", {"n": 1})
+    assert call == same
+    assert repr(call) == repr(same)
