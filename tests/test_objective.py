@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnrl import ClippedSurrogate, RecipeError
-from turnrl.objective import k3, loss_weights
+from turnrl.objective import k3
 
 number = st.floats(-2, 2)
 tokens = st.lists(st.tuples(number, number, number, number), min_size=1, max_size=12)
@@ -79,7 +79,8 @@ def step_loss(aggregation, ranks=((0, 1, 2, 3),)):
     trajectories = len(LOSSES) / len(ranks)
     total = 0.0
     for rank in ranks:
-        weights = loss_weights(COUNTS[list(rank)], aggregation, tokens, trajectories, 10)
+        objective = ClippedSurrogate(aggregation=aggregation, constant_tokens=10)
+        weights = objective.weights(COUNTS[list(rank)], tokens, trajectories)
         total += sum(float(w) * sum(LOSSES[i]) for w, i in zip(weights, rank, strict=True))
     return total / len(ranks)
 
@@ -106,7 +107,7 @@ def test_processes_of_unequal_shares_take_the_mean_that_one_would(aggregation, r
 
 
 def test_a_trajectory_without_tokens_is_counted_and_weighs_nothing():
-    weights = loss_weights(torch.tensor([0, 2]), "trajectory", 2, 2)
+    weights = ClippedSurrogate(aggregation="trajectory").weights(torch.tensor([0, 2]), 2, 2)
     assert weights.isfinite().all()
     assert float(weights[1]) == 0.25  # 1 / (2 trajectories x 2 tokens)
 

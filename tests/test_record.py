@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from runs import data, last, module, trainer
 
-from turnrl import record
-from turnrl.scoring import curves
+from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn, record
+from turnrl.scoring import curves, score
 
 
 @pytest.fixture(scope="module")
@@ -197,3 +197,16 @@ def test_a_file_is_replaced_when_the_new_one_is_complete(tmp_path, monkeypatch):
     record.write([row | {"split": "second"}], file)
     assert [r["split"] for r in record.read(file.parent)] == ["second"]
     assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_half_a_surrogate_pair_that_the_policy_wrote_does_not_stop_the_run(tmp_path):
+    # "\\ud800" is legal JSON, so a segmenter that reads JSON can find it in a call or an answer
+    odd = Reading((ToolCall("\ud800", error="\ud800"),), "\ud800", "\ud800")
+    turn = Turn("text", (1,), (-0.5,), odd, (ToolResult("x"),))
+    attempt = Trajectory(Question("q", "?", ("x",)), (1,), (turn,), "turns")
+    group = score(attempt.question, [attempt], [], 1)
+    record.write(
+        list(record.rows([group], [None], "train", 0, 0)), tmp_path / "train-000000-0.parquet"
+    )
+    (row,) = record.read(tmp_path)
+    assert len(row["turns"][0]["calls"]) == 1

@@ -24,8 +24,7 @@ from turnrl import (
     TurnLevel,
     TurnReward,
 )
-from turnrl.recipe import interval
-from turnrl.scoring import Experience, credit, curves, rollout_sums, score
+from turnrl.scoring import Experience, credit, curves, interval, rollout_sums, score
 
 QUESTION = Question("q", "The capital?", ("Paris",))
 CALL = ToolCall("search", {"query": "capital"})

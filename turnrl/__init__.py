@@ -52,6 +52,7 @@ from turnrl.types import TurnReward as TurnReward
 
 if TYPE_CHECKING:
     from turnrl.chat import ChatFormat as ChatFormat
+    from turnrl.credit import GroupRelative as GroupRelative
     from turnrl.credit import Merged as Merged
     from turnrl.credit import OutcomeOnly as OutcomeOnly
     from turnrl.credit import TurnLevel as TurnLevel
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "ChatFormat": "chat",
     "ClippedSurrogate": "objective",
+    "GroupRelative": "credit",
     "Lora": "policy",
     "MTGRPO": "module",
     "Merged": "credit",

@@ -1,6 +1,6 @@
 """What the core itself brings to a recipe, through the hooks that every plugin uses.
 
-The classes are imported when they are asked for: they need torch, and listing plugins does not.
+The classes are imported when they are asked for, because they need torch.
 """
 
 from __future__ import annotations

@@ -145,18 +145,12 @@ class Record(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._folder = None if is_trial(trainer) else run_folder(trainer)
 
-    def keep(self, rows: Sequence[record.Row], split: str, version: int, rank: int) -> None:
-        """Write the rows of one collection in this process.
-
-        Args:
-            rows: The rows.
-            split: Theirs.
-            version: Optimiser steps behind the policy that acted.
-            rank: Number of this process.
-        """
+    def keep(self, rows: Sequence[record.Row], rank: int) -> None:
+        """Write the rows of one collection in this process, number `rank`."""
         if self._folder is None or not rows:
             return
-        name = f"{split}-{version:06d}-{rank}.parquet"
+        split = rows[0]["split"]
+        name = f"{split}-{rows[0]['policy_version']:06d}-{rank}.parquet"
         record.write(rows, self._folder / "record" / name)
         if split == "train" and rank == 0 and self._transcripts:
             name = f"iteration_{rows[0]['iteration']:04d}.txt"

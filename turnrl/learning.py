@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from turnrl.credit import spread_over_tokens
-from turnrl.objective import ClippedSurrogate, loss_weights
+from turnrl.objective import ClippedSurrogate
 from turnrl.types import Trajectory
 
 
@@ -109,7 +109,7 @@ def by_tokens(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
 def plan(
     trajectories: Sequence[Trajectory],
     advantages: Tensor,
-    logprobs_now: Callable[[Sequence[Trajectory]], list[Tensor]],
+    logprobs_now: Callable[[Minibatch], Tensor],
     objective: ClippedSurrogate,
     updates: int,
     steps_per_update: int,
@@ -122,8 +122,8 @@ def plan(
     Args:
         trajectories: N of them.
         advantages: (N, K).
-        logprobs_now: Gives the learner's log-probabilities of each trajectory's sampled tokens, as
-            it is; called before the first step, with those that a later one learns from.
+        logprobs_now: Gives the learner's log-probabilities of a minibatch's sampled tokens, as it
+            is; called before the first step, on what a later one learns from.
         objective: Says how tokens are weighed.
         updates: How often all trajectories are learned from.
         steps_per_update: Steps that one pass over the trajectories is divided into.
@@ -131,22 +131,29 @@ def plan(
         shuffle: Of the order of trajectories.
         mean_over_processes: Averages a tensor over processes; called once a step by each.
     """
-    lengths = [len(t.token_ids) for t in trajectories]
     counts = torch.tensor([sum(len(turn.token_ids) for turn in t.turns) for t in trajectories])
     orders = [torch.randperm(len(trajectories), generator=shuffle) for _ in range(updates)]
     steps = [step for order in orders for step in order.tensor_split(steps_per_update)]
-    later = sorted({i for step in steps[1:] for i in step.tolist()})
-    old = dict(zip(later, logprobs_now([trajectories[i] for i in later]), strict=True))
+
+    def minibatches(chosen: Tensor) -> Iterator[list[int]]:
+        """Numbers of the trajectories of each minibatch."""
+        for some in by_tokens([len(trajectories[i].token_ids) for i in chosen], minibatch_tokens):
+            yield chosen[some].tolist()
+
+    old: dict[int, Tensor] = {}
+    for rows in minibatches(torch.cat([*steps[1:], steps[0][:0]]).unique()):
+        batch = pack([trajectories[i] for i in rows], advantages[rows], torch.ones(len(rows)))
+        old |= zip(rows, logprobs_now(batch).split(counts[rows].tolist()), strict=True)
     for number, chosen in enumerate(steps):
         total = torch.tensor([float(counts[chosen].sum()), float(len(chosen))])
-        tokens, size = mean_over_processes(total).tolist()
-        weights = loss_weights(
-            counts[chosen], objective.aggregation, tokens, size, objective.constant_tokens
-        )
-        minibatches = []
-        for some in by_tokens([lengths[i] for i in chosen.tolist()], minibatch_tokens):
-            rows = chosen[some].tolist()
-            before = [old[i] for i in rows] if number > 0 else None
-            chosen_rows = [trajectories[i] for i in rows]
-            minibatches.append(pack(chosen_rows, advantages[rows], weights[some], before))
-        yield minibatches
+        weights = torch.zeros(len(trajectories))
+        weights[chosen] = objective.weights(counts[chosen], *mean_over_processes(total).tolist())
+        yield [
+            pack(
+                [trajectories[i] for i in rows],
+                advantages[rows],
+                weights[rows],
+                [old[i] for i in rows] if number > 0 else None,
+            )
+            for rows in minibatches(chosen)
+        ]

@@ -2,7 +2,7 @@
 better.
 
     one iteration = one epoch of `ExperienceLoader`
-      collect     the policy acts on each question `group_size` times   (rollout.py, engines/)
+      collect     the policy acts on each question `group_size` times   (rollout.py, an engine)
                   rewards score the turns and the outcome                (scoring.py, plugins)
                   the estimator turns scores into advantages per turn    (credit.py)
       learn       the clipped surrogate on per-token advantages          (learning.py, objective.py)
@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -31,7 +31,7 @@ from turnrl.callbacks import InitialValidation, Record, is_trial, run_folder
 from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
 from turnrl.errors import CheckpointError, RecipeError, TrainingError, at_least
-from turnrl.learning import Minibatch, Step, by_tokens, pack, plan
+from turnrl.learning import Minibatch, Step, plan
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
 from turnrl.policy import Policy
@@ -41,6 +41,14 @@ from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, Tr
 
 _TRAIN, _EVALUATE = 0, 1
 """First number of every random stream, so that collecting and evaluating never share one."""
+
+
+def _default_engine() -> Engine:
+    engines = installed("turnrl_engines")
+    if "Slots" not in engines:
+        known = ", ".join(engines) or "none"
+        raise RecipeError(f"model.engine is not set, and Slots is not installed (found: {known})")
+    return cast(Engine, engines["Slots"]())
 
 
 class MTGRPO(L.LightningModule):
@@ -96,7 +104,7 @@ class MTGRPO(L.LightningModule):
         self.rewards = rewards
         self.estimator = estimator if estimator is not None else TurnLevel()
         self.objective = objective if objective is not None else ClippedSurrogate()
-        self.engine = engine if engine is not None else installed("turnrl_engines")["Slots"]()
+        self.engine = engine if engine is not None else _default_engine()
         self.group_size = group_size
         self.updates_per_iteration = updates_per_iteration
         self.steps_per_update = steps_per_update
@@ -213,16 +221,16 @@ class MTGRPO(L.LightningModule):
     # --------------------------------------------------------------- collect
 
     def act(
-        self, questions: Sequence[Question], iteration: int, greedy: bool = False
+        self, questions: Sequence[Question], number: int, greedy: bool = False
     ) -> list[list[Trajectory]]:
         """Trajectories of the policy as it is now: `group_size` sampled ones per question, or one
-        greedy one.
+        greedy one. `number` names the random streams: an iteration's.
         """
         if not self._sampling:
             self.engine.start(self.policy, self.rollout.max_tokens)
             self._sampling = True
-        self.engine.sync(self.global_step)
-        seed = (_EVALUATE if greedy else _TRAIN, self.seed, iteration, self.global_rank)
+        self.engine.sync(self._iteration_and_version[1])
+        seed = (_EVALUATE if greedy else _TRAIN, self.seed, number, self.global_rank)
         size = 1 if greedy else self.group_size
         shown = self.trainer.is_global_zero and self.trainer.progress_bar_callback is not None
         description = ("evaluating" if greedy else "collecting") if shown else None
@@ -250,7 +258,7 @@ class MTGRPO(L.LightningModule):
         kept = record.rows(groups, advantages, "train", iteration, self.global_step)
         if (most := self.record_per_iteration) is not None:
             kept = itertools.islice(kept, -(-most // self.trainer.world_size))
-        self._record.keep(list(kept), "train", self.global_step, self.global_rank)
+        self._record.keep(list(kept), self.global_rank)
         return self.experience
 
     # ----------------------------------------------------------------- learn
@@ -288,15 +296,9 @@ class MTGRPO(L.LightningModule):
         )
 
     @torch.inference_mode()
-    def _logprobs_now(self, some: Sequence[Trajectory]) -> list[Tensor]:
-        """The learner's own log-probabilities of each trajectory's sampled tokens, as it is now."""
-        found: dict[int, Tensor] = {}
-        for rows in by_tokens([len(t.token_ids) for t in some], self.minibatch_tokens):
-            no_credit = torch.zeros(len(rows), self.rollout.segmenter.max_turns)
-            batch = pack([some[i] for i in rows], no_credit, torch.ones(len(rows)))
-            logprobs = self._logprobs(move_data_to_device(batch, self.device))[0].cpu()
-            found |= zip(rows, logprobs.split(batch.loss_mask.sum(1).tolist()), strict=True)
-        return [found[i] for i in range(len(some))]
+    def _logprobs_now(self, batch: Minibatch) -> Tensor:
+        """The learner's own log-probabilities as it is, on the CPU."""
+        return self._logprobs(move_data_to_device(batch, self.device))[0].cpu()
 
     def _logprobs(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
         return self.policy.logprobs(
@@ -414,7 +416,8 @@ class MTGRPO(L.LightningModule):
         """Score greedy trajectories, one per question; a process may have none in a batch."""
         split = getattr(getattr(self.trainer, "datamodule", None), "split", "val")
         groups = self.score(batch, self.act(batch, batch_idx, greedy=True)) if batch else []
-        self.evaluated += record.rows(groups, [None] * len(groups), split, *self._acting_version)
+        at, first = self._iteration_and_version, len(self.evaluated)
+        self.evaluated += record.rows(groups, [None] * len(groups), split, *at, first)
         rows = [curves(t) for group in groups for t in group.trajectories]
         named = {f"{split}/{name}": value for name, value in sums(rows, CURVES).items()}
         total = self._log_sums(named, len(rows), (f"{split}/exact_match",), weigh=True)
@@ -424,12 +427,10 @@ class MTGRPO(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Keep the whole record of an evaluation."""
-        if self.evaluated:
-            split, (_, version) = self.evaluated[0]["split"], self._acting_version
-            self._record.keep(self.evaluated, split, version, self.global_rank)
+        self._record.keep(self.evaluated, self.global_rank)
 
     @property
-    def _acting_version(self) -> tuple[int, int]:
+    def _iteration_and_version(self) -> tuple[int, int]:
         """Iteration and optimiser steps of the policy as it is now."""
         if self.trainer.state.fn == "fit":
             return self.current_epoch, self.global_step

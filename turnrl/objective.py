@@ -12,7 +12,7 @@ mismatch between the two has no business in the clip.
 
 PPO (arXiv 1707.06347, eq. 7), with separate bounds as in DAPO (arXiv 2503.14476), and the
 non-negative, unbiased KL estimate of GRPO (arXiv 2402.03300, eq. 4). Each token's loss is
-multiplied by a weight that `loss_weights` gives it, and summed.
+multiplied by a weight that `ClippedSurrogate.weights` gives it, and summed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ClippedSurrogate:
             logprobs: (N,), under the policy now; carries the gradient.
             old_logprobs: (N,), the learner's own before the first update.
             advantages: (N,), in units of normalised reward.
-            weights: (N,), from `loss_weights`.
+            weights: (N,), from `weights`.
             ref_logprobs: (N,), under the reference policy; needed if `kl_coef` is above 0.
         """
         ratio = (logprobs - old_logprobs).exp()
@@ -110,39 +110,30 @@ class ClippedSurrogate:
             watched["kl"] = kl.detach().sum()
         return Loss(loss, watched)
 
+    def weights(self, token_counts: Tensor, tokens: float, trajectories: float) -> Tensor:
+        """The weight of each sampled token of each trajectory of one optimiser step.
+
+        The step's loss is the plain sum over its minibatches, and Lightning averages over
+        processes. So the weights are shares of the *whole* step: the mean of its minibatches' means
+        would not be the stated one where their lengths differ.
+
+        Args:
+            token_counts: (B,), sampled tokens of each of the step's trajectories in this process.
+            tokens: The step's sampled tokens, averaged over processes.
+            trajectories: The step's trajectories, averaged over processes.
+        Returns:
+            (B,), weight of each token of each trajectory.
+        """
+        counts = token_counts.float()
+        if self.aggregation == "token":
+            return torch.full_like(counts, 1 / max(tokens, 1.0))
+        if self.aggregation == "trajectory":
+            return 1 / (counts.clamp(min=1) * trajectories)
+        return torch.full_like(counts, 1 / (self.constant_tokens * trajectories))
+
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """exp(d) - d - 1 with d = l_ref - l: an unbiased, non-negative estimate of
     KL(policy || reference)."""
     d = ref_logprobs - logprobs
     return d.exp() - d - 1
-
-
-def loss_weights(
-    token_counts: Tensor,
-    aggregation: Aggregation,
-    tokens: float,
-    trajectories: float,
-    constant_tokens: int = 1024,
-) -> Tensor:
-    """The weight of each sampled token of each trajectory of one optimiser step.
-
-    The step's loss is the plain sum over its minibatches, and Lightning averages over processes. So
-    the weights are shares of the *whole* step: the mean of its minibatches' means would not be the
-    stated one where their lengths differ.
-
-    Args:
-        token_counts: (B,), sampled tokens of each of the step's trajectories in this process.
-        aggregation: See `ClippedSurrogate`.
-        tokens: The step's sampled tokens, averaged over processes.
-        trajectories: The step's trajectories, averaged over processes.
-        constant_tokens: The divisor of `constant`.
-    Returns:
-        (B,), weight of each token of each trajectory.
-    """
-    counts = token_counts.float()
-    if aggregation == "token":
-        return torch.full_like(counts, 1 / max(tokens, 1.0))
-    if aggregation == "trajectory":
-        return 1 / (counts.clamp(min=1) * trajectories)
-    return torch.full_like(counts, 1 / (constant_tokens * trajectories))

@@ -5,7 +5,7 @@ A plugin is a module with any of the hooks below, named in its distribution's me
     [project.entry-points.turnrl]
     my-tools = "my_tools"
 
-Every hook returns classes. Importing the module is what makes their short names usable in a recipe.
+A hook returns classes, whose short names a recipe then knows, or functions.
 `TURNRL_LOAD_PLUGINS` restricts which entry points are loaded (comma-separated names; empty for
 none), which is also the way round a plugin that is broken. What the core itself brings
 (`turnrl.builtins`) is a plugin like any other, and always there.
@@ -43,7 +43,7 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 
 
 class Hooks:
-    """The hooks a plugin may implement; each returns an iterable of classes."""
+    """The hooks a plugin may implement; each returns an iterable."""
 
     @hookspec
     def turnrl_tools(self) -> Iterable[type[Tool]]:  # type: ignore[empty-body]

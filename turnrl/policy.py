@@ -372,7 +372,7 @@ class Policy(nn.Module):
         chunks = math.ceil(len(targets) / size)
 
         def of_chunk(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-            log_p = torch.log_softmax(self.logits(states) / (temperature or 1.0), dim=-1)
+            log_p = torch.log_softmax(self.logits(states) / temperature, dim=-1)
             chosen = log_p.gather(-1, targets[:, None])[:, 0]
             with torch.no_grad():
                 entropy = -(log_p.exp() * log_p).sum(-1)

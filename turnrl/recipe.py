@@ -28,7 +28,7 @@ from turnrl.data import QuestionData
 from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean
 from turnrl.module import MTGRPO
 from turnrl.plugins import installed
-from turnrl.scoring import CURVES
+from turnrl.scoring import CURVES, interval
 
 _SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path", "split")
 """The top of a recipe."""
@@ -203,6 +203,8 @@ class _Recipe(SaveConfigCallback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
+        if trainer.state.fn != "fit" or "recipe" not in checkpoint:  # made from Python, say
+            return
         saved, now = (dict(_flat(yaml.safe_load(t))) for t in (checkpoint["recipe"], self._text()))
         changed = [
             f"{key} {saved.get(key)} -> {now.get(key)}"
@@ -211,7 +213,7 @@ class _Recipe(SaveConfigCallback):
             and key.startswith(("seed_everything", "model", "data", "trainer"))
             and not key.startswith("trainer.logger")
         ]
-        if changed and trainer.is_global_zero and trainer.state.fn == "fit":
+        if changed and trainer.is_global_zero:
             print(f"turnrl: goes on with other settings: {', '.join(changed)}", file=sys.stderr)
 
 
@@ -268,22 +270,6 @@ def _gathered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     parts: list[list[dict[str, Any]]] = [[] for _ in range(torch.distributed.get_world_size())]
     torch.distributed.all_gather_object(parts, rows)
     return [row for part in parts for row in part]
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of a mean over questions: Wilson's for a rate (every value 0 or 1), the
-    percentile bootstrap's for anything else."""
-    from scipy import stats
-
-    if set(values) <= {0.0, 1.0}:
-        found = stats.binomtest(int(sum(values)), len(values)).proportion_ci(method="wilson")
-        return float(found.low), float(found.high)
-    if len(set(values)) == 1:
-        return values[0], values[0]
-    # sorted, so that the order in which processes scored them changes no digit
-    drawn = [sorted(values)]
-    found = stats.bootstrap(drawn, lambda v, axis: v.mean(axis), method="percentile", rng=0)
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
 class _CLI(LightningCLI):

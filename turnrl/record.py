@@ -1,6 +1,7 @@
 """The record: what a run did, as data. One row per trajectory, in Parquet.
 
-    iteration       the iteration in or after which the policy acted, from 0: metrics.csv's `epoch`
+    iteration       metrics.csv's `epoch`: of the collection, or the last before an evaluation;
+                    0 for the untrained policy too, which policy_version 0 tells apart
     policy_version  optimiser steps behind the weights that acted
     split           `train` (sampled), or what was evaluated: `val`, `test`, ... (greedy)
     question_id, question, answers      what was asked, and what counts as right
@@ -33,7 +34,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from turnrl.scoring import CURVES, curves
-from turnrl.types import Group, Turn
+from turnrl.types import Group, ToolCall, Turn
 
 Row = dict[str, Any]
 
@@ -65,6 +66,7 @@ def rows(
     split: str,
     iteration: int,
     policy_version: int,
+    first: int = 0,
 ) -> Iterator[Row]:
     """The record of scored groups.
 
@@ -74,8 +76,9 @@ def rows(
         split: What the questions are from.
         iteration: See the module.
         policy_version: See the module.
+        first: Number of the first group.
     """
-    for number, (group, credit) in enumerate(zip(groups, advantages, strict=True)):
+    for number, (group, credited) in enumerate(zip(groups, advantages, strict=True), first):
         size = len(group.trajectories)
         for i, trajectory in enumerate(group.trajectories):
             yield {
@@ -88,7 +91,7 @@ def rows(
                 "group": number,
                 "member": i,
                 "stop": trajectory.stop,
-                "answer": trajectory.answer,
+                "answer": _text(trajectory.answer),
                 **curves(trajectory),
                 "prompt_tokens": len(trajectory.prompt_ids),
                 "outcome": float(group.outcome[i]),
@@ -99,7 +102,7 @@ def rows(
                     _turn(
                         turn,
                         float(group.turn_rewards[i, k]),
-                        None if credit is None else float(credit[i, k]),
+                        None if credited is None else float(credited[i, k]),
                     )
                     for k, turn in enumerate(trajectory.turns)
                 ],
@@ -108,26 +111,25 @@ def rows(
 
 def _turn(turn: Turn, reward: float, advantage: float | None) -> Row:
     return {
-        "text": turn.text,
+        "text": _text(turn.text),
         "tokens": len(turn.token_ids),
         "cut": turn.cut,
-        "calls": [
-            {
-                "name": c.name,
-                "arguments": json.dumps(dict(c.arguments), default=str),
-                "error": c.error,
-            }
-            for c in turn.reading.calls
-        ],
-        "results": [{"content": r.content, "ok": r.ok} for r in turn.results],
-        "format_error": turn.reading.format_error,
+        "calls": [_call(call) for call in turn.reading.calls],
+        "results": [{"content": _text(r.content), "ok": r.ok} for r in turn.results],
+        "format_error": _text(turn.reading.format_error),
         "reward": reward,
         "advantage": advantage,
     }
 
 
-def _json(arguments: Mapping[str, Any]) -> str:
-    return json.dumps(dict(arguments), default=str)
+def _call(call: ToolCall) -> Row:
+    arguments = json.dumps(dict(call.arguments), default=str)
+    return {"name": _text(call.name), "arguments": arguments, "error": _text(call.error)}
+
+
+def _text(text: str | None) -> str | None:
+    """Half a surrogate pair, which JSON lets a policy write, is no text, and Parquet refuses it."""
+    return None if text is None else text.encode("utf-8", "replace").decode()
 
 
 def write(some: Sequence[Row], file: Path) -> None:

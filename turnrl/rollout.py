@@ -264,13 +264,19 @@ class Rollout:
             RecipeError: If it does not take the segmenter's messages.
             ToolError: From the first tool that cannot work.
         """
-        self.prompt(Question("check", "?", ("!",)), chat)
+        example = Question("check", "?", ("!",))
+        plain = chat.prompt(self.ask("prompt", example, self.tools))
+        if self.segmenter.tools_in_template and self.tools and self.prompt(example, chat) == plain:
+            raise RecipeError(
+                f"{type(self.segmenter).__name__} leaves it to the chat template to describe the "
+                "tools, and the policy's does not. Give one that does in policy.chat_template."
+            )
         for reading, results in (
             (Reading((ToolCall("check"),)), (ToolResult("checked"),)),
             (Reading(format_error="checked"), ()),
         ):
             messages = self.ask("observe", reading, results)
-            roles = {m["role"] for m in messages} if isinstance(messages, list) else {"none"}
+            roles = {m.get("role") for m in messages} if isinstance(messages, list) else {"none"}
             if not roles or roles - {"user", "tool"}:
                 told = f"{type(self.segmenter).__name__}.observe gave {messages!r}"
                 raise PluginError(f"{told}; it gives messages of role user or tool, at least one")
@@ -284,16 +290,7 @@ class Rollout:
         """Token ids of a question's prompt. The question's text is as untrusted as a tool's."""
         safe = replace(question, text=chat.inert(question.text, self.segmenter.tags))
         messages = self.ask("prompt", safe, self.tools)
-        plain = chat.prompt(messages)
-        if not (self.segmenter.tools_in_template and self.tools):
-            return plain
-        described = chat.prompt(messages, self.tools)
-        if described == plain:
-            raise RecipeError(
-                f"{type(self.segmenter).__name__} leaves it to the chat template to describe the "
-                "tools, and the policy's does not. Give one that does in policy.chat_template."
-            )
-        return described
+        return chat.prompt(messages, self.tools if self.segmenter.tools_in_template else ())
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """What the segmenter says; it is to be total, so an exception is a fault of its package."""

@@ -156,3 +156,19 @@ def rollout_sums(experience: Experience, rewards: Sequence[Reward]) -> dict[str,
             len(a) for a in experience.advantages if float(a.abs().max()) < 1e-6
         ),
     }
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of a mean over questions: Wilson's for a rate (every value 0 or 1), the
+    percentile bootstrap's for anything else."""
+    from scipy import stats
+
+    if set(values) <= {0.0, 1.0}:
+        found = stats.binomtest(int(sum(values)), len(values)).proportion_ci(method="wilson")
+        return float(found.low), float(found.high)
+    if len(set(values)) == 1:
+        return values[0], values[0]
+    # sorted, so that the order in which processes scored them changes no digit
+    drawn = [sorted(values)]
+    found = stats.bootstrap(drawn, lambda v, axis: v.mean(axis), method="percentile", rng=0)
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)

@@ -388,7 +388,7 @@ class AdvantageEstimator(ABC):
         Args:
             group: Trajectories with `turn_rewards` (G, K), `outcome` (G,) and `reached` (G, K).
         Returns:
-            (G, K), advantages; zero where not reached.
+            (G, K), advantages; zero where not reached, as whoever counts idle groups relies on.
         """
 
 
