@@ -315,3 +315,12 @@ def test_the_observation_a_segmenter_gives_is_the_one_that_is_read(tokenizer):
         "<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>user\nb<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+
+
+def test_half_a_surrogate_pair_in_a_text_is_read_as_a_question_mark(tiny_model):
+    chat = ChatFormat(Policy(str(tiny_model)).tokenizer)
+    assert (
+        chat.text(chat.observation([{"role": "user", "content": "a\ud800b"}], None)).count("a?b")
+        == 1
+    )
+    assert chat.cut("a\ud800b" * 50, 3)

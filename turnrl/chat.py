@@ -189,6 +189,7 @@ class ChatFormat:
         return cast(str, text)
 
     def _ids(self, text: str, control: bool = True) -> list[int]:
+        text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
         encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=not control)
         return cast("list[int]", encoded["input_ids"])
 
