@@ -297,7 +297,7 @@ class MTGRPO(L.LightningModule):
 
     @torch.inference_mode()
     def _logprobs_now(self, batch: Minibatch) -> Tensor:
-        """The learner's own log-probabilities as it is, without an adapter's dropout, on the CPU."""
+        """The learner's own log-probabilities as it is, without dropout, on the CPU."""
         self.policy.eval()
         logprobs = self._logprobs(move_data_to_device(batch, self.device))[0].cpu()
         self.policy.train()
