@@ -292,7 +292,7 @@ def test_a_forgetful_template_of_a_known_family_is_offered_the_bundled_one(token
 
 
 def test_a_forgetful_template_of_no_known_family_is_told_what_it_forgets(tokenizer):
-    with pytest.raises(RecipeError, match=r"appending a message changes.*Give a plain template in"):
+    with pytest.raises(RecipeError, match=r"appending a message changes.*Give a plain one in"):
         ChatFormat(tokenizer(FORGETFUL))
 
 
@@ -324,3 +324,31 @@ def test_half_a_surrogate_pair_in_a_text_is_read_as_a_question_mark(tiny_model):
         == 1
     )
     assert chat.cut("a\ud800b" * 50, 3)
+
+
+ZEPHYR = (
+    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_a_vocabulary_that_begins_texts_with_a_space_puts_none_where_a_text_goes_on(scheme):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    raw.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "</s>"])
+    raw.train_from_iterator([ZEPHYR + "user\nWhat is the capital of France? Paris\n"] * 3, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>", unk_token="<unk>")
+    tokenizer.chat_template = ZEPHYR
+    chat = ChatFormat(tokenizer)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    shown = chat.prompt(messages)
+    assert tokenizer.decode(shown) == tokenizer.decode(
+        tokenizer(whole, add_special_tokens=False)["input_ids"]
+    )
+    assert "\n What" not in tokenizer.decode(shown)

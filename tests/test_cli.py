@@ -597,3 +597,34 @@ def test_importing_turnrl_is_fast_and_loads_no_torch():
         for _ in range(5)
     )
     assert best < 0.2
+
+
+def test_a_run_without_a_logger_leaves_the_users_own_files_alone(recipe):
+    Path("config.yaml").write_text("my: precious")
+    assert (
+        main(["fit", "recipe.yaml", "--trainer.max_epochs", "1", "--trainer.logger", "false"]) == 0
+    )
+    assert Path("config.yaml").read_text() == "my: precious"
+
+
+def test_a_checkpoint_that_python_wrote_is_scored_and_resumed_by_the_command_line(
+    recipe, tiny_model
+):
+    import runs
+
+    runs.trainer("by_hand", 1).fit(runs.module(tiny_model), runs.data())
+    checkpoint = runs.last("by_hand")
+    assert main(["eval", "recipe.yaml", "--ckpt_path", checkpoint]) == 0
+    assert main(["fit", "recipe.yaml", "--ckpt_path", checkpoint]) == 0
+
+
+def test_a_run_that_ends_inside_an_iteration_says_so(recipe, capsys):
+    assert main(["fit", "recipe.yaml", "--trainer.max_steps", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "\niteration   1/2" in printed
+    assert "stopped inside iteration   2/2" in printed
+
+
+def test_betas_out_of_range_are_refused_with_their_key(recipe, capsys):
+    message = fails(capsys, ["fit", "recipe.yaml", "--model.betas", "[0.8, 1.9]"])
+    assert "model.betas is (0.8, 1.9)" in message

@@ -445,12 +445,42 @@ def test_a_model_whose_log_probabilities_would_be_wrong_is_refused(model):
 def test_a_window_shorter_than_a_trajectory_is_refused(model, name):
     policy = model(name, sliding_window=16)
     with pytest.raises(
-        RecipeError, match=rf"{name}ForCausalLM cannot be sampled.*Set rollout\.max_tokens below"
+        RecipeError, match=rf"{name}ForCausalLM cannot be sampled.*Set rollout\.max_tokens within"
     ):
         Slots().start(policy, 64)
     engine = started(policy, 15)
     found = run(engine.open(PROMPTS[0]).generate([], Sampling(9, 0)))
     assert list(found.token_ids) == greedy_reference(policy, PROMPTS[0], 9)
+
+
+def test_padding_stands_at_no_position_beyond_its_rows_own(model):
+    # rotary embeddings that are scaled by the largest position of a batch beyond the 256th: a short
+    # turn after a long history, read together with much at once, must not get there by its padding
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    policy = model("Llama", rope_parameters=rope)
+
+    async def scenario(company: bool):
+        engine = started(policy, 256)
+        long, wide = engine.open([7] * 235), engine.open([9])
+        await together(long.generate([], Sampling(1, 0)), wide.generate([], Sampling(1, 0)))
+        turns = [long.generate([5], Sampling(8, 0))]
+        if company:
+            turns.append(wide.generate([6] * 200, Sampling(8, 0)))
+        return (await together(*turns))[0]
+
+    alone, together_with = run(scenario(False)), run(scenario(True))
+    assert alone.token_ids == together_with.token_ids
+    assert alone.logprobs == pytest.approx(together_with.logprobs, abs=1e-4)
+
+
+def test_an_engine_that_starts_anew_knows_the_stop_strings_of_its_new_tokenizer(tiny_policy):
+    engine = Slots()
+    engine.close()  # harmless before a start
+    text = tiny_policy.tokenizer.decode(greedy_reference(tiny_policy, PROMPTS[0], 12))
+    stop = Sampling(12, 0, stop=(text[-1],))
+    engine._closing = {text[-1]: set()}  # as another vocabulary would have it
+    engine.start(tiny_policy, 64)
+    assert run(engine.open(PROMPTS[0]).generate([], stop)).reason == "stop"
 
 
 # ------------------------------------------------------------------- engines that are broken

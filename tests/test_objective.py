@@ -124,3 +124,14 @@ def test_a_trajectory_without_tokens_is_counted_and_weighs_nothing():
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(RecipeError, match=message):
         ClippedSurrogate(**options)
+
+
+def test_the_clip_fraction_counts_what_loses_its_gradient_on_either_side():
+    # ratios 0.5 and 2 with either sign of the advantage: clipped below only if it is negative,
+    # above only if it is positive
+    old, now = torch.zeros(4), torch.tensor([0.5, 0.5, 2.0, 2.0]).log().requires_grad_()
+    advantages = torch.tensor([-1.0, 1.0, -1.0, 1.0])
+    result = ClippedSurrogate()(now, old, advantages, torch.ones(4))
+    result.loss.backward()
+    assert (now.grad == 0).tolist() == [True, False, False, True]
+    assert float(result.watched["clip_fraction"]) == 2

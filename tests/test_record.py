@@ -210,3 +210,22 @@ def test_half_a_surrogate_pair_that_the_policy_wrote_does_not_stop_the_run(tmp_p
     )
     (row,) = record.read(tmp_path)
     assert len(row["turns"][0]["calls"]) == 1
+
+
+def test_groups_are_numbered_through_over_batches_and_processes():
+    attempt = Trajectory(
+        Question("q", "?", ("x",)), (1,), (Turn("t", (1,), (-0.5,), Reading(answer="x")),), "answer"
+    )
+    groups = [score(attempt.question, [attempt, attempt], [], 1)] * 2
+    found = [
+        row["group"]
+        for rank in (0, 1)
+        for row in record.rows(groups, [None, None], "val", 0, 0, first=rank, step=2)
+    ]
+    assert sorted(found) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_an_evaluation_in_several_batches_gives_each_question_a_number(tiny_model, tmp_path):
+    trainer(tmp_path, 1).validate(module(tiny_model), data(val_batch_size=1), verbose=False)
+    found = record.read(tmp_path / "version_0" / "record")
+    assert [row["group"] for row in found] == [0, 1, 2]

@@ -71,7 +71,8 @@ class IterationLines(ProgressBar):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         total = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
-        self._print(trainer, f"iteration {trainer.current_epoch + 1:>3}{total}", ("val/", "train/"))
+        what = "iteration" if trainer.is_last_batch else "stopped inside iteration"
+        self._print(trainer, f"{what} {trainer.current_epoch + 1:>3}{total}", ("val/", "train/"))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "fit" and trainer.global_step == 0:
@@ -79,12 +80,8 @@ class IterationLines(ProgressBar):
 
     def _print(self, trainer: L.Trainer, title: str, kinds: tuple[str, ...]) -> None:
         metrics = trainer.callback_metrics
-        shown = [
-            f"{kind}{name} {float(metrics[kind + name]):.3f}"
-            for kind in kinds
-            for name in ("exact_match", "tool_execution")
-            if kind + name in metrics
-        ]
+        names = [f"{kind}{name}" for kind in kinds for name in ("exact_match", "tool_execution")]
+        shown = [f"{name} {float(metrics[name]):.3f}" for name in names if name in metrics]
         seconds = time.perf_counter() - self._start if self._start else 0.0
         if self._enabled:
             print(f"{title}  {seconds:6.1f} s  {'  '.join(shown)}", flush=True)

@@ -35,11 +35,14 @@ def read_template(name: str) -> str:
     for file in (Path(name).expanduser(), _BUNDLED / f"{name}.jinja"):
         if file.is_file():
             return file.read_text(encoding="utf-8")
-    known = sorted(file.stem for file in _BUNDLED.glob("*.jinja"))
     raise RecipeError(
-        f"no file at policy.chat_template {name!r}.{did_you_mean(name, known)} Give a file, or one "
-        f"that comes with turnrl: {', '.join(known)}."
+        f"no file at policy.chat_template {name!r}.{did_you_mean(name, _bundled())} Give a file, "
+        f"or one that comes with turnrl: {', '.join(_bundled())}."
     )
+
+
+def _bundled() -> list[str]:
+    return sorted(file.stem for file in _BUNDLED.glob("*.jinja"))
 
 
 def family(template: str) -> str | None:
@@ -71,7 +74,7 @@ class ChatFormat:
         self._strips = " probe " not in self._render([{"role": "user", "content": " probe "}])
         added = tokenizer.get_added_vocab()
         special = {*tokenizer.all_special_ids, *added.values()}
-        before = self._ids(self._between(("user",))[0])
+        before = self._ids(self._between(("user",))[0], goes_on=True)
         self.end_of_turn = before[0] if before and before[0] in special else None
         self.end_ids = tuple(sorted({tokenizer.eos_token_id, self.end_of_turn} - {None}))
         # some vocabularies add runs of white space, which control nothing
@@ -82,23 +85,24 @@ class ChatFormat:
         """Ids of the rendered messages, up to where the assistant speaks.
 
         Args:
-            messages: No text in them becomes a control token.
+            messages: None of their text becomes a special token. What comes from outside has to
+                be `inert` besides: a vocabulary may hold tags that are not marked as special.
             tools: Described by the template itself.
         Raises:
             RecipeError: If the template refuses the messages, or changes their texts.
         """
-        schemas = json.dumps([tool_schema(tool) for tool in tools])
+        schemas = json.dumps([tool_schema(tool) for tool in tools], default=dict)
         markup = self._markup(tuple(m["role"] for m in messages), schemas)
-        return self._fill(markup, messages)
+        return self._fill(markup, messages, False)
 
     def observation(self, messages: Sequence[Message], after: int | None) -> tuple[int, ...]:
         """Ids to append so that the policy reads the messages and speaks next.
 
         Args:
-            messages: None of their text becomes a control token.
+            messages: As for `prompt`.
             after: The last sampled id. If it is the end-of-turn token, that is not repeated.
         """
-        ids = self._fill(self._between(tuple(m["role"] for m in messages)), messages)
+        ids = self._fill(self._between(tuple(m["role"] for m in messages)), messages, True)
         return ids[1:] if after is not None and after == self.end_of_turn == ids[0] else ids
 
     def text(self, ids: Sequence[int]) -> str:
@@ -121,11 +125,11 @@ class ChatFormat:
             return text
         return cast(str, self._tokenizer.decode(ids[:tokens])).rstrip("\ufffd")
 
-    def _fill(self, markup: Sequence[str], messages: Sequence[Message]) -> tuple[int, ...]:
-        ids = list(self._ids(markup[0]))
-        for message, after in zip(messages, markup[1:], strict=True):
-            ids += self._ids(self._content(message), control=False)
-            ids += self._ids(after)
+    def _fill(self, markup: list[str], texts: Sequence[Message], goes_on: bool) -> tuple[int, ...]:
+        ids = list(self._ids(markup[0], goes_on=goes_on))
+        for message, after in zip(texts, markup[1:], strict=True):
+            ids += self._ids(self._content(message), control=False, goes_on=True)
+            ids += self._ids(after, goes_on=True)
         return tuple(ids)
 
     def _content(self, message: Message) -> str:
@@ -154,7 +158,7 @@ class ChatFormat:
     def _refuse(self, found: str, wanted: str) -> None:
         same = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), 0)
         known = family(str(self._tokenizer.chat_template))
-        advice = "Give a plain template in policy.chat_template."
+        advice = f"Give a plain one in policy.chat_template, or one of {', '.join(_bundled())}."
         if known is not None:
             advice = f"Set policy.chat_template: {known}, which comes with turnrl and keeps it."
         raise RecipeError(
@@ -188,10 +192,17 @@ class ChatFormat:
             ) from error
         return cast(str, text)
 
-    def _ids(self, text: str, control: bool = True) -> list[int]:
-        text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
-        encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=not control)
-        return cast("list[int]", encoded["input_ids"])
+    def _ids(self, text: str, control: bool = True, goes_on: bool = False) -> list[int]:
+        def encode(text: str) -> list[int]:
+            text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+            options = {"add_special_tokens": False, "split_special_tokens": not control}
+            return cast("list[int]", self._tokenizer(text, **options)["input_ids"])
+
+        # some vocabularies put a space before any text, which is wrong where a text goes on; this
+        # character is in no merge
+        if goes_on and (ids := encode("\0" + text))[: len(head := encode("\0"))] == head:
+            return ids[len(head) :]
+        return encode(text)
 
 
 def _marked(roles: Sequence[str]) -> list[Message]:

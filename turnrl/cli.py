@@ -50,9 +50,7 @@ def _report(error: BaseException, code: int) -> int:
     if not isinstance(error, TurnRLError):
         message = " ".join(message.split())[:600] + f" ({_DEBUG}=1 shows where.)"
     if type(error).__name__ == "OutOfMemoryError":
-        message += (
-            " Lower model.minibatch_tokens, the slots of model.engine, or rollout.max_tokens."
-        )
+        message += " Lower model.minibatch_tokens, model.rollout.max_tokens, or the engine's slots."
     print(f"turnrl: {type(error).__name__}: {message}", file=sys.stderr)
     return code
 

@@ -25,6 +25,7 @@ import lightning as L
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from turnrl import record
 from turnrl.callbacks import InitialValidation, Record, is_trial, run_folder
@@ -44,11 +45,9 @@ _TRAIN, _EVALUATE = 0, 1
 
 
 def _default_engine() -> Engine:
-    engines = installed("turnrl_engines")
-    if "Slots" not in engines:
-        known = ", ".join(engines) or "none"
-        raise RecipeError(f"model.engine is not set, and Slots is not installed (found: {known})")
-    return cast(Engine, engines["Slots"]())
+    if (found := installed("turnrl_engines").get("Slots")) is None:
+        raise RecipeError("model.engine is not set, and the engine Slots is not installed. Set it.")
+    return cast(Engine, found())
 
 
 class MTGRPO(L.LightningModule):
@@ -65,8 +64,8 @@ class MTGRPO(L.LightningModule):
         updates_per_iteration: How often an iteration's trajectories are learned from.
         steps_per_update: Optimiser steps that one pass over an iteration's trajectories is divided
             into.
-        minibatch_tokens: The most tokens, padding included, computed at once while learning. It
-            decides how much memory is needed, and nothing else.
+        minibatch_tokens: The most tokens, padding included, computed at once while learning, but
+            one trajectory at least. It decides how much memory is needed, and nothing else.
         learning_rate: Of AdamW, after the warm-up.
         warmup_steps: Optimiser steps over which the learning rate rises linearly; it is constant
             afterwards.
@@ -120,7 +119,7 @@ class MTGRPO(L.LightningModule):
         self._record = Record(transcripts_per_iteration)
         self._logged = False
         self._sampling = False
-        self._schedule: torch.optim.lr_scheduler.LambdaLR | None = None
+        self._schedule: LambdaLR | None = None
         self._loaded_version = (0, 0)
         self.experience: Experience | None = None
         self.evaluated: list[record.Row] = []
@@ -128,6 +127,8 @@ class MTGRPO(L.LightningModule):
         at_least(1, "model.", self, *counts)
         others = ("learning_rate", "warmup_steps", "weight_decay", "record_per_iteration", "seed")
         at_least(0, "model.", self, *others)
+        if not all(0 <= beta < 1 for beta in betas):
+            raise RecipeError(f"model.betas is {betas}; each is at least 0 and below 1")
         name, least = type(self.estimator).__name__, self.estimator.min_group_size
         if group_size < least:
             raise RecipeError(
@@ -171,12 +172,8 @@ class MTGRPO(L.LightningModule):
         """AdamW on what is trained, with a linear warm-up per optimiser step."""
         trained = [p for p in self.policy.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, **self._optimizer_settings)
-        warmup = self.warmup_steps
-
-        def factor(step: int) -> float:
-            return min(1.0, (step + 1) / (warmup + 1))
-
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        ramp = self.warmup_steps + 1
+        self._schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / ramp))
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": self._schedule, "interval": "step"},
@@ -255,7 +252,8 @@ class MTGRPO(L.LightningModule):
         advantages = tuple(credit(group, self.estimator) for group in groups)
         self.experience = Experience(groups, advantages, time.perf_counter() - start)
         self._logged = False
-        kept = record.rows(groups, advantages, "train", iteration, self.global_step)
+        at = (iteration, self.global_step, self.global_rank, self.trainer.world_size)
+        kept = record.rows(groups, advantages, "train", *at)
         if (most := self.record_per_iteration) is not None:
             kept = itertools.islice(kept, -(-most // self.trainer.world_size))
         self._record.keep(list(kept), self.global_rank)
@@ -358,9 +356,8 @@ class MTGRPO(L.LightningModule):
             return
         self._logged = True
         found = rollout_sums(self.experience, self.rewards)
-        count = len(self.experience.trajectories)
         shown = ("train/exact_match", "train/tool_execution")
-        self._log_sums(found, count, shown)
+        self._log_sums(found, len(self.experience.trajectories), shown)
         seconds = self.experience.seconds
         rate = found["rollout/sampled_tokens"] / max(seconds, 1e-9)
         self._log_sums({"rollout/seconds": seconds, "rollout/tokens_per_s": rate}, 1)
@@ -419,8 +416,9 @@ class MTGRPO(L.LightningModule):
         """Score greedy trajectories, one per question; a process may have none in a batch."""
         split = getattr(getattr(self.trainer, "datamodule", None), "split", "val")
         groups = self.score(batch, self.act(batch, batch_idx, greedy=True)) if batch else []
-        at, first = self._iteration_and_version, len(self.evaluated)
-        self.evaluated += record.rows(groups, [None] * len(groups), split, *at, first)
+        rank, ranks = self.global_rank, self.trainer.world_size
+        at = (*self._iteration_and_version, len(self.evaluated) * ranks + rank, ranks)
+        self.evaluated += record.rows(groups, [None] * len(groups), split, *at)
         rows = [curves(t) for group in groups for t in group.trajectories]
         named = {f"{split}/{name}": value for name, value in sums(rows, CURVES).items()}
         total = self._log_sums(named, len(rows), (f"{split}/exact_match",), weigh=True)

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import math
 import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class Lora:
     Args:
         r: Rank.
         alpha: The update is scaled by alpha / r.
-        dropout: Dropout of the adapter's input. Above 0 the learner differs from the sampler.
+        dropout: Dropout of the adapter's input. Above 0 the learner differs from the sampler, and
+            ratios carry its noise into the clip.
         target_modules: Names of the linear layers to adapt; `all-linear` takes every one but the
             head.
     """
@@ -111,6 +113,8 @@ def _fingerprint(folder: str, revision: str | None) -> str:
                 some = tensors.get_tensor(name) if rows is None else view[:rows]
                 bits = some.flatten()[:4096].to(torch.bfloat16).view(torch.int16)
                 digest.update(name.encode() + bits.numpy().tobytes())
+    for file in sorted(Path(here).glob("pytorch_model*.bin")):  # archives, with sums of their parts
+        digest.update(repr(sorted(p.CRC for p in zipfile.ZipFile(file).infolist())).encode())
     return digest.hexdigest()[:16]
 
 

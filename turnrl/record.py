@@ -5,7 +5,7 @@
     policy_version  optimiser steps behind the weights that acted
     split           `train` (sampled), or what was evaluated: `val`, `test`, ... (greedy)
     question_id, question, answers      what was asked, and what counts as right
-    group, member   number of the question in the file's collection; of the attempt at it
+    group, member   number of the question in the collection, over all processes; of the attempt
     stop            why the trajectory ended: `answer`, `turns` or `length`
     answer          the final answer; null if there is none
     exact_match, tool_execution, answer_in_results, format      the four curves (`scoring.curves`)
@@ -24,6 +24,7 @@ is there whole or not at all.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,6 +68,7 @@ def rows(
     iteration: int,
     policy_version: int,
     first: int = 0,
+    step: int = 1,
 ) -> Iterator[Row]:
     """The record of scored groups.
 
@@ -77,8 +79,10 @@ def rows(
         iteration: See the module.
         policy_version: See the module.
         first: Number of the first group.
+        step: From one group's number to the next: processes number theirs in turn.
     """
-    for number, (group, credited) in enumerate(zip(groups, advantages, strict=True), first):
+    scored = zip(groups, advantages, strict=True)
+    for number, (group, credited) in zip(itertools.count(first, step), scored):
         size = len(group.trajectories)
         for i, trajectory in enumerate(group.trajectories):
             yield {
@@ -148,18 +152,13 @@ def read(folder: str | Path, pattern: str = "*.parquet") -> list[Row]:
 
 def transcript(some: Iterable[Row], count: int) -> str:
     """A few trajectories as text to read: the best and the worst of the first groups, in turns."""
-    groups: dict[int, list[Row]] = {}
-    for row in some:
-        groups.setdefault(row["group"], []).append(row)
-    blocks = []
-    for number, members in enumerate(list(groups.values())[:count]):
-        extreme = max if number % 2 == 0 else min
-        blocks.append(_as_text(extreme(members, key=_total)))
-    return ("\n" + "=" * 80 + "\n").join(blocks) + "\n"
+    groups = [list(members) for _, members in itertools.groupby(some, lambda row: row["group"])]
 
+    def total(row: Row) -> float:
+        return float(row["outcome"] + sum(turn["reward"] for turn in row["turns"]))
 
-def _total(row: Mapping[str, Any]) -> float:
-    return float(row["outcome"] + sum(turn["reward"] for turn in row["turns"]))
+    chosen = [(min if n % 2 else max)(g, key=total) for n, g in enumerate(groups[:count])]
+    return ("\n" + "=" * 80 + "\n").join(map(_as_text, chosen)) + "\n"
 
 
 def _as_text(row: Mapping[str, Any]) -> str:

@@ -87,8 +87,8 @@ def credit(group: Group, estimator: AdvantageEstimator) -> Tensor:
         advantages = estimator(group)
         finite = bool(advantages.isfinite().all())
     if advantages.shape != (size, turns) or not finite:
-        shape = tuple(advantages.shape)
-        raise PluginError(f"{what} gave advantages of shape {shape} (finite: {finite})")
+        told = f"{what} gave advantages of shape {tuple(advantages.shape)} (finite: {finite})"
+        raise PluginError(f"{told}, not {(size, turns)}")
     return advantages
 
 

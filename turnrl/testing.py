@@ -357,12 +357,10 @@ def _own_logprobs(
     """The policy's log-probabilities of sampled tokens, by one plain pass over the history."""
     import torch
 
-    device = next(policy.load().parameters()).device
-    ids = torch.tensor([[*prompt, *sampled]], device=device)
+    ids = torch.tensor([[*prompt, *sampled]], device=next(policy.load().parameters()).device)
     with torch.no_grad():
-        positions = torch.arange(ids.shape[1], device=device)[None]
-        hidden = policy.hidden(ids, None, positions, use_cache=False)[0, len(prompt) - 1 : -1]
-        log_p = (policy.logits(hidden) / temperature).log_softmax(-1)
+        hidden = policy.hidden(ids, None, torch.arange(ids.shape[1]).to(ids)[None], use_cache=False)
+        log_p = (policy.logits(hidden[0, len(prompt) - 1 : -1]) / temperature).log_softmax(-1)
     return [float(row[token]) for row, token in zip(log_p, sampled, strict=True)]
 
 

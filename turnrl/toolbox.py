@@ -12,7 +12,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast, final
 
 from jsonschema import Draft202012Validator
@@ -68,8 +68,8 @@ class Toolbox:
 
     def close(self) -> None:
         """Let go of batches that nobody waits for any more."""
-        for desk in self._desks.values():
-            desk.cancel()
+        for task in [task for desk in self._desks.values() for task in desk.tasks]:
+            task.cancel()
 
     def bench(self, question: Question) -> Bench:
         """A trajectory's place at the tools."""
@@ -106,15 +106,13 @@ class Toolbox:
 
 
 @final
+@dataclass(eq=False)
 class Bench:
     """One trajectory's sessions at the tools that keep something for it, opened when first used."""
 
-    def __init__(
-        self, box: Toolbox, question: Question, sessions: dict[str, ToolSession | None]
-    ) -> None:
-        self._box = box
-        self._question = question
-        self._sessions = sessions
+    _box: Toolbox
+    _question: Question
+    _sessions: dict[str, ToolSession | None]
 
     async def answer(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
         """One result per call of a turn, in order, as the policy reads them.
@@ -197,20 +195,16 @@ class _Desk:
         self.tool = tool
         self.schema = Draft202012Validator(tool.parameters)
         self._queue: list[tuple[ToolCall, asyncio.Future[ToolResult]]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
     async def call(self, call: ToolCall) -> ToolResult:
         future: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
         self._queue.append((call, future))
         if len(self._queue) == 1:
             task = asyncio.create_task(self._dispatch())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
         return await future
-
-    def cancel(self) -> None:
-        for task in self._tasks:
-            task.cancel()
 
     async def _dispatch(self) -> None:
         await asyncio.sleep(_GATHER_S)

@@ -245,7 +245,8 @@ class ToolSession:
         raise NotImplementedError(f"a {type(self).__name__} cannot be copied")
 
     def close(self) -> Awaitable[None] | None:
-        """Give back what the session holds. Called once, however the trajectory ends."""
+        """Give back what the session holds. Called once, however the trajectory ends; where a run
+        is being stopped, perhaps while `run` still works on it in its thread."""
 
 
 class Tool(ABC):

@@ -234,6 +234,11 @@ def _texts(value: Any) -> Iterator[str]:
             return
     if isinstance(value, list):
         for item in value:
+            if isinstance(item, Mapping):
+                raise DataError(
+                    "the answers are lists of objects. Set data.fields.answers to a path into "
+                    f"them, such as answers.{next(iter(item), 'text')!s}."
+                )
             yield from _texts(item)
     elif value is not None:
         yield str(value)

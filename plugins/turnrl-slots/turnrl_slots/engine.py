@@ -199,7 +199,8 @@ class Slots(Engine):
         self.prefill_tokens = prefill_tokens
         if slots < 1 or prefill_tokens < 1:
             raise RecipeError(
-                f"slots is {slots} and prefill_tokens {prefill_tokens}; both must be at least 1"
+                f"model.engine.slots is {slots} and model.engine.prefill_tokens {prefill_tokens}; "
+                "both must be at least 1"
             )
         self._version = 0
         self._slots_in_use: list[_Request] = []
@@ -207,6 +208,7 @@ class Slots(Engine):
         self._waiting: list[_Request] = []
         self._orders = itertools.count()
         self._server: asyncio.Task[None] | None = None
+        self._kv = _Store(0, slots)
         self._closing: dict[str, set[int]] = {}
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
@@ -215,6 +217,7 @@ class Slots(Engine):
         self._network = policy.load()
         layers = self._network.config.get_text_config().num_hidden_layers
         self._kv = _Store(layers, self.slots)
+        self._closing = {}  # of another tokenizer, perhaps
         self._cache = Cache(layers=[_SlotLayer(self._kv, k) for k in range(layers)])
         self._probe(max_tokens)
 
@@ -258,10 +261,12 @@ class Slots(Engine):
             )
 
     def _refuse(self, why: str, cause: Exception | None = None) -> NoReturn:
+        window = getattr(self._network.config.get_text_config(), "sliding_window", None)
+        at_most = f" ({window} or less)" if window else ""
         raise RecipeError(
             f"{type(self._network).__name__} cannot be sampled by the engine Slots, which keeps "
-            f"keys and values of full attention {why}. Set rollout.max_tokens below the model's "
-            "attention window, or choose another model."
+            f"keys and values of full attention {why}. Set rollout.max_tokens within the model's "
+            f"attention window{at_most}, or choose another model."
         ) from cause
 
     @property
@@ -405,10 +410,11 @@ class Slots(Engine):
         self._kv.rows, self._kv.positions = rows, positions
         self._kv.length = max(length + longest for length in lengths)
         mask = torch.arange(self._kv.length, device=device) <= positions[:, None, :, None]
-        hidden = self._policy.hidden(
-            ids, mask, positions, past_key_values=self._cache, use_cache=True
-        )
         last = torch.tensor([len(feed) - 1 for feed in feeds], device=device)
+        # padding may not stand at a position beyond the row's own: a model may have none there, and
+        # some scale their rotary embeddings by the largest position that they see
+        real = torch.minimum(positions, (start + last)[:, None])
+        hidden = self._policy.hidden(ids, mask, real, past_key_values=self._cache, use_cache=True)
         return hidden[torch.arange(len(feeds), device=device), last]
 
     def _sample(self, hidden: Tensor, rows: slice) -> list[tuple[_Request, Completion]]:

@@ -20,6 +20,9 @@ _TAG = re.compile(r"<(/?)(reasoning|tool|result|answer|error)>")
 
 _ACTIONS = ("tool", "answer")
 
+_DEEPEST = 100
+"""Brackets of a call; far more would exhaust the stack of whoever writes it down."""
+
 _INSTRUCTIONS = """\
 Answer the question. You have two turns.
 
@@ -137,6 +140,8 @@ def _read_call(body: str | None) -> ToolCall:
     """The call that the content of `<tool>` describes. Bad ones carry an `error` and no name."""
     if body is None:
         return ToolCall("", error="tags inside tool, or it is not closed")
+    if body.count("[") + body.count("{") > _DEEPEST:
+        return ToolCall("", error="the call is nested too deeply")
     try:
         value = json.loads(body, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
         # a lone surrogate ("\ud800") is valid JSON but no text: it could not be sent to any server
