@@ -203,7 +203,7 @@ def test_half_a_surrogate_pair_that_the_policy_wrote_does_not_stop_the_run(tmp_p
     # "\\ud800" is legal JSON, so a segmenter that reads JSON can find it in a call or an answer
     odd = Reading((ToolCall("\ud800", error="\ud800"),), "\ud800", "\ud800")
     turn = Turn("text", (1,), (-0.5,), odd, (ToolResult("x"),))
-    attempt = Trajectory(Question("q", "?", ("x",)), (1,), (turn,), "turns")
+    attempt = Trajectory(Question("\ud800", "\ud800", ("\ud800",)), (1,), (turn,), "turns")
     group = score(attempt.question, [attempt], [], 1)
     record.write(
         list(record.rows([group], [None], "train", 0, 0)), tmp_path / "train-000000-0.parquet"

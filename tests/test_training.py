@@ -482,5 +482,7 @@ def test_settings_that_cannot_be_are_refused(tiny_model):
     ]:
         with pytest.raises(RecipeError, match=rf"model\.{name} is {value}"):
             module(tiny_model, **{name: value})
+    with pytest.raises(RecipeError, match=r"model\.transcripts_per_iteration is -1"):
+        module(tiny_model, transcripts_per_iteration=-1)
     with pytest.raises(RecipeError, match="rewards is empty"):
         MTGRPO(Policy(str(tiny_model)), Rollout(Letters(), []), [])

@@ -136,7 +136,7 @@ class Record(L.Callback):
     """
 
     def __init__(self, transcripts: int) -> None:
-        self._transcripts = transcripts
+        self.transcripts_per_iteration = transcripts
         self._folder: Path | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -149,8 +149,9 @@ class Record(L.Callback):
         split = rows[0]["split"]
         name = f"{split}-{rows[0]['policy_version']:06d}-{rank}.parquet"
         record.write(rows, self._folder / "record" / name)
-        if split == "train" and rank == 0 and self._transcripts:
+        if split == "train" and rank == 0 and self.transcripts_per_iteration:
             name = f"iteration_{rows[0]['iteration']:04d}.txt"
             file = self._folder / "transcripts" / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(record.transcript(rows, self._transcripts), encoding="utf-8")
+            text = record.transcript(rows, self.transcripts_per_iteration)
+            file.write_text(text, encoding="utf-8")

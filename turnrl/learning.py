@@ -147,15 +147,15 @@ def plan(
 
     later = torch.cat([*steps[1:], steps[0][:0]]).unique()
     old: dict[int, Tensor] = {}
-    same, gap = False, 0.0
+    same, gap = False, torch.zeros(())
     for part in (later[:_SAMPLE], later[_SAMPLE:]):
         for rows in minibatches(part):
             batch = pack([trajectories[i] for i in rows], advantages[rows], torch.ones(len(rows)))
             sampled = batch.sampler_logprobs[batch.loss_mask]
             now = sampled if same else logprobs_now(batch)
-            gap = max(gap, float((now - sampled).abs().max()))
+            gap = torch.maximum(gap, (now - sampled).abs().max())  # NaN stays
             old |= zip(rows, now.split(counts[rows].tolist()), strict=True)
-        same = gap < _SAME_NATS
+        same = bool(gap < _SAME_NATS)
     for number, chosen in enumerate(steps):
         total = torch.tensor([float(counts[chosen].sum()), float(len(chosen))])
         weights = torch.zeros(len(trajectories))

@@ -127,6 +127,7 @@ class MTGRPO(L.LightningModule):
         at_least(1, "model.", self, *counts)
         others = ("learning_rate", "warmup_steps", "weight_decay", "record_per_iteration", "seed")
         at_least(0, "model.", self, *others)
+        at_least(0, "model.", self._record, "transcripts_per_iteration")
         if not all(0 <= beta < 1 for beta in betas):
             raise RecipeError(f"model.betas is {betas}; each is at least 0 and below 1")
         name, least = type(self.estimator).__name__, self.estimator.min_group_size
@@ -402,9 +403,8 @@ class MTGRPO(L.LightningModule):
     def _log(self, name: str, value: float, shown: bool = False, weight: int = 1) -> None:
         # what is logged is the same in every process: a progress bar may read it in one alone,
         # which must not wait for the others (`sync_dist` with `rank_zero_only` reduces nothing)
-        everywhere = {"sync_dist": True, "rank_zero_only": True}
-        options = {"on_step": False, "on_epoch": True, "prog_bar": shown, **everywhere}
-        self.log(name, value, batch_size=weight, **options)  # type: ignore[arg-type]
+        options = {"on_step": False, "on_epoch": True, "sync_dist": True, "rank_zero_only": True}
+        self.log(name, value, batch_size=weight, prog_bar=shown, **options)  # type: ignore[arg-type]
 
     # -------------------------------------------------------------- evaluate
 

@@ -112,9 +112,7 @@ def read_recipe(path: str) -> dict[str, Any]:
 
 
 def _check_checkpoint(path: str) -> None:
-    if "://" in path:
-        return
-    if zipfile.is_zipfile(path):
+    if "://" in path or zipfile.is_zipfile(path):
         return
     if Path(path).is_file():
         raise CheckpointError(f"{path!r} is not a checkpoint. Give a last.ckpt of a run.")

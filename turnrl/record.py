@@ -89,9 +89,9 @@ def rows(
                 "iteration": iteration,
                 "policy_version": policy_version,
                 "split": split,
-                "question_id": group.question.id,
-                "question": group.question.text,
-                "answers": list(group.question.answers),
+                "question_id": _text(group.question.id),
+                "question": _text(group.question.text),
+                "answers": [_text(answer) for answer in group.question.answers],
                 "group": number,
                 "member": i,
                 "stop": trajectory.stop,
@@ -132,7 +132,7 @@ def _call(call: ToolCall) -> Row:
 
 
 def _text(text: str | None) -> str | None:
-    """Half a surrogate pair, which JSON lets a policy write, is no text, and Parquet refuses it."""
+    """Half a surrogate pair, which JSON lets anyone write, is no text, and Parquet refuses it."""
     return None if text is None else text.encode("utf-8", "replace").decode()
 
 
