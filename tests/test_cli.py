@@ -36,7 +36,10 @@ RECIPE = {
         "rewards": ["worlds.Answered", "worlds.Called"],
         "group_size": 4,
         "steps_per_update": 2,
-        "learning_rate": 1e-3,
+        "optimizer": {
+            "class_path": "AdamW",
+            "init_args": {"lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.0},
+        },
     },
     "data": {"train": "worlds.Numbers", "val": "worlds.Numbers", "questions_per_iteration": 4},
     "trainer": {"max_epochs": 2, "accelerator": "cpu", "enable_model_summary": False},
@@ -153,7 +156,7 @@ def test_a_run_is_resumed_from_the_command_line(recipe, capsys):
     resume = ["fit", "recipe.yaml", "--ckpt_path", checkpoint]
     assert main([*resume, "--trainer.max_epochs", "3"]) == 0
     with Path("runs/recipe/version_1/metrics.csv").open() as file:
-        assert {row["epoch"] for row in csv.DictReader(file)} == {"2"}
+        assert {float(row["epoch"]) for row in csv.DictReader(file)} == {2}
     told = capsys.readouterr().err
     assert "turnrl: goes on with other settings: trainer.max_epochs 2 -> 3\n" in told
 
@@ -162,16 +165,17 @@ def test_a_run_that_goes_on_with_other_settings_says_which_and_they_hold(recipe,
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
     checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
     capsys.readouterr()
-    recipe["model"] |= {"learning_rate": 5e-4, "betas": [0.8, 0.9], "weight_decay": 0.1}
+    settings = {"lr": 5e-4, "betas": [0.8, 0.9], "weight_decay": 0.1}
+    recipe["model"]["optimizer"]["init_args"] = settings
     recipe["model"]["rollout"]["max_turn_tokens"] = 4
     save(recipe)
     assert main(["fit", "recipe.yaml", "--ckpt_path", checkpoint]) == 0
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "goes on" in line]
     for change in (
-        "model.betas [0.9, 0.99] -> [0.8, 0.9]",
-        "model.learning_rate 0.001 -> 0.0005",
+        "model.optimizer.init_args.betas [0.9, 0.99] -> [0.8, 0.9]",
+        "model.optimizer.init_args.lr 0.001 -> 0.0005",
         "model.rollout.max_turn_tokens 6 -> 4",
-        "model.weight_decay 0.0 -> 0.1",
+        "model.optimizer.init_args.weight_decay 0.0 -> 0.1",
         "trainer.max_epochs 1 -> 2",
     ):
         assert change in told
@@ -261,14 +265,14 @@ def test_a_recipe_that_is_not_yaml(recipe, capsys):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("model.group_sise", 4, "unknown key 'model.group_sise'. Did you mean model.group_size?"),
+        ("model.group_sise", 4, "unknown key 'model.group_sise'. Did you mean group_size?"),
         (
             "trainer.max_epoch",
             4,
-            "unknown key 'trainer.max_epoch'. Did you mean trainer.max_epochs",
+            "unknown key 'trainer.max_epoch'. Did you mean max_epochs",
         ),
         ("modle", {}, "unknown key 'modle' in recipe 'recipe.yaml'. Did you mean model?"),
-        ("model.group_size", "many", "model.group_size: Expected a int. Got value: many"),
+        ("model.group_size", "many", "model.group_size is 'many'; it must be a whole number"),
         ("model.policy.quantization", "int3", "'nf4', 'none'"),
         (
             "model.rollout.segmenter",
@@ -298,12 +302,12 @@ def test_a_recipe_that_is_not_yaml(recipe, capsys):
         (
             "model.engine",
             {"class_path": "Slots", "init_args": {"slot": 3}},
-            "model.engine: unknown key 'slot'",
+            "unknown key 'model.engine.slot'. Did you mean slots?",
         ),
         (
             "model.estimator",
             {"class_path": "TurnLevel", "init_args": {"gama": 1}},
-            "model.estimator: unknown key 'gama'",
+            "unknown key 'model.estimator.gama'. Did you mean gamma?",
         ),
         ("model.engine", {"class_path": "Slots", "init_args": {"slots": 0}}, "at least 1"),
         (
@@ -316,7 +320,7 @@ def test_a_recipe_that_is_not_yaml(recipe, capsys):
         (
             "model.rewards",
             [{"class_path": "ExactMatch", "init_args": {"wait": 1}}],
-            "model.rewards: unknown key 'wait'",
+            "unknown key 'model.rewards[0].wait'. Did you mean weight?",
         ),
         ("model.group_size", 1, "group_size is 1, but TurnLevel compares"),
         ("model.policy.model", "./none", "no model folder at './none'"),
@@ -327,7 +331,7 @@ def test_a_recipe_that_is_not_yaml(recipe, capsys):
         ("trainer.accumulate_grad_batches", 2, "Leave it out; model.minibatch_tokens bounds"),
         ("model.rollout.max_calls_per_turn", 0, "rollout.max_calls_per_turn is 0"),
         ("model.policy.chat_template", "qwen33", "'qwen33'. Did you mean qwen3"),
-        ("ckpt_path", "last", "no checkpoint at 'last'"),
+        ("ckpt_path", "last", "no last.ckpt of a run in 'runs/recipe'"),
         ("trainer.precision", "bf16-mixed", "trainer.precision is 'bf16-mixed'"),
         ("seed_everything", True, "seed_everything is true, which picks a seed at random"),
     ],
@@ -346,7 +350,7 @@ def test_a_mistake_in_the_recipe_names_key_value_and_next_step(
 
 def test_a_mistake_on_the_command_line(recipe, capsys):
     message = fails(capsys, ["fit", "recipe.yaml", "--model.rewards", "[Exact"])
-    assert "model.rewards: Expected a list. Got value: [Exact" in message
+    assert "model.rewards is '[Exact'; it must be a list" in message
     message = fails(capsys, ["fit", "recipe.yaml", "--model.estimator", "TurnLvel"])
     assert (
         "model.estimator names 'TurnLvel', which is not installed. Did you mean TurnLevel?"
@@ -473,7 +477,7 @@ def test_a_tool_that_breaks_stops_the_run(recipe, capsys, tool, message):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(recipe, capsys):
-    assert main(["fit", "recipe.yaml", "--model.learning_rate", "1e30"]) == 1
+    assert main(["fit", "recipe.yaml", "--model.optimizer.lr", "1e30"]) == 1
     told = capsys.readouterr().err
     assert "turnrl: TrainingError: " in told
     assert "is nan" in told
@@ -520,7 +524,7 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on_from_its_checkpoint(recipe):
         == 0
     )
     with Path("runs/recipe/version_1/metrics.csv").open() as file:
-        assert {int(row["epoch"]) for row in csv.DictReader(file)} == {done}
+        assert {float(row["epoch"]) for row in csv.DictReader(file)} == {done}
 
 
 def test_a_plugin_that_is_not_installed_is_named(tmp_path):
@@ -623,8 +627,3 @@ def test_a_run_that_ends_inside_an_iteration_says_so(recipe, capsys):
     printed = capsys.readouterr().out
     assert "\niteration   1/2" in printed
     assert "stopped inside iteration   2/2" in printed
-
-
-def test_betas_out_of_range_are_refused_with_their_key(recipe, capsys):
-    message = fails(capsys, ["fit", "recipe.yaml", "--model.betas", "[0.8, 1.9]"])
-    assert "model.betas is (0.8, 1.9)" in message

@@ -17,7 +17,7 @@ import turnrl
 from turnrl import PluginError, record
 from turnrl.cli import main
 from turnrl.plugins import KINDS, Hooks, load_plugins
-from turnrl.scoring import credit
+from turnrl.scoring import assign_credit
 from turnrl.testing import ScriptedEngine
 
 ROOT = Path(__file__).parents[1]
@@ -320,7 +320,7 @@ def test_an_estimator_and_an_engine_of_a_third_party_are_listed_and_used_by_thei
     recipe["model"]["engine"] = {"class_path": "Relay", "init_args": {"row": 3}}
     Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert main(["fit", "recipe.yaml"]) == 2
-    assert "model.engine: unknown key 'row'" in capsys.readouterr().err
+    assert "unknown key 'model.engine.row'. Did you mean rows?" in capsys.readouterr().err
 
 
 def test_a_hook_that_gives_classes_of_another_kind_is_named(install):
@@ -435,5 +435,5 @@ def test_the_estimator_of_the_docs_gives_credit_where_it_says(examples):
     )
     # to go: 1.7 and 1.5 of the first, 0 of the second; the means of those that took the turn are
     # 0.85 and 1.5
-    found = credit(group, examples["ToGo"]())
+    found = assign_credit(group, examples["ToGo"]())
     assert torch.allclose(found, torch.tensor([[0.85, 0.0], [-0.85, 0.0]]))

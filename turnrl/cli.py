@@ -10,10 +10,12 @@ import argparse
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from turnrl.errors import TurnRLError
+from turnrl.errors import Terminated, TurnRLError
+from turnrl.given import read_given
 from turnrl.plugins import KINDS, load_plugins
 
 _TRAINING = ("fit", "eval")
@@ -26,21 +28,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; `sys.argv` if None.
     Returns:
-        The exit code: 0 if all went well, 130 after Ctrl-C, otherwise that of the error.
+        The exit code: 0 if all went well, 130 after Ctrl-C, 143 after SIGTERM, otherwise that of
+        the error.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         return _dispatch(arguments)
     except TurnRLError as error:
         return _report(error, error.exit_code)
-    except KeyboardInterrupt:
-        print("\nturnrl: stopped by Ctrl-C", file=sys.stderr)
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as stop:
+        terminated = isinstance(stop, Terminated)
+        print(f"\nturnrl: stopped by {'SIGTERM' if terminated else 'Ctrl-C'}", file=sys.stderr)
+        return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
     except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # of Lightning, torch or the system: in their words
         return _report(error, 1)
+
+
+def _terminate(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+    raise Terminated
 
 
 def _report(error: BaseException, code: int) -> int:
@@ -74,9 +85,12 @@ def _dispatch(arguments: list[str]) -> int:
     listing = subparsers.add_parser("plugins", help="list installed plugins and what they bring")
     listing.set_defaults(run=_plugins)
     if arguments[:1] and arguments[0] in _TRAINING:
-        from turnrl.recipe import train  # imports torch, so it is the last thing to be reached
+        given = read_given(arguments[0], arguments[1:])
+        if not given.asks:
+            print(f"turnrl {arguments[0]}: {' + '.join(given.files)}", flush=True)
+        from turnrl.recipe import run_recipe  # imports torch, which takes seconds
 
-        return train(arguments[0], arguments[1:])
+        return run_recipe(arguments[0], given)
     for plugin in load_plugins()[1]:
         for add in plugin.brings("turnrl_commands"):
             add(subparsers)

@@ -55,6 +55,10 @@ class TrainingError(TurnRLError, ArithmeticError):
     """Learning has broken down: a loss or gradient that is not finite."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which stops a run as Ctrl-C does."""
+
+
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """` Did you mean TwoTurn?` if something known is close to `name`, else nothing."""
     near = difflib.get_close_matches(name, list(known), 2, cutoff)

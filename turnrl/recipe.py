@@ -1,114 +1,98 @@
-"""Recipes: from a YAML file and options to a module, data and a trainer, by LightningCLI.
+"""Recipes: from what a user gave to a module, data and a trainer, by LightningCLI.
 
-jsonargparse reads, checks and builds; what is here chooses classes, puts its complaints in a user's
-words, and says what a resumed run changed.
+jsonargparse checks and builds; what is here chooses classes, tells a mistake in a user's words, and
+says what a resumed run changed.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
+import signal
 import sys
+import threading
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import lightning as L
 import torch
 import yaml
-from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
+from jsonargparse import ArgumentParser
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from transformers.utils import logging as transformers_logging
 
-from turnrl.callbacks import IterationLines, LastCheckpoint
+from turnrl.callbacks import BestCheckpoint, IterationLines, LastCheckpoint, is_trial, run_folder
 from turnrl.data import QuestionData
 from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean
+from turnrl.explain import explain, explain_class, explain_section
+from turnrl.given import SECTIONS, Given, read_recipe
 from turnrl.module import MTGRPO
-from turnrl.plugins import installed
+from turnrl.plugins import KINDS, installed
 from turnrl.scoring import CURVES, interval
 
-_SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path", "split")
-"""The top of a recipe."""
-_HOOKS = {
-    "segmenter": "turnrl_segmenters",
-    "tools": "turnrl_tools",
-    "rewards": "turnrl_rewards",
-    "estimator": "turnrl_estimators",
-    "engine": "turnrl_engines",
-}
-"""Where a recipe names components, and the hook that brings them."""
 
-
-def train(command: str, arguments: Sequence[str]) -> int:
+def run_recipe(command: str, given: Given) -> int:
     """Run `fit` or `eval`.
 
     Args:
         command: Which.
-        arguments: What follows it: a recipe, then options.
+        given: Recipes and options.
     Returns:
         The exit code.
     Raises:
-        RecipeError: If there is no recipe, or something is wrong with it.
+        RecipeError: If something is wrong with them.
     """
-    rest = list(arguments)
-    for hook in _HOOKS.values():
-        installed(hook)  # a short name is known once its class is imported
-    if rest and not rest[0].startswith("-"):
-        rest = ["--config", *rest]
-    files = list(_given(rest, "--config", "-c"))
-    asks = any(a in ("-h", "--help") or ".help" in a or "--print_config" in a for a in rest)
-    if not files and not asks:
-        usage = f"turnrl {command} RECIPE.yaml [--key value ...]"
-        raise RecipeError(f"'turnrl {command}' needs a recipe: {usage}")
-    recipe: dict[str, Any] = {k: v for file in files for k, v in read_recipe(file).items()}
-    run = Path(files[0]).stem if files else command
+    sys.path += [str(Path.cwd()), *given.folders]  # classes of one's own, beside the recipe
     # DDP starts its other processes from sys.argv, so this is where the arguments have to be
-    argv, sys.argv = sys.argv, [sys.argv[0], command, *rest]
+    argv, sys.argv = sys.argv, [sys.argv[0], command, *given.arguments]
     try:
-        return _run(recipe, run if command == "fit" else f"{run}-{command}")
+        return _run(command, given)
     finally:
         sys.argv = argv
 
 
-def _given(arguments: Sequence[str], *options: str) -> Iterator[str]:
-    """The values given for an option, as `--option value` or `--option=value`."""
-    for i, argument in enumerate(arguments):
-        option, equals, value = argument.partition("=")
-        if option in options and (equals or i + 1 < len(arguments)):
-            yield value if equals else arguments[i + 1]
+def load(path: str | Path, device: str = "cpu") -> MTGRPO:
+    """A policy to `ask`, and whatever else its recipe says: a module with its weights loaded.
 
-
-def read_recipe(path: str) -> dict[str, Any]:
-    """A recipe's contents.
-
+    Args:
+        path: A checkpoint, a run's folder (its `last.ckpt`), or a recipe, whose policy it is as it
+            was before any training.
+        device: Where the weights go.
     Raises:
-        RecipeError: If there is no such file, or it is not a YAML mapping.
+        CheckpointError: If there is no such checkpoint, or it holds no recipe.
+        RecipeError: If there is no such recipe, or it describes no `MTGRPO`.
     """
-    file = Path(path)
-    if not file.is_file():
-        folder = file.parent
-        here = sorted(str(p) for p in folder.glob("*.y*ml")) if folder.is_dir() else []
-        hint = did_you_mean(str(file), here) or f" Recipes there: {', '.join(here) or 'none'}."
-        raise RecipeError(f"no recipe at {path!r}.{hint} Give the path of a YAML file.")
+    file, checkpoint = Path(path), None
+    file = file / "checkpoints" / "last.ckpt" if file.is_dir() else file
+    if file.suffix in (".yaml", ".yml"):
+        recipe = read_recipe(str(path))
+    else:
+        _check_checkpoint(str(file))
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+        if "recipe" not in checkpoint:
+            raise CheckpointError(
+                f"{str(file)!r} holds no recipe: it was made from Python. Give what it was made of "
+                "to MTGRPO.load_from_checkpoint(path, policy=..., rollout=..., rewards=...)."
+            )
+        recipe = yaml.safe_load(checkpoint["recipe"])
+    _prepare()
+    settings = {**recipe.get("model", {}), "seed": _seed(recipe.get("seed_everything", 0))}
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(MTGRPO, "model")
     try:
-        contents = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        what = getattr(error, "problem", None) or str(error)
-        raise RecipeError(f"recipe {path!r} is not YAML{where}: {what}. Mend that line.") from error
-    has = f"A recipe has the keys {', '.join(_SECTIONS)}."
-    if not isinstance(contents, dict):
-        raise RecipeError(f"recipe {path!r} holds {type(contents).__name__}, not a mapping. {has}")
-    for key in contents:  # jsonargparse would pass over an unknown section that is empty
-        if key not in _SECTIONS:
-            hint = did_you_mean(str(key), _SECTIONS)
-            raise RecipeError(f"unknown key {str(key)!r} in recipe {path!r}.{hint} {has}")
-    return contents
+        module: MTGRPO = parser.instantiate_classes(parser.parse_object({"model": settings})).model
+    except (ValueError, TypeError) as error:
+        raise _told(error, {"model": settings}) from error
+    module.policy.load(device)
+    if checkpoint is not None:
+        module.on_load_checkpoint(checkpoint)
+        module.load_state_dict(checkpoint["state_dict"], strict=False)
+    return module.to(device)
 
 
 def _check_checkpoint(path: str) -> None:
@@ -119,72 +103,52 @@ def _check_checkpoint(path: str) -> None:
     raise CheckpointError(f"no checkpoint at {path!r}. Runs keep theirs in their checkpoints/.")
 
 
-_NEXT_STEP = ". Mend it in the recipe or on the command line."
-_UNKNOWN = (
-    r"[Kk]ey [\"']([^\"']+)[\"'] is not expected",
-    r"No action for key \"([^\"]+)\"",
-    r"[Oo]ption '([^']+)' is not accepted",
-    r"does not accept option '([^']+)'",
-    r"[Uu]nrecognized arguments?: (\S+)",
-)
-"""How jsonargparse says that it does not know a key."""
-_NOISE = (
-    r"Does not validate|Subtypes:|Errors:|Given value|Expected a (path|<class 'NoneType'>)|"
-    r"[Pp]arser key|Problem with given class_path"
-)
-"""What it says beside the point."""
-
-
-def readable(message: str, keys: Sequence[str]) -> str:
-    """jsonargparse's account of a mistake, in one or two lines.
-
-    Args:
-        message: What it says.
-        keys: All settings there are, to offer the nearest.
-    """
-    message = message.replace(_NEXT_STEP, "")  # of parsers inside the parser
-    context = re.search(r"[Pp]arser key \"([^\"]+)\"", message)
-    key = context.group(1) if context else "the recipe"
-    if found := re.search(r"Expected a dot import path string: (\S+)", message):
-        names = sorted(installed(hook)) if (hook := _HOOKS.get(key.split(".")[-1])) else []
-        return (
-            f"{key} names {found.group(1)!r}, which is not installed."
-            f"{did_you_mean(found.group(1), names, 0.5)} Installed: {', '.join(names) or 'none'}. "
-            "Or give the full path of a class, such as my_package.MyClass."
-        )
-    if found := re.search(r"Problem with given class_path '([^']+)':\s+(.+)", message):
-        return f"{key} names {found.group(1)!r}, but {found.group(2)}{_NEXT_STEP}"
-    unknown = next((m for pattern in _UNKNOWN if (m := re.search(pattern, message))), None)
-    if unknown:
-        name = unknown.group(1).lstrip("-").partition("=")[0]
-        hint = did_you_mean(name, keys, 0.8)
-        hint = hint or did_you_mean(name.split(".")[-1], [k.split(".")[-1] for k in keys], 0.7)
-        where = "" if not context or name.startswith(key) else f"{key}: "
-        return f"{where}unknown key {name!r}.{hint} 'turnrl fit --help' lists all keys."
-    lines = [line.strip(" -") for line in message.splitlines()]
-    told = [line for line in lines if line and not re.match(_NOISE, line)] or [message]
-    cause = re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.", r"\1", told[-1])
-    where = f"{key}: " if context and key not in cause else ""
-    return f"{where}{cause.rstrip('.')}{_NEXT_STEP}"
+def _told(error: BaseException, contents: Mapping[str, Any]) -> RecipeError:
+    """What is wrong with a recipe that jsonargparse refuses, in a user's words."""
+    if odd := [key for key in contents if key not in SECTIONS]:
+        hint = did_you_mean(odd[0], SECTIONS)
+        return RecipeError(f"unknown key {odd[0]!r}.{hint} There are {', '.join(SECTIONS)}.")
+    classes = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
+    for key, value in contents.items():
+        cls = classes.get(key)
+        if cls is None:
+            found = explain(value, bool | int if key == "seed_everything" else str | None, key)
+        elif key != "trainer" and "class_path" in value:
+            found = explain_class(value, cls.__mro__[1], key)
+        else:
+            found = explain_section(value, cls, key)
+        if found:
+            return RecipeError(found)
+    # what a component says of its own settings, below what jsonargparse makes of it
+    cause = error
+    while not isinstance(cause, TurnRLError) and (cause.__cause__ or cause.__context__):
+        cause = cause.__cause__ or cause.__context__ or cause
+    return RecipeError(" ".join(str(cause).split()))
 
 
 class _Parser(LightningArgumentParser):
-    """Reports a bad recipe as a `RecipeError`, and takes no key by its first letters."""
+    """Reports a bad recipe as it was given, and takes no key by its first letters."""
 
-    keys: ClassVar[set[str]] = set()
+    given = Given({}, [], [], False)
+    usage_line = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.allow_abbrev = False
 
+    def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
+        # a setting that names a file means the file, and not what is in it
+        return super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise RecipeError(readable(str(ex or message), sorted({*self.keys, *_keys(self)}))) from ex
+        raise _told(ex or ValueError(message), self.given.contents) from ex
 
-
-def _keys(parser: Any) -> Iterator[str]:
-    for action in parser._actions:
-        if action.dest and action.dest not in ("help", "config", "print_config"):
-            yield action.dest
+    def format_help(self, *args: Any) -> str:
+        """turnrl's own settings first: Lightning's are hundreds of lines."""
+        self.usage = self.usage_line
+        groups: list[Any] = list(self._action_groups)
+        self._action_groups = sorted(groups, key=lambda group: "Lightning" in (group.title or ""))
+        return str(super().format_help(*args))
 
 
 class _Recipe(SaveConfigCallback):
@@ -197,6 +161,12 @@ class _Recipe(SaveConfigCallback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if trainer.logger is not None:  # else the folder is the user's own
             super().setup(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        folder = run_folder(trainer)  # a collective call
+        if trainer.is_global_zero and not is_trial(trainer):
+            alone = f"checkpoints/ in {trainer.default_root_dir} alone: trainer.logger is false"
+            print(f"writing to {folder or alone}", flush=True)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -216,8 +186,12 @@ class _Recipe(SaveConfigCallback):
             and key.startswith(("seed_everything", "model", "data", "trainer"))
             and not key.startswith("trainer.logger")
         ]
-        if changed and trainer.is_global_zero:
+        done, most = checkpoint["epoch"] + 1, trainer.max_epochs or -1
+        if trainer.is_global_zero and changed:
             print(f"turnrl: goes on with other settings: {', '.join(changed)}", file=sys.stderr)
+        if trainer.is_global_zero and done >= most > 0:
+            told = f"{done} iterations are done, and trainer.max_epochs is {most}. Raise it."
+            print(f"turnrl: nothing is left to train: {told}", file=sys.stderr)
 
 
 def _flat(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -258,12 +232,19 @@ class _Trainer(L.Trainer):
             raise RecipeError("nothing to score. Set data.val; leave out limit_val_batches 0.")
         if self.is_global_zero:
             print(f"\n{len(rows)} questions, greedy; mean and 95 % interval")
-            for name in CURVES:
-                values = [row[name] for row in rows]
+            for name in (scored := list(map(_figures, rows)))[0]:
+                values = [row[name] for row in scored]
                 mean, (low, high) = sum(values) / len(values), interval(values)
-                print(f"    {f'{split}/{name}':24} {mean:.4f}  [{low:.4f}, {high:.4f}]")
+                print(f"    {f'{split}/{name}':36} {mean:.4f}  [{low:.4f}, {high:.4f}]")
             if log_dir:
                 print(f"written to {Path(log_dir) / 'metrics.csv'}; every trajectory in record/")
+
+
+def _figures(row: Mapping[str, Any]) -> dict[str, float]:
+    """What a row of the record says of how well a trajectory did."""
+    rewards = {f"reward/{part['name']}": part["value"] for part in row["rewards"]}
+    curves = {name: row[name] for name in CURVES}
+    return {**curves, **rewards, "reward/total": sum(rewards.values())}
 
 
 def _gathered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -275,8 +256,31 @@ def _gathered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for part in parts for row in part]
 
 
+class _Signals(L.Callback):
+    """Stops at SIGTERM as at Ctrl-C. Lightning waits for the end of a step, which a collection can
+    put off by minutes, and then ends as if all were done."""
+
+    def __init__(self) -> None:
+        self._handler = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._handler)
+
+    on_validation_start = on_train_start
+
+
 class _CLI(LightningCLI):
-    """LightningCLI with the commands of turnrl."""
+    """LightningCLI with one command of turnrl.
+
+    Args:
+        command: Which.
+        folder: Where runs of the recipe are kept, if it names no logger.
+    """
+
+    def __init__(self, command: str, folder: Path, *args: Any, **kwargs: Any) -> None:
+        self._command, self._folder = command, folder
+        super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # one seed for the whole run
@@ -284,24 +288,28 @@ class _CLI(LightningCLI):
             parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
         if self.datamodule_class is not None:
             parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
-        _Parser.keys |= set(_keys(parser))
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        skipped = {"model", "train_dataloaders", "val_dataloaders", "datamodule"}
-        return {"fit": skipped | {"weights_only"}, "eval": {"model", "datamodule"}}
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        skipped = {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}
+        return {self._command: skipped}
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self._get(self.config_init, "trainer")
         given = config.get("callbacks") or []
-        callbacks = list(given) if isinstance(given, list) else [given]
+        callbacks = [_Signals(), *(given if isinstance(given, list) else [given])]
         if config.get("enable_checkpointing") is not False:
             callbacks.append(LastCheckpoint())
+            data = self._get(self.config_init, "data")
+            scored = isinstance(data, QuestionData) and data.sources["val"] is not None
+            if (
+                self._command == "fit"
+                and scored
+                and not any(isinstance(c, ModelCheckpoint) for c in callbacks)
+            ):
+                callbacks.append(BestCheckpoint())
         shown = config.get("enable_progress_bar") is not False
         if shown and not any(isinstance(c, ProgressBar) for c in callbacks):
-            # a line stays for every iteration; rich would wrap the metrics in a narrow terminal
-            terminal = sys.stdout.isatty() and sys.stderr.isatty()
-            callbacks.append(TQDMProgressBar(leave=True) if terminal else IterationLines())
+            callbacks.append(IterationLines())
         return super().instantiate_trainer(**kwargs, callbacks=callbacks)
 
     def _parse_ckpt_path(self) -> None:
@@ -309,7 +317,16 @@ class _CLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         path = self._get(self.config, "ckpt_path")
-        if path is not None:
+        if path in ("last", "best"):
+            found = list(self._folder.glob(f"version_*/checkpoints/{path}*.ckpt"))
+            if not found:
+                raise CheckpointError(
+                    f"no {path}.ckpt of a run in {str(self._folder)!r}. Give one."
+                )
+            path = str(max(found, key=lambda file: file.stat().st_mtime))
+            self.config[self._command]["ckpt_path"] = path
+            print(f"checkpoint {path}")
+        elif path is not None:
             _check_checkpoint(str(path))
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
@@ -324,8 +341,10 @@ def _seed(value: bool | int) -> int:
     return int(value)
 
 
-def _quieten() -> None:
-    """Silence what a user of turnrl can do nothing about."""
+def _prepare() -> None:
+    """Import what a recipe may name, and silence what a user of turnrl can do nothing about."""
+    for hook in KINDS:
+        installed(hook)  # a short name is known once its class is imported
     transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning on torch 2.13
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
@@ -333,19 +352,23 @@ def _quieten() -> None:
     )
 
 
-def _run(recipe: dict[str, Any], name: str) -> int:
+def _run(command: str, given: Given) -> int:
     """Build and run the LightningCLI."""
 
     def chosen(section: str, default: type) -> type | None:
-        return None if "class_path" in (recipe.get(section) or {}) else default
+        return None if "class_path" in given.contents.get(section, {}) else default
 
-    _quieten()
+    _prepare()
+    _Parser.given, _Parser.usage_line = given, f"turnrl {command} RECIPE.yaml [--key value ...]"
+    name = given.name if command == "fit" else f"{given.name}-{command}"
     logger = {
         "class_path": "CSVLogger",
         "init_args": {"save_dir": "runs", "name": name, "flush_logs_every_n_steps": 1},
     }
     try:
         _CLI(
+            command,
+            Path("runs", given.name),
             chosen("model", MTGRPO),
             chosen("data", QuestionData),
             trainer_class=_Trainer,
@@ -360,10 +383,10 @@ def _run(recipe: dict[str, Any], name: str) -> int:
     except ValueError as error:  # of a component's constructor, wrapped by jsonargparse
         if isinstance(error, TurnRLError) or "Union subtypes" not in str(error):
             raise
-        raise RecipeError(readable(str(error), [])) from error
+        raise _told(error, given.contents) from error
     except SystemExit as stop:
         # Lightning turns Ctrl-C into exit code 1
         if isinstance(stop.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from None
+            raise stop.__context__ from None
         return int(stop.code or 0) if not isinstance(stop.code, str) else 1
     return 0

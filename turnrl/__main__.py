@@ -1,0 +1,5 @@
+"""`python -m turnrl`."""
+
+from turnrl.cli import main
+
+raise SystemExit(main())
