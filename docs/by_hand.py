@@ -1,6 +1,9 @@
 """Training by hand: module, data and Trainer built in Python, with a tool of one's own."""
 
+import functools
+
 import lightning as L
+import torch
 from turnrl_atlas import Atlas
 from turnrl_qa_rewards import AnswerRetrieved, ExactMatch, ToolExecuted
 from turnrl_two_turn import TwoTurn
@@ -22,7 +25,8 @@ class Gazetteer(Tool):
 
 rollout = Rollout(TwoTurn("Tools: search(query)."), [Gazetteer()], max_turn_tokens=64)
 rewards = [ToolExecuted(), AnswerRetrieved(), ExactMatch()]
+adamw = functools.partial(torch.optim.AdamW, lr=2e-4)
 policy = Policy("package://turnrl_atlas/starter")
-module = MTGRPO(policy, rollout, rewards, TurnLevel(), group_size=8, learning_rate=2e-4)
+module = MTGRPO(policy, rollout, rewards, TurnLevel(), group_size=8, optimizer=adamw)
 data = QuestionData("Atlas", "Atlas", questions_per_iteration=8, val_limit=64)
 L.Trainer(max_epochs=2, accelerator="cpu", num_sanity_val_steps=0).fit(module, data)

@@ -6,8 +6,8 @@ from pathlib import Path
 import lightning as L
 import yaml
 from lightning.pytorch.loggers import CSVLogger
-from runs import KeepWeights, data, module
 
+from runs import KeepWeights, data, module
 from turnrl.cli import main
 
 

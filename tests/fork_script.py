@@ -5,8 +5,9 @@ import faulthandler
 import os
 import sys
 
-from runs import data, module, trainer
 from turnrl_slots import Slots
+
+from runs import data, module, trainer
 
 
 def collects(it):

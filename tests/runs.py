@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 from pathlib import Path
 
 import lightning as L
@@ -17,9 +18,22 @@ from turnrl.callbacks import LastCheckpoint
 TIMINGS = ("rollout/seconds", "rollout/tokens_per_s")
 
 
+def adamw(lr, betas=(0.9, 0.99), weight_decay=0.0):
+    """What makes an optimiser."""
+    return functools.partial(torch.optim.AdamW, lr=lr, betas=betas, weight_decay=weight_decay)
+
+
+def warmup(steps):
+    """What makes a schedule: linear over so many steps, constant afterwards."""
+    factor = 1 / (steps + 1)
+    return functools.partial(
+        torch.optim.lr_scheduler.LinearLR, start_factor=factor, total_iters=steps
+    )
+
+
 def module(model, policy=None, rollout=None, **options):
     """4 questions x 4 = 16 trajectories an iteration; two steps to learn from them."""
-    settings = {"group_size": 4, "steps_per_update": 2, "learning_rate": 3e-3, **options}
+    settings = {"group_size": 4, "steps_per_update": 2, "optimizer": adamw(3e-3), **options}
     return MTGRPO(
         Policy(str(model), **(policy or {})),
         Rollout(

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import Callback
-from runs import column, data, module, trainer, weights
 from turnrl_slots import Slots
 
+from runs import adamw, column, data, module, trainer, weights
 from turnrl import ClippedSurrogate, Lora, Policy, Question, Reading, Trajectory, Turn
 from turnrl.learning import by_tokens, pack, plan
 
@@ -319,7 +319,7 @@ def test_the_loss_of_every_step_and_its_gradient_equal_the_equations_written_as_
         objective=objective,
         updates_per_iteration=2,
         minibatch_tokens=100,
-        learning_rate=1e-2,
+        optimizer=adamw(1e-2),
     )
     rows = {t.token_ids: i for i, t in enumerate(it.experience.trajectories)}
     advantages = torch.cat(it.experience.advantages)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import column, data, last, module, trainer
 from transformers import AutoModelForCausalLM
 
 import turnrl.policy
+from runs import adamw, column, data, last, module, trainer
 from turnrl import MTGRPO, CheckpointError, Lora, Policy, RecipeError
 
 IDS = torch.tensor([[5, 9, 33, 71, 120, 8, 17, 41], [44, 2, 301, 7, 7, 0, 0, 0]])
@@ -57,7 +57,7 @@ def test_nf4_with_lora_trains_and_the_adapter_loads_in_peft(tiny_model, tmp_path
         tiny_model,
         policy={"quantization": "nf4", "lora": Lora(r=4)},
         steps_per_update=1,
-        learning_rate=1e-2,
+        optimizer=adamw(1e-2),
     )
     trainer(tmp_path, 3, limit_val_batches=0).fit(it, data())
     network = it.policy.network
@@ -93,7 +93,7 @@ def test_a_whole_model_is_exported_for_transformers(tiny_model, tmp_path):
 
 
 def test_a_checkpoint_restores_what_was_trained(tiny_model, tmp_path):
-    it = module(tiny_model, policy={"lora": Lora(r=4)}, learning_rate=1e-2)
+    it = module(tiny_model, policy={"lora": Lora(r=4)}, optimizer=adamw(1e-2))
     trainer(tmp_path, 2, limit_val_batches=0).fit(it, data())
     again = module(tiny_model, policy={"lora": Lora(r=4)})
     trainer(tmp_path / "eval").validate(again, data(), ckpt_path=last(tmp_path), verbose=False)

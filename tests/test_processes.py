@@ -36,7 +36,7 @@ def recipe(model, file, **trainer):
             "rewards": ["worlds.Answered", "worlds.Called"],
             "group_size": 4,
             "steps_per_update": 2,
-            "learning_rate": 3e-3,
+            "optimizer": {"class_path": "AdamW", "init_args": {"lr": 3e-3}},
         },
         "data": {
             "train": "worlds.Numbers",
@@ -175,7 +175,8 @@ def test_an_evaluation_on_two_processes_gives_the_figures_of_one(
         assert float(shared[f"{split}/{name}"]) == pytest.approx(mean, abs=1e-6)
     # both print the same account of the same questions
     account = re.findall(r"^    .*\[.*\]$", capsys.readouterr().out, re.MULTILINE)
-    assert len(account) == 4
+    # the four curves, two rewards, and their sum
+    assert len(account) == 7
     assert all(line in (folder / "printed").read_text() for line in account)
 
 

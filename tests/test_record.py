@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from runs import data, last, module, trainer
 
+from runs import data, last, module, trainer
 from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn, record
-from turnrl.scoring import curves, score
+from turnrl.scoring import curves, score_group
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def test_half_a_surrogate_pair_that_the_policy_wrote_does_not_stop_the_run(tmp_p
     odd = Reading((ToolCall("\ud800", error="\ud800"),), "\ud800", "\ud800")
     turn = Turn("text", (1,), (-0.5,), odd, (ToolResult("x"),))
     attempt = Trajectory(Question("\ud800", "\ud800", ("\ud800",)), (1,), (turn,), "turns")
-    group = score(attempt.question, [attempt], [], 1)
+    group = score_group([attempt], [], 1)
     record.write(
         list(record.rows([group], [None], "train", 0, 0)), tmp_path / "train-000000-0.parquet"
     )
@@ -216,7 +216,7 @@ def test_groups_are_numbered_through_over_batches_and_processes():
     attempt = Trajectory(
         Question("q", "?", ("x",)), (1,), (Turn("t", (1,), (-0.5,), Reading(answer="x")),), "answer"
     )
-    groups = [score(attempt.question, [attempt, attempt], [], 1)] * 2
+    groups = [score_group([attempt, attempt], [], 1)] * 2
     found = [
         row["group"]
         for rank in (0, 1)

@@ -27,7 +27,7 @@ from turnrl import (
     ToolResult,
     neutralise,
 )
-from turnrl.scoring import curves, score
+from turnrl.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
 from turnrl.toolbox import MAX_RESULT_CHARACTERS
 
@@ -110,7 +110,7 @@ def paid(trajectory, *more):
     """What each turn is paid for calls that ran and for finding `Paris`; another reward of a name
     takes its place."""
     rewards = {type(r): r for r in (ToolExecuted(), AnswerRetrieved(), *more)}.values()
-    group = score(QUESTION, [trajectory], list(rewards), len(trajectory.turns))
+    group = score_group([trajectory], list(rewards), len(trajectory.turns))
     return group.turn_rewards[0].double().round(decimals=6).tolist()
 
 
@@ -263,7 +263,7 @@ def test_a_turn_cut_by_length_answers_nothing_and_its_calls_are_not_run(chat):
     assert (turn.cut, turn.results, turn.observation_ids) == (True, (), ())
     assert turn.reading == Reading(format_error="cut short")
     assert (trajectory.stop, trajectory.answer) == ("length", None)
-    assert score(QUESTION, [trajectory], [ExactMatch()], 3).outcome.tolist() == [0.0]
+    assert score_group([trajectory], [ExactMatch()], 3).outcome.tolist() == [0.0]
     # the calls that are whole in what was cut are no exception, for a scheme that reads them
     calls = ";".join(['[look {"query": "a"}]'] * 9)
     budget = tokens(chat, ";".join(['[look {"query": "a"}]'] * 2)) + 2

@@ -24,7 +24,15 @@ from turnrl import (
     TurnLevel,
     TurnReward,
 )
-from turnrl.scoring import Experience, credit, curves, interval, rollout_sums, score
+from turnrl.scoring import (
+    Experience,
+    assign_credit,
+    curves,
+    group_sums,
+    interval,
+    rollout_sums,
+    score_group,
+)
 
 QUESTION = Question("q", "The capital?", ("Paris",))
 CALL = ToolCall("search", {"query": "capital"})
@@ -62,7 +70,7 @@ class Answers(OutcomeReward):
 
 
 def test_rewards_of_a_kind_are_summed_and_kept_apart_by_component():
-    group = score(QUESTION, [SEARCHED, GUESSED, FAILED], [Calls(), Calls(), Answers()], 3)
+    group = score_group([SEARCHED, GUESSED, FAILED], [Calls(), Calls(), Answers()], 3)
     # Calls twice: turn 0 with a call 0.2, without 0; turn 1 without a call 2
     expected = torch.tensor([[0.2, 2, 0], [0, 0, 0], [0.2, 2, 0]])
     assert torch.allclose(group.turn_rewards, expected)
@@ -87,7 +95,7 @@ def test_a_reward_that_is_no_finite_number_is_the_plugins_fault(value):
             return value
 
     with pytest.raises(PluginError, match=r"reward Odd on question 'q' gave .*not a finite number"):
-        score(QUESTION, [GUESSED], [Odd()], 2)
+        score_group([GUESSED], [Odd()], 2)
 
 
 def test_a_reward_that_raises_is_the_plugins_fault():
@@ -96,11 +104,11 @@ def test_a_reward_that_raises_is_the_plugins_fault():
             return 1 / turn
 
     with pytest.raises(PluginError, match=r"reward Raises on question 'q' raised ZeroDivision"):
-        score(QUESTION, [SEARCHED], [Raises()], 2)
+        score_group([SEARCHED], [Raises()], 2)
 
 
 def test_an_estimator_that_breaks_its_contract_is_the_plugins_fault():
-    group = score(QUESTION, [SEARCHED, GUESSED], [Calls()], 2)
+    group = score_group([SEARCHED, GUESSED], [Calls()], 2)
 
     class Gives(AdvantageEstimator):
         def __init__(self, value):
@@ -110,11 +118,11 @@ def test_an_estimator_that_breaks_its_contract_is_the_plugins_fault():
             return self.value
 
     with pytest.raises(PluginError, match=r"Gives on a group of 2 with 2 turns gave .*\(2, 3\)"):
-        credit(group, Gives(torch.zeros(2, 3)))
+        assign_credit(group, Gives(torch.zeros(2, 3)))
     with pytest.raises(PluginError, match=r"\(finite: False\)"):
-        credit(group, Gives(torch.full((2, 2), math.nan)))
+        assign_credit(group, Gives(torch.full((2, 2), math.nan)))
     with pytest.raises(PluginError, match="Gives on a group of 2 with 2 turns raised Attribute"):
-        credit(group, Gives(None))
+        assign_credit(group, Gives(None))
 
 
 @pytest.mark.parametrize(
@@ -145,21 +153,25 @@ def test_the_four_curves_of_a_trajectory(trajectory, expected):
 def test_a_collection_is_watched_by_sums_over_its_trajectories():
     rewards = [Calls(), Answers()]
     groups = (
-        score(QUESTION, [SEARCHED, GUESSED, FAILED], rewards, 2),
-        score(QUESTION, [GUESSED] * 3, rewards, 2),
+        score_group([SEARCHED, GUESSED, FAILED], rewards, 2),
+        score_group([GUESSED] * 3, rewards, 2),
     )
-    experience = Experience(groups, tuple(credit(g, TurnLevel()) for g in groups), 1.0)
-    found = rollout_sums(experience, rewards)
-    assert found == {
-        "train/exact_match": 1,
-        "train/tool_execution": 1,
-        "train/answer_in_results": 1,
-        "train/format": 5,
+    experience = Experience(groups, tuple(assign_credit(g, TurnLevel()) for g in groups), 1.0)
+    assert group_sums(groups, rewards) == {
+        "exact_match": 1,
+        "tool_execution": 1,
+        "answer_in_results": 1,
+        "format": 5,
         # 0.1 + 1, and the same of the failed one
         "reward/turn/calls": pytest.approx(2.2),
         "reward/outcome/says": 5,
         "reward/turn": pytest.approx(2.2),
         "reward/outcome": 5,
+        "reward/total": pytest.approx(7.2),
+    }
+    # a process without a question has the same names, as the others wait for its sums
+    assert group_sums([], rewards).keys() == group_sums(groups, rewards).keys()
+    assert rollout_sums(experience) == {
         "rollout/turns": 2 + 1 + 2 + 3,
         # prompts of 3, turns of 2
         "rollout/tokens": 6 * 3 + 8 * 2,

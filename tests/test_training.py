@@ -11,10 +11,10 @@ from datetime import timedelta
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, Timer
-from runs import column, data, last, module, rows, trainer, weights
 from turnrl_slots import Slots
 from worlds import Letters
 
+from runs import adamw, column, data, last, module, rows, trainer, warmup, weights
 from turnrl import (
     MTGRPO,
     CheckpointError,
@@ -105,8 +105,14 @@ def test_metrics_begin_with_the_untrained_policy_and_have_the_names_that_matter(
     metrics = rows(tmp_path)
     first = {k: v for k, v in metrics[0].items() if v}
     curves = ("exact_match", "tool_execution", "answer_in_results", "format")
-    assert set(first) == {"step", "epoch", *(f"val/{c}" for c in curves)}
-    assert first["step"] == "0"
+    rewards = ("turn/called", "outcome/answered", "turn", "outcome", "total")
+    assert set(first) == {
+        *("step", "epoch"),
+        *(f"val/{curve}" for curve in curves),
+        *(f"val/reward/{reward}" for reward in rewards),
+    }
+    # optimiser steps behind the policy: untrained, and after two iterations of two
+    assert [row["step"] for row in metrics] == ["0", "2", "2", "4", "4"]
     named = {k for row in metrics for k, v in row.items() if v}
     assert {f"train/{c}" for c in curves} <= named
     assert {
@@ -145,7 +151,7 @@ def test_the_first_ratio_is_exactly_one_and_the_engine_agrees_with_the_learner(
 
 
 def test_later_updates_move_the_ratio_and_are_clipped(tiny_model, tmp_path):
-    it = module(tiny_model, steps_per_update=1, updates_per_iteration=3, learning_rate=1e-2)
+    it = module(tiny_model, steps_per_update=1, updates_per_iteration=3, optimizer=adamw(1e-2))
     trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
     assert column(tmp_path, "train/ratio") != [1.0]
     assert column(tmp_path, "train/clip_fraction")[0] > 0
@@ -217,7 +223,7 @@ class SaysT(OutcomeReward):
 
 
 def test_learning_raises_the_reward(tiny_model, tmp_path):
-    it = module(tiny_model, estimator=OutcomeOnly(), steps_per_update=1, learning_rate=5e-3)
+    it = module(tiny_model, estimator=OutcomeOnly(), steps_per_update=1, optimizer=adamw(5e-3))
     it.rewards = [SaysT()]
     trainer(tmp_path, 15, limit_val_batches=0).fit(it, data())
     rewards = column(tmp_path, "reward/outcome")
@@ -256,7 +262,7 @@ def test_kl_to_the_reference_starts_at_zero_and_grows(tiny_model, tmp_path):
         tiny_model,
         policy={"lora": Lora(r=4)},
         objective=ClippedSurrogate(kl_coef=0.01),
-        learning_rate=1e-2,
+        optimizer=adamw(1e-2),
         steps_per_update=1,
     )
     trainer(tmp_path, 4, limit_val_batches=0).fit(it, data())
@@ -287,7 +293,7 @@ def test_dropout_of_the_base_model_touches_neither_ratios_nor_kl(tiny_model, tmp
 def test_a_run_resumed_at_an_iterations_boundary_ends_like_one_that_never_stopped(
     tiny_model, tmp_path
 ):
-    options = {"updates_per_iteration": 2, "warmup_steps": 6}
+    options = {"updates_per_iteration": 2, "scheduler": warmup(6)}
     trainer(tmp_path / "whole", 4).fit(module(tiny_model, **options), data())
     trainer(tmp_path / "first", 2).fit(module(tiny_model, **options), data())
     resumed = module(tiny_model, **options)
@@ -365,16 +371,11 @@ class Watch(Callback):
 
 
 def test_a_resumed_run_steps_as_the_recipe_says_now_and_keeps_adams_moments(tiny_model, tmp_path):
-    before = {"learning_rate": 3e-3, "warmup_steps": 1}
+    before = {"optimizer": adamw(3e-3), "scheduler": warmup(1)}
     run = trainer(tmp_path / "first", 2, limit_val_batches=0)
     run.fit(module(tiny_model, **before), data())
     saved = torch.load(last(tmp_path / "first"), weights_only=True)["optimizer_states"][0]["state"]
-    after = {
-        "learning_rate": 1e-3,
-        "betas": (0.8, 0.95),
-        "weight_decay": 0.1,
-        "warmup_steps": 7,
-    }
+    after = {"optimizer": adamw(1e-3, (0.8, 0.95), 0.1), "scheduler": warmup(7)}
     watch = Watch()
     run = trainer(tmp_path / "second", 4, [watch], limit_val_batches=0)
     run.fit(module(tiny_model, **after), data(), ckpt_path=last(tmp_path / "first"))
@@ -475,7 +476,6 @@ def test_settings_that_cannot_be_are_refused(tiny_model):
     with pytest.raises(RecipeError, match=r"policy\.lora is not set"):
         module(tiny_model, objective=ClippedSurrogate(kl_coef=0.1))
     for name, value in [
-        ("warmup_steps", -1),
         ("minibatch_tokens", 0),
         ("steps_per_update", 0),
         ("record_per_iteration", -1),

@@ -6,10 +6,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal, NoReturn
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage
+from tqdm.auto import tqdm
 
 from turnrl import record
 
@@ -51,12 +53,15 @@ class InitialValidation(L.Callback):
 
 
 class IterationLines(ProgressBar):
-    """Progress where there is no terminal to redraw: a line per iteration, and so a log."""
+    """A line of figures per iteration and per validation, within 80 columns; and on a terminal,
+    while an iteration is being learned from for more than a few seconds, a bar of its steps."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._start = 0.0
+        self._start = time.perf_counter()
         self._enabled = True
+        self._validated = False
+        self._steps: tqdm[NoReturn] | None = None
 
     def disable(self) -> None:
         """Lightning calls this on every process but the first."""
@@ -69,22 +74,42 @@ class IterationLines(ProgressBar):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start = time.perf_counter()
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        total = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
-        what = "iteration" if trainer.is_last_batch else "stopped inside iteration"
-        self._print(trainer, f"{what} {trainer.current_epoch + 1:>3}{total}", ("val/", "train/"))
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        if self._steps is None:
+            hidden = None if self._enabled else True  # None: shown on a terminal only
+            total = int(trainer.num_training_batches)
+            self._steps = tqdm(total=total, desc="learning", delay=3, leave=False, disable=hidden)
+        self._steps.update()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == "fit" and trainer.global_step == 0:
-            self._print(trainer, "untrained", ("val/",))
+        if trainer.state.fn != "fit":
+            return
+        self._validated = trainer.global_step > 0
+        if not self._validated:
+            self._print(trainer, "untrained", "val/", "val/")
 
-    def _print(self, trainer: L.Trainer, title: str, kinds: tuple[str, ...]) -> None:
-        metrics = trainer.callback_metrics
-        names = [f"{kind}{name}" for kind in kinds for name in ("exact_match", "tool_execution")]
-        shown = [f"{name} {float(metrics[name]):.3f}" for name in names if name in metrics]
-        seconds = time.perf_counter() - self._start if self._start else 0.0
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+        total = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+        what = "iteration" if trainer.is_last_batch else "stopped inside iteration"
+        self._print(trainer, f"{what} {trainer.current_epoch + 1:>3}{total}", "train/", "")
+        if self._validated:
+            self._print(trainer, "validation", "val/", "val/")
+        self._validated = False
+
+    def _print(self, trainer: L.Trainer, title: str, curves: str, rewards: str) -> None:
+        names = {
+            "reward": f"{rewards}reward/total",
+            "exact_match": f"{curves}exact_match",
+            "tool_execution": f"{curves}tool_execution",
+        }
+        found = trainer.callback_metrics
+        shown = [f"{k} {float(found[name]):.3f}" for k, name in names.items() if name in found]
+        seconds = tqdm.format_interval(time.perf_counter() - self._start)
         if self._enabled:
-            print(f"{title}  {seconds:6.1f} s  {'  '.join(shown)}", flush=True)
+            print(f"{title:17}  {seconds}  {'  '.join(shown)}", flush=True)
 
 
 class LastCheckpoint(Checkpoint):
@@ -126,6 +151,35 @@ class LastCheckpoint(Checkpoint):
                 f"  --ckpt_path {self._path}",
                 file=sys.stderr,
             )
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keep `checkpoints/best.ckpt`, of the iteration after which a figure of the validation was
+    best. It lies at the iteration's boundary like `last.ckpt`, and a run can go on from it.
+
+    Args:
+        monitor: The figure.
+        mode: Whether the greatest or the least is best.
+    """
+
+    def __init__(
+        self, monitor: str = "val/exact_match", mode: Literal["max", "min"] = "max"
+    ) -> None:
+        options = {"save_on_train_epoch_end": True, "enable_version_counter": False}
+        super().__init__(monitor=monitor, mode=mode, filename="best", **options)  # type: ignore[arg-type]
+        self._validated = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: a run that goes on has a folder, and so a best one, of its own."""
+        return {}
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._validated = trainer.global_step > 0
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._validated and trainer.is_last_batch:
+            super().on_train_epoch_end(trainer, pl_module)
+        self._validated = False
 
 
 class Record(L.Callback):

@@ -13,7 +13,7 @@ import lightning as L
 
 from turnrl.errors import DataError, RecipeError, at_least
 from turnrl.learning import Step
-from turnrl.sources import Role, load_questions, open_source
+from turnrl.sources import Role, Source, load_questions, open_source
 from turnrl.types import Fields, Question, QuestionSource
 
 _SELECTION_SEED = 2505_11821
@@ -41,8 +41,9 @@ class QuestionData(L.LightningDataModule):
     """The questions to train on and to evaluate with.
 
     A source is a local .jsonl, .json, .parquet or .csv file; a preset (triviaqa, nq_open, hotpotqa,
-    2wikimultihopqa, musique, popqa, bamboogle); the data set of an installed package, by its class;
-    or the name of a data set on the Hugging Face hub, owner/name.
+    2wikimultihopqa, musique, popqa, bamboogle); the data set of an installed package, by its class,
+    with `init_args` if it has settings; the name of a data set on the Hugging Face hub, owner/name;
+    or the questions themselves.
 
     Args:
         train: Source of the questions to train on.
@@ -60,8 +61,8 @@ class QuestionData(L.LightningDataModule):
 
     def __init__(
         self,
-        train: str | None = None,
-        val: str | None = None,
+        train: QuestionSource | str | list[Question] | None = None,
+        val: QuestionSource | str | list[Question] | None = None,
         train_split: str | None = None,
         val_split: str | None = None,
         fields: Fields | None = None,
@@ -76,7 +77,7 @@ class QuestionData(L.LightningDataModule):
         for name, source, split in (("train", train, train_split), ("val", val, val_split)):
             if split is not None and source is None:
                 raise RecipeError(f"data.{name}_split is {split!r}, but data.{name} is not set.")
-        self.sources: dict[Role, str | None] = {"train": train, "val": val}
+        self.sources: dict[Role, Source | None] = {"train": train, "val": val}
         self.splits: dict[Role, str | None] = {"train": train_split, "val": val_split}
         self.fields = fields
         self.config = config

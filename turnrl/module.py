@@ -16,7 +16,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -24,24 +25,33 @@ from typing import Any, cast
 import lightning as L
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from turnrl import record
 from turnrl.callbacks import InitialValidation, Record, is_trial, run_folder
 from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
 from turnrl.errors import CheckpointError, RecipeError, TrainingError, at_least
-from turnrl.learning import Minibatch, Step, plan
+from turnrl.learning import Minibatch, Step, pack, plan
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
 from turnrl.policy import Policy
 from turnrl.rollout import Rollout, stream_seed
-from turnrl.scoring import CURVES, Experience, credit, curves, rollout_sums, score, sums
+from turnrl.scoring import (
+    CURVES,
+    Experience,
+    assign_credit,
+    component_name,
+    group_sums,
+    rollout_sums,
+    score_group,
+)
 from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, Trajectory
 
-_TRAIN, _EVALUATE = 0, 1
-"""First number of every random stream, so that collecting and evaluating never share one."""
+_TRAIN, _EVALUATE, _ASK = 0, 1, 2
+"""First number of every random stream, so that no two purposes share one."""
 
 
 def _default_engine() -> Engine:
@@ -66,11 +76,9 @@ class MTGRPO(L.LightningModule):
             into.
         minibatch_tokens: The most tokens, padding included, computed at once while learning, but
             one trajectory at least. It decides how much memory is needed, and nothing else.
-        learning_rate: Of AdamW, after the warm-up.
-        warmup_steps: Optimiser steps over which the learning rate rises linearly; it is constant
-            afterwards.
-        betas: AdamW's decay rates.
-        weight_decay: AdamW's weight decay.
+        optimizer: Any of torch's or of another library, by its class; given what is trained.
+        scheduler: Of the learning rate, by its class; it counts optimiser steps. None keeps the
+            rate. One that waits for a plateau is asked after each validation.
         record_per_iteration: How many trajectories of each iteration are kept in the run's record;
             null keeps all. An evaluation keeps all of its own.
         transcripts_per_iteration: How many of these are written out as text to be read.
@@ -89,10 +97,9 @@ class MTGRPO(L.LightningModule):
         updates_per_iteration: int = 1,
         steps_per_update: int = 1,
         minibatch_tokens: int = 16384,
-        learning_rate: float = 1e-6,
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
+        # jsonargparse reads this line's source, so that a recipe may change `lr` alone
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = lambda p: AdamW(p, lr=1e-6),
+        scheduler: Callable[[Optimizer], LRScheduler | ReduceLROnPlateau] | None = None,
         record_per_iteration: int | None = 64,
         transcripts_per_iteration: int = 4,
         seed: int = 0,
@@ -108,10 +115,8 @@ class MTGRPO(L.LightningModule):
         self.updates_per_iteration = updates_per_iteration
         self.steps_per_update = steps_per_update
         self.minibatch_tokens = minibatch_tokens
-        self.learning_rate = learning_rate
-        self.warmup_steps = warmup_steps
-        self.betas = betas
-        self.weight_decay = weight_decay
+        self.optimizer = optimizer
+        self.scheduler = scheduler
         self.record_per_iteration = record_per_iteration
         self.seed = seed
         # checkpoints hold what is trained; `on_load_checkpoint` is strict instead
@@ -119,17 +124,13 @@ class MTGRPO(L.LightningModule):
         self._record = Record(transcripts_per_iteration)
         self._logged = False
         self._sampling = False
-        self._schedule: LambdaLR | None = None
         self._loaded_version = (0, 0)
         self.experience: Experience | None = None
         self.evaluated: list[record.Row] = []
         counts = ("group_size", "updates_per_iteration", "steps_per_update", "minibatch_tokens")
         at_least(1, "model.", self, *counts)
-        others = ("learning_rate", "warmup_steps", "weight_decay", "record_per_iteration", "seed")
-        at_least(0, "model.", self, *others)
+        at_least(0, "model.", self, "record_per_iteration", "seed")
         at_least(0, "model.", self._record, "transcripts_per_iteration")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise RecipeError(f"model.betas is {betas}; each is at least 0 and below 1")
         name, least = type(self.estimator).__name__, self.estimator.min_group_size
         if group_size < least:
             raise RecipeError(
@@ -138,6 +139,11 @@ class MTGRPO(L.LightningModule):
             )
         if not rewards:
             raise RecipeError("rewards is empty: nothing to learn from. Add one, ExactMatch say.")
+        names = [component_name(reward) for reward in rewards]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise RecipeError(
+                f"model.rewards has {min(twice)!r} twice. Leave one out, or raise its weight."
+            )
         if self.objective.kl_coef > 0 and policy.lora is None:
             raise RecipeError(
                 f"objective.kl_coef is {self.objective.kl_coef}, which compares with the policy "
@@ -162,38 +168,52 @@ class MTGRPO(L.LightningModule):
                 f"trainer.accumulate_grad_batches is {self.trainer.accumulate_grad_batches}, but a "
                 "batch is a whole step. Leave it out; model.minibatch_tokens bounds its memory."
             )
+        self._check()
+
+    def _check(self) -> None:
         self.policy.check_length(self.rollout.max_tokens)
         self.rollout.check(self.chat)
 
     def configure_model(self) -> None:
         """Load the weights onto the device that the strategy chose."""
-        self.policy.load(self.trainer.strategy.root_device)
+        run = self._trainer
+        self.policy.load(self.device if run is None else run.strategy.root_device)
 
     def configure_optimizers(self) -> Any:
-        """AdamW on what is trained, with a linear warm-up per optimiser step."""
-        trained = [p for p in self.policy.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(trained, **self._optimizer_settings)
-        ramp = self.warmup_steps + 1
-        self._schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / ramp))
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": self._schedule, "interval": "step"},
-        }
+        """The recipe's optimiser on what is trained, and its schedule, which counts optimiser
+        steps; one that waits for a plateau is asked after each validation."""
+        optimizer = self.optimizer([p for p in self.policy.parameters() if p.requires_grad])
+        if self.scheduler is None:
+            return {"optimizer": optimizer}
+        schedule = self.scheduler(optimizer)
+        config = {"scheduler": schedule, "interval": "step"}
+        if isinstance(schedule, ReduceLROnPlateau):
+            config |= {"interval": "epoch", "frequency": self.trainer.check_val_every_n_epoch}
+            config |= {"monitor": getattr(schedule, "monitor", None)}
+        return {"optimizer": optimizer, "lr_scheduler": config}
 
-    @property
-    def _optimizer_settings(self) -> dict[str, Any]:
-        return {"lr": self.learning_rate, "betas": self.betas, "weight_decay": self.weight_decay}
-
-    def on_train_start(self) -> None:
-        """Let the recipe's settings hold, whatever a checkpoint said: it restores the optimiser
-        with those it was saved with."""
-        schedule = self._schedule
-        if schedule is None:  # a subclass has an optimiser of its own
-            return
-        schedule.base_lrs = [self.learning_rate]
-        rate = self.learning_rate * schedule.lr_lambdas[0](schedule.last_epoch)
-        settings = {**self._optimizer_settings, "initial_lr": self.learning_rate, "lr": rate}
-        schedule.optimizer.param_groups[0].update(settings)
+    def _settle(self, checkpoint: dict[str, Any]) -> None:
+        """Let the recipe's optimiser and schedule hold in a checkpoint that is to be restored: its
+        settings are replaced by theirs, a schedule by steps walked anew to where the run stands."""
+        made = self.configure_optimizers()
+        optimizer, schedule = made["optimizer"], made.get("lr_scheduler", {}).get("scheduler")
+        (saved,) = checkpoint["optimizer_states"]
+        waits = isinstance(schedule, ReduceLROnPlateau)
+        if checkpoint["optimizer"] != [type(optimizer).__name__]:
+            saved["state"] = {}  # another one's moments
+        if schedule is not None and not waits:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch wants a step of the optimiser before
+                for _ in range(checkpoint["global_step"]):
+                    schedule.step()
+            checkpoint["lr_schedulers"] = [schedule.state_dict()]
+        elif not any("num_bad_epochs" in state for state in checkpoint["lr_schedulers"]):
+            checkpoint["lr_schedulers"], waits = [], False
+        groups = [
+            {**g, "params": s["params"], **({"lr": s["lr"]} if waits else {})}
+            for g, s in zip(optimizer.param_groups, saved["param_groups"], strict=True)
+        ]
+        saved["param_groups"] = groups
 
     def on_train_end(self) -> None:
         """Leave what was trained in the run's folder, in a form that others can load."""
@@ -218,39 +238,69 @@ class MTGRPO(L.LightningModule):
 
     # --------------------------------------------------------------- collect
 
+    def ask(
+        self, questions: Sequence[str | Question], samples: int | None = None, seed: int = 0
+    ) -> list[Trajectory]:
+        """What the policy does with questions of one's own. Needs no Trainer.
+
+        Args:
+            questions: Texts, or questions with their accepted answers.
+            samples: Trajectories to sample for each question; None for one greedy trajectory.
+            seed: Of the samples.
+        Returns:
+            The trajectories, those of one question together; `print` shows the turns of one.
+        Raises:
+            TurnRLError: As a run would, about the recipe, a tool's world or a question.
+        """
+        asked = [
+            Question(str(n), question, ()) if isinstance(question, str) else question
+            for n, question in enumerate(questions)
+        ]
+        if self._trainer is None:
+            self._check()
+            self.configure_model()
+        key = (_ASK, self.seed, seed)
+        groups = self._sample(asked, samples or 1, key, samples is None, "asking")
+        return [trajectory for group in groups for trajectory in group]
+
     def act(
         self, questions: Sequence[Question], number: int, greedy: bool = False
     ) -> list[list[Trajectory]]:
         """Trajectories of the policy as it is now: `group_size` sampled ones per question, or one
         greedy one. `number` names the random streams: an iteration's.
         """
-        if not self._sampling:
-            self.engine.start(self.policy, self.rollout.max_tokens)
-            self._sampling = True
-        self.engine.sync(self._iteration_and_version[1])
         seed = (_EVALUATE if greedy else _TRAIN, self.seed, number, self.global_rank)
         size = 1 if greedy else self.group_size
         shown = self.trainer.is_global_zero and self.trainer.progress_bar_callback is not None
         description = ("evaluating" if greedy else "collecting") if shown else None
+        return self._sample(questions, size, seed, greedy, description)
+
+    def _sample(
+        self,
+        questions: Sequence[Question],
+        size: int,
+        seed: tuple[int, ...],
+        greedy: bool,
+        description: str | None,
+    ) -> list[list[Trajectory]]:
+        if not self._sampling:
+            self.engine.start(self.policy, self.rollout.max_tokens)
+            self._sampling = True
+        self.engine.sync(self._iteration_and_version[1])
         return self.rollout.collect(
             self.engine, self.chat, questions, size, seed, greedy, description
         )
 
-    def score(
-        self, questions: Sequence[Question], trajectories: Sequence[Sequence[Trajectory]]
-    ) -> list[Group]:
-        """Trajectories of each question with their rewards."""
+    def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
+        """The trajectories of each question with their rewards."""
         turns = self.rollout.segmenter.max_turns
-        return [
-            score(question, members, self.rewards, turns)
-            for question, members in zip(questions, trajectories, strict=True)
-        ]
+        return tuple(score_group(group, self.rewards, turns) for group in trajectories)
 
     def collect(self, questions: Sequence[Question], iteration: int) -> Experience:
         """One iteration's experience on this rank: act, score, give credit."""
         start = time.perf_counter()
-        groups = tuple(self.score(questions, self.act(questions, iteration)))
-        advantages = tuple(credit(group, self.estimator) for group in groups)
+        groups = self.score(self.act(questions, iteration))
+        advantages = tuple(assign_credit(group, self.estimator) for group in groups)
         self.experience = Experience(groups, advantages, time.perf_counter() - start)
         self._logged = False
         at = (iteration, self.global_step, self.global_rank, self.trainer.world_size)
@@ -356,8 +406,10 @@ class MTGRPO(L.LightningModule):
         if self.experience is None or self._logged:
             return
         self._logged = True
-        found = rollout_sums(self.experience, self.rewards)
-        shown = ("train/exact_match", "train/tool_execution")
+        found = rollout_sums(self.experience)
+        for name, value in group_sums(self.experience.groups, self.rewards).items():
+            found[f"train/{name}" if name in CURVES else name] = value
+        shown = ("train/exact_match", "train/tool_execution", "reward/total")
         self._log_sums(found, len(self.experience.trajectories), shown)
         seconds = self.experience.seconds
         rate = found["rollout/sampled_tokens"] / max(seconds, 1e-9)
@@ -373,9 +425,9 @@ class MTGRPO(L.LightningModule):
 
     def _broken(self, what: str) -> TrainingError:
         return TrainingError(
-            f"{what} at step {self.global_step} (iteration {self.current_epoch}). Lower "
-            f"learning_rate ({self.learning_rate:g}) or trainer.gradient_clip_val, and resume from "
-            "the last checkpoint."
+            f"{what} at step {self.global_step} (iteration {self.current_epoch}). Lower the "
+            "learning rate (model.optimizer.lr) or trainer.gradient_clip_val, and go on from a "
+            "checkpoint of before."
         )
 
     def _log_sums(
@@ -400,6 +452,12 @@ class MTGRPO(L.LightningModule):
             self._log(name, value / total, name in shown, int(total) if weigh else 1)
         return float(total)
 
+    def _log_place(self) -> None:
+        """Count a row of metrics by the optimiser steps that are behind the policy. Lightning would
+        count from the last step's number, and so give two policies one number."""
+        for name, value in zip(("epoch", "step"), self._iteration_and_version, strict=True):
+            self._log(name, value)
+
     def _log(self, name: str, value: float, shown: bool = False, weight: int = 1) -> None:
         # what is logged is the same in every process: a progress bar may read it in one alone,
         # which must not wait for the others (`sync_dist` with `rank_zero_only` reduces nothing)
@@ -415,13 +473,13 @@ class MTGRPO(L.LightningModule):
     def validation_step(self, batch: list[Question], batch_idx: int) -> None:
         """Score greedy trajectories, one per question; a process may have none in a batch."""
         split = getattr(getattr(self.trainer, "datamodule", None), "split", "val")
-        groups = self.score(batch, self.act(batch, batch_idx, greedy=True)) if batch else []
+        groups = self.score(self.act(batch, batch_idx, greedy=True)) if batch else ()
         rank, ranks = self.global_rank, self.trainer.world_size
         at = (*self._iteration_and_version, len(self.evaluated) * ranks + rank, ranks)
         self.evaluated += record.rows(groups, [None] * len(groups), split, *at)
-        rows = [curves(t) for group in groups for t in group.trajectories]
-        named = {f"{split}/{name}": value for name, value in sums(rows, CURVES).items()}
-        total = self._log_sums(named, len(rows), (f"{split}/exact_match",), weigh=True)
+        found = group_sums(groups, self.rewards)
+        named = {f"{split}/{name}": value for name, value in found.items()}
+        total = self._log_sums(named, len(batch), (f"{split}/exact_match",), weigh=True)
         if self.trainer.state.fn != "fit":
             name = f"{split}/questions"
             self.log(name, total, reduce_fx="sum", sync_dist=True, rank_zero_only=True)
@@ -429,11 +487,16 @@ class MTGRPO(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Keep the whole record of an evaluation."""
         self._record.keep(self.evaluated, self.global_rank)
+        self._log_place()
+
+    def on_train_epoch_end(self) -> None:
+        """Say which policy the iteration leaves behind."""
+        self._log_place()
 
     @property
     def _iteration_and_version(self) -> tuple[int, int]:
         """Iteration and optimiser steps of the policy as it is now."""
-        if self.trainer.state.fn == "fit":
+        if self._trainer is not None and self.trainer.state.fn == "fit":
             return self.current_epoch, self.global_step
         return self._loaded_version
 
@@ -441,9 +504,24 @@ class MTGRPO(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep only what is trained, and whose it is."""
+        self._check_weights()
         state = self.policy.trainable_state()
         checkpoint["state_dict"] = {f"policy.{name}": value for name, value in state.items()}
         checkpoint["policy_identity"] = self.policy.identity
+        checkpoint["optimizer"] = [type(made).__name__ for made in self.trainer.optimizers]
+
+    @torch.inference_mode()
+    def _check_weights(self) -> None:
+        """Refuse to keep a policy that can no longer act, in the place of one that could.
+
+        A step can ruin weights and leave them finite: the next forward pass is not.
+        """
+        if self.experience is None:
+            return
+        some = self.experience.trajectories[:1]
+        logprobs = self._logprobs_now(pack(some, torch.zeros(1, len(some[0].turns)), torch.ones(1)))
+        if not logprobs.isfinite().all():
+            raise self._broken("the policy's log-probabilities are not finite")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another policy.
@@ -456,6 +534,8 @@ class MTGRPO(L.LightningModule):
         names = {name.removeprefix("policy.") for name in checkpoint["state_dict"]}
         self.policy.check_identity(checkpoint["policy_identity"], names)
         self._loaded_version = checkpoint["epoch"], checkpoint["global_step"]
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            self._settle(checkpoint)
 
     def export(self, folder: str | Path) -> Path:
         """Write the trained adapter, or the whole model if there is none; see `Policy.export`."""

@@ -4,7 +4,7 @@ watched by."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,6 @@ from turnrl.types import (
     AdvantageEstimator,
     Group,
     OutcomeReward,
-    Question,
     Reward,
     Trajectory,
     TurnReward,
@@ -32,20 +31,20 @@ def component_name(reward: Reward) -> str:
     return f"{'turn' if isinstance(reward, TurnReward) else 'outcome'}/{name}"
 
 
-def score(
-    question: Question, trajectories: Sequence[Trajectory], rewards: Sequence[Reward], turns: int
+def score_group(
+    trajectories: Sequence[Trajectory], rewards: Sequence[Reward], turns: int | None = None
 ) -> Group:
     """Apply every reward to the G trajectories of a question.
 
     Args:
-        question: The question.
-        trajectories: G attempts at it.
+        trajectories: G attempts at one question, at least one.
         rewards: Each kind is summed.
-        turns: K, columns of the group's tensors.
+        turns: K, columns of the group's tensors; by default the most turns that one of them took.
     Raises:
         PluginError: If a reward raises, or gives something that is not a finite number.
     """
     size = len(trajectories)
+    turns = max(len(t.turns) for t in trajectories) if turns is None else turns
     turn_rewards, outcome = torch.zeros(size, turns), torch.zeros(size)
     reached = torch.zeros(size, turns, dtype=torch.bool)
     components: list[dict[str, float]] = []
@@ -61,7 +60,8 @@ def score(
                 values = [_value(reward, reward.score, trajectory)]
                 outcome[i] += values[0]
             components[i][component_name(reward)] += sum(values)
-    return Group(question, tuple(trajectories), turn_rewards, outcome, reached, tuple(components))
+    some = tuple(trajectories)
+    return Group(some[0].question, some, turn_rewards, outcome, reached, tuple(components))
 
 
 def _value(
@@ -75,7 +75,7 @@ def _value(
     return value
 
 
-def credit(group: Group, estimator: AdvantageEstimator) -> Tensor:
+def assign_credit(group: Group, estimator: AdvantageEstimator) -> Tensor:
     """Advantages (G, K) of a group.
 
     Raises:
@@ -128,25 +128,30 @@ class Experience:
         return [t for group in self.groups for t in group.trajectories]
 
 
-def sums(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
-    """The sum of each metric over rows; 0 where there are none."""
-    return {name: sum(row[name] for row in rows) for name in names}
+def group_sums(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, float]:
+    """What groups are watched by, summed over their trajectories: the four curves, and the rewards
+    by component, by kind and in total."""
+    names = dict.fromkeys(component_name(reward) for reward in rewards)
+    shown = [curves(t) for group in groups for t in group.trajectories]
+    components = [c for group in groups for c in group.components]
+    found = {name: sum(row[name] for row in shown) for name in CURVES}
+    found |= {f"reward/{name}": sum(row[name] for row in components) for name in names}
+    turn = sum(float(group.turn_rewards.sum()) for group in groups)
+    outcome = sum(float(group.outcome.sum()) for group in groups)
+    return found | {
+        "reward/turn": turn,
+        "reward/outcome": outcome,
+        "reward/total": turn + outcome,
+    }
 
 
-def rollout_sums(experience: Experience, rewards: Sequence[Reward]) -> dict[str, float]:
-    """What a collection is watched by, summed over its trajectories: outcomes, rewards by
-    component, and the shape of the rollouts.
+def rollout_sums(experience: Experience) -> dict[str, float]:
+    """The shape of a collection's rollouts, summed over its trajectories.
 
     A group is degenerate if all its advantages are zero: it teaches nothing.
     """
     trajectories = experience.trajectories
-    names = list(dict.fromkeys(component_name(reward) for reward in rewards))
-    components = [c for group in experience.groups for c in group.components]
-    found = {f"train/{k}": v for k, v in sums([curves(t) for t in trajectories], CURVES).items()}
-    found |= {f"reward/{k}": v for k, v in sums(components, names).items()}
-    return found | {
-        "reward/turn": sum(float(group.turn_rewards.sum()) for group in experience.groups),
-        "reward/outcome": sum(float(group.outcome.sum()) for group in experience.groups),
+    return {
         "rollout/turns": sum(len(t.turns) for t in trajectories),
         "rollout/tokens": sum(len(t.token_ids) for t in trajectories),
         "rollout/sampled_tokens": sum(len(u.token_ids) for t in trajectories for u in t.turns),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from turnrl.errors import DataError, did_you_mean
@@ -16,10 +16,26 @@ from turnrl.types import Fields, Question, QuestionSource, SourceOpener
 _logger = logging.getLogger(__name__)
 
 Role = Literal["train", "val"]
+Source = str | QuestionSource | Sequence[Question]
+"""A name as a recipe has it, an opened source, or the questions themselves."""
+
+
+class GivenQuestions(QuestionSource):
+    """Questions that are there already: one split without a name."""
+
+    default_splits = {"train": "", "val": ""}
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        self._given = questions
+
+    def questions(self, split: str) -> Iterable[Question]:
+        if split:
+            raise DataError(f"a list of questions has no splits; leave out the split {split!r}")
+        return self._given
 
 
 def load_questions(
-    source: str | QuestionSource,
+    source: Source,
     split: str | None = None,
     fields: Fields | None = None,
     config: str | None = None,
@@ -31,7 +47,7 @@ def load_questions(
     repetitions; a warning counts them. Questions that share an id get suffixes: `7`, `7#2`.
 
     Args:
-        source: An opened source, or a name as `open_source` takes it.
+        source: What `open_source` takes.
         split: The split to load; by default the one that the source has for `role`. A file is one
             split.
         fields: Where rows keep what is needed, for files and the hub.
@@ -40,8 +56,8 @@ def load_questions(
     Raises:
         DataError: If the source or split does not exist, lacks a field, or has no usable question.
     """
-    opened = open_source(source, fields, config) if isinstance(source, str) else source
-    name = source if isinstance(source, str) else type(source).__name__
+    opened = open_source(source, fields, config)
+    name = source if isinstance(source, str) else type(opened).__name__
     chosen = opened.default_splits[role] if split is None else split
     if chosen is None:
         raise DataError(
@@ -52,19 +68,23 @@ def load_questions(
 
 
 def open_source(
-    name: str, fields: Fields | None = None, config: str | None = None
+    name: Source, fields: Fields | None = None, config: str | None = None
 ) -> QuestionSource:
     """The data set that a recipe names.
 
     Args:
-        name: In this order: the class of an installed package; whatever an installed package opens
-            (a file; `triviaqa` and its like; the name of a data set on the hub, `owner/name`); the
-            dotted path of any `QuestionSource`.
+        name: An opened source, questions, or a name: in this order, the class of an installed
+            package; whatever an installed package opens (a file; `triviaqa` and its like; the name
+            of a data set on the hub, `owner/name`); the dotted path of any `QuestionSource`.
         fields: Where rows keep what is needed.
         config: A configuration of the data set.
     Raises:
         DataError: If there is none of that name.
     """
+    if isinstance(name, QuestionSource):
+        return name
+    if not isinstance(name, str):
+        return GivenQuestions(name)
     classes = installed("turnrl_datasets")
     if cls := classes.get(name):
         return cls()  # type: ignore[no-any-return]

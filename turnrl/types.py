@@ -140,18 +140,23 @@ class Turn:
     """
 
     text: str
-    token_ids: tuple[int, ...]
-    sampler_logprobs: tuple[float, ...]
+    token_ids: tuple[int, ...] = field(repr=False)
+    sampler_logprobs: tuple[float, ...] = field(repr=False)
     reading: Reading
     results: tuple[ToolResult, ...] = ()
-    observation_ids: tuple[int, ...] = ()
+    observation_ids: tuple[int, ...] = field(default=(), repr=False)
     cut: bool = False
+
+    def __str__(self) -> str:
+        lines = [f"   {'result' if r.ok else 'error'}: {r.content}" for r in self.results]
+        form = [f"   form: {self.reading.format_error}"] if self.reading.format_error else []
+        return "\n".join([self.text, *lines, *form])
 
 
 @dataclass(frozen=True)
 class Trajectory:
     """The prompt and all turns of one attempt at a question,
-    exactly as the policy produced and read them.
+    exactly as the policy produced and read them. `print` shows the turns.
 
     Args:
         question: The question attempted.
@@ -164,6 +169,15 @@ class Trajectory:
     prompt_ids: tuple[int, ...]
     turns: tuple[Turn, ...]
     stop: Stop
+
+    def __repr__(self) -> str:
+        said = f"answer={self.answer!r}" if self.stop == "answer" else f"stop={self.stop!r}"
+        size = f"{len(self.turns)} turns, {len(self.token_ids)} tokens"
+        return f"Trajectory({self.question.text!r}, {size}, {said})"
+
+    def __str__(self) -> str:
+        turns = (f"-- turn {k}\n{turn}" for k, turn in enumerate(self.turns))
+        return "\n".join([f"question   {self.question.text}", *turns, f"ended by   {self.stop}"])
 
     @property
     def answer(self) -> str | None:
