@@ -17,7 +17,9 @@ LIST = re.search(r"^## Rooms\n.*?^```\n(.*?)^```$", DESIGN, re.DOTALL | re.MULTI
 ROOMS = [line.split()[0] for line in LIST.group(1).splitlines()] if LIST else []
 CORE = ROOT / "turnrl"
 MODULES = [path for path in sorted(CORE.rglob("*.py")) if path != CORE / "__init__.py"]
-PLUGINS = sorted((ROOT / "plugins").glob("*/turnrl_*/**/*.py"))
+FOUND = sorted((ROOT / "plugins").glob("*/turnrl_*/**/*.py"))
+# the tests of the package that `turnrl plugin new` writes may use what is there for tests
+PLUGINS = [path for path in FOUND if path.parent.name != "tests"]
 
 
 def imports(path: Path) -> Iterator[tuple[str, str | None]]:

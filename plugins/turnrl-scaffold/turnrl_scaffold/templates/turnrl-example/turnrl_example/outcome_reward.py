@@ -1,0 +1,29 @@
+"""An outcome reward: what a trajectory earns by how it ended."""
+
+from typing import final
+
+from turnrl import OutcomeReward, Trajectory, contains_answer, exact_match
+
+
+@final
+class ExampleLookedUp(OutcomeReward):
+    """weight if the answer is an accepted one that the policy read in a result.
+
+    Whatever can be had without solving the task will be found and farmed. So nothing is paid for
+    trying: not for an answer at all, not for a call, not for the form.
+
+    Args:
+        weight: Reward of a right answer that was looked up.
+        from_memory: Share of it for a right answer that stands in no result.
+    """
+
+    def __init__(self, weight: float = 1.0, from_memory: float = 0.5) -> None:
+        self.weight = weight
+        self.from_memory = from_memory
+
+    def score(self, trajectory: Trajectory) -> float:
+        answers = trajectory.question.answers
+        if not exact_match(trajectory.answer, answers):  # no answer at all is None, and no match
+            return 0.0
+        read = any(r.ok and contains_answer(r.content, answers) for r in trajectory.results)
+        return self.weight if read else self.weight * self.from_memory

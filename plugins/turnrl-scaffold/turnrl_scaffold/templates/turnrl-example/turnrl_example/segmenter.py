@@ -1,0 +1,97 @@
+"""A segmenter: what a turn is."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import final
+
+from turnrl import Message, Question, Reading, Segmenter, Tool, ToolCall, ToolResult
+
+# The block that is closed first, whatever comes after it: what a text means does not change as it
+# grows. Nothing inside can open or close a block.
+ACTION = re.compile(r"<(tool|answer)>((?:(?!</?(?:tool|answer)>).)*)</\1>", re.DOTALL)
+
+LONGEST_CALL = 500
+"""Characters; also bounds how deep its JSON can be nested."""
+
+INSTRUCTIONS = """\
+Answer the question. You have {turns} turns. In each of them, think, then do one of two things:
+
+Call a tool: <tool>{{"name": "...", "args": {{...}}}}</tool>
+You will read its reply inside <result> tags, or what was wrong inside <error> tags.
+
+Or give the answer, in few words, which ends your work: <answer>...</answer>
+The last turn must give the answer.
+
+Tools, with the JSON Schema of their args:
+{tools}"""
+
+
+@final
+class ExampleTurns(Segmenter):
+    """Turns with one tool call each, until one answers.
+
+    Args:
+        max_turns: The most turns; the last one must answer.
+        instructions: The system message, word for word. By default it explains the task, the tags
+            and the tools.
+    """
+
+    # sampling ends here, so a turn has one action
+    stop = ("</tool>", "</answer>")
+    # all that mean something: neither a question nor a tool's result can then contain them
+    tags = ("tool", "answer", "result", "error")
+
+    def __init__(self, max_turns: int = 3, instructions: str | None = None) -> None:
+        self.max_turns = max_turns
+        self.instructions = instructions
+
+    def prompt(self, question: Question, tools: Sequence[Tool]) -> list[Message]:
+        system = self.instructions
+        if system is None:
+            about = [f"{t.name}: {t.description} {json.dumps(dict(t.parameters))}" for t in tools]
+            listing = "\n".join(about) or "none"
+            system = INSTRUCTIONS.format(turns=self.max_turns, tools=listing)
+        return [
+            {"role": "system", "content": system},
+            {"role": "user", "content": question.text},
+        ]
+
+    def read(self, text: str, turn: int, cut: bool) -> Reading:
+        # Total: whatever the policy wrote, this returns. A block that a cut turn did not close is
+        # not found, so half an answer is none.
+        found = ACTION.search(text)
+        if found is None:
+            return Reading(format_error="cut short" if cut else "no call or answer that is closed")
+        kind, body = found[1], found[2].strip()
+        forged = re.search(r"</?(result|error)>", text) is not None
+        error = "results are not yours to write" if forged else None
+        if kind == "answer":
+            empty = None if body else "the answer is empty"
+            return Reading(answer=body or None, format_error=error or empty)
+        if turn + 1 >= self.max_turns:  # no call: nothing would read its result
+            return Reading(format_error="the last turn must give an answer")
+        call = _call(body)
+        return Reading(calls=(call,), format_error=error or call.error)
+
+    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
+        # one result per call, as it is; a turn without any is told what was wrong with it
+        replies = [("result" if r.ok else "error", r.content) for r in results]
+        replies = replies or [("error", reading.format_error or "no call or answer")]
+        text = "\n".join(f"<{tag}>{content}</{tag}>" for tag, content in replies)
+        return [{"role": "user", "content": text}]
+
+
+def _call(body: str) -> ToolCall:
+    """The call in a block. One that cannot be read was attempted all the same: it has an error."""
+    if len(body) > LONGEST_CALL:
+        return ToolCall("", error=f"the call is longer than {LONGEST_CALL} characters")
+    try:
+        value = json.loads(body)
+        json.dumps(value, ensure_ascii=False).encode()  # "\ud800" is JSON, but no text
+    except (ValueError, RecursionError):
+        return ToolCall("", error="the call is not JSON")
+    match value:
+        case {"name": str(name), "args": dict(arguments)} if name:
+            return ToolCall(name, arguments)
+    return ToolCall("", error='the call must be {"name": "...", "args": {...}}')

@@ -1,0 +1,272 @@
+"""`turnrl plugin new`: a package that passes its own tests and trains, with the kinds asked for."""
+
+import csv
+import importlib
+import itertools
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from turnrl_atlas import places
+from turnrl_scaffold import COMPONENTS, TEMPLATE
+
+import turnrl
+from turnrl.cli import main
+from turnrl.plugins import KINDS
+
+HOOKS = {
+    "tool": "turnrl_tools",
+    "segmenter": "turnrl_segmenters",
+    "turn-reward": "turnrl_rewards",
+    "outcome-reward": "turnrl_rewards",
+    "source": "turnrl_datasets",
+    "estimator": "turnrl_estimators",
+}
+EVERY = list(COMPONENTS)
+SUBSETS = [list(s) for n in range(1, 7) for s in itertools.combinations(EVERY, n)]
+SOME = [[kind] for kind in EVERY] + [[k for k in EVERY if k != kind] for kind in EVERY]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to write in; what is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if name.startswith(("turnrl_", "test_contracts")):
+            del sys.modules[name]
+
+
+def new(*arguments):
+    assert main(["plugin", "new", *arguments]) == 0
+
+
+def files(folder):
+    paths = [p for p in Path(folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    return {str(p.relative_to(folder)): p.read_text() for p in paths}
+
+
+# ----------------------------------------------------------------- what is written
+
+
+def test_a_package_called_example_is_the_template_itself(here):
+    new("example")
+    assert files("turnrl-example") == files(TEMPLATE)
+
+
+def test_a_package_has_its_own_name_everywhere(here):
+    new("turnrl-my_own")
+    written = files("turnrl-my-own")
+    assert "turnrl_my_own/tool.py" in written
+    for path, text in written.items():
+        assert not re.search(r"example(?!s)", path + text, re.IGNORECASE), path
+    project = tomllib.loads(written["pyproject.toml"])["project"]
+    assert project["name"] == "turnrl-my-own"
+    assert project["entry-points"]["turnrl"] == {"my-own": "turnrl_my_own"}
+    assert "class MyOwnLookup(Tool)" in written["turnrl_my_own/tool.py"]
+
+
+def test_only_the_kinds_asked_for_are_written(here):
+    new("weather", "--with", "source", "--with", "outcome-reward", "--folder", "into/this")
+    assert set(files("into/this")) == {
+        "README.md",
+        "pyproject.toml",
+        "recipe.yaml",
+        "tests/test_contracts.py",
+        "turnrl_weather/__init__.py",
+        "turnrl_weather/countries.csv",
+        "turnrl_weather/facts.py",
+        "turnrl_weather/outcome_reward.py",
+        "turnrl_weather/source.py",
+    }
+
+
+def test_any_kinds_give_a_package_of_those_kinds_in_which_every_name_is_known(here, monkeypatch):
+    for number, kinds in enumerate(SUBSETS):
+        new(f"p{number}", "--with", *kinds)
+        folder = here / f"turnrl-p{number}"
+        monkeypatch.syspath_prepend(str(folder))
+        package = importlib.import_module(f"turnrl_p{number}")
+        wanted = {}
+        for kind in kinds:
+            name = COMPONENTS[kind][0].replace("Example", f"P{number}")
+            wanted.setdefault(HOOKS[kind], []).append(name)
+        brought = {hook: getattr(package, hook)() for hook in KINDS if hasattr(package, hook)}
+        assert {hook: [cls.__name__ for cls in found] for hook, found in brought.items()} == wanted
+        text = (folder / "README.md").read_text() + (folder / "recipe.yaml").read_text()
+        assert set(re.findall(rf"\bP{number}\w+", text)) == set(itertools.chain(*wanted.values()))
+    # names that are not there, imports that nothing needs, empty lines
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "F,W", "."]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("kinds", [EVERY, *([kind] for kind in EVERY)], ids="-".join)
+def test_the_tests_that_are_written_pass(here, monkeypatch, kinds):
+    new("weather", "--with", *kinds)
+    monkeypatch.syspath_prepend(str(here / "turnrl-weather"))
+    monkeypatch.syspath_prepend(str(here / "turnrl-weather" / "tests"))
+    tests = vars(importlib.import_module("test_contracts"))
+    ran = [test() for name, test in tests.items() if name.startswith("test_")]
+    assert len(ran) >= len(kinds)
+
+
+def test_the_table_says_what_the_bundled_world_says():
+    """So questions of the package can be looked up in Atlas, where the tool is the bundled one."""
+    facts = {place.name: place.facts for place in places() if place.kind == "country"}
+    held_out = {place.name for place in places() if place.split != "train"}
+    with (TEMPLATE / "turnrl_example" / "countries.csv").open() as file:
+        for row in csv.DictReader(file):
+            known = facts[row["country"]]
+            assert (row["capital"], row["continent"]) == (known["capital"], known["continent"])
+            # what is held out is what the starter policy never saw
+            assert (row["split"] == "val") == (row["country"] in held_out)
+
+
+def test_the_next_steps_are_printed_to_be_pasted(here, capsys, monkeypatch):
+    folder = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    new("weather", "--folder", "a place")
+    steps = capsys.readouterr().out.splitlines()
+    assert steps == [
+        f"a place: a plugin with {', '.join(EVERY)}. Next:",
+        "",
+        "    pip install -e 'a place[dev]'",
+        "    python -m pytest 'a place'",
+        "    turnrl fit 'a place/recipe.yaml'",
+    ]
+    # another environment's pip is of no use
+    monkeypatch.setenv("PATH", os.defpath)
+    new("weather")
+    assert f"    {folder}/pip install -e 'turnrl-weather[dev]'" in capsys.readouterr().out
+
+
+# ----------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["My Plugin"], "'My Plugin' cannot be the name of a plugin. Take lower-case letters"),
+        (["turnrl-"], "'turnrl-' cannot be the name of a plugin"),
+        (["7up"], "'7up' cannot be the name of a plugin"),
+        (["../up"], "'../up' cannot be the name of a plugin"),
+        (["turnrl_atlas"], "a plugin 'atlas' is installed already, of turnrl "),
+        (["two_turn"], "a plugin 'two-turn' is installed already, of turnrl "),
+        (["turnrl-core"], "a plugin 'core' is installed already, of turnrl itself."),
+        (["new", "--with", "tol"], "--with: no kind 'tol'. Did you mean tool? Kinds: tool, segm"),
+        (["new", "--with", "tool", "xyz"], "--with: no kind 'xyz'. Kinds: tool, segmenter, turn"),
+        (["new", "--folder", "full"], "'full' is a folder that is not empty. Name another with"),
+        (["new", "--folder", "full/file"], "'full/file' is a file. Name another with --folder"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(here, capsys, arguments, message):
+    (here / "full").mkdir()
+    (here / "full" / "file").write_text("mine")
+    assert main(["plugin", "new", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("turnrl: RecipeError: ")
+    assert message in told
+    assert told.count("\n") == 1
+    assert files(here) == {"full/file": "mine"}
+
+
+def test_an_empty_folder_is_written_into(here):
+    (here / "empty").mkdir()
+    new("weather", "--folder", "empty", "--with", "tool")
+    assert "turnrl_weather/tool.py" in files("empty")
+
+
+# ----------------------------------------------------------------------- for real
+
+
+def write_and_install(folder, *arguments):
+    """Have the package written, and installed by pip beside what is installed; the environment of
+    a process that has it."""
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
+    target = folder / "site"
+    run(folder, "turnrl.cli", "plugin", "new", "weather", *arguments)
+    run(folder, "pip", "install", *options, "--target", target, "./turnrl-weather")
+    return {**os.environ, "PYTHONPATH": str(target)}
+
+
+def run(folder, module, *arguments, environment=None):
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The package with everything, installed like any third party's."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    return folder, write_and_install(folder)
+
+
+def test_an_installed_package_works_like_a_bundled_one(installed):
+    folder, environment = installed
+    listing = run(folder, "turnrl.cli", "plugins", environment=environment)
+    block = listing[listing.index("weather  (turnrl-weather 0.1.0)\n") :].split("\n")[1:6]
+    assert [line.split(maxsplit=1) for line in block] == [
+        ["turnrl_tools", "WeatherLookup"],
+        ["turnrl_segmenters", "WeatherTurns"],
+        ["turnrl_rewards", "WeatherNewlyFound, WeatherLookedUp"],
+        ["turnrl_estimators", "WeatherToGo"],
+        ["turnrl_datasets", "WeatherQuestions"],
+    ]
+    told = run(
+        folder,
+        "turnrl.cli",
+        "fit",
+        "--model.rewards.help",
+        "WeatherLookedUp",
+        environment=environment,
+    )
+    assert "Reward of a right answer that was looked up." in told
+    # and it is gone where it is not installed
+    assert "WeatherLookup" not in turnrl.installed("turnrl_tools")
+
+
+def test_the_plugins_that_are_installed_cost_a_command_no_torch(installed):
+    _, environment = installed
+    code = "import sys, turnrl; turnrl.installed('turnrl_tools'); print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_an_installed_package_passes_its_tests_and_trains(installed):
+    folder, environment = installed
+    passes_and_trains(folder, environment, EVERY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", SOME, ids="-".join)
+def test_a_package_of_some_kinds_passes_its_tests_and_trains(tmp_path, kinds):
+    environment = write_and_install(tmp_path, "--with", *kinds)
+    passes_and_trains(tmp_path, environment, kinds)
+
+
+def passes_and_trains(folder, environment, kinds):
+    options = ("-q", "-W", "error", "-p", "no:cacheprovider", "turnrl-weather")
+    run(folder, "pytest", *options, environment=environment)
+    run(folder, "turnrl.cli", "fit", "turnrl-weather/recipe.yaml", environment=environment)
+    done = folder / "runs" / "recipe" / "version_0"
+    used = (done / "config.yaml").read_text()
+    for kind in EVERY:
+        name = COMPONENTS[kind][0].replace("Example", "Weather")
+        assert (name in used) == (kind in kinds)
+    with (done / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["epoch"] for row in rows} == {"0", "1", "2"}
+    grads = [float(row["train/grad_norm"]) for row in rows if row["train/grad_norm"]]
+    assert len(grads) >= 3
+    assert all(grads)
