@@ -1,9 +1,6 @@
 import importlib
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -21,7 +18,7 @@ from turnrl.scoring import assign_credit
 from turnrl.testing import ScriptedEngine
 
 ROOT = Path(__file__).parents[1]
-CALCULATOR = ROOT / "docs/examples/turnrl-calculator"
+EXAMPLE = ROOT / "plugins/turnrl-scaffold/turnrl_scaffold/templates/turnrl-example"
 HOOKS = [name for name in vars(Hooks) if name.startswith("turnrl_")]
 
 
@@ -329,51 +326,6 @@ def test_a_hook_that_gives_classes_of_another_kind_is_named(install):
         turnrl.installed("turnrl_estimators")
 
 
-# ----------------------------------------------------------------- third party
-
-
-@pytest.fixture(scope="module")
-def third_party(tmp_path_factory):
-    """The calculator of the docs, copied out of the repository and installed by pip."""
-    folder = tmp_path_factory.mktemp("elsewhere") / "turnrl-calculator"
-    shutil.copytree(CALCULATOR, folder)
-    target = tmp_path_factory.mktemp("site")
-    options = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", target, folder]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder, {**os.environ, "PYTHONPATH": str(target)}
-
-
-def test_an_installed_third_party_plugin_works_like_a_bundled_one(third_party):
-    _, environment = third_party
-    code = """
-import turnrl
-from turnrl.plugins import load_plugins
-
-tools = turnrl.installed("turnrl_tools")
-calculator = tools["Calculator"](digits=3)
-call = turnrl.ToolCall("calculate", {"expression": "2 / 3"})
-print(sorted(tools), calculator.run([call])[0].content)
-print([(p.distribution, p.version) for p in load_plugins()[1] if p.name == "calculator"])
-"""
-    command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
-        "['Calculator', 'WikiSearch'] 0.667",
-        "[('turnrl-calculator', '0.1.0')]",
-    ]
-    # and it is gone where it is not installed
-    assert "Calculator" not in turnrl.installed("turnrl_tools")
-
-
-def test_the_tests_of_the_third_party_plugin_pass(third_party):
-    folder, environment = third_party
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
 # ------------------------------------------------------------------------ docs
 
 
@@ -387,24 +339,37 @@ def test_every_hook_is_documented():
     assert [hook for hook in HOOKS if f"| `{hook}` |" not in text] == []
 
 
-def test_the_example_in_the_docs_is_the_one_in_the_folder():
-    assert documented("python")[0] == (CALCULATOR / "turnrl_calculator.py").read_text()
+def test_the_files_in_the_docs_are_those_that_the_command_writes():
+    text = (ROOT / "docs/plugins.md").read_text()
+    shown = re.findall(r"\]\((\S+\.py)\):\n\n```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert [Path(link).stem for link, _ in shown] == [
+        "tool",
+        "segmenter",
+        "turn_reward",
+        "source",
+        "estimator",
+    ]
+    for link, block in shown:
+        assert block == (ROOT / "docs" / link).read_text(), link
     entry = tomllib.loads(documented("toml")[0])["project"]
-    project = tomllib.loads((CALCULATOR / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     assert entry["entry-points"] == project["entry-points"]
 
 
-@pytest.fixture(scope="module")
-def examples():
+@pytest.fixture
+def examples(monkeypatch):
     """The names that the examples define, run one after the other."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
     space = {"__name__": "docs"}
     for example in documented("python"):
         exec(compile(example, "docs/plugins.md", "exec"), space)
-    return space
+    yield space
+    for name in [name for name in sys.modules if name.split(".")[0] == "turnrl_example"]:
+        del sys.modules[name]
 
 
 def test_the_examples_in_the_docs_run(examples):
-    examples["test_the_contracts_are_kept"]()
+    examples["test_the_notes_keep_to_their_contract"]()
 
 
 def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examples, tiny_model):
@@ -435,5 +400,5 @@ def test_the_estimator_of_the_docs_gives_credit_where_it_says(examples):
     )
     # to go: 1.7 and 1.5 of the first, 0 of the second; the means of those that took the turn are
     # 0.85 and 1.5
-    found = assign_credit(group, examples["ToGo"]())
+    found = assign_credit(group, examples["ExampleToGo"]())
     assert torch.allclose(found, torch.tensor([[0.85, 0.0], [-0.85, 0.0]]))
