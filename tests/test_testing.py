@@ -6,14 +6,18 @@ import math
 
 import pytest
 import torch
+from turnrl_atlas import Atlas
 
 from turnrl import (
     AdvantageEstimator,
+    DataError,
     Merged,
     OutcomeOnly,
     OutcomeReward,
+    Passage,
     Policy,
     Question,
+    QuestionSource,
     Reading,
     Sampling,
     Segmenter,
@@ -28,6 +32,7 @@ from turnrl.testing import (
     check_estimator,
     check_reward,
     check_segmenter,
+    check_source,
     check_tool,
     example_trajectories,
 )
@@ -370,6 +375,142 @@ def test_an_estimator_is_asked_with_groups_as_small_as_it_says_and_larger():
     estimator.min_group_size = 0
     with pytest.raises(AssertionError, match=r"Centred\.min_group_size is 0"):
         check_estimator(estimator)
+
+
+# ------------------------------------------------------------------- sources
+
+
+def ask(number, *answers, text="The capital of country {}?"):
+    return Question(number, text.format(number), answers)
+
+
+class Capitals(QuestionSource):
+    """Questions to train on and to evaluate with, one without an answer, and a corpus."""
+
+    def questions(self, split):
+        found = {
+            "train": [ask("1", "Paris"), ask("2", "Rome", "Roma"), ask("3")],
+            "val": [ask("1", "Bern")],
+        }
+        if split not in found:
+            raise DataError(f"no split {split!r}, only {', '.join(found)}")
+        return found[split]
+
+    def passages(self):
+        return iter([Passage("a", "Paris", "Paris is a city."), Passage("b", "", "Rome is one.")])
+
+
+class OneSplit(Capitals):
+    """Questions to evaluate with, one by one, and no corpus."""
+
+    default_splits = {"train": None, "val": ""}
+    uses = ("fields",)
+
+    def questions(self, split):
+        if split:
+            raise DataError("this is one split")
+        yield ask("1", "Bern")
+
+    def passages(self):
+        raise DataError("no corpus")
+        yield
+
+
+@pytest.mark.parametrize("source", [Capitals(), OneSplit(), Atlas()])
+def test_a_good_source_passes(source):
+    check_source(source)
+
+
+def gives(*questions):
+    """The same questions for every split that there is."""
+    return lambda split: (Capitals().questions(split), iter(questions))[1]
+
+
+def once():
+    """The questions of an iterator, which are there one time."""
+    questions = iter([ask("1", "Bern")])
+    return lambda split: questions
+
+
+def by_turns():
+    """The questions in the one order and in the other."""
+    orders = itertools.cycle([1, -1])
+    return lambda split: Capitals().questions(split)[:: next(orders)]
+
+
+def knows_every_split(split):
+    return Capitals().questions("val" if split == "val" else "train")
+
+
+def knows_no_error(split):
+    return {"train": [ask("1", "Paris")], "val": [ask("2", "Bern")]}[split]
+
+
+def lists_no_splits(split):
+    if split not in ("train", "val"):
+        raise DataError("only train")
+    return Capitals().questions(split)
+
+
+def breaks_off():
+    yield Passage("a", "", "Paris is a city.")
+    raise KeyError("text")
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"uses": "fields"}, r"Capitals\.uses is 'fields': give a tuple"),
+        ({"uses": ("field",)}, r"Capitals\.uses is \('field',\)"),
+        ({"default_splits": {"train": "train"}}, "default_splits is .*give 'train' and 'val' a"),
+        ({"default_splits": {"train": None, "val": None}}, "default_splits is"),
+        ({"default_splits": {"train": 1, "val": "val"}}, "default_splits is"),
+        (
+            {"default_splits": {"train": "train", "val": "test"}},
+            r"Capitals\.questions\('test'\) raised DataError: no split 'test', only train, val",
+        ),
+        ({"questions": gives()}, r"questions\('train'\) gives nothing"),
+        ({"questions": gives({"id": "1"})}, r"gives \{'id': '1'\}, which is no Question"),
+        ({"questions": gives(ask(1, "x"))}, "gives .*id=1.*no Question with an id and a text"),
+        ({"questions": gives(ask("", "x"))}, "gives .*no Question with an id and a text"),
+        ({"questions": gives(ask("1", "x", text=" "))}, "gives .*no Question with an id and a t"),
+        ({"questions": gives(Question("1", "?", "Bern"))}, "'Bern'.*answers are no tuple of texts"),
+        ({"questions": gives(ask("1", 1999))}, "1999.*answers are no tuple of texts"),
+        # both normalise to nothing
+        ({"questions": gives(ask("1", "The"), ask("2", "?"))}, "none that has an answer to match"),
+        (
+            {"questions": gives(ask("1", "x"), ask("1", "y"))},
+            r"gives one id to Question\(id='1'.*'x'.* and to Question\(id='1'.*'y'",
+        ),
+        ({"questions": by_turns()}, r"gives \('1', .* and the second time \('3', "),
+        ({"questions": once()}, "and the second time None"),
+        (
+            {"questions": knows_every_split},
+            r"split'\) gives 3 questions; it must raise a DataError",
+        ),
+        ({"questions": knows_no_error}, r"\('no-such-split'\) raised KeyError: 'no-such-split'"),
+        (
+            {"questions": lists_no_splits},
+            r"DataError\('only train'\), which does not list the splits .*: \['train', 'val'\]",
+        ),
+        ({"passages": lambda: []}, r"Capitals\.passages\(\) gives nothing"),
+        ({"passages": lambda: ["text"]}, "gives 'text', which is no Passage"),
+        ({"passages": lambda: [Passage("a", "", "")]}, "no Passage with an id and a text"),
+        ({"passages": lambda: [Passage("a", "", "x"), Passage("a", "", "y")]}, "gives one id to"),
+        ({"passages": breaks_off}, r"Capitals\.passages\(\) raised KeyError: 'text'"),
+    ],
+)
+def test_a_broken_source_is_caught(broken, message):
+    source = Capitals()
+    vars(source).update(broken)
+    with pytest.raises(AssertionError, match=message):
+        check_source(source)
+
+
+def test_a_corpus_is_not_read_to_its_end():
+    source = Capitals()
+    source.passages = lambda: (Passage(str(i), "", "text") for i in itertools.count())
+    check_source(source)
 
 
 # ------------------------------------------------------------------- the scripted engine

@@ -23,14 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 
-from turnrl.text import neutralise
+from turnrl.errors import DataError
+from turnrl.text import neutralise, normalize_answer
 from turnrl.types import (
     AdvantageEstimator,
     Completion,
     Engine,
     Group,
     OutcomeReward,
+    Passage,
     Question,
+    QuestionSource,
     Reading,
     Reward,
     SampledPolicy,
@@ -425,6 +428,62 @@ def _groups(draw: random.Random, size: int, turns: int) -> Iterator[Group]:
         totals = zip(of_turns.sum(1).tolist(), outcome.tolist(), strict=True)
         parts = tuple({"turn/drawn": turn, "outcome/drawn": end} for turn, end in totals)
         yield Group(attempts[0].question, attempts, of_turns, outcome, reached, parts)
+
+
+# ------------------------------------------------------------------------------------------ sources
+
+
+def check_source(source: QuestionSource) -> None:
+    """Check a source: that it has the questions that it says it has, the same ones each time, knows
+    which splits it has, and has a corpus or says that it has none.
+
+    The questions of its default splits are all read, twice; of the corpus, which may be larger than
+    memory, the first 3,000 passages. Whether splits share questions is the source's business.
+
+    Args:
+        source: The source.
+    """
+    name, splits, uses = type(source).__name__, source.default_splits, source.uses
+    fits = isinstance(uses, tuple) and {*uses} <= {"fields", "config"}
+    _require(fits, f"{name}.uses is {uses!r}: give a tuple that may hold 'fields' and 'config'")
+    known = [*dict.fromkeys(split for split in splits.values() if split is not None)]
+    fits = {*splits} == {"train", "val"} and all(isinstance(split, str) for split in known)
+    told = f"{name}.default_splits is {splits!r}: give 'train' and 'val' a split each"
+    _require(fits and known, f"{told}, or one of them None")
+    for split in known:
+        with _on(f"{name}.questions({split!r})"):
+            found = list(source.questions(split))
+            _check_texts(found, Question)
+            for question in found:
+                answers = question.answers
+                fits = isinstance(answers, tuple) and all(isinstance(a, str) for a in answers)
+                _require(fits, f"gives {question!r}, whose answers are no tuple of texts")
+            usable = any(normalize_answer(a) for question in found for a in question.answers)
+            _require(usable, f"gives {found[0]!r}, and none that has an answer to match")
+            for pair in itertools.zip_longest(found, source.questions(split)):
+                first, again = (q and (q.id, q.text, q.answers) for q in pair)
+                _require(first == again, f"gives {first}, and the second time {again}")
+    with _on(f"{name}.questions('no-such-split')"):
+        try:
+            number = len(list(source.questions("no-such-split")))
+            _require(False, f"gives {number} questions; it must raise a DataError")
+        except DataError as error:
+            listed = all(split in str(error) for split in known)
+            _require(listed, f"raises {error!r}, which does not list the splits there are: {known}")
+    with _on(f"{name}.passages()"), contextlib.suppress(DataError):
+        _check_texts(list(itertools.islice(source.passages(), 3000)), Passage)
+
+
+def _check_texts(found: Sequence[Any], kind: type) -> None:
+    """That there are questions or passages, each with a text and an id of its own."""
+    _require(found, "gives nothing")
+    seen: dict[str, Any] = {}
+    for one in found:
+        fits = isinstance(one, kind)
+        fits = fits and all(isinstance(v, str) and v.strip() for v in (one.id, one.text))
+        _require(fits, f"gives {one!r}, which is no {kind.__name__} with an id and a text")
+        _require(one.id not in seen, f"gives one id to {seen.get(one.id)!r} and to {one!r}")
+        seen[one.id] = one
 
 
 # ------------------------------------------------------------------------------------------ engines
