@@ -1,26 +1,38 @@
 """The conformance kit catches what it is there to catch."""
 
 import asyncio
+import itertools
 import math
 
 import pytest
+import torch
+from turnrl_atlas import Atlas
 
 from turnrl import (
+    AdvantageEstimator,
+    DataError,
+    Merged,
+    OutcomeOnly,
     OutcomeReward,
+    Passage,
     Policy,
     Question,
+    QuestionSource,
     Reading,
     Sampling,
     Segmenter,
     Tool,
     ToolCall,
     ToolResult,
+    TurnLevel,
     TurnReward,
 )
 from turnrl.testing import (
     ScriptedEngine,
+    check_estimator,
     check_reward,
     check_segmenter,
+    check_source,
     check_tool,
     example_trajectories,
 )
@@ -219,6 +231,286 @@ def test_the_examples_hold_every_way_to_end():
         for turn in trajectory.turns:
             assert len(turn.results) == len(turn.reading.calls)
             assert len(turn.token_ids) == len(turn.sampler_logprobs)
+
+
+# ------------------------------------------------------------------- estimators
+
+
+class Centred(AdvantageEstimator):
+    """The outcome less its mean, or what a test gives."""
+
+    min_group_size = 2
+
+    def __init__(self, estimate=None):
+        self.estimate = estimate or centred
+
+    def __call__(self, group):
+        return self.estimate(group)
+
+
+def centred(group):
+    return (group.outcome - group.outcome.mean())[:, None] * group.reached
+
+
+def by_its_trajectories(group):
+    """The longest attempts get 1."""
+    taken = torch.tensor([len(t.turns) for t in group.trajectories])
+    assert bool((taken == group.reached.sum(1)).all())
+    assert len({t.turns[0].text for t in group.trajectories}) == len(taken)
+    return (taken == taken.max())[:, None] * group.reached.float()
+
+
+def by_its_components(group):
+    total = torch.tensor([part["turn/drawn"] + part["outcome/drawn"] for part in group.components])
+    assert torch.allclose(total, group.totals)
+    return (total - total.mean())[:, None] * group.reached
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        OutcomeOnly(),
+        Merged(min_std=1e-4),
+        TurnLevel(),
+        TurnLevel(gamma=0.9),
+        TurnLevel(gamma=0, baseline="leave_one_out"),
+        TurnLevel(baseline="leave_one_out", scale="none"),
+        Centred(),
+        Centred(by_its_trajectories),
+        Centred(by_its_components),
+        Centred(lambda group: group.reached.double()),
+    ],
+)
+def test_a_good_estimator_passes(estimator):
+    check_estimator(estimator)
+
+
+def overwrites(name):
+    def estimate(group):
+        found = centred(group)
+        getattr(group, name)[0] = 1
+        return found
+
+    return estimate
+
+
+def counts():
+    numbers = itertools.count(1)
+    return lambda group: centred(group) * next(numbers)
+
+
+def adds_up():
+    """The same tensor each time, which grows."""
+    kept = {}
+    return lambda group: kept.setdefault(group.reached.shape, centred(group) * 0).add_(
+        centred(group)
+    )
+
+
+@pytest.mark.parametrize(
+    ("estimate", "message"),
+    [
+        (
+            lambda group: group.rewards,
+            r"^Centred on a group of shape \(2, 1\) \(turn rewards \[\[.*, outcome \[.*, reached "
+            r"\[\[True\], \[True\]\]\) raised AttributeError: 'Group' object has no attribute 're",
+        ),
+        (lambda group: centred(group).tolist(), r"gives \[\[.*, which is no float tensor of that"),
+        (lambda group: group.reached.long(), "no float tensor of that shape"),
+        (lambda group: group.outcome, "no float tensor of that shape"),
+        # all alike: 0 / 0
+        (
+            lambda group: centred(group) / centred(group).abs().sum(),
+            r"outcome \[0.5, 0.5\], .* gives \[\[nan\], \[nan\]\], which is not finite",
+        ),
+        # a turn that nobody took: a mean of nothing
+        (
+            lambda group: centred(group) / group.reached.sum(0) * group.reached.any(0).log(),
+            r"reached \[\[True, False\], \[True, False\]\]\) gives .*, which is not finite",
+        ),
+        # alone at a turn: sum / (n - 1) is 0 / 0
+        (
+            lambda group: (centred(group) / (group.reached.sum(0) - 1)).where(group.reached, 0),
+            r"reached \[\[True, True\], \[True, False\]\]\) gives .*, which is not finite",
+        ),
+        # 1e6 to the ninth is more than a float holds
+        (lambda group: centred(group) ** 9, "which is not finite"),
+        (lambda group: centred(group) + 1, "not zero where not reached"),
+        (lambda group: torch.where(group.reached, 0, 1e-9), "not zero where not reached"),
+        (overwrites("outcome"), "changes the tensors of the group"),
+        (overwrites("turn_rewards"), "changes the tensors of the group"),
+        (overwrites("reached"), "changes the tensors of the group"),
+        (counts(), r"gives \[.*\], and then \[\["),
+        (adds_up(), r"gives \[.*\], and then \[\["),
+        (lambda group: torch.rand(group.reached.shape) * group.reached, "and then"),
+        # better than the one before it: a rotation of the group would not show it
+        (
+            lambda group: (group.outcome - group.outcome.roll(1))[:, None] * group.reached,
+            r"gives \[.*, but \[.* to the same trajectories in the order \[",
+        ),
+        (lambda group: centred(group) * torch.arange(len(group.outcome))[:, None], "in the order"),
+    ],
+)
+def test_a_broken_estimator_is_caught(estimate, message):
+    with pytest.raises(AssertionError, match=message):
+        check_estimator(Centred(estimate))
+
+
+def test_an_estimator_is_asked_with_groups_as_small_as_it_says_and_larger():
+    sizes = set()
+
+    def estimate(group):
+        sizes.add(len(group.trajectories))
+        return centred(group) / (len(group.trajectories) - least + 1)
+
+    estimator = Centred(estimate)
+    estimator.min_group_size = least = 5
+    check_estimator(estimator)
+    assert min(sizes) == 5
+    assert len(sizes) == 3
+    # sum / (G - 1) of one trajectory is 0 / 0
+    estimator.min_group_size, least = 1, 2
+    with pytest.raises(AssertionError, match=r"a group of shape \(1, 1\) .*not finite"):
+        check_estimator(estimator)
+    estimator.min_group_size = 0
+    with pytest.raises(AssertionError, match=r"Centred\.min_group_size is 0"):
+        check_estimator(estimator)
+
+
+# ------------------------------------------------------------------- sources
+
+
+def ask(number, *answers, text="The capital of country {}?"):
+    return Question(number, text.format(number), answers)
+
+
+class Capitals(QuestionSource):
+    """Questions to train on and to evaluate with, one without an answer, and a corpus."""
+
+    def questions(self, split):
+        found = {
+            "train": [ask("1", "Paris"), ask("2", "Rome", "Roma"), ask("3")],
+            "val": [ask("1", "Bern")],
+        }
+        if split not in found:
+            raise DataError(f"no split {split!r}, only {', '.join(found)}")
+        return found[split]
+
+    def passages(self):
+        return iter([Passage("a", "Paris", "Paris is a city."), Passage("b", "", "Rome is one.")])
+
+
+class OneSplit(Capitals):
+    """Questions to evaluate with, one by one, and no corpus."""
+
+    default_splits = {"train": None, "val": ""}
+    uses = ("fields",)
+
+    def questions(self, split):
+        if split:
+            raise DataError("this is one split")
+        yield ask("1", "Bern")
+
+    def passages(self):
+        raise DataError("no corpus")
+        yield
+
+
+@pytest.mark.parametrize("source", [Capitals(), OneSplit(), Atlas()])
+def test_a_good_source_passes(source):
+    check_source(source)
+
+
+def gives(*questions):
+    """The same questions for every split that there is."""
+    return lambda split: (Capitals().questions(split), iter(questions))[1]
+
+
+def once():
+    """The questions of an iterator, which are there one time."""
+    questions = iter([ask("1", "Bern")])
+    return lambda split: questions
+
+
+def by_turns():
+    """The questions in the one order and in the other."""
+    orders = itertools.cycle([1, -1])
+    return lambda split: Capitals().questions(split)[:: next(orders)]
+
+
+def knows_every_split(split):
+    return Capitals().questions("val" if split == "val" else "train")
+
+
+def knows_no_error(split):
+    return {"train": [ask("1", "Paris")], "val": [ask("2", "Bern")]}[split]
+
+
+def lists_no_splits(split):
+    if split not in ("train", "val"):
+        raise DataError("only train")
+    return Capitals().questions(split)
+
+
+def breaks_off():
+    yield Passage("a", "", "Paris is a city.")
+    raise KeyError("text")
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"uses": "fields"}, r"Capitals\.uses is 'fields': give a tuple"),
+        ({"uses": ("field",)}, r"Capitals\.uses is \('field',\)"),
+        ({"default_splits": {"train": "train"}}, "default_splits is .*give 'train' and 'val' a"),
+        ({"default_splits": {"train": None, "val": None}}, "default_splits is"),
+        ({"default_splits": {"train": 1, "val": "val"}}, "default_splits is"),
+        (
+            {"default_splits": {"train": "train", "val": "test"}},
+            r"Capitals\.questions\('test'\) raised DataError: no split 'test', only train, val",
+        ),
+        ({"questions": gives()}, r"questions\('train'\) gives nothing"),
+        ({"questions": gives({"id": "1"})}, r"gives \{'id': '1'\}, which is no Question"),
+        ({"questions": gives(ask(1, "x"))}, "gives .*id=1.*no Question with an id and a text"),
+        ({"questions": gives(ask("", "x"))}, "gives .*no Question with an id and a text"),
+        ({"questions": gives(ask("1", "x", text=" "))}, "gives .*no Question with an id and a t"),
+        ({"questions": gives(Question("1", "?", "Bern"))}, "'Bern'.*answers are no tuple of texts"),
+        ({"questions": gives(ask("1", 1999))}, "1999.*answers are no tuple of texts"),
+        # both normalise to nothing
+        ({"questions": gives(ask("1", "The"), ask("2", "?"))}, "none that has an answer to match"),
+        (
+            {"questions": gives(ask("1", "x"), ask("1", "y"))},
+            r"gives one id to Question\(id='1'.*'x'.* and to Question\(id='1'.*'y'",
+        ),
+        ({"questions": by_turns()}, r"gives \('1', .* and the second time \('3', "),
+        ({"questions": once()}, "and the second time None"),
+        (
+            {"questions": knows_every_split},
+            r"split'\) gives 3 questions; it must raise a DataError",
+        ),
+        ({"questions": knows_no_error}, r"\('no-such-split'\) raised KeyError: 'no-such-split'"),
+        (
+            {"questions": lists_no_splits},
+            r"DataError\('only train'\), which does not list the splits .*: \['train', 'val'\]",
+        ),
+        ({"passages": lambda: []}, r"Capitals\.passages\(\) gives nothing"),
+        ({"passages": lambda: ["text"]}, "gives 'text', which is no Passage"),
+        ({"passages": lambda: [Passage("a", "", "")]}, "no Passage with an id and a text"),
+        ({"passages": lambda: [Passage("a", "", "x"), Passage("a", "", "y")]}, "gives one id to"),
+        ({"passages": breaks_off}, r"Capitals\.passages\(\) raised KeyError: 'text'"),
+    ],
+)
+def test_a_broken_source_is_caught(broken, message):
+    source = Capitals()
+    vars(source).update(broken)
+    with pytest.raises(AssertionError, match=message):
+        check_source(source)
+
+
+def test_a_corpus_is_not_read_to_its_end():
+    source = Capitals()
+    source.passages = lambda: (Passage(str(i), "", "text") for i in itertools.count())
+    check_source(source)
 
 
 # ------------------------------------------------------------------- the scripted engine

@@ -4,7 +4,8 @@
         check_tool(MyTool(), good_calls=[{"query": "Utrecht"}], bad_calls=[{"query": ""}])
 
 Each raises an `AssertionError` that says what is broken and with what input. They need no test
-framework; and but for `check_engine`, which samples a policy, no model and no torch.
+framework, and but for `check_engine`, which samples a policy, no model; but for that and
+`check_estimator`, whose matter is tensors, no torch either.
 
 `ScriptedEngine` plays given texts, to try a segmenter, a tool or a reward in a whole rollout.
 """
@@ -12,6 +13,7 @@ framework; and but for `check_engine`, which samples a policy, no model and no t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import random
@@ -21,12 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 
-from turnrl.text import neutralise
+from turnrl.errors import DataError
+from turnrl.text import neutralise, normalize_answer
 from turnrl.types import (
+    AdvantageEstimator,
     Completion,
     Engine,
+    Group,
     OutcomeReward,
+    Passage,
     Question,
+    QuestionSource,
     Reading,
     Reward,
     SampledPolicy,
@@ -46,10 +53,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def _require(condition: bool, message: str) -> None:
+class _Breach(AssertionError):
+    """What `_require` raises, so that it can be told from an assertion of the plugin's own."""
+
+
+def _require(condition: object, message: str) -> None:
     # not `assert`, which `python -O` leaves out and pytest rewrites in test modules only
     if not condition:
-        raise AssertionError(message)
+        raise _Breach(message)
+
+
+@contextlib.contextmanager
+def _on(what: str) -> Iterator[None]:
+    """Whatever goes wrong inside, in the plugin's own code or with what it gave, is told as a
+    sentence of which `what` is the beginning: whose method, with which example."""
+    try:
+        yield
+    except _Breach as breach:
+        raise _Breach(f"{what} {breach}") from breach.__cause__
+    except Exception as error:
+        raise _Breach(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 # -------------------------------------------------------------------------------------------- tools
@@ -288,47 +311,179 @@ def _score(reward: Reward, trajectory: Trajectory) -> list[float]:
     raise AssertionError(f"{type(reward).__name__} must extend TurnReward or OutcomeReward")
 
 
+_Step = tuple[Reading, tuple[ToolResult, ...]]
+
+_CALL = ToolCall("search", {"query": "Utrecht"})
+_PAGE = ToolResult("Utrecht is in the time zone Europe/Amsterdam.")
+_SEARCHED: _Step = (Reading((_CALL,)), (_PAGE,))
+_RIGHT: _Step = (Reading(answer="Europe/Amsterdam"), ())
+
+
+def _attempt(
+    *steps: _Step, text: str = "some text", answers: tuple[str, ...] = ("Europe/Amsterdam", "CET")
+) -> Trajectory:
+    turns = tuple(
+        Turn(text, (7, 8, 9), (-0.1, -0.2, -0.3), reading, results, (5,) if results else ())
+        for reading, results in steps
+    )
+    question = Question("q", "What is the time zone of Utrecht?", answers)
+    answered = turns[-1].reading.answer is not None
+    return Trajectory(question, (1, 2, 3), turns, "answer" if answered else "turns")
+
+
 def example_trajectories() -> dict[str, Trajectory]:
     """Attempts at one question, by name: good ones, failed ones, and garbage."""
-    call = ToolCall("search", {"query": "Utrecht"})
-    page = ToolResult("Utrecht is in the time zone Europe/Amsterdam.")
-    searched = (Reading((call,)), (page,))
-    right = (Reading(answer="Europe/Amsterdam"), ())
-    garbled = (Reading(format_error="no tool call or answer"), ())
+    garbled: _Step = (Reading(format_error="no tool call or answer"), ())
     unreadable = Reading((ToolCall("", error="bad JSON"),), None, "bad JSON")
-
-    def attempt(
-        *turns: tuple[Reading, tuple[ToolResult, ...]],
-        text: str = "some text",
-        answers: tuple[str, ...] = ("Europe/Amsterdam", "CET"),
-    ) -> Trajectory:
-        taken = tuple(
-            Turn(text, (7, 8, 9), (-0.1, -0.2, -0.3), reading, results, (5,) if results else ())
-            for reading, results in turns
-        )
-        question = Question("q", "What is the time zone of Utrecht?", answers)
-        answered = taken[-1].reading.answer is not None
-        return Trajectory(question, (1, 2, 3), taken, "answer" if answered else "turns")
-
     return {
-        "right after a search": attempt(searched, right),
-        "right without a search": attempt(right),
-        "wrong after a search": attempt(searched, (Reading(answer="Asia/Tokyo"), ())),
-        "answer among others": attempt(searched, (Reading(answer="Europe/Amsterdam or Asia"), ())),
-        "nothing found": attempt((Reading((call,)), (ToolResult("no results"),)), right),
-        "failed call": attempt((Reading((call,)), (ToolResult("no such tool", False),)), right),
-        "unreadable call": attempt((unreadable, (ToolResult("bad JSON", False),)), right),
-        "two calls, one failed": attempt(
-            (Reading((call, call)), (page, ToolResult("unknown tool", False))), right
+        "right after a search": _attempt(_SEARCHED, _RIGHT),
+        "right without a search": _attempt(_RIGHT),
+        "wrong after a search": _attempt(_SEARCHED, (Reading(answer="Asia/Tokyo"), ())),
+        "answer among others": _attempt(
+            _SEARCHED, (Reading(answer="Europe/Amsterdam or Asia"), ())
         ),
-        "no accepted answers": attempt(searched, right, answers=()),
-        "garbage": attempt(garbled, garbled),
-        "garbage that names the answer": attempt(garbled, garbled, text="Europe/Amsterdam"),
-        "garbage of one turn": attempt(garbled),
-        "garbage with an empty answer": attempt(
+        "nothing found": _attempt((Reading((_CALL,)), (ToolResult("no results"),)), _RIGHT),
+        "failed call": _attempt((Reading((_CALL,)), (ToolResult("no such tool", False),)), _RIGHT),
+        "unreadable call": _attempt((unreadable, (ToolResult("bad JSON", False),)), _RIGHT),
+        "two calls, one failed": _attempt(
+            (Reading((_CALL, _CALL)), (_PAGE, ToolResult("unknown tool", False))), _RIGHT
+        ),
+        "no accepted answers": _attempt(_SEARCHED, _RIGHT, answers=()),
+        "garbage": _attempt(garbled, garbled),
+        "garbage that names the answer": _attempt(garbled, garbled, text="Europe/Amsterdam"),
+        "garbage of one turn": _attempt(garbled),
+        "garbage with an empty answer": _attempt(
             (Reading(answer="", format_error="the answer is empty"), ()), answers=("", "the")
         ),
     }
+
+
+# --------------------------------------------------------------------------------------- estimators
+
+
+def check_estimator(estimator: AdvantageEstimator) -> None:
+    """Check an estimator on drawn groups of `min_group_size` trajectories and more: finite
+    advantages of the right shape, zero for a turn that was not taken, each with its trajectory
+    whatever the order of the group; and that it is a pure function.
+
+    That it should heed any reward, or not heed a constant, is not asked.
+
+    Args:
+        estimator: The estimator.
+    """
+    import torch
+
+    name, least = type(estimator).__name__, estimator.min_group_size
+    _require(isinstance(least, int) and least >= 1, f"{name}.min_group_size is {least!r}")
+    draw = random.Random(0)
+    shapes = itertools.product((least, least + 1, least + 6), (1, 2, 4))
+    for group in itertools.chain.from_iterable(_groups(draw, *shape) for shape in shapes):
+        given = group.turn_rewards, group.outcome, group.reached
+        rewards, outcome, reached = numbers = [tensor.tolist() for tensor in given]
+        shape = tuple(group.reached.shape)
+        told = f"turn rewards {rewards}, outcome {outcome}, reached {reached}"
+        with _on(f"{name} on a group of shape {shape} ({told})"):
+            found = estimator(group)
+            fits = isinstance(found, torch.Tensor) and found.is_floating_point()
+            fits = fits and tuple(found.shape) == shape
+            _require(fits, f"gives {found!r}, which is no float tensor of that shape")
+            first, gave = found.clone(), f"gives {found.tolist()}"
+            _require(first.isfinite().all(), f"{gave}, which is not finite")
+            _require(not first[~group.reached].any(), f"{gave}, not zero where not reached")
+            _require([t.tolist() for t in given] == numbers, "changes the tensors of the group")
+            again = estimator(group)
+            _require(torch.equal(first, again), f"{gave}, and then {again.tolist()}")
+            order = draw.sample(range(shape[0]), shape[0])
+            attempts = tuple(group.trajectories[i] for i in order)
+            parts = tuple(group.components[i] for i in order)
+            turned, ended, there = (tensor[order] for tensor in given)
+            moved = estimator(Group(group.question, attempts, turned, ended, there, parts))
+            gap = float((moved - first[order]).abs().max())
+            _require(
+                gap <= 1e-3 * max(1.0, float(first.abs().max())),
+                f"{gave}, but {moved.tolist()} to the same trajectories in the order {order}",
+            )
+
+
+def _groups(draw: random.Random, size: int, turns: int) -> Iterator[Group]:
+    """Scored groups of a shape, of every kind that a collection may give."""
+    import torch
+
+    def drawn(unit: float) -> Callable[[int], float]:
+        return lambda i: draw.randrange(-8, 17) * unit
+
+    some = [draw.randint(1, turns) for _ in range(size)]
+    lengths = ([turns] * size, some, [turns, *[1] * (size - 1)], [1] * size)
+    # multiples of powers of two have exact sums, so that what is equal stays equal
+    alike = (lambda i: 0.5, lambda i: 1.5 if i == 0 else 0.5)
+    rewards = (drawn(2.0**-3), drawn(2.0**17), drawn(2.0**-23), *alike)
+    for taken, reward in itertools.product(lengths, rewards):
+        reached = torch.arange(turns) < torch.tensor(taken)[:, None]
+        of_turns = torch.tensor([[reward(i) for _ in range(turns)] for i in range(size)]) * reached
+        outcome = torch.tensor([reward(i) for i in range(size)])
+        attempts = tuple(
+            _attempt(*[_SEARCHED] * (n - 1), _RIGHT, text=f"attempt {i}")
+            for i, n in enumerate(taken)
+        )
+        totals = zip(of_turns.sum(1).tolist(), outcome.tolist(), strict=True)
+        parts = tuple({"turn/drawn": turn, "outcome/drawn": end} for turn, end in totals)
+        yield Group(attempts[0].question, attempts, of_turns, outcome, reached, parts)
+
+
+# ------------------------------------------------------------------------------------------ sources
+
+
+def check_source(source: QuestionSource) -> None:
+    """Check a source: that it has the questions that it says it has, the same ones each time, knows
+    which splits it has, and has a corpus or says that it has none.
+
+    The questions of its default splits are all read, twice; of the corpus, which may be larger than
+    memory, the first 3,000 passages. Whether splits share questions is the source's business.
+
+    Args:
+        source: The source.
+    """
+    name, splits, uses = type(source).__name__, source.default_splits, source.uses
+    fits = isinstance(uses, tuple) and {*uses} <= {"fields", "config"}
+    _require(fits, f"{name}.uses is {uses!r}: give a tuple that may hold 'fields' and 'config'")
+    known = [*dict.fromkeys(split for split in splits.values() if split is not None)]
+    fits = {*splits} == {"train", "val"} and all(isinstance(split, str) for split in known)
+    told = f"{name}.default_splits is {splits!r}: give 'train' and 'val' a split each"
+    _require(fits and known, f"{told}, or one of them None")
+    for split in known:
+        with _on(f"{name}.questions({split!r})"):
+            found = list(source.questions(split))
+            _check_texts(found, Question)
+            for question in found:
+                answers = question.answers
+                fits = isinstance(answers, tuple) and all(isinstance(a, str) for a in answers)
+                _require(fits, f"gives {question!r}, whose answers are no tuple of texts")
+            usable = any(normalize_answer(a) for question in found for a in question.answers)
+            _require(usable, f"gives {found[0]!r}, and none that has an answer to match")
+            for pair in itertools.zip_longest(found, source.questions(split)):
+                first, again = (q and (q.id, q.text, q.answers) for q in pair)
+                _require(first == again, f"gives {first}, and the second time {again}")
+    with _on(f"{name}.questions('no-such-split')"):
+        try:
+            number = len(list(source.questions("no-such-split")))
+            _require(False, f"gives {number} questions; it must raise a DataError")
+        except DataError as error:
+            listed = all(split in str(error) for split in known)
+            _require(listed, f"raises {error!r}, which does not list the splits there are: {known}")
+    with _on(f"{name}.passages()"), contextlib.suppress(DataError):
+        _check_texts(list(itertools.islice(source.passages(), 3000)), Passage)
+
+
+def _check_texts(found: Sequence[Any], kind: type) -> None:
+    """That there are questions or passages, each with a text and an id of its own."""
+    _require(found, "gives nothing")
+    seen: dict[str, Any] = {}
+    for one in found:
+        fits = isinstance(one, kind)
+        fits = fits and all(isinstance(v, str) and v.strip() for v in (one.id, one.text))
+        _require(fits, f"gives {one!r}, which is no {kind.__name__} with an id and a text")
+        _require(one.id not in seen, f"gives one id to {seen.get(one.id)!r} and to {one!r}")
+        seen[one.id] = one
 
 
 # ------------------------------------------------------------------------------------------ engines
