@@ -61,7 +61,10 @@ if TYPE_CHECKING:
     from turnrl.objective import ClippedSurrogate as ClippedSurrogate
     from turnrl.policy import Lora as Lora
     from turnrl.policy import Policy as Policy
+    from turnrl.recipe import load as load
     from turnrl.rollout import Rollout as Rollout
+    from turnrl.scoring import assign_credit as assign_credit
+    from turnrl.scoring import score_group as score_group
     from turnrl.sources import load_questions as load_questions
 
 _LAZY = {
@@ -76,7 +79,10 @@ _LAZY = {
     "QuestionData": "data",
     "Rollout": "rollout",
     "TurnLevel": "credit",
+    "assign_credit": "scoring",
+    "load": "recipe",
     "load_questions": "sources",
+    "score_group": "scoring",
 }
 _GROUND = ("turnrl.errors", "turnrl.plugins", "turnrl.text", "turnrl.types")
 
