@@ -78,7 +78,7 @@ class MTGRPO(L.LightningModule):
             one trajectory at least. It decides how much memory is needed, and nothing else.
         optimizer: Any of torch's or of another library, by its class; given what is trained.
         scheduler: Of the learning rate, by its class; it counts optimiser steps. None keeps the
-            rate. One that waits for a plateau is asked after each validation.
+            rate.
         record_per_iteration: How many trajectories of each iteration are kept in the run's record;
             null keeps all. An evaluation keeps all of its own.
         transcripts_per_iteration: How many of these are written out as text to be read.
@@ -99,7 +99,7 @@ class MTGRPO(L.LightningModule):
         minibatch_tokens: int = 16384,
         # jsonargparse reads this line's source, so that a recipe may change `lr` alone
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = lambda p: AdamW(p, lr=1e-6),
-        scheduler: Callable[[Optimizer], LRScheduler | ReduceLROnPlateau] | None = None,
+        scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         record_per_iteration: int | None = 64,
         transcripts_per_iteration: int = 4,
         seed: int = 0,
@@ -119,8 +119,6 @@ class MTGRPO(L.LightningModule):
         self.scheduler = scheduler
         self.record_per_iteration = record_per_iteration
         self.seed = seed
-        # checkpoints hold what is trained; `on_load_checkpoint` is strict instead
-        self.strict_loading = False
         self._record = Record(transcripts_per_iteration)
         self._logged = False
         self._sampling = False
@@ -180,40 +178,30 @@ class MTGRPO(L.LightningModule):
         self.policy.load(self.device if run is None else run.strategy.root_device)
 
     def configure_optimizers(self) -> Any:
-        """The recipe's optimiser on what is trained, and its schedule, which counts optimiser
-        steps; one that waits for a plateau is asked after each validation."""
+        """The recipe's optimiser on what is trained, and its schedule, per optimiser step."""
         optimizer = self.optimizer([p for p in self.policy.parameters() if p.requires_grad])
-        if self.scheduler is None:
-            return {"optimizer": optimizer}
-        schedule = self.scheduler(optimizer)
-        config = {"scheduler": schedule, "interval": "step"}
+        schedule = self.scheduler(optimizer) if self.scheduler is not None else None
         if isinstance(schedule, ReduceLROnPlateau):
-            config |= {"interval": "epoch", "frequency": self.trainer.check_val_every_n_epoch}
-            config |= {"monitor": getattr(schedule, "monitor", None)}
-        return {"optimizer": optimizer, "lr_scheduler": config}
+            raise RecipeError(
+                f"model.scheduler is {type(schedule).__name__}, which waits for a metric. Take one "
+                "that counts steps, such as CosineAnnealingLR or LinearLR."
+            )
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}] if schedule else []
 
     def _settle(self, checkpoint: dict[str, Any]) -> None:
         """Let the recipe's optimiser and schedule hold in a checkpoint that is to be restored: its
-        settings are replaced by theirs, a schedule by steps walked anew to where the run stands."""
-        made = self.configure_optimizers()
-        optimizer, schedule = made["optimizer"], made.get("lr_scheduler", {}).get("scheduler")
+        settings are replaced by theirs, and the schedule is walked anew to where the run stands."""
+        (optimizer,), schedules = self.configure_optimizers()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch wants a step of the optimiser before
+            for _ in range(checkpoint["global_step"] if schedules else 0):
+                schedules[0]["scheduler"].step()
+        checkpoint["lr_schedulers"] = [made["scheduler"].state_dict() for made in schedules]
         (saved,) = checkpoint["optimizer_states"]
-        waits = isinstance(schedule, ReduceLROnPlateau)
         if checkpoint["optimizer"] != [type(optimizer).__name__]:
             saved["state"] = {}  # another one's moments
-        if schedule is not None and not waits:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch wants a step of the optimiser before
-                for _ in range(checkpoint["global_step"]):
-                    schedule.step()
-            checkpoint["lr_schedulers"] = [schedule.state_dict()]
-        elif not any("num_bad_epochs" in state for state in checkpoint["lr_schedulers"]):
-            checkpoint["lr_schedulers"], waits = [], False
-        groups = [
-            {**g, "params": s["params"], **({"lr": s["lr"]} if waits else {})}
-            for g, s in zip(optimizer.param_groups, saved["param_groups"], strict=True)
-        ]
-        saved["param_groups"] = groups
+        for group, old in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+            old |= {name: value for name, value in group.items() if name != "params"}
 
     def on_train_end(self) -> None:
         """Leave what was trained in the run's folder, in a form that others can load."""
@@ -536,6 +524,12 @@ class MTGRPO(L.LightningModule):
         self._loaded_version = checkpoint["epoch"], checkpoint["global_step"]
         if self._trainer is not None and self.trainer.state.fn == "fit":
             self._settle(checkpoint)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """What is trained, and so all that a checkpoint holds; `on_load_checkpoint` is strict."""
+        found = super().load_state_dict(state_dict, strict=False)
+        found.missing_keys.clear()
+        return found
 
     def export(self, folder: str | Path) -> Path:
         """Write the trained adapter, or the whole model if there is none; see `Policy.export`."""

@@ -21,8 +21,8 @@ from typing import Any, Literal, NoReturn
 import lightning as L
 import torch
 import yaml
-from jsonargparse import ArgumentParser
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from jsonargparse import ArgumentError, ArgumentParser
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from transformers.utils import logging as transformers_logging
 
@@ -86,12 +86,12 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
     parser.add_class_arguments(MTGRPO, "model")
     try:
         module: MTGRPO = parser.instantiate_classes(parser.parse_object({"model": settings})).model
-    except (ValueError, TypeError) as error:
+    except (ArgumentError, ValueError, TypeError) as error:
         raise _told(error, {"model": settings}) from error
     module.policy.load(device)
     if checkpoint is not None:
         module.on_load_checkpoint(checkpoint)
-        module.load_state_dict(checkpoint["state_dict"], strict=False)
+        module.load_state_dict(checkpoint["state_dict"])
     return module.to(device)
 
 
@@ -304,7 +304,7 @@ class _CLI(LightningCLI):
             if (
                 self._command == "fit"
                 and scored
-                and not any(isinstance(c, ModelCheckpoint) for c in callbacks)
+                and not any(isinstance(c, BestCheckpoint) for c in callbacks)
             ):
                 callbacks.append(BestCheckpoint())
         shown = config.get("enable_progress_bar") is not False

@@ -172,7 +172,7 @@ class Trajectory:
 
     def __repr__(self) -> str:
         said = f"answer={self.answer!r}" if self.stop == "answer" else f"stop={self.stop!r}"
-        size = f"{len(self.turns)} turns, {len(self.token_ids)} tokens"
+        size = f"turns={len(self.turns)}, tokens={len(self.token_ids)}"
         return f"Trajectory({self.question.text!r}, {size}, {said})"
 
     def __str__(self) -> str:

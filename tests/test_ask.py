@@ -1,0 +1,241 @@
+"""A policy or a checkpoint, asked one's own questions from Python."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from test_cli import RECIPE
+from worlds import Answered, Called, Echo, Letters, Numbers
+
+import turnrl
+from runs import adamw, column, data, last, module, rows, trainer, weights
+from turnrl import MTGRPO, CheckpointError, Policy, Question, QuestionData, RecipeError, Rollout
+from turnrl.callbacks import BestCheckpoint
+from turnrl.cli import main
+from turnrl.types import OutcomeReward
+
+
+@pytest.fixture
+def run(tiny_model, tmp_path, monkeypatch):
+    """A folder in which `recipe.yaml` has trained two iterations."""
+    monkeypatch.chdir(tmp_path)
+    contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(contents))
+    assert main(["fit", "recipe.yaml"]) == 0
+    return tmp_path
+
+
+def test_a_checkpoint_is_asked_questions_of_ones_own(run, capsys):
+    agent = turnrl.load("runs/recipe/version_0/checkpoints/last.ckpt")
+    first, second = agent.ask(["Number 7?", Question("x", "Number 8?", ("8",))])
+    assert (first.question.text, second.question.answers) == ("Number 7?", ("8",))
+    assert first.stop in ("answer", "turns", "length")
+    # the weights are those of the checkpoint
+    saved = torch.load("runs/recipe/version_0/checkpoints/last.ckpt", weights_only=True)
+    for name, value in saved["state_dict"].items():
+        assert torch.equal(agent.state_dict()[name], value)
+    # asked again it is the same, greedily; samples differ by number and by seed
+    assert agent.ask(["Number 7?"])[0].token_ids == first.token_ids
+    some = agent.ask(["Number 7?", "Number 8?"], samples=8)
+    assert [t.question.text for t in some] == ["Number 7?"] * 8 + ["Number 8?"] * 8
+    assert len({t.token_ids for t in some[:8]}) > 1
+    again, other = agent.ask(["Number 7?"], 8), agent.ask(["Number 7?"], 8, seed=1)
+    assert [t.token_ids for t in again] == [t.token_ids for t in some[:8]]
+    assert [t.token_ids for t in other] != [t.token_ids for t in again]
+    # the evaluation's own greedy trajectories are these
+    assert main(["eval", "recipe.yaml", "--ckpt_path", "last"]) == 0
+    record = turnrl.record.read("runs/recipe-eval/version_0/record")
+    questions = Numbers().questions("val")
+    texts = [[turn["text"] for turn in row["turns"]] for row in record]
+    assert texts == [[turn.text for turn in t.turns] for t in agent.ask(questions)]
+
+
+def test_a_folder_of_a_run_and_a_recipe_are_loaded_too(run):
+    trained, untrained = turnrl.load("runs/recipe/version_0"), turnrl.load("recipe.yaml")
+    assert not torch.equal(weights(trained.policy), weights(untrained.policy))
+    fresh = Policy(untrained.policy.model)
+    fresh.load()
+    assert torch.equal(weights(untrained.policy), weights(fresh))
+    assert untrained.ask(["Number 7?"])[0].turns
+
+
+def test_what_cannot_be_loaded_is_named(run, tiny_model):
+    with pytest.raises(CheckpointError, match="no checkpoint at 'runs/none'"):
+        turnrl.load("runs/none")
+    with pytest.raises(RecipeError, match="no recipe at 'recipes.yaml'"):
+        turnrl.load("recipes.yaml")
+    contents = yaml.safe_load((run / "recipe.yaml").read_text())
+    contents["model"]["group_sise"] = 3
+    (run / "odd.yaml").write_text(yaml.safe_dump(contents))
+    with pytest.raises(RecipeError, match=r"'model\.group_sise'\. Did you mean group_size\?"):
+        turnrl.load("odd.yaml")
+    contents["model"] = {"class_path": "turnrl_atlas.warmup.Warmup"}
+    (run / "odd.yaml").write_text(yaml.safe_dump(contents))
+    with pytest.raises(RecipeError, match="model"):
+        turnrl.load("odd.yaml")
+
+
+def test_lightnings_own_loading_works_on_a_checkpoint_that_python_made(tiny_model, tmp_path):
+    it = module(tiny_model)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    with pytest.raises(CheckpointError, match="holds no recipe: it was made from Python"):
+        turnrl.load(last(tmp_path))
+    rollout = Rollout(Letters(), [Echo()], max_turn_tokens=6, max_tokens=128)
+    loaded = MTGRPO.load_from_checkpoint(
+        last(tmp_path), policy=Policy(str(tiny_model)), rollout=rollout, rewards=[Answered()]
+    )
+    assert torch.equal(weights(loaded.policy), weights(it.policy))
+    assert loaded.ask(["Number 7?"])[0].token_ids == it.ask(["Number 7?"])[0].token_ids
+
+
+def test_attempts_are_scored_and_credited(tiny_model):
+    it = module(tiny_model)
+    attempts = it.ask([Question("x", "Number 7?", ("7",))], samples=4)
+    group = turnrl.score_group(attempts, it.rewards)
+    assert group.turn_rewards.shape == (4, max(len(t.turns) for t in attempts))
+    advantages = turnrl.assign_credit(group, it.estimator)
+    assert advantages.shape == group.turn_rewards.shape
+    assert advantages.isfinite().all()
+
+
+def test_a_trajectory_shows_itself_without_a_wall_of_ids(tiny_model):
+    (one,) = module(tiny_model).ask(["Number 7?"])
+    assert len(repr(one)) < 200
+    assert "Number 7?" in repr(one)
+    printed = str(one)
+    assert "Number 7?" in printed
+    assert one.turns[0].text in printed
+    assert all(result.content in printed for result in one.results)
+    assert str(one.prompt_ids[0:2])[1:-1] not in printed
+
+
+def test_data_takes_questions_and_sources_with_settings(tiny_model, tmp_path):
+    own = [Question(f"q{n}", f"Number {n}?", (str(n),)) for n in range(8)]
+    it = module(tiny_model)
+    mine = QuestionData(own, Numbers(), questions_per_iteration=4)
+    trainer(tmp_path, 1).fit(it, mine)
+    asked = {group.question.text for group in it.experience.groups}
+    assert asked <= {question.text for question in own}
+    assert len(rows(tmp_path)) == 3
+
+
+def test_a_recipe_may_hold_questions_and_settings_of_a_source(run):
+    contents = yaml.safe_load((run / "recipe.yaml").read_text())
+    contents["data"] |= {
+        "train": {"class_path": "test_ask.Range", "init_args": {"count": 5}},
+        "val": [{"id": "1", "text": "Number 1?", "answers": ["1"]}],
+    }
+    (run / "own.yaml").write_text(yaml.safe_dump(contents))
+    assert main(["fit", "own.yaml", "--trainer.max_epochs", "1"]) == 0
+    record = turnrl.record.read("runs/own/version_0/record")
+    assert {r["question"] for r in record if r["split"] == "val"} == {"Number 1?"}
+    assert {r["question"] for r in record if r["split"] == "train"} <= {
+        f"Number {n}?" for n in range(5)
+    }
+
+
+class Range(Numbers):
+    """The first numbers."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def questions(self, split):
+        return super().questions(split)[: self.count]
+
+
+# ------------------------------------------------------------------------------- checkpoints
+
+
+class Scripted(OutcomeReward):
+    """Gives the evaluations the scores of a list, whatever the policy does."""
+
+    def __init__(self, scores):
+        self.scores, self.module = scores, None
+
+    def score(self, trajectory):
+        if not trajectory.question.id.startswith("n10"):
+            return float(len(trajectory.turns))  # of training
+        return self.scores[self.module.global_step // 2]
+
+
+def scripted(model, scores, **options):
+    """A run whose evaluation after iteration n scores `scores[n]`."""
+    it = module(model, **options)
+    it.rewards = [Scripted(scores), Called()]
+    object.__setattr__(it.rewards[0], "module", it)
+    return it
+
+
+def test_the_best_policy_is_kept_by_a_fresh_figure_and_goes_on_exactly(tiny_model, tmp_path):
+    scores = [9.0, 1.0, 3.0, 2.0, 0.0]
+    best = BestCheckpoint("val/reward/outcome")
+    trainer(tmp_path / "whole", 4, [best]).fit(scripted(tiny_model, scores), data())
+    path = tmp_path / "whole" / "version_0" / "checkpoints" / "best.ckpt"
+    # the untrained policy's 9 is no reason to keep the first iteration for ever
+    assert torch.load(path, weights_only=True)["epoch"] == 1
+    assert {p.name for p in path.parent.iterdir()} == {"best.ckpt", "last.ckpt"}
+    it = scripted(tiny_model, scores)
+    trainer(tmp_path / "on", 4).fit(it, data(), ckpt_path=str(path))
+    assert rows(tmp_path / "on") == rows(tmp_path / "whole")[-4:]
+
+
+def test_figures_that_are_not_fresh_choose_nothing(tiny_model, tmp_path):
+    best = BestCheckpoint("val/reward/outcome", "min")
+    it = scripted(tiny_model, [0.0, 9.0, 5.0, 1.0, 7.0])
+    trainer(tmp_path, 4, [best], check_val_every_n_epoch=2).fit(it, data())
+    path = tmp_path / "version_0" / "checkpoints" / "best.ckpt"
+    assert torch.load(path, weights_only=True)["epoch"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_lightnings_own_callback_keeps_the_last_ones(tiny_model, tmp_path):
+    options = {"mode": "max", "save_top_k": 2, "save_on_train_epoch_end": True}
+    keep, again = (ModelCheckpoint(monitor="step", filename="{step}", **options) for _ in "ab")
+    trainer(tmp_path / "a", 4, [keep]).fit(module(tiny_model), data())
+    folder = tmp_path / "a" / "version_0" / "checkpoints"
+    assert {p.name for p in folder.iterdir()} == {"last.ckpt", "step=6.ckpt", "step=8.ckpt"}
+    six = str(folder / "step=6.ckpt")
+    trainer(tmp_path / "b", 4, [again]).fit(module(tiny_model), data(), ckpt_path=six)
+    assert rows(tmp_path / "b") == rows(tmp_path / "a")[-2:]
+
+
+def test_ruined_weights_replace_no_good_checkpoint(tiny_model, tmp_path):
+    it = module(tiny_model, steps_per_update=1, optimizer=adamw(1e30))
+    with pytest.raises(turnrl.TrainingError, match="log-probabilities are not finite"):
+        trainer(tmp_path, 3, limit_val_batches=0).fit(it, data())
+    assert weights(it.policy).isfinite().all()  # so it is not the numbers that tell
+    assert weights(it.policy).abs().max() > 1e20
+    saved = torch.load(last(tmp_path), weights_only=True)
+    assert saved["global_step"] == 0
+    sane = module(tiny_model, steps_per_update=1, optimizer=adamw(1e-3))
+    trainer(tmp_path / "b", 1, limit_val_batches=0).fit(sane, data(), ckpt_path=last(tmp_path))
+    assert weights(sane.policy).abs().max() < 1e3
+
+
+def test_early_stopping_sees_the_runs_own_rewards(tiny_model, tmp_path):
+    stop = EarlyStopping("val/reward/outcome/scripted", mode="max", patience=1)
+    it = scripted(tiny_model, [0.0, 5.0, 4.0, 3.0, 2.0, 1.0])
+    run = trainer(tmp_path, 5, [stop])
+    run.fit(it, data())
+    assert run.current_epoch == 2  # after the second iteration it was no better
+    assert column(tmp_path, "val/reward/outcome/scripted") == [0.0, 5.0, 4.0]
+    total = column(tmp_path, "val/reward/total")
+    turn = column(tmp_path, "val/reward/turn")
+    assert total == pytest.approx([a + b for a, b in zip([0.0, 5.0, 4.0], turn, strict=True)])
+
+
+def test_a_partial_is_no_different_from_a_lambda(tiny_model):
+    made = functools.partial(torch.optim.SGD, lr=0.5)
+    (optimizer,), _ = loaded(module(tiny_model, optimizer=made)).configure_optimizers()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def loaded(it):
+    it.policy.load()
+    return it

@@ -1,0 +1,100 @@
+"""Optimisers and schedules as components, and what holds of them when a run goes on."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import ReduceLROnPlateau
+from torch.optim import SGD
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, OneCycleLR
+
+from runs import adamw, data, last, module, rows, trainer, weights
+from turnrl import RecipeError
+
+
+class Rates(Callback):
+    """The learning rate of each step, and the optimiser's state when training begins."""
+
+    def __init__(self):
+        self.rates, self.state = [], None
+
+    def on_train_start(self, trainer, pl_module):
+        self.state = dict(trainer.optimizers[0].state_dict()["state"])
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+
+def run(folder, model, epochs, ckpt=None, **options):
+    """Two steps an iteration."""
+    rates = Rates()
+    it = module(model, **options)
+    trainer(folder, epochs, [rates], limit_val_batches=0).fit(it, data(), ckpt_path=ckpt)
+    return it, rates
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        functools.partial(CosineAnnealingLR, T_max=8),
+        functools.partial(LinearLR, start_factor=0.2, total_iters=5),
+        functools.partial(OneCycleLR, max_lr=1e-2, total_steps=8),
+    ],
+    ids=["cosine", "linear", "one cycle"],
+)
+def test_a_schedule_goes_on_as_if_the_run_had_not_stopped(tiny_model, tmp_path, schedule):
+    options = {"scheduler": schedule, "optimizer": adamw(3e-3)}
+    whole, rates = run(tmp_path / "whole", tiny_model, 4, **options)
+    _, first = run(tmp_path / "first", tiny_model, 2, **options)
+    second, later = run(tmp_path / "second", tiny_model, 4, last(tmp_path / "first"), **options)
+    assert len(set(rates.rates)) > 4
+    assert first.rates + later.rates == rates.rates
+    assert torch.equal(weights(whole.policy), weights(second.policy))
+    assert rows(tmp_path / "second") == rows(tmp_path / "whole")[-2:]
+
+
+def test_another_schedule_holds_from_where_the_run_stands(tiny_model, tmp_path):
+    run(tmp_path / "first", tiny_model, 2, scheduler=functools.partial(CosineAnnealingLR, T_max=8))
+    warmup = functools.partial(LinearLR, start_factor=0.1, total_iters=9)
+    options = {"scheduler": warmup, "optimizer": adamw(1e-2)}
+    _, rates = run(tmp_path / "second", tiny_model, 4, last(tmp_path / "first"), **options)
+    # after 4 steps of 9, in which 0.1 rises to 1
+    assert rates.rates == pytest.approx([1e-2 * (0.1 + 0.9 * step / 9) for step in (4, 5, 6, 7)])
+    # and none at all is the optimiser's own rate
+    _, rates = run(tmp_path / "third", tiny_model, 4, last(tmp_path / "first"))
+    assert rates.rates == [3e-3] * 4
+
+
+def test_another_optimiser_begins_without_moments(tiny_model, tmp_path):
+    run(tmp_path / "adam", tiny_model, 1)
+    sgd = functools.partial(SGD, lr=0.1, momentum=0.9)
+    adam = last(tmp_path / "adam")
+    _, rates = run(tmp_path / "sgd", tiny_model, 2, adam, optimizer=sgd)
+    assert rates.state == {}
+    assert rates.rates == [0.1, 0.1]
+    it, rates = run(tmp_path / "back", tiny_model, 3, last(tmp_path / "sgd"))
+    assert rates.state == {}
+    assert weights(it.policy).isfinite().all()
+    _, rates = run(tmp_path / "same", tiny_model, 2, adam)
+    assert rates.state != {}
+
+
+def test_eight_bit_adamw_trains_an_adapter_and_goes_on(tiny_model, tmp_path):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    small = functools.partial(bitsandbytes.optim.AdamW8bit, lr=1e-2, min_8bit_size=64)
+    try:
+        whole, _ = run(tmp_path / "whole", tiny_model, 2, optimizer=small)
+    except (NotImplementedError, RuntimeError) as error:
+        pytest.skip(f"bitsandbytes has no 8-bit optimiser for this device: {error}")
+    run(tmp_path / "first", tiny_model, 1, optimizer=small)
+    again, _ = run(tmp_path / "b", tiny_model, 2, last(tmp_path / "first"), optimizer=small)
+    assert torch.equal(weights(whole.policy), weights(again.policy))
+
+
+def test_a_schedule_that_waits_for_a_metric_is_refused(tiny_model, tmp_path):
+    waiting = functools.partial(ReduceLROnPlateau, monitor="val/reward/total")
+    with pytest.raises(RecipeError, match="ReduceLROnPlateau, which waits for a metric"):
+        run(tmp_path, tiny_model, 1, scheduler=waiting)

@@ -1,0 +1,133 @@
+"""SIGTERM and Ctrl-C: a run stops at once, wherever it is, and can go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import Callback
+from test_processes import TWO, recipe
+from worlds import Echo
+
+TESTS = Path(__file__).parent
+WITHIN_S = 5.0
+
+
+class Slow(Echo):
+    """Says that it was called, and takes a minute to answer."""
+
+    def run(self, calls):
+        print("COLLECTING", flush=True)
+        time.sleep(60)
+        return super().run(calls)
+
+
+class Says(Callback):
+    """Says that a step has begun."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        print("STEPPING", flush=True)
+
+
+def started(folder, model, where, processes):
+    """A run that is in the middle of a collection, or of a step of seconds."""
+    recipe(model, folder / "run.yaml", **(TWO if processes == 2 else {}))
+    contents = yaml.safe_load((folder / "run.yaml").read_text())
+    contents["trainer"] |= {"callbacks": ["test_signals.Says"], "max_epochs": 50}
+    if where == "COLLECTING":
+        contents["model"]["rollout"]["tools"] = ["test_signals.Slow"]
+        contents["data"]["val"] = None  # else it is there that the run waits
+    else:
+        # some 500 passes of a trajectory each
+        contents["model"] |= {"group_size": 128, "steps_per_update": 1, "minibatch_tokens": 1}
+    (folder / "run.yaml").write_text(yaml.safe_dump(contents))
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "turnrl", "fit", "run.yaml"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        # a shell starts what runs in the background with Ctrl-C off
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if where in line:
+            return process
+    raise AssertionError("".join(said))
+
+
+def stops(folder, model, sent, where, processes, whom):
+    process = started(folder, model, where, processes)
+    time.sleep(0.3)
+    family = [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]
+    assert len(family) == processes
+    begun = time.perf_counter()
+    (os.killpg if whom == "all" else os.kill)(process.pid, sent)
+    told = process.communicate(timeout=60)[0]
+    took = time.perf_counter() - begun
+    assert process.returncode == 128 + sent, told
+    assert took < WITHIN_S
+    assert "Traceback" not in told
+    checkpoint = "runs/run/version_0/checkpoints/last.ckpt"
+    assert f"--ckpt_path {checkpoint}" in told
+    assert torch.load(folder / checkpoint, weights_only=True)["global_step"] == 0
+    for pid in family:
+        gone = not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        assert gone, f"process {pid} is left"
+
+
+def test_sigterm_stops_two_processes_in_a_collection(tiny_model, tmp_path):
+    stops(tmp_path, tiny_model, signal.SIGTERM, "COLLECTING", 2, "the first")
+
+
+def test_sigterm_stops_a_step(tiny_model, tmp_path):
+    stops(tmp_path, tiny_model, signal.SIGTERM, "STEPPING", 1, "the first")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["the first", "all"])
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("where", ["COLLECTING", "STEPPING"])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
+def test_a_signal_stops_every_process(tiny_model, tmp_path, sent, where, processes, whom):
+    stops(tmp_path, tiny_model, sent, where, processes, whom)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.3, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+def test_sigterm_while_a_run_begins(tiny_model, tmp_path, after_s):
+    recipe(tiny_model, tmp_path / "run.yaml", **TWO)
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "turnrl", "fit", "run.yaml", "--trainer.max_epochs", "200"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(after_s)
+    family = psutil.Process(process.pid).children(recursive=True)
+    begun = time.perf_counter()
+    process.send_signal(signal.SIGTERM)
+    told = process.communicate(timeout=60)[0]
+    assert time.perf_counter() - begun < WITHIN_S
+    # Python itself may not have got as far as turnrl
+    assert process.returncode in (128 + signal.SIGTERM, -signal.SIGTERM), told
+    assert "Traceback" not in told
+    for child in family:
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
