@@ -3,6 +3,9 @@
 import asyncio
 import itertools
 import math
+import threading
+import time
+import traceback
 
 import pytest
 import torch
@@ -24,6 +27,7 @@ from turnrl import (
     Tool,
     ToolCall,
     ToolResult,
+    ToolSession,
     TurnLevel,
     TurnReward,
 )
@@ -85,14 +89,23 @@ def test_a_good_tool_passes(tool):
             {"parameters": {"type": "object", "required": ["word"]}},
             r"rejects the good call {'text': 'a'}.*'word' is a required",
         ),
-        ({"run": lambda calls: None}, "must give a result per call, not None"),
-        ({"run": lambda calls: [ToolResult("A")]}, "must give a result per call"),
-        ({"run": lambda calls: ["A" for _ in calls]}, "must give ToolResults with a text, not 'A'"),
-        ({"run": lambda calls: [ToolResult("A", False) for _ in calls]}, "fails on the good call"),
-        ({"run": lambda calls: Upper().run(calls)[::-1]}, "in the order of the calls"),
+        (
+            {"run": lambda calls: None},
+            r"^Upper\.run on \[\] must give a ToolResult with a text per call, not None",
+        ),
+        ({"run": lambda calls: [ToolResult("A")]}, "must give a ToolResult with a text per call"),
+        ({"run": lambda calls: ["A" for _ in calls]}, r"with a text per call, not \['A'\]"),
+        (
+            {"run": lambda calls: [ToolResult("A", False) for _ in calls]},
+            r"on the good call {'text': 'a'} gives .*no success with a text",
+        ),
+        (
+            {"run": lambda calls: Upper().run(calls)[::-1]},
+            "in a batch .*: keep the order of the calls",
+        ),
         (
             {"run": lambda calls: [ToolResult("A") for _ in calls]},
-            "accepts the bad call {'text': ''}",
+            r"on the bad call {'text': ''} gives .*content='A'.*no failure with a reason",
         ),
     ],
 )
@@ -103,8 +116,223 @@ def test_a_broken_tool_is_caught(broken, message):
         check_tool(tool, GOOD, BAD)
 
 
+class Quick(Upper):
+    """Has little time."""
+
+    timeout_s = 0.5
+
+
+LEFT = threading.Event()
+"""Set when the tests of this module are over, so that no thread is left for ever."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _leave():
+    yield
+    LEFT.set()
+
+
+def never():
+    LEFT.wait(60)
+
+
+class Sleeps(Quick):
+    def run(self, calls):
+        never()
+
+
+class SleepsOnTheLoop(Quick):
+    async def run(self, calls):
+        await asyncio.sleep(60)
+
+
+class BlocksTheLoop(Quick):
+    async def run(self, calls):
+        never()
+
+
+class SleepsInAThreadOfTheLoop(Quick):
+    async def run(self, calls):
+        await asyncio.to_thread(never)
+
+
+class SleepsOpening(Quick):
+    def open(self, question):
+        never()
+
+
+class Slow(ToolSession):
+    def close(self):
+        never()
+
+
+class SleepsClosing(Quick):
+    def open(self, question):
+        return Slow()
+
+
+@pytest.mark.parametrize(
+    ("tool", "what"),
+    [
+        (Sleeps, r"Sleeps\.run on \[\]"),
+        (SleepsOnTheLoop, r"SleepsOnTheLoop\.run on \[\]"),
+        (BlocksTheLoop, r"BlocksTheLoop\.run on \[\]"),
+        (SleepsInAThreadOfTheLoop, r"SleepsInAThreadOfTheLoop\.run on \[\]"),
+        (SleepsOpening, r"SleepsOpening\.open\(Question\(.*\)"),
+        (SleepsClosing, r"Slow\.close\(\) after the call {'text': 'a'}"),
+    ],
+)
+def test_a_tool_that_hangs_fails_in_its_time(tool, what):
+    before = time.monotonic()
+    with pytest.raises(AssertionError, match=f"^{what} takes longer than timeout_s = 0.5$"):
+        check_tool(tool(), GOOD)
+    assert time.monotonic() - before < 5
+
+
+@pytest.mark.parametrize("limit", [0, -1, math.inf, math.nan, "60", None])
+def test_a_tool_has_a_number_of_seconds(limit):
+    tool = Upper()
+    tool.timeout_s = limit
+    with pytest.raises(AssertionError, match=r"Upper\.timeout_s is .*: give a number of seconds"):
+        check_tool(tool, GOOD)
+
+
+class Page(ToolSession):
+    """Counts itself, and is empty."""
+
+    def __init__(self, pages):
+        self.pages = pages
+        pages.append(self)
+
+    def __len__(self):
+        return 0
+
+    def close(self):
+        self.pages.remove(self)
+
+
+class Paged(Upper):
+    """Opens a session for each call, and a test says what `run` does."""
+
+    def __init__(self, run=None):
+        self.pages, self.opened = [], 0
+        self.does = run or (lambda calls: None)
+
+    def open(self, question):
+        self.opened += 1
+        return Page(self.pages)
+
+    def run(self, calls):
+        self.does(calls)
+        return Upper.run(self, calls)
+
+
 def fails(*_):
     raise ValueError("no")
+
+
+def leaves(*_):
+    raise SystemExit("bye")
+
+
+def stops(*_):
+    raise StopIteration
+
+
+def late(calls):
+    if calls:
+        never()
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (
+            lambda calls: calls and fails(),
+            r"^Paged\.run on \[{'text': 'a'}\] raised ValueError: no$",
+        ),
+        (
+            lambda calls: len(calls) > 1 and fails(),
+            r"run on \[{'text': 'a'}, {'text': 'b'}\] raised V",
+        ),
+        (leaves, r"^Paged\.run on \[\] raised SystemExit: bye$"),
+        (stops, r"^Paged\.run on \[\] raised StopIteration: $"),
+        (late, r"^Paged\.run on \[{'text': 'a'}\] takes longer than timeout_s = 0.5$"),
+    ],
+)
+def test_every_session_is_closed_whatever_run_does(run, message):
+    tool = Paged(run)
+    tool.timeout_s = Quick.timeout_s if run is late else 60
+    with pytest.raises(AssertionError, match=message):
+        check_tool(tool, GOOD)
+    assert not tool.pages
+    check_tool(tool := Paged(), GOOD)
+    assert tool.opened == 4
+    assert not tool.pages
+
+
+def test_sessions_are_closed_when_another_cannot_be_opened_or_closed():
+    tool = Paged()
+    tool.open = lambda question: Page(tool.pages) if len(tool.pages) < 1 else fails()
+    with pytest.raises(
+        AssertionError, match=r"^Paged\.open\(Question\(.*\) raised ValueError: no$"
+    ):
+        check_tool(tool, GOOD)
+    assert not tool.pages
+
+    class Stuck(Page):
+        def close(self):
+            super().close()
+            fails()
+
+    tool.open = lambda question: Stuck(tool.pages)
+    tool.does = lambda calls: len(calls) > 1 and fails()
+    message = r"^Stuck\.close\(\) after the call {'text': 'a'} raised ValueError: no$"
+    with pytest.raises(AssertionError, match=message):
+        check_tool(tool, GOOD)
+    assert not tool.pages
+    tool.does = lambda calls: calls and fails()
+    with pytest.raises(AssertionError, match=message) as raised:
+        check_tool(tool, GOOD)
+    told = "".join(traceback.format_exception(raised.value))
+    assert "Paged.run on [{'text': 'a'}] raised ValueError: no" in told
+
+
+def test_the_coroutines_of_a_session_share_an_event_loop():
+    class Bound(ToolSession):
+        def __init__(self):
+            self.loop = asyncio.get_running_loop()
+
+        async def close(self):
+            assert self.loop is asyncio.get_running_loop()
+
+    class Async(Upper):
+        async def open(self, question):
+            return Bound()
+
+        async def run(self, calls):
+            assert all(call.session.loop is asyncio.get_running_loop() for call in calls)
+            return Upper.run(self, calls)
+
+    check_tool(Async(), GOOD)
+
+    async def inside_a_loop():
+        check_tool(Async(), GOOD)
+
+    asyncio.run(inside_a_loop())
+
+
+def test_what_a_tool_raises_before_it_is_called_is_told():
+    with pytest.raises(AssertionError, match="give check_tool a good call of Upper"):
+        check_tool(Upper(), [])
+    tool = Upper()
+    tool.check = fails
+    with pytest.raises(AssertionError, match=r"^Upper\.check\(\) raised ValueError: no$") as raised:
+        check_tool(tool, GOOD)
+    assert isinstance(raised.value.__cause__, ValueError)
+    tool.parameters = {"type": "object", "properties": 7}
+    with pytest.raises(AssertionError, match=r"^Upper\.parameters raised SchemaError: 7 is not"):
+        check_tool(tool, GOOD)
 
 
 class Plain(Segmenter):
@@ -288,6 +516,19 @@ def test_a_reward_that_raises_is_told_with_the_trajectory_and_the_turn():
     message = r"^Calls\.score\('right after a search', 1\) raised ZeroDivisionError: "
     with pytest.raises(AssertionError, match=message):
         check_reward(calls)
+
+
+def test_a_reward_is_of_one_kind_and_has_a_name_that_metrics_can_show():
+    class Both(OutcomeReward, TurnReward):
+        def score(self, trajectory, turn=0):
+            return 0.0
+
+    with pytest.raises(AssertionError, match="Both must extend either TurnReward or OutcomeReward"):
+        check_reward(Both())
+    right = Right()
+    right.name = "Is right"
+    with pytest.raises(AssertionError, match=r"Right\.name is 'Is right': use lower case"):
+        check_reward(right)
 
 
 def test_the_examples_hold_every_way_to_end():

@@ -18,7 +18,9 @@ import itertools
 import math
 import random
 import re
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, cast
 
 import jsonschema
@@ -29,6 +31,8 @@ from turnrl.text import neutralise, normalize_answer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_Calls = Sequence[Mapping[str, Any]]  # the arguments of each
 
 
 class _Breach(AssertionError):
@@ -55,14 +59,12 @@ def _on(what: str) -> Iterator[None]:
 # -------------------------------------------------------------------------------------------- tools
 
 
-def check_tool(
-    tool: types.Tool,
-    good_calls: Sequence[Mapping[str, Any]],
-    bad_calls: Sequence[Mapping[str, Any]] = (),
-) -> None:
-    """Check a tool: its description, its preflight check, its sessions, and its replies.
+def check_tool(tool: types.Tool, good_calls: _Calls, bad_calls: _Calls = ()) -> None:
+    """Check a tool: its description, its preflight check, its sessions, its replies, and that
+    `open`, `run` and `close` take no longer than `timeout_s`.
 
-    Each call has a session of its own, if the tool opens them.
+    Each call has a session of its own, if the tool opens them; each is closed, whatever happens.
+    As in a rollout, plain methods run in threads, and coroutines on one event loop.
 
     Args:
         tool: The tool, with whatever it needs at hand.
@@ -70,66 +72,97 @@ def check_tool(
         bad_calls: Arguments that are the policy's mistake: the schema rejects them, or the result
             is not `ok` and says why.
     """
-    name = type(tool).__name__
-    _require(bool(good_calls), f"give check_tool a good call of {name}")
-    named = isinstance(tool.name, str) and re.fullmatch(r"\w[\w.-]*", tool.name) is not None
+    name, limit = type(tool).__name__, tool.timeout_s
+    _require(good_calls, f"give check_tool a good call of {name}")
+    named = isinstance(tool.name, str) and re.fullmatch(r"\w[\w.-]*", tool.name)
     _require(named, f"{name}.name is {tool.name!r}: use letters, digits, _, - and .")
-    _require(bool(tool.description.strip()), f"{name}.description is empty")
-    _require(tool.timeout_s > 0, f"{name}.timeout_s is {tool.timeout_s}")
-    _require(
-        tool.parameters.get("type") == "object",
-        f"{name}.parameters must be the JSON Schema of an object, not {tool.parameters!r}",
-    )
-    jsonschema.Draft202012Validator.check_schema(tool.parameters)
-    schema = jsonschema.Draft202012Validator(tool.parameters)
-    tool.check()
+    _require(tool.description.strip(), f"{name}.description is empty")
+    timed = isinstance(limit, int | float) and 0 < limit < math.inf
+    _require(timed, f"{name}.timeout_s is {limit!r}: give a number of seconds")
+    with _on(f"{name}.parameters"):
+        described = tool.parameters.get("type") == "object"
+        _require(described, f"must be the JSON Schema of an object, not {tool.parameters!r}")
+        jsonschema.Draft202012Validator.check_schema(tool.parameters)
+        schema = jsonschema.Draft202012Validator(tool.parameters)
+        for arguments in good_calls:
+            errors = [error.message for error in schema.iter_errors(dict(arguments))]
+            _require(not errors, f"rejects the good call {arguments!r}: {errors}")
+    with _on(f"{name}.check()"):
+        tool.check()
 
-    _require(_run(tool, []) == [], f"{name}.run of no calls must give no results")
-    for arguments in good_calls:
-        errors = [error.message for error in schema.iter_errors(dict(arguments))]
-        _require(not errors, f"{name}.parameters rejects the good call {arguments!r}: {errors}")
-    together = _run(tool, good_calls)
-    for arguments, result in zip(good_calls, together, strict=True):
-        _require(result.ok, f"{name} fails on the good call {arguments!r}: {result.content!r}")
-        _require(bool(result.content), f"{name} replies to {arguments!r} with an empty text")
-        (alone,) = _run(tool, [arguments])
-        _require(
-            alone.content == result.content,
-            f"{name} replies to {arguments!r} with {alone.content!r} alone and {result.content!r} "
-            "in a batch; results must be in the order of the calls",
-        )
-    for arguments in bad_calls:
-        if schema.is_valid(dict(arguments)):
-            (result,) = _run(tool, [arguments])
-            told = f"{arguments!r}: {result.content!r}"
-            _require(not result.ok, f"{name} accepts the bad call {told}")
-            _require(bool(result.content), f"{name} does not say what is wrong with {arguments!r}")
+    with _timed(limit) as within:
+        _run(within, tool, [])
+        alone = [_run(within, tool, [arguments])[0] for arguments in good_calls]
+        together = _run(within, tool, good_calls)
+        for arguments, one, same in zip(good_calls, alone, together, strict=True):
+            told = f"{name}.run on the good call {arguments!r} gives {one!r}"
+            _require(one.ok and one.content, f"{told}, which is no success with a text")
+            ordered = one.content == same.content
+            _require(ordered, f"{told}, and in a batch {same!r}: keep the order of the calls")
+        for arguments in filter(lambda bad: schema.is_valid(dict(bad)), bad_calls):
+            (one,) = _run(within, tool, [arguments])
+            told = f"{name}.run on the bad call {arguments!r} gives {one!r}"
+            _require(not one.ok and one.content, f"{told}, which is no failure with a reason")
 
 
-def _run(tool: types.Tool, some: Sequence[Mapping[str, Any]]) -> list[types.ToolResult]:
+def _run(within: Callable[..., Any], tool: types.Tool, some: _Calls) -> Sequence[types.ToolResult]:
     """The results of a batch, each call in a session of its own."""
-    return asyncio.run(_in_sessions(tool, some))
-
-
-async def _in_sessions(
-    tool: types.Tool, some: Sequence[Mapping[str, Any]]
-) -> list[types.ToolResult]:
     name = type(tool).__name__
-    question = types.Question("q", "What?", ("x",))
-    sessions = [await _settled(tool.open(question)) for _ in some]
-    for session in sessions:
-        kept = session is None or isinstance(session, types.ToolSession)
-        _require(kept, f"{name}.open must give a ToolSession or None, not {session!r}")
-    calls = [types.ToolCall(tool.name, a, session=s) for a, s in zip(some, sessions, strict=True)]
-    replies = await _settled(tool.run(calls))
-    for session in filter(None, sessions):
-        await _settled(session.close())
-    complete = isinstance(replies, Sequence) and len(replies) == len(calls)
-    _require(complete, f"{name}.run must give a result per call, not {replies!r} for {len(calls)}")
-    for reply in replies:
-        fits = isinstance(reply, types.ToolResult) and isinstance(reply.content, str)
-        _require(fits, f"{name}.run must give ToolResults with a text, not {reply!r}")
-    return list(replies)
+    calls: list[types.ToolCall] = []
+    with contextlib.ExitStack() as closings:
+        for arguments in some:
+            with _on(f"{name}.open({_QUESTION!r})"):
+                session = within(tool.open, _QUESTION)
+                kept = session is None or isinstance(session, types.ToolSession)
+                _require(kept, f"must give a ToolSession or None, not {session!r}")
+            if session is not None:
+                what = f"{type(session).__name__}.close() after the call {arguments!r}"
+                closings.callback(_on(what)(within), session.close)
+            calls.append(types.ToolCall(tool.name, arguments, session=session))
+        with _on(f"{name}.run on {[*some]!r}"):
+            replies: Sequence[types.ToolResult] = within(tool.run, calls)
+            fits = isinstance(replies, Sequence) and len(replies) == len(calls)
+            fits = fits and all(isinstance(r, types.ToolResult) for r in replies)
+            fits = fits and all(isinstance(r.content, str) for r in replies)
+            _require(fits, f"must give a ToolResult with a text per call, not {replies!r}")
+    return replies
+
+
+@contextlib.contextmanager
+def _timed(limit_s: float) -> Iterator[Callable[..., Any]]:
+    """A function that calls another, plain or a coroutine, and waits no longer than `limit_s`.
+
+    What hangs cannot be ended, only left: so everything runs in daemon threads, the event loop too.
+    """
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    loop, end = runner.get_loop(), asyncio.Event()
+
+    def serve() -> None:
+        with runner:
+            runner.run(end.wait())
+
+    def within(function: Callable[..., Any], *arguments: Any) -> Any:
+        found: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                value = function(*arguments)
+                if isinstance(value, Awaitable):
+                    value = asyncio.run_coroutine_threadsafe(_settled(value), loop).result()
+                found.set_result(value)
+            except BaseException as error:
+                found.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        wait([found], limit_s)
+        _require(found.done(), f"takes longer than timeout_s = {limit_s}")
+        return found.result()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield within
+    finally:
+        loop.call_soon_threadsafe(end.set)
 
 
 async def _settled(value: Any) -> Any:
