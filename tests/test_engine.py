@@ -613,23 +613,131 @@ def test_an_engine_behind_another_passes_and_so_does_one_that_promises_no_seeds(
     [
         (
             Wrapped(ForgetsNewIds),
-            r"Wrapped goes on from \[.*\] with \[1.*\] as .*but reads the same",
+            r"Wrapped, .* goes on from \[.*\] with \[1.*\] as .*but reads the same",
         ),
         (Wrapped(ForgetsTheTurnsWhenForked), r"goes on from \[.*\] with \[99\] as"),
         (Wrapped(GivesTokensBack), r"goes on from \[.*\] with \[1.*\] as"),
         (Wrapped(IgnoresStops), r"does not stop at '.'"),
         (Wrapped(IgnoresEnds), r"does not end at the token \d+"),
-        (Wrapped(DropsTheLastToken), "asked for 6 tokens, it gave"),
+        (Wrapped(DropsTheLastToken), "asked for 6 tokens, and gave"),
         (Wrapped(LogprobsWorseTurnByTurn), r"goes on from \[.*\] with \[1.*\] as"),
         (Wrapped(LogprobsOfNothing), "log-probabilities"),
         (Wrapped(IgnoresTheSeed), r"is seeded, but seeds 1, 1, 2"),
         (Wrapped(HasOneSeed), r"is seeded, but seeds 1, 1, 2"),
         (Wrapped(GeneratesAfterClose), r"generates after close\(\)"),
         (Wrapped(GeneratesAfterCancel), "generates after a turn that was cancelled"),
-        (GeneratesAfterSync(), "generates after a sync"),
+        (GeneratesAfterSync(), "generates on in a session that remembers older weights"),
     ],
     ids=lambda value: value.session.__name__ if isinstance(value, Wrapped) else "x",
 )
 def test_a_broken_engine_is_caught(tiny_policy, engine, message):
     with pytest.raises(AssertionError, match=message):
         check_engine(engine, tiny_policy)
+
+
+class RaisesAt(Around):
+    """Fails in one of its calls; a test says which."""
+
+    def __init__(self, engine, inner, prompt):
+        super().__init__(engine, inner, prompt)
+        self.fails = lambda name, *what: None
+
+    async def generate(self, new_ids, sampling):
+        self.engine.step("generate", new_ids, sampling)
+        return await super().generate(new_ids, sampling)
+
+    def fork(self):
+        self.engine.step("fork")
+        return super().fork()
+
+    def close(self):
+        self.engine.step("session.close")
+        super().close()
+
+
+class Failing(Wrapped):
+    """Raises in the steps that a test names."""
+
+    def __init__(self, fails):
+        super().__init__(RaisesAt)
+        self.fails = fails
+
+    def step(self, *what):
+        if self.fails(*what):
+            raise KeyError(what[0])
+
+    def start(self, policy, max_tokens):
+        self.step("start")
+        super().start(policy, max_tokens)
+
+    def sync(self, version):
+        self.step("sync", version)
+        super().sync(version)
+
+    async def drain(self):
+        self.step("drain")
+        await super().drain()
+
+    def close(self):
+        self.step("close")
+        super().close()
+
+
+@pytest.mark.parametrize(
+    ("fails", "message"),
+    [
+        (
+            lambda *w: w == ("start",),
+            r"^Failing\.start\(policy, 64\), and sync\(1\) after it, raised",
+        ),
+        (
+            lambda *w: w == ("sync", 1),
+            r"^Failing\.start\(policy, 64\), and sync\(1\) after it, raised",
+        ),
+        (
+            lambda *w: w == ("fork",),
+            r"from \[44, 2\], then with \[12, 13, 14\] or, forked, \[99\], ra",
+        ),
+        (
+            lambda *w: w[0] == "generate" and w[1] == [15],
+            r"from \[7, 7, .*\], then with \[15\] or, fo",
+        ),
+        (
+            lambda *w: w[0] == "generate" and w[2].end_ids,
+            r"from \[5, 9, 33, 71\] with .*end_ids=\(\d",
+        ),
+        (lambda *w: w[0] == "generate" and w[2].stop, r"from \[5, 9, 33, 71\] with .*stop=\('"),
+        (lambda *w: w[0] == "generate" and w[2].seed == 9, r"\[5, 9, 33, 71\] with .*seed=9"),
+        (lambda *w: w == ("session.close",), "a session of Failing, closed or cancelled, raised"),
+        (lambda *w: w == ("drain",), "a session of Failing, closed or cancelled, raised"),
+        (lambda *w: w == ("sync", 2), "Failing, after a second sync, raised"),
+        (lambda *w: w == ("close",), r"^Failing\.close\(\), called twice, raised"),
+    ],
+)
+def test_a_step_in_which_an_engine_raises_is_told(tiny_policy, fails, message):
+    with pytest.raises(AssertionError, match=f"{message}.*KeyError") as raised:
+        check_engine(Failing(fails), tiny_policy)
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+class DrainsAtOnce(Wrapped):
+    """`drain` gives no other coroutine a turn."""
+
+    async def drain(self):
+        pass
+
+
+class RaisesWhenCancelled(Around):
+    async def generate(self, new_ids, sampling):
+        try:
+            return await self.inner.generate(new_ids, sampling)
+        except asyncio.CancelledError:
+            raise KeyError("cancelled") from None
+
+
+def test_a_cancelled_turn_is_looked_at_though_drain_waits_for_nothing(tiny_policy):
+    check_engine(DrainsAtOnce(), tiny_policy)
+    with pytest.raises(AssertionError, match="generates after a turn that was cancelled"):
+        check_engine(DrainsAtOnce(GeneratesAfterCancel), tiny_policy)
+    with pytest.raises(AssertionError, match="closed or cancelled, raised KeyError: 'cancelled'"):
+        check_engine(Wrapped(RaisesWhenCancelled), tiny_policy)

@@ -3,6 +3,9 @@
 import asyncio
 import itertools
 import math
+import threading
+import time
+import traceback
 
 import pytest
 import torch
@@ -24,9 +27,11 @@ from turnrl import (
     Tool,
     ToolCall,
     ToolResult,
+    ToolSession,
     TurnLevel,
     TurnReward,
 )
+from turnrl.sources import GivenQuestions, open_source
 from turnrl.testing import (
     ScriptedEngine,
     check_estimator,
@@ -84,14 +89,23 @@ def test_a_good_tool_passes(tool):
             {"parameters": {"type": "object", "required": ["word"]}},
             r"rejects the good call {'text': 'a'}.*'word' is a required",
         ),
-        ({"run": lambda calls: None}, "must give a result per call, not None"),
-        ({"run": lambda calls: [ToolResult("A")]}, "must give a result per call"),
-        ({"run": lambda calls: ["A" for _ in calls]}, "must give ToolResults with a text, not 'A'"),
-        ({"run": lambda calls: [ToolResult("A", False) for _ in calls]}, "fails on the good call"),
-        ({"run": lambda calls: Upper().run(calls)[::-1]}, "in the order of the calls"),
+        (
+            {"run": lambda calls: None},
+            r"^Upper\.run on \[\] must give a ToolResult with a text per call, not None",
+        ),
+        ({"run": lambda calls: [ToolResult("A")]}, "must give a ToolResult with a text per call"),
+        ({"run": lambda calls: ["A" for _ in calls]}, r"with a text per call, not \['A'\]"),
+        (
+            {"run": lambda calls: [ToolResult("A", False) for _ in calls]},
+            r"on the good call {'text': 'a'} gives .*no success with a text",
+        ),
+        (
+            {"run": lambda calls: Upper().run(calls)[::-1]},
+            "in a batch .*: keep the order of the calls",
+        ),
         (
             {"run": lambda calls: [ToolResult("A") for _ in calls]},
-            "accepts the bad call {'text': ''}",
+            r"on the bad call {'text': ''} gives .*content='A'.*no failure with a reason",
         ),
     ],
 )
@@ -100,6 +114,225 @@ def test_a_broken_tool_is_caught(broken, message):
     vars(tool).update(broken)
     with pytest.raises(AssertionError, match=message):
         check_tool(tool, GOOD, BAD)
+
+
+class Quick(Upper):
+    """Has little time."""
+
+    timeout_s = 0.5
+
+
+LEFT = threading.Event()
+"""Set when the tests of this module are over, so that no thread is left for ever."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _leave():
+    yield
+    LEFT.set()
+
+
+def never():
+    LEFT.wait(60)
+
+
+class Sleeps(Quick):
+    def run(self, calls):
+        never()
+
+
+class SleepsOnTheLoop(Quick):
+    async def run(self, calls):
+        await asyncio.sleep(60)
+
+
+class BlocksTheLoop(Quick):
+    async def run(self, calls):
+        never()
+
+
+class SleepsInAThreadOfTheLoop(Quick):
+    async def run(self, calls):
+        await asyncio.to_thread(never)
+
+
+class SleepsOpening(Quick):
+    def open(self, question):
+        never()
+
+
+class Slow(ToolSession):
+    def close(self):
+        never()
+
+
+class SleepsClosing(Quick):
+    def open(self, question):
+        return Slow()
+
+
+@pytest.mark.parametrize(
+    ("tool", "what"),
+    [
+        (Sleeps, r"Sleeps\.run on \[\]"),
+        (SleepsOnTheLoop, r"SleepsOnTheLoop\.run on \[\]"),
+        (BlocksTheLoop, r"BlocksTheLoop\.run on \[\]"),
+        (SleepsInAThreadOfTheLoop, r"SleepsInAThreadOfTheLoop\.run on \[\]"),
+        (SleepsOpening, r"SleepsOpening\.open\(Question\(.*\)"),
+        (SleepsClosing, r"Slow\.close\(\) after the call {'text': 'a'}"),
+    ],
+)
+def test_a_tool_that_hangs_fails_in_its_time(tool, what):
+    before = time.monotonic()
+    with pytest.raises(AssertionError, match=f"^{what} takes longer than timeout_s = 0.5$"):
+        check_tool(tool(), GOOD)
+    assert time.monotonic() - before < 5
+
+
+@pytest.mark.parametrize("limit", [0, -1, math.inf, math.nan, "60", None])
+def test_a_tool_has_a_number_of_seconds(limit):
+    tool = Upper()
+    tool.timeout_s = limit
+    with pytest.raises(AssertionError, match=r"Upper\.timeout_s is .*: give a number of seconds"):
+        check_tool(tool, GOOD)
+
+
+class Page(ToolSession):
+    """Counts itself, and is empty."""
+
+    def __init__(self, pages):
+        self.pages = pages
+        pages.append(self)
+
+    def __len__(self):
+        return 0
+
+    def close(self):
+        self.pages.remove(self)
+
+
+class Paged(Upper):
+    """Opens a session for each call, and a test says what `run` does."""
+
+    def __init__(self, run=None):
+        self.pages, self.opened = [], 0
+        self.does = run or (lambda calls: None)
+
+    def open(self, question):
+        self.opened += 1
+        return Page(self.pages)
+
+    def run(self, calls):
+        self.does(calls)
+        return Upper.run(self, calls)
+
+
+def fails(*_):
+    raise ValueError("no")
+
+
+def leaves(*_):
+    raise SystemExit("bye")
+
+
+def stops(*_):
+    raise StopIteration
+
+
+def late(calls):
+    if calls:
+        never()
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (
+            lambda calls: calls and fails(),
+            r"^Paged\.run on \[{'text': 'a'}\] raised ValueError: no$",
+        ),
+        (
+            lambda calls: len(calls) > 1 and fails(),
+            r"run on \[{'text': 'a'}, {'text': 'b'}\] raised V",
+        ),
+        (leaves, r"^Paged\.run on \[\] raised SystemExit: bye$"),
+        (stops, r"^Paged\.run on \[\] raised StopIteration: $"),
+        (late, r"^Paged\.run on \[{'text': 'a'}\] takes longer than timeout_s = 0.5$"),
+    ],
+)
+def test_every_session_is_closed_whatever_run_does(run, message):
+    tool = Paged(run)
+    tool.timeout_s = Quick.timeout_s if run is late else 60
+    with pytest.raises(AssertionError, match=message):
+        check_tool(tool, GOOD)
+    assert not tool.pages
+    check_tool(tool := Paged(), GOOD)
+    assert tool.opened == 4
+    assert not tool.pages
+
+
+def test_sessions_are_closed_when_another_cannot_be_opened_or_closed():
+    tool = Paged()
+    tool.open = lambda question: Page(tool.pages) if len(tool.pages) < 1 else fails()
+    with pytest.raises(
+        AssertionError, match=r"^Paged\.open\(Question\(.*\) raised ValueError: no$"
+    ):
+        check_tool(tool, GOOD)
+    assert not tool.pages
+
+    class Stuck(Page):
+        def close(self):
+            super().close()
+            fails()
+
+    tool.open = lambda question: Stuck(tool.pages)
+    tool.does = lambda calls: len(calls) > 1 and fails()
+    message = r"^Stuck\.close\(\) after the call {'text': 'a'} raised ValueError: no$"
+    with pytest.raises(AssertionError, match=message):
+        check_tool(tool, GOOD)
+    assert not tool.pages
+    tool.does = lambda calls: calls and fails()
+    with pytest.raises(AssertionError, match=message) as raised:
+        check_tool(tool, GOOD)
+    told = "".join(traceback.format_exception(raised.value))
+    assert "Paged.run on [{'text': 'a'}] raised ValueError: no" in told
+
+
+def test_the_coroutines_of_a_session_share_an_event_loop():
+    class Bound(ToolSession):
+        def __init__(self):
+            self.loop = asyncio.get_running_loop()
+
+        async def close(self):
+            assert self.loop is asyncio.get_running_loop()
+
+    class Async(Upper):
+        async def open(self, question):
+            return Bound()
+
+        async def run(self, calls):
+            assert all(call.session.loop is asyncio.get_running_loop() for call in calls)
+            return Upper.run(self, calls)
+
+    check_tool(Async(), GOOD)
+
+    async def inside_a_loop():
+        check_tool(Async(), GOOD)
+
+    asyncio.run(inside_a_loop())
+
+
+def test_what_a_tool_raises_before_it_is_called_is_told():
+    with pytest.raises(AssertionError, match="give check_tool a good call of Upper"):
+        check_tool(Upper(), [])
+    tool = Upper()
+    tool.check = fails
+    with pytest.raises(AssertionError, match=r"^Upper\.check\(\) raised ValueError: no$") as raised:
+        check_tool(tool, GOOD)
+    assert isinstance(raised.value.__cause__, ValueError)
+    tool.parameters = {"type": "object", "properties": 7}
+    with pytest.raises(AssertionError, match=r"^Upper\.parameters raised SchemaError: 7 is not"):
+        check_tool(tool, GOOD)
 
 
 class Plain(Segmenter):
@@ -141,6 +374,15 @@ def test_a_segmenter_may_show_each_result_in_a_message_of_a_tool():
 CALL = Reading((ToolCall("x"),))
 
 
+def asserts(text, turn, cut):
+    assert text, "a text"
+
+
+def alternates():
+    answers = itertools.cycle("ab")
+    return lambda text, turn, cut: Reading(answer=next(answers))
+
+
 def shows(text, role="user"):
     return lambda reading, results: [{"role": role, "content": text}]
 
@@ -149,9 +391,15 @@ def shows(text, role="user"):
     ("broken", "message"),
     [
         ({"max_turns": 0}, "max_turns is 0"),
-        ({"stop": "</answer>"}, "stop must be a tuple of texts"),
+        (
+            {"stop": "</answer>"},
+            "Plain.stop and Plain.tags must be tuples of texts, not '</answer>'",
+        ),
         ({"stop": ("</answer>",)}, "'answer' must be in its tags"),
-        ({"prompt": lambda question, tools: []}, "gives no messages"),
+        (
+            {"prompt": lambda question, tools: []},
+            "must give messages of role system or user or assistant with a text, not ",
+        ),
         (
             {"prompt": lambda question, tools: [{"role": "system", "content": question.text}]},
             "must end with the user's message",
@@ -160,12 +408,21 @@ def shows(text, role="user"):
             {"prompt": lambda question, tools: [{"role": "user", "content": "?"}]},
             "leaves the question out",
         ),
-        ({"prompt": lambda question, tools: [{"role": "user"}]}, "is no chat message"),
-        ({"read": lambda text, turn, cut: Reading(answer=text[0])}, "on '' it raised IndexError"),
+        (
+            {"prompt": lambda question, tools: [{"role": "user"}]},
+            r"with a text, not \[{'role': 'user'}\]",
+        ),
+        (
+            {"read": lambda text, turn, cut: Reading(answer=text[0])},
+            r"^Plain\.read\('', 0, cut=False\) raised IndexError",
+        ),
         ({"read": lambda text, turn, cut: None}, "which is no Reading"),
         ({"read": lambda text, turn, cut: Reading()}, "needs a format_error"),
         ({"read": lambda text, turn, cut: Reading((ToolCall(""),))}, "neither name nor error"),
-        ({"read": lambda text, turn, cut: Reading(answer=text)}, r"answer .* which was cut"),
+        (
+            {"read": lambda text, turn, cut: Reading(answer=text)},
+            r"cut=True\) takes the answer '.*' from what was cut: the whole, '.*', answers '",
+        ),
         ({"observe": lambda reading, results: "text"}, "messages of role user or tool"),
         ({"observe": lambda reading, results: []}, "messages of role user or tool"),
         ({"observe": shows("")}, "with a text, not"),
@@ -175,6 +432,26 @@ def shows(text, role="user"):
             "must show each result as it is",
         ),
         ({"tags": ("answer",)}, "takes plain text for a well-formed turn"),
+        (
+            {"prompt": lambda question, tools: fails(tools and question)},
+            r"^Plain\.prompt\(Question\(id='q'.*\), \[\]\) raised ValueError: no$",
+        ),
+        (
+            {"read": lambda text, turn, cut: fails() if cut else Reading(answer=text)},
+            r"^Plain\.read\('', 0, cut=True\) raised ValueError: no$",
+        ),
+        (
+            {"observe": fails},
+            r"^Plain\.observe\(Reading\(calls=\(\), answer='', .*\), \[\]\) raised ValueError: no$",
+        ),
+        ({"read": asserts}, r"^Plain\.read\('', 0, cut=False\) raised AssertionError: a text"),
+        ({"read": lambda text, turn, cut: Reading(answer=7)}, "answer is no text"),
+        ({"read": lambda text, turn, cut: Reading(("x",))}, "'x' is no ToolCall"),
+        (
+            {"read": lambda text, turn, cut: Reading((ToolCall("x", []),))},
+            "arguments are no mapping",
+        ),
+        ({"read": alternates()}, "and the second time"),
     ],
 )
 def test_a_broken_segmenter_is_caught(broken, message):
@@ -208,10 +485,16 @@ def test_a_good_reward_passes(reward):
 @pytest.mark.parametrize(
     ("score", "message"),
     [
-        (lambda trajectory: math.nan, "gave nan for 'right after a search', which is not a finite"),
-        (lambda trajectory: None, "gave None for"),
-        (lambda trajectory: float(trajectory.answer is None), "garbage may earn nothing"),
-        (lambda trajectory: float("Euro" in trajectory.turns[0].text), "that names the answer"),
+        (
+            lambda trajectory: math.nan,
+            r"^Right.score\('right after a search'\) gives nan, which is not a finite n",
+        ),
+        (lambda trajectory: None, "gives None, which is not a finite number"),
+        (lambda trajectory: float(trajectory.answer is None), "pays for garbage, .*'garbage': 1.0"),
+        (
+            lambda trajectory: float("Euro" in trajectory.turns[0].text),
+            "pays for garbage, which may earn nothing: {'garbage that names the answer': 1.0}",
+        ),
         (lambda trajectory, seen=[]: float(len(seen.append(1) or seen)), "the second time"),
     ],
 )
@@ -220,6 +503,32 @@ def test_a_broken_reward_is_caught(score, message):
     reward.score = score
     with pytest.raises(AssertionError, match=message):
         check_reward(reward)
+
+
+def test_a_reward_that_raises_is_told_with_the_trajectory_and_the_turn():
+    right, calls = Right(), Calls()
+    right.score = lambda trajectory: 1 / len(trajectory.results)
+    message = r"^Right\.score\('right without a search'\) raised ZeroDivisionError: "
+    with pytest.raises(AssertionError, match=message) as raised:
+        check_reward(right)
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    calls.score = lambda trajectory, turn: 1 / len(trajectory.turns[turn].results)
+    message = r"^Calls\.score\('right after a search', 1\) raised ZeroDivisionError: "
+    with pytest.raises(AssertionError, match=message):
+        check_reward(calls)
+
+
+def test_a_reward_is_of_one_kind_and_has_a_name_that_metrics_can_show():
+    class Both(OutcomeReward, TurnReward):
+        def score(self, trajectory, turn=0):
+            return 0.0
+
+    with pytest.raises(AssertionError, match="Both must extend either TurnReward or OutcomeReward"):
+        check_reward(Both())
+    right = Right()
+    right.name = "Is right"
+    with pytest.raises(AssertionError, match=r"Right\.name is 'Is right': use lower case"):
+        check_reward(right)
 
 
 def test_the_examples_hold_every_way_to_end():
@@ -261,7 +570,7 @@ def by_its_trajectories(group):
 
 
 def by_its_components(group):
-    total = torch.tensor([part["turn/drawn"] + part["outcome/drawn"] for part in group.components])
+    total = torch.tensor([sum(part.values()) for part in group.components])
     assert torch.allclose(total, group.totals)
     return (total - total.mean())[:, None] * group.reached
 
@@ -312,41 +621,44 @@ def adds_up():
     [
         (
             lambda group: group.rewards,
-            r"^Centred on a group of shape \(2, 1\) \(turn rewards \[\[.*, outcome \[.*, reached "
-            r"\[\[True\], \[True\]\]\) raised AttributeError: 'Group' object has no attribute 're",
+            r"^Centred on a group of shape \(2, 1\) \(turns taken \[1, 1\], outcome and turn "
+            r"rewards \[\[.*\]\]\) raised AttributeError: 'Group' object has no attribute",
         ),
-        (lambda group: centred(group).tolist(), r"gives \[\[.*, which is no float tensor of that"),
+        (
+            lambda group: centred(group).tolist(),
+            "raised AttributeError: 'list' object has no attribute",
+        ),
         (lambda group: group.reached.long(), "no float tensor of that shape"),
         (lambda group: group.outcome, "no float tensor of that shape"),
         # all alike: 0 / 0
         (
-            lambda group: centred(group) / centred(group).abs().sum(),
-            r"outcome \[0.5, 0.5\], .* gives \[\[nan\], \[nan\]\], which is not finite",
+            lambda group: centred(group) / (group.totals - group.totals.mean()).abs().sum(),
+            r"rewards \[\[0.5, 0.5\], \[0.5, 0.5\]\]\) gives \[\[nan\], \[nan\]\], which is not f",
         ),
         # a turn that nobody took: a mean of nothing
         (
             lambda group: centred(group) / group.reached.sum(0) * group.reached.any(0).log(),
-            r"reached \[\[True, False\], \[True, False\]\]\) gives .*, which is not finite",
+            r"\(turns taken \[1, 1\], .* gives .*, which is not finite",
         ),
         # alone at a turn: sum / (n - 1) is 0 / 0
         (
             lambda group: (centred(group) / (group.reached.sum(0) - 1)).where(group.reached, 0),
-            r"reached \[\[True, True\], \[True, False\]\]\) gives .*, which is not finite",
+            r"\(turns taken \[(2, 1|1, 2)\], .* gives .*, which is not finite",
         ),
         # 1e6 to the ninth is more than a float holds
         (lambda group: centred(group) ** 9, "which is not finite"),
         (lambda group: centred(group) + 1, "not zero where not reached"),
         (lambda group: torch.where(group.reached, 0, 1e-9), "not zero where not reached"),
-        (overwrites("outcome"), "changes the tensors of the group"),
-        (overwrites("turn_rewards"), "changes the tensors of the group"),
-        (overwrites("reached"), "changes the tensors of the group"),
-        (counts(), r"gives \[.*\], and then \[\["),
-        (adds_up(), r"gives \[.*\], and then \[\["),
-        (lambda group: torch.rand(group.reached.shape) * group.reached, "and then"),
+        (overwrites("outcome"), "changes outcome of the group"),
+        (overwrites("turn_rewards"), "changes turn_rewards of the group"),
+        (overwrites("reached"), "changes reached of the group"),
+        (counts(), r"gives \[.*\], and the second time \[\["),
+        (adds_up(), r"gives \[.*\], and the second time \[\["),
+        (lambda group: torch.rand(group.reached.shape) * group.reached, "the second time"),
         # better than the one before it: a rotation of the group would not show it
         (
             lambda group: (group.outcome - group.outcome.roll(1))[:, None] * group.reached,
-            r"gives \[.*, but \[.* to the same trajectories in the order \[",
+            r"gives \[.*, and \[.* to its members in the order \[",
         ),
         (lambda group: centred(group) * torch.arange(len(group.outcome))[:, None], "in the order"),
     ],
@@ -416,9 +728,17 @@ class OneSplit(Capitals):
         yield
 
 
-@pytest.mark.parametrize("source", [Capitals(), OneSplit(), Atlas()])
+@pytest.mark.parametrize(
+    "source", [Capitals(), OneSplit(), Atlas(), GivenQuestions([ask("1", "Bern")])]
+)
 def test_a_good_source_passes(source):
     check_source(source)
+
+
+def test_a_file_of_questions_passes(tmp_path):
+    path = tmp_path / "capitals.jsonl"
+    path.write_text('{"id": "1", "question": "The capital of France?", "answers": ["Paris"]}\n')
+    check_source(open_source(str(path)))
 
 
 def gives(*questions):
@@ -462,7 +782,7 @@ def breaks_off():
     [
         ({"uses": "fields"}, r"Capitals\.uses is 'fields': give a tuple"),
         ({"uses": ("field",)}, r"Capitals\.uses is \('field',\)"),
-        ({"default_splits": {"train": "train"}}, "default_splits is .*give 'train' and 'val' a"),
+        ({"default_splits": {"train": "train"}}, "default_splits is .*name one for 'train'"),
         ({"default_splits": {"train": None, "val": None}}, "default_splits is"),
         ({"default_splits": {"train": 1, "val": "val"}}, "default_splits is"),
         (
@@ -470,12 +790,12 @@ def breaks_off():
             r"Capitals\.questions\('test'\) raised DataError: no split 'test', only train, val",
         ),
         ({"questions": gives()}, r"questions\('train'\) gives nothing"),
-        ({"questions": gives({"id": "1"})}, r"gives \{'id': '1'\}, which is no Question"),
-        ({"questions": gives(ask(1, "x"))}, "gives .*id=1.*no Question with an id and a text"),
-        ({"questions": gives(ask("", "x"))}, "gives .*no Question with an id and a text"),
-        ({"questions": gives(ask("1", "x", text=" "))}, "gives .*no Question with an id and a t"),
-        ({"questions": gives(Question("1", "?", "Bern"))}, "'Bern'.*answers are no tuple of texts"),
-        ({"questions": gives(ask("1", 1999))}, "1999.*answers are no tuple of texts"),
+        ({"questions": gives({"id": "1"})}, r"gives \{'id': '1'\}: a Question has an id"),
+        ({"questions": gives(ask(1, "x"))}, "gives .*id=1.*: a Question has an id, a text"),
+        ({"questions": gives(ask("", "x"))}, "gives .*: a Question has an id, a text"),
+        ({"questions": gives(ask("1", "x", text=" "))}, "gives .*: a Question has an id, a text"),
+        ({"questions": gives(Question("1", "?", "Bern"))}, "'Bern'.*and answers in a tuple"),
+        ({"questions": gives(ask("1", 1999))}, "1999.*and answers in a tuple"),
         # both normalise to nothing
         ({"questions": gives(ask("1", "The"), ask("2", "?"))}, "none that has an answer to match"),
         (
@@ -486,7 +806,7 @@ def breaks_off():
         ({"questions": once()}, "and the second time None"),
         (
             {"questions": knows_every_split},
-            r"split'\) gives 3 questions; it must raise a DataError",
+            r"split'\) gives 3, and no DataError",
         ),
         ({"questions": knows_no_error}, r"\('no-such-split'\) raised KeyError: 'no-such-split'"),
         (
@@ -494,8 +814,8 @@ def breaks_off():
             r"DataError\('only train'\), which does not list the splits .*: \['train', 'val'\]",
         ),
         ({"passages": lambda: []}, r"Capitals\.passages\(\) gives nothing"),
-        ({"passages": lambda: ["text"]}, "gives 'text', which is no Passage"),
-        ({"passages": lambda: [Passage("a", "", "")]}, "no Passage with an id and a text"),
+        ({"passages": lambda: ["text"]}, "gives 'text': a Passage has an id, a text"),
+        ({"passages": lambda: [Passage("a", "", "")]}, "gives .*: a Passage has an id, a text"),
         ({"passages": lambda: [Passage("a", "", "x"), Passage("a", "", "y")]}, "gives one id to"),
         ({"passages": breaks_off}, r"Capitals\.passages\(\) raised KeyError: 'text'"),
     ],
