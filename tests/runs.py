@@ -10,10 +10,10 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from worlds import Answered, Called, Echo, Letters
 
 from turnrl import MTGRPO, Policy, QuestionData, Rollout
 from turnrl.callbacks import LastCheckpoint
+from worlds import Answered, Called, Echo, Letters
 
 TIMINGS = ("rollout/seconds", "rollout/tokens_per_s")
 

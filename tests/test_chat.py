@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from test_rollout import FORGETFUL, QUESTION, Brackets, Look, one, say
 
 import turnrl
+from test_rollout import FORGETFUL, QUESTION, Brackets, Look, one, say
 from turnrl import ChatFormat, Policy, Question, Reading, RecipeError, Rollout, ToolCall, ToolResult
 from turnrl.chat import read_template, tool_schema
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from conftest import greedy_reference
 from turnrl_slots import Slots
 
+from conftest import greedy_reference
 from turnrl import Engine, Policy, RecipeError, Sampling, Session
 from turnrl.testing import check_engine
 

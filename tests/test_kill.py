@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from test_cli import RECIPE
 
 TIMED = ("rollout/seconds", "rollout/tokens_per_s")

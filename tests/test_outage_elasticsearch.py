@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from test_elasticsearch import PASSWORD, shared_node
 
+from test_elasticsearch import PASSWORD, shared_node
 from turnrl.cli import main
 
 pytestmark = pytest.mark.elasticsearch

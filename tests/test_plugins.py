@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from test_rollout import Brackets
 
 import turnrl
+from test_rollout import Brackets
 from turnrl import PluginError, record
 from turnrl.cli import main
 from turnrl.plugins import KINDS, Hooks, load_plugins

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
+
 from test_processes import TWO, recipe
 from worlds import Echo
 

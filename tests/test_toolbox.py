@@ -13,8 +13,8 @@ from collections import Counter as Tally
 from dataclasses import replace
 
 import pytest
-from test_rollout import QUESTION, Brackets, Look, collect
 
+from test_rollout import QUESTION, Brackets, Look, collect
 from turnrl import (
     ChatFormat,
     Policy,

@@ -12,7 +12,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, Timer
 from turnrl_slots import Slots
-from worlds import Letters
 
 from runs import adamw, column, data, last, module, rows, trainer, warmup, weights
 from turnrl import (
@@ -29,6 +28,7 @@ from turnrl import (
     Session,
     TrainingError,
 )
+from worlds import Letters
 
 
 class Spy(Callback):

@@ -13,6 +13,9 @@ import sys
 import threading
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
+
+import shtab
 
 from turnrl.errors import Terminated, TurnRLError
 from turnrl.given import read_given
@@ -84,6 +87,9 @@ def _dispatch(arguments: list[str]) -> int:
     )
     listing = subparsers.add_parser("plugins", help="list installed plugins and what they bring")
     listing.set_defaults(run=_plugins)
+    completion = subparsers.add_parser("completion", help="print a script for tab completion")
+    completion.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
+    completion.set_defaults(run=lambda parsed: _completion(parser, subparsers, parsed.shell))
     if arguments[:1] and arguments[0] in _TRAINING:
         given = read_given(arguments[0], arguments[1:])
         if not given.asks:
@@ -99,6 +105,16 @@ def _dispatch(arguments: list[str]) -> int:
         return 2
     parsed = parser.parse_args(arguments)
     return int(parsed.run(parsed) or 0)
+
+
+def _completion(parser: argparse.ArgumentParser, commands: Any, shell: str) -> None:
+    from turnrl.recipe import settings
+
+    for command in _TRAINING:
+        commands.choices[command].add_argument("recipe", nargs="*").complete = shtab.FILE
+        for key in settings():
+            commands.choices[command].add_argument(f"--{key}")
+    print(shtab.complete(parser, shell))
 
 
 def _plugins(_: argparse.Namespace) -> int:

@@ -35,6 +35,9 @@ from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
 from turnrl.scoring import CURVES, interval
 
+_CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
+"""What a recipe describes if it names no class."""
+
 
 def run_recipe(command: str, given: Given) -> int:
     """Run `fit` or `eval`.
@@ -54,6 +57,15 @@ def run_recipe(command: str, given: Given) -> int:
         return _run(command, given)
     finally:
         sys.argv = argv
+
+
+def settings() -> list[str]:
+    """Every setting of a recipe, by its dotted key."""
+    parser = LightningArgumentParser()
+    for section, cls in _CLASSES.items():
+        parser.add_lightning_class_args(cls, section)
+    keys = [action.dest for action in parser._actions if ".help" not in action.dest]
+    return sorted({*keys, *SECTIONS} - {"help", "config", "print_config", *_CLASSES})
 
 
 def load(path: str | Path, device: str = "cpu") -> MTGRPO:
@@ -108,9 +120,8 @@ def _told(error: BaseException, contents: Mapping[str, Any]) -> RecipeError:
     if odd := [key for key in contents if key not in SECTIONS]:
         hint = did_you_mean(odd[0], SECTIONS)
         return RecipeError(f"unknown key {odd[0]!r}.{hint} There are {', '.join(SECTIONS)}.")
-    classes = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
     for key, value in contents.items():
-        cls = classes.get(key)
+        cls = _CLASSES.get(key)
         if cls is None:
             found = explain(value, bool | int if key == "seed_everything" else str | None, key)
         elif key != "trainer" and "class_path" in value:
