@@ -594,6 +594,17 @@ class GeneratesAfterSync(Wrapped):
         pass
 
 
+class ReadsOtherwiseAfterSync(Wrapped):
+    """What it has read before a sync, it reads backwards after it."""
+
+    def sync(self, version):
+        super().sync(version)
+        self.order = -1 if version > 1 else 1
+
+    def open(self, prompt_ids):
+        return super().open(prompt_ids[:: self.order])
+
+
 class GivesTokensBack(Around):
     """What is in its history is not what it says it sampled."""
 
@@ -626,6 +637,7 @@ def test_an_engine_behind_another_passes_and_so_does_one_that_promises_no_seeds(
         (Wrapped(HasOneSeed), r"is seeded, but seeds 1, 1, 2"),
         (Wrapped(GeneratesAfterClose), r"generates after close\(\)"),
         (Wrapped(GeneratesAfterCancel), "generates after a turn that was cancelled"),
+        (ReadsOtherwiseAfterSync(), r"with the same weights, gives Completion.* and Completion"),
         (GeneratesAfterSync(), "generates on in a session that remembers older weights"),
     ],
     ids=lambda value: value.session.__name__ if isinstance(value, Wrapped) else "x",
