@@ -1,14 +1,13 @@
 """What turnrl relies on, checked without a model; and what the classes promise of their own."""
 
+from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn
+from turnrl.testing import check_estimator, check_reward, check_segmenter, check_source, check_tool
 from turnrl_example.estimator import ExampleToGo
 from turnrl_example.outcome_reward import ExampleLookedUp
 from turnrl_example.segmenter import ExampleTurns
 from turnrl_example.source import ExampleQuestions
 from turnrl_example.tool import ExampleLookup
 from turnrl_example.turn_reward import ExampleNewlyFound
-
-from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn
-from turnrl.testing import check_estimator, check_reward, check_segmenter, check_source, check_tool
 
 
 def test_the_tool_keeps_to_its_contract() -> None:
