@@ -4,6 +4,7 @@ import functools
 
 import lightning as L
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from turnrl_atlas import Atlas
 from turnrl_qa_rewards import AnswerRetrieved, ExactMatch, ToolExecuted
 from turnrl_two_turn import TwoTurn
@@ -29,4 +30,5 @@ adamw = functools.partial(torch.optim.AdamW, lr=2e-4)
 policy = Policy("package://turnrl_atlas/starter")
 module = MTGRPO(policy, rollout, rewards, TurnLevel(), group_size=8, optimizer=adamw)
 data = QuestionData("Atlas", "Atlas", questions_per_iteration=8, val_limit=64)
-L.Trainer(max_epochs=2, accelerator="cpu", num_sanity_val_steps=0).fit(module, data)
+logger = CSVLogger("runs", "by_hand")
+L.Trainer(max_epochs=2, accelerator="cpu", num_sanity_val_steps=0, logger=logger).fit(module, data)

@@ -10,14 +10,13 @@ import argparse
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 import shtab
 
-from turnrl.errors import Terminated, TurnRLError
+from turnrl.errors import TurnRLError, stopping
 from turnrl.given import read_given
 from turnrl.plugins import KINDS, load_plugins
 
@@ -35,26 +34,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         the error.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)
-    try:
-        return _dispatch(arguments)
-    except TurnRLError as error:
-        return _report(error, error.exit_code)
-    except KeyboardInterrupt as stop:
-        terminated = isinstance(stop, Terminated)
-        print(f"\nturnrl: stopped by {'SIGTERM' if terminated else 'Ctrl-C'}", file=sys.stderr)
-        return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
-    except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
+    with stopping() as stopped:
+        try:
+            return _dispatch(arguments)
+        except (Exception, KeyboardInterrupt) as error:
+            # what breaks while a run is being stopped breaks because of that
+            return _stopped(stopped[0]) if stopped else _told(error)
+
+
+def _told(error: BaseException) -> int:
+    if isinstance(error, BrokenPipeError):  # the reader of our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # of Lightning, torch or the system: in their words
-        return _report(error, 1)
+    if isinstance(error, KeyboardInterrupt):
+        return _stopped(signal.SIGINT)
+    # others are of Lightning, torch or the system: in their words
+    return _report(error, error.exit_code if isinstance(error, TurnRLError) else 1)
 
 
-def _terminate(number: int, frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
-    raise Terminated
+def _stopped(number: int) -> int:
+    by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    print(f"\nturnrl: stopped by {by}", file=sys.stderr)
+    # a process that the first one started: its code would have Lightning kill that one
+    return 0 if os.environ.get("LOCAL_RANK", "0") != "0" else 128 + number
 
 
 def _report(error: BaseException, code: int) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import signal
+import threading
 from collections.abc import Iterable, Iterator
 
 
@@ -55,8 +57,44 @@ class TrainingError(TurnRLError, ArithmeticError):
     """Learning has broken down: a loss or gradient that is not finite."""
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, which stops a run as Ctrl-C does."""
+_AGAIN_S = 2.0
+"""After how long a signal that nobody heard is raised once more."""
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[list[int]]:
+    """Within it SIGTERM stops a program as Ctrl-C does, by a `KeyboardInterrupt`.
+
+    What is raised while a finaliser runs is lost, so it is raised again until `heard` is called.
+
+    Yields:
+        The signals that came.
+    """
+    came: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        came.append(number if number != signal.SIGALRM else came[0])
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    caught = [signal.SIGTERM, signal.SIGALRM]
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        caught.append(signal.SIGINT)
+    before = {number: signal.signal(number, stop) for number in caught}
+    try:
+        yield came
+    finally:
+        heard()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def heard() -> None:
+    """A signal has had its effect."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

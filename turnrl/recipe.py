@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from turnrl.callbacks import BestCheckpoint, IterationLines, LastCheckpoint, is_trial, run_folder
 from turnrl.data import QuestionData
-from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean
+from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean, heard
 from turnrl.explain import explain, explain_class, explain_section
 from turnrl.given import SECTIONS, Given, read_recipe
 from turnrl.module import MTGRPO
@@ -268,7 +268,7 @@ def _gathered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class _Signals(L.Callback):
-    """Stops at SIGTERM as at Ctrl-C. Lightning waits for the end of a step, which a collection can
+    """Keeps the handler of SIGTERM. Lightning's waits for the end of a step, which a collection can
     put off by minutes, and then ends as if all were done."""
 
     def __init__(self) -> None:
@@ -279,6 +279,9 @@ class _Signals(L.Callback):
             signal.signal(signal.SIGTERM, self._handler)
 
     on_validation_start = on_train_start
+
+    def on_exception(self, *args: Any) -> None:
+        heard()
 
 
 class _CLI(LightningCLI):
