@@ -12,6 +12,7 @@ import contextlib
 import difflib
 import signal
 import threading
+import types
 from collections.abc import Iterable, Iterator
 
 
@@ -65,17 +66,21 @@ _AGAIN_S = 2.0
 def stopping() -> Iterator[list[int]]:
     """Within it SIGTERM stops a program as Ctrl-C does, by a `KeyboardInterrupt`.
 
-    What is raised while a finaliser runs is lost, so it is raised again until `heard` is called.
+    What is raised while a finaliser runs is lost, so it is raised after it; and again until `heard`
+    is called, as there are other places where it would be lost.
 
     Yields:
         The signals that came.
     """
     came: list[int] = []
 
-    def stop(number: int, frame: object) -> None:
+    def stop(number: int, frame: types.FrameType | None) -> None:
         came.append(number if number != signal.SIGALRM else came[0])
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
-        raise KeyboardInterrupt
+        while frame is not None and frame.f_code.co_name != "__del__":
+            frame = frame.f_back
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S if frame is None else 0.05)
+        if frame is None:
+            raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield came

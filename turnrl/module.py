@@ -33,7 +33,7 @@ from turnrl import record
 from turnrl.callbacks import InitialValidation, Record, is_trial, run_folder
 from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
-from turnrl.errors import CheckpointError, RecipeError, TrainingError, at_least
+from turnrl.errors import CheckpointError, RecipeError, TrainingError, at_least, blaming
 from turnrl.learning import Minibatch, Step, pack, plan
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
@@ -179,8 +179,10 @@ class MTGRPO(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The recipe's optimiser on what is trained, and its schedule, per optimiser step."""
-        optimizer = self.optimizer([p for p in self.policy.parameters() if p.requires_grad])
-        schedule = self.scheduler(optimizer) if self.scheduler is not None else None
+        trained = [p for p in self.policy.parameters() if p.requires_grad]
+        with blaming(RecipeError, "model.optimizer or model.scheduler", "Mend its settings."):
+            optimizer = self.optimizer(trained)
+            schedule = self.scheduler(optimizer) if self.scheduler is not None else None
         if isinstance(schedule, ReduceLROnPlateau):
             raise RecipeError(
                 f"model.scheduler is {type(schedule).__name__}, which waits for a metric. Take one "
