@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from turnrl.errors import CheckpointError as CheckpointError
@@ -20,35 +21,8 @@ from turnrl.errors import TrainingError as TrainingError
 from turnrl.errors import TurnRLError as TurnRLError
 from turnrl.plugins import hookimpl as hookimpl
 from turnrl.plugins import installed as installed
-from turnrl.text import contained_answer as contained_answer
-from turnrl.text import contains_answer as contains_answer
-from turnrl.text import exact_match as exact_match
-from turnrl.text import neutralise as neutralise
-from turnrl.text import normalize_answer as normalize_answer
-from turnrl.types import AdvantageEstimator as AdvantageEstimator
-from turnrl.types import Completion as Completion
-from turnrl.types import Engine as Engine
-from turnrl.types import Fields as Fields
-from turnrl.types import Group as Group
-from turnrl.types import Message as Message
-from turnrl.types import OutcomeReward as OutcomeReward
-from turnrl.types import Passage as Passage
-from turnrl.types import Question as Question
-from turnrl.types import QuestionSource as QuestionSource
-from turnrl.types import Reading as Reading
-from turnrl.types import Reward as Reward
-from turnrl.types import SampledPolicy as SampledPolicy
-from turnrl.types import Sampling as Sampling
-from turnrl.types import Segmenter as Segmenter
-from turnrl.types import Session as Session
-from turnrl.types import SourceOpener as SourceOpener
-from turnrl.types import Tool as Tool
-from turnrl.types import ToolCall as ToolCall
-from turnrl.types import ToolResult as ToolResult
-from turnrl.types import ToolSession as ToolSession
-from turnrl.types import Trajectory as Trajectory
-from turnrl.types import Turn as Turn
-from turnrl.types import TurnReward as TurnReward
+from turnrl.text import *  # noqa: F403 - `__all__` leaves out what it imports itself
+from turnrl.types import *  # noqa: F403 - the same
 
 if TYPE_CHECKING:
     from turnrl.chat import ChatFormat as ChatFormat
@@ -68,36 +42,31 @@ if TYPE_CHECKING:
     from turnrl.sources import load_questions as load_questions
 
 _LAZY = {
-    "ChatFormat": "chat",
-    "ClippedSurrogate": "objective",
-    "GroupRelative": "credit",
-    "Lora": "policy",
-    "MTGRPO": "module",
-    "Merged": "credit",
-    "OutcomeOnly": "credit",
-    "Policy": "policy",
-    "QuestionData": "data",
-    "Rollout": "rollout",
-    "TurnLevel": "credit",
-    "assign_credit": "scoring",
-    "load": "recipe",
-    "load_questions": "sources",
-    "score_group": "scoring",
+    "chat": ["ChatFormat"],
+    "credit": ["GroupRelative", "Merged", "OutcomeOnly", "TurnLevel"],
+    "data": ["QuestionData"],
+    "module": ["MTGRPO"],
+    "objective": ["ClippedSurrogate"],
+    "policy": ["Lora", "Policy"],
+    "recipe": ["load"],
+    "rollout": ["Rollout"],
+    "scoring": ["assign_credit", "score_group"],
+    "sources": ["load_questions"],
 }
 _GROUND = ("turnrl.errors", "turnrl.plugins", "turnrl.text", "turnrl.types")
 
 __all__ = sorted(
-    [*_LAZY, "Message"]
-    + [name for name, value in globals().items() if getattr(value, "__module__", "") in _GROUND]
-    + ["hookimpl"]
+    [name for name, value in globals().items() if getattr(value, "__module__", "") in _GROUND]
+    + [*itertools.chain(*_LAZY.values()), "Message", "hookimpl"]
 )
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.metadata.version("turnrl")
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"turnrl.{_LAZY[name]}"), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(importlib.import_module(f"turnrl.{module}"), name)
     raise AttributeError(f"module 'turnrl' has no attribute {name!r}")
 
 
