@@ -13,13 +13,12 @@ import turnrl
 from test_rollout import Brackets
 from turnrl import PluginError, record
 from turnrl.cli import main
-from turnrl.plugins import KINDS, Hooks, load_plugins
+from turnrl.plugins import HOOKS, KINDS, load_plugins
 from turnrl.scoring import assign_credit
 from turnrl.testing import ScriptedEngine
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "plugins/turnrl-scaffold/turnrl_scaffold/templates/turnrl-example"
-HOOKS = [name for name in vars(Hooks) if name.startswith("turnrl_")]
 
 
 def loaded():

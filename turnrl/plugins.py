@@ -17,78 +17,37 @@ import functools
 import importlib
 import importlib.metadata
 import os
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import pluggy
 
+from turnrl import types
 from turnrl.errors import PluginError, did_you_mean
-from turnrl.types import (
-    AdvantageEstimator,
-    Engine,
-    QuestionSource,
-    Reward,
-    Segmenter,
-    SourceOpener,
-    Tool,
-)
 
 GROUP = "turnrl"
 LOAD_VARIABLE = "TURNRL_LOAD_PLUGINS"
 BUILTINS = "turnrl.builtins"
 
-hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
 
-
-class Hooks:
-    """The hooks a plugin may implement; each returns an iterable."""
-
-    @hookspec
-    def turnrl_tools(self) -> Iterable[type[Tool]]:  # type: ignore[empty-body]
-        """Tools that the policy can call."""
-
-    @hookspec
-    def turnrl_segmenters(self) -> Iterable[type[Segmenter]]:  # type: ignore[empty-body]
-        """Turn schemes."""
-
-    @hookspec
-    def turnrl_rewards(self) -> Iterable[type[Reward]]:  # type: ignore[empty-body]
-        """Turn rewards and outcome rewards."""
-
-    @hookspec
-    def turnrl_estimators(self) -> Iterable[type[AdvantageEstimator]]:  # type: ignore[empty-body]
-        """From the rewards of a group to advantages."""
-
-    @hookspec
-    def turnrl_engines(self) -> Iterable[type[Engine]]:  # type: ignore[empty-body]
-        """What samples the policy."""
-
-    @hookspec
-    def turnrl_datasets(self) -> Iterable[type[QuestionSource]]:  # type: ignore[empty-body]
-        """Data sets that come with a package."""
-
-    @hookspec
-    def turnrl_openers(self) -> Iterable[SourceOpener]:  # type: ignore[empty-body]
-        """What opens data sets by names that are no class's."""
-
-    @hookspec
-    def turnrl_commands(self) -> Iterable[Callable[[Any], None]]:  # type: ignore[empty-body]
-        """Functions that add a command: each gets argparse's sub-parsers, calls `add_parser`, and
-        sets `run` (a function of the parsed arguments that returns an exit code) with
-        `set_defaults`."""
-
-
 KINDS: dict[str, type] = {
-    "turnrl_tools": Tool,
-    "turnrl_segmenters": Segmenter,
-    "turnrl_rewards": Reward,
-    "turnrl_estimators": AdvantageEstimator,
-    "turnrl_engines": Engine,
-    "turnrl_datasets": QuestionSource,
+    "turnrl_tools": types.Tool,
+    "turnrl_segmenters": types.Segmenter,
+    "turnrl_rewards": types.Reward,
+    "turnrl_estimators": types.AdvantageEstimator,
+    "turnrl_engines": types.Engine,
+    "turnrl_datasets": types.QuestionSource,
 }
-"""What each class-returning hook must return subclasses of."""
+"""The hooks that return classes, and what these must be subclasses of."""
+HOOKS = (*KINDS, "turnrl_openers", "turnrl_commands")
+"""All hooks: functions without parameters that return an iterable.
+
+`turnrl_openers` returns what opens data sets by names that are no class's (`SourceOpener`).
+`turnrl_commands` returns functions that add a command: each gets argparse's sub-parsers, calls
+`add_parser`, and sets `run` (a function of the parsed arguments that returns an exit code) with
+`set_defaults`.
+"""
 
 
 @dataclass(frozen=True)
@@ -121,13 +80,8 @@ class Plugin:
         Raises:
             PluginError: If that is not what the hook is for.
         """
-        manager = load_plugins()[0]
-        for impl in getattr(manager.hook, hook).get_hookimpls():
-            if impl.plugin_name == self.name:
-                return self._checked(hook, impl.function)
-        return ()
-
-    def _checked(self, hook: str, function: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
+        impls = getattr(load_plugins()[0].hook, hook).get_hookimpls()
+        function = next((i.function for i in impls if i.plugin_name == self.name), tuple)
         try:
             found = tuple(function())
         except Exception as error:
@@ -160,13 +114,12 @@ def _register(manager: pluggy.PluginManager, plugin: Plugin, module_name: str) -
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         raise plugin.fault(f"cannot be imported ({cause})") from error
-    hooks = [name for name in vars(Hooks) if name.startswith("turnrl_")]
     # pluggy passes over what is misspelt or unmarked, which would then be silently unused
     for name, value in vars(module).items():
         if not (name.startswith("turnrl_") and callable(value)):
             continue
-        if name not in hooks:
-            hint = f"{did_you_mean(name, hooks)} Hooks: {', '.join(sorted(hooks))}"
+        if name not in HOOKS:
+            hint = f"{did_you_mean(name, HOOKS)} Hooks: {', '.join(sorted(HOOKS))}"
             raise plugin.fault(f"defines {name!r}, which is no hook of turnrl.{hint}")
         if not hasattr(value, f"{GROUP}_impl"):
             raise plugin.fault(f"defines {name!r} without '@turnrl.hookimpl'")
@@ -190,7 +143,8 @@ def load_plugins() -> tuple[pluggy.PluginManager, tuple[Plugin, ...]]:
             vain.
     """
     manager = pluggy.PluginManager(GROUP)
-    manager.add_hookspecs(Hooks)
+    spec = pluggy.HookspecMarker(GROUP)(lambda: ())
+    manager.add_hookspecs(type("Hooks", (), dict.fromkeys(HOOKS, staticmethod(spec))))
     points, value = _entry_points(), os.environ.get(LOAD_VARIABLE)
     wanted = set(points) if value is None else {n.strip() for n in value.split(",") if n.strip()}
     if missing := sorted(wanted - set(points)):
@@ -198,9 +152,8 @@ def load_plugins() -> tuple[pluggy.PluginManager, tuple[Plugin, ...]]:
             f"{LOAD_VARIABLE} asks for {', '.join(missing)}, which no installed distribution "
             f"provides. Installed: {', '.join(sorted(points)) or 'none'}."
         )
-    core = Plugin("core", "turnrl", importlib.metadata.version("turnrl"))
-    _register(manager, core, BUILTINS)
-    plugins = [core]
+    plugins = [Plugin("core", "turnrl", importlib.metadata.version("turnrl"))]
+    _register(manager, plugins[0], BUILTINS)
     for name in sorted(wanted):
         point = points[name]
         origin = (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
