@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import re
@@ -297,6 +298,26 @@ def test_calls_of_one_session_come_in_order_and_never_in_two_batches_at_once():
 
 
 # ------------------------------------------------------------------- however it ends
+
+
+def test_a_batch_that_fails_when_no_caller_is_left_is_not_reported(caplog):
+    class Late(Counter):
+        async def run(self, calls):
+            await asyncio.sleep(0.02)
+            raise RuntimeError("too late")
+
+    async def scenario():
+        bench = Toolbox([Late()], str, 8).bench(QUESTION)
+        caller = asyncio.create_task(bench.answer([ToolCall("add", {"n": 1})]))
+        await asyncio.sleep(0.01)
+        caller.cancel()
+        await asyncio.wait([caller])
+        await asyncio.sleep(0.03)
+        assert caller.cancelled()
+
+    asyncio.run(scenario())
+    gc.collect()
+    assert caplog.text == ""
 
 
 def breaks(chat, tool, message, says=counts, group_size=6, kind=ToolError):

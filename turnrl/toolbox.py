@@ -68,8 +68,9 @@ class Toolbox:
 
     def close(self) -> None:
         """Let go of batches that nobody waits for any more."""
-        for task in [task for desk in self._desks.values() for task in desk.tasks]:
-            task.cancel()
+        for desk in self._desks.values():
+            for batch in desk.batches:
+                batch.cancel()
 
     def bench(self, question: Question) -> Bench:
         """A trajectory's place at the tools."""
@@ -194,33 +195,27 @@ class _Desk:
     def __init__(self, tool: Tool) -> None:
         self.tool = tool
         self.schema = Draft202012Validator(tool.parameters)
-        self._queue: list[tuple[ToolCall, asyncio.Future[ToolResult]]] = []
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.batches: set[asyncio.Task[Sequence[ToolResult]]] = set()
+        self._calls: list[ToolCall] = []
 
     async def call(self, call: ToolCall) -> ToolResult:
-        future: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
-        self._queue.append((call, future))
-        if len(self._queue) == 1:
-            task = asyncio.create_task(self._dispatch())
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
-        return await future
+        if not self._calls:
+            self._batch = asyncio.create_task(self._run(self._calls))
+            self.batches.add(self._batch)
+            self._batch.add_done_callback(self._done)
+        batch, place = self._batch, len(self._calls)
+        self._calls.append(call)
+        await asyncio.wait([batch])  # a caller that is cancelled leaves the batch to the others
+        return batch.result()[place]
 
-    async def _dispatch(self) -> None:
-        await asyncio.sleep(_GATHER_S)
-        batch, self._queue = self._queue, []
-        try:
-            results = await self._run([call for call, _ in batch])
-        except Exception as error:
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        for (_, future), result in zip(batch, results, strict=True):
-            if not future.done():
-                future.set_result(result)
+    def _done(self, batch: asyncio.Task[Sequence[ToolResult]]) -> None:
+        self.batches.discard(batch)
+        if not batch.cancelled():
+            batch.exception()  # else asyncio would report one that no caller is left to raise
 
     async def _run(self, calls: list[ToolCall]) -> Sequence[ToolResult]:
+        await asyncio.sleep(_GATHER_S)
+        self._calls = []
         example = json.dumps(dict(calls[0].arguments), ensure_ascii=False, default=str)[:200]
         on = f"{len(calls)} calls; the first had arguments {example}"
         results = await run_tool(self.tool, "run", self.tool.run, calls, on=on)
@@ -264,15 +259,14 @@ async def run_tool(
     what = f"tool {tool.name!r} ({type(tool).__name__})"
     on = f" on {on}" if on else ""
 
-    async def work() -> T:
-        if asyncio.iscoroutinefunction(function):
-            return cast(T, await function(*arguments))
-        found = await _in_daemon_thread(lambda: function(*arguments))
-        return await found if isinstance(found, Awaitable) else found
-
     try:
         async with asyncio.timeout(tool.timeout_s) as clock:
-            return await work()
+            found: Any
+            if asyncio.iscoroutinefunction(function):
+                found = function(*arguments)
+            else:
+                found = await _in_daemon_thread(lambda: function(*arguments))
+            return cast(T, await found if isinstance(found, Awaitable) else found)
     except TurnRLError:
         raise
     except (Exception, asyncio.CancelledError) as error:
@@ -300,12 +294,11 @@ async def _in_daemon_thread(function: Callable[[], T]) -> T:
     def work() -> None:
         try:
             done.set_result(function())
-        except Exception as error:
-            # a StopIteration cannot be raised out of a future
-            stop = isinstance(error, StopIteration)
-            done.set_exception(RuntimeError(f"StopIteration: {error}") if stop else error)
-        except BaseException as error:  # SystemExit, say: it is to end the run, not the event loop
-            done.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+        except BaseException as error:
+            # a StopIteration cannot be raised out of a future, and a SystemExit, say, is to end the
+            # run, not the event loop
+            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            done.set_exception(error if plain else RuntimeError(f"{type(error).__name__}: {error}"))
 
     threading.Thread(target=work, daemon=True, name="turnrl-tool").start()
     return await asyncio.wrap_future(done)
