@@ -8,6 +8,7 @@ world does wrong is an exception, and ends the collection with nothing collected
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
 from collections.abc import Coroutine, Sequence
@@ -198,24 +199,21 @@ class _Lockstep:
         self._gate = asyncio.Event()
 
     async def arrive(self) -> None:
+        gate = self._gate
         self._arrived += 1
         self._release()
-        await self._gate.wait()
+        await gate.wait()
 
     def leave(self) -> None:
         self._members -= 1
         self._release()
 
     def _release(self) -> None:
-        if self._arrived and self._arrived >= self._members:
-            self._arrived = 0
+        if self._arrived >= self._members:
             # in the next tick, so that whoever came last waits like the others and all wake in one
             # tick
-            asyncio.get_running_loop().call_soon(self._open, self._gate)
-
-    def _open(self, gate: asyncio.Event) -> None:
-        self._gate = asyncio.Event()
-        gate.set()
+            asyncio.get_running_loop().call_soon(self._gate.set)
+            self._arrived, self._gate = 0, asyncio.Event()
 
 
 @final
@@ -330,7 +328,7 @@ class Rollout:
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
 
         async def work() -> list[Trajectory]:
-            lockstep = _Lockstep(total) if self.lockstep else None
+            together = _Lockstep(total)
             states: list[State] = []
             tasks: list[asyncio.Task[Trajectory]] = []
             try:
@@ -338,6 +336,7 @@ class Rollout:
                     for q, question in enumerate(questions):
                         states += agent.begin(question, group_size, (*seed, q))
                     for state in states:
+                        lockstep = together if self.lockstep else _Lockstep(1)
                         tasks.append(crowd.create_task(_play(agent, state, lockstep)))
                         tasks[-1].add_done_callback(lambda _: bar.update())
             except BaseExceptionGroup as group:
@@ -354,16 +353,14 @@ class Rollout:
         return [done[i : i + group_size] for i in range(0, total, group_size)]
 
 
-async def _play(agent: Agent, state: State, lockstep: _Lockstep | None) -> Trajectory:
+async def _play(agent: Agent, state: State, lockstep: _Lockstep) -> Trajectory:
     """The decision process itself: one turn after the other, until it ends."""
     try:
         while state.stop is None:
-            if lockstep is not None:
-                await lockstep.arrive()
+            await lockstep.arrive()
             state = await agent.turn(state)
     finally:
-        if lockstep is not None:
-            lockstep.leave()
+        lockstep.leave()
         await state.close()
     return state.trajectory
 
@@ -373,29 +370,21 @@ def stream_seed(*key: int) -> int:
     return int(np.random.SeedSequence([k % 2**32 for k in key]).generate_state(1, np.uint64)[0])
 
 
-_loop: asyncio.AbstractEventLoop | None = None
-_loop_lock = threading.Lock()
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all collections, in a thread of its own: it works inside a notebook, whose
+    own is running already."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True, name="turnrl-rollout").start()
+    return loop
 
 
-def _after_fork() -> None:
-    """A forked process has the loop but not its thread; it begins with one of its own."""
-    global _loop, _loop_lock
-    _loop, _loop_lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# a forked process has the loop but not its thread; it begins with one of its own
+os.register_at_fork(after_in_child=_loop.cache_clear)
 
 
 def _on_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the event loop's own thread and wait for it; Ctrl-C cancels it first.
-
-    A loop of its own works where one is running already, as in a notebook.
-    """
-    global _loop
-    with _loop_lock:
-        if _loop is None or _loop.is_closed():
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, daemon=True, name="turnrl-rollout").start()
+    """Run a coroutine on the event loop and wait for it; Ctrl-C cancels it first."""
     ended = threading.Event()
 
     async def supervised() -> T:
@@ -404,7 +393,7 @@ def _on_loop(work: Coroutine[Any, Any, T]) -> T:
         finally:
             ended.set()
 
-    future = asyncio.run_coroutine_threadsafe(supervised(), _loop)
+    future = asyncio.run_coroutine_threadsafe(supervised(), _loop())
     try:
         return future.result()
     except KeyboardInterrupt:
