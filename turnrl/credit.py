@@ -55,19 +55,15 @@ def standardize(
     """
     weight = members.to(values.dtype)
     count = weight.sum(0, keepdim=True)
+    others = (count - 1).clamp(min=1)
     mean = (values * weight).sum(0, keepdim=True) / count.clamp(min=1)
     centred = (values - mean) * weight
-    alone = count == 1
-    if scale == "std":
-        variance = centred.square().sum(0, keepdim=True) / (count - 1).clamp(min=1)
-        divisor = variance.sqrt().clamp(min=min_std)
-    else:
-        divisor = torch.ones_like(mean)
+    std = (centred.square().sum(0, keepdim=True) / others).sqrt()
     if baseline == "leave_one_out":
-        centred = torch.where(alone, values * weight, centred * count / (count - 1).clamp(min=1))
-        if scale == "std":
-            centred = centred.masked_fill(alone, 0.0)
-    return centred / divisor
+        centred = torch.where(count == 1, values * weight, centred * count / others)
+    if scale == "none":
+        return centred
+    return (centred / std.clamp(min=min_std)).masked_fill(count == 1, 0.0)
 
 
 @dataclass

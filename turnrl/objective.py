@@ -96,13 +96,10 @@ class ClippedSurrogate:
             ref_logprobs: (N,), under the reference policy; needed if `kl_coef` is above 0.
         """
         ratio = (logprobs - old_logprobs).exp()
-        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        gain = torch.minimum(ratio * advantages, clipped * advantages)
-        loss = (-gain * weights).sum()
-        removed = ((ratio > 1 + self.clip_high) & (advantages > 0)) | (
-            (ratio < 1 - self.clip_low) & (advantages < 0)
-        )
-        watched = {"ratio": ratio.detach().sum(), "clip_fraction": removed.float().sum()}
+        gain = ratio * advantages
+        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages
+        loss = -(torch.minimum(gain, clipped) * weights).sum()
+        watched = {"ratio": ratio.detach().sum(), "clip_fraction": (clipped < gain).float().sum()}
         if self.kl_coef > 0:
             assert ref_logprobs is not None
             kl = k3(logprobs, ref_logprobs)

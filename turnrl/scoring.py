@@ -4,22 +4,16 @@ watched by."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from turnrl.errors import PluginError, blaming
 from turnrl.text import contains_answer, exact_match
-from turnrl.types import (
-    AdvantageEstimator,
-    Group,
-    OutcomeReward,
-    Reward,
-    Trajectory,
-    TurnReward,
-)
+from turnrl.types import AdvantageEstimator, Group, Reward, Trajectory, TurnReward
 
 CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
 """The paper's four curves, whatever the rewards are; see `curves`."""
@@ -51,25 +45,23 @@ def score_group(
     for i, trajectory in enumerate(trajectories):
         taken = len(trajectory.turns)
         reached[i, :taken] = True
-        components.append({component_name(reward): 0.0 for reward in rewards})
+        components.append(dict.fromkeys(map(component_name, rewards), 0.0))
         for reward in rewards:
             if isinstance(reward, TurnReward):
-                values = [_value(reward, reward.score, trajectory, k) for k in range(taken)]
+                values = [_value(reward, trajectory, k) for k in range(taken)]
                 turn_rewards[i, :taken] += torch.tensor(values)
-            elif isinstance(reward, OutcomeReward):
-                values = [_value(reward, reward.score, trajectory)]
+            else:
+                values = [_value(reward, trajectory)]
                 outcome[i] += values[0]
             components[i][component_name(reward)] += sum(values)
     some = tuple(trajectories)
     return Group(some[0].question, some, turn_rewards, outcome, reached, tuple(components))
 
 
-def _value(
-    reward: Reward, scorer: Callable[..., float], trajectory: Trajectory, *turn: int
-) -> float:
+def _value(reward: Any, trajectory: Trajectory, *turn: int) -> float:
     what = f"reward {type(reward).__name__} on question {trajectory.question.id!r}"
     with blaming(PluginError, what, "A reward must score any trajectory."):
-        value = float(scorer(trajectory, *turn))
+        value = float(reward.score(trajectory, *turn))
     if not -1e9 < value < 1e9:
         raise PluginError(f"{what} gave {value}, which is not a finite number")
     return value
@@ -138,11 +130,7 @@ def group_sums(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, 
     found |= {f"reward/{name}": sum(row[name] for row in components) for name in names}
     turn = sum(float(group.turn_rewards.sum()) for group in groups)
     outcome = sum(float(group.outcome.sum()) for group in groups)
-    return found | {
-        "reward/turn": turn,
-        "reward/outcome": outcome,
-        "reward/total": turn + outcome,
-    }
+    return found | {"reward/turn": turn, "reward/outcome": outcome, "reward/total": turn + outcome}
 
 
 def rollout_sums(experience: Experience) -> dict[str, float]:
