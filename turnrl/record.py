@@ -85,6 +85,7 @@ def rows(
     for number, (group, credited) in zip(itertools.count(first, step), scored):
         size = len(group.trajectories)
         for i, trajectory in enumerate(group.trajectories):
+            credit = [None] * len(trajectory.turns) if credited is None else credited[i].tolist()
             yield {
                 "iteration": iteration,
                 "policy_version": policy_version,
@@ -102,14 +103,7 @@ def rows(
                 "rewards": [{"name": k, "value": v} for k, v in group.components[i].items()],
                 "group_mean": float(group.totals.mean()) if size > 1 else None,
                 "group_std": float(group.totals.std()) if size > 1 else None,
-                "turns": [
-                    _turn(
-                        turn,
-                        float(group.turn_rewards[i, k]),
-                        None if credited is None else float(credited[i, k]),
-                    )
-                    for k, turn in enumerate(trajectory.turns)
-                ],
+                "turns": list(map(_turn, trajectory.turns, group.turn_rewards[i].tolist(), credit)),
             }
 
 
