@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import UserList
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -20,20 +21,19 @@ _SELECTION_SEED = 2505_11821
 """Fixed, so that a limit means the same questions in every run and under every seed."""
 
 
+@functools.lru_cache(maxsize=4)
+def _shuffled(size: int, seed: int | str) -> tuple[int, ...]:
+    """The first `size` numbers in a fixed order."""
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return tuple(order)
+
+
 def _limited(questions: list[Question], limit: int | None) -> list[Question]:
     """A fixed choice of `limit` questions, in order; a greater limit adds to a smaller one."""
     if limit is None or limit >= len(questions):
         return questions
-    order = list(range(len(questions)))
-    random.Random(_SELECTION_SEED).shuffle(order)
-    return [questions[i] for i in sorted(order[:limit])]
-
-
-@functools.lru_cache(maxsize=4)
-def _permutation(seed: int, epoch: int, size: int) -> tuple[int, ...]:
-    order = list(range(size))
-    random.Random(f"{seed}/{epoch}").shuffle(order)
-    return tuple(order)
+    return [questions[i] for i in sorted(_shuffled(len(questions), _SELECTION_SEED)[:limit])]
 
 
 @final
@@ -122,8 +122,9 @@ class QuestionData(L.LightningDataModule):
         questions = self._questions("train")
         share = self.questions_per_iteration // world_size
         first = iteration * self.questions_per_iteration + rank * share
-        places = (divmod(position, len(questions)) for position in range(first, first + share))
-        return [questions[_permutation(self.seed, epoch, len(questions))[i]] for epoch, i in places]
+        size = len(questions)
+        places = (divmod(position, size) for position in range(first, first + share))
+        return [questions[_shuffled(size, f"{self.seed}/{epoch}")[i]] for epoch, i in places]
 
     def eval_questions(self, split: str | None = None) -> list[Question]:
         """The questions to evaluate with, the same ones every time: at most `val_limit`.
@@ -147,13 +148,18 @@ class QuestionData(L.LightningDataModule):
     def val_dataloader(self) -> Iterable[list[Question]]:
         """Batches of the questions to evaluate with; none if there are none.
 
-        Processes share them out without repeating any, which a padded sampler would.
+        Processes share them out without repeating any, which a padded sampler would: each gets
+        every `ranks`-th question, and all get equally many batches, some perhaps empty, because
+        each batch is scored together.
         """
         if self.sources["val"] is None and self.split == "val":
             return []
         run = self.trainer
         rank, ranks = (run.global_rank, run.world_size) if run is not None else (0, 1)
-        return _Batches(self.eval_questions(), self.val_batch_size, rank, ranks)
+        questions, size = self.eval_questions(), self.val_batch_size
+        mine, most = questions[rank::ranks], len(questions[::ranks])
+        # to Lightning a plain list is one of loaders, and a torch loader wants workers to read it
+        return UserList(mine[i : i + size] for i in range(0, most, size))
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
         """Steps move to the device; questions stay, frozen as they are."""
@@ -176,29 +182,6 @@ class QuestionData(L.LightningDataModule):
             limit = self.train_limit if role == "train" else None
             self._loaded[role, split] = _limited(questions, limit)
         return self._loaded[role, split]
-
-
-class _Batches:
-    """Questions in batches. Not a torch loader, which would want workers to read a list.
-
-    Args:
-        questions: Of all processes.
-        size: Questions that one process evaluates together.
-        rank: Number of this process; it gets every `ranks`-th question.
-        ranks: How many there are. All get equally many batches, some perhaps empty: each batch is
-            scored together.
-    """
-
-    def __init__(self, questions: Sequence[Question], size: int, rank: int, ranks: int) -> None:
-        mine = questions[rank::ranks]
-        most = len(questions[::ranks])
-        self._batches = [list(mine[i : i + size]) for i in range(0, most, size)]
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[list[Question]]:
-        return iter(self._batches)
 
 
 @runtime_checkable
@@ -243,11 +226,8 @@ class ExperienceLoader:
         return self._steps
 
     def __iter__(self) -> Iterator[Step]:
-        trainer = self._trainer
-        iteration = trainer.current_epoch
-        questions = self._data.iteration_questions(
-            iteration, trainer.global_rank, trainer.world_size
-        )
+        run, iteration = self._trainer, self._trainer.current_epoch
+        questions = self._data.iteration_questions(iteration, run.global_rank, run.world_size)
         yield from self._module.iterate(questions, iteration)  # lazily: Lightning tries `iter`
 
     def state_dict(self) -> dict[str, int]:

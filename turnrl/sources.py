@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -105,7 +104,7 @@ def open_source(
         raise DataError(
             f"cannot import the data set {name!r} ({error}). Check data.train and data.val."
         ) from error
-    if not (inspect.isclass(cls) and issubclass(cls, QuestionSource)):
+    if not (isinstance(cls, type) and issubclass(cls, QuestionSource)):
         raise DataError(f"{name!r} is not a subclass of turnrl.QuestionSource")
     return cls()
 

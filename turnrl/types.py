@@ -17,7 +17,7 @@ Axes, wherever tensors appear: B batch, G group, K turn, T token.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -192,11 +192,7 @@ class Trajectory:
     @cached_property
     def token_ids(self) -> tuple[int, ...]:
         """All T token ids: prompt, then each turn's sampled tokens and observation."""
-        ids = list(self.prompt_ids)
-        for turn in self.turns:
-            ids += turn.token_ids
-            ids += turn.observation_ids
-        return tuple(ids)
+        return tuple(token for token, _, _ in self._tokens())
 
     @cached_property
     def turn_index(self) -> tuple[int, ...]:
@@ -205,21 +201,20 @@ class Trajectory:
         It is the loss mask and the route of credit. It is not the attention mask, which covers
         observations too.
         """
-        index = [-1] * len(self.prompt_ids)
-        for k, turn in enumerate(self.turns):
-            index += [k] * len(turn.token_ids)
-            index += [-1] * len(turn.observation_ids)
-        return tuple(index)
+        return tuple(k for _, k, _ in self._tokens())
 
     @cached_property
     def sampler_logprobs(self) -> tuple[float, ...]:
         """The sampler's log-probability of each of the T tokens where it was sampled,
         0 elsewhere."""
-        values = [0.0] * len(self.prompt_ids)
-        for turn in self.turns:
-            values += turn.sampler_logprobs
-            values += [0.0] * len(turn.observation_ids)
-        return tuple(values)
+        return tuple(logprob for _, _, logprob in self._tokens())
+
+    def _tokens(self) -> Iterator[tuple[int, int, float]]:
+        yield from ((token, -1, 0.0) for token in self.prompt_ids)
+        for k, turn in enumerate(self.turns):
+            ids, logprobs = turn.token_ids, turn.sampler_logprobs
+            yield from zip(ids, [k] * len(ids), logprobs, strict=True)
+            yield from ((token, -1, 0.0) for token in turn.observation_ids)
 
 
 @dataclass(frozen=True, eq=False)
