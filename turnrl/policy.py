@@ -10,25 +10,21 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib.util
-import math
 import warnings
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, final
+from typing import Any, Literal, cast, final
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from turnrl.chat import read_template
 from turnrl.errors import CheckpointError, RecipeError, did_you_mean
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 PACKAGE_PREFIX = "package://"
 _LOGITS_PER_CHUNK = 2**27
@@ -52,45 +48,6 @@ class Lora:
     alpha: int = 32
     dropout: float = 0.0
     target_modules: str | list[str] = "all-linear"
-
-
-def _resolve(model: str) -> str:
-    """A local folder, or a hub name. `package://NAME/FOLDER` is a folder inside an installed
-    package.
-    """
-    if model.startswith(PACKAGE_PREFIX):
-        package, _, inside = model.removeprefix(PACKAGE_PREFIX).partition("/")
-        spec = importlib.util.find_spec(package) if package else None
-        if spec is None or not spec.submodule_search_locations:
-            raise RecipeError(f"no package {package!r} for policy.model {model!r}. Install it.")
-        folder = Path(next(iter(spec.submodule_search_locations)), inside)
-        if not folder.is_dir():
-            raise RecipeError(f"no folder {inside!r} in package {package!r} (policy.model)")
-        return str(folder)
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return str(path)
-    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        there = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        found = f" (found beside it: {', '.join(there[:5])})" if there else ""
-        raise RecipeError(
-            f"no model folder at {model!r}{found}.{did_you_mean(path.name, there)} Set "
-            "policy.model to a folder with config.json, or to a hub name such as 'Qwen/Qwen2.5-7B'."
-        )
-    return model
-
-
-@contextmanager
-def _loading(model: str) -> Iterator[None]:
-    """Reports what transformers cannot load."""
-    try:
-        yield
-    except (OSError, ValueError, ImportError) as error:
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise RecipeError(
-            f"policy.model {model!r} cannot be loaded: {cause} Give a folder with config.json and "
-            "a tokenizer, or a hub model that this machine can reach or has in its cache."
-        ) from error
 
 
 def _fingerprint(folder: str, revision: str | None) -> str:
@@ -164,31 +121,63 @@ class Policy(nn.Module):
         self.gradient_checkpointing = gradient_checkpointing
         self.chat_template = chat_template
         self.revision = revision
-        self.network: PreTrainedModel | None = None
+        self.network: transformers.PreTrainedModel | None = None
         self._head: nn.Linear | None = None
         self._fingerprint = ""
 
     @cached_property
     def folder(self) -> str:
-        """Where transformers loads from: a folder or a hub name.
+        """Where transformers loads from: a folder or a hub name. `package://NAME/FOLDER` is a
+        folder inside an installed package.
 
         Raises:
             RecipeError: If `model` names a folder that is not there.
         """
-        return _resolve(self.model)
+        model = self.model
+        if model.startswith(PACKAGE_PREFIX):
+            package, _, inside = model.removeprefix(PACKAGE_PREFIX).partition("/")
+            spec = importlib.util.find_spec(package) if package else None
+            if spec is None or not spec.submodule_search_locations:
+                raise RecipeError(f"no package {package!r} for policy.model {model!r}. Install it.")
+            folder = Path(next(iter(spec.submodule_search_locations)), inside)
+            if not folder.is_dir():
+                raise RecipeError(f"no folder {inside!r} in package {package!r} (policy.model)")
+            return str(folder)
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return str(path)
+        if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+            there = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+            found = f" (found beside it: {', '.join(there[:5])})" if there else ""
+            raise RecipeError(
+                f"no model folder at {model!r}{found}.{did_you_mean(path.name, there)} Set "
+                "policy.model to a folder with config.json, or to a hub name such as "
+                "'Qwen/Qwen2.5-7B'."
+            )
+        return model
+
+    def _from_pretrained(self, kind: str, **options: Any) -> Any:
+        """What one of transformers' `Auto` classes loads."""
+        folder = self.folder
+        try:
+            auto = getattr(transformers, kind)
+            return auto.from_pretrained(folder, revision=self.revision, **options)
+        except (OSError, ValueError, ImportError) as error:
+            cause = str(error).strip() or type(error).__name__
+            raise RecipeError(
+                f"policy.model {self.model!r} cannot be loaded: {cause.splitlines()[0]} Give a "
+                "folder with config.json and a tokenizer, or a hub model that this machine can "
+                "reach or has in its cache."
+            ) from error
 
     @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
         """The model's tokenizer, with the recipe's chat template if it gives one.
 
         Raises:
             RecipeError: If it cannot be loaded, or has no chat template.
         """
-        from transformers import AutoTokenizer
-
-        folder = self.folder
-        with _loading(self.model):
-            tokenizer = AutoTokenizer.from_pretrained(folder, revision=self.revision)
+        tokenizer: transformers.PreTrainedTokenizerBase = self._from_pretrained("AutoTokenizer")
         if self.chat_template is not None:
             tokenizer.chat_template = read_template(self.chat_template)
         if not tokenizer.chat_template:
@@ -196,26 +185,22 @@ class Policy(nn.Module):
                 f"the tokenizer of {self.model!r} has no chat template. Set policy.chat_template "
                 "to a file with one, or take the model's instruct variant."
             )
-        return cast("PreTrainedTokenizerBase", tokenizer)
+        return tokenizer
 
     @cached_property
-    def config(self) -> PretrainedConfig:
+    def config(self) -> transformers.PretrainedConfig:
         """The model's configuration, with every dropout at 0: one that is on would make ratios and
         KL noise. (LoRA has a dropout of its own, `Lora.dropout`.)
 
         Raises:
             RecipeError: If it cannot be loaded.
         """
-        from transformers import AutoConfig
-
-        folder = self.folder
-        with _loading(self.model):
-            config = AutoConfig.from_pretrained(folder, revision=self.revision)
+        config: transformers.PretrainedConfig = self._from_pretrained("AutoConfig")
         for part in {id(c): c for c in (config, config.get_text_config())}.values():
             for name, value in vars(part).items():
                 if isinstance(value, float) and "drop" in name:
                     setattr(part, name, 0.0)
-        return cast("PretrainedConfig", config)
+        return config
 
     def check_length(self, tokens: int) -> None:
         """Refuse trajectories that are longer than the model's positions.
@@ -230,7 +215,7 @@ class Policy(nn.Module):
                 f"tokens (max_position_embeddings). Set it to {most} or less."
             )
 
-    def load(self, device: torch.device | str = "cpu") -> PreTrainedModel:
+    def load(self, device: torch.device | str = "cpu") -> transformers.PreTrainedModel:
         """Load the weights, once. Later calls return the same network.
 
         Args:
@@ -241,26 +226,18 @@ class Policy(nn.Module):
         """
         if self.network is not None:
             return self.network
-        from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
         device = torch.device(device)
         dtype = self._base_dtype(device)
-        options: dict[str, Any] = {
-            "config": self.config,
-            "dtype": dtype,
-            "revision": self.revision,
-            "attn_implementation": "sdpa",
-        }
+        options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
         if self.quantization == "nf4":
-            options["quantization_config"] = BitsAndBytesConfig(
+            options["quantization_config"] = transformers.BitsAndBytesConfig(
                 load_in_4bit=True,
                 bnb_4bit_quant_type="nf4",
                 bnb_4bit_use_double_quant=True,
                 bnb_4bit_compute_dtype=dtype,
             )
             options["device_map"] = {"": device}
-        with _loading(self.model):
-            network = AutoModelForCausalLM.from_pretrained(self.folder, **options)
+        network = self._from_pretrained("AutoModelForCausalLM", config=self.config, **options)
         if self.lora is not None:
             network = self._with_adapter(network)
         if self.gradient_checkpointing:
@@ -276,7 +253,7 @@ class Policy(nn.Module):
             self._head = copy.deepcopy(head).float().requires_grad_(False)
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
         self._check_head()
-        return network
+        return self.network
 
     def _base_dtype(self, device: torch.device) -> torch.dtype:
         if self.dtype != "auto":
@@ -373,7 +350,6 @@ class Policy(nn.Module):
         states, targets = hidden[before], input_ids[loss_mask]
         vocabulary = self._base.get_output_embeddings().weight.shape[0]
         size = max(1, _LOGITS_PER_CHUNK // vocabulary)
-        chunks = math.ceil(len(targets) / size)
 
         def of_chunk(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             log_p = torch.log_softmax(self.logits(states) / temperature, dim=-1)
@@ -382,7 +358,7 @@ class Policy(nn.Module):
                 entropy = -(log_p.exp() * log_p).sum(-1)
             return chosen, entropy
 
-        if chunks <= 1:
+        if len(targets) <= size:
             return of_chunk(states, targets)
         pairs = [
             checkpoint(of_chunk, s, t, use_reentrant=False)
@@ -390,12 +366,10 @@ class Policy(nn.Module):
         ]
         return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
-    @contextmanager
-    def reference(self) -> Iterator[None]:
+    def reference(self) -> AbstractContextManager[None]:
         """Within it the policy is its own reference: the adapter is off."""
         assert self.lora is not None, "only a policy with an adapter has a reference"
-        with cast(Any, self.network).disable_adapter():
-            yield
+        return cast(AbstractContextManager[None], cast(Any, self.network).disable_adapter())
 
     def trainable_state(self) -> dict[str, Tensor]:
         """The trained weights by name: what a checkpoint holds."""
@@ -404,12 +378,9 @@ class Policy(nn.Module):
     @property
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must agree on to fit this policy, wherever its model lies."""
-        config = self._base.config
+        shape = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
         return {
-            "model_type": config.model_type,
-            "hidden_size": config.hidden_size,
-            "num_hidden_layers": config.num_hidden_layers,
-            "vocab_size": config.vocab_size,
+            **{name: getattr(self._base.config, name) for name in shape},
             "lora": None if self.lora is None else {"r": self.lora.r, "alpha": self.lora.alpha},
             "weights": self._fingerprint,
         }
