@@ -128,12 +128,10 @@ class ChatFormat:
     def _fill(self, markup: list[str], texts: Sequence[Message], goes_on: bool) -> tuple[int, ...]:
         ids = list(self._ids(markup[0], goes_on=goes_on))
         for message, after in zip(texts, markup[1:], strict=True):
-            ids += self._ids(self._content(message), control=False, goes_on=True)
+            text = message["content"].strip() if self._strips else message["content"]
+            ids += self._ids(text, control=False, goes_on=True)
             ids += self._ids(after, goes_on=True)
         return tuple(ids)
-
-    def _content(self, message: Message) -> str:
-        return message["content"].strip() if self._strips else message["content"]
 
     def _find_markup(self, roles: tuple[str, ...], schemas: str) -> list[str]:
         """What the template writes around the texts of messages that open a conversation."""

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from turnrl.chat import ChatFormat
 from turnrl.errors import DataError, PluginError, RecipeError, ToolError, at_least, blaming
-from turnrl.toolbox import Bench, Toolbox, check_tools, first_error
+from turnrl.toolbox import Bench, Toolbox, check_tools
 from turnrl.types import (
     Engine,
     Question,
@@ -340,7 +340,7 @@ class Rollout:
                         tasks.append(crowd.create_task(_play(agent, state, lockstep)))
                         tasks[-1].add_done_callback(lambda _: bar.update())
             except BaseExceptionGroup as group:
-                raise first_error(group) from None
+                raise _first_error(group) from None
             finally:
                 bar.close()
                 for state in states:
@@ -363,6 +363,12 @@ async def _play(agent: Agent, state: State, lockstep: _Lockstep) -> Trajectory:
         lockstep.leave()
         await state.close()
     return state.trajectory
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The exception that a user should see of a group in which one failure cancelled the rest."""
+    error = group.exceptions[0]
+    return _first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def stream_seed(*key: int) -> int:

@@ -126,15 +126,11 @@ class Bench:
             if problem is None and call.name not in self._sessions:
                 await self._open(call.name)
         # all in one tick, so that a session's calls leave in one batch
-        try:
-            async with asyncio.TaskGroup() as together:
-                replies = []
-                for call, problem in zip(calls, problems, strict=True):
-                    reply = self._box.reply(call, problem, self._sessions.get(call.name))
-                    replies.append(together.create_task(reply))
-        except BaseExceptionGroup as group:
-            raise first_error(group) from None
-        return tuple(reply.result() for reply in replies)
+        replies = (
+            self._box.reply(call, problem, self._sessions.get(call.name))
+            for call, problem in zip(calls, problems, strict=True)
+        )
+        return tuple(await asyncio.gather(*replies))
 
     async def _open(self, name: str) -> None:
         tool = self._box._desks[name].tool
@@ -232,12 +228,6 @@ class _Desk:
                     f"{example}; at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut them there."
                 )
         return results
-
-
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The exception that a user should see of a group in which one failure cancelled the rest."""
-    error = group.exceptions[0]
-    return first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def run_tool(
