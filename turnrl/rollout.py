@@ -8,6 +8,7 @@ world does wrong is an exception, and ends the collection with nothing collected
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import threading
@@ -132,15 +133,12 @@ class Agent:
                 f"question {question.id!r} makes a prompt of {len(prompt_ids)} tokens: no room "
                 f"within rollout.max_tokens = {rollout.max_tokens}. Raise it, or leave it out."
             )
-        root = self._engine.open(prompt_ids)
-        states = [
-            State(
-                question, prompt_ids, root.fork(), self.tools.bench(question), (*seed, member), room
-            )
-            for member in range(group_size)
-        ]
-        root.close()
-        return states
+        bench = self.tools.bench
+        with contextlib.closing(self._engine.open(prompt_ids)) as root:
+            return [
+                State(question, prompt_ids, root.fork(), bench(question), (*seed, member), room)
+                for member in range(group_size)
+            ]
 
     async def turn(self, state: State) -> State:
         """Take one turn: sample, read, act, observe.
@@ -280,8 +278,7 @@ class Rollout:
                 raise PluginError(f"{told}; it gives messages of role user or tool, at least one")
             chat.observation(messages, None)
         for tool in self.tools:
-            what = f"tool {tool.name!r} ({type(tool).__name__}) in check"
-            with blaming(ToolError, what, "Mend the tool, or what it needs."):
+            with blaming(ToolError, f"{tool} in check", "Mend the tool, or what it needs."):
                 tool.check()
 
     def prompt(self, question: Question, chat: ChatFormat) -> tuple[int, ...]:

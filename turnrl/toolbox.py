@@ -42,10 +42,8 @@ def check_tools(tools: Sequence[Tool]) -> None:
         try:
             Draft202012Validator.check_schema(tool.parameters)
         except SchemaError as error:
-            raise RecipeError(
-                f"tool {tool.name!r} ({type(tool).__name__}) has parameters that are no JSON "
-                f"Schema: {error.message}"
-            ) from error
+            what = f"{tool} has parameters that are no JSON Schema: {error.message}"
+            raise RecipeError(what) from error
 
 
 @final
@@ -215,7 +213,7 @@ class _Desk:
         example = json.dumps(dict(calls[0].arguments), ensure_ascii=False, default=str)[:200]
         on = f"{len(calls)} calls; the first had arguments {example}"
         results = await run_tool(self.tool, "run", self.tool.run, calls, on=on)
-        what = f"tool {self.tool.name!r} ({type(self.tool).__name__}) returned"
+        what = f"{self.tool} returned"
         if not isinstance(results, Sequence) or len(results) != len(calls):
             count = len(results) if isinstance(results, Sequence) else type(results).__name__
             raise ToolError(f"{what} {count} for {len(calls)} calls; run() gives one result each.")
@@ -246,7 +244,6 @@ async def run_tool(
     Raises:
         ToolError: If it raises, or takes longer than `timeout_s`.
     """
-    what = f"tool {tool.name!r} ({type(tool).__name__})"
     on = f" on {on}" if on else ""
 
     try:
@@ -262,14 +259,14 @@ async def run_tool(
     except (Exception, asyncio.CancelledError) as error:
         if clock.expired():
             raise ToolError(
-                f"{what} did not answer to {verb}{on} within timeout_s = {tool.timeout_s:g}. Raise "
+                f"{tool} did not answer to {verb}{on} within timeout_s = {tool.timeout_s:g}. Raise "
                 "its timeout_s, or find out why it hangs."
             ) from error
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         raise ToolError(
-            f"{what} raised {type(error).__name__}: {error} in {verb}{on}. Mend the tool; for a "
+            f"{tool} raised {type(error).__name__}: {error} in {verb}{on}. Mend the tool; for a "
             "mistake of the policy it should return ToolResult(ok=False)."
         ) from error
 

@@ -277,6 +277,9 @@ class Tool(ABC):
     parameters: Mapping[str, Any]
     timeout_s: float = 60.0
 
+    def __str__(self) -> str:
+        return f"tool {self.name!r} ({type(self).__name__})"
+
     @abstractmethod
     def run(
         self, calls: Sequence[ToolCall]
