@@ -178,11 +178,9 @@ def returns_to_go(rewards: Tensor, gamma: float) -> Tensor:
     Returns:
         (G, K).
     """
-    rho = torch.zeros_like(rewards)
-    later = torch.zeros_like(rewards[:, 0])
-    for k in reversed(range(rewards.shape[1])):
-        later = rewards[:, k] + gamma * later
-        rho[:, k] = later
+    rho = rewards.clone()
+    for k in reversed(range(rewards.shape[1] - 1)):
+        rho[:, k] += gamma * rho[:, k + 1]
     return rho
 
 

@@ -239,7 +239,7 @@ class Policy(nn.Module):
             options["device_map"] = {"": device}
         network = self._from_pretrained("AutoModelForCausalLM", config=self.config, **options)
         if self.lora is not None:
-            network = self._with_adapter(network)
+            network = self._with_adapter(network, self.lora)
         if self.gradient_checkpointing:
             network.activation_checkpointing_enable({"use_reentrant": False})
             if self.lora is not None:
@@ -260,15 +260,14 @@ class Policy(nn.Module):
             return cast(torch.dtype, getattr(torch, self.dtype))
         return torch.bfloat16 if self.lora is not None and device.type == "cuda" else torch.float32
 
-    def _with_adapter(self, network: Any) -> Any:
+    def _with_adapter(self, network: Any, lora: Lora) -> Any:
         from peft import LoraConfig, get_peft_model
 
-        assert self.lora is not None
         config = LoraConfig(
-            r=self.lora.r,
-            lora_alpha=self.lora.alpha,
-            lora_dropout=self.lora.dropout,
-            target_modules=self.lora.target_modules,
+            r=lora.r,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=lora.target_modules,
             task_type="CAUSAL_LM",
         )
         try:
@@ -292,8 +291,7 @@ class Policy(nn.Module):
     def _base(self) -> Any:
         """The transformers model itself, inside the adapter if there is one."""
         assert self.network is not None, "Policy.load() comes first"
-        network = cast(Any, self.network)
-        return network.get_base_model() if self.lora is not None else network
+        return cast(Any, self.network).get_base_model() if self.lora is not None else self.network
 
     @torch.no_grad()
     def _check_head(self) -> None:
@@ -302,8 +300,7 @@ class Policy(nn.Module):
         base = self._base
         ids = torch.tensor([[0, 1]], device=base.get_input_embeddings().weight.device)
         expected = base(input_ids=ids, use_cache=False).logits[0].float()
-        positions = torch.tensor([[0, 1]], device=ids.device)
-        found = self.logits(self.hidden(ids, torch.ones_like(ids), positions)[0])
+        found = self.logits(self.hidden(ids, torch.ones_like(ids), position_ids=ids)[0])
         if not torch.allclose(expected, found, rtol=2e-2, atol=2e-2):
             raise RecipeError(
                 f"policy.model {self.model!r} ({type(base).__name__}) changes logits after its "

@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -36,8 +36,6 @@ from turnrl.types import (
     Trajectory,
     Turn,
 )
-
-T = TypeVar("T")
 
 _SHUTDOWN_S = 30.0
 """After Ctrl-C, how long the forward pass under way may take to end."""
@@ -386,11 +384,11 @@ def _loop() -> asyncio.AbstractEventLoop:
 os.register_at_fork(after_in_child=_loop.cache_clear)
 
 
-def _on_loop(work: Coroutine[Any, Any, T]) -> T:
+def _on_loop(work: Coroutine[Any, Any, list[Trajectory]]) -> list[Trajectory]:
     """Run a coroutine on the event loop and wait for it; Ctrl-C cancels it first."""
     ended = threading.Event()
 
-    async def supervised() -> T:
+    async def supervised() -> list[Trajectory]:
         try:
             return await work
         finally:

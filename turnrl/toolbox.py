@@ -135,14 +135,11 @@ class Bench:
         if type(tool).open is Tool.open:  # it keeps nothing, so there is nothing to wait for
             self._sessions[name] = None
             return
-        opening = asyncio.ensure_future(run_tool(tool, "open", tool.open, self._question))
-        try:
-            self._sessions[name] = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # what is being opened has to be closed like any other
-            with contextlib.suppress(ToolError):
-                self._sessions[name] = await opening
-            raise
+
+        async def work() -> None:
+            self._sessions[name] = await run_tool(tool, "open", tool.open, self._question)
+
+        await _to_its_end(work())  # what is being opened has to be closed like any other
 
     async def fork(self) -> Bench:
         """The place of a branch: every session copied.
@@ -172,13 +169,7 @@ class Bench:
             for name, session in sessions.items()
             if session is not None
         )
-        closing = asyncio.gather(*closings, return_exceptions=True)
-        try:
-            outcomes = await asyncio.shield(closing)
-        except asyncio.CancelledError:
-            await closing  # another trajectory failed: what is being closed is closed all the same
-            raise
-        for outcome in outcomes:
+        for outcome in await _to_its_end(asyncio.gather(*closings, return_exceptions=True)):
             if isinstance(outcome, BaseException):
                 raise outcome
 
@@ -226,6 +217,18 @@ class _Desk:
                     f"{example}; at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut them there."
                 )
         return results
+
+
+async def _to_its_end(work: Awaitable[T]) -> T:
+    """What is awaited ends also when whoever waits is cancelled, because another trajectory failed,
+    say; only then is that one."""
+    begun = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(begun)
+    except asyncio.CancelledError:
+        with contextlib.suppress(ToolError):
+            await begun
+        raise
 
 
 async def run_tool(
