@@ -5,14 +5,12 @@ The classes are imported when they are asked for, because they need torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from turnrl.plugins import hookimpl
 from turnrl.types import AdvantageEstimator
 
 
 @hookimpl
-def turnrl_estimators() -> Iterable[type[AdvantageEstimator]]:
+def turnrl_estimators() -> list[type[AdvantageEstimator]]:
     """MT-GRPO and the paper's baselines."""
     from turnrl.credit import Merged, OutcomeOnly, TurnLevel
 

@@ -104,8 +104,7 @@ class GroupRelative(AdvantageEstimator):
 
     def _outcome(self, outcome: Tensor, reached: Tensor) -> Tensor:
         """(G,) -> (G, K): z over the whole group, given to every turn that was reached."""
-        everyone = torch.ones_like(outcome, dtype=torch.bool)
-        return self._z(outcome[:, None], everyone[:, None]) * reached
+        return self._z(outcome[:, None], outcome.new_ones(len(outcome), 1).bool()) * reached
 
 
 @final

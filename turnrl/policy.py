@@ -14,7 +14,7 @@ import warnings
 import zipfile
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, cast, final
 
@@ -271,9 +271,8 @@ class Policy(nn.Module):
             task_type="CAUSAL_LM",
         )
         try:
-            with warnings.catch_warnings():
-                # peft asks transformers 5.23 by a name that it will drop in 6
-                warnings.filterwarnings("ignore", category=FutureWarning)
+            # peft asks transformers 5.23 by a name that it will drop in 6
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):
                 if self.quantization == "nf4":
                     # not peft's preparation: it would put norms and head, and so all
                     # activations, in float32
@@ -357,11 +356,9 @@ class Policy(nn.Module):
 
         if len(targets) <= size:
             return of_chunk(states, targets)
-        pairs = [
-            checkpoint(of_chunk, s, t, use_reentrant=False)
-            for s, t in zip(states.split(size), targets.split(size), strict=True)
-        ]
-        return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
+        redone = partial(checkpoint, of_chunk, use_reentrant=False)
+        chosen, entropy = zip(*map(redone, states.split(size), targets.split(size)), strict=True)
+        return torch.cat(chosen), torch.cat(entropy)
 
     def reference(self) -> AbstractContextManager[None]:
         """Within it the policy is its own reference: the adapter is off."""

@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from turnrl.scoring import CURVES, curves
-from turnrl.types import Group, ToolCall, Turn
+from turnrl.types import Group, Reading, ToolCall, ToolResult, Turn
 
 Row = dict[str, Any]
 
@@ -163,9 +163,8 @@ def _as_text(row: Mapping[str, Any]) -> str:
     ]
     for k, turn in enumerate(row["turns"]):
         credit = "" if turn["advantage"] is None else f"   advantage {turn['advantage']:+.3f}"
-        lines += [f"-- turn {k}   reward {turn['reward']:.3f}{credit}", turn["text"]]
-        lines += [f"   {'result' if r['ok'] else 'error'}: {r['content']}" for r in turn["results"]]
-        if turn["format_error"]:
-            lines.append(f"   form: {turn['format_error']}")
+        results = tuple(ToolResult(r["content"], r["ok"]) for r in turn["results"])
+        shown = Turn(turn["text"], (), (), Reading(format_error=turn["format_error"]), results)
+        lines += [f"-- turn {k}   reward {turn['reward']:.3f}{credit}", str(shown)]
     lines.append("   ".join(f"{part['name']} {part['value']:.3f}" for part in row["rewards"]))
     return "\n".join(lines)

@@ -265,10 +265,8 @@ class Rollout:
                 f"{type(self.segmenter).__name__} leaves it to the chat template to describe the "
                 "tools, and the policy's does not. Give one that does in policy.chat_template."
             )
-        for reading, results in (
-            (Reading((ToolCall("check"),)), (ToolResult("checked"),)),
-            (Reading(format_error="checked"), ()),
-        ):
+        called = Reading((ToolCall("check"),)), (ToolResult("checked"),)
+        for reading, results in (called, (Reading(format_error="checked"), ())):
             messages = self.ask("observe", reading, results)
             roles = {m.get("role") for m in messages} if isinstance(messages, list) else {"none"}
             if not roles or roles - {"user", "tool"}:

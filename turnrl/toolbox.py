@@ -60,13 +60,13 @@ class Toolbox:
     def __init__(
         self, tools: Sequence[Tool], make_safe: Callable[[str], str], max_calls: int
     ) -> None:
-        self._desks = {tool.name: _Desk(tool) for tool in tools}
-        self._make_safe = make_safe
+        self.desks = {tool.name: _Desk(tool) for tool in tools}
+        self.make_safe = make_safe
         self._max_calls = max_calls
 
     def close(self) -> None:
         """Let go of batches that nobody waits for any more."""
-        for desk in self._desks.values():
+        for desk in self.desks.values():
             for batch in desk.batches:
                 batch.cancel()
 
@@ -74,32 +74,15 @@ class Toolbox:
         """A trajectory's place at the tools."""
         return Bench(self, question, {})
 
-    async def reply(
-        self, call: ToolCall, problem: str | None, session: ToolSession | None
-    ) -> ToolResult:
-        """What the policy reads in answer to a call: the tool's reply, or what is wrong with the
-        call.
-
-        Args:
-            call: The call.
-            problem: What is wrong with it, if anything is.
-            session: The trajectory's session of the tool.
-        """
-        if problem is not None:
-            result = ToolResult(problem, ok=False)
-        else:
-            result = await self._desks[call.name].call(replace(call, session=session))
-        return replace(result, content=self._make_safe(result.content))
-
     def problem(self, call: ToolCall, number: int) -> str | None:
         """What is wrong with a call, the `number`-th of its turn from 0."""
         if number >= self._max_calls:
             return f"too many calls: at most {self._max_calls} a turn"
         if call.error is not None:
             return call.error
-        desk = self._desks.get(call.name)
+        desk = self.desks.get(call.name)
         if desk is None:
-            return f"no tool {call.name[:40]!r}; there is {', '.join(self._desks) or 'none'}"
+            return f"no tool {call.name[:40]!r}; there is {', '.join(self.desks) or 'none'}"
         error = best_match(desk.schema.iter_errors(dict(call.arguments)))
         return None if error is None else f"bad arguments: {error.message[:120]}"
 
@@ -124,14 +107,19 @@ class Bench:
             if problem is None and call.name not in self._sessions:
                 await self._open(call.name)
         # all in one tick, so that a session's calls leave in one batch
-        replies = (
-            self._box.reply(call, problem, self._sessions.get(call.name))
-            for call, problem in zip(calls, problems, strict=True)
-        )
-        return tuple(await asyncio.gather(*replies))
+        return tuple(await asyncio.gather(*map(self._reply, calls, problems)))
+
+    async def _reply(self, call: ToolCall, problem: str | None) -> ToolResult:
+        """The tool's reply, or what is wrong with the call, as the policy reads it."""
+        if problem is not None:
+            result = ToolResult(problem, ok=False)
+        else:
+            call = replace(call, session=self._sessions[call.name])
+            result = await self._box.desks[call.name].call(call)
+        return replace(result, content=self._box.make_safe(result.content))
 
     async def _open(self, name: str) -> None:
-        tool = self._box._desks[name].tool
+        tool = self._box.desks[name].tool
         if type(tool).open is Tool.open:  # it keeps nothing, so there is nothing to wait for
             self._sessions[name] = None
             return
@@ -147,14 +135,13 @@ class Bench:
         Raises:
             ToolError: If a session cannot be copied.
         """
-        copies: dict[str, ToolSession | None] = {}
-        branch = Bench(self._box, self._question, copies)
+        branch = self._box.bench(self._question)
         try:
             for name, session in self._sessions.items():
                 if session is not None:
-                    tool = self._box._desks[name].tool
+                    tool = self._box.desks[name].tool
                     session = await run_tool(tool, "fork", session.fork)
-                copies[name] = session
+                branch._sessions[name] = session
         except BaseException:
             await branch.close()
             raise
@@ -165,7 +152,7 @@ class Bench:
         sessions = dict(self._sessions)
         self._sessions.clear()
         closings = (
-            run_tool(self._box._desks[name].tool, "close", session.close)
+            run_tool(self._box.desks[name].tool, "close", session.close)
             for name, session in sessions.items()
             if session is not None
         )
