@@ -159,21 +159,21 @@ class ChatFormat:
         advice = f"Give a plain one in policy.chat_template, or one of {', '.join(_bundled())}."
         if known is not None:
             advice = f"Set policy.chat_template: {known}, which comes with turnrl and keeps it."
-        raise RecipeError(
-            f"the chat template of {self._tokenizer.name_or_path!r} is not prefix-preserving: "
-            "appending a message changes what came before (it renders "
+        raise self._fault(
+            "is not prefix-preserving: appending a message changes what came before (it renders "
             f"{found[same : same + 40]!r} where {wanted[same : same + 40]!r} was). {advice}"
         )
+
+    def _fault(self, what: str) -> RecipeError:
+        return RecipeError(f"the chat template of {self._tokenizer.name_or_path!r} {what}")
 
     def _split(self, text: str, roles: tuple[str, ...]) -> list[str]:
         pieces = []
         for message in _marked(roles):
             before, mark, text = text.partition(message["content"])
             if not mark or message["content"] in text:
-                raise RecipeError(
-                    f"the chat template of {self._tokenizer.name_or_path!r} does not write the "
-                    f"text of each message of {', '.join(roles)} once. Set policy.chat_template."
-                )
+                what = f"does not write the text of each message of {', '.join(roles)} once"
+                raise self._fault(f"{what}. Set policy.chat_template.")
             pieces.append(before)
         return [*pieces, text]
 
@@ -183,11 +183,9 @@ class ChatFormat:
                 list(messages), tools=tools, tokenize=False, add_generation_prompt=True
             )
         except Exception as error:
-            roles = ", ".join(m["role"] for m in messages)
-            raise RecipeError(
-                f"the chat template of {self._tokenizer.name_or_path!r} fails on messages of "
-                f"{roles}: {error}. Give one that takes them in policy.chat_template."
-            ) from error
+            what = f"fails on messages of {', '.join(m['role'] for m in messages)}: {error}"
+            advice = "Give one that takes them in policy.chat_template."
+            raise self._fault(f"{what}. {advice}") from error
         return cast(str, text)
 
     def _ids(self, text: str, control: bool = True, goes_on: bool = False) -> list[int]:

@@ -133,11 +133,8 @@ class QuestionData(L.LightningDataModule):
             split: `val`, `train`, or another split of the `val` source; `self.split` if None.
         """
         split = split or self.split
-        if split == "train":
-            questions = self._questions("train")
-        else:
-            questions = self._questions("val", None if split == "val" else split)
-        return _limited(questions, self.val_limit)
+        role: Role = "train" if split == "train" else "val"
+        return _limited(self._questions(role, None if split == role else split), self.val_limit)
 
     def train_dataloader(self) -> ExperienceLoader:
         """The loader that collects each iteration's experience."""
@@ -219,8 +216,7 @@ class ExperienceLoader:
         self._data = data
         self._trainer = trainer
         self._module: Learner = module
-        share = data.iteration_questions(0, 0, trainer.world_size)
-        self._steps = module.steps(len(share))
+        self._steps = module.steps(len(data.iteration_questions(0, 0, trainer.world_size)))
 
     def __len__(self) -> int:
         return self._steps

@@ -71,10 +71,8 @@ class ClippedSurrogate:
                 f"clip_low is {self.clip_low} and clip_high {self.clip_high}; "
                 "clip_low lies between 0 and 1, clip_high above 0"
             )
-        if self.aggregation not in get_args(Aggregation):
-            raise RecipeError(
-                f"aggregation is {self.aggregation!r}, not of {get_args(Aggregation)}"
-            )
+        if self.aggregation not in (known := get_args(Aggregation)):
+            raise RecipeError(f"aggregation is {self.aggregation!r}, not of {known}")
         at_least(0, "objective.", self, "kl_coef")
         at_least(1, "objective.", self, "constant_tokens")
 

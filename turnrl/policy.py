@@ -395,12 +395,10 @@ class Policy(nn.Module):
                     f"{saved.get(key)!r}, the recipe's {mine!r}. Give the recipe that the "
                     "checkpoint was made with (config.yaml in its run's folder)."
                 )
-        wanted = set(self.trainable_state())
-        if names != wanted:
-            odd = sorted(names ^ wanted)[0]
-            where = "the checkpoint" if odd in names else "the recipe"
+        if odd := sorted(names ^ set(self.trainable_state())):
+            where = "the checkpoint" if odd[0] in names else "the recipe"
             raise CheckpointError(
-                f"the checkpoint holds other weights than the recipe trains: {odd!r} is only in "
+                f"the checkpoint holds other weights than the recipe trains: {odd[0]!r} is only in "
                 f"{where}. Use the recipe that it was made with."
             )
 

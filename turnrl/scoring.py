@@ -139,15 +139,14 @@ def rollout_sums(experience: Experience) -> dict[str, float]:
     A group is degenerate if all its advantages are zero: it teaches nothing.
     """
     trajectories = experience.trajectories
+    # rounding leaves 1e-8 where rewards are equal
+    idle = [len(a) for a in experience.advantages if float(a.abs().max()) < 1e-6]
     return {
         "rollout/turns": sum(len(t.turns) for t in trajectories),
         "rollout/tokens": sum(len(t.token_ids) for t in trajectories),
         "rollout/sampled_tokens": sum(len(u.token_ids) for t in trajectories for u in t.turns),
         "rollout/truncated": sum(t.stop == "length" for t in trajectories),
-        # rounding leaves 1e-8 where rewards are equal
-        "rollout/degenerate_groups": sum(
-            len(a) for a in experience.advantages if float(a.abs().max()) < 1e-6
-        ),
+        "rollout/degenerate_groups": sum(idle),
     }
 
 
