@@ -37,7 +37,7 @@ RECIPE = {
         "group_size": 4,
         "steps_per_update": 2,
         "optimizer": {
-            "class_path": "AdamW",
+            "class_path": "torch.optim.AdamW",
             "init_args": {"lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.0},
         },
     },

@@ -36,7 +36,7 @@ def recipe(model, file, **trainer):
             "rewards": ["worlds.Answered", "worlds.Called"],
             "group_size": 4,
             "steps_per_update": 2,
-            "optimizer": {"class_path": "AdamW", "init_args": {"lr": 3e-3}},
+            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 3e-3}},
         },
         "data": {
             "train": "worlds.Numbers",
