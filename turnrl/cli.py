@@ -39,17 +39,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _dispatch(arguments)
         except (Exception, KeyboardInterrupt) as error:
             # what breaks while a run is being stopped breaks because of that
-            return _stopped(stopped[0]) if stopped else _told(error)
+            if stopped or isinstance(error, KeyboardInterrupt):
+                return _stopped(stopped[0] if stopped else signal.SIGINT)
+            return _told(error)
 
 
 def _told(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):  # the reader of our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    if isinstance(error, KeyboardInterrupt):
-        return _stopped(signal.SIGINT)
-    # others are of Lightning, torch or the system: in their words
-    return _report(error, error.exit_code if isinstance(error, TurnRLError) else 1)
+    if os.environ.get(_DEBUG):
+        raise error
+    message = str(error).strip()
+    if not isinstance(error, TurnRLError):  # of Lightning, torch or the system: in their words
+        message = " ".join(message.split())[:600] + f" ({_DEBUG}=1 shows where.)"
+    if type(error).__name__ == "OutOfMemoryError":
+        message += " Lower model.minibatch_tokens, model.rollout.max_tokens, or the engine's slots."
+    print(f"turnrl: {type(error).__name__}: {message}", file=sys.stderr)
+    return error.exit_code if isinstance(error, TurnRLError) else 1
 
 
 def _stopped(number: int) -> int:
@@ -57,18 +64,6 @@ def _stopped(number: int) -> int:
     print(f"\nturnrl: stopped by {by}", file=sys.stderr)
     # a process that the first one started: its code would have Lightning kill that one
     return 0 if os.environ.get("LOCAL_RANK", "0") != "0" else 128 + number
-
-
-def _report(error: BaseException, code: int) -> int:
-    if os.environ.get(_DEBUG):
-        raise error
-    message = str(error).strip()
-    if not isinstance(error, TurnRLError):
-        message = " ".join(message.split())[:600] + f" ({_DEBUG}=1 shows where.)"
-    if type(error).__name__ == "OutOfMemoryError":
-        message += " Lower model.minibatch_tokens, model.rollout.max_tokens, or the engine's slots."
-    print(f"turnrl: {type(error).__name__}: {message}", file=sys.stderr)
-    return code
 
 
 def _dispatch(arguments: list[str]) -> int:

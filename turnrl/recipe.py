@@ -39,26 +39,6 @@ _CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
 """What a recipe describes if it names no class."""
 
 
-def run_recipe(command: str, given: Given) -> int:
-    """Run `fit` or `eval`.
-
-    Args:
-        command: Which.
-        given: Recipes and options.
-    Returns:
-        The exit code.
-    Raises:
-        RecipeError: If something is wrong with them.
-    """
-    sys.path += [str(Path.cwd()), *given.folders]  # classes of one's own, beside the recipe
-    # DDP starts its other processes from sys.argv, so this is where the arguments have to be
-    argv, sys.argv = sys.argv, [sys.argv[0], command, *given.arguments]
-    try:
-        return _run(command, given)
-    finally:
-        sys.argv = argv
-
-
 def settings() -> list[str]:
     """Every setting of a recipe, by its dotted key."""
     parser = LightningArgumentParser()
@@ -289,11 +269,12 @@ class _CLI(LightningCLI):
 
     Args:
         command: Which.
-        folder: Where runs of the recipe are kept, if it names no logger.
+        given: Recipes and options.
     """
 
-    def __init__(self, command: str, folder: Path, *args: Any, **kwargs: Any) -> None:
-        self._command, self._folder = command, folder
+    def __init__(self, command: str, given: Given, *args: Any, **kwargs: Any) -> None:
+        self._command, self._folder = command, Path("runs", given.name)
+        _Parser.given, _Parser.usage_line = given, f"turnrl {command} RECIPE.yaml [--key value ...]"
         super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -332,7 +313,7 @@ class _CLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         path = self._get(self.config, "ckpt_path")
         if path in ("last", "best"):
-            found = list(self._folder.glob(f"version_*/checkpoints/{path}*.ckpt"))
+            found = list(self._folder.glob(f"version_*/checkpoints/{path}.ckpt"))
             if not found:
                 raise CheckpointError(
                     f"no {path}.ckpt of a run in {str(self._folder)!r}. Give one."
@@ -366,25 +347,34 @@ def _prepare() -> None:
     )
 
 
-def _run(command: str, given: Given) -> int:
-    """Build and run the LightningCLI."""
+def run_recipe(command: str, given: Given) -> int:
+    """Run `fit` or `eval`.
 
-    def chosen(section: str, default: type) -> type | None:
-        return None if "class_path" in given.contents.get(section, {}) else default
+    Args:
+        command: Which.
+        given: Recipes and options.
+    Returns:
+        The exit code.
+    Raises:
+        RecipeError: If something is wrong with them.
+    """
+
+    def chosen(section: str) -> type | None:
+        return None if "class_path" in given.contents.get(section, {}) else _CLASSES[section]
 
     _prepare()
-    _Parser.given, _Parser.usage_line = given, f"turnrl {command} RECIPE.yaml [--key value ...]"
+    sys.path += [str(Path.cwd()), *given.folders]  # classes of one's own, beside the recipe
     name = given.name if command == "fit" else f"{given.name}-{command}"
-    logger = {
-        "class_path": "CSVLogger",
-        "init_args": {"save_dir": "runs", "name": name, "flush_logs_every_n_steps": 1},
-    }
+    init_args = {"save_dir": "runs", "name": name, "flush_logs_every_n_steps": 1}
+    logger = {"class_path": "CSVLogger", "init_args": init_args}
+    # DDP starts its other processes from sys.argv, so this is where the arguments have to be
+    argv, sys.argv = sys.argv, [sys.argv[0], command, *given.arguments]
     try:
         _CLI(
             command,
-            Path("runs", given.name),
-            chosen("model", MTGRPO),
-            chosen("data", QuestionData),
+            given,
+            chosen("model"),
+            chosen("data"),
             trainer_class=_Trainer,
             trainer_defaults={"logger": logger, "log_every_n_steps": 1, "num_sanity_val_steps": 0},
             save_config_callback=_Recipe,
@@ -403,4 +393,6 @@ def _run(command: str, given: Given) -> int:
         if isinstance(stop.__context__, KeyboardInterrupt):
             raise stop.__context__ from None
         return int(stop.code or 0) if not isinstance(stop.code, str) else 1
+    finally:
+        sys.argv = argv
     return 0
