@@ -96,3 +96,16 @@ def greedy_reference(policy, ids: Sequence[int], count: int) -> list[int]:
             logits = policy.load()(input_ids=torch.tensor([history])).logits[0, -1]
         history.append(int(logits.argmax()))
     return history[len(ids) :]
+
+
+@pytest.fixture
+def recipe(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A recipe that runs, in a folder of its own, as `recipe.yaml`."""
+    import json
+
+    from commands import RECIPE, save
+
+    contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
+    monkeypatch.chdir(tmp_path)
+    save(contents)
+    return contents

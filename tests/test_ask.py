@@ -11,8 +11,8 @@ import yaml
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 import turnrl
+from commands import RECIPE
 from runs import adamw, column, data, last, module, rows, trainer, weights
-from test_cli import RECIPE
 from turnrl import MTGRPO, CheckpointError, Policy, Question, QuestionData, RecipeError, Rollout
 from turnrl.callbacks import BestCheckpoint
 from turnrl.cli import main

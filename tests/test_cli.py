@@ -22,6 +22,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 import turnrl
+from commands import fails, save
 from test_rollout import FORGETFUL
 from turnrl import record
 from turnrl.cli import main
@@ -29,34 +30,6 @@ from turnrl.scoring import interval
 
 ROOT = Path(__file__).parent.parent
 FAMILIES = Path(turnrl.__file__).parent / "chat_templates" / "families.json"
-RECIPE = {
-    "model": {
-        "policy": {"model": "MODEL"},
-        "rollout": {"segmenter": "worlds.Letters", "tools": ["worlds.Echo"], "max_turn_tokens": 6},
-        "rewards": ["worlds.Answered", "worlds.Called"],
-        "group_size": 4,
-        "steps_per_update": 2,
-        "optimizer": {
-            "class_path": "torch.optim.AdamW",
-            "init_args": {"lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.0},
-        },
-    },
-    "data": {"train": "worlds.Numbers", "val": "worlds.Numbers", "questions_per_iteration": 4},
-    "trainer": {"max_epochs": 2, "accelerator": "cpu", "enable_model_summary": False},
-}
-
-
-@pytest.fixture
-def recipe(tiny_model, tmp_path, monkeypatch):
-    """A recipe that runs, in a folder of its own, as `recipe.yaml`."""
-    contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(contents))
-    monkeypatch.chdir(tmp_path)
-    return contents
-
-
-def save(contents, name="recipe.yaml"):
-    Path(name).write_text(yaml.safe_dump(contents))
 
 
 def test_fit_leaves_metrics_recipe_checkpoint_transcripts_and_model(recipe, capsys):
@@ -265,130 +238,6 @@ def test_plugins_are_listed_with_distribution_version_hooks_and_components(capsy
         "ExactMatch",
     ):
         assert word in printed
-
-
-def fails(capsys, arguments, code=2):
-    """Run a command that must fail, and give what it told the user, in one line."""
-    assert main(arguments) == code
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    (message,) = [line for line in captured.err.splitlines() if line.startswith("turnrl: ")]
-    return message
-
-
-def test_a_recipe_that_is_not_there(recipe, capsys):
-    message = fails(capsys, ["fit", "recipes.yaml"])
-    assert "no recipe at 'recipes.yaml'. Did you mean recipe.yaml?" in message
-    assert "needs a recipe" in fails(capsys, ["fit"])
-
-
-def test_a_recipe_that_is_not_yaml(recipe, capsys):
-    Path("bad.yaml").write_text("model: [1\ndata: }")
-    assert "recipe 'bad.yaml' is not YAML at line 2" in fails(capsys, ["fit", "bad.yaml"])
-    Path("list.yaml").write_text("- model\n")
-    assert "holds list, not a mapping" in fails(capsys, ["fit", "list.yaml"])
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("model.group_sise", 4, "unknown key 'model.group_sise'. Did you mean group_size?"),
-        (
-            "trainer.max_epoch",
-            4,
-            "unknown key 'trainer.max_epoch'. Did you mean max_epochs",
-        ),
-        ("modle", {}, "unknown key 'modle' in recipe 'recipe.yaml'. Did you mean model?"),
-        ("model.group_size", "many", "model.group_size is 'many'; it must be a whole number"),
-        ("model.policy.quantization", "int3", "'nf4', 'none'"),
-        (
-            "model.rollout.segmenter",
-            "TwoTrun",
-            "'TwoTrun', which is not installed. Did you mean TwoTurn?",
-        ),
-        (
-            "model.rewards",
-            ["ExactMach"],
-            "'ExactMach', which is not installed. Did you mean ExactMatch?",
-        ),
-        (
-            "model.rollout.tools",
-            ["WikiSerch"],
-            "'WikiSerch', which is not installed. Did you mean WikiSearch?",
-        ),
-        (
-            "model.estimator",
-            {"class_path": "OutcomOnly"},
-            "model.estimator names 'OutcomOnly', which is not installed. Did you mean OutcomeOnly?",
-        ),
-        (
-            "model.engine",
-            "Slot",
-            "model.engine names 'Slot', which is not installed. Did you mean Slots?",
-        ),
-        (
-            "model.engine",
-            {"class_path": "Slots", "init_args": {"slot": 3}},
-            "unknown key 'model.engine.slot'. Did you mean slots?",
-        ),
-        (
-            "model.estimator",
-            {"class_path": "TurnLevel", "init_args": {"gama": 1}},
-            "unknown key 'model.estimator.gama'. Did you mean gamma?",
-        ),
-        ("model.engine", {"class_path": "Slots", "init_args": {"slots": 0}}, "at least 1"),
-        (
-            "model.estimator",
-            {"class_path": "TurnLevel", "init_args": {"gamma": -1}},
-            "RecipeError",
-        ),
-        ("model.rollout.tools", ["nowhere.Tool"], "names 'nowhere.Tool', but No module named 'now"),
-        ("model.rollout.tools", ["worlds.Ecko"], "module 'worlds' has no attribute 'Ecko'"),
-        (
-            "model.rewards",
-            [{"class_path": "ExactMatch", "init_args": {"wait": 1}}],
-            "unknown key 'model.rewards[0].wait'. Did you mean weight?",
-        ),
-        ("model.group_size", 1, "group_size is 1, but TurnLevel compares"),
-        ("model.policy.model", "./none", "no model folder at './none'"),
-        ("data.train", "none.jsonl", "no file 'none.jsonl'"),
-        ("data.train", "trivia", "no data set 'trivia'. Did you mean triviaqa?"),
-        ("model.steps_per_update", 17, "4 questions x 4 = 16 trajectories per process"),
-        ("model.minibatch_tokens", 0, "model.minibatch_tokens is 0; it must be at least 1"),
-        ("trainer.accumulate_grad_batches", 2, "Leave it out; model.minibatch_tokens bounds"),
-        ("model.rollout.max_calls_per_turn", 0, "rollout.max_calls_per_turn is 0"),
-        ("model.policy.chat_template", "qwen33", "'qwen33'. Did you mean qwen3"),
-        ("ckpt_path", "last", "no last.ckpt of a run in 'runs/recipe'"),
-        ("trainer.precision", "bf16-mixed", "trainer.precision is 'bf16-mixed'"),
-        ("seed_everything", True, "seed_everything is true, which picks a seed at random"),
-    ],
-)
-def test_a_mistake_in_the_recipe_names_key_value_and_next_step(
-    recipe, capsys, path, value, message
-):
-    node = recipe
-    *parents, leaf = path.split(".")
-    for parent in parents:
-        node = node[parent]
-    node[leaf] = value
-    save(recipe)
-    assert message in fails(capsys, ["fit", "recipe.yaml"])
-
-
-def test_a_mistake_on_the_command_line(recipe, capsys):
-    message = fails(capsys, ["fit", "recipe.yaml", "--model.rewards", "[Exact"])
-    assert "model.rewards is '[Exact'; it must be a list" in message
-    message = fails(capsys, ["fit", "recipe.yaml", "--model.estimator", "TurnLvel"])
-    assert (
-        "model.estimator names 'TurnLvel', which is not installed. Did you mean TurnLevel?"
-        in message
-    )
-    assert "unknown key 'model.group_sise'" in fails(
-        capsys, ["fit", "recipe.yaml", "--model.group_sise=3"]
-    )
-    assert "no checkpoint at 'none.ckpt'" in fails(
-        capsys, ["fit", "recipe.yaml", "--ckpt_path", "none.ckpt"]
-    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from test_cli import RECIPE
+from commands import RECIPE
 
 TIMED = ("rollout/seconds", "rollout/tokens_per_s")
 ITERATIONS = 8

@@ -160,7 +160,7 @@ class TurnLevel(GroupRelative):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.gamma <= 1:
-            raise RecipeError(f"gamma is {self.gamma}, but a discount lies between 0 and 1")
+            raise RecipeError(f"gamma is {self.gamma}. Set a discount between 0 and 1.")
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         rho = returns_to_go(turn_rewards, self.gamma)

@@ -104,7 +104,8 @@ def heard() -> None:
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """` Did you mean TwoTurn?` if something known is close to `name`, else nothing."""
-    near = difflib.get_close_matches(name, list(known), 2, cutoff)
+    spelt = {one.casefold(): one for one in known}
+    near = [spelt[one] for one in difflib.get_close_matches(name.casefold(), spelt, 2, cutoff)]
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -7,24 +7,25 @@ here beside the types, down to the smallest part that does not fit.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from jsonargparse import ArgumentError, ArgumentParser
+from torch import Tensor
 
 from turnrl.errors import did_you_mean
-from turnrl.plugins import KINDS, installed
 
 _NAMES = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
+    Tensor: "a number",  # in signatures such as AdamW's
     str: "a text",
-    list: "a list, such as [NAME]",
     dict: "a mapping",
     types.NoneType: "null",
 }
@@ -38,76 +39,82 @@ def explain(value: Any, kind: Any, key: str) -> str | None:
         kind: The type that it is to have.
         key: Where it stands.
     """
-    if _fits(value, kind):
+    if (fits := _fits(value, kind)) and "None" not in repr(value):  # it may hide a null below it
         return None
-    origin, args = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        shape = [member for member in args if _like(value, member)]
-        told = [explain(value, member, key) for member in shape]
-        if told:
-            return told[-1]
-    elif isinstance(value, list) and args and _is_list(kind):
-        told = [explain(item, args[0], f"{key}[{i}]") for i, item in enumerate(value)]
-        if found := list(filter(None, told)):
-            return found[0]
-    elif origin is Callable:
-        return explain_class(value, args[-1], key, 1)
-    elif _is_section(kind):
-        return explain_section(value, kind, key)
-    elif _is_class(kind):
-        return explain_class(value, kind, key)
-    near = did_you_mean(str(value), map(str, args)) if origin is Literal else ""
-    return f"{key} is {value!r}; it must be {_named(kind)}.{near}"
+    told: list[str | None] = []
+    choices: list[str] = []
+    for member in _members(kind):
+        if isinstance(value, list):
+            parts = enumerate(zip(value, _items(member, len(value)), strict=False))
+            told += [explain(item, part, f"{key}[{i}]") for i, (item, part) in parts]
+        elif isinstance(value, Mapping) and _is_section(member):
+            told += [explain_section(value, member, key)]
+        elif isinstance(value, Mapping | str) and _base(member):
+            told += [explain_class(value, member, key)]
+        elif get_origin(member) is Literal:
+            choices += map(str, get_args(member))
+    if fits or told:  # or it is a fault that only jsonargparse can tell
+        return next(filter(None, told), None)
+    shown = "null" if value is None else repr(value)
+    named = " or ".join(dict.fromkeys(map(_named, _members(kind))))
+    return f"{key} is {shown}; it must be {named}.{did_you_mean(str(value), choices)}"
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The types that a union is of; any other is the one member of itself."""
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether jsonargparse takes it."""
+    """Whether jsonargparse takes it, which lets null pass everywhere."""
+    if value is None:
+        return not {Any, types.NoneType}.isdisjoint(_members(kind))
     parser = ArgumentParser(exit_on_error=False)
     try:
         parser.add_argument("--it", type=kind)
-        parser.parse_object({"it": value})
+        parser.parse_object({"it": copy.deepcopy(value)})  # it writes into what it is given
     except (ArgumentError, ValueError, TypeError, KeyError):
         return False
     return True
 
 
-def _is_list(kind: Any) -> bool:
-    origin = get_origin(kind)
-    return inspect.isclass(origin) and issubclass(origin, Sequence)
-
-
-def _is_class(kind: Any) -> bool:
-    return inspect.isclass(kind) and kind.__module__ != "builtins"
+def _items(kind: Any, count: int) -> tuple[Any, ...]:
+    """The types that the items of a list are to have; none if it is to be no list."""
+    origin, args = get_origin(kind), get_args(kind)
+    if not inspect.isclass(origin) or not issubclass(origin, Iterable):  # and a callable is none
+        return ()
+    if origin is not tuple or ... in args:
+        return args[:1] * count
+    return args if len(args) == count else ()
 
 
 def _is_section(kind: Any) -> bool:
     """Whether it is described without a `class_path`: there is nothing to choose."""
-    return _is_class(kind) and (hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__final__"))
+    return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__final__")
 
 
-def _like(value: Any, kind: Any) -> bool:
-    """Whether a value looks like an attempt at a type."""
-    if isinstance(value, list):
-        return _is_list(kind)
-    component = get_origin(kind) is Callable or (_is_class(kind) and not _is_section(kind))
-    if isinstance(value, Mapping):
-        return component or _is_section(kind)
-    return isinstance(value, str) and component
+def _base(kind: Any) -> Any:
+    """Of what a type asks for a subclass, to be made or to be called; None if it does not."""
+    if get_origin(kind) is Callable:
+        return get_args(kind)[-1]
+    known = kind in _NAMES or kind.__module__ == "builtins" or _is_section(kind)
+    return kind if inspect.isclass(kind) and not known else None
 
 
 def _named(kind: Any) -> str:
-    """A type as a user would say it."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_named, args)))
-    if origin is Literal:
+    """A type that is no union, as a user would say it."""
+    args = get_args(kind)
+    if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(repr, args))
     if _is_section(kind):
-        return "a mapping"
-    return _NAMES.get(origin or kind) or f"a {getattr(kind, '__name__', kind)}"
+        return f"a mapping with keys of {', '.join(parameters(kind))}"
+    if base := _base(kind):
+        return f"the name of a class, such as {', '.join(_classes(base)) or 'my_package.MyClass'}"
+    few = f"a list of {len(args)}" if get_origin(kind) is tuple else "a list, such as [NAME]"
+    return _NAMES.get(get_origin(kind) or kind, few)
 
 
-def explain_section(value: Any, cls: Any, key: str, skip: int = 0) -> str | None:
+def explain_section(value: Mapping[str, Any], cls: Any, key: str, skip: int = 0) -> str | None:
     """What is wrong with the settings of a class; see `explain`.
 
     Args:
@@ -116,16 +123,17 @@ def explain_section(value: Any, cls: Any, key: str, skip: int = 0) -> str | None
         key: Where they stand.
         skip: How many of its first parameters are not the recipe's business.
     """
-    known = dict(list(_parameters(cls).items())[skip:])
-    some = ", ".join(known) or "none"
-    if not isinstance(value, Mapping):
-        return f"{key} is {value!r}; it must be a mapping with keys of {some}."
+    known = dict(list(parameters(cls).items())[skip:])
+    has = f"{cls.__name__} has the keys {', '.join(known) or 'none'}."
+    if "class_path" in value and "class_path" not in known:
+        return f"{key} names {value['class_path']!r}, but there is no class to choose. {has}"
     for name, item in value.items():
         if name not in known:
+            near = did_you_mean(str(name), known) or f" {has}"
             colon = " In YAML a space follows the colon." if ":" in str(name) else ""
-            has = f"{colon} {cls.__name__} has the keys {some}."
-            return f"unknown key '{key}.{name}'.{did_you_mean(str(name), known) or has}"
-        if told := explain(item, known[name].annotation, f"{key}.{name}"):
+            return f"unknown key '{key}.{name}'.{colon}{near}"
+        told = explain(item, known[name].annotation, f"{key}.{name}")
+        if told and item is not known[name].default:
             return told
     missing = [n for n, p in known.items() if p.default is p.empty and n not in value]
     if not missing:
@@ -133,7 +141,7 @@ def explain_section(value: Any, cls: Any, key: str, skip: int = 0) -> str | None
     return f"{key}.{missing[0]} is missing, which {cls.__name__} needs. Set {', '.join(missing)}."
 
 
-def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
+def parameters(cls: Any) -> dict[str, inspect.Parameter]:
     """A constructor's parameters with their types, those included that it passes on."""
     found: dict[str, inspect.Parameter] = {}
     for made in [vars(owner)["__init__"] for owner in cls.__mro__ if "__init__" in vars(owner)]:
@@ -150,43 +158,42 @@ def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
     return found
 
 
-def explain_class(value: Any, base: Any, key: str, skip: int = 0) -> str | None:
+def explain_class(value: Any, kind: Any, key: str) -> str | None:
     """What is wrong with a class given by its name, perhaps with `init_args`; see `explain`."""
+    base = _base(kind)
     known = _classes(base)
-    some = ", ".join(list(known)[:20]) or "none"
+    some = f" Installed: {', '.join(known) or 'none'}. Or give a path, such as my_package.MyClass."
     given = {"class_path": value} if isinstance(value, str) else value
-    if not isinstance(given, Mapping) or not isinstance(name := given.get("class_path"), str):
-        how = "as NAME or as {class_path: NAME, init_args: {...}}"
-        return f"{key} is {value!r}; it must name a class, {how}. Installed: {some}."
+    name, settings = given.get("class_path"), cast(dict[str, Any], given.get("init_args", {}))
+    if not isinstance(name, str):
+        words, keys = [*given, *given.values()], set(settings or given)
+        likely = [n for n, cls in known.items() if n in words or keys <= {*parameters(cls)}]
+        name = (likely or ["NAME"])[0]
+        options = "".join(f" --{key}.{one} {given[one]}" for one in given)
+        how = f"{{class_path: {name}, init_args: {{...}}}}, or by options --{key} {name}{options}"
+        return f"{key} is {value!r}, and does not say of which class. Name it: {how}.{some}"
     for odd in set(given) - {"class_path", "init_args", "dict_kwargs"}:
         put = f"{{class_path: {name}, init_args: {{{odd}: {given[odd]}}}}}"
         return f"{key}: {odd!r} stands beside class_path. Put it under init_args: {put}."
     module, _, attribute = name.rpartition(".")
-    if not module and name not in known:
-        return (
-            f"{key} names {name!r}, which is not installed.{did_you_mean(name, known, 0.5)} "
-            f"Installed: {some}. Or give the full path of a class, such as my_package.MyClass."
-        )
     try:
         cls = getattr(importlib.import_module(module), attribute) if module else known[name]
+        if not issubclass(cls, _members(base)) or inspect.isabstract(cls):
+            raise TypeError(f"it is no {_members(base)[0].__name__} that can be made")
     except Exception as error:  # a user's module may do anything
-        cause = str(error) or type(error).__name__
-        return f"{key} names {name!r}, but {cause}. Give a class that can be imported."
-    if not (inspect.isclass(cls) and issubclass(cls, get_args(base) or base)):
-        return f"{key} names {name!r}, which is not a subclass of {_named(base)[2:]}. Name one."
-    return explain_section(given.get("init_args") or {}, cls, key, skip)
+        why = f"cannot be taken: {error}" if module else "is not installed"
+        near = did_you_mean(attribute, known) or some
+        return f"{key} names {name!r}, which {why}.{near}"
+    skip = int(base is not kind)  # what a callable is called with
+    told = explain(settings, dict, f"{key}.init_args")
+    return told or explain_section(settings, cls, key, skip)
 
 
 def _classes(base: Any) -> dict[str, type]:
-    """Classes of a kind by their short names."""
-    for hook, kind in KINDS.items():
-        if kind is base:
-            return installed(hook)
+    """Classes of a kind by their short names: those that are imported, as plugins are by now."""
     found: dict[str, type] = {}
-    waiting = list(get_args(base) or (base,))
-    while waiting:
-        for cls in waiting.pop().__subclasses__():
-            waiting.append(cls)
-            if not cls.__name__.startswith("_") and not inspect.isabstract(cls):
-                found.setdefault(cls.__name__, cls)
+    for cls in [sub for one in _members(base) for sub in one.__subclasses__()]:
+        if not cls.__name__.startswith("_") and not inspect.isabstract(cls):
+            found.setdefault(cls.__name__, cls)
+        found = {**found, **_classes(cls), **found}
     return found

@@ -1,13 +1,15 @@
 """What a user gave to `fit` or `eval`: recipes and options, put together.
 
 It is read before anything heavy is imported, so that a missing file or a broken line is told at
-once.
+once. It is put together here alone: what is explained, chosen and built is one and the same.
 """
 
 from __future__ import annotations
 
+import io
+import re
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from turnrl.errors import RecipeError, did_you_mean
 SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path", "split")
 """The top of a recipe."""
 _MAPPINGS = ("model", "data", "trainer")
-_STDIN = "-"
+_PARTS = {"class_path", "init_args", "dict_kwargs"}
+_ASKS = ("--help", "--print_config")
+_DASHES = ("-", "\N{EN DASH}", "\N{EM DASH}")  # word processors join two hyphens
 
 
 @dataclass(frozen=True)
@@ -27,27 +31,26 @@ class Given:
     """Recipes and options as they were given.
 
     Args:
-        contents: What they say together: later recipes over earlier ones, options over all.
-        arguments: The same for the parser that checks and builds.
+        contents: What they say together, the later over the earlier.
+        arguments: What was given, for the other processes of a run.
         files: The recipes.
-        asks: Whether help is asked for, or a recipe to be printed, and no run.
+        asks: What asks for help, or for a recipe to be printed, and for no run.
     """
 
     contents: dict[str, Any]
     arguments: list[str]
     files: list[str]
-    asks: bool
+    asks: list[str]
 
     @property
     def name(self) -> str:
         """What a run is called: the last recipe's name without its ending."""
-        last = self.files[-1] if self.files else ""
-        return "stdin" if last == _STDIN else Path(last).stem
+        return Path(self.files[-1]).stem if self.files else ""
 
     @property
     def folders(self) -> list[str]:
         """Where the recipes lie."""
-        return [str(Path(file).absolute().parent) for file in self.files if file != _STDIN]
+        return [str(Path(file).absolute().parent) for file in self.files]
 
 
 def read_given(command: str, arguments: Sequence[str]) -> Given:
@@ -59,149 +62,137 @@ def read_given(command: str, arguments: Sequence[str]) -> Given:
     Raises:
         RecipeError: If there is no recipe, one cannot be read, or an option is not one.
     """
-    given = Given({}, [], [], any("-h" in a or ".help" in a or "--print_" in a for a in arguments))
-    options: list[tuple[str, str]] = []
+    given = Given({key: {} for key in _MAPPINGS}, [], [], [])
     for option, value in _options(arguments):
-        if option == "--config" and value is not None:
-            # its text, where other processes of a run could not read it again
-            text = sys.stdin.read() if value == _STDIN else None
-            _merge(given.contents, read_recipe(value, text))
-            given.files.append(value)
-            value = value if text is None else text
-        elif value is not None:
-            options.append((option.removeprefix("--"), value))
-        given.arguments.append(option if value is None else f"{option}={value}")
+        if option in _ASKS or option.endswith(".help"):
+            given.asks.append(f"{option}={value}" if value else option)
+            continue
+        if value is None:
+            see = f"'turnrl {command} --help' lists what there is."
+            raise RecipeError(f"{option} has no value. Give it as {option} VALUE; {see}")
+        if option == "--config":
+            new = read_recipe(value)
+            given.files.append("stdin" if "\n" in value else value)
+        else:
+            new = _value(value)
+            for name in reversed(option.removeprefix("--").split(".")):
+                new = {name: new}
+        given.arguments.append(f"{option}={value}")
+        given.contents.update(_over(given.contents, new))
     if not given.files and not given.asks:
         usage = f"turnrl {command} RECIPE.yaml [--key value ...]"
         raise RecipeError(f"'turnrl {command}' needs a recipe: {usage}")
-    for number, (key, value) in enumerate(options):
-        made_here = {name.removesuffix("+") for name, _ in options[:number]}
-        _set(given.contents, key, value, made_here)
     for key in _MAPPINGS:
-        section = given.contents.get(key) or {}
-        if not isinstance(section, dict | str):
-            raise RecipeError(f"{key} is {section!r}; it must be a mapping of settings.")
-        given.contents[key] = _component(section)
+        section = given.contents[key] or {}
+        given.contents[key] = section if isinstance(section, dict) else {"class_path": section}
     return given
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Options with their values; recipes as values of `--config`."""
+    """Options with their values, None if they have none; recipes as values of `--config`."""
     rest, begun = list(arguments), False
     while rest:
-        option = rest.pop(0)
-        if option == _STDIN or not option.startswith("-"):
-            if begun or ("=" in option and not Path(option).exists()):
-                hint = f" Did you mean --{option}?" if "=" in option else ""
-                raise RecipeError(
-                    f"unknown argument {option!r}.{hint} Recipes come first, then options as "
-                    "--key value."
-                )
-            yield "--config", option
+        word = rest.pop(0)
+        option, equals, value = word.partition("=")
+        begun = begun or (word.startswith(_DASHES) and word != "-")
+        if not begun and (not equals or Path(word).exists()):
+            # what is piped in is read once, here, and other processes of a run have it from us
+            yield "--config", sys.stdin.read() + "\n" if word == "-" else word
             continue
-        begun = True
-        option, equals, text = option.partition("=")
-        value = text if equals else None
-        if not equals and rest and not rest[0].startswith("--"):
-            value = rest.pop(0)
-        yield ("--config" if option == "-c" else option), value
+        option = {"-c": "--config", "-h": "--help"}.get(option, option)
+        if not re.fullmatch(r"--\w[\w.-]*\+?", option):
+            meant = "--" + re.sub(r"\W+", ".", option.partition(" ")[0]).strip(".") + equals + value
+            dashed = word.startswith(_DASHES) and meant != word
+            hint = f"Did you mean {meant}? " if dashed or equals else ""
+            order = "Recipes come first, then options as --key value."
+            raise RecipeError(f"unknown argument {word!r}. {hint}{order}")
+        takes = rest and option not in _ASKS and not rest[0].startswith("--")
+        yield option, value if equals else rest.pop(0) if takes else None
 
 
 class _Loader(yaml.SafeLoader):
     """YAML as it is meant: a key that stands twice is a mistake."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for (key, _), name in zip(node.value, keys, strict=True):
-            if keys.count(name) > 1:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {name!r} stands there twice", problem_mark=key.start_mark
-                )
-        return super().construct_mapping(node, deep)
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        names = [key.value for key, _ in node.value]
+        for number, (key, _) in enumerate(node.value):
+            if key.value in names[:number]:
+                problem = f"the key {key.value!r} stands there twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        return node
 
 
-def read_recipe(path: str, text: str | None = None) -> dict[str, Any]:
+def _value(text: str) -> Any:
+    """An option's value: lists, mappings, true, false and null are YAML, all else is text."""
+    try:
+        return yaml.load(text, _Loader) if re.match(r"[\[{]|(?i:null|true|false)$", text) else text
+    except yaml.YAMLError:
+        return text
+
+
+def read_recipe(path: str) -> dict[str, Any]:
     """A recipe's contents.
 
     Args:
-        path: Its file.
-        text: What it says, if that is known.
+        path: Its file, or what it says, if that has a line's end.
     Raises:
         RecipeError: If there is no such file, or it is not a YAML mapping.
     """
-    file = Path(path)
-    if text is None and not file.is_file():
-        folder = file if file.is_dir() else file.parent
-        here = sorted(str(p) for p in folder.glob("*.y*ml")) if folder.is_dir() else []
-        what = f"{path!r} is a folder" if file.is_dir() else f"no recipe at {path!r}"
-        hint = did_you_mean(str(file), here) or f" Recipes there: {', '.join(here) or 'none'}."
-        raise RecipeError(f"{what}.{hint} Give the path of a YAML file.")
+    name = "-" if "\n" in path else path
     try:
-        contents = yaml.load(text or file.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        what = getattr(error, "problem", None) or str(error)
-        raise RecipeError(f"recipe {path!r} is not YAML{where}: {what}. Mend that line.") from error
-    has = f"A recipe has the keys {', '.join(SECTIONS)}."
-    if not isinstance(contents, dict):
-        raise RecipeError(f"recipe {path!r} holds {type(contents).__name__}, not a mapping. {has}")
-    for key in contents:  # jsonargparse would pass over an unknown one that is empty
-        if key not in SECTIONS:
-            hint = did_you_mean(str(key), SECTIONS)
-            raise RecipeError(f"unknown key {str(key)!r} in recipe {path!r}.{hint} {has}")
+        with io.StringIO(path) if name == "-" else Path(path).open(encoding="utf-8") as file:
+            if not isinstance(contents := yaml.load(file, _Loader), dict):
+                raise yaml.YAMLError(f"it holds {contents!r:.40}")
+    except OSError as error:
+        folder = Path(path) if isinstance(error, IsADirectoryError) else Path(path).parent
+        here = sorted(map(str, folder.glob("*.y*ml")))
+        near = did_you_mean(path, here) if isinstance(error, FileNotFoundError) else ""
+        there = near or f" Recipes there: {', '.join(here) or 'none'}."
+        what = f"no recipe at {path!r}: {error.strerror}.{there} Give the path of a YAML file."
+        raise RecipeError(what) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        what = f"recipe {name!r} is no YAML mapping: {' '.join(str(error).split())}."
+        raise RecipeError(f"{what} Mend it; its keys are {', '.join(SECTIONS)}.") from error
     return contents
 
 
-def _merge(under: dict[str, Any], over: dict[str, Any]) -> None:
-    """Put one mapping over another; another class is another component."""
-    for key, value in over.items():
-        old = under.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and not _other_class(old, value):
-            _merge(old, value)
-        else:
-            under[key] = value
+class _Added(list[Any]):
+    """A list that ends with what an option added, which options after it are about."""
 
 
-def _other_class(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    return "class_path" in new and old.get("class_path") != new["class_path"]
+def _over(old: Any, new: Any, key: str = "") -> Any:
+    """One value over another; mappings are put together.
 
-
-def _set(contents: dict[str, Any], path: str, text: str, made_here: set[str]) -> None:
-    """Put an option into a recipe's contents.
+    A class may be given by its name alone, its settings without `init_args`, and one before the
+    other. Settings do not pass from one class to another.
 
     Raises:
-        RecipeError: If it would change one item of a list in a recipe without saying which.
+        RecipeError: If the new one is about an item of a list, and does not say which.
     """
-    node, (*parents, leaf) = contents, path.split(".")
-    for depth, name in enumerate(parents, 1):
-        child, place = node.get(name), ".".join(parents[:depth])
-        if isinstance(child, list):
-            if place not in made_here:
-                raise RecipeError(
-                    f"--{path} does not say which of the {len(child)} in {place} it means. Give "
-                    f"the whole list as --{place}, or change the recipe."
-                )
-            child = child[-1] if child else None
-            node[name][-1:] = [child := _component(child)]
-        else:
-            node[name] = child = _component(child)
-        following = [*parents[depth:], leaf][0]
-        if "class_path" in child and following not in ("class_path", "init_args", "dict_kwargs"):
-            child = child.setdefault("init_args", {})
-        node = child
-    try:
-        value = yaml.load(text, _Loader)
-    except yaml.YAMLError:
-        value = text
-    if leaf.endswith("+"):
-        old = node.get(leaf := leaf.removesuffix("+")) or []
-        value = [
-            *(old if isinstance(old, list) else [old]),
-            *(value if isinstance(value, list) else [value]),
-        ]
-    _merge(node, {leaf: value})
+    if isinstance(old, list) and isinstance(new, dict):
+        if isinstance(old, _Added):
+            return _Added([*old[:-1], _over(old[-1], new, key)])
+        what = f"{key} is a list of {len(old)}, and {new} does not say which of them it is for"
+        raise RecipeError(f"{what}. Give the whole list, as --{key} '[...]', or change the recipe.")
+    if not isinstance(new, dict) and not (isinstance(new, str) and isinstance(old, dict) and old):
+        return new
+    under, over = ({"class_path": one} if isinstance(one, str) else one for one in (old, new))
+    under = under if isinstance(under, dict) else {}
+    if "class_path" in {**under, **over}:
+        under, over = (one if _PARTS & {*one} else {"init_args": one} for one in (under, over))
+        names = {str(one.get("class_path", "")).rpartition(".")[2] for one in (under, over)}
+        if len(names - {""}) > 1:
+            return new
+    both = dict(under)
+    for name, value in over.items():
+        place = str(name).removesuffix("+")
+        there = both.get(place)
+        if str(name).endswith("+"):
+            there, value = None, _Added(_listed(there) + _listed(value))
+        both[place] = _over(there, value, f"{key}.{place}".lstrip("."))
+    return both
 
 
-def _component(node: Any) -> dict[str, Any]:
-    return {"class_path": node} if isinstance(node, str) else node if isinstance(node, dict) else {}
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]

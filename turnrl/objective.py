@@ -68,8 +68,8 @@ class ClippedSurrogate:
     def __post_init__(self) -> None:
         if not 0 < self.clip_low < 1 or not self.clip_high > 0:
             raise RecipeError(
-                f"clip_low is {self.clip_low} and clip_high {self.clip_high}; "
-                "clip_low lies between 0 and 1, clip_high above 0"
+                f"objective.clip_low is {self.clip_low} and clip_high {self.clip_high}. "
+                "Set clip_low between 0 and 1, clip_high above 0."
             )
         if self.aggregation not in (known := get_args(Aggregation)):
             raise RecipeError(f"aggregation is {self.aggregation!r}, not of {known}")

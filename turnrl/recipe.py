@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -29,8 +29,8 @@ from transformers.utils import logging as transformers_logging
 from turnrl.callbacks import BestCheckpoint, IterationLines, LastCheckpoint, is_trial, run_folder
 from turnrl.data import QuestionData
 from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean, heard
-from turnrl.explain import explain, explain_class, explain_section
-from turnrl.given import SECTIONS, Given, read_recipe
+from turnrl.explain import explain, explain_class, explain_section, parameters
+from turnrl.given import SECTIONS, Given, read_given
 from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
 from turnrl.scoring import CURVES, interval
@@ -62,7 +62,7 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
     file, checkpoint = Path(path), None
     file = file / "checkpoints" / "last.ckpt" if file.is_dir() else file
     if file.suffix in (".yaml", ".yml"):
-        recipe = read_recipe(str(path))
+        recipe = read_given("fit", ["--config", str(path)]).contents
     else:
         _check_checkpoint(str(file))
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
@@ -73,6 +73,7 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
             )
         recipe = yaml.safe_load(checkpoint["recipe"])
     _prepare()
+    _refuse_unknown(recipe, SECTIONS)
     settings = {**recipe.get("model", {}), "seed": _seed(recipe.get("seed_everything", 0))}
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(MTGRPO, "model")
@@ -95,21 +96,43 @@ def _check_checkpoint(path: str) -> None:
     raise CheckpointError(f"no checkpoint at {path!r}. Runs keep theirs in their checkpoints/.")
 
 
-def _told(error: BaseException, contents: Mapping[str, Any]) -> RecipeError:
-    """What is wrong with a recipe that jsonargparse refuses, in a user's words."""
-    if odd := [key for key in contents if key not in SECTIONS]:
-        hint = did_you_mean(odd[0], SECTIONS)
-        return RecipeError(f"unknown key {odd[0]!r}.{hint} There are {', '.join(SECTIONS)}.")
+_SETTINGS: dict[str, Any] = {"seed_everything": int, "split": Literal["train", "val", "test"]}
+
+
+def _refuse_unknown(contents: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Check what jsonargparse lets pass: unknown keys that are empty, and a second seed.
+
+    Raises:
+        RecipeError: If there is one.
+    """
+    for key, value in contents.items():
+        if key not in known:
+            homes = [f"{name}.{key}" for name, cls in _CLASSES.items() if key in parameters(cls)]
+            near = did_you_mean(str(key), [*known, *homes])
+            raise RecipeError(f"unknown key {str(key)!r}.{near} There are {', '.join(known)}.")
+        if key in _CLASSES and "seed" in value:
+            raise RecipeError(f"{key}.seed is {value['seed']}; set seed_everything in its place.")
+
+
+def _explained(contents: Mapping[str, Any]) -> str | None:
+    """What is wrong with a recipe; None if nothing is found."""
     for key, value in contents.items():
         cls = _CLASSES.get(key)
         if cls is None:
-            found = explain(value, bool | int if key == "seed_everything" else str | None, key)
+            found = explain(value, _SETTINGS.get(key, str | None), key)
         elif key != "trainer" and "class_path" in value:
             found = explain_class(value, cls.__mro__[1], key)
         else:
             found = explain_section(value, cls, key)
         if found:
-            return RecipeError(found)
+            return found
+    return None
+
+
+def _told(error: BaseException, contents: Mapping[str, Any]) -> RecipeError:
+    """What is wrong with a recipe that jsonargparse refuses, in a user's words."""
+    if found := _explained(contents):
+        return RecipeError(found)
     # what a component says of its own settings, below what jsonargparse makes of it
     cause = error
     while not isinstance(cause, TurnRLError) and (cause.__cause__ or cause.__context__):
@@ -120,7 +143,7 @@ def _told(error: BaseException, contents: Mapping[str, Any]) -> RecipeError:
 class _Parser(LightningArgumentParser):
     """Reports a bad recipe as it was given, and takes no key by its first letters."""
 
-    given = Given({}, [], [], False)
+    given = Given({}, [], [], [])
     usage_line = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -132,7 +155,8 @@ class _Parser(LightningArgumentParser):
         return super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise _told(ex or ValueError(message), self.given.contents) from ex
+        contents = self.given.contents if self.given.files else {}  # and not of help alone
+        raise _told(ex or ValueError(message), contents) from ex
 
     def format_help(self, *args: Any) -> str:
         """turnrl's own settings first: Lightning's are hundreds of lines."""
@@ -284,6 +308,11 @@ class _CLI(LightningCLI):
         if self.datamodule_class is not None:
             parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        # without the warning that there is a sys.argv, which DDP's other processes need
+        parse = parser.parse_object if isinstance(args, dict) else parser.parse_args
+        self.config = parse(args)
+
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         skipped = {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}
         return {self._command: skipped}
@@ -316,7 +345,8 @@ class _CLI(LightningCLI):
             found = list(self._folder.glob(f"version_*/checkpoints/{path}.ckpt"))
             if not found:
                 raise CheckpointError(
-                    f"no {path}.ckpt of a run in {str(self._folder)!r}. Give one."
+                    f"ckpt_path is {path!r}, and no run in {str(self._folder)!r} has a {path}.ckpt."
+                    " Give the path of one."
                 )
             path = str(max(found, key=lambda file: file.stat().st_mtime))
             self.config[self._command]["ckpt_path"] = path
@@ -330,9 +360,10 @@ class _CLI(LightningCLI):
         return {**super()._prepare_subcommand_kwargs(subcommand), **extra}
 
 
-def _seed(value: bool | int) -> int:
-    if value is True:
-        raise RecipeError("seed_everything is true, which picks a seed at random. Give a number.")
+def _seed(value: int | None) -> int:
+    if value is None or value is True or not 0 <= value < 2**32:
+        what = "a number from 0 to 4294967295, so that a run can be repeated"
+        raise RecipeError(f"seed_everything is {json.dumps(value)}; it must be {what}.")
     return int(value)
 
 
@@ -364,6 +395,8 @@ def run_recipe(command: str, given: Given) -> int:
 
     _prepare()
     sys.path += [str(Path.cwd()), *given.folders]  # classes of one's own, beside the recipe
+    _refuse_unknown(given.contents, SECTIONS if command == "eval" else SECTIONS[:-1])
+    contents = json.dumps(given.contents, default=str)
     name = given.name if command == "fit" else f"{given.name}-{command}"
     init_args = {"save_dir": "runs", "name": name, "flush_logs_every_n_steps": 1}
     logger = {"class_path": "CSVLogger", "init_args": init_args}
@@ -381,11 +414,16 @@ def run_recipe(command: str, given: Given) -> int:
             save_config_kwargs={"overwrite": True},
             seed_everything_default=0,
             parser_class=_Parser,
+            args=[command, f"--config={contents}", *given.asks]
+            if given.asks
+            else {"subcommand": command, command: json.loads(contents)},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )
-    except ValueError as error:  # of a component's constructor, wrapped by jsonargparse
-        if isinstance(error, TurnRLError) or "Union subtypes" not in str(error):
+    except (ValueError, TypeError) as error:
+        # of a component's constructor, wrapped by jsonargparse, or of a null in a number's place
+        wrapped = "Union subtypes" in str(error)
+        if isinstance(error, TurnRLError) or not (wrapped or _explained(given.contents)):
             raise
         raise _told(error, given.contents) from error
     except SystemExit as stop:

@@ -1,0 +1,42 @@
+"""A small recipe that trains, and how a command line that must fail is run on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from turnrl.cli import main
+
+RECIPE = {
+    "model": {
+        "policy": {"model": "MODEL"},
+        "rollout": {"segmenter": "worlds.Letters", "tools": ["worlds.Echo"], "max_turn_tokens": 6},
+        "rewards": ["worlds.Answered", "worlds.Called"],
+        "group_size": 4,
+        "steps_per_update": 2,
+        "optimizer": {
+            "class_path": "torch.optim.AdamW",
+            "init_args": {"lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.0},
+        },
+    },
+    "data": {"train": "worlds.Numbers", "val": "worlds.Numbers", "questions_per_iteration": 4},
+    "trainer": {"max_epochs": 2, "accelerator": "cpu", "enable_model_summary": False},
+}
+
+
+def save(contents, name="recipe.yaml"):
+    Path(name).write_text(yaml.safe_dump(contents))
+
+
+def fails(capsys, arguments, code=2):
+    """Run a command that must fail, and give what it told the user, in one line."""
+    try:
+        found = main(arguments)
+    except SystemExit as stop:  # of argparse, where the command itself is wrong
+        found = stop.code
+    captured = capsys.readouterr()
+    assert found == code, captured.err
+    assert "Traceback" not in captured.err
+    (message,) = [line for line in captured.err.splitlines() if line.startswith("turnrl: ")]
+    return message

@@ -1,0 +1,560 @@
+"""What a user can do wrong, and how it is told: the key, its value, and the next step."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from commands import fails, save
+from turnrl.cli import main
+from turnrl.given import read_given
+
+SPARE = {"class_path": "ExactMatch", "weight": 2}
+WIKI = {"class_path": "WikiSearch", "init_args": {"index": "x"}}
+
+
+def component(name, **settings):
+    return {"class_path": name, "init_args": settings}
+
+
+# name, what is set in the recipe or said after `turnrl`, and of the message: key, value, next step
+MISTAKES = [
+    # names of settings
+    ("a typo at the top", {"modle": {}}, "unknown key", "modle", "Did you mean model"),
+    ("a section's setting at the top", {"group_size": 4}, "unknown key", "group_size",
+     "Did you mean model.group_size"),
+    ("a number as a key", {1: "x"}, "unknown key", "'1'", "There are seed_everything, model,"),
+    ("a typo in model", {"model.group_sise": 4}, "unknown key", "model.group_sise",
+     "Did you mean group_size"),
+    ("a typo in trainer", {"trainer.max_epoch": 4}, "unknown key", "trainer.max_epoch",
+     "Did you mean max_epochs"),
+    ("a typo in data", {"data.val_limt": 4}, "unknown key", "data.val_limt",
+     "Did you mean val_limit"),
+    ("a typo in policy", {"model.policy.modle": "x"}, "unknown key", "model.policy.modle",
+     "Did you mean model"),
+    ("a typo in rollout", {"model.rollout.tols": []}, "unknown key", "model.rollout.tols",
+     "Did you mean tools"),
+    ("a typo in objective", {"model.objective": {"clip": 2}}, "unknown key", "model.objective.clip",
+     "Did you mean clip_low or clip_high"),
+    ("a typo in an engine", {"model.engine": component("Slots", slot=3)}, "unknown key",
+     "model.engine.slot", "Did you mean slots"),
+    ("a typo in an estimator", {"model.estimator": component("TurnLevel", gama=1)}, "unknown key",
+     "model.estimator.gama", "Did you mean gamma"),
+    ("a typo in a reward", {"model.rewards": [component("ExactMatch", wait=1)]}, "unknown key",
+     "model.rewards[0].wait", "Did you mean weight"),
+    ("a typo in a tool", {"model.rollout.tools": [component("WikiSearch", topk=3)]}, "unknown key",
+     "model.rollout.tools[0].topk", "Did you mean top_k"),
+    ("a typo in a callback", {"trainer.callbacks": [component("EarlyStopping", monitr="x")]},
+     "unknown key", "trainer.callbacks[0].monitr", "Did you mean monitor"),
+    ("another library's name", {"model.policy.lora": {"rank": 4}}, "unknown key",
+     "model.policy.lora.rank", "Lora has the keys r, alpha, dropout, target_modules."),
+    ("no space after a colon", {"model.policy.lora": {"rank:4": None}}, "unknown key",
+     "model.policy.lora.rank:4", "a space follows the colon"),
+    ("a typo in a mapping", {"data.fields": {"qestion": "x"}}, "unknown key", "data.fields.qestion",
+     "Did you mean question"),
+    ("a setting of no section", {"model.lr": 1e-3}, "unknown key", "model.lr",
+     "MTGRPO has the keys policy, rollout,"),
+    ("an optimiser's other name", {"model.optimizer.init_args.learning_rate": 1}, "unknown key",
+     "model.optimizer.learning_rate", "AdamW has the keys lr, betas,"),
+    ("eval's setting in fit", {"split": "test"}, "unknown key", "split",
+     "There are seed_everything,"),
+    ("a second seed", {"model.seed": 3}, "model.seed", "3", "set seed_everything"),
+    # values
+    ("a text for a number", {"model.group_size": "many"}, "model.group_size", "'many'",
+     "must be a whole number."),
+    ("a fraction for a count", {"model.group_size": 4.5}, "model.group_size", "4.5",
+     "must be a whole number."),
+    ("nothing for a count", {"model.group_size": None}, "model.group_size", "null",
+     "must be a whole number."),
+    ("nothing for a number in a component", {"model.estimator": component("TurnLevel", gamma=None)},
+     "model.estimator.gamma", "null", "must be a number."),
+    ("nothing for a list", {"model.rollout.tools": None}, "model.rollout.tools", "null",
+     "must be a list, such as [NAME]."),
+    ("nothing for a component", {"model.rollout.segmenter": None}, "model.rollout.segmenter",
+     "null", "must be the name of a class, such as "),
+    ("nothing for a section", {"model.policy": None}, "model.policy", "null",
+     "must be a mapping with keys of model, "),
+    ("a word for a number", {"trainer.max_epochs": "two"}, "trainer.max_epochs", "'two'",
+     "must be a whole number or null."),
+    ("a word for one of two kinds of number", {"trainer.gradient_clip_val": "big"},
+     "trainer.gradient_clip_val", "'big'", "must be a whole number or a number or null."),
+    ("a number for a switch", {"trainer.detect_anomaly": 3}, "trainer.detect_anomaly", "3",
+     "must be true or false."),
+    ("a number for a text", {"trainer.callbacks": [component("EarlyStopping", monitor=3)]},
+     "trainer.callbacks[0].monitor", "3", "must be a text."),
+    ("one number for two", {"model.optimizer.init_args.betas": [0.9]}, "model.optimizer.betas",
+     "[0.9]", "must be a list of 2."),
+    ("a word in a list of numbers", {"model.optimizer.init_args.betas": [0.9, "x"]},
+     "model.optimizer.betas[1]", "'x'", "must be a number."),
+    ("a word for a rate", {"model.optimizer.init_args.lr": "high"}, "model.optimizer.lr", "'high'",
+     "must be a number."),
+    ("a word for a weight", {"model.rewards": [component("ExactMatch", weight="heavy")]},
+     "model.rewards[0].weight", "'heavy'", "must be a number."),
+    ("a name for a section", {"model.objective": "PPO"}, "model.objective", "'PPO'",
+     "must be a mapping with keys of clip_low,"),
+    ("a text for a section", {"model.policy.lora": "{rank:4}"}, "model.policy.lora", "'{rank:4}'",
+     "must be a mapping with keys of r, alpha, dropout, target_modules or null."),
+    ("a switch for a section", {"model.policy.lora": True}, "model.policy.lora", "True",
+     "must be a mapping with keys of r,"),
+    ("no choice", {"model.policy.quantization": "int3"}, "model.policy.quantization", "'int3'",
+     "must be one of 'nf4', 'none'"),
+    ("nearly a choice", {"model.objective": {"aggregation": "tokens"}},
+     "model.objective.aggregation", "'tokens'", "Did you mean token"),
+    ("no choice of a component",
+     {"model.rollout.tools": [component("WikiSearch", index="x", backend="elastik")]},
+     "model.rollout.tools[0].backend", "'elastik'", "Did you mean elasticsearch"),
+    ("a word for a seed", {"seed_everything": "abc"}, "seed_everything", "'abc'",
+     "must be a whole number."),
+    ("a seed at random", {"seed_everything": True}, "seed_everything", "True",
+     "must be a whole number."),
+    ("a seed that is too small", {"seed_everything": -1}, "seed_everything", "-1",
+     "must be a number from 0 to 4294967295"),
+    ("a number for a path", {"ckpt_path": 3}, "ckpt_path", "3", "must be a text or null."),
+    ("a number for a section", {"trainer": 3}, "trainer", "3", "Trainer has the keys accelerator,"),
+    ("a list for the model", {"model": [1]}, "model", "[1]", "Name it: {class_path: NAME"),
+    # values that a component refuses
+    ("a clip below zero", {"model.objective": {"clip_low": -3}}, "clip_low", "-3.0",
+     "Set clip_low between 0 and 1"),
+    ("a discount above one", {"model.estimator": component("TurnLevel", gamma=7)}, "gamma", "7.0",
+     "Set a discount between 0 and 1."),
+    ("no slots", {"model.engine": component("Slots", slots=0)}, "slots", "0", "must be at least 1"),
+    ("no calls", {"model.rollout.max_calls_per_turn": 0}, "rollout.max_calls_per_turn", "0",
+     "must be at least 1"),
+    ("no minibatch", {"model.minibatch_tokens": 0}, "model.minibatch_tokens", "0",
+     "must be at least 1"),
+    ("a group of one", {"model.group_size": 1}, "group_size", "1", "Raise it (16 is usual)"),
+    ("more steps than trajectories", {"model.steps_per_update": 17}, "steps_per_update", "17",
+     "Lower it."),
+    ("gradients gathered twice", {"trainer.accumulate_grad_batches": 2},
+     "trainer.accumulate_grad_batches", "2", "Leave it out"),
+    ("half precision twice", {"trainer.precision": "bf16-mixed"}, "trainer.precision",
+     "'bf16-mixed'", "Leave it out"),
+    ("a reward twice", {"model.rewards": ["ExactMatch", "ExactMatch"]}, "model.rewards",
+     "'outcome/exact_match'", "Leave one out"),
+    ("a tool twice", {"model.rollout.tools": ["worlds.Echo", "worlds.Echo"]}, "two tools", "'echo'",
+     "Rename one."),
+    ("no rewards", {"model.rewards": []}, "rewards", "empty", "Add one, ExactMatch say."),
+    # classes
+    ("a class of no package", {"model": {"class_path": "nowhere.Module"}}, "model",
+     "'nowhere.Module'", "No module named 'nowhere'. Installed: "),
+    ("data of no package", {"data": {"class_path": "nowhere.Data"}}, "data", "'nowhere.Data'",
+     "Installed: "),
+    ("a model's typo", {"model": "MTGRP"}, "model", "'MTGRP'", "Did you mean MTGRPO"),
+    ("a segmenter's typo", {"model.rollout.segmenter": "TwoTrun"}, "model.rollout.segmenter",
+     "'TwoTrun'", "Did you mean TwoTurn"),
+    ("a reward's typo", {"model.rewards": ["ExactMach"]}, "model.rewards[0]", "'ExactMach'",
+     "Did you mean ExactMatch"),
+    ("a reward's other spelling", {"model.rewards": ["exact_match"]}, "model.rewards[0]",
+     "'exact_match'", "Did you mean ExactMatch"),
+    ("a tool's typo", {"model.rollout.tools": ["WikiSerch"]}, "model.rollout.tools[0]",
+     "'WikiSerch'", "Did you mean WikiSearch"),
+    ("an estimator's typo", {"model.estimator": component("OutcomOnly")}, "model.estimator",
+     "'OutcomOnly'", "Did you mean OutcomeOnly"),
+    ("an engine's typo", {"model.engine": "Slot"}, "model.engine", "'Slot'", "Did you mean Slots"),
+    ("an engine of no package", {"model.engine": "vllm"}, "model.engine", "'vllm'",
+     "Installed: "),
+    ("an optimiser's case", {"model.optimizer": "adamw"}, "model.optimizer", "'adamw'",
+     "Did you mean AdamW"),
+    ("a logger's first word", {"trainer.logger": "wandb"}, "trainer.logger", "'wandb'",
+     "Did you mean WandbLogger"),
+    ("a tool of no package", {"model.rollout.tools": ["nowhere.Tool"]}, "model.rollout.tools[0]",
+     "'nowhere.Tool'", "No module named 'nowhere'. Installed: "),
+    ("a module's typo", {"model.rollout.tools": ["worlds.Ecko"]}, "model.rollout.tools[0]",
+     "'worlds.Ecko'", "module 'worlds' has no attribute 'Ecko'."),
+    ("a reward as a tool", {"model.rollout.tools": ["ExactMatch"]}, "model.rollout.tools[0]",
+     "'ExactMatch'", "Installed: "),
+    ("a class of another kind", {"model.estimator": "torch.nn.Linear"}, "model.estimator",
+     "'torch.nn.Linear'", "Installed: "),
+    ("a class that is abstract", {"model.estimator": "turnrl.AdvantageEstimator"},
+     "model.estimator", "'turnrl.AdvantageEstimator'", "Installed: "),
+    ("a call for a name", {"model.estimator": "TurnLevel(gamma=1)"}, "model.estimator",
+     "'TurnLevel(gamma=1)'", "Did you mean TurnLevel"),
+    ("a number for a component", {"model.rollout.tools": ["worlds.Echo", 3]},
+     "model.rollout.tools[1]", "3", "must be the name of a class, such as "),
+    ("nothing in a list", {"model.rewards": [None]}, "model.rewards[0]", "null",
+     "must be the name of a class"),
+    ("a list in a list", {"model.rewards": [["ExactMatch"]]}, "model.rewards[0]",
+     "['ExactMatch']", "must be the name of a class"),
+    ("one component for a list", {"model.rewards": "ExactMatch"}, "model.rewards", "'ExactMatch'",
+     "must be a list, such as [NAME]."),
+    ("a mapping for a list", {"model.rewards": {"ExactMatch": {"weight": 2}}}, "model.rewards",
+     "'ExactMatch'", "must be a list, such as [NAME]."),
+    ("settings beside the class", {"model.rewards": [SPARE]}, "model.rewards[0]", "'weight'",
+     "{class_path: ExactMatch, init_args: {weight: 2}}"),
+    ("settings under the class's name", {"model.rewards": [{"ExactMatch": {"weight": 2}}]},
+     "model.rewards[0]", "'ExactMatch'", "Name it: {class_path: ExactMatch, init_args: {...}}"),
+    ("settings without a class", {"model.engine": {"slots": 8}}, "model.engine", "{'slots': 8}",
+     "Name it: {class_path: Slots, init_args: {...}}"),
+    ("a list of settings", {"model.rewards": [component("ExactMatch") | {"init_args": [1]}]},
+     "model.rewards[0].init_args", "[1]", "must be a mapping."),
+    ("a class for a section", {"model.policy.class_path": "X"}, "model.policy", "'X'",
+     "Policy has the keys model,"),
+    ("a section without its settings", {"model.policy": {}}, "model.policy.model", "missing",
+     "Set model."),
+    ("a tool without its settings", {"model.rollout.tools": ["WikiSearch"]},
+     "model.rollout.tools[0].index", "missing", "Set index."),
+    ("a scheduler without its settings", {"model.scheduler": "CosineAnnealingLR"},
+     "model.scheduler.T_max", "missing", "Set T_max."),
+    # what is not there
+    ("no model", {"model.policy.model": "./none"}, "no model folder", "'./none'",
+     "Set policy.model to a folder"),
+    ("a folder that is no model", {"model.policy.model": "."}, "policy.model", "'.'",
+     "Give a folder with config.json"),
+    ("no package for a model", {"model.policy.model": "package://nowhere/x"}, "policy.model",
+     "'package://nowhere/x'", "Install it."),
+    ("no chat template", {"model.policy.chat_template": "qwen33"}, "policy.chat_template",
+     "'qwen33'", "Did you mean qwen3"),
+    ("no file of data", {"data.train": "none.jsonl"}, "no file", "'none.jsonl'",
+     "Check data.train and data.val."),
+    ("no data set", {"data.train": "trivia"}, "data set", "'trivia'", "Did you mean triviaqa"),
+    ("data of another format", {"data.train": "recipe.yaml"}, "format", "'recipe.yaml'",
+     "Name it .jsonl"),
+    ("a folder for data", {"data.train": "."}, "folder", "'.'", "Name a file in it"),
+    ("no last checkpoint", {"ckpt_path": "last"}, "ckpt_path", "'last'", "Give the path of one."),
+    # the command line
+    ("no recipe", "fit", "turnrl fit", "needs a recipe", "RECIPE.yaml [--key value ...]"),
+    ("a recipe's typo", "fit recipes.yaml", "no recipe at", "'recipes.yaml'",
+     "Did you mean recipe.yaml"),
+    ("a recipe without its ending", "fit recipe", "no recipe at", "'recipe'",
+     "Did you mean recipe.yaml"),
+    ("a folder for a recipe", "fit .", "no recipe at", "'.'", "Recipes there: recipe.yaml."),
+    ("an address for a recipe", "fit http://example.com/recipe.yaml", "no recipe at",
+     "'http://example.com/recipe.yaml'", "Recipes there: none."),
+    ("no dashes", "fit recipe.yaml trainer.max_epochs=2", "unknown argument",
+     "'trainer.max_epochs=2'", "Did you mean --trainer.max_epochs=2"),
+    ("one dash", "fit recipe.yaml -model.group_size 8", "unknown argument", "'-model.group_size'",
+     "Did you mean --model.group_size"),
+    ("a long dash", "fit recipe.yaml \N{EM DASH}trainer.max_epochs 2", "unknown argument",
+     "trainer.max_epochs'", "Did you mean --trainer.max_epochs"),
+    ("a slash for a dot", "fit recipe.yaml --model/group_size 8", "unknown argument",
+     "'--model/group_size'", "Did you mean --model.group_size"),
+    ("the shell's quotes around both", "fit recipe.yaml '--model.group_size 8'",
+     "unknown argument", "'--model.group_size 8'", "options as --key value."),
+    ("an equals sign alone", "fit recipe.yaml --model.group_size = 8", "unknown argument", "'8'",
+     "options as --key value."),
+    ("a recipe after options", "fit --model.group_size 8 recipe.yaml", "unknown argument",
+     "'recipe.yaml'", "Recipes come first"),
+    ("dashes alone", "fit recipe.yaml --", "unknown argument", "'--'", "options as --key value."),
+    ("no value at the end", "fit recipe.yaml --model.group_size", "--model.group_size", "no value",
+     "Give it as --model.group_size VALUE"),
+    ("no value before an option", "fit recipe.yaml --model.group_size --trainer.max_epochs 2",
+     "--model.group_size", "no value", "Give it as --model.group_size VALUE"),
+    ("a switch of no kind", "fit recipe.yaml --verbose", "--verbose", "no value",
+     "'turnrl fit --help' lists"),
+    ("an empty value", "fit recipe.yaml --model.group_size=", "model.group_size", "''",
+     "must be a whole number."),
+    ("quotes left in a value", """fit recipe.yaml --model.group_size "'4'" """,
+     "model.group_size", "'4'", "must be a whole number."),
+    ("a negative number", "fit recipe.yaml --model.group_size -4", "model.group_size", "-4",
+     "must be at least 1"),
+    ("a decimal comma", "fit recipe.yaml --model.rollout.temperature 0,5",
+     "model.rollout.temperature", "'0,5'", "must be a number."),
+    ("an exponent for a count", "fit recipe.yaml --model.group_size 1e3", "model.group_size",
+     "'1e3'", "must be a whole number."),
+    ("a list without its end", "fit recipe.yaml --model.rewards [Exact", "model.rewards",
+     "'[Exact'", "must be a list"),
+    ("names without a list", "fit recipe.yaml --model.rewards ExactMatch,WellFormed",
+     "model.rewards", "'ExactMatch,WellFormed'", "must be a list, such as [NAME]."),
+    ("an option's typo", "fit recipe.yaml --model.group_sise=3", "unknown key",
+     "model.group_sise", "Did you mean group_size"),
+    ("an option without its section", "fit recipe.yaml --max_epochs 3", "unknown key",
+     "max_epochs", "Did you mean trainer.max_epochs"),
+    ("an option of another tool", "fit recipe.yaml --resume last", "unknown key", "resume",
+     "There are seed_everything, model,"),
+    ("an option's other spelling", "fit recipe.yaml --ckpt-path last", "unknown key", "ckpt-path",
+     "Did you mean ckpt_path"),
+    ("a component's typo as an option", "fit recipe.yaml --model.estimator TurnLvel",
+     "model.estimator", "'TurnLvel'", "Did you mean TurnLevel"),
+    ("a callback without its settings", "fit recipe.yaml --trainer.callbacks EarlyStopping",
+     "trainer.callbacks.monitor", "missing", "Set monitor."),
+    ("an added callback without its settings",
+     "fit recipe.yaml --trainer.callbacks+ EarlyStopping", "trainer.callbacks[0].monitor",
+     "missing", "Set monitor."),
+    ("a setting of nothing named", "fit recipe.yaml --model.engine.slots 32", "model.engine",
+     "{'slots': '32'}", "--model.engine Slots --model.engine.slots 32"),
+    ("a setting of a list", "fit recipe.yaml --model.rewards.init_args.weight 3", "model.rewards",
+     "'weight': '3'", "Give the whole list"),
+    ("an item of a list", "fit recipe.yaml --model.rewards.0.weight 3", "model.rewards", "'0'",
+     "Give the whole list"),
+    ("a name for a section as an option", "fit recipe.yaml --model.policy qwen", "model.policy",
+     "'qwen'", "Policy has the keys model,"),
+    ("a checkpoint that is not there", "fit recipe.yaml --ckpt_path none.ckpt", "checkpoint",
+     "'none.ckpt'", "Runs keep theirs in their checkpoints/."),
+    ("a folder for a checkpoint", "fit recipe.yaml --ckpt_path .", "checkpoint", "'.'",
+     "Runs keep theirs in their checkpoints/."),
+    ("no run to go on from", "fit recipe.yaml --ckpt_path last", "ckpt_path", "'last'",
+     "Give the path of one."),
+    ("no best of any run", "eval recipe.yaml --ckpt_path best", "ckpt_path", "'best'",
+     "Give the path of one."),
+    ("a split of no kind", "eval recipe.yaml --split tset", "split", "'tset'",
+     "must be one of 'train', 'val', 'test'. Did you mean test"),
+    ("a split in fit", "fit recipe.yaml --split test", "unknown key", "split",
+     "There are seed_everything,"),
+    ("a command's typo", "fitt recipe.yaml", "COMMAND", "'fitt'", "choose from 'fit', 'eval'"),
+    ("help for no class", "fit --model.rewards.help ExactMach", "Expected", "ExactMach", "path"),
+]  # fmt: skip
+
+
+def change(contents, settings):
+    for path, value in settings.items():
+        node, (*parents, leaf) = contents, str(path).split(".")
+        for parent in parents:
+            node = node[parent]
+        node[path if path == 1 else leaf] = value
+
+
+@pytest.mark.parametrize(
+    ("what", "key", "value", "step"),
+    [row[1:] for row in MISTAKES],
+    ids=[row[0] for row in MISTAKES],
+)
+def test_a_mistake_is_told_by_its_key_its_value_and_the_next_step(
+    recipe, capsys, what, key, value, step
+):
+    arguments = ["fit", "recipe.yaml"]
+    if isinstance(what, dict):
+        change(recipe, what)
+        save(recipe)
+    else:
+        arguments = shlex.split(what)
+    message = fails(capsys, arguments)
+    for part in (key, value, step):
+        assert part in message
+    # the next step is what the message ends with
+    assert message.rindex(step) >= message.index(key)
+    assert len(message) < 1200
+
+
+def set_in(contents, **settings):
+    change(contents, settings)
+    save(contents)
+
+
+def resolved(capsys, *arguments):
+    """The recipe that a command would run, with every setting."""
+    assert main(["fit", *arguments, "--print_config"]) == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+# recipes as files
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("model: [1\ndata: }", ("no YAML mapping", "line 2", "Mend it;")),
+        ("model:\n\tpolicy: {}", ("no YAML mapping", "line 2", "\\t", "Mend it;")),
+        ("model: {}\ntrainer: {}\nmodel: {}", ("the key 'model' stands there twice", "line 3")),
+        ("model:\n  seed: 1\n  seed: 2", ("the key 'seed' stands there twice", "line 3")),
+        ("- model\n", ("it holds ['model']", "its keys are seed_everything,")),
+        ("just words\n", ("it holds 'just words'", "its keys are seed_everything,")),
+        ("", ("it holds None", "its keys are seed_everything,")),
+        (b"\x80\x05\x95\x00", ("can't decode byte 0x80", "Mend it;")),
+        ("model: {}\n".encode("utf-16"), ("can't decode byte", "Mend it;")),
+        ("model: !!python/name:os.system", ("python/name", "line 1", "Mend it;")),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_recipe(recipe, capsys, text, parts):
+    Path("bad.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    message = fails(capsys, ["fit", "bad.yaml"])
+    assert all(part in message for part in ("'bad.yaml'", *parts)), message
+
+
+@pytest.mark.parametrize(("name", "code"), [("x" * 300, 2), ("/".join(["folder"] * 800), 1)])
+def test_a_path_that_is_too_long(recipe, capsys, name, code):
+    message = fails(capsys, ["fit", f"{name}.yaml"], code)
+    assert "File name too long" in message
+
+
+def test_a_recipe_that_may_not_be_read(recipe, capsys, monkeypatch):
+    def refuse(self, *args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)  # whoever runs the tests, root say
+    message = fails(capsys, ["fit", "recipe.yaml"])
+    assert "no recipe at 'recipe.yaml': Permission denied. Recipes there: recipe.yaml." in message
+
+
+def test_a_recipe_of_another_system_reads_the_same(recipe, capsys):
+    wanted = resolved(capsys, "recipe.yaml")
+    text = Path("recipe.yaml").read_text()
+    Path("windows.yaml").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    found = resolved(capsys, "windows.yaml")
+    found["trainer"]["logger"]["init_args"]["name"] = "recipe"
+    assert found == wanted
+    assert resolved(
+        capsys, str(Path("recipe.yaml").rename("r\N{LATIN SMALL LETTER E WITH ACUTE}.yaml"))
+    )
+
+
+def test_anchors_and_merges_of_a_recipe(recipe, capsys):
+    Path("more.yaml").write_text(
+        "model:\n"
+        "  estimator: &est {class_path: TurnLevel, init_args: &args {gamma: 0.5, turn_coef: 2.0}}\n"
+        "  rewards:\n"
+        "    - class_path: ExactMatch\n"
+        "      init_args: &weight {weight: 2}\n"
+        "    - class_path: WellFormed\n"
+        "      init_args: {<<: *weight}\n"
+    )
+    found = resolved(capsys, "recipe.yaml", "more.yaml")["model"]
+    assert [reward["init_args"]["weight"] for reward in found["rewards"]] == [2, 2]
+    settings = found["estimator"]["init_args"]
+    assert (settings["gamma"], settings["turn_coef"]) == (0.5, 2.0)
+
+
+# what recipes and options say together
+
+
+@pytest.mark.parametrize(
+    ("arguments", "estimator"),
+    [
+        (["one.yaml"], ("TurnLevel", 0.5)),
+        (["one.yaml", "two.yaml"], ("TurnLevel", 0.25)),
+        (["two.yaml", "one.yaml"], ("TurnLevel", 0.5)),
+        # another class begins anew
+        (["one.yaml", "three.yaml"], ("Merged", None)),
+        (["one.yaml", "--model.estimator", "Merged"], ("Merged", None)),
+        (["one.yaml", "--model.estimator.class_path", "Merged"], ("Merged", None)),
+        # the same by its path is the same
+        (["one.yaml", "--model.estimator", "turnrl.credit.TurnLevel"], ("TurnLevel", 0.5)),
+        (["one.yaml", "--model.estimator", "TurnLevel"], ("TurnLevel", 0.5)),
+        # the last of two options counts
+        (["one.yaml", *["--model.estimator.gamma", "0"], *["--model.estimator.gamma=1"]],
+         ("TurnLevel", 1)),
+        (["one.yaml", "--model.estimator.init_args.gamma", "1"], ("TurnLevel", 1)),
+        # a setting may come before its class
+        (["--model.estimator.gamma", "0", "--model.estimator", "TurnLevel"], ("TurnLevel", 0)),
+        (["two.yaml", "--model.estimator", "TurnLevel"], ("TurnLevel", 0.25)),
+        (["one.yaml", "--model.estimator", "null"], None),
+    ],
+)  # fmt: skip
+def test_what_is_given_together_is_what_is_built(recipe, capsys, arguments, estimator):
+    save({"model": {"estimator": component("TurnLevel", gamma=0.5)}}, "one.yaml")
+    save({"model": {"estimator": {"gamma": 0.25}}}, "two.yaml")
+    save({"model": {"estimator": "Merged"}}, "three.yaml")
+    arguments = ["recipe.yaml", *arguments]
+    given = read_given("fit", arguments).contents["model"]["estimator"]
+    built = resolved(capsys, *arguments)["model"]["estimator"]
+    if estimator is None:
+        assert given is built is None
+        return
+    given = {"class_path": given} if isinstance(given, str) else given
+    for spec in (given, built):
+        name, gamma = spec["class_path"].rpartition(".")[2], spec.get("init_args", {}).get("gamma")
+        assert (name, None if gamma is None else float(gamma)) == estimator
+
+
+def test_a_list_is_replaced_or_added_to_and_what_is_added_can_be_set(recipe, capsys):
+    def rewards(*options):
+        found = resolved(capsys, "recipe.yaml", *options)["model"]["rewards"]
+        return [
+            (one["class_path"].rpartition(".")[2], one.get("init_args", {}).get("weight"))
+            for one in found
+        ]
+
+    first = rewards()
+    set_in(recipe, **{"model.rewards": [component("ExactMatch", weight=3.0), "WellFormed"]})
+    old = [("ExactMatch", 3), ("WellFormed", 0.2)]
+    assert rewards() == [old[0], (old[1][0], rewards()[1][1])] != first
+    # a new list takes nothing from what stood in its places
+    new = rewards("--model.rewards", "[WellFormed, ExactMatch]")
+    assert new == [rewards()[1], ("ExactMatch", 1)]
+    added = rewards("--model.rewards+", "AnswerPresent", "--model.rewards.weight", "5")
+    assert added == [*rewards(), ("AnswerPresent", 5)]
+
+
+def test_two_recipes_that_contradict_each_other_are_told_by_their_sum(recipe, capsys):
+    save({"model": {"estimator": component("Merged")}}, "one.yaml")
+    save({"model": {"estimator": {"gamma": 0.5}}}, "two.yaml")
+    message = fails(capsys, ["fit", "recipe.yaml", "one.yaml", "two.yaml"])
+    assert "unknown key 'model.estimator.gamma'. Merged has the keys" in message
+
+
+def test_values_of_options_are_the_text_that_they_are(recipe, capsys):
+    found = resolved(capsys, "recipe.yaml", "--model.policy.revision", "5e21234")
+    assert found["model"]["policy"]["revision"] == "5e21234"
+    segmenter = ("--model.rollout.segmenter", "TwoTurn", "--model.rollout.segmenter.instructions")
+    for text in ("Tools: search(query).", "", "- one"):
+        found = resolved(capsys, "recipe.yaml", *segmenter, text)
+        assert found["model"]["rollout"]["segmenter"]["init_args"]["instructions"] == text
+
+
+def test_only_what_asks_for_help_asks_for_help(recipe):
+    given = read_given("fit", ["recipe.yaml", "--model.policy.model", "my-hub/model.helpful-h"])
+    assert given.asks == []
+    assert read_given("fit", ["-h"]).asks == ["--help"]
+    assert read_given("fit", ["--model.rewards.help", "X"]).asks == ["--model.rewards.help=X"]
+    assert main(["fit", "-h"]) == 0
+
+
+# processes and shells
+
+
+def shell(line):
+    """Run a line of a shell; its exit code, and what it says."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line.replace("turnrl", f"{sys.executable} -m turnrl", 1)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+def test_a_recipe_on_standard_input(recipe, capsys, monkeypatch):
+    def pipe(text):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+    pipe(Path("recipe.yaml").read_text())
+    assert resolved(capsys, "-")["trainer"]["logger"]["init_args"]["name"] == "stdin"
+    # other processes of a run have no standard input, and are given what was read
+    pipe(Path("recipe.yaml").read_text())
+    given = read_given("fit", ["-", "--model.group_size", "8"])
+    again = read_given("fit", given.arguments)
+    assert again == given
+    assert (again.files, again.name) == (["stdin"], "stdin")
+    pipe("")
+    assert "recipe '-' is no YAML mapping: it holds None. Mend it;" in fails(capsys, ["fit", "-"])
+    pipe("model: [1")
+    assert "recipe '-' is no YAML mapping: while parsing" in fails(capsys, ["fit", "-"])
+
+
+def test_a_recipe_through_a_pipe(recipe, capsys):
+    reading, writing = os.pipe()
+    with open(writing, "w") as file:  # noqa: PTH123
+        file.write(Path("recipe.yaml").read_text())
+    assert resolved(capsys, f"/dev/fd/{reading}")["model"]["group_size"] == 4
+    os.close(reading)
+
+
+def test_a_reader_that_has_seen_enough_and_an_empty_pipe():
+    assert shell("turnrl plugins | head -1") == (0, "")
+    code, told = shell("turnrl fit - < /dev/null")
+    assert code == 2
+    assert "it holds None" in told
+
+
+def test_plugins_that_are_not_there_by_the_environment():
+    code, told = shell("TURNRL_LOAD_PLUGINS='*, slots, two_turn' turnrl plugins")
+    assert code == 2
+    assert "TURNRL_LOAD_PLUGINS asks for *, two_turn, which no" in told
+    assert "Installed: atlas, qa-rewards," in told
+
+
+def test_a_place_for_runs_that_cannot_be_written(recipe, capsys):
+    Path("runs").write_text("a file of the user's")
+    message = fails(capsys, ["fit", "recipe.yaml"], code=1)
+    assert re.search(r"(NotADirectoryError|FileExistsError).*runs", message)
+    assert Path("runs").read_text() == "a file of the user's"
