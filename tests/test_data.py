@@ -214,8 +214,9 @@ def test_a_split_that_the_hub_lacks_is_answered_with_those_there_are(tmp_path, m
             "trivia_qa",
             r"no data set 'trivia_qa'. Did you mean triviaqa\?.*: Atlas, triviaqa",
         ),
-        ("no.such.Source", r"cannot import the data set 'no.such.Source'"),
-        ("turnrl.types.Question", r"'turnrl.types.Question' is not a subclass of turnrl"),
+        ("no.such.Source", r"data.val names 'no.such.Source', but No module named 'no'. Give a"),
+        ("turnrl.errors.gone", r"data.val names 'turnrl.errors.gone', but .* no attribute 'gone'"),
+        ("turnrl.types.Question", r"'turnrl.types.Question', which is not a subclass of Question"),
     ],
 )
 def test_an_unknown_source_is_answered_with_what_is_known(name, message):

@@ -17,6 +17,7 @@ import functools
 import importlib
 import importlib.metadata
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,3 +183,31 @@ def installed(hook: str) -> dict[str, type]:
                 f"{cls.__module__}. Name the one you mean by its full path."
             )
     return classes
+
+
+def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
+    """The class that a recipe names.
+
+    Args:
+        name: A short name, or the full path of any class.
+        known: Classes by short name.
+        kinds: What it must be a subclass of, one of them.
+    Raises:
+        LookupError: If there is none, in words that go on from "KEY names NAME, ".
+    """
+    module, _, attribute = name.rpartition(".")
+    if not module and name not in known:
+        some = ", ".join([*known][:20]) or "none"
+        raise LookupError(
+            f"which is not installed.{did_you_mean(name, known, 0.5)} Installed: {some}. Or give "
+            "the full path of a class, such as my_package.MyClass."
+        )
+    try:
+        cls = getattr(importlib.import_module(module), attribute) if module else known[name]
+    except Exception as error:  # a module may do anything
+        cause = str(error) or type(error).__name__
+        raise LookupError(f"but {cause}. Give a class that can be imported.") from error
+    if not (isinstance(cls, type) and issubclass(cls, kinds)):
+        which = " or ".join(kind.__name__ for kind in kinds)
+        raise LookupError(f"which is not a subclass of {which}. Name one.")
+    return cls

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from turnrl.errors import DataError, did_you_mean
-from turnrl.plugins import contributed, installed
+from turnrl.plugins import contributed, find_class, installed
 from turnrl.text import normalize_answer
 from turnrl.types import Fields, Question, QuestionSource, SourceOpener
 
@@ -85,28 +84,21 @@ def open_source(
     if not isinstance(name, str):
         return GivenQuestions(name)
     classes = installed("turnrl_datasets")
-    if cls := classes.get(name):
-        return cls()  # type: ignore[no-any-return]
-    openers: list[SourceOpener] = contributed("turnrl_openers")
+    openers: list[SourceOpener] = [] if name in classes else contributed("turnrl_openers")
     for opener in openers:
         if found := opener(name, fields, config):
             return found
-    known = [*classes, *(n for opener in openers for n in opener.names)]
-    if "." not in name or "/" in name:
+    if name not in classes and ("." not in name or "/" in name):
+        known = [*classes, *(n for opener in openers for n in opener.names)]
         raise DataError(
             f"no data set {name!r}.{did_you_mean(name, known)} Known names: {', '.join(known)}. Or "
             f"name {' or '.join(opener.takes for opener in openers)}."
         )
-    module, _, attribute = name.rpartition(".")
     try:
-        cls = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise DataError(
-            f"cannot import the data set {name!r} ({error}). Check data.train and data.val."
-        ) from error
-    if not (isinstance(cls, type) and issubclass(cls, QuestionSource)):
-        raise DataError(f"{name!r} is not a subclass of turnrl.QuestionSource")
-    return cls()
+        cls = find_class(name, classes, QuestionSource)
+    except LookupError as error:
+        raise DataError(f"data.train or data.val names {name!r}, {error}") from error
+    return cls()  # type: ignore[no-any-return]
 
 
 def _usable(questions: Iterable[Question], where: str) -> list[Question]:
