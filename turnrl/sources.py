@@ -1,8 +1,11 @@
-"""Sources: the questions of a data set, whoever brings it; see `load_questions`."""
+"""Sources: the questions of a data set, whoever brings it (see `load_questions`), and whether the
+hub, which has data sets and models, can be reached."""
 
 from __future__ import annotations
 
+import functools
 import logging
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -12,6 +15,8 @@ from turnrl.text import normalize_answer
 from turnrl.types import Fields, Question, QuestionSource, SourceOpener
 
 _logger = logging.getLogger(__name__)
+_HUB_S = 5.0
+"""How long the hub has to answer when it is seen whether it does."""
 
 Role = Literal["train", "val"]
 Source = str | QuestionSource | Sequence[Question]
@@ -127,3 +132,25 @@ def _usable(questions: Iterable[Question], where: str) -> list[Question]:
         why = f"{unanswered} without a question or a usable answer, {repeated} repeated"
         _logger.warning("%s: left out %d of %d rows (%s)", where, total - len(kept), total, why)
     return kept
+
+
+@functools.cache
+def reach_hub() -> None:
+    """See once, before anything is asked of the Hugging Face hub, whether it answers.
+
+    If not, `transformers` and `datasets` are told to use what is cached: on their own they would
+    try again and again, for half a minute, whatever they are asked for. `HF_HUB_OFFLINE` has the
+    same effect, and then nothing is tried.
+    """
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_HUB_S)
+    except Exception as error:  # whatever its transport raises
+        told = "the hub (%s) is out of reach (%s): only what is cached is used"
+        _logger.warning(told, constants.ENDPOINT, str(error) or type(error).__name__)
+        constants.HF_HUB_OFFLINE = True
+        if "datasets" in sys.modules:  # it has read the constant already
+            sys.modules["datasets"].config.HF_HUB_OFFLINE = True
