@@ -1,10 +1,17 @@
 import csv
 import json
 import logging
+import os
 import random
+import re
+import shutil
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 
+import huggingface_hub
 import lightning as L
 import pyarrow
 import pyarrow.parquet
@@ -22,6 +29,7 @@ from turnrl import (
     QuestionSource,
     RecipeError,
     load_questions,
+    reach_hub,
 )
 
 SQUAD = Path(__file__).parents[2] / "shared/data/squad/dev.jsonl"
@@ -183,11 +191,68 @@ def test_a_preset_without_training_split_says_so(name):
 def test_a_data_set_on_the_hub_that_cannot_be_loaded_is_named(monkeypatch):
     import datasets
 
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(
         DataError, match=r"cannot load 'nobody/nothing' \(configuration None, split 'va"
     ):
         load_questions("nobody/nothing")
+
+
+@pytest.mark.parametrize(
+    ("asks", "error"),
+    [
+        ("turnrl.load_questions('nobody/nothing')", "cannot load 'nobody/nothing' .* the hub: "),
+        (
+            "import datasets; turnrl.load_questions('nobody/nothing')",
+            "cannot load 'nobody/nothing'",
+        ),
+        (
+            "turnrl.Policy('nobody/nothing').tokenizer",
+            r"'nobody/nothing' .* connect to 'http://127",
+        ),
+        (
+            "open_source('nobody/nothing:en')",
+            "data set 'nobody/nothing:en' cannot be read .*Couldn",
+        ),
+        ("turnrl.Policy('nobody/tiny').config; turnrl.Policy('nobody/tiny').tokenizer", None),
+    ],
+)
+def test_a_hub_out_of_reach_is_told_at_once_and_what_is_cached_is_used(
+    asks, error, tiny_model, tmp_path
+):
+    cached = tmp_path / "hub/models--nobody--tiny"
+    shutil.copytree(tiny_model, cached / "snapshots/0")
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text("0")
+    code = f"import turnrl; from turnrl_wiki_search.sources import open_source; {asks}"
+    away = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    start = time.monotonic()
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | away, capture_output=True, text=True
+    )
+    assert time.monotonic() - start < 15
+    assert ran.stderr.count("out of reach") == 1
+    told = r"^the hub \(http://127.0.0.1:9\) is out of reach \(.*\): only what is cached is used\n"
+    assert re.match(told, ran.stderr)
+    assert ran.returncode == (0 if error is None else 1), ran.stderr
+    assert error is None or re.search(f"Error: .*{error}", ran.stderr)
+
+
+def test_a_hub_that_answers_is_used_and_asked_once_whether_it_is_there(monkeypatch):
+    asked = []
+
+    class Client:
+        def head(self, url, timeout):
+            asked.append((url, timeout))
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_session", Client)
+    reach_hub.cache_clear()
+    reach_hub()
+    reach_hub()
+    assert asked == [(huggingface_hub.constants.ENDPOINT, 5)]
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 def test_a_split_that_the_hub_lacks_is_answered_with_those_there_are(tmp_path, monkeypatch):
@@ -214,8 +279,9 @@ def test_a_split_that_the_hub_lacks_is_answered_with_those_there_are(tmp_path, m
             "trivia_qa",
             r"no data set 'trivia_qa'. Did you mean triviaqa\?.*: Atlas, triviaqa",
         ),
-        ("no.such.Source", r"cannot import the data set 'no.such.Source'"),
-        ("turnrl.types.Question", r"'turnrl.types.Question' is not a subclass of turnrl"),
+        ("no.such.Source", r"data.val names 'no.such.Source', but No module named 'no'. Give a"),
+        ("turnrl.errors.gone", r"data.val names 'turnrl.errors.gone', but .* no attribute 'gone'"),
+        ("turnrl.types.Question", r"'turnrl.types.Question', which is not a subclass of Question"),
     ],
 )
 def test_an_unknown_source_is_answered_with_what_is_known(name, message):

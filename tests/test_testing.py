@@ -255,8 +255,8 @@ def late(calls):
             lambda calls: len(calls) > 1 and fails(),
             r"run on \[{'text': 'a'}, {'text': 'b'}\] raised V",
         ),
-        (leaves, r"^Paged\.run on \[\] raised SystemExit: bye$"),
-        (stops, r"^Paged\.run on \[\] raised StopIteration: $"),
+        (leaves, r"^Paged\.run on \[\] raised RuntimeError: SystemExit: bye$"),
+        (stops, r"^Paged\.run on \[\] raised RuntimeError: StopIteration: $"),
         (late, r"^Paged\.run on \[{'text': 'a'}\] takes longer than timeout_s = 0.5$"),
     ],
 )

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from turnrl.scoring import assign_credit as assign_credit
     from turnrl.scoring import score_group as score_group
     from turnrl.sources import load_questions as load_questions
+    from turnrl.sources import reach_hub as reach_hub
 
 _LAZY = {
     "chat": ["ChatFormat"],
@@ -51,7 +52,7 @@ _LAZY = {
     "recipe": ["load"],
     "rollout": ["Rollout"],
     "scoring": ["assign_credit", "score_group"],
-    "sources": ["load_questions"],
+    "sources": ["load_questions", "reach_hub"],
 }
 _GROUND = ("turnrl.errors", "turnrl.plugins", "turnrl.text", "turnrl.types")
 

@@ -94,7 +94,7 @@ def _dispatch(arguments: list[str]) -> int:
         from turnrl.recipe import run_recipe  # imports torch, which takes seconds
 
         return run_recipe(arguments[0], given)
-    for plugin in load_plugins()[1]:
+    for plugin in load_plugins():
         for add in plugin.brings("turnrl_commands"):
             add(subparsers)
     if not arguments:
@@ -116,7 +116,7 @@ def _completion(parser: argparse.ArgumentParser, commands: Any, shell: str) -> N
 
 def _plugins(_: argparse.Namespace) -> int:
     """Print each plugin with its distribution, version, hooks and components."""
-    for plugin in load_plugins()[1]:
+    for plugin in load_plugins():
         print(f"{plugin.name}  ({plugin.distribution} {plugin.version})")
         for hook in KINDS:
             if classes := plugin.brings(hook):

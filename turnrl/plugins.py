@@ -17,7 +17,8 @@ import functools
 import importlib
 import importlib.metadata
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pluggy
@@ -58,11 +59,13 @@ class Plugin:
         name: Entry-point name, which `TURNRL_LOAD_PLUGINS` takes.
         distribution: Distribution that brings it.
         version: The distribution's version.
+        manager: pluggy's, in which it is registered by its name.
     """
 
     name: str
     distribution: str
     version: str
+    manager: pluggy.PluginManager = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"plugin {self.name!r} of {self.distribution} {self.version}"
@@ -80,7 +83,7 @@ class Plugin:
         Raises:
             PluginError: If that is not what the hook is for.
         """
-        impls = getattr(load_plugins()[0].hook, hook).get_hookimpls()
+        impls = getattr(self.manager.hook, hook).get_hookimpls()
         function = next((i.function for i in impls if i.plugin_name == self.name), tuple)
         try:
             found = tuple(function())
@@ -108,7 +111,7 @@ def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
     return found
 
 
-def _register(manager: pluggy.PluginManager, plugin: Plugin, module_name: str) -> None:
+def _register(plugin: Plugin, module_name: str) -> Plugin:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -124,19 +127,18 @@ def _register(manager: pluggy.PluginManager, plugin: Plugin, module_name: str) -
         if not hasattr(value, f"{GROUP}_impl"):
             raise plugin.fault(f"defines {name!r} without '@turnrl.hookimpl'")
     try:
-        manager.register(module, plugin.name)
-        manager.check_pending()
+        plugin.manager.register(module, plugin.name)
+        plugin.manager.check_pending()
     except pluggy.PluginValidationError as error:
         cause = " ".join(str(error).split())
         raise plugin.fault(f"does not fit turnrl's hooks ({cause})") from error
+    return plugin
 
 
 @functools.cache
-def load_plugins() -> tuple[pluggy.PluginManager, tuple[Plugin, ...]]:
+def load_plugins() -> list[Plugin]:
     """Import every installed plugin once: the core's own, then the others in order of their names.
 
-    Returns:
-        pluggy's manager, in which they are registered, and what they are.
     Raises:
         PluginError: Naming the distribution, its version, the cause and how to skip it, if a plugin
             cannot be imported or misspells a hook; or naming what `TURNRL_LOAD_PLUGINS` asks for in
@@ -152,19 +154,18 @@ def load_plugins() -> tuple[pluggy.PluginManager, tuple[Plugin, ...]]:
             f"{LOAD_VARIABLE} asks for {', '.join(missing)}, which no installed distribution "
             f"provides. Installed: {', '.join(sorted(points)) or 'none'}."
         )
-    plugins = [Plugin("core", "turnrl", importlib.metadata.version("turnrl"))]
-    _register(manager, plugins[0], BUILTINS)
+    core = Plugin("core", "turnrl", importlib.metadata.version("turnrl"), manager)
+    plugins = [_register(core, BUILTINS)]
     for name in sorted(wanted):
         point = points[name]
         origin = (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
-        plugins.append(Plugin(name, *origin))
-        _register(manager, plugins[-1], point.value)
-    return manager, tuple(plugins)
+        plugins.append(_register(Plugin(name, *origin, manager), point.value))
+    return plugins
 
 
 def contributed(hook: str) -> list[Any]:
     """Everything that installed plugins return from a hook, in the plugins' order."""
-    return [thing for plugin in load_plugins()[1] for thing in plugin.brings(hook)]
+    return [thing for plugin in load_plugins() for thing in plugin.brings(hook)]
 
 
 def installed(hook: str) -> dict[str, type]:
@@ -182,3 +183,31 @@ def installed(hook: str) -> dict[str, type]:
                 f"{cls.__module__}. Name the one you mean by its full path."
             )
     return classes
+
+
+def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
+    """The class that a recipe names.
+
+    Args:
+        name: A short name, or the full path of any class.
+        known: Classes by short name.
+        kinds: What it must be a subclass of, one of them.
+    Raises:
+        LookupError: If there is none, in words that go on from "KEY names NAME, ".
+    """
+    module, _, attribute = name.rpartition(".")
+    if not module and name not in known:
+        some = ", ".join([*known][:20]) or "none"
+        raise LookupError(
+            f"which is not installed.{did_you_mean(name, known, 0.5)} Installed: {some}. Or give "
+            "the full path of a class, such as my_package.MyClass."
+        )
+    try:
+        cls = getattr(importlib.import_module(module), attribute) if module else known[name]
+    except Exception as error:  # a module may do anything
+        cause = str(error) or type(error).__name__
+        raise LookupError(f"but {cause}. Give a class that can be imported.") from error
+    if not (isinstance(cls, type) and issubclass(cls, kinds)):
+        which = " or ".join(kind.__name__ for kind in kinds)
+        raise LookupError(f"which is not a subclass of {which}. Name one.")
+    return cls

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from turnrl.chat import read_template
 from turnrl.errors import CheckpointError, RecipeError, did_you_mean
+from turnrl.sources import reach_hub
 
 PACKAGE_PREFIX = "package://"
 _LOGITS_PER_CHUNK = 2**27
@@ -159,6 +160,8 @@ class Policy(nn.Module):
     def _from_pretrained(self, kind: str, **options: Any) -> Any:
         """What one of transformers' `Auto` classes loads."""
         folder = self.folder
+        if not Path(folder).is_dir():
+            reach_hub()
         try:
             auto = getattr(transformers, kind)
             return auto.from_pretrained(folder, revision=self.revision, **options)

@@ -1,18 +1,22 @@
-"""Sources: the questions of a data set, whoever brings it; see `load_questions`."""
+"""Sources: the questions of a data set, whoever brings it (see `load_questions`), and whether the
+hub, which has data sets and models, can be reached."""
 
 from __future__ import annotations
 
-import importlib
+import functools
 import logging
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from turnrl.errors import DataError, did_you_mean
-from turnrl.plugins import contributed, installed
+from turnrl.plugins import contributed, find_class, installed
 from turnrl.text import normalize_answer
 from turnrl.types import Fields, Question, QuestionSource, SourceOpener
 
 _logger = logging.getLogger(__name__)
+_HUB_S = 5.0
+"""How long the hub has to answer when it is seen whether it does."""
 
 Role = Literal["train", "val"]
 Source = str | QuestionSource | Sequence[Question]
@@ -85,28 +89,21 @@ def open_source(
     if not isinstance(name, str):
         return GivenQuestions(name)
     classes = installed("turnrl_datasets")
-    if cls := classes.get(name):
-        return cls()  # type: ignore[no-any-return]
-    openers: list[SourceOpener] = contributed("turnrl_openers")
+    openers: list[SourceOpener] = [] if name in classes else contributed("turnrl_openers")
     for opener in openers:
         if found := opener(name, fields, config):
             return found
-    known = [*classes, *(n for opener in openers for n in opener.names)]
-    if "." not in name or "/" in name:
+    if name not in classes and ("." not in name or "/" in name):
+        known = [*classes, *(n for opener in openers for n in opener.names)]
         raise DataError(
             f"no data set {name!r}.{did_you_mean(name, known)} Known names: {', '.join(known)}. Or "
             f"name {' or '.join(opener.takes for opener in openers)}."
         )
-    module, _, attribute = name.rpartition(".")
     try:
-        cls = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise DataError(
-            f"cannot import the data set {name!r} ({error}). Check data.train and data.val."
-        ) from error
-    if not (isinstance(cls, type) and issubclass(cls, QuestionSource)):
-        raise DataError(f"{name!r} is not a subclass of turnrl.QuestionSource")
-    return cls()
+        cls = find_class(name, classes, QuestionSource)
+    except LookupError as error:
+        raise DataError(f"data.train or data.val names {name!r}, {error}") from error
+    return cls()  # type: ignore[no-any-return]
 
 
 def _usable(questions: Iterable[Question], where: str) -> list[Question]:
@@ -135,3 +132,25 @@ def _usable(questions: Iterable[Question], where: str) -> list[Question]:
         why = f"{unanswered} without a question or a usable answer, {repeated} repeated"
         _logger.warning("%s: left out %d of %d rows (%s)", where, total - len(kept), total, why)
     return kept
+
+
+@functools.cache
+def reach_hub() -> None:
+    """See once, before anything is asked of the Hugging Face hub, whether it answers.
+
+    If not, `transformers` and `datasets` are told to use what is cached: on their own they would
+    try again and again, for half a minute, whatever they are asked for. `HF_HUB_OFFLINE` has the
+    same effect, and then nothing is tried.
+    """
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_HUB_S)
+    except Exception as error:  # whatever its transport raises
+        told = "the hub (%s) is out of reach (%s): only what is cached is used"
+        _logger.warning(told, constants.ENDPOINT, str(error) or type(error).__name__)
+        constants.HF_HUB_OFFLINE = True
+        if "datasets" in sys.modules:  # it has read the constant already
+            sys.modules["datasets"].config.HF_HUB_OFFLINE = True

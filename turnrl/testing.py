@@ -20,7 +20,7 @@ import random
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, cast
 
 import jsonschema
@@ -28,6 +28,7 @@ import jsonschema
 from turnrl import types
 from turnrl.errors import DataError
 from turnrl.text import neutralise, normalize_answer
+from turnrl.toolbox import result_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -130,9 +131,9 @@ def _run(within: Callable[..., Any], tool: types.Tool, some: _Calls) -> Sequence
 
 @contextlib.contextmanager
 def _timed(limit_s: float) -> Iterator[Callable[..., Any]]:
-    """A function that calls another, plain or a coroutine, and waits no longer than `limit_s`.
+    """A function that calls another as a rollout would, and waits no longer than `limit_s`.
 
-    What hangs cannot be ended, only left: so everything runs in daemon threads, the event loop too.
+    What hangs cannot be ended, only left: so the event loop runs in a daemon thread.
     """
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
     loop, end = runner.get_loop(), asyncio.Event()
@@ -142,18 +143,7 @@ def _timed(limit_s: float) -> Iterator[Callable[..., Any]]:
             runner.run(end.wait())
 
     def within(function: Callable[..., Any], *arguments: Any) -> Any:
-        found: Future[Any] = Future()
-
-        def work() -> None:
-            try:
-                value = function(*arguments)
-                if isinstance(value, Awaitable):
-                    value = asyncio.run_coroutine_threadsafe(_settled(value), loop).result()
-                found.set_result(value)
-            except BaseException as error:
-                found.set_exception(error)
-
-        threading.Thread(target=work, daemon=True).start()
+        found = asyncio.run_coroutine_threadsafe(result_of(function, *arguments), loop)
         wait([found], limit_s)
         _require(found.done(), f"takes longer than timeout_s = {limit_s}")
         return found.result()
@@ -163,11 +153,6 @@ def _timed(limit_s: float) -> Iterator[Callable[..., Any]]:
         yield within
     finally:
         loop.call_soon_threadsafe(end.set)
-
-
-async def _settled(value: Any) -> Any:
-    """A value, waited for if it is awaitable."""
-    return await value if isinstance(value, Awaitable) else value
 
 
 # --------------------------------------------------------------------------------------- segmenters
@@ -607,7 +592,8 @@ class _Scripted(types.Session):
         engine = self._engine
         self._history += new_ids
         engine.asked.append((self._number, list(self._history), sampling))
-        text, self._turn = await _settled(engine.says(self._number, self._turn)), self._turn + 1
+        said, self._turn = engine.says(self._number, self._turn), self._turn + 1
+        text = await said if isinstance(said, Awaitable) else said
         encoded = engine.tokenizer(text, add_special_tokens=False)["input_ids"]
         ids = tuple(encoded[: sampling.max_tokens])
         self._history += ids

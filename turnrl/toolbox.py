@@ -221,9 +221,7 @@ async def _to_its_end(work: Awaitable[T]) -> T:
 async def run_tool(
     tool: Tool, verb: str, function: Callable[..., T | Awaitable[T]], *arguments: Any, on: str = ""
 ) -> T:
-    """What a tool's own code gives, within its time.
-
-    A plain function runs in a daemon thread; what it returns may be awaitable all the same.
+    """What a tool's own code gives, within its time; see `result_of`.
 
     Args:
         tool: Whose code it is.
@@ -238,12 +236,7 @@ async def run_tool(
 
     try:
         async with asyncio.timeout(tool.timeout_s) as clock:
-            found: Any
-            if asyncio.iscoroutinefunction(function):
-                found = function(*arguments)
-            else:
-                found = await _in_daemon_thread(lambda: function(*arguments))
-            return cast(T, await found if isinstance(found, Awaitable) else found)
+            return await result_of(function, *arguments)
     except TurnRLError:
         raise
     except (Exception, asyncio.CancelledError) as error:
@@ -259,6 +252,19 @@ async def run_tool(
             f"{tool} raised {type(error).__name__}: {error} in {verb}{on}. Mend the tool; for a "
             "mistake of the policy it should return ToolResult(ok=False)."
         ) from error
+
+
+async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
+    """What a function gives that may block, or be a coroutine's.
+
+    A plain one runs in a daemon thread; what it returns may be awaitable all the same.
+    """
+    found: Any
+    if asyncio.iscoroutinefunction(function):
+        found = function(*arguments)
+    else:
+        found = await _in_daemon_thread(lambda: function(*arguments))
+    return cast(T, await found if isinstance(found, Awaitable) else found)
 
 
 async def _in_daemon_thread(function: Callable[[], T]) -> T:

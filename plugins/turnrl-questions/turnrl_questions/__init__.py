@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, final
 
-from turnrl import DataError, Fields, Question, QuestionSource, SourceOpener, hookimpl
+from turnrl import DataError, Fields, Question, QuestionSource, SourceOpener, hookimpl, reach_hub
 
 Row = Mapping[str, Any]
 
@@ -193,6 +193,8 @@ def _json_lines(lines: Iterable[str]) -> Iterator[Any]:
 
 def read_hub(path: str, config: str | None, split: str) -> list[Row]:
     """The rows of a split of a data set on the hub."""
+    if not Path(path).is_dir():  # which `datasets` takes too
+        reach_hub()
     import datasets
 
     try:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnrl import DataError, Passage, QuestionSource, RecipeError, installed
+from turnrl import DataError, Passage, QuestionSource, RecipeError, installed, reach_hub
 
 HUB_CONFIGS = {"wikimedia/wikipedia": "20231101.en"}
 """The configuration meant when a data set is named without one."""
@@ -271,9 +271,11 @@ class _Hub(Source):
     splitter = Splitter(100)
 
     def __init__(self, name: str) -> None:
+        path, config, split = [*name.split(":"), "", ""][:3]
+        if not Path(path).is_dir():
+            reach_hub()
         import datasets
 
-        path, config, split = [*name.split(":"), "", ""][:3]
         config, split = config or HUB_CONFIGS.get(path, ""), split or "train"
         self.name = name
         self.identity = {"dataset": path, "config": config, "split": split}
