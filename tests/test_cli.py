@@ -130,8 +130,10 @@ def test_a_run_is_resumed_from_the_command_line(recipe, capsys):
     assert main([*resume, "--trainer.max_epochs", "3"]) == 0
     with Path("runs/recipe/version_1/metrics.csv").open() as file:
         assert {float(row["epoch"]) for row in csv.DictReader(file)} == {2}
-    told = capsys.readouterr().err
+    printed, told = capsys.readouterr()
     assert "turnrl: goes on with other settings: trainer.max_epochs 2 -> 3\n" in told
+    # the iteration that was over is ended once more, which is not worth a line
+    assert re.findall(r"^iteration +\S+", printed, re.MULTILINE) == ["iteration   3/3"]
 
 
 def test_a_run_that_goes_on_with_other_settings_says_which_and_they_hold(recipe, capsys):

@@ -1,15 +1,671 @@
-"""What the documents promise."""
+"""What the documents promise: whatever can be copied from a page is run, as it stands there.
+
+`CLAIMS` says of every command and block how it is tested, or why it is not. The commands of a page
+are typed one after the other in a terminal, in a folder with `recipes/` in it, because the later
+ones use what the earlier ones leave. The recipe there is small (`SMALL`); what is typed is not
+changed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import json
+import os
 import re
+import shlex
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import pytest
+import yaml
+from turnrl_atlas import Atlas
 
+from pages import ROOT, Done, Piece, Terminal, pieces, snippet_of
 from turnrl.cli import main
+from turnrl.plugins import load_plugins
 
-ROOT = Path(__file__).parent.parent
+PAGES = [
+    "README.md",
+    *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")),
+    "recipes/README.md",
+    *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("plugins/*/README.md")),
+]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """It is run: a command in bash, Python in an interpreter of its own, YAML as a
+    second recipe, whose settings are printed (`Fits` does the same more quickly, but imports here
+    what it names). It ends with 0, without a traceback and without warnings.
+
+    Args:
+        says: What the terminal then shows.
+        leaves: Files that are there afterwards.
+        notebook: A block of Python that also runs as a cell in a Jupyter kernel.
+        slow: Not in the default run.
+        alone: In a new folder, as it is an alternative to the command before it.
+        clone: In a clone of the repository, without what this environment has installed.
+        server: It needs a search server, whose address stands in for that of the page.
+        before, after: What is typed in addition.
+    """
+
+    says: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
+    notebook: bool = False
+    slow: bool = False
+    alone: bool = False
+    clone: bool = False
+    server: bool = False
+    before: str = ""
+    after: str = ""
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it is run with the page, and not when its test comes."""
+        return not (self.slow or self.clone or self.server)
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Options that `turnrl fit recipes/quickstart.yaml` accepts, or YAML that stands in a recipe;
+    every word and number of it is then in the recipe with all settings resolved.
+
+    Args:
+        under: The section in which the YAML stands, `model.rollout` say.
+        plugin: The package whose components it names, if that is not installed.
+    """
+
+    under: str = ""
+    plugin: str = ""
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A list of files: those in this folder of the page."""
+
+    folder: str
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What this command prints, at the end of its page."""
+
+    by: str
+    slow: bool = False
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A test elsewhere runs it, or compares it with a file that is run."""
+
+    by: str
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """It cannot be run here, for this reason."""
+
+    reason: str
+
+
+Claim = Runs | Fits | Lists | Printed | Elsewhere | NotRun
+
+LAST = "runs/quickstart/version_0/checkpoints/last.ckpt"
+BUILD = "turnrl index build --source"
+FINISHED = "`Trainer.fit` stopped: `max_"
+SHOWN_FILE = Elsewhere("test_plugins.test_the_files_in_the_docs_are_those_that_the_command_writes")
+EXAMPLE = Elsewhere("test_plugins.test_the_examples_in_the_docs_run")
+PAPER = Elsewhere("test_cli.test_the_papers_baselines_are_a_recipe_with_another_estimator")
+
+# By page: what stands in a command or block (the longest text decides), and how it is tested.
+CLAIMS: dict[str, dict[str, Claim]] = {
+    "README.md": {
+        "pip install . &&": Runs((FINISHED,), (LAST,), clone=True, slow=True),
+        "metrics.csv            val/": Lists("runs/quickstart/version_0"),
+        "OutcomeOnly": Runs((FINISHED,), slow=True),
+        "--trainer.devices 2": Runs(("MEMBER: 2/2", FINISHED)),
+        "max_epochs 50 --ckpt_path": Runs(("max_epochs 2 -> 50", "iteration   3/50"), slow=True),
+        "turnrl eval": Runs(("8 questions, greedy", "val/exact_match", "every trajectory in")),
+        "turnrl plugins": Runs(("two-turn  (turnrl", "WikiSearch")),
+        "plugin new weather": Runs(("Next:",), ("turnrl-weather/recipe.yaml",)),
+        "turnrl index search": Runs(("Utrecht is a city",)),
+        "turnrl fit --help": Runs(("--model.group_size", "--data.train_limit"), slow=True),
+        "rewards.help ExactMatch": Runs(("weight if the given answer is an acc",), slow=True),
+        "--key value": NotRun("a placeholder"),
+        'turnrl.load("runs': Runs(("What is the time zone of Utrecht?",), notebook=True),
+        "pytest -q": Runs(("tests collected",), clone=True, slow=True, after=" --collect-only"),
+        "pytest -q -m slow": Runs(
+            ("tests collected",), clone=True, slow=True, after=" --collect-only"
+        ),
+        "ruff check": Runs(("no issues found",), clone=True, slow=True),
+    },
+    "docs/changelog.md": {
+        "plugin new NAME": Elsewhere("test_scaffold.test_a_package_has_its_own_name_everywhere"),
+        "OutcomeOnly": Fits(),
+        "--ckpt_path last": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
+        "python -m turnrl": Runs(("two-turn  (turnrl",), after=" plugins"),
+        "turnrl fit recipes": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
+        "index build | info | search": NotRun("three names, each in docs/wikipedia-search.md"),
+    },
+    "docs/design.md": {
+        "errors      what": Elsewhere("test_layers.test_a_module_imports_only_from_rooms_above_it"),
+        "turnrl-two-turn  ": Elsewhere(
+            "test_docs.test_the_design_lists_the_plugins_that_there_are"
+        ),
+        "turnrl compare": NotRun("listed as not built yet"),
+    },
+    "docs/howto.md": {
+        "turnrl fit --help": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
+        "--data.train questions.jsonl": Runs((FINISHED,), slow=True),
+        "- {id: utrecht": Fits(),
+        "--data.fields": Fits(),
+        "index build": Runs(("300 passages",), ("indexes/mine",)),
+        "index search --questions": Runs(("answer@5",)),
+        "--data.val questions.jsonl \\": Runs(("8 questions, greedy",)),
+        "quickstart.yaml mine.yaml": Runs(("quickstart.yaml + mine.yaml", FINISHED), slow=True),
+        "echo 'trainer": Runs(("iteration   2/2", FINISHED)),
+        "bitsandbytes.optim.AdamW8bit": Runs(("bitsandbytes.optim.AdamW8bit",), slow=True),
+        "--model.optimizer.lr 2e-5": Fits(),
+        "turnrl eval recipes/quickstart.yaml --ckpt_path best": Runs(("8 questions, greedy",)),
+        "turnrl fit recipes/quickstart.yaml --ckpt_path last": Runs((FINISHED,), slow=True),
+        "turnrl.callbacks.BestCheckpoint": Fits(),
+        "turnrl.Question(": Runs(("Trajectory('What is the time",), slow=True),
+        "fit recipes/quickstart.yaml --ckpt_path": Runs(("Restored all states", FINISHED)),
+        "goes on with other": Printed(
+            f"turnrl fit recipes/quickstart.yaml --model.optimizer.lr 0.0005"
+            f" --trainer.max_epochs 80 --ckpt_path {LAST}",
+            slow=True,
+        ),
+        "import pyarrow.dataset": Runs(("exact_match_mean",)),
+        "chat_template qwen3": Fits(),
+        "--model.engine Slots": Fits(),
+        "TensorBoardLogger": Fits(),
+        "--trainer.devices 2": Fits(),
+        "[my_module.MyTool]": Fits(),
+    },
+    "docs/plugins.md": {
+        "plugin new weather": Runs(("Next:",), ("turnrl-weather/turnrl_weather/estimator.py",)),
+        "weather --with tool source": Runs(("with tool, source",), alone=True),
+        "pyproject.toml       ": Lists("turnrl-weather"),
+        "plugin new example": Elsewhere(
+            "test_scaffold.test_a_package_called_example_is_the_template"
+        ),
+        "[project.entry-points.turnrl]": SHOWN_FILE,
+        "turnrl plugins": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
+        '"""A tool: ': SHOWN_FILE,
+        "class_path: ExampleLookup": Fits("model.rollout", plugin="turnrl_example"),
+        "class Page(ToolSession)": EXAMPLE,
+        '"""A segmenter: ': SHOWN_FILE,
+        '"""A turn reward: ': SHOWN_FILE,
+        '"""A source: ': SHOWN_FILE,
+        '"""An estimator: ': SHOWN_FILE,
+        "from turnrl.testing import": EXAMPLE,
+    },
+    # a folder called wikimedia/wikipedia stands in for the data set on the hub of that name
+    "docs/wikipedia-search.md": {
+        "--source wikimedia/wikipedia --index indexes": Runs(("5 passages",)),
+        "--split words=100": Runs(
+            ("5 passages",), before=f"{BUILD} wikimedia/wikipedia:20231101.simple --index i1 "
+        ),
+        "index info --index": Runs(("passages  5",)),
+        "When was Utrecht's": Runs(("1321",)),
+        "--sample 500": Runs(('"answer@5"',)),
+        "index: indexes/wikipedia": Fits("model.rollout"),
+        "image: docker": Elsewhere("test_wiki_search.test_the_recipes_in_the_docs_make_tools"),
+        "docker compose": NotRun("needs docker; the tests start the server without a container"),
+        "export TURNRL_ES_URL": Runs(server=True),
+        "--backend elasticsearch --source": Runs(("5 passages",), server=True),
+        "index info --backend": Runs(("passages  5",), server=True),
+        "--analyzer standard": Runs(
+            ("5 passages",),
+            server=True,
+            before=f"{BUILD} wikimedia/wikipedia --backend elasticsearch --index wikipedia "
+            "--overwrite --shards 2 --k1 0.9 --b 0.4 ",
+        ),
+        "backend: elasticsearch": Fits("model.rollout"),
+        "--split none": Runs(("300 passages",), before=f"{BUILD} corpus.jsonl --index i2 "),
+    },
+    "recipes/README.md": {
+        "recipes/NAME.yaml": Elsewhere("test_cli.test_every_recipe_parses_and_instantiates"),
+        "OutcomeOnly": Runs((FINISHED,), ("runs/grpo_or/version_0/metrics.csv",), slow=True),
+        "Merged": Runs((FINISHED,), ("runs/grpo_mr/version_0/metrics.csv",), slow=True),
+    },
+    "plugins/turnrl-atlas/README.md": {
+        "train: Atlas": Fits(),
+        "atlas_starter.yaml": Runs(
+            (FINISHED,), ("plugins/turnrl-atlas/turnrl_atlas/starter/config.json",), slow=True
+        ),
+    },
+    "plugins/turnrl-qa-rewards/README.md": {"rewards:": Fits("model")},
+    "plugins/turnrl-questions/README.md": {},
+    "plugins/turnrl-scaffold/README.md": {
+        "plugin new weather": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
+    },
+    "plugins/turnrl-slots/README.md": {"class_path: Slots": Fits("model")},
+    "plugins/turnrl-two-turn/README.md": {"segmenter: TwoTurn": Fits("model.rollout")},
+    "plugins/turnrl-wiki-search/README.md": {
+        "index build": Runs(("300 passages",)),
+        "index info": Runs(("passages  300",)),
+        "index search": Runs(("begun in 1321",)),
+        "index: indexes/corpus": Fits("model.rollout"),
+        "tools.help WikiSearch": Runs(("--model.rollout.tools.top_k",), slow=True),
+    },
+}
+
+SMALL = {
+    "model": {"group_size": 4, "steps_per_update": 1},
+    "data": {"questions_per_iteration": 4, "val_limit": 8, "val_batch_size": 8},
+    # with a step per iteration, and at most 4 of them whatever number of epochs is asked for
+    "trainer": {"max_epochs": 2, "max_steps": 4, "check_val_every_n_epoch": 1},
+}
+SMALL_STARTER = {"clean_steps": 2, "mixed_steps": 2, "batch_size": 4}
+
+
+def claim_of(piece: Piece) -> Claim | None:
+    claims = CLAIMS[piece.page]
+    snippet = snippet_of(piece, list(claims))
+    return None if snippet is None else claims[snippet]
+
+
+def claimed(*kinds: type[Claim]) -> list[tuple[Piece, Claim]]:
+    """What is claimed in such a way, of all pages."""
+    everything = [(piece, claim_of(piece)) for page in PAGES for piece in pieces(page)]
+    return [(piece, claim) for piece, claim in everything if isinstance(claim, kinds)]
+
+
+def each(*kinds: type[Claim]) -> list[object]:
+    """The same, for a test of each."""
+    found = []
+    for piece, claim in claimed(*kinds):
+        marks = []
+        if isinstance(claim, Runs | Printed) and claim.slow:
+            marks.append(pytest.mark.slow)
+        if isinstance(claim, Runs) and claim.server:
+            marks.append(pytest.mark.elasticsearch)
+        found.append(pytest.param(piece, claim, id=str(piece), marks=marks))
+    return found
+
+
+# ------------------------------------------------------------------ every page, all of it
+
+
+def needs_no_claim(piece: Piece) -> bool:
+    """The name of a command or an option in a sentence, of which the help pages know."""
+    name = r"turnrl( [a-z]+)+( --source)?" if piece.kind == "mention" else r"--[\w.]+"
+    return piece.kind in ("mention", "option") and re.fullmatch(name, piece.text) is not None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_everything_that_a_page_shows_is_claimed_and_every_claim_is_about_something(page):
+    shown = pieces(page)
+    unclaimed = [p for p in shown if claim_of(p) is None and not needs_no_claim(p)]
+    assert unclaimed == [], "say in CLAIMS how it is tested"
+    about = {snippet_of(piece, list(CLAIMS[page])) for piece in shown}
+    assert set(CLAIMS[page]) - about == set(), "nothing on the page says so any more"
+
+
+def test_the_tests_that_claims_name_are_there():
+    for piece, claim in claimed(Elsewhere):
+        module, _, name = claim.by.partition(".")
+        assert f"def {name}" in (ROOT / "tests" / f"{module}.py").read_text(), piece
+
+
+def help_of(*command: str, capsys) -> str:
+    try:
+        code = main([*command, "--help"])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 0, command
+    return capsys.readouterr().out
+
+
+def test_the_commands_and_options_in_sentences_are_those_of_the_help_pages(capsys):
+    unclaimed = [p for page in PAGES for p in pieces(page) if claim_of(p) is None]
+    named = {p.text.split(" --")[0] for p in unclaimed if p.kind == "mention"}
+    assert named >= {"turnrl fit", "turnrl eval", "turnrl plugin new", "turnrl index build"}
+    pages = {command: help_of(*command.split()[1:], capsys=capsys) for command in named}
+    told = "".join(pages.values())
+    options = {p.text for p in unclaimed if p.kind == "option"}
+    assert {option for option in options if not re.search(rf"{option}(?![\w.])", told)} == set()
+
+
+# ------------------------------------------------------------------ typed in a terminal
+
+
+def merged(base: dict, more: dict) -> dict:
+    base = copy.deepcopy(base)
+    for key, value in more.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        base[key] = merged(base[key], value) if both else value
+    return base
+
+
+def put_recipes(folder: Path, **more: object) -> None:
+    """`recipes/` as in a clone, with small settings where something is trained."""
+    shutil.copytree(ROOT / "recipes", folder / "recipes", dirs_exist_ok=True)
+    quickstart = folder / "recipes" / "quickstart.yaml"
+    recipe = merged(merged(yaml.safe_load(quickstart.read_text()), SMALL), more)
+    quickstart.write_text(yaml.safe_dump(recipe))
+    starter = folder / "recipes" / "atlas_starter.yaml"
+    recipe = yaml.safe_load(starter.read_text())
+    starter.write_text(yaml.safe_dump(merged(recipe, {"data": {"init_args": SMALL_STARTER}})))
+
+
+def lines(rows: list[dict], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def put_data(folder: Path) -> None:
+    """The files that pages speak of as the reader's own, and a data set in place of the hub's."""
+    questions = [
+        {"id": q.id, "question": q.text, "answers": list(q.answers)}
+        for q in islice(Atlas().questions("train"), 500)
+    ]
+    lines(questions, folder / "questions.jsonl")
+    lines(questions[:16], folder / "held_out.jsonl")
+    tower = "The Dom Tower of Utrecht was begun in 1321. It stands in the middle of the city. "
+    passages = [{"id": "tower", "title": "Dom Tower", "text": tower}] + [
+        {"id": p.id, "title": p.title, "text": p.text} for p in islice(Atlas().passages(), 299)
+    ]
+    lines(passages, folder / "corpus.jsonl")
+    (folder / "mine.yaml").write_text("model: {optimizer: {init_args: {lr: 1.0e-4}}}\n")
+    articles = [
+        {"id": "1", "title": "Dom Tower", "text": tower * 20},
+        {"id": "2", "title": "Paris", "text": "Paris is the capital of France."},
+    ]
+    hub = folder / "wikimedia" / "wikipedia"
+    lines(articles, hub / "articles.jsonl")
+    configs = [{"config_name": f"20231101.{c}", "data_files": "*.jsonl"} for c in ("en", "simple")]
+    (hub / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
+
+
+MY_TOOL = '''
+import turnrl
+
+class MyTool(turnrl.Tool):
+    """One that is not packaged."""
+
+    name, description, parameters = "mine", "Does nothing.", {"type": "object"}
+
+    def run(self, calls):
+        return [turnrl.ToolResult("nothing") for _ in calls]
+'''
+
+
+class Page:
+    """A page that is followed in a folder, from its first line to its last."""
+
+    def __init__(self, name: str, folder: Path, **environment: str) -> None:
+        self.name, self.folder = name, folder
+        self.terminal = Terminal(folder, **environment)
+        self.leaving = False
+        self._done: dict[Piece, Future[Done]] = {
+            piece: Future()
+            for piece, claim in claimed(Runs)
+            if piece.page == name and claim.at_once
+        }
+
+    def follow(self) -> None:
+        """Run what the page shows."""
+        try:
+            self.prepare()
+            for piece, future in self._done.items():
+                if not self.leaving:
+                    future.set_result(self.run(piece))
+        except BaseException as error:
+            for future in self._done.values():
+                if not future.done():
+                    future.set_exception(error)
+
+    def prepare(self) -> None:
+        """What the page takes for granted."""
+        put_recipes(self.folder)
+        put_data(self.folder)
+        if self.name == "README.md":  # what the first line of it does once turnrl is installed
+            self.check(self.terminal.type("turnrl fit recipes/quickstart.yaml"), Runs((FINISHED,)))
+        if self.name == "docs/howto.md":
+            put_recipes(
+                self.folder,
+                trainer={"max_epochs": 50},
+                model={"optimizer": {"init_args": {"lr": 0.001}}},
+            )
+            done = self.terminal.type(
+                "turnrl fit recipes/quickstart.yaml --trainer.max_steps 100", "iteration   1/50"
+            )
+            assert done.code == 130, done.text
+            assert f"--ckpt_path {LAST}" in done.text
+
+    def run(self, piece: Piece) -> Done:
+        claim = claim_of(piece)
+        if isinstance(claim, Printed):
+            return self.terminal.type(claim.by)
+        assert isinstance(claim, Runs)
+        command = piece.text
+        if piece.kind == "python":
+            (self.folder / "block.py").write_text(piece.text)
+            command = "python block.py"
+        if piece.kind == "yaml":
+            (self.folder / "block.yaml").write_text(piece.text)
+            command = "turnrl fit recipes/quickstart.yaml block.yaml --print_config"
+        terminal = self.terminal
+        if claim.alone:
+            folder = self.folder / "alone"
+            folder.mkdir()
+            put_recipes(folder)
+            terminal = Terminal(folder)
+        return terminal.type(f"{claim.before}{command.strip()}{claim.after}", timeout_s=1500)
+
+    def result(self, piece: Piece) -> Done:
+        """How a command ended; those that are not run with the page come after it."""
+        for future in [self._done[piece]] if piece in self._done else self._done.values():
+            future.result()
+        return self._done[piece].result() if piece in self._done else self.run(piece)
+
+    def check(self, done: Done, claim: Runs) -> None:
+        assert done.code == 0, done.text
+        assert "Traceback (most recent call last)" not in done.text
+        assert "Warning" not in done.text
+        assert [text for text in claim.says if text not in done.text] == [], done.text
+        folder = self.folder / "alone" if claim.alone else self.folder
+        assert [path for path in claim.leaves if not list(folder.glob(path))] == []
+        # a line that is drawn again and again, or that is turnrl's own, fits the terminal
+        own = [line for line in done.lines if re.match("untrained|iteration|validation", line)]
+        drawn = [part for line in done.plain.split("\n") for part in line.split("\r")[1:]]
+        assert [line for line in [*own, *drawn] if len(line) > 80] == []
+
+
+def start_server():
+    """The server that all tests share; it takes a while, in the background."""
+    from test_elasticsearch import shared_node
+
+    return shared_node(locked=False)
+
+
+@pytest.fixture(scope="module")
+def following(request, tmp_path_factory) -> Iterator[dict[str, Page]]:
+    """The pages that are asked about, followed two at a time."""
+    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    asked = {p["piece"].page for p in params if "piece" in p}
+    pages = {name: Page(name, tmp_path_factory.mktemp("page")) for name in PAGES if name in asked}
+    if any("elasticsearch" in item.keywords for item in request.session.items):
+        with contextlib.suppress(pytest.skip.Exception):  # which `server` will say again
+            start_server()
+    with ThreadPoolExecutor(2) as pool:
+        for page in pages.values():
+            pool.submit(page.follow)
+        yield pages
+        for page in pages.values():
+            page.leaving = True
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Page:
+    """A copy of the repository with a small recipe, and none of what is installed here."""
+    folder = tmp_path_factory.mktemp("clone") / "turnrl"
+    unwanted = (".git", ".venv", "runs", "indexes", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*unwanted))
+    page = Page("README.md", folder)
+    del page.terminal.environment["PYTHONPATH"]
+    put_recipes(folder)
+    return page
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a search server that has no index 'wikipedia', and has none afterwards."""
+    address = os.environ.get("TURNRL_TEST_ES_URL") or start_server().url
+
+    def asked(method: str) -> None:
+        request = urllib.request.Request(f"{address}/wikipedia", method=method)
+        urllib.request.urlopen(request).close()
+
+    try:
+        asked("HEAD")
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code != 404:
+            raise
+    else:
+        pytest.skip(f"{address} has an index 'wikipedia' already")
+    yield address
+    asked("DELETE")
+
+
+@pytest.mark.parametrize(("piece", "claim"), each(Runs))
+def test_a_command_does_what_its_page_says(piece, claim, request):
+    if claim.clone:
+        page = request.getfixturevalue("clone")
+        done = page.run(piece)
+    else:
+        page = request.getfixturevalue("following")[piece.page]
+        if claim.server:
+            address = request.getfixturevalue("server")
+            page.terminal.environment["TURNRL_ES_URL"] = address
+            text = piece.text.replace("http://localhost:9200", address)
+            piece = Piece(piece.page, piece.kind, text)
+        done = page.result(piece)
+    page.check(done, claim)
+
+
+NOTEBOOKS = [param for param in each(Runs) if param.values[1].notebook]
+
+
+@pytest.mark.parametrize(("piece", "claim"), NOTEBOOKS)
+def test_a_block_for_a_notebook_runs_in_one(piece, claim, following):
+    page = following[piece.page]
+    page.result(piece)
+    cell = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    book = {"nbformat": 4, "nbformat_minor": 4, "metadata": {}, "cells": [cell]}
+    path = page.folder / "block.ipynb"
+    path.write_text(json.dumps(merged(book, {"cells": [{**cell, "source": piece.text}]})))
+    done = page.terminal.type(f"jupyter execute --inplace {path.name}")
+    assert done.code == 0, done.text
+    (cell,) = json.loads(path.read_text())["cells"]
+    shown = "".join("".join(output.get("text", ())) for output in cell["outputs"])
+    assert [text for text in claim.says if text not in shown] == []
+
+
+@pytest.mark.parametrize(("piece", "claim"), each(Printed))
+def test_a_line_that_a_page_shows_is_what_is_printed(piece, claim, following):
+    done = following[piece.page].result(piece)
+    assert done.code == 0, done.text
+    assert piece.text.strip() in done.text
+
+
+@pytest.mark.parametrize(("piece", "claim"), each(Lists))
+def test_the_files_that_a_page_lists_are_there(piece, claim, following):
+    page = following[piece.page]
+    for before in page._done:
+        page.result(before)
+    folder = page.folder / claim.folder
+    for line in piece.text.splitlines():
+        name = line.split()[0]
+        assert (folder / name).exists(), name
+        for file in re.findall(r"\b\w+\.py\b", line.partition(name)[2]):
+            assert (folder / name).with_name(file).is_file(), file
+
+
+# ------------------------------------------------------------------ in a recipe
+
+
+@pytest.fixture
+def put_plugin(tmp_path, monkeypatch):
+    """Makes the template of `turnrl plugin new` an installed package, until the test is over."""
+
+    def put(name: str) -> None:
+        templates = ROOT / "plugins/turnrl-scaffold/turnrl_scaffold/templates"
+        monkeypatch.syspath_prepend(str(templates / name.replace("_", "-")))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        info = tmp_path / f"{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[turnrl]\nexample = {name}\n")
+        load_plugins.cache_clear()
+
+    yield put
+    load_plugins.cache_clear()
+
+
+def scalars(value: object) -> Iterator[object]:
+    """The words and numbers of YAML, but for its keys."""
+    parts = value.values() if isinstance(value, dict) else value
+    if isinstance(parts, str | int | float | None):
+        yield value
+    else:
+        for part in parts:
+            yield from scalars(part)
+
+
+def plain(value: object) -> object:
+    """A number as a number, and of the path of a class its name."""
+    try:
+        return float(str(value))
+    except ValueError:
+        return str(value).rpartition(".")[2]
+
+
+@pytest.mark.parametrize(("piece", "claim"), each(Fits))
+def test_settings_that_a_page_shows_are_accepted(
+    piece, claim, tmp_path, monkeypatch, capsys, put_plugin
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_module.py").write_text(MY_TOOL)
+    put_recipes(tmp_path)
+    put_data(tmp_path)
+    if claim.plugin:
+        put_plugin(claim.plugin)
+    options: list[str] = []
+    if piece.kind == "option":
+        options = shlex.split(piece.text)
+        wanted = [yaml.safe_load(value) for value in options[1::2]]
+    else:
+        block = yaml.safe_load(piece.text)
+        wanted = [block]
+        for section in reversed(claim.under.split(".") if claim.under else []):
+            block = {section: block}
+        recipe = Path("recipes", "quickstart.yaml")
+        recipe.write_text(yaml.safe_dump(merged(yaml.safe_load(recipe.read_text()), block)))
+    assert main(["fit", "recipes/quickstart.yaml", *options, "--print_config"]) == 0
+    resolved = [plain(value) for value in scalars(yaml.safe_load(capsys.readouterr().out))]
+    assert [value for value in scalars(wanted) if plain(value) not in resolved] == []
+
+
+# ------------------------------------------------------------------ single promises
+
+
+def test_the_design_lists_the_plugins_that_there_are():
+    (block,) = (p for p in pieces("docs/design.md") if "turnrl-two-turn  " in p.text)
+    named = re.findall(r"turnrl-[\w-]+", block.text)
+    assert sorted(named) == sorted(p.name for p in (ROOT / "plugins").iterdir() if p.is_dir())
 
 
 @pytest.mark.filterwarnings("default")  # a script of one's own shows Lightning's warnings
@@ -40,10 +696,7 @@ def test_readme_has_one_line_to_train_and_one_to_test():
         assert word in block.group(1)
 
 
-PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").glob("*.md")))]
-
-
-@pytest.mark.parametrize("page", [*PAGES, "recipes/README.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_links_and_paths_of_a_page_lead_somewhere(page):
     file = ROOT / page
     text = re.sub(r"^```.*?^```", "", file.read_text(), flags=re.DOTALL | re.MULTILINE)
@@ -58,32 +711,3 @@ def test_every_recipe_stands_in_the_table():
     table = (ROOT / "recipes" / "README.md").read_text()
     for recipe in (ROOT / "recipes").glob("*.yaml"):
         assert f"[{recipe.name}]" in table
-
-
-def test_the_record_is_read_as_the_how_to_says(tiny_model, tmp_path, monkeypatch, capsys):
-    recipe = ROOT / "recipes" / "quickstart.yaml"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    settings = {
-        "model.policy.model": str(tiny_model),
-        "model.rollout.segmenter": "worlds.Letters",
-        "model.rollout.tools": "[worlds.Echo]",
-        "model.rollout.max_turn_tokens": "6",
-        "model.group_size": "2",
-        "model.steps_per_update": "1",
-        "data.train": "worlds.Numbers",
-        "data.val": "worlds.Numbers",
-        "data.questions_per_iteration": "2",
-        "trainer.max_epochs": "1",
-        "trainer.accelerator": "cpu",
-        "trainer.check_val_every_n_epoch": "1",
-    }
-    options = [text for key, value in settings.items() for text in (f"--{key}", value)]
-    assert main(["fit", str(recipe), *options]) == 0
-    howto = (ROOT / "docs" / "howto.md").read_text()
-    (example,) = re.findall(r"<!-- record example -->\n```python\n(.*?)```", howto, re.DOTALL)
-    capsys.readouterr()
-    exec(compile(example, "docs/howto.md", "exec"), space := {})
-    assert len(space["record"]) == 2 * 2 + 2 * 3
-    assert sorted(set(space["table"]["policy_version"].to_pylist())) == [0, 1]
-    assert "letters" in capsys.readouterr().out

@@ -92,6 +92,8 @@ class IterationLines(ProgressBar):
         if self._steps is not None:
             self._steps.close()
             self._steps = None
+        elif trainer.is_last_batch:  # a run that goes on first ends the iteration that was over
+            return
         total = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         what = "iteration" if trainer.is_last_batch else "stopped inside iteration"
         self._print(trainer, f"{what} {trainer.current_epoch + 1:>3}{total}", "train/", "")
