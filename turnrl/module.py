@@ -18,7 +18,7 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,6 +52,8 @@ from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, Tr
 
 _TRAIN, _EVALUATE, _ASK = 0, 1, 2
 """First number of every random stream, so that no two purposes share one."""
+_SHOWN = ("train/exact_match", "train/tool_execution", "reward/total", "val/exact_match")
+"""What a progress bar shows."""
 
 
 def _default_engine() -> Engine:
@@ -76,7 +78,8 @@ class MTGRPO(L.LightningModule):
             into.
         minibatch_tokens: The most tokens, padding included, computed at once while learning, but
             one trajectory at least. It decides how much memory is needed, and nothing else.
-        optimizer: Any of torch's or of another library, by its class; given what is trained.
+        optimizer: Any of torch's or of another library, by its class; given what is trained. None
+            is AdamW at the paper's rate, 1e-6.
         scheduler: Of the learning rate, by its class; it counts optimiser steps. None keeps the
             rate.
         record_per_iteration: How many trajectories of each iteration are kept in the run's record;
@@ -97,8 +100,7 @@ class MTGRPO(L.LightningModule):
         updates_per_iteration: int = 1,
         steps_per_update: int = 1,
         minibatch_tokens: int = 16384,
-        # jsonargparse reads this line's source, so that a recipe may change `lr` alone
-        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = lambda p: AdamW(p, lr=1e-6),
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         record_per_iteration: int | None = 64,
         transcripts_per_iteration: int = 4,
@@ -115,7 +117,7 @@ class MTGRPO(L.LightningModule):
         self.updates_per_iteration = updates_per_iteration
         self.steps_per_update = steps_per_update
         self.minibatch_tokens = minibatch_tokens
-        self.optimizer = optimizer
+        self.optimizer = optimizer or partial(AdamW, lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0)
         self.scheduler = scheduler
         self.record_per_iteration = record_per_iteration
         self.seed = seed
@@ -200,7 +202,7 @@ class MTGRPO(L.LightningModule):
                 schedules[0]["scheduler"].step()
         checkpoint["lr_schedulers"] = [made["scheduler"].state_dict() for made in schedules]
         (saved,) = checkpoint["optimizer_states"]
-        if checkpoint["optimizer"] != [type(optimizer).__name__]:
+        if checkpoint.get("optimizer", ["AdamW"]) != [type(optimizer).__name__]:
             saved["state"] = {}  # another one's moments
         for group, old in zip(optimizer.param_groups, saved["param_groups"], strict=True):
             old |= {name: value for name, value in group.items() if name != "params"}
@@ -249,8 +251,10 @@ class MTGRPO(L.LightningModule):
         if self._trainer is None:
             self._check()
             self.configure_model()
-        key = (_ASK, self.seed, seed)
-        groups = self._sample(asked, samples or 1, key, samples is None, "asking")
+        key, greedy = (_ASK, self.seed, seed), samples is None
+        groups = self.rollout.collect(
+            self._acting(), self.chat, asked, samples or 1, key, greedy, "asking"
+        )
         return [trajectory for group in groups for trajectory in group]
 
     def act(
@@ -263,23 +267,17 @@ class MTGRPO(L.LightningModule):
         size = 1 if greedy else self.group_size
         shown = self.trainer.is_global_zero and self.trainer.progress_bar_callback is not None
         description = ("evaluating" if greedy else "collecting") if shown else None
-        return self._sample(questions, size, seed, greedy, description)
+        return self.rollout.collect(
+            self._acting(), self.chat, questions, size, seed, greedy, description
+        )
 
-    def _sample(
-        self,
-        questions: Sequence[Question],
-        size: int,
-        seed: tuple[int, ...],
-        greedy: bool,
-        description: str | None,
-    ) -> list[list[Trajectory]]:
+    def _acting(self) -> Engine:
+        """The engine, with the policy's weights as they are now."""
         if not self._sampling:
             self.engine.start(self.policy, self.rollout.max_tokens)
             self._sampling = True
         self.engine.sync(self._iteration_and_version[1])
-        return self.rollout.collect(
-            self.engine, self.chat, questions, size, seed, greedy, description
-        )
+        return self.engine
 
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
         """The trajectories of each question with their rewards."""
@@ -399,8 +397,7 @@ class MTGRPO(L.LightningModule):
         found = rollout_sums(self.experience)
         for name, value in group_sums(self.experience.groups, self.rewards).items():
             found[f"train/{name}" if name in CURVES else name] = value
-        shown = ("train/exact_match", "train/tool_execution", "reward/total")
-        self._log_sums(found, len(self.experience.trajectories), shown)
+        self._log_sums(found, len(self.experience.trajectories))
         seconds = self.experience.seconds
         rate = found["rollout/sampled_tokens"] / max(seconds, 1e-9)
         self._log_sums({"rollout/seconds": seconds, "rollout/tokens_per_s": rate}, 1)
@@ -420,13 +417,7 @@ class MTGRPO(L.LightningModule):
             "checkpoint of before."
         )
 
-    def _log_sums(
-        self,
-        sums: Mapping[str, float],
-        count: float,
-        shown: Sequence[str] = (),
-        weigh: bool = False,
-    ) -> float:
+    def _log_sums(self, sums: Mapping[str, float], count: float, weigh: bool = False) -> float:
         """Log the means of a batch over all processes, given this one's sums and count.
 
         One figure results per iteration or evaluation: the mean over its batches, weighed by their
@@ -439,7 +430,7 @@ class MTGRPO(L.LightningModule):
         mine = torch.tensor([count, *sums.values()], dtype=torch.float32, device=self.device)
         total, *values = self.trainer.strategy.reduce(mine, reduce_op="sum").tolist()
         for name, value in zip(sums, values, strict=True):
-            self._log(name, value / total, name in shown, int(total) if weigh else 1)
+            self._log(name, value / total, int(total) if weigh else 1)
         return float(total)
 
     def _log_place(self) -> None:
@@ -448,11 +439,11 @@ class MTGRPO(L.LightningModule):
         for name, value in zip(("epoch", "step"), self._iteration_and_version, strict=True):
             self._log(name, value)
 
-    def _log(self, name: str, value: float, shown: bool = False, weight: int = 1) -> None:
+    def _log(self, name: str, value: float, weight: int = 1) -> None:
         # what is logged is the same in every process: a progress bar may read it in one alone,
         # which must not wait for the others (`sync_dist` with `rank_zero_only` reduces nothing)
         options = {"on_step": False, "on_epoch": True, "sync_dist": True, "rank_zero_only": True}
-        self.log(name, value, batch_size=weight, prog_bar=shown, **options)  # type: ignore[arg-type]
+        self.log(name, value, batch_size=weight, prog_bar=name in _SHOWN, **options)  # type: ignore[arg-type]
 
     # -------------------------------------------------------------- evaluate
 
@@ -469,7 +460,7 @@ class MTGRPO(L.LightningModule):
         self.evaluated += record.rows(groups, [None] * len(groups), split, *at)
         found = group_sums(groups, self.rewards)
         named = {f"{split}/{name}": value for name, value in found.items()}
-        total = self._log_sums(named, len(batch), (f"{split}/exact_match",), weigh=True)
+        total = self._log_sums(named, len(batch), weigh=True)
         if self.trainer.state.fn != "fit":
             name = f"{split}/questions"
             self.log(name, total, reduce_fx="sum", sync_dist=True, rank_zero_only=True)
