@@ -279,9 +279,10 @@ def test_a_split_that_the_hub_lacks_is_answered_with_those_there_are(tmp_path, m
             "trivia_qa",
             r"no data set 'trivia_qa'. Did you mean triviaqa\?.*: Atlas, triviaqa",
         ),
-        ("no.such.Source", r"data.val names 'no.such.Source', but No module named 'no'. Give a"),
-        ("turnrl.errors.gone", r"data.val names 'turnrl.errors.gone', but .* no attribute 'gone'"),
-        ("turnrl.types.Question", r"'turnrl.types.Question', which is not a subclass of Question"),
+        ("no.such.Source", r"data.val names 'no.such.Source', which .*: No module named 'no'"),
+        ("turnrl.errors.gone", r"data.val names 'turnrl.errors.gone', .* no attribute 'gone'"),
+        ("turnrl.types.Question", r"'turnrl.types.Question', .*: it is no QuestionSource that"),
+        ("turnrl.QuestionSource", r"'turnrl.QuestionSource', .*: it is no QuestionSource that can"),
     ],
 )
 def test_an_unknown_source_is_answered_with_what_is_known(name, message):

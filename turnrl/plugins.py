@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -191,23 +192,18 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
     Args:
         name: A short name, or the full path of any class.
         known: Classes by short name.
-        kinds: What it must be a subclass of, one of them.
+        kinds: What it must be a subclass of, one of them, without abstract methods.
     Raises:
         LookupError: If there is none, in words that go on from "KEY names NAME, ".
     """
     module, _, attribute = name.rpartition(".")
-    if not module and name not in known:
-        some = ", ".join([*known][:20]) or "none"
-        raise LookupError(
-            f"which is not installed.{did_you_mean(name, known, 0.5)} Installed: {some}. Or give "
-            "the full path of a class, such as my_package.MyClass."
-        )
     try:
         cls = getattr(importlib.import_module(module), attribute) if module else known[name]
+        if not issubclass(cls, kinds) or inspect.isabstract(cls):
+            raise TypeError(f"it is no {kinds[0].__name__} that can be made")
     except Exception as error:  # a module may do anything
         cause = str(error) or type(error).__name__
-        raise LookupError(f"but {cause}. Give a class that can be imported.") from error
-    if not (isinstance(cls, type) and issubclass(cls, kinds)):
-        which = " or ".join(kind.__name__ for kind in kinds)
-        raise LookupError(f"which is not a subclass of {which}. Name one.")
+        why = f"cannot be taken: {cause}" if module else "is not installed"
+        some = f" Installed: {', '.join(known) or 'none'}. Or give a path, such as package.MyClass."
+        raise LookupError(f"which {why}.{did_you_mean(attribute, known) or some}") from error
     return cls

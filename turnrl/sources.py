@@ -15,8 +15,6 @@ from turnrl.text import normalize_answer
 from turnrl.types import Fields, Question, QuestionSource, SourceOpener
 
 _logger = logging.getLogger(__name__)
-_HUB_S = 5.0
-"""How long the hub has to answer when it is seen whether it does."""
 
 Role = Literal["train", "val"]
 Source = str | QuestionSource | Sequence[Question]
@@ -136,7 +134,7 @@ def _usable(questions: Iterable[Question], where: str) -> list[Question]:
 
 @functools.cache
 def reach_hub() -> None:
-    """See once, before anything is asked of the Hugging Face hub, whether it answers.
+    """See once, before anything is asked of the Hugging Face hub, whether it answers in 5 s.
 
     If not, `transformers` and `datasets` are told to use what is cached: on their own they would
     try again and again, for half a minute, whatever they are asked for. `HF_HUB_OFFLINE` has the
@@ -147,7 +145,7 @@ def reach_hub() -> None:
     if constants.HF_HUB_OFFLINE:
         return
     try:
-        get_session().head(constants.ENDPOINT, timeout=_HUB_S)
+        get_session().head(constants.ENDPOINT, timeout=5)
     except Exception as error:  # whatever its transport raises
         told = "the hub (%s) is out of reach (%s): only what is cached is used"
         _logger.warning(told, constants.ENDPOINT, str(error) or type(error).__name__)

@@ -283,9 +283,15 @@ _Step = tuple[types.Reading, tuple[types.ToolResult, ...]]
 
 _QUESTION = types.Question("q", "What is the time zone of Utrecht?", ("Europe/Amsterdam", "CET"))
 
-_CALL = types.ToolCall("search", {"query": "Utrecht"})
+
+def _searched(*results: types.ToolResult) -> _Step:
+    """A turn of searches that have these results."""
+    call = types.ToolCall("search", {"query": "Utrecht"})
+    return types.Reading((call,) * len(results)), results
+
+
 _PAGE = types.ToolResult("Utrecht is in the time zone Europe/Amsterdam.")
-_SEARCHED: _Step = (types.Reading((_CALL,)), (_PAGE,))
+_SEARCHED = _searched(_PAGE)
 _RIGHT: _Step = (types.Reading(answer="Europe/Amsterdam"), ())
 
 
@@ -302,21 +308,17 @@ def example_trajectories() -> dict[str, types.Trajectory]:
     garbled: _Step = (types.Reading(format_error="no tool call or answer"), ())
     empty: _Step = (types.Reading(answer="", format_error="the answer is empty"), ())
     unreadable = types.Reading((types.ToolCall("", error="bad JSON"),), None, "bad JSON")
-    half: _Step = (types.Reading((_CALL, _CALL)), (_PAGE, types.ToolResult("unknown tool", False)))
+    no_tool = types.ToolResult("no such tool", ok=False)
     unanswerable = types.Question("q", "What?", ("", "the"))
     return {
         "right after a search": _attempt(_SEARCHED, _RIGHT),
         "right without a search": _attempt(_RIGHT),
         "wrong after a search": _attempt(_SEARCHED, (types.Reading(answer="Asia/Tokyo"), ())),
         "answer among others": _attempt(_SEARCHED, (types.Reading(answer="CET or Asia/Tokyo"), ())),
-        "nothing found": _attempt(
-            (types.Reading((_CALL,)), (types.ToolResult("no results"),)), _RIGHT
-        ),
-        "failed call": _attempt(
-            (types.Reading((_CALL,)), (types.ToolResult("no such tool", False),)), _RIGHT
-        ),
+        "nothing found": _attempt(_searched(types.ToolResult("no results")), _RIGHT),
+        "failed call": _attempt(_searched(no_tool), _RIGHT),
         "unreadable call": _attempt((unreadable, (types.ToolResult("bad JSON", False),)), _RIGHT),
-        "two calls, one failed": _attempt(half, _RIGHT),
+        "two calls, one failed": _attempt(_searched(_PAGE, no_tool), _RIGHT),
         "no accepted answers": _attempt(_SEARCHED, _RIGHT, of=types.Question("q", "What?", ())),
         "garbage": _attempt(garbled, garbled),
         "garbage that names the answer": _attempt(garbled, garbled, text="Europe/Amsterdam"),
