@@ -8,7 +8,6 @@ here beside the types, down to the smallest part that does not fit.
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import types
 import typing
@@ -19,6 +18,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from torch import Tensor
 
 from turnrl.errors import did_you_mean
+from turnrl.plugins import find_class
 
 _NAMES = {
     bool: "true or false",
@@ -175,15 +175,10 @@ def explain_class(value: Any, kind: Any, key: str) -> str | None:
     for odd in set(given) - {"class_path", "init_args", "dict_kwargs"}:
         put = f"{{class_path: {name}, init_args: {{{odd}: {given[odd]}}}}}"
         return f"{key}: {odd!r} stands beside class_path. Put it under init_args: {put}."
-    module, _, attribute = name.rpartition(".")
     try:
-        cls = getattr(importlib.import_module(module), attribute) if module else known[name]
-        if not issubclass(cls, _members(base)) or inspect.isabstract(cls):
-            raise TypeError(f"it is no {_members(base)[0].__name__} that can be made")
-    except Exception as error:  # a user's module may do anything
-        why = f"cannot be taken: {error}" if module else "is not installed"
-        near = did_you_mean(attribute, known) or some
-        return f"{key} names {name!r}, which {why}.{near}"
+        cls = find_class(name, known, *_members(base))
+    except LookupError as error:
+        return f"{key} names {name!r}, {error}"
     skip = int(base is not kind)  # what a callable is called with
     told = explain(settings, dict, f"{key}.init_args")
     return told or explain_section(settings, cls, key, skip)
