@@ -147,6 +147,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "ruff check": Runs(("no issues found",), clone=True, slow=True),
     },
     "docs/changelog.md": {
+        "--model.optimizer SGD": Fits(),
         "plugin new NAME": Elsewhere("test_scaffold.test_a_package_has_its_own_name_everywhere"),
         "OutcomeOnly": Fits(),
         "--ckpt_path last": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
