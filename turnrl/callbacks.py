@@ -169,19 +169,19 @@ class BestCheckpoint(ModelCheckpoint):
     ) -> None:
         options = {"save_on_train_epoch_end": True, "enable_version_counter": False}
         super().__init__(monitor=monitor, mode=mode, filename="best", **options)  # type: ignore[arg-type]
-        self._validated = False
+        self._validated = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: a run that goes on has a folder, and so a best one, of its own."""
         return {}
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._validated = trainer.global_step > 0
+        self._validated = trainer.global_step
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._validated and trainer.is_last_batch:
+        # the figure is of these very weights, at an iteration's end
+        if trainer.is_last_batch and self._validated == trainer.global_step:
             super().on_train_epoch_end(trainer, pl_module)
-        self._validated = False
 
 
 class Record(L.Callback):

@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import difflib
 import signal
+import sys
 import threading
 import types
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 
 class TurnRLError(Exception):
@@ -58,7 +60,7 @@ class TrainingError(TurnRLError, ArithmeticError):
     """Learning has broken down: a loss or gradient that is not finite."""
 
 
-_AGAIN_S = 2.0
+_AGAIN_S = 1.0
 """After how long a signal that nobody heard is raised once more."""
 
 
@@ -66,40 +68,41 @@ _AGAIN_S = 2.0
 def stopping() -> Iterator[list[int]]:
     """Within it SIGTERM stops a program as Ctrl-C does, by a `KeyboardInterrupt`.
 
-    What is raised while a finaliser runs is lost, so it is raised after it; and again until `heard`
-    is called, as there are other places where it would be lost.
+    What is raised in a finaliser, say, is lost: so it is raised again, until a moment comes when it
+    is being dealt with.
 
     Yields:
         The signals that came.
     """
     came: list[int] = []
+    before: dict[int, Any] = {}
+
+    def take(number: int) -> None:
+        before[number] = signal.signal(number, stop)
 
     def stop(number: int, frame: types.FrameType | None) -> None:
-        came.append(number if number != signal.SIGALRM else came[0])
+        if number == signal.SIGALRM and isinstance(sys.exception(), KeyboardInterrupt):
+            return
+        if not came:
+            take(signal.SIGALRM)
+        came.append(number)
         while frame is not None and frame.f_code.co_name != "__del__":
             frame = frame.f_back
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S if frame is None else 0.05)
         if frame is None:
             raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-    caught = [signal.SIGTERM, signal.SIGALRM]
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        caught.append(signal.SIGINT)
-    before = {number: signal.signal(number, stop) for number in caught}
+    if threading.current_thread() is threading.main_thread():
+        take(signal.SIGTERM)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            take(signal.SIGINT)
     try:
         yield came
     finally:
-        heard()
+        if came:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def heard() -> None:
-    """A signal has had its effect."""
-    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
@@ -139,5 +142,5 @@ def blaming(kind: type[TurnRLError], what: str, advice: str) -> Iterator[None]:
         yield
     except TurnRLError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise kind(f"{what} raised {type(error).__name__}: {error}. {advice}") from error

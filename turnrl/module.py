@@ -196,13 +196,13 @@ class MTGRPO(L.LightningModule):
         """Let the recipe's optimiser and schedule hold in a checkpoint that is to be restored: its
         settings are replaced by theirs, and the schedule is walked anew to where the run stands."""
         (optimizer,), schedules = self.configure_optimizers()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), blaming(RecipeError, "model.scheduler", "Mend it."):
             warnings.simplefilter("ignore")  # torch wants a step of the optimiser before
             for _ in range(checkpoint["global_step"] if schedules else 0):
                 schedules[0]["scheduler"].step()
         checkpoint["lr_schedulers"] = [made["scheduler"].state_dict() for made in schedules]
         (saved,) = checkpoint["optimizer_states"]
-        if checkpoint.get("optimizer", ["AdamW"]) != [type(optimizer).__name__]:
+        if checkpoint.get("optimizer", [str(AdamW)]) != [str(type(optimizer))]:
             saved["state"] = {}  # another one's moments
         for group, old in zip(optimizer.param_groups, saved["param_groups"], strict=True):
             old |= {name: value for name, value in group.items() if name != "params"}
@@ -231,12 +231,15 @@ class MTGRPO(L.LightningModule):
     # --------------------------------------------------------------- collect
 
     def ask(
-        self, questions: Sequence[str | Question], samples: int | None = None, seed: int = 0
+        self,
+        questions: str | Question | Sequence[str | Question],
+        samples: int | None = None,
+        seed: int = 0,
     ) -> list[Trajectory]:
         """What the policy does with questions of one's own. Needs no Trainer.
 
         Args:
-            questions: Texts, or questions with their accepted answers.
+            questions: Texts, or questions with their accepted answers; or one of them.
             samples: Trajectories to sample for each question; None for one greedy trajectory.
             seed: Of the samples.
         Returns:
@@ -244,9 +247,12 @@ class MTGRPO(L.LightningModule):
         Raises:
             TurnRLError: As a run would, about the recipe, a tool's world or a question.
         """
+        if samples is not None and samples < 1:
+            raise RecipeError(f"samples is {samples}; it must be at least 1, or None for greedy")
+        several = [questions] if isinstance(questions, str | Question) else questions
         asked = [
             Question(str(n), question, ()) if isinstance(question, str) else question
-            for n, question in enumerate(questions)
+            for n, question in enumerate(several)
         ]
         if self._trainer is None:
             self._check()
@@ -391,6 +397,8 @@ class MTGRPO(L.LightningModule):
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
         """Log what was collected, once an iteration."""
+        for name in ("epoch", "step"):  # where a row stood is no figure of this step's
+            self.trainer.callback_metrics.pop(name, None)
         if self.experience is None or self._logged:
             return
         self._logged = True
@@ -489,7 +497,7 @@ class MTGRPO(L.LightningModule):
         state = self.policy.trainable_state()
         checkpoint["state_dict"] = {f"policy.{name}": value for name, value in state.items()}
         checkpoint["policy_identity"] = self.policy.identity
-        checkpoint["optimizer"] = [type(made).__name__ for made in self.trainer.optimizers]
+        checkpoint["optimizer"] = [str(type(made)) for made in self.trainer.optimizers]
 
     @torch.inference_mode()
     def _check_weights(self) -> None:
@@ -515,7 +523,9 @@ class MTGRPO(L.LightningModule):
         names = {name.removeprefix("policy.") for name in checkpoint["state_dict"]}
         self.policy.check_identity(checkpoint["policy_identity"], names)
         self._loaded_version = checkpoint["epoch"], checkpoint["global_step"]
-        if self._trainer is not None and self.trainer.state.fn == "fit":
+        own = type(self).configure_optimizers is MTGRPO.configure_optimizers
+        fit = self._trainer is not None and self.trainer.state.fn == "fit"
+        if own and fit and "optimizer_states" in checkpoint:  # else Lightning says what it lacks
             self._settle(checkpoint)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:

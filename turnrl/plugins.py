@@ -130,7 +130,7 @@ def _register(plugin: Plugin, module_name: str) -> Plugin:
     try:
         plugin.manager.register(module, plugin.name)
         plugin.manager.check_pending()
-    except pluggy.PluginValidationError as error:
+    except (pluggy.PluginValidationError, ValueError) as error:
         cause = " ".join(str(error).split())
         raise plugin.fault(f"does not fit turnrl's hooks ({cause})") from error
     return plugin

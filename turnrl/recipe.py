@@ -6,6 +6,7 @@ says what a resumed run changed.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import signal
@@ -28,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from turnrl.callbacks import BestCheckpoint, IterationLines, LastCheckpoint, is_trial, run_folder
 from turnrl.data import QuestionData
-from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean, heard
+from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean
 from turnrl.explain import explain, explain_class, explain_section, parameters
 from turnrl.given import SECTIONS, Given, read_given
 from turnrl.module import MTGRPO
@@ -74,13 +75,18 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
         recipe = yaml.safe_load(checkpoint["recipe"])
     _prepare()
     _refuse_unknown(recipe, SECTIONS)
-    settings = {**recipe.get("model", {}), "seed": _seed(recipe.get("seed_everything", 0))}
+    sys.path += [str(Path.cwd()), str(file.absolute().parent)]
+    model = copy.deepcopy(recipe.get("model", {}))
+    if "class_path" not in model:
+        model = {"class_path": "turnrl.MTGRPO", "init_args": model}
+    seed = _seed(recipe.get("seed_everything", 0))
+    model["init_args"] = {**model.get("init_args", {}), "seed": seed}
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(MTGRPO, "model")
+    parser.add_argument("--model", type=MTGRPO)
     try:
-        module: MTGRPO = parser.instantiate_classes(parser.parse_object({"model": settings})).model
+        module: MTGRPO = parser.instantiate_classes(parser.parse_object({"model": model})).model
     except (ArgumentError, ValueError, TypeError) as error:
-        raise _told(error, {"model": settings}) from error
+        raise _told(error, {"model": model}) from error
     module.policy.load(device)
     if checkpoint is not None:
         module.on_load_checkpoint(checkpoint)
@@ -283,9 +289,6 @@ class _Signals(L.Callback):
             signal.signal(signal.SIGTERM, self._handler)
 
     on_validation_start = on_train_start
-
-    def on_exception(self, *args: Any) -> None:
-        heard()
 
 
 class _CLI(LightningCLI):

@@ -239,7 +239,7 @@ async def run_tool(
             return await result_of(function, *arguments)
     except TurnRLError:
         raise
-    except (Exception, asyncio.CancelledError) as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
         if clock.expired():
             raise ToolError(
                 f"{tool} did not answer to {verb}{on} within timeout_s = {tool.timeout_s:g}. Raise "
