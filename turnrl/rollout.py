@@ -184,34 +184,6 @@ class Agent:
         return self._chat.cut(safe, budget)  # what is inert may be longer
 
 
-class _Lockstep:
-    """A barrier that shrinks: turn k + 1 starts when every trajectory still going has ended turn
-    k.
-    """
-
-    def __init__(self, members: int) -> None:
-        self._members = members
-        self._arrived = 0
-        self._gate = asyncio.Event()
-
-    async def arrive(self) -> None:
-        gate = self._gate
-        self._arrived += 1
-        self._release()
-        await gate.wait()
-
-    def leave(self) -> None:
-        self._members -= 1
-        self._release()
-
-    def _release(self) -> None:
-        if self._arrived >= self._members:
-            # in the next tick, so that whoever came last waits like the others and all wake in one
-            # tick
-            asyncio.get_running_loop().call_soon(self._gate.set)
-            self._arrived, self._gate = 0, asyncio.Event()
-
-
 @final
 @dataclass(frozen=True)
 class Rollout:
@@ -321,41 +293,41 @@ class Rollout:
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
 
         async def work() -> list[Trajectory]:
-            together = _Lockstep(total)
             states: list[State] = []
-            tasks: list[asyncio.Task[Trajectory]] = []
+
+            async def turn(i: int) -> None:
+                states[i] = await agent.turn(states[i])
+                if states[i].stop is not None:
+                    await states[i].close()
+                    bar.update()
+
+            async def play(members: Sequence[int]) -> None:
+                """The decision process itself: one turn after the other, until all have ended."""
+                while members := [i for i in members if states[i].stop is None]:
+                    async with asyncio.TaskGroup() as crowd:
+                        for i in members:
+                            crowd.create_task(turn(i))
+
             try:
+                for q, question in enumerate(questions):
+                    states += agent.begin(question, group_size, (*seed, q))
                 async with asyncio.TaskGroup() as crowd:
-                    for q, question in enumerate(questions):
-                        states += agent.begin(question, group_size, (*seed, q))
-                    for state in states:
-                        lockstep = together if self.lockstep else _Lockstep(1)
-                        tasks.append(crowd.create_task(_play(agent, state, lockstep)))
-                        tasks[-1].add_done_callback(lambda _: bar.update())
+                    for members in [range(total)] if self.lockstep else [[i] for i in range(total)]:
+                        crowd.create_task(play(members))
             except BaseExceptionGroup as group:
                 raise _first_error(group) from None
             finally:
                 bar.close()
                 for state in states:
-                    state.session.close()
+                    state.session.close()  # at once: what it keeps on the device is large
+                closings = (state.bench.close() for state in states)
+                await asyncio.gather(*closings, return_exceptions=True)
                 agent.tools.close()
                 await engine.drain()
-            return [task.result() for task in tasks]
+            return [state.trajectory for state in states]
 
         done = _on_loop(work())
         return [done[i : i + group_size] for i in range(0, total, group_size)]
-
-
-async def _play(agent: Agent, state: State, lockstep: _Lockstep) -> Trajectory:
-    """The decision process itself: one turn after the other, until it ends."""
-    try:
-        while state.stop is None:
-            await lockstep.arrive()
-            state = await agent.turn(state)
-    finally:
-        lockstep.leave()
-        await state.close()
-    return state.trajectory
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
