@@ -59,24 +59,18 @@ class IterationLines(ProgressBar):
     def __init__(self) -> None:
         super().__init__()
         self._start = time.perf_counter()
-        self._enabled = True
         self._validated = False
         self._steps: tqdm[NoReturn] | None = None
 
     def disable(self) -> None:
-        """Lightning calls this on every process but the first."""
-        self._enabled = False
-
-    def enable(self) -> None:
-        """The counterpart of `disable`."""
-        self._enabled = True
+        """Nothing: Lightning calls this on every process but the first, which alone prints."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if self._steps is None:
-            hidden = None if self._enabled else True  # None: shown on a terminal only
+            hidden = None if trainer.is_global_zero else True  # None: shown on a terminal only
             total = int(trainer.num_training_batches)
             self._steps = tqdm(total=total, desc="learning", delay=3, leave=False, disable=hidden)
         self._steps.update()
@@ -110,7 +104,7 @@ class IterationLines(ProgressBar):
         found = trainer.callback_metrics
         shown = [f"{k} {float(found[name]):.3f}" for k, name in names.items() if name in found]
         seconds = tqdm.format_interval(time.perf_counter() - self._start)
-        if self._enabled:
+        if trainer.is_global_zero:
             print(f"{title:17}  {seconds}  {'  '.join(shown)}", flush=True)
 
 

@@ -313,8 +313,7 @@ class _CLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         # without the warning that there is a sys.argv, which DDP's other processes need
-        parse = parser.parse_object if isinstance(args, dict) else parser.parse_args
-        self.config = parse(args)
+        self.config = parser.parse_args(args)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         skipped = {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}
@@ -324,19 +323,13 @@ class _CLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         given = config.get("callbacks") or []
         callbacks = [_Signals(), *(given if isinstance(given, list) else [given])]
-        if config.get("enable_checkpointing") is not False:
-            callbacks.append(LastCheckpoint())
-            data = self._get(self.config_init, "data")
-            scored = isinstance(data, QuestionData) and data.sources["val"] is not None
-            if (
-                self._command == "fit"
-                and scored
-                and not any(isinstance(c, BestCheckpoint) for c in callbacks)
-            ):
-                callbacks.append(BestCheckpoint())
-        shown = config.get("enable_progress_bar") is not False
-        if shown and not any(isinstance(c, ProgressBar) for c in callbacks):
-            callbacks.append(IterationLines())
+        ours = [(LastCheckpoint, LastCheckpoint, "enable_checkpointing")]
+        if self.datamodule_class is QuestionData:
+            ours.append((BestCheckpoint, BestCheckpoint, "enable_checkpointing"))
+        ours.append((IterationLines, ProgressBar, "enable_progress_bar"))
+        for cls, kind, option in ours:
+            if config.get(option) is not False and not any(isinstance(c, kind) for c in callbacks):
+                callbacks.append(cls())
         return super().instantiate_trainer(**kwargs, callbacks=callbacks)
 
     def _parse_ckpt_path(self) -> None:
@@ -417,9 +410,7 @@ def run_recipe(command: str, given: Given) -> int:
             save_config_kwargs={"overwrite": True},
             seed_everything_default=0,
             parser_class=_Parser,
-            args=[command, f"--config={contents}", *given.asks]
-            if given.asks
-            else {"subcommand": command, command: json.loads(contents)},
+            args=[command, f"--config={contents}", *given.asks],
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )
