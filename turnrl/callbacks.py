@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -13,8 +12,6 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, ProgressBar
 from lightning.pytorch.trainer.states import RunningStage
 from tqdm.auto import tqdm
 
-from turnrl import record
-
 
 def is_trial(trainer: L.Trainer) -> bool:
     """Whether this is a `fast_dev_run`, which leaves nothing behind."""
@@ -22,12 +19,12 @@ def is_trial(trainer: L.Trainer) -> bool:
 
 
 def run_folder(trainer: L.Trainer) -> Path | None:
-    """Where a run leaves its files, for itself alone; None if it has no logger.
+    """Where a run leaves its files, for itself alone; None if it has no logger, or is a trial.
 
     A collective call: every process has to make it, at the same moment.
     """
     logger = trainer.logger
-    if logger is None:
+    if logger is None or is_trial(trainer):
         return None
     own = getattr(logger, "log_dir", None)  # CSVLogger and TensorBoardLogger keep runs apart
     folder = own or Path(logger.save_dir or "runs", logger.name or "run", str(logger.version or 0))
@@ -118,6 +115,7 @@ class LastCheckpoint(Checkpoint):
 
     def __init__(self) -> None:
         self._path: Path | None = None
+        self._step = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.global_step == 0:
@@ -131,7 +129,7 @@ class LastCheckpoint(Checkpoint):
         if is_trial(trainer):
             return
         folder = (run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
-        self._path = folder / "last.ckpt"
+        self._path, self._step = folder / "last.ckpt", trainer.global_step
         written = folder / "last.ckpt.new"
         trainer.save_checkpoint(written, weights_only=False)
         if trainer.is_global_zero:
@@ -142,8 +140,9 @@ class LastCheckpoint(Checkpoint):
     ) -> None:
         """Say how to go on. Weights of mid-iteration would not resume exactly: none are saved."""
         if trainer.is_global_zero and self._path is not None and self._path.is_file():
+            kept = "last finished iteration" if self._step else "untrained policy"
             print(
-                "\nThe last finished iteration is kept. To go on from it, repeat the command with\n"
+                f"\nThe {kept} is kept. To go on from it, repeat the command with\n"
                 f"  --ckpt_path {self._path}",
                 file=sys.stderr,
             )
@@ -176,32 +175,3 @@ class BestCheckpoint(ModelCheckpoint):
         # the figure is of these very weights, at an iteration's end
         if trainer.is_last_batch and self._validated == trainer.global_step:
             super().on_train_epoch_end(trainer, pl_module)
-
-
-class Record(L.Callback):
-    """Write down what the policy did (`turnrl.record`), and some of it as text to read.
-
-    Args:
-        transcripts: Trajectories per iteration that are written out as text.
-    """
-
-    def __init__(self, transcripts: int) -> None:
-        self.transcripts_per_iteration = transcripts
-        self._folder: Path | None = None
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._folder = None if is_trial(trainer) else run_folder(trainer)
-
-    def keep(self, rows: Sequence[record.Row], rank: int) -> None:
-        """Write the rows of one collection in this process, number `rank`."""
-        if self._folder is None or not rows:
-            return
-        split = rows[0]["split"]
-        name = f"{split}-{rows[0]['policy_version']:06d}-{rank}.parquet"
-        record.write(rows, self._folder / "record" / name)
-        if split == "train" and rank == 0 and self.transcripts_per_iteration:
-            name = f"iteration_{rows[0]['iteration']:04d}.txt"
-            file = self._folder / "transcripts" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            text = record.transcript(rows, self.transcripts_per_iteration)
-            file.write_text(text, encoding="utf-8")

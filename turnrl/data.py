@@ -90,12 +90,12 @@ class QuestionData(L.LightningDataModule):
         self.seed = seed
         self.split = "val"
         """What `val_dataloader` evaluates: `val`, `train`, or another split of the `val` source."""
-        self._opened: dict[Role, QuestionSource] = {}
-        self._loaded: dict[tuple[Role, str | None], list[Question]] = {}
+        self._opened = functools.cache(self._open)
+        self._questions = functools.cache(self._load)
 
     def setup(self, stage: str | None = None) -> None:
         """Load what a stage needs, so that whatever is wrong with a source shows at once."""
-        opened = [self._open(role) for role, name in self.sources.items() if name is not None]
+        opened = [self._opened(role) for role, name in self.sources.items() if name is not None]
         for option in ("fields", "config"):
             unused = not any(option in source.uses for source in opened)
             if getattr(self, option) is not None and unused:
@@ -168,17 +168,11 @@ class QuestionData(L.LightningDataModule):
         name = self.sources[role]
         if name is None:
             raise DataError(f"data.{role} is not set. Name a file, a preset or a data set.")
-        if role not in self._opened:
-            self._opened[role] = open_source(name, self.fields, self.config)
-        return self._opened[role]
+        return open_source(name, self.fields, self.config)
 
-    def _questions(self, role: Role, split: str | None = None) -> list[Question]:
-        split = split or self.splits[role]
-        if (role, split) not in self._loaded:
-            questions = load_questions(self._open(role), split, role=role)
-            limit = self.train_limit if role == "train" else None
-            self._loaded[role, split] = _limited(questions, limit)
-        return self._loaded[role, split]
+    def _load(self, role: Role, split: str | None = None) -> list[Question]:
+        questions = load_questions(self._opened(role), split or self.splits[role], role=role)
+        return _limited(questions, self.train_limit if role == "train" else None)
 
 
 @runtime_checkable

@@ -47,11 +47,6 @@ class Given:
         """What a run is called: the last recipe's name without its ending."""
         return Path(self.files[-1]).stem if self.files else ""
 
-    @property
-    def folders(self) -> list[str]:
-        """Where the recipes lie."""
-        return [str(Path(file).absolute().parent) for file in self.files]
-
 
 def read_given(command: str, arguments: Sequence[str]) -> Given:
     """Read what follows a command: recipes, then options.

@@ -30,7 +30,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from turnrl import record
-from turnrl.callbacks import InitialValidation, Record, is_trial, run_folder
+from turnrl.callbacks import InitialValidation, run_folder
 from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
 from turnrl.errors import CheckpointError, RecipeError, TrainingError, at_least, blaming
@@ -121,7 +121,8 @@ class MTGRPO(L.LightningModule):
         self.scheduler = scheduler
         self.record_per_iteration = record_per_iteration
         self.seed = seed
-        self._record = Record(transcripts_per_iteration)
+        self.transcripts_per_iteration = transcripts_per_iteration
+        self._folder: Path | None = None
         self._logged = False
         self._sampling = False
         self._loaded_version = (0, 0)
@@ -129,8 +130,8 @@ class MTGRPO(L.LightningModule):
         self.evaluated: list[record.Row] = []
         counts = ("group_size", "updates_per_iteration", "steps_per_update", "minibatch_tokens")
         at_least(1, "model.", self, *counts)
-        at_least(0, "model.", self, "record_per_iteration", "seed")
-        at_least(0, "model.", self._record, "transcripts_per_iteration")
+        kept = ("record_per_iteration", "transcripts_per_iteration")
+        at_least(0, "model.", self, *kept, "seed")
         name, least = type(self.estimator).__name__, self.estimator.min_group_size
         if group_size < least:
             raise RecipeError(
@@ -154,7 +155,7 @@ class MTGRPO(L.LightningModule):
 
     def configure_callbacks(self) -> list[L.Callback]:
         """What belongs to every run of this module."""
-        return [InitialValidation(), self._record]
+        return [InitialValidation()]
 
     def setup(self, stage: str) -> None:
         """Find a recipe's mistakes before any weights are loaded."""
@@ -169,6 +170,7 @@ class MTGRPO(L.LightningModule):
                 "batch is a whole step. Leave it out; model.minibatch_tokens bounds its memory."
             )
         self._check()
+        self._folder = run_folder(self.trainer)
 
     def _check(self) -> None:
         self.policy.check_length(self.rollout.max_tokens)
@@ -182,8 +184,9 @@ class MTGRPO(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """The recipe's optimiser on what is trained, and its schedule, per optimiser step."""
         trained = [p for p in self.policy.parameters() if p.requires_grad]
-        with blaming(RecipeError, "model.optimizer or model.scheduler", "Mend its settings."):
+        with blaming(RecipeError, "model.optimizer", "Mend its settings."):
             optimizer = self.optimizer(trained)
+        with blaming(RecipeError, "model.scheduler", "Mend its settings."):
             schedule = self.scheduler(optimizer) if self.scheduler is not None else None
         if isinstance(schedule, ReduceLROnPlateau):
             raise RecipeError(
@@ -209,9 +212,8 @@ class MTGRPO(L.LightningModule):
 
     def on_train_end(self) -> None:
         """Leave what was trained in the run's folder, in a form that others can load."""
-        folder = run_folder(self.trainer)
-        if self.trainer.is_global_zero and folder and not is_trial(self.trainer):
-            self.export(folder / ("model" if self.policy.lora is None else "adapter"))
+        if self.trainer.is_global_zero and self._folder:
+            self.policy.export(self._folder / ("model" if self.policy.lora is None else "adapter"))
 
     def teardown(self, stage: str) -> None:
         """Let the engine go."""
@@ -257,33 +259,23 @@ class MTGRPO(L.LightningModule):
         if self._trainer is None:
             self._check()
             self.configure_model()
-        key, greedy = (_ASK, self.seed, seed), samples is None
-        groups = self.rollout.collect(
-            self._acting(), self.chat, asked, samples or 1, key, greedy, "asking"
-        )
+        groups = self.act(asked, samples, (_ASK, self.seed, seed), "asking")
         return [trajectory for group in groups for trajectory in group]
 
     def act(
-        self, questions: Sequence[Question], number: int, greedy: bool = False
+        self, questions: Sequence[Question], size: int | None, key: tuple[int, ...], what: str
     ) -> list[list[Trajectory]]:
-        """Trajectories of the policy as it is now: `group_size` sampled ones per question, or one
-        greedy one. `number` names the random streams: an iteration's.
-        """
-        seed = (_EVALUATE if greedy else _TRAIN, self.seed, number, self.global_rank)
-        size = 1 if greedy else self.group_size
-        shown = self.trainer.is_global_zero and self.trainer.progress_bar_callback is not None
-        description = ("evaluating" if greedy else "collecting") if shown else None
-        return self.rollout.collect(
-            self._acting(), self.chat, questions, size, seed, greedy, description
-        )
-
-    def _acting(self) -> Engine:
-        """The engine, with the policy's weights as they are now."""
+        """Trajectories of the policy as it is now: `size` sampled ones per question, or, if None,
+        one greedy one. `key` names the random streams, `what` the progress bar."""
         if not self._sampling:
             self.engine.start(self.policy, self.rollout.max_tokens)
             self._sampling = True
         self.engine.sync(self._iteration_and_version[1])
-        return self.engine
+        run = self._trainer
+        shown = run is None or (run.is_global_zero and run.progress_bar_callback is not None)
+        return self.rollout.collect(
+            self.engine, self.chat, questions, size or 1, key, size is None, what if shown else None
+        )
 
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
         """The trajectories of each question with their rewards."""
@@ -293,7 +285,8 @@ class MTGRPO(L.LightningModule):
     def collect(self, questions: Sequence[Question], iteration: int) -> Experience:
         """One iteration's experience on this rank: act, score, give credit."""
         start = time.perf_counter()
-        groups = self.score(self.act(questions, iteration))
+        key = (_TRAIN, self.seed, iteration, self.global_rank)
+        groups = self.score(self.act(questions, self.group_size, key, "collecting"))
         advantages = tuple(assign_credit(group, self.estimator) for group in groups)
         self.experience = Experience(groups, advantages, time.perf_counter() - start)
         self._logged = False
@@ -301,8 +294,12 @@ class MTGRPO(L.LightningModule):
         kept = record.rows(groups, advantages, "train", *at)
         if (most := self.record_per_iteration) is not None:
             kept = itertools.islice(kept, -(-most // self.trainer.world_size))
-        self._record.keep(list(kept), self.global_rank)
+        self._keep(list(kept))
         return self.experience
+
+    def _keep(self, rows: Sequence[record.Row]) -> None:
+        if self._folder is not None:
+            record.keep(rows, self._folder, self.global_rank, self.transcripts_per_iteration)
 
     # ----------------------------------------------------------------- learn
 
@@ -462,7 +459,8 @@ class MTGRPO(L.LightningModule):
     def validation_step(self, batch: list[Question], batch_idx: int) -> None:
         """Score greedy trajectories, one per question; a process may have none in a batch."""
         split = getattr(getattr(self.trainer, "datamodule", None), "split", "val")
-        groups = self.score(self.act(batch, batch_idx, greedy=True)) if batch else ()
+        key = (_EVALUATE, self.seed, batch_idx, self.global_rank)
+        groups = self.score(self.act(batch, None, key, "evaluating")) if batch else ()
         rank, ranks = self.global_rank, self.trainer.world_size
         at = (*self._iteration_and_version, len(self.evaluated) * ranks + rank, ranks)
         self.evaluated += record.rows(groups, [None] * len(groups), split, *at)
@@ -475,7 +473,7 @@ class MTGRPO(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Keep the whole record of an evaluation."""
-        self._record.keep(self.evaluated, self.global_rank)
+        self._keep(self.evaluated)
         self._log_place()
 
     def on_train_epoch_end(self) -> None:

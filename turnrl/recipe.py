@@ -323,7 +323,8 @@ class _CLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         given = config.get("callbacks") or []
         callbacks = [_Signals(), *(given if isinstance(given, list) else [given])]
-        ours = [(LastCheckpoint, LastCheckpoint, "enable_checkpointing")]
+        ours: list[tuple[Any, type, str]] = []
+        ours.append((LastCheckpoint, LastCheckpoint, "enable_checkpointing"))
         if self.datamodule_class is QuestionData:
             ours.append((BestCheckpoint, BestCheckpoint, "enable_checkpointing"))
         ours.append((IterationLines, ProgressBar, "enable_progress_bar"))
@@ -341,8 +342,9 @@ class _CLI(LightningCLI):
             found = list(self._folder.glob(f"version_*/checkpoints/{path}.ckpt"))
             if not found:
                 raise CheckpointError(
-                    f"ckpt_path is {path!r}, and no run in {str(self._folder)!r} has a {path}.ckpt."
-                    " Give the path of one."
+                    f"ckpt_path is {path!r}, and no run in {str(self._folder)!r} has a {path}.ckpt "
+                    "(best.ckpt comes with the first validation: trainer.check_val_every_n_epoch). "
+                    "Give the path of one."
                 )
             path = str(max(found, key=lambda file: file.stat().st_mtime))
             self.config[self._command]["ckpt_path"] = path
@@ -390,7 +392,9 @@ def run_recipe(command: str, given: Given) -> int:
         return None if "class_path" in given.contents.get(section, {}) else _CLASSES[section]
 
     _prepare()
-    sys.path += [str(Path.cwd()), *given.folders]  # classes of one's own, beside the recipe
+    sys.path += [
+        str(Path(one).absolute().parent) for one in ("here", *given.files)
+    ]  # classes of one's own, beside the recipe
     _refuse_unknown(given.contents, SECTIONS if command == "eval" else SECTIONS[:-1])
     contents = json.dumps(given.contents, default=str)
     name = given.name if command == "fit" else f"{given.name}-{command}"

@@ -138,6 +138,20 @@ def write(some: Sequence[Row], file: Path) -> None:
     written.replace(file)
 
 
+def keep(some: Sequence[Row], folder: Path, rank: int, transcripts: int) -> None:
+    """Write the rows of one collection in this process, number `rank`, into a run's folder, and of
+    those that were sampled some as text to read."""
+    if not some:
+        return
+    first = some[0]
+    name = f"{first['split']}-{first['policy_version']:06d}-{rank}.parquet"
+    write(some, folder / "record" / name)
+    if first["split"] == "train" and rank == 0 and transcripts:
+        file = folder / "transcripts" / f"iteration_{first['iteration']:04d}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(transcript(some, transcripts), encoding="utf-8")
+
+
 def read(folder: str | Path, pattern: str = "*.parquet") -> list[Row]:
     """The rows of a record's files, in order of their names."""
     files = sorted(Path(folder).glob(pattern))
