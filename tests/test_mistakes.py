@@ -144,7 +144,7 @@ MISTAKES = [
     ("no rewards", {"model.rewards": []}, "rewards", "empty", "Add one, ExactMatch say."),
     # classes
     ("a class of no package", {"model": {"class_path": "nowhere.Module"}}, "model",
-     "'nowhere.Module'", "No module named 'nowhere'. Installed: "),
+     "'nowhere.Module'", "No module named 'nowhere'. "),
     ("data of no package", {"data": {"class_path": "nowhere.Data"}}, "data", "'nowhere.Data'",
      "Installed: "),
     ("a model's typo", {"model": "MTGRP"}, "model", "'MTGRP'", "Did you mean MTGRPO"),
@@ -166,7 +166,7 @@ MISTAKES = [
     ("a logger's first word", {"trainer.logger": "wandb"}, "trainer.logger", "'wandb'",
      "Did you mean WandbLogger"),
     ("a tool of no package", {"model.rollout.tools": ["nowhere.Tool"]}, "model.rollout.tools[0]",
-     "'nowhere.Tool'", "No module named 'nowhere'. Installed: "),
+     "'nowhere.Tool'", "No module named 'nowhere'. "),
     ("a module's typo", {"model.rollout.tools": ["worlds.Ecko"]}, "model.rollout.tools[0]",
      "'worlds.Ecko'", "module 'worlds' has no attribute 'Ecko'."),
     ("a reward as a tool", {"model.rollout.tools": ["ExactMatch"]}, "model.rollout.tools[0]",
