@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ from typing import Any
 
 import yaml
 
-from turnrl.errors import RecipeError, did_you_mean
+from turnrl.errors import CheckpointError, RecipeError, did_you_mean
 
+LATEST = ("last", "best")
+"""Checkpoints of a recipe's newest run, by name."""
 SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path", "split")
 """The top of a recipe."""
 _MAPPINGS = ("model", "data", "trainer")
@@ -80,7 +83,23 @@ def read_given(command: str, arguments: Sequence[str]) -> Given:
     for key in _MAPPINGS:
         section = given.contents[key] or {}
         given.contents[key] = section if isinstance(section, dict) else {"class_path": section}
+    checkpoint = given.contents.get("ckpt_path")
+    if isinstance(checkpoint, str) and checkpoint not in LATEST and not given.asks:
+        check_checkpoint(checkpoint)
     return given
+
+
+def check_checkpoint(path: str) -> None:
+    """Refuse what is no checkpoint.
+
+    Raises:
+        CheckpointError: Naming it.
+    """
+    if "://" in path or zipfile.is_zipfile(path):
+        return
+    if Path(path).is_file():
+        raise CheckpointError(f"{path!r} is not a checkpoint. Give a last.ckpt of a run.")
+    raise CheckpointError(f"no checkpoint at {path!r}. Runs keep theirs in their checkpoints/.")
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:

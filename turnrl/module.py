@@ -132,6 +132,7 @@ class MTGRPO(L.LightningModule):
         at_least(1, "model.", self, *counts)
         kept = ("record_per_iteration", "transcripts_per_iteration")
         at_least(0, "model.", self, *kept, "seed")
+        _ = policy.folder  # a missing one is told before any data is read
         name, least = type(self.estimator).__name__, self.estimator.min_group_size
         if group_size < least:
             raise RecipeError(

@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +30,7 @@ from turnrl.callbacks import BestCheckpoint, IterationLines, LastCheckpoint, is_
 from turnrl.data import QuestionData
 from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean
 from turnrl.explain import explain, explain_class, explain_section, parameters
-from turnrl.given import SECTIONS, Given, read_given
+from turnrl.given import LATEST, SECTIONS, Given, check_checkpoint, read_given
 from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
 from turnrl.scoring import CURVES, interval
@@ -65,7 +64,7 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
     if file.suffix in (".yaml", ".yml"):
         recipe = read_given("fit", ["--config", str(path)]).contents
     else:
-        _check_checkpoint(str(file))
+        check_checkpoint(str(file))
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
         if "recipe" not in checkpoint:
             raise CheckpointError(
@@ -92,14 +91,6 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
     return module.to(device)
-
-
-def _check_checkpoint(path: str) -> None:
-    if "://" in path or zipfile.is_zipfile(path):
-        return
-    if Path(path).is_file():
-        raise CheckpointError(f"{path!r} is not a checkpoint. Give a last.ckpt of a run.")
-    raise CheckpointError(f"no checkpoint at {path!r}. Runs keep theirs in their checkpoints/.")
 
 
 _SETTINGS: dict[str, Any] = {"seed_everything": int, "split": Literal["train", "val", "test"]}
@@ -338,7 +329,7 @@ class _CLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         path = self._get(self.config, "ckpt_path")
-        if path in ("last", "best"):
+        if path in LATEST:
             found = list(self._folder.glob(f"version_*/checkpoints/{path}.ckpt"))
             if not found:
                 raise CheckpointError(
@@ -349,8 +340,6 @@ class _CLI(LightningCLI):
             path = str(max(found, key=lambda file: file.stat().st_mtime))
             self.config[self._command]["ckpt_path"] = path
             print(f"checkpoint {path}")
-        elif path is not None:
-            _check_checkpoint(str(path))
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         # a checkpoint is data from somewhere: no code in it is run
