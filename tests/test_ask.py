@@ -239,3 +239,66 @@ def test_a_partial_is_no_different_from_a_lambda(tiny_model):
 def loaded(it):
     it.policy.load()
     return it
+
+
+def test_a_checkpoint_inside_an_iteration_is_named_by_its_own_step(tiny_model, tmp_path):
+    every = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=1, save_top_k=-1)
+    trainer(tmp_path, 2, [every]).fit(module(tiny_model), data())
+    names = {p.name for p in (tmp_path / "kept").iterdir()}
+    assert names == {f"epoch={n // 2}-step={n + 1}.ckpt" for n in range(4)}
+
+
+def test_weights_that_were_not_the_ones_scored_are_not_the_best(tiny_model, tmp_path):
+    # three steps an iteration, a validation after the second: the third one's weights differ
+    best = BestCheckpoint("val/reward/total")
+    it = module(tiny_model, steps_per_update=3)
+    trainer(tmp_path, 2, [best], val_check_interval=2).fit(it, data())
+    assert not (tmp_path / "version_0" / "checkpoints" / "best.ckpt").exists()
+
+
+def test_a_checkpoint_of_an_older_version_and_an_optimiser_of_a_subclass_go_on(
+    tiny_model, tmp_path
+):
+    trainer(tmp_path / "a", 1, limit_val_batches=0).fit(module(tiny_model), data())
+    old = torch.load(last(tmp_path / "a"), weights_only=True)
+    del old["optimizer"]
+    torch.save(old, tmp_path / "old.ckpt")
+    it = module(tiny_model)
+    run = trainer(tmp_path / "b", 2, limit_val_batches=0)
+    run.fit(it, data(), ckpt_path=str(tmp_path / "old.ckpt"))
+    assert run.global_step == 4
+
+    class Own(MTGRPO):
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.policy.parameters(), lr=1e-3)
+
+    own = module(tiny_model)
+    own.__class__ = Own
+    run = trainer(tmp_path / "c", 2, limit_val_batches=0)
+    run.fit(own, data(), ckpt_path=last(tmp_path / "a"))
+    assert run.global_step == 4
+
+
+def test_asking_draws_other_samples_than_training_and_by_the_runs_seed(tiny_model):
+    it, other = module(tiny_model), module(tiny_model, seed=1)
+    question = Numbers().questions("train")[0]
+    asked = [t.token_ids for t in it.ask(question, samples=8)]
+    assert asked != [t.token_ids for t in other.ask(question, samples=8)]
+    collected = it.rollout.collect(it.engine, it.chat, [question], 8, (0, 0, 0), False)[0]
+    assert asked != [t.token_ids for t in collected]
+    (one,) = it.ask(question.text)
+    assert one.question.text == question.text
+    with pytest.raises(RecipeError, match="samples is 0"):
+        it.ask(question, samples=0)
+
+
+def test_a_run_whose_recipe_names_the_modules_class_is_loaded(run):
+    contents = yaml.safe_load((run / "recipe.yaml").read_text())
+    contents["model"] = {"class_path": "test_ask.Mine", "init_args": contents["model"]}
+    (run / "mine.yaml").write_text(yaml.safe_dump(contents))
+    assert main(["fit", "mine.yaml", "--trainer.max_epochs", "1"]) == 0
+    assert type(turnrl.load("runs/mine/version_0")) is Mine
+
+
+class Mine(MTGRPO):
+    """A module of one's own."""

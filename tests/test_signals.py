@@ -132,3 +132,36 @@ def test_sigterm_while_a_run_begins(tiny_model, tmp_path, after_s):
     assert "Traceback" not in told
     for child in family:
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_ends_because_of_a_signal_has_its_time_and_other_alarms_are_left_alone():
+    script = """
+import os, signal, time
+from turnrl.errors import stopping
+rang = []
+signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+with stopping():
+    time.sleep(0.4)
+assert rang == [1]
+class Late:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+try:
+    with stopping() as came:
+        try:
+            late = Late()
+            del late
+            time.sleep(5)
+            print("nobody heard")
+        finally:
+            time.sleep(2.5)
+            print("ended", flush=True)
+except KeyboardInterrupt:
+    print("stopped by", came[0])
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "ended\nstopped by 15\n"
+    assert done.stderr == ""

@@ -30,7 +30,7 @@ from turnrl import (
 )
 from turnrl.rollout import Agent
 from turnrl.testing import ScriptedEngine, check_tool
-from turnrl.toolbox import Toolbox
+from turnrl.toolbox import Toolbox, run_tool
 
 
 @pytest.fixture
@@ -298,6 +298,20 @@ def test_calls_of_one_session_come_in_order_and_never_in_two_batches_at_once():
 
 
 # ------------------------------------------------------------------- however it ends
+
+
+def test_an_async_tool_that_exits_stops_the_run_and_not_the_event_loop():
+    class Exits(Tool):
+        """Ends the program."""
+
+        name, description, parameters = "exits", "Ends.", {"type": "object"}
+
+        async def run(self, calls):
+            raise SystemExit("no key")
+
+    tool = Exits()
+    with pytest.raises(ToolError, match="raised SystemExit: no key in run"):
+        asyncio.run(run_tool(tool, "run", tool.run, [ToolCall("exits")]))
 
 
 def test_a_batch_that_fails_when_no_caller_is_left_is_not_reported(caplog):
