@@ -12,16 +12,10 @@ import importlib.metadata
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from turnrl.errors import CheckpointError as CheckpointError
-from turnrl.errors import DataError as DataError
-from turnrl.errors import PluginError as PluginError
-from turnrl.errors import RecipeError as RecipeError
-from turnrl.errors import ToolError as ToolError
-from turnrl.errors import TrainingError as TrainingError
-from turnrl.errors import TurnRLError as TurnRLError
+from turnrl.errors import *  # noqa: F403 - `__all__` leaves out its helpers
 from turnrl.plugins import hookimpl as hookimpl
 from turnrl.plugins import installed as installed
-from turnrl.text import *  # noqa: F403 - `__all__` leaves out what it imports itself
+from turnrl.text import *  # noqa: F403 - and what they import themselves
 from turnrl.types import *  # noqa: F403 - the same
 
 if TYPE_CHECKING:
@@ -54,10 +48,11 @@ _LAZY = {
     "scoring": ["assign_credit", "score_group"],
     "sources": ["load_questions", "reach_hub"],
 }
-_GROUND = ("turnrl.errors", "turnrl.plugins", "turnrl.text", "turnrl.types")
+_GROUND = ("turnrl.plugins", "turnrl.text", "turnrl.types")
 
 __all__ = sorted(
     [name for name, value in globals().items() if getattr(value, "__module__", "") in _GROUND]
+    + [name for name in globals() if name.endswith("Error")]
     + [*itertools.chain(*_LAZY.values()), "Message", "hookimpl"]
 )
 

@@ -13,8 +13,8 @@ import difflib
 import signal
 import sys
 import threading
-import types
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 
@@ -80,7 +80,7 @@ def stopping() -> Iterator[list[int]]:
     def take(number: int) -> None:
         before[number] = signal.signal(number, stop)
 
-    def stop(number: int, frame: types.FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGALRM and isinstance(sys.exception(), KeyboardInterrupt):
             return
         if not came:
