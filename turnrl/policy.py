@@ -230,7 +230,8 @@ class Policy(nn.Module):
         if self.network is not None:
             return self.network
         device = torch.device(device)
-        dtype = self._base_dtype(device)
+        auto = "bfloat16" if self.lora is not None and device.type == "cuda" else "float32"
+        dtype = getattr(torch, auto if self.dtype == "auto" else self.dtype)
         options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
         if self.quantization == "nf4":
             options["quantization_config"] = transformers.BitsAndBytesConfig(
@@ -257,11 +258,6 @@ class Policy(nn.Module):
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
         self._check_head()
         return self.network
-
-    def _base_dtype(self, device: torch.device) -> torch.dtype:
-        if self.dtype != "auto":
-            return cast(torch.dtype, getattr(torch, self.dtype))
-        return torch.bfloat16 if self.lora is not None and device.type == "cuda" else torch.float32
 
     def _with_adapter(self, network: Any, lora: Lora) -> Any:
         from peft import LoraConfig, get_peft_model
