@@ -21,7 +21,10 @@ from turnrl.errors import TurnRLError, stopping
 from turnrl.given import read_given
 from turnrl.plugins import KINDS, load_plugins
 
-_TRAINING = ("fit", "eval")
+_TRAINING = {
+    "fit": "train a recipe: turnrl fit RECIPE.yaml [--key value ...]",
+    "eval": "score a split: turnrl eval RECIPE.yaml --ckpt_path FILE [--split NAME]",
+}
 _DEBUG = "TURNRL_DEBUG"
 
 
@@ -75,14 +78,8 @@ def _dispatch(arguments: list[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"turnrl {version('turnrl')}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    subparsers.add_parser(
-        "fit", help="train a recipe: turnrl fit RECIPE.yaml [--key value ...]", add_help=False
-    )
-    subparsers.add_parser(
-        "eval",
-        help="score a split: turnrl eval RECIPE.yaml --ckpt_path FILE [--split NAME]",
-        add_help=False,
-    )
+    for command, text in _TRAINING.items():
+        subparsers.add_parser(command, help=text, add_help=False)
     listing = subparsers.add_parser("plugins", help="list installed plugins and what they bring")
     listing.set_defaults(run=_plugins)
     completion = subparsers.add_parser("completion", help="print a script for tab completion")
@@ -118,7 +115,7 @@ def _completion(parser: argparse.ArgumentParser, commands: Any, shell: str) -> N
     print(shtab.complete(parser, shell))
 
 
-def _plugins(_: argparse.Namespace) -> int:
+def _plugins(_: argparse.Namespace) -> None:
     """Print each plugin with its distribution, version, hooks and components."""
     for plugin in load_plugins():
         print(f"{plugin.name}  ({plugin.distribution} {plugin.version})")
@@ -132,7 +129,6 @@ def _plugins(_: argparse.Namespace) -> int:
             add(subparsers)
         if subparsers.choices:
             print(f"    {'turnrl_commands':18} {', '.join(subparsers.choices)}")
-    return 0
 
 
 if __name__ == "__main__":
