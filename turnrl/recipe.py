@@ -111,24 +111,21 @@ def _refuse_unknown(contents: Mapping[str, Any], known: Sequence[str]) -> None:
             raise RecipeError(f"{key}.seed is {value['seed']}; set seed_everything in its place.")
 
 
-def _explained(contents: Mapping[str, Any]) -> str | None:
-    """What is wrong with a recipe; None if nothing is found."""
+def _faults(contents: Mapping[str, Any]) -> Iterator[str | None]:
+    """What is wrong with each part of a recipe, None if nothing is found."""
     for key, value in contents.items():
         cls = _CLASSES.get(key)
         if cls is None:
-            found = explain(value, _SETTINGS.get(key, str | None), key)
+            yield explain(value, _SETTINGS.get(key, str | None), key)
         elif key != "trainer" and "class_path" in value:
-            found = explain_class(value, cls.__mro__[1], key)
+            yield explain_class(value, cls.__mro__[1], key)
         else:
-            found = explain_section(value, cls, key)
-        if found:
-            return found
-    return None
+            yield explain_section(value, cls, key)
 
 
 def _told(error: BaseException, contents: Mapping[str, Any]) -> RecipeError:
     """What is wrong with a recipe that jsonargparse refuses, in a user's words."""
-    if found := _explained(contents):
+    for found in filter(None, _faults(contents)):
         return RecipeError(found)
     # what a component says of its own settings, below what jsonargparse makes of it
     cause = error
@@ -239,7 +236,10 @@ class _Trainer(L.Trainer):
         self.validate(
             model, datamodule=datamodule, ckpt_path=ckpt_path, verbose=False, weights_only=True
         )
-        rows, log_dir = _gathered(model.evaluated), self.log_dir  # collective calls
+        parts, log_dir = [model.evaluated] * self.world_size, self.log_dir  # a collective call
+        if self.world_size > 1:
+            torch.distributed.all_gather_object(parts, model.evaluated)
+        rows = [row for part in parts for row in part]
         if not rows:
             raise RecipeError("nothing to score. Set data.val; leave out limit_val_batches 0.")
         if self.is_global_zero:
@@ -255,17 +255,7 @@ class _Trainer(L.Trainer):
 def _figures(row: Mapping[str, Any]) -> dict[str, float]:
     """What a row of the record says of how well a trajectory did."""
     rewards = {f"reward/{part['name']}": part["value"] for part in row["rewards"]}
-    curves = {name: row[name] for name in CURVES}
-    return {**curves, **rewards, "reward/total": sum(rewards.values())}
-
-
-def _gathered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of all processes."""
-    if not torch.distributed.is_initialized():
-        return rows
-    parts: list[list[dict[str, Any]]] = [[] for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather_object(parts, rows)
-    return [row for part in parts for row in part]
+    return {name: row[name] for name in CURVES} | rewards | {"reward/total": sum(rewards.values())}
 
 
 class _Signals(L.Callback):
@@ -381,9 +371,8 @@ def run_recipe(command: str, given: Given) -> int:
         return None if "class_path" in given.contents.get(section, {}) else _CLASSES[section]
 
     _prepare()
-    sys.path += [
-        str(Path(one).absolute().parent) for one in ("here", *given.files)
-    ]  # classes of one's own, beside the recipe
+    # classes of one's own, beside the recipe
+    sys.path += [str(Path(one).absolute().parent) for one in ("here", *given.files)]
     _refuse_unknown(given.contents, SECTIONS if command == "eval" else SECTIONS[:-1])
     contents = json.dumps(given.contents, default=str)
     name = given.name if command == "fit" else f"{given.name}-{command}"
@@ -410,7 +399,7 @@ def run_recipe(command: str, given: Given) -> int:
     except (ValueError, TypeError) as error:
         # of a component's constructor, wrapped by jsonargparse, or of a null in a number's place
         wrapped = "Union subtypes" in str(error)
-        if isinstance(error, TurnRLError) or not (wrapped or _explained(given.contents)):
+        if isinstance(error, TurnRLError) or not (wrapped or any(_faults(given.contents))):
             raise
         raise _told(error, given.contents) from error
     except SystemExit as stop:
