@@ -94,7 +94,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         gc.freeze()  # what was imported stays
         gc.enable()
-        return run_recipe(arguments[0], given)
+        return run_recipe(given)
     for plugin in load_plugins():
         for add in plugin.brings("turnrl_commands"):
             add(subparsers)

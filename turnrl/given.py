@@ -34,12 +34,14 @@ class Given:
     """Recipes and options as they were given.
 
     Args:
+        command: `fit` or `eval`.
         contents: What they say together, the later over the earlier.
         arguments: What was given, for the other processes of a run.
         files: The recipes.
         asks: What asks for help, or for a recipe to be printed, and for no run.
     """
 
+    command: str
     contents: dict[str, Any]
     arguments: list[str]
     files: list[str]
@@ -60,7 +62,7 @@ def read_given(command: str, arguments: Sequence[str]) -> Given:
     Raises:
         RecipeError: If there is no recipe, one cannot be read, or an option is not one.
     """
-    given = Given({key: {} for key in _MAPPINGS}, [], [], [])
+    given = Given(command, {key: {} for key in _MAPPINGS}, [], [], [])
     for option, value in _options(arguments):
         if option in _ASKS or option.endswith(".help"):
             given.asks.append(f"{option}={value}" if value else option)

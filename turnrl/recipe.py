@@ -137,12 +137,10 @@ def _told(error: BaseException, contents: Mapping[str, Any]) -> RecipeError:
 class _Parser(LightningArgumentParser):
     """Reports a bad recipe as it was given, and takes no key by its first letters."""
 
-    given = Given({}, [], [], [])
-    usage_line = ""
+    given: Given
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.allow_abbrev = False
+        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
         # a setting that names a file means the file, and not what is in it
@@ -154,7 +152,7 @@ class _Parser(LightningArgumentParser):
 
     def format_help(self, *args: Any) -> str:
         """turnrl's own settings first: Lightning's are hundreds of lines."""
-        self.usage = self.usage_line
+        self.usage = f"turnrl {self.given.command} RECIPE.yaml [--key value ...]"
         groups: list[Any] = list(self._action_groups)
         self._action_groups = sorted(groups, key=lambda group: "Lightning" in (group.title or ""))
         return str(super().format_help(*args))
@@ -273,17 +271,7 @@ class _Signals(L.Callback):
 
 
 class _CLI(LightningCLI):
-    """LightningCLI with one command of turnrl.
-
-    Args:
-        command: Which.
-        given: Recipes and options.
-    """
-
-    def __init__(self, command: str, given: Given, *args: Any, **kwargs: Any) -> None:
-        self._command, self._folder = command, Path("runs", given.name)
-        _Parser.given, _Parser.usage_line = given, f"turnrl {command} RECIPE.yaml [--key value ...]"
-        super().__init__(*args, **kwargs)
+    """LightningCLI with one command of turnrl."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # one seed for the whole run
@@ -298,7 +286,7 @@ class _CLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         skipped = {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}
-        return {self._command: skipped}
+        return {_Parser.given.command: skipped}
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self._get(self.config_init, "trainer")
@@ -320,15 +308,16 @@ class _CLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         path = self._get(self.config, "ckpt_path")
         if path in LATEST:
-            found = list(self._folder.glob(f"version_*/checkpoints/{path}.ckpt"))
+            folder = Path("runs", _Parser.given.name)
+            found = list(folder.glob(f"version_*/checkpoints/{path}.ckpt"))
             if not found:
                 raise CheckpointError(
-                    f"ckpt_path is {path!r}, and no run in {str(self._folder)!r} has a {path}.ckpt "
+                    f"ckpt_path is {path!r}, and no run in {str(folder)!r} has a {path}.ckpt "
                     "(best.ckpt comes with the first validation: trainer.check_val_every_n_epoch). "
                     "Give the path of one."
                 )
             path = str(max(found, key=lambda file: file.stat().st_mtime))
-            self.config[self._command]["ckpt_path"] = path
+            self.config[self.subcommand]["ckpt_path"] = path
             print(f"checkpoint {path}")
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
@@ -355,21 +344,17 @@ def _prepare() -> None:
     )
 
 
-def run_recipe(command: str, given: Given) -> int:
+def run_recipe(given: Given) -> int:
     """Run `fit` or `eval`.
 
     Args:
-        command: Which.
-        given: Recipes and options.
+        given: Which, and its recipes and options.
     Returns:
         The exit code.
     Raises:
         RecipeError: If something is wrong with them.
     """
-
-    def chosen(section: str) -> type | None:
-        return None if "class_path" in given.contents.get(section, {}) else _CLASSES[section]
-
+    _Parser.given, command = given, given.command
     _prepare()
     # classes of one's own, beside the recipe
     sys.path += [str(Path(one).absolute().parent) for one in ("here", *given.files)]
@@ -382,10 +367,8 @@ def run_recipe(command: str, given: Given) -> int:
     argv, sys.argv = sys.argv, [sys.argv[0], command, *given.arguments]
     try:
         _CLI(
-            command,
-            given,
-            chosen("model"),
-            chosen("data"),
+            None if "class_path" in given.contents["model"] else MTGRPO,
+            None if "class_path" in given.contents["data"] else QuestionData,
             trainer_class=_Trainer,
             trainer_defaults={"logger": logger, "log_every_n_steps": 1, "num_sanity_val_steps": 0},
             save_config_callback=_Recipe,
