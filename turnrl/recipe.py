@@ -6,7 +6,6 @@ says what a resumed run changed.
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import signal
@@ -75,7 +74,7 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
     _prepare()
     _refuse_unknown(recipe, SECTIONS)
     sys.path += [str(Path.cwd()), str(file.absolute().parent)]
-    model = copy.deepcopy(recipe.get("model", {}))
+    model = recipe.get("model", {})
     if "class_path" not in model:
         model = {"class_path": "turnrl.MTGRPO", "init_args": model}
     seed = _seed(recipe.get("seed_everything", 0))
@@ -93,7 +92,8 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
     return module.to(device)
 
 
-_SETTINGS: dict[str, Any] = {"seed_everything": int, "split": Literal["train", "val", "test"]}
+Split = Literal["train", "val", "test"]
+_SETTINGS: dict[str, Any] = {"seed_everything": int, "split": Split}
 
 
 def _refuse_unknown(contents: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -213,11 +213,7 @@ class _Trainer(L.Trainer):
     """Lightning's trainer, which can also score a split."""
 
     def eval(
-        self,
-        model: Any = None,
-        datamodule: Any = None,
-        ckpt_path: str | None = None,
-        split: Literal["train", "val", "test"] = "val",
+        self, model: Any, datamodule: Any = None, ckpt_path: str | None = None, split: Split = "val"
     ) -> None:
         """Score a split with greedy trajectories.
 
