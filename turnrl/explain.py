@@ -179,9 +179,9 @@ def explain_class(value: Any, kind: Any, key: str) -> str | None:
         cls = find_class(name, known, *_members(base))
     except LookupError as error:
         return f"{key} names {name!r}, {error}"
-    skip = int(base is not kind)  # what a callable is called with
     told = explain(settings, dict, f"{key}.init_args")
-    return told or explain_section(settings, cls, key, skip)
+    # the first parameter of what is to be called is what it is called with
+    return told or explain_section(settings, cls, key, skip=int(base is not kind))
 
 
 def _classes(base: Any) -> dict[str, type]:
