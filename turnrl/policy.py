@@ -234,9 +234,11 @@ class Policy(nn.Module):
         dtype = getattr(torch, auto if self.dtype == "auto" else self.dtype)
         options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
         if self.quantization == "nf4":
-            nf4: Any = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
             options["quantization_config"] = transformers.BitsAndBytesConfig(
-                load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **nf4
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=dtype,
             )
             options["device_map"] = {"": device}
         network = self._from_pretrained("AutoModelForCausalLM", config=self.config, **options)
@@ -260,8 +262,13 @@ class Policy(nn.Module):
     def _with_adapter(self, network: Any, lora: Lora) -> Any:
         from peft import LoraConfig, get_peft_model
 
-        size: Any = {"r": lora.r, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
-        config = LoraConfig(task_type="CAUSAL_LM", target_modules=lora.target_modules, **size)
+        config = LoraConfig(
+            r=lora.r,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=lora.target_modules,
+            task_type="CAUSAL_LM",
+        )
         try:
             # peft asks transformers 5.23 by a name that it will drop in 6
             with warnings.catch_warnings(action="ignore", category=FutureWarning):
@@ -365,9 +372,11 @@ class Policy(nn.Module):
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must agree on to fit this policy, wherever its model lies."""
         shape = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
-        found = {name: getattr(self._base.config, name) for name in shape}
-        lora = None if self.lora is None else {"r": self.lora.r, "alpha": self.lora.alpha}
-        return found | {"lora": lora, "weights": self._fingerprint}
+        return {
+            **{name: getattr(self._base.config, name) for name in shape},
+            "lora": None if self.lora is None else {"r": self.lora.r, "alpha": self.lora.alpha},
+            "weights": self._fingerprint,
+        }
 
     def check_identity(self, saved: dict[str, Any], names: set[str]) -> None:
         """Refuse a checkpoint of another policy.
