@@ -71,12 +71,11 @@ class Plugin:
     def __str__(self) -> str:
         return f"plugin {self.name!r} of {self.distribution} {self.version}"
 
-    def fault(self, what: str) -> PluginError:
+    def fault(self, what: str, cause: Exception | None = None) -> PluginError:
         """What is wrong with it, and the way round."""
-        return PluginError(
-            f"{self} {what}. Mend or uninstall it, or set {LOAD_VARIABLE} to the comma-separated "
-            f"plugins to load, without {self.name!r}, to skip it."
-        )
+        told = f" ({type(cause).__name__}: {' '.join(str(cause).split())})" if cause else ""
+        way = f"set {LOAD_VARIABLE} to the comma-separated plugins to load, without {self.name!r}"
+        return PluginError(f"{self} {what}{told}. Mend or uninstall it, or {way}, to skip it.")
 
     def brings(self, hook: str) -> tuple[Any, ...]:
         """What it returns from a hook, checked; nothing if it does not implement it.
@@ -89,8 +88,7 @@ class Plugin:
         try:
             found = tuple(function())
         except Exception as error:
-            cause = f"{type(error).__name__}: {error}"
-            raise self.fault(f"does not return a list from {hook} ({cause})") from error
+            raise self.fault(f"does not return a list from {hook}", error) from error
         kind = KINDS.get(hook)
         for cls in found:
             if kind is not None and not (isinstance(cls, type) and issubclass(cls, kind)):
@@ -105,10 +103,8 @@ def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
     for point in importlib.metadata.entry_points(group=GROUP):
         known = found.setdefault(point.name, point)
         if known.value != point.value:
-            raise PluginError(
-                f"two plugins are called {point.name!r}: {known.value} and {point.value}. "
-                "Uninstall one of them."
-            )
+            both = f"{known.value} and {point.value}. Uninstall one of them."
+            raise PluginError(f"two plugins are called {point.name!r}: {both}")
     return found
 
 
@@ -116,8 +112,7 @@ def _register(plugin: Plugin, module_name: str) -> Plugin:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise plugin.fault(f"cannot be imported ({cause})") from error
+        raise plugin.fault("cannot be imported", error) from error
     # pluggy passes over what is misspelt or unmarked, which would then be silently unused
     for name, value in vars(module).items():
         if not (name.startswith("turnrl_") and callable(value)):
@@ -131,8 +126,7 @@ def _register(plugin: Plugin, module_name: str) -> Plugin:
         plugin.manager.register(module, plugin.name)
         plugin.manager.check_pending()
     except (pluggy.PluginValidationError, ValueError) as error:
-        cause = " ".join(str(error).split())
-        raise plugin.fault(f"does not fit turnrl's hooks ({cause})") from error
+        raise plugin.fault("does not fit turnrl's hooks", error) from error
     return plugin
 
 
@@ -151,10 +145,9 @@ def load_plugins() -> list[Plugin]:
     points, value = _entry_points(), os.environ.get(LOAD_VARIABLE)
     wanted = set(points) if value is None else {n.strip() for n in value.split(",") if n.strip()}
     if missing := sorted(wanted - set(points)):
-        raise PluginError(
-            f"{LOAD_VARIABLE} asks for {', '.join(missing)}, which no installed distribution "
-            f"provides. Installed: {', '.join(sorted(points)) or 'none'}."
-        )
+        there = ", ".join(sorted(points)) or "none"
+        what = f"{LOAD_VARIABLE} asks for {', '.join(missing)}"
+        raise PluginError(f"{what}, which no installed distribution provides. Installed: {there}.")
     core = Plugin("core", "turnrl", importlib.metadata.version("turnrl"), manager)
     plugins = [_register(core, BUILTINS)]
     for name in sorted(wanted):
@@ -179,10 +172,9 @@ def installed(hook: str) -> dict[str, type]:
     for cls in contributed(hook):
         known = classes.setdefault(cls.__name__, cls)
         if known is not cls:
-            raise PluginError(
-                f"two installed classes are called {cls.__name__!r}: {known.__module__} and "
-                f"{cls.__module__}. Name the one you mean by its full path."
-            )
+            both = f"two installed classes are called {cls.__name__!r}: {known.__module__} and"
+            advice = "Name the one you mean by its full path."
+            raise PluginError(f"{both} {cls.__module__}. {advice}")
     return classes
 
 
