@@ -61,10 +61,9 @@ def load_questions(
     name = source if isinstance(source, str) else type(opened).__name__
     chosen = opened.default_splits[role] if split is None else split
     if chosen is None:
-        raise DataError(
-            f"{name!r} has no split to train on, only {opened.default_splits['val']!r}. Set "
-            "data.train to another source, or data.train_split to what it has."
-        )
+        what = f"{name!r} has no split to train on, only {opened.default_splits['val']!r}"
+        advice = "Set data.train to another source, or data.train_split to what it has."
+        raise DataError(f"{what}. {advice}")
     return _usable(opened.questions(chosen), f"{name} ({chosen})" if chosen else name)
 
 
@@ -93,10 +92,8 @@ def open_source(
             return found
     if name not in classes and ("." not in name or "/" in name):
         known = [*classes, *(n for opener in openers for n in opener.names)]
-        raise DataError(
-            f"no data set {name!r}.{did_you_mean(name, known)} Known names: {', '.join(known)}. Or "
-            f"name {' or '.join(opener.takes for opener in openers)}."
-        )
+        there = f"{', '.join(known)}. Or name {' or '.join(opener.takes for opener in openers)}"
+        raise DataError(f"no data set {name!r}.{did_you_mean(name, known)} Known names: {there}.")
     try:
         cls = find_class(name, classes, QuestionSource)
     except LookupError as error:
@@ -123,9 +120,8 @@ def _usable(questions: Iterable[Question], where: str) -> list[Question]:
     total = len(kept) + unanswered + repeated
     if not kept:
         why = f"none of its {total} rows has a question and an answer" if total else "it is empty"
-        raise DataError(
-            f"{where} has no usable question: {why}. Check data.fields, or name another source."
-        )
+        advice = "Check data.fields, or name another source."
+        raise DataError(f"{where} has no usable question: {why}. {advice}")
     if unanswered or repeated:
         why = f"{unanswered} without a question or a usable answer, {repeated} repeated"
         _logger.warning("%s: left out %d of %d rows (%s)", where, total - len(kept), total, why)
