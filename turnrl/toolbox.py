@@ -149,8 +149,7 @@ class Bench:
 
     async def close(self) -> None:
         """Close every session, also when one of them fails to."""
-        sessions = dict(self._sessions)
-        self._sessions.clear()
+        sessions, self._sessions = self._sessions, {}
         closings = (
             run_tool(self._box.desks[name].tool, "close", session.close)
             for name, session in sessions.items()
@@ -199,10 +198,9 @@ class _Desk:
             if not isinstance(result, ToolResult) or not isinstance(result.content, str):
                 raise ToolError(f"{what} {type(result).__name__}; run() gives ToolResults of text.")
             if len(result.content) > MAX_RESULT_CHARACTERS:
-                raise ToolError(
-                    f"{what} a result of {len(result.content):,} characters for arguments "
-                    f"{example}; at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut them there."
-                )
+                long = f"{len(result.content):,} characters for arguments {example}"
+                most = f"at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut them there."
+                raise ToolError(f"{what} a result of {long}; {most}")
         return results
 
 
@@ -241,17 +239,15 @@ async def run_tool(
         raise
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         if clock.expired():
-            raise ToolError(
-                f"{tool} did not answer to {verb}{on} within timeout_s = {tool.timeout_s:g}. Raise "
-                "its timeout_s, or find out why it hangs."
-            ) from error
+            late = f"did not answer to {verb}{on} within timeout_s = {tool.timeout_s:g}"
+            advice = "Raise its timeout_s, or find out why it hangs."
+            raise ToolError(f"{tool} {late}. {advice}") from error
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        raise ToolError(
-            f"{tool} raised {type(error).__name__}: {error} in {verb}{on}. Mend the tool; for a "
-            "mistake of the policy it should return ToolResult(ok=False)."
-        ) from error
+        advice = "Mend the tool; for a mistake of the policy it should return ToolResult(ok=False)."
+        what = f"{tool} raised {type(error).__name__}: {error} in {verb}{on}"
+        raise ToolError(f"{what}. {advice}") from error
 
 
 async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
@@ -259,15 +255,12 @@ async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: Any) 
 
     A plain one runs in a daemon thread; what it returns may be awaitable all the same.
     """
-    found: Any
-    if asyncio.iscoroutinefunction(function):
-        found = function(*arguments)
-    else:
-        found = await _in_daemon_thread(lambda: function(*arguments))
+    plain = not asyncio.iscoroutinefunction(function)
+    found: Any = await _in_daemon_thread(function, *arguments) if plain else function(*arguments)
     return cast(T, await found if isinstance(found, Awaitable) else found)
 
 
-async def _in_daemon_thread(function: Callable[[], T]) -> T:
+async def _in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Run in a thread that does not keep the process alive: a hanging tool cannot be killed, only
     left.
     """
@@ -276,7 +269,7 @@ async def _in_daemon_thread(function: Callable[[], T]) -> T:
 
     def work() -> None:
         try:
-            done.set_result(function())
+            done.set_result(function(*arguments))
         except BaseException as error:
             # a StopIteration cannot be raised out of a future, and a SystemExit, say, is to end the
             # run, not the event loop
