@@ -35,10 +35,9 @@ def read_template(name: str) -> str:
     for file in (Path(name).expanduser(), _BUNDLED / f"{name}.jinja"):
         if file.is_file():
             return file.read_text(encoding="utf-8")
-    raise RecipeError(
-        f"no file at policy.chat_template {name!r}.{did_you_mean(name, _bundled())} Give a file, "
-        f"or one that comes with turnrl: {', '.join(_bundled())}."
-    )
+    advice = f"Give a file, or one that comes with turnrl: {', '.join(_bundled())}."
+    hint = did_you_mean(name, _bundled())
+    raise RecipeError(f"no file at policy.chat_template {name!r}.{hint} {advice}")
 
 
 def _bundled() -> list[str]:
@@ -107,10 +106,8 @@ class ChatFormat:
 
     def text(self, ids: Sequence[int]) -> str:
         """What was said: decoded ids without the token that ended it."""
-        said = list(ids)
-        if said and said[-1] in self.end_ids:
-            said.pop()
-        return cast(str, self._tokenizer.decode(said))
+        said = ids[:-1] if ids and ids[-1] in self.end_ids else ids
+        return cast(str, self._tokenizer.decode(list(said)))
 
     def inert(self, text: str, tags: Sequence[str]) -> str:
         """`text` with tags and control tokens neutralised; see `turnrl.neutralise`."""
@@ -135,8 +132,7 @@ class ChatFormat:
 
     def _find_markup(self, roles: tuple[str, ...], schemas: str) -> list[str]:
         """What the template writes around the texts of messages that open a conversation."""
-        tools = json.loads(schemas) or None
-        return self._split(self._render(_marked(roles), tools), roles)
+        return self._split(self._render(_marked(roles), json.loads(schemas) or None), roles)
 
     def _find_between(self, roles: tuple[str, ...]) -> list[str]:
         """What it writes between an assistant's text and the next, around messages that come
@@ -144,9 +140,7 @@ class ChatFormat:
         said = "<think>turnrl thought</think>turnrl action"
         user: Message = {"role": "user", "content": "turnrl question"}
         exchange: list[Message] = [{"role": "assistant", "content": said}, *_marked(roles)]
-        prompt = self._render([user])
-        once = self._render([user, *exchange])
-        twice = self._render([user, *exchange, *exchange])
+        prompt, once, twice = (self._render([user, *exchange * times]) for times in range(3))
         between = once.removeprefix(prompt + said)
         for found, wanted in ((once, prompt + said), (twice, prompt + (said + between) * 2)):
             if not found.startswith(wanted):
@@ -159,10 +153,9 @@ class ChatFormat:
         advice = f"Give a plain one in policy.chat_template, or one of {', '.join(_bundled())}."
         if known is not None:
             advice = f"Set policy.chat_template: {known}, which comes with turnrl and keeps it."
-        raise self._fault(
-            "is not prefix-preserving: appending a message changes what came before (it renders "
-            f"{found[same : same + 40]!r} where {wanted[same : same + 40]!r} was). {advice}"
-        )
+        what = "is not prefix-preserving: appending a message changes what came before"
+        change = f"{found[same : same + 40]!r} where {wanted[same : same + 40]!r} was"
+        raise self._fault(f"{what} (it renders {change}). {advice}")
 
     def _fault(self, what: str) -> RecipeError:
         return RecipeError(f"the chat template of {self._tokenizer.name_or_path!r} {what}")
