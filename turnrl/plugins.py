@@ -114,9 +114,8 @@ def _register(plugin: Plugin, module_name: str) -> Plugin:
     except Exception as error:
         raise plugin.fault("cannot be imported", error) from error
     # pluggy passes over what is misspelt or unmarked, which would then be silently unused
-    for name, value in vars(module).items():
-        if not (name.startswith("turnrl_") and callable(value)):
-            continue
+    named = {n: v for n, v in vars(module).items() if n.startswith("turnrl_") and callable(v)}
+    for name, value in named.items():
         if name not in HOOKS:
             hint = f"{did_you_mean(name, HOOKS)} Hooks: {', '.join(sorted(HOOKS))}"
             raise plugin.fault(f"defines {name!r}, which is no hook of turnrl.{hint}")
