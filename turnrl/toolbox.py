@@ -139,8 +139,7 @@ class Bench:
         try:
             for name, session in self._sessions.items():
                 if session is not None:
-                    tool = self._box.desks[name].tool
-                    session = await run_tool(tool, "fork", session.fork)
+                    session = await run_tool(self._box.desks[name].tool, "fork", session.fork)
                 branch._sessions[name] = session
         except BaseException:
             await branch.close()
@@ -149,12 +148,9 @@ class Bench:
 
     async def close(self) -> None:
         """Close every session, also when one of them fails to."""
-        sessions, self._sessions = self._sessions, {}
-        closings = (
-            run_tool(self._box.desks[name].tool, "close", session.close)
-            for name, session in sessions.items()
-            if session is not None
-        )
+        opened = {name: kept for name, kept in self._sessions.items() if kept is not None}
+        self._sessions, desks = {}, self._box.desks
+        closings = (run_tool(desks[n].tool, "close", kept.close) for n, kept in opened.items())
         for outcome in await _to_its_end(asyncio.gather(*closings, return_exceptions=True)):
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -188,7 +184,7 @@ class _Desk:
         await asyncio.sleep(_GATHER_S)
         self._calls = []
         example = json.dumps(dict(calls[0].arguments), ensure_ascii=False, default=str)[:200]
-        on = f"{len(calls)} calls; the first had arguments {example}"
+        on = f" on {len(calls)} calls; the first had arguments {example}"
         results = await run_tool(self.tool, "run", self.tool.run, calls, on=on)
         what = f"{self.tool} returned"
         if not isinstance(results, Sequence) or len(results) != len(calls):
@@ -226,12 +222,10 @@ async def run_tool(
         verb: What is done, for messages.
         function: Its code.
         arguments: Of the function.
-        on: On what it is done, for messages.
+        on: On what it is done, for messages; begins with ` on`.
     Raises:
         ToolError: If it raises, or takes longer than `timeout_s`.
     """
-    on = f" on {on}" if on else ""
-
     try:
         async with asyncio.timeout(tool.timeout_s) as clock:
             return await result_of(function, *arguments)
