@@ -171,15 +171,13 @@ class ChatFormat:
         return [*pieces, text]
 
     def _render(self, messages: Sequence[Message], tools: list[Any] | None = None) -> str:
+        options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True, "tools": tools}
         try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, tokenize=False, add_generation_prompt=True
-            )
+            return cast(str, self._tokenizer.apply_chat_template(list(messages), **options))
         except Exception as error:
             what = f"fails on messages of {', '.join(m['role'] for m in messages)}: {error}"
             advice = "Give one that takes them in policy.chat_template."
             raise self._fault(f"{what}. {advice}") from error
-        return cast(str, text)
 
     def _ids(self, text: str, control: bool = True, goes_on: bool = False) -> list[int]:
         def encode(text: str) -> list[int]:
