@@ -81,10 +81,8 @@ def open_source(
     Raises:
         DataError: If there is none of that name.
     """
-    if isinstance(name, QuestionSource):
-        return name
     if not isinstance(name, str):
-        return GivenQuestions(name)
+        return name if isinstance(name, QuestionSource) else GivenQuestions(name)
     classes = installed("turnrl_datasets")
     openers: list[SourceOpener] = [] if name in classes else contributed("turnrl_openers")
     for opener in openers:
