@@ -35,9 +35,8 @@ def read_template(name: str) -> str:
     for file in (Path(name).expanduser(), _BUNDLED / f"{name}.jinja"):
         if file.is_file():
             return file.read_text(encoding="utf-8")
-    advice = f"Give a file, or one that comes with turnrl: {', '.join(_bundled())}."
-    hint = did_you_mean(name, _bundled())
-    raise RecipeError(f"no file at policy.chat_template {name!r}.{hint} {advice}")
+    hint = f"{did_you_mean(name, _bundled())} Give a file, or one that comes with turnrl"
+    raise RecipeError(f"no file at policy.chat_template {name!r}.{hint}: {', '.join(_bundled())}.")
 
 
 def _bundled() -> list[str]:
