@@ -302,3 +302,22 @@ def test_a_run_whose_recipe_names_the_modules_class_is_loaded(run):
 
 class Mine(MTGRPO):
     """A module of one's own."""
+
+
+def test_last_is_of_the_runs_own_name(run, capsys):
+    named = ["--trainer.logger.init_args.name", "other"]
+    assert main(["fit", "recipe.yaml", "--ckpt_path", "last", *named]) == 2
+    assert "no run in 'runs/other' has a last.ckpt" in capsys.readouterr().err
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1", *named]) == 0
+    assert main(["fit", "recipe.yaml", "--ckpt_path", "last", *named]) == 0
+    assert "checkpoint runs/other/version_0/checkpoints/last.ckpt" in capsys.readouterr().out
+
+
+def test_no_code_beside_a_checkpoint_is_imported(run):
+    folder = run / "runs" / "recipe" / "version_0" / "checkpoints"
+    (folder / "lurking.py").write_text("from worlds import Echo\n")
+    saved = torch.load(folder / "last.ckpt", weights_only=True)
+    saved["recipe"] = saved["recipe"].replace("worlds.Echo", "lurking.Echo")
+    torch.save(saved, folder / "last.ckpt")
+    with pytest.raises(RecipeError, match="No module named 'lurking'"):
+        turnrl.load(folder / "last.ckpt")

@@ -38,6 +38,21 @@ class Says(Callback):
         print("STEPPING", flush=True)
 
 
+def fit(folder, *options):
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-m", "turnrl", "fit", "run.yaml", *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        # a shell starts what runs in the background with Ctrl-C off
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
 def started(folder, model, where, processes):
     """A run that is in the middle of a collection, or of a step of seconds."""
     recipe(model, folder / "run.yaml", **(TWO if processes == 2 else {}))
@@ -50,18 +65,7 @@ def started(folder, model, where, processes):
         # some 500 passes of a trajectory each
         contents["model"] |= {"group_size": 128, "steps_per_update": 1, "minibatch_tokens": 1}
     (folder / "run.yaml").write_text(yaml.safe_dump(contents))
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "turnrl", "fit", "run.yaml"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        # a shell starts what runs in the background with Ctrl-C off
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    process = fit(folder)
     said = []
     for line in process.stdout:
         said.append(line)
@@ -111,16 +115,7 @@ def test_a_signal_stops_every_process(tiny_model, tmp_path, sent, where, process
 @pytest.mark.parametrize("after_s", [0.3, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
 def test_sigterm_while_a_run_begins(tiny_model, tmp_path, after_s):
     recipe(tiny_model, tmp_path / "run.yaml", **TWO)
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "turnrl", "fit", "run.yaml", "--trainer.max_epochs", "200"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = fit(tmp_path, "--trainer.max_epochs", "200")
     time.sleep(after_s)
     family = psutil.Process(process.pid).children(recursive=True)
     begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The command line: `turnrl fit | eval | plugins`, and whatever commands plugins add.
+"""The command line: `turnrl fit | eval | plugins | completion`, and what commands plugins add.
 
 A mistake of the user's is one message and an exit code, never a traceback; `TURNRL_DEBUG=1` shows
 the traceback all the same.

@@ -62,6 +62,7 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
     file = file / "checkpoints" / "last.ckpt" if file.is_dir() else file
     if file.suffix in (".yaml", ".yml"):
         recipe = read_given("fit", ["--config", str(path)]).contents
+        sys.path += [str(file.absolute().parent)]  # classes of one's own; none beside a checkpoint
     else:
         check_checkpoint(str(file))
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
@@ -73,7 +74,7 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
         recipe = yaml.safe_load(checkpoint["recipe"])
     _prepare()
     _refuse_unknown(recipe, SECTIONS)
-    sys.path += [str(Path.cwd()), str(file.absolute().parent)]
+    sys.path += [str(Path.cwd())]
     model = recipe.get("model", {})
     if "class_path" not in model:
         model = {"class_path": "turnrl.MTGRPO", "init_args": model}
@@ -304,7 +305,9 @@ class _CLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         path = self._get(self.config, "ckpt_path")
         if path in LATEST:
-            folder = Path("runs", _Parser.given.name)
+            logger = getattr(self._get(self.config, "trainer").logger, "init_args", {})
+            name = (logger.get("name") or _Parser.given.name).removesuffix("-eval")
+            folder = Path(logger.get("save_dir") or "runs", name)
             found = list(folder.glob(f"version_*/checkpoints/{path}.ckpt"))
             if not found:
                 raise CheckpointError(
