@@ -23,12 +23,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, cast
 
-import jsonschema
-
 from turnrl import types
 from turnrl.errors import DataError
 from turnrl.text import neutralise, normalize_answer
-from turnrl.toolbox import result_of
+from turnrl.toolbox import Bench, Toolbox, check_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,58 +81,40 @@ def check_tool(tool: types.Tool, good_calls: _Calls, bad_calls: _Calls = ()) -> 
     with _on(f"{name}.parameters"):
         described = tool.parameters.get("type") == "object"
         _require(described, f"must be the JSON Schema of an object, not {tool.parameters!r}")
-        jsonschema.Draft202012Validator.check_schema(tool.parameters)
-        schema = jsonschema.Draft202012Validator(tool.parameters)
-        for arguments in good_calls:
-            errors = [error.message for error in schema.iter_errors(dict(arguments))]
-            _require(not errors, f"rejects the good call {arguments!r}: {errors}")
+        check_tools([tool])
     with _on(f"{name}.check()"):
         tool.check()
 
-    with _timed(limit) as within:
-        _run(within, tool, [])
-        alone = [_run(within, tool, [arguments])[0] for arguments in good_calls]
-        together = _run(within, tool, good_calls)
-        for arguments, one, same in zip(good_calls, alone, together, strict=True):
-            told = f"{name}.run on the good call {arguments!r} gives {one!r}"
-            _require(one.ok and one.content, f"{told}, which is no success with a text")
-            ordered = one.content == same.content
-            _require(ordered, f"{told}, and in a batch {same!r}: keep the order of the calls")
-        for arguments in filter(lambda bad: schema.is_valid(dict(bad)), bad_calls):
-            (one,) = _run(within, tool, [arguments])
-            told = f"{name}.run on the bad call {arguments!r} gives {one!r}"
-            _require(not one.ok and one.content, f"{told}, which is no failure with a reason")
+    alone = [_replies(tool, [arguments])[0] for arguments in good_calls]
+    together = _replies(tool, good_calls)
+    for arguments, one, same in zip(good_calls, alone, together, strict=True):
+        told = f"{name}.run on the good call {arguments!r} gives {one!r}"
+        _require(one.ok and one.content, f"{told}, which is no success with a text")
+        ordered = one.content == same.content
+        _require(ordered, f"{told}, and in a batch {same!r}: keep the order of the calls")
+    for arguments in bad_calls:
+        (one,) = _replies(tool, [arguments])
+        told = f"{name}.run on the bad call {arguments!r} gives {one!r}"
+        _require(not one.ok and one.content, f"{told}, which is no failure with a reason")
 
 
-def _run(within: Callable[..., Any], tool: types.Tool, some: _Calls) -> Sequence[types.ToolResult]:
-    """The results of a batch, each call in a session of its own."""
-    name = type(tool).__name__
-    calls: list[types.ToolCall] = []
-    with contextlib.ExitStack() as closings:
-        for arguments in some:
-            with _on(f"{name}.open({_QUESTION!r})"):
-                session = within(tool.open, _QUESTION)
-                kept = session is None or isinstance(session, types.ToolSession)
-                _require(kept, f"must give a ToolSession or None, not {session!r}")
-            if session is not None:
-                what = f"{type(session).__name__}.close() after the call {arguments!r}"
-                closings.callback(_on(what)(within), session.close)
-            calls.append(types.ToolCall(tool.name, arguments, session=session))
-        with _on(f"{name}.run on {[*some]!r}"):
-            replies: Sequence[types.ToolResult] = within(tool.run, calls)
-            fits = isinstance(replies, Sequence) and len(replies) == len(calls)
-            fits = fits and all(isinstance(r, types.ToolResult) for r in replies)
-            fits = fits and all(isinstance(r.content, str) for r in replies)
-            _require(fits, f"must give a ToolResult with a text per call, not {replies!r}")
-    return replies
+def _replies(tool: types.Tool, some: _Calls) -> list[types.ToolResult]:
+    """What calls are replied that meet in a rollout, each of a trajectory of its own."""
 
+    async def play() -> list[types.ToolResult]:
+        box = Toolbox([tool], str, 1)
+        benches = [box.bench(_QUESTION) for _ in some]
+        calls = ([types.ToolCall(tool.name, arguments)] for arguments in some)
+        try:
+            answers = map(Bench.answer, benches, calls)
+            found = [result for (result,) in await asyncio.gather(*answers)]
+        finally:
+            closed = await asyncio.gather(*map(Bench.close, benches), return_exceptions=True)
+        for error in filter(None, closed):
+            raise error
+        return found
 
-@contextlib.contextmanager
-def _timed(limit_s: float) -> Iterator[Callable[..., Any]]:
-    """A function that calls another as a rollout would, and waits no longer than `limit_s`.
-
-    What hangs cannot be ended, only left: so the event loop runs in a daemon thread.
-    """
+    # what hangs cannot be ended, only left: so the event loop runs in a daemon thread
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
     loop, end = runner.get_loop(), asyncio.Event()
 
@@ -142,17 +122,15 @@ def _timed(limit_s: float) -> Iterator[Callable[..., Any]]:
         with runner:
             runner.run(end.wait())
 
-    def within(function: Callable[..., Any], *arguments: Any) -> Any:
-        found = asyncio.run_coroutine_threadsafe(result_of(function, *arguments), loop)
-        wait([found], limit_s)
-        _require(found.done(), f"takes longer than timeout_s = {limit_s}")
-        return found.result()
-
     threading.Thread(target=serve, daemon=True).start()
-    try:
-        yield within
-    finally:
-        loop.call_soon_threadsafe(end.set)
+    found = asyncio.run_coroutine_threadsafe(play(), loop)
+    with _on(f"a rollout with {type(tool).__name__}"), contextlib.ExitStack() as last:
+        last.callback(loop.call_soon_threadsafe, end.set)
+        while not wait([found], tool.timeout_s).done:
+            alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+            held = f"stands still on {[*some]!r}: a coroutine of the tool's blocks the event loop"
+            _require(wait([alive], 1).done, held)
+        return found.result()
 
 
 # --------------------------------------------------------------------------------------- segmenters

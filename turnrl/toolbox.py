@@ -125,7 +125,12 @@ class Bench:
             return
 
         async def work() -> None:
-            self._sessions[name] = await run_tool(tool, "open", tool.open, self._question)
+            session = await run_tool(tool, "open", tool.open, self._question)
+            if not isinstance(session, ToolSession | None):
+                raise ToolError(
+                    f"{tool} gave {session!r} from open; it gives a ToolSession or None."
+                )
+            self._sessions[name] = session
 
         await _to_its_end(work())  # what is being opened has to be closed like any other
 
