@@ -244,6 +244,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             (FINISHED,), ("plugins/turnrl-atlas/turnrl_atlas/starter/config.json",), slow=True
         ),
     },
+    "plugins/turnrl-completion/README.md": {"completion bash": Runs(("complete -o bashdefault",))},
     "plugins/turnrl-qa-rewards/README.md": {"rewards:": Fits("model")},
     "plugins/turnrl-questions/README.md": {},
     "plugins/turnrl-scaffold/README.md": {

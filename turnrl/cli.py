@@ -1,10 +1,8 @@
-"""The command line: `turnrl fit | eval | plugins | completion`, and what commands plugins add.
+"""The command line: `turnrl fit | eval | plugins`, and what commands plugins add.
 
 A mistake of the user's is one message and an exit code, never a traceback; `TURNRL_DEBUG=1` shows
 the traceback all the same.
 """
-
-from __future__ import annotations
 
 import argparse
 import gc
@@ -13,9 +11,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
-
-import shtab
 
 from turnrl.errors import TurnRLError, stopping
 from turnrl.given import read_given
@@ -82,9 +77,6 @@ def _dispatch(arguments: list[str]) -> int:
         subparsers.add_parser(command, help=text, add_help=False)
     listing = subparsers.add_parser("plugins", help="list installed plugins and what they bring")
     listing.set_defaults(run=_plugins)
-    completion = subparsers.add_parser("completion", help="print a script for tab completion")
-    completion.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
-    completion.set_defaults(run=lambda parsed: _completion(parser, subparsers, parsed.shell))
     if arguments[:1] and arguments[0] in _TRAINING:
         given = read_given(arguments[0], arguments[1:])
         if not given.asks:
@@ -105,16 +97,6 @@ def _dispatch(arguments: list[str]) -> int:
     return int(parsed.run(parsed) or 0)
 
 
-def _completion(parser: argparse.ArgumentParser, commands: Any, shell: str) -> None:
-    from turnrl.recipe import settings
-
-    for command in _TRAINING:
-        commands.choices[command].add_argument("recipe", nargs="*").complete = shtab.FILE
-        for key in settings():
-            commands.choices[command].add_argument(f"--{key}")
-    print(shtab.complete(parser, shell))
-
-
 def _plugins(_: argparse.Namespace) -> None:
     """Print each plugin with its distribution, version, hooks and components."""
     for plugin in load_plugins():
@@ -129,7 +111,3 @@ def _plugins(_: argparse.Namespace) -> None:
             add(subparsers)
         if subparsers.choices:
             print(f"    {'turnrl_commands':18} {', '.join(subparsers.choices)}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,51 @@
+"""`turnrl completion SHELL`: a script with which the tab key completes commands and settings."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import shtab
+
+from turnrl import hookimpl
+
+
+@hookimpl
+def turnrl_commands() -> Iterable[Callable[[Any], None]]:
+    """The command `completion`."""
+    return [add_completion_command]
+
+
+def add_completion_command(commands: Any) -> None:
+    """Add `completion` to argparse's sub-parsers."""
+    parser = commands.add_parser("completion", help="print a script for tab completion")
+    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
+    parser.set_defaults(run=lambda parsed: print(_script(commands, parsed.shell)))
+
+
+def _script(commands: Any, shell: str) -> str:
+    for command in ("fit", "eval"):
+        parser = commands.choices[command]
+        parser.add_argument("recipe", nargs="*").complete = shtab.FILE
+        for key in _settings():
+            parser.add_argument(f"--{key}")
+    every: Any = argparse.ArgumentParser(prog="turnrl")
+    every._add_action(commands)  # shtab wants the parser that they belong to
+    return str(shtab.complete(every, shell))
+
+
+def _settings() -> list[str]:
+    """Every setting of a recipe that names no classes of its own, by its dotted key."""
+    import lightning as L
+    from lightning.pytorch.cli import LightningArgumentParser
+
+    from turnrl import MTGRPO, QuestionData
+
+    parser = LightningArgumentParser()
+    sections = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
+    for section, cls in sections.items():
+        parser.add_lightning_class_args(cls, section)
+    known = {action.dest for action in parser._actions if ".help" not in action.dest}
+    top = {"seed_everything", "ckpt_path", "split"}
+    return sorted((known | top) - {"help", "config", "print_config", *sections})
