@@ -11,8 +11,6 @@ Source: Zeng et al., arXiv 2505.11821. `OutcomeOnly` or `Merged` as the estimato
 baselines GRPO-OR and GRPO-MR.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time
@@ -29,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from turnrl import record
+from turnrl import record, scoring
 from turnrl.callbacks import InitialValidation, run_folder
 from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
@@ -39,15 +37,6 @@ from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
 from turnrl.policy import Policy
 from turnrl.rollout import Rollout, stream_seed
-from turnrl.scoring import (
-    CURVES,
-    Experience,
-    assign_credit,
-    component_name,
-    group_sums,
-    rollout_sums,
-    score_group,
-)
 from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, Trajectory
 
 _TRAIN, _EVALUATE, _ASK = 0, 1, 2
@@ -126,7 +115,7 @@ class MTGRPO(L.LightningModule):
         self._logged = False
         self._sampling = False
         self._loaded_version = (0, 0)
-        self.experience: Experience | None = None
+        self.experience: scoring.Experience | None = None
         self.evaluated: list[record.Row] = []
         counts = ("group_size", "updates_per_iteration", "steps_per_update", "minibatch_tokens")
         at_least(1, "model.", self, *counts)
@@ -141,7 +130,7 @@ class MTGRPO(L.LightningModule):
             )
         if not rewards:
             raise RecipeError("rewards is empty: nothing to learn from. Add one, ExactMatch say.")
-        names = [component_name(reward) for reward in rewards]
+        names = [scoring.component_name(reward) for reward in rewards]
         if twice := {name for name in names if names.count(name) > 1}:
             raise RecipeError(
                 f"model.rewards has {min(twice)!r} twice. Leave one out, or raise its weight."
@@ -281,15 +270,15 @@ class MTGRPO(L.LightningModule):
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
         """The trajectories of each question with their rewards."""
         turns = self.rollout.segmenter.max_turns
-        return tuple(score_group(group, self.rewards, turns) for group in trajectories)
+        return tuple(scoring.score_group(group, self.rewards, turns) for group in trajectories)
 
-    def collect(self, questions: Sequence[Question], iteration: int) -> Experience:
+    def collect(self, questions: Sequence[Question], iteration: int) -> scoring.Experience:
         """One iteration's experience on this rank: act, score, give credit."""
         start = time.perf_counter()
         key = (_TRAIN, self.seed, iteration, self.global_rank)
         groups = self.score(self.act(questions, self.group_size, key, "collecting"))
-        advantages = tuple(assign_credit(group, self.estimator) for group in groups)
-        self.experience = Experience(groups, advantages, time.perf_counter() - start)
+        advantages = tuple(scoring.assign_credit(group, self.estimator) for group in groups)
+        self.experience = scoring.Experience(groups, advantages, time.perf_counter() - start)
         self._logged = False
         at = (iteration, self.global_step, self.global_rank, self.trainer.world_size)
         kept = record.rows(groups, advantages, "train", *at)
@@ -381,17 +370,17 @@ class MTGRPO(L.LightningModule):
         if self.objective.kl_coef > 0:
             with self.policy.reference(), torch.no_grad():
                 reference = self._logprobs(batch)[0]
-        result = self.objective(
+        loss, sums = self.objective(
             logprobs, old, batch.advantages[mask], batch.weights[mask], reference
         )
-        if not result.loss.isfinite():
-            raise self._broken(f"the loss is {float(result.loss.detach())}")
-        sums = {"loss": result.loss.detach(), **result.watched, "entropy": entropy.sum()}
+        if not loss.isfinite():
+            raise self._broken(f"the loss is {float(loss.detach())}")
+        sums |= {"loss": loss.detach(), "entropy": entropy.sum()}
         if batch.old_logprobs is None:
             sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs[mask]).abs().sum()
         for name, value in sums.items():
             watched[name] = watched.get(name, 0.0) + float(value)
-        return result.loss
+        return loss
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
         """Log what was collected, once an iteration."""
@@ -400,9 +389,9 @@ class MTGRPO(L.LightningModule):
         if self.experience is None or self._logged:
             return
         self._logged = True
-        found = rollout_sums(self.experience)
-        for name, value in group_sums(self.experience.groups, self.rewards).items():
-            found[f"train/{name}" if name in CURVES else name] = value
+        found = scoring.rollout_sums(self.experience)
+        for name, value in scoring.group_sums(self.experience.groups, self.rewards).items():
+            found[f"train/{name}" if name in scoring.CURVES else name] = value
         self._log_sums(found, len(self.experience.trajectories))
         seconds = self.experience.seconds
         rate = found["rollout/sampled_tokens"] / max(seconds, 1e-9)
@@ -465,7 +454,7 @@ class MTGRPO(L.LightningModule):
         rank, ranks = self.global_rank, self.trainer.world_size
         at = (*self._iteration_and_version, len(self.evaluated) * ranks + rank, ranks)
         self.evaluated += record.rows(groups, [None] * len(groups), split, *at)
-        found = group_sums(groups, self.rewards)
+        found = scoring.group_sums(groups, self.rewards)
         named = {f"{split}/{name}": value for name, value in found.items()}
         total = self._log_sums(named, len(batch), weigh=True)
         if self.trainer.state.fn != "fit":
@@ -532,7 +521,3 @@ class MTGRPO(L.LightningModule):
         found = super().load_state_dict(state_dict, strict=False)
         found.missing_keys.clear()
         return found
-
-    def export(self, folder: str | Path) -> Path:
-        """Write the trained adapter, or the whole model if there is none; see `Policy.export`."""
-        return self.policy.export(folder)

@@ -15,8 +15,6 @@ non-negative, unbiased KL estimate of GRPO (arXiv 2402.03300, eq. 4). Each token
 multiplied by a weight that `ClippedSurrogate.weights` gives it, and summed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
@@ -26,20 +24,6 @@ from torch import Tensor
 from turnrl.errors import RecipeError, at_least
 
 Aggregation = Literal["token", "trajectory", "constant"]
-
-
-@dataclass
-class Loss:
-    """The loss, and what to watch beside it.
-
-    Args:
-        loss: Scalar, carries the gradient.
-        watched: Detached sums over the N tokens: `ratio`, `clip_fraction` (tokens whose gradient
-            the clipping removes), and `kl` if there is a penalty.
-    """
-
-    loss: Tensor
-    watched: dict[str, Tensor]
 
 
 @final
@@ -83,7 +67,7 @@ class ClippedSurrogate:
         advantages: Tensor,
         weights: Tensor,
         ref_logprobs: Tensor | None = None,
-    ) -> Loss:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of N sampled tokens.
 
         Args:
@@ -92,6 +76,10 @@ class ClippedSurrogate:
             advantages: (N,), in units of normalised reward.
             weights: (N,), from `weights`.
             ref_logprobs: (N,), under the reference policy; needed if `kl_coef` is above 0.
+        Returns:
+            The loss, a scalar that carries the gradient; and what to watch, detached sums over the
+            N tokens: `ratio`, `clip_fraction` (tokens whose gradient the clipping removes), and
+            `kl` if there is a penalty.
         """
         ratio = (logprobs - old_logprobs).exp()
         gain = ratio * advantages
@@ -103,7 +91,7 @@ class ClippedSurrogate:
             kl = k3(logprobs, ref_logprobs)
             loss = loss + self.kl_coef * (kl * weights).sum()
             watched["kl"] = kl.detach().sum()
-        return Loss(loss, watched)
+        return loss, watched
 
     def weights(self, token_counts: Tensor, tokens: float, trajectories: float) -> Tensor:
         """The weight of each sampled token of each trajectory of one optimiser step.
