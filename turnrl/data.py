@@ -7,8 +7,8 @@ from __future__ import annotations
 import functools
 import random
 from collections import UserList
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, final, runtime_checkable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, final
 
 import lightning as L
 
@@ -175,17 +175,6 @@ class QuestionData(L.LightningDataModule):
         return _limited(questions, self.train_limit if role == "train" else None)
 
 
-@runtime_checkable
-class Learner(Protocol):
-    """What `ExperienceLoader` asks of a module; `MTGRPO` is one."""
-
-    def steps(self, questions: int) -> int:
-        """The optimiser steps of an iteration in which this process asks so many questions."""
-
-    def iterate(self, questions: Sequence[Question], iteration: int) -> Iterator[Step]:
-        """Collect experience on the questions, then give the steps to learn it by."""
-
-
 class ExperienceLoader:
     """One policy iteration as a data loader: collects when the first step is asked for. One batch
     is one optimiser step.
@@ -196,21 +185,21 @@ class ExperienceLoader:
 
     Args:
         data: Gives each iteration's questions.
-        trainer: The running trainer.
+        trainer: The running trainer. Its module has `steps` and `iterate`, as `MTGRPO` has.
     Raises:
-        RecipeError: If its module does not collect, or the questions or the trajectories cannot
+        RecipeError: If the module does not collect, or the questions or the trajectories cannot
             be shared out.
     """
 
     def __init__(self, data: QuestionData, trainer: L.Trainer) -> None:
-        module = trainer.lightning_module
-        if not isinstance(module, Learner):
+        module: Any = trainer.lightning_module
+        if not hasattr(module, "iterate"):
             name = type(module).__name__
             raise RecipeError(f"{name} collects no experience. Give other data, or take MTGRPO.")
         self._data = data
         self._trainer = trainer
-        self._module: Learner = module
-        self._steps = module.steps(len(data.iteration_questions(0, 0, trainer.world_size)))
+        self._module = module
+        self._steps: int = module.steps(len(data.iteration_questions(0, 0, trainer.world_size)))
 
     def __len__(self) -> int:
         return self._steps

@@ -421,11 +421,6 @@ class Fields:
     question: str = "question"
     answers: str | list[str] = "answers"
 
-    @property
-    def answer_paths(self) -> list[str]:
-        """`answers` as a list."""
-        return [self.answers] if isinstance(self.answers, str) else list(self.answers)
-
 
 class QuestionSource(ABC):
     """A data set that a package brings along, used by its class name: `train: Atlas`.

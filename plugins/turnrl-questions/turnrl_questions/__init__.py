@@ -248,8 +248,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 def questions_of(rows: Sequence[Row], fields: Fields, where: str) -> Iterator[Question]:
     """Rows as questions; what no field names and is a plain value becomes metadata."""
+    of_answers = [fields.answers] if isinstance(fields.answers, str) else list(fields.answers)
     paths = [("id", [fields.id] if fields.id else []), ("question", [fields.question])]
-    paths.append(("answers", fields.answer_paths))
+    paths.append(("answers", of_answers))
     for name, candidates in paths:
         for path in candidates:
             if rows and all(_at(row, path) is _ABSENT for row in rows):
@@ -261,12 +262,12 @@ def questions_of(rows: Sequence[Row], fields: Fields, where: str) -> Iterator[Qu
                 )
     used = {path.split(".")[0] for _, candidates in paths for path in candidates}
     for number, row in enumerate(rows):
-        answers = [_at(row, path) for path in fields.answer_paths]
+        answers = [_at(row, path) for path in of_answers]
         nested = next((a for a in answers if isinstance(a, Mapping)), None)
         if nested is not None:
             raise DataError(
                 f"the answers of {where} are nested. Set data.fields.answers to a path such as "
-                f"{fields.answer_paths[0]}.{next(iter(nested), 'text')!s}."
+                f"{of_answers[0]}.{next(iter(nested), 'text')!s}."
             )
         yield Question(
             id=str(number if fields.id is None else _known(_at(row, fields.id), number)),
