@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import turnrl.policy
 from runs import adamw, column, data, last, module, trainer
-from turnrl import MTGRPO, CheckpointError, Lora, Policy, RecipeError
+from turnrl import MTGRPO, ChatFormat, CheckpointError, Lora, Policy, RecipeError
 
 IDS = torch.tensor([[5, 9, 33, 71, 120, 8, 17, 41], [44, 2, 301, 7, 7, 0, 0, 0]])
 REAL = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
@@ -205,8 +205,8 @@ def test_a_folder_without_a_model_is_named(tmp_path):
 def test_a_tokenizer_without_a_chat_template_is_refused(tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "bare")
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(RecipeError, match=r"has no chat template\. Set policy\.chat_template"):
-        _ = Policy(str(folder)).tokenizer
+    with pytest.raises(RecipeError, match=r"chat_template is not set .*in policy\.chat_template"):
+        ChatFormat(Policy(str(folder)).tokenizer)
 
 
 def test_settings_that_cannot_be_are_refused(tiny_model):
@@ -240,5 +240,5 @@ def test_the_tokenizer_is_checked_before_the_weights_are_loaded(tiny_model, tmp_
     (folder / "chat_template.jinja").unlink()
     it = module(folder)
     assert isinstance(it, MTGRPO)
-    with pytest.raises(RecipeError, match="has no chat template"):
+    with pytest.raises(RecipeError, match="chat_template is not set"):
         trainer(tmp_path, 1).fit(it, data())

@@ -5,8 +5,6 @@ first, so that a recipe's mistakes are found in a second, and the weights when L
 them.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import importlib.util
@@ -178,16 +176,11 @@ class Policy(nn.Module):
         """The model's tokenizer, with the recipe's chat template if it gives one.
 
         Raises:
-            RecipeError: If it cannot be loaded, or has no chat template.
+            RecipeError: If it cannot be loaded.
         """
         tokenizer: transformers.PreTrainedTokenizerBase = self._from_pretrained("AutoTokenizer")
         if self.chat_template is not None:
             tokenizer.chat_template = read_template(self.chat_template)
-        if not tokenizer.chat_template:
-            raise RecipeError(
-                f"the tokenizer of {self.model!r} has no chat template. Set policy.chat_template "
-                "to a file with one, or take the model's instruct variant."
-            )
         return tokenizer
 
     @cached_property
