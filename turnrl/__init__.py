@@ -5,8 +5,6 @@ The names below are the public interface. The ground types and the plugin contra
 once; whatever needs torch is imported when it is first used, so that `import turnrl` stays fast.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import itertools

@@ -3,8 +3,6 @@
 The classes are imported when they are asked for, because they need torch.
 """
 
-from __future__ import annotations
-
 from turnrl.plugins import hookimpl
 from turnrl.types import AdvantageEstimator
 

@@ -1,7 +1,5 @@
 """Callbacks that belong to every run: how it began, how it goes, and what it leaves."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

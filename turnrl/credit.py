@@ -13,8 +13,6 @@ Assignment", arXiv 2505.11821, whose two-turn agent has A_{i,1} = z(r)_i + z(R)_
 A_{i,2} = z(R)_i: exactly `TurnLevel` where only the first turn is rewarded.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal, final, get_args

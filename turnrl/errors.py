@@ -6,8 +6,6 @@ package, or of the world. A message names the thing, the value and the next step
 prints the message alone, without a traceback, and exits with `exit_code`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import signal
@@ -21,31 +19,23 @@ from typing import Any
 class TurnRLError(Exception):
     """Base of every error that turnrl raises on purpose."""
 
-    exit_code = 1
+    exit_code = 2
 
 
 class RecipeError(TurnRLError, ValueError):
     """The recipe, or an argument given from Python, asks for something that cannot be."""
 
-    exit_code = 2
-
 
 class PluginError(TurnRLError, ImportError):
     """An installed plugin cannot be imported, or breaks its contract."""
-
-    exit_code = 2
 
 
 class DataError(TurnRLError, ValueError):
     """A data set or corpus is missing, empty, or lacks a field."""
 
-    exit_code = 2
-
 
 class CheckpointError(TurnRLError, ValueError):
     """A checkpoint does not belong to the policy that it is loaded into."""
-
-    exit_code = 2
 
 
 class ToolError(TurnRLError, RuntimeError):
@@ -55,9 +45,13 @@ class ToolError(TurnRLError, RuntimeError):
     an outage produced is rewarded or trained on.
     """
 
+    exit_code = 1
+
 
 class TrainingError(TurnRLError, ArithmeticError):
     """Learning has broken down: a loss or gradient that is not finite."""
+
+    exit_code = 1
 
 
 _AGAIN_S = 1.0

@@ -5,8 +5,6 @@ it tells what is wrong with each of its members. When it has refused a recipe, t
 here beside the types, down to the smallest part that does not fit.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import types

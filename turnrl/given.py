@@ -4,8 +4,6 @@ It is read before anything heavy is imported, so that a missing file or a broken
 once. It is put together here alone: what is explained, chosen and built is one and the same.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -5,8 +5,6 @@ list of *minibatches*, each computed at once. Credit ends here: what leaves this
 tokens, not turns or groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

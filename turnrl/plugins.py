@@ -11,8 +11,6 @@ none), which is also the way round a plugin that is broken. What the core itself
 (`turnrl.builtins`) is a plugin like any other, and always there.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.metadata

@@ -4,8 +4,6 @@ jsonargparse checks and builds; what is here chooses classes, tells a mistake in
 says what a resumed run changed.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import signal
@@ -36,15 +34,6 @@ from turnrl.scoring import CURVES, interval
 
 _CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
 """What a recipe describes if it names no class."""
-
-
-def settings() -> list[str]:
-    """Every setting of a recipe, by its dotted key."""
-    parser = LightningArgumentParser()
-    for section, cls in _CLASSES.items():
-        parser.add_lightning_class_args(cls, section)
-    keys = [action.dest for action in parser._actions if ".help" not in action.dest]
-    return sorted({*keys, *SECTIONS} - {"help", "config", "print_config", *_CLASSES})
 
 
 def load(path: str | Path, device: str = "cpu") -> MTGRPO:

@@ -22,8 +22,6 @@ so does everything else that reads Parquet. Files are named SPLIT-POLICY_VERSION
 is there whole or not at all.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -19,23 +19,10 @@ from typing import Any, final
 import numpy as np
 from tqdm.auto import tqdm
 
+from turnrl import types
 from turnrl.chat import ChatFormat
 from turnrl.errors import DataError, PluginError, RecipeError, ToolError, at_least, blaming
 from turnrl.toolbox import Bench, Toolbox, check_tools
-from turnrl.types import (
-    Engine,
-    Question,
-    Reading,
-    Sampling,
-    Segmenter,
-    Session,
-    Stop,
-    Tool,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Turn,
-)
 
 _SHUTDOWN_S = 30.0
 """After Ctrl-C, how long the forward pass under way may take to end."""
@@ -57,15 +44,15 @@ class State:
         stop: Why it ended, if it has.
     """
 
-    question: Question
+    question: types.Question
     prompt_ids: tuple[int, ...]
-    session: Session
+    session: types.Session
     bench: Bench
     seed: tuple[int, ...]
     room: int
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[types.Turn, ...] = ()
     new_ids: tuple[int, ...] = ()
-    stop: Stop | None = None
+    stop: types.Stop | None = None
 
     async def fork(self, seed: tuple[int, ...]) -> State:
         """A branch that goes on from here with random streams of its own.
@@ -87,10 +74,10 @@ class State:
         await self.bench.close()
 
     @property
-    def trajectory(self) -> Trajectory:
+    def trajectory(self) -> types.Trajectory:
         """What came of it, once it has ended."""
         assert self.stop is not None, "the trajectory goes on"
-        return Trajectory(self.question, self.prompt_ids, self.turns, self.stop)
+        return types.Trajectory(self.question, self.prompt_ids, self.turns, self.stop)
 
 
 @final
@@ -105,7 +92,7 @@ class Agent:
     """
 
     def __init__(
-        self, rollout: Rollout, engine: Engine, chat: ChatFormat, greedy: bool = False
+        self, rollout: Rollout, engine: types.Engine, chat: ChatFormat, greedy: bool = False
     ) -> None:
         self._rollout = rollout
         self._engine = engine
@@ -113,7 +100,9 @@ class Agent:
         self._temperature = 0.0 if greedy else rollout.temperature
         self.tools = Toolbox(rollout.tools, self._make_safe, rollout.max_calls_per_turn)
 
-    def begin(self, question: Question, group_size: int, seed: tuple[int, ...]) -> list[State]:
+    def begin(
+        self, question: types.Question, group_size: int, seed: tuple[int, ...]
+    ) -> list[State]:
         """The states from which a question's trajectories start; they share one prompt.
 
         Args:
@@ -146,7 +135,7 @@ class Agent:
         never reads them, so neither do the rewards.
         """
         rollout, k = self._rollout, len(state.turns)
-        sampling = Sampling(
+        sampling = types.Sampling(
             max_tokens=min(rollout.max_turn_tokens, state.room),
             temperature=self._temperature,
             seed=stream_seed(*state.seed, k),
@@ -155,10 +144,10 @@ class Agent:
         )
         completion = await state.session.generate(state.new_ids, sampling)
         text, cut = self._chat.text(completion.token_ids), completion.reason == "length"
-        reading: Reading = rollout.ask("read", text, k, cut)
-        turn = Turn(text, completion.token_ids, completion.logprobs, reading, cut=cut)
+        reading: types.Reading = rollout.ask("read", text, k, cut)
+        turn = types.Turn(text, completion.token_ids, completion.logprobs, reading, cut=cut)
         room = state.room - len(completion.token_ids)
-        stop: Stop | None = None
+        stop: types.Stop | None = None
         new_ids: tuple[int, ...] = ()
         if reading.answer is not None:
             stop = "answer"
@@ -204,8 +193,8 @@ class Rollout:
             with generation.
     """
 
-    segmenter: Segmenter
-    tools: list[Tool]
+    segmenter: types.Segmenter
+    tools: list[types.Tool]
     temperature: float = 1.0
     max_turn_tokens: int = 512
     max_calls_per_turn: int = 8
@@ -230,15 +219,15 @@ class Rollout:
             RecipeError: If it does not take the segmenter's messages.
             ToolError: From the first tool that cannot work.
         """
-        example = Question("check", "?", ("!",))
+        example = types.Question("check", "?", ("!",))
         plain = chat.prompt(self.ask("prompt", example, self.tools))
         if self.segmenter.tools_in_template and self.tools and self.prompt(example, chat) == plain:
             raise RecipeError(
                 f"{type(self.segmenter).__name__} leaves it to the chat template to describe the "
                 "tools, and the policy's does not. Give one that does in policy.chat_template."
             )
-        called = Reading((ToolCall("check"),)), (ToolResult("checked"),)
-        for reading, results in (called, (Reading(format_error="checked"), ())):
+        called = types.Reading((types.ToolCall("check"),)), (types.ToolResult("checked"),)
+        for reading, results in (called, (types.Reading(format_error="checked"), ())):
             messages = self.ask("observe", reading, results)
             roles = {m.get("role") for m in messages} if isinstance(messages, list) else {"none"}
             if not roles or roles - {"user", "tool"}:
@@ -249,7 +238,7 @@ class Rollout:
             with blaming(ToolError, f"{tool} in check", "Mend the tool, or what it needs."):
                 tool.check()
 
-    def prompt(self, question: Question, chat: ChatFormat) -> tuple[int, ...]:
+    def prompt(self, question: types.Question, chat: ChatFormat) -> tuple[int, ...]:
         """Token ids of a question's prompt. The question's text is as untrusted as a tool's."""
         safe = replace(question, text=chat.inert(question.text, self.segmenter.tags))
         messages = self.ask("prompt", safe, self.tools)
@@ -264,14 +253,14 @@ class Rollout:
 
     def collect(
         self,
-        engine: Engine,
+        engine: types.Engine,
         chat: ChatFormat,
-        questions: Sequence[Question],
+        questions: Sequence[types.Question],
         group_size: int,
         seed: Sequence[int],
         greedy: bool = False,
         description: str | None = None,
-    ) -> list[list[Trajectory]]:
+    ) -> list[list[types.Trajectory]]:
         """Let the policy act on each question `group_size` times. Blocks; safe inside a notebook.
 
         Args:
@@ -292,7 +281,7 @@ class Rollout:
         hidden = True if description is None else None  # None: shown on a terminal only
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
 
-        async def work() -> list[Trajectory]:
+        async def work() -> list[types.Trajectory]:
             states: list[State] = []
 
             async def turn(i: int) -> None:
@@ -354,11 +343,11 @@ def _loop() -> asyncio.AbstractEventLoop:
 os.register_at_fork(after_in_child=_loop.cache_clear)
 
 
-def _on_loop(work: Coroutine[Any, Any, list[Trajectory]]) -> list[Trajectory]:
+def _on_loop(work: Coroutine[Any, Any, list[types.Trajectory]]) -> list[types.Trajectory]:
     """Run a coroutine on the event loop and wait for it; Ctrl-C cancels it first."""
     ended = threading.Event()
 
-    async def supervised() -> list[Trajectory]:
+    async def supervised() -> list[types.Trajectory]:
         try:
             return await work
         finally:

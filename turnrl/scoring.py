@@ -1,8 +1,6 @@
 """Scoring: rewards applied to trajectories, credit given to groups, and what a collection is
 watched by."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Sources: the questions of a data set, whoever brings it (see `load_questions`), and whether the
 hub, which has data sets and models, can be reached."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import sys

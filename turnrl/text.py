@@ -5,8 +5,6 @@ case, no punctuation, no articles, single spaces. Unlike it, a text that normali
 matches nothing, so neither an empty answer nor a gold answer such as "The" can be hit by accident.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Iterable, Sequence
