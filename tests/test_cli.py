@@ -366,7 +366,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(r
 
 def command(*arguments, **environment):
     return subprocess.Popen(
-        [sys.executable, "-m", "turnrl.cli", *arguments],
+        [sys.executable, "-m", "turnrl", *arguments],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -68,7 +68,7 @@ class Runs:
         """The same, as a command of its own, which starts further processes itself."""
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         running = subprocess.Popen(
-            [sys.executable, "-m", "turnrl.cli", *arguments],
+            [sys.executable, "-m", "turnrl", *arguments],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": path},
             stdout=subprocess.DEVNULL,

@@ -114,7 +114,7 @@ def test_two_processes_finish_with_a_bar_by_the_command_line(tiny_model, tmp_pat
     recipe(tiny_model, tmp_path / "bar.yaml")
     options = ("--trainer.devices", 2, "--trainer.strategy", "ddp")
     bar = ("--trainer.callbacks+", "TQDMProgressBar")
-    out, err = start(tmp_path, "-m", "turnrl.cli", "fit", "bar.yaml", *options, *bar)
+    out, err = start(tmp_path, "-m", "turnrl", "fit", "bar.yaml", *options, *bar)
     assert "Epoch 1: 100%" in out + err
     agree(tmp_path / "runs" / "bar")
     assert shares_at_most_one(tmp_path / "runs" / "bar" / "version_0")

@@ -190,7 +190,7 @@ def write_and_install(folder, *arguments):
     a process that has it."""
     options = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
     target = folder / "site"
-    run(folder, "turnrl.cli", "plugin", "new", "weather", *arguments)
+    run(folder, "turnrl", "plugin", "new", "weather", *arguments)
     run(folder, "pip", "install", *options, "--target", target, "./turnrl-weather")
     return {**os.environ, "PYTHONPATH": str(target)}
 
@@ -213,7 +213,7 @@ def installed(tmp_path_factory):
 
 def test_an_installed_package_works_like_a_bundled_one(installed):
     folder, environment = installed
-    listing = run(folder, "turnrl.cli", "plugins", environment=environment)
+    listing = run(folder, "turnrl", "plugins", environment=environment)
     block = listing[listing.index("weather  (turnrl-weather 0.1.0)\n") :].split("\n")[1:6]
     assert [line.split(maxsplit=1) for line in block] == [
         ["turnrl_tools", "WeatherLookup"],
@@ -224,7 +224,7 @@ def test_an_installed_package_works_like_a_bundled_one(installed):
     ]
     told = run(
         folder,
-        "turnrl.cli",
+        "turnrl",
         "fit",
         "--model.rewards.help",
         "WeatherLookedUp",
@@ -258,7 +258,7 @@ def test_a_package_of_some_kinds_passes_its_tests_and_trains(tmp_path, kinds):
 def passes_and_trains(folder, environment, kinds):
     options = ("-q", "-W", "error", "-p", "no:cacheprovider", "turnrl-weather")
     run(folder, "pytest", *options, environment=environment)
-    run(folder, "turnrl.cli", "fit", "turnrl-weather/recipe.yaml", environment=environment)
+    run(folder, "turnrl", "fit", "turnrl-weather/recipe.yaml", environment=environment)
     done = folder / "runs" / "recipe" / "version_0"
     used = (done / "config.yaml").read_text()
     for kind in EVERY:
