@@ -135,3 +135,63 @@ def test_the_clip_fraction_counts_what_loses_its_gradient_on_either_side():
     loss.backward()
     assert (now.grad == 0).tolist() == [True, False, False, True]
     assert float(watched["clip_fraction"]) == 2
+
+
+# ------------------------------------------------------------------- segments, and the sampler
+
+segmented = st.lists(
+    st.tuples(st.integers(0, 3), number, number, number, number), min_size=1, max_size=12
+)
+
+
+def naive_segment_loss(rows, low, high, cap):
+    """A segment's ratio is the exponential of the mean of its tokens' differences."""
+    total = 0.0
+    for segment, _, old, advantage, sampler in rows:
+        own = [new - before for other, new, before, _, _ in rows if other == segment]
+        ratio = math.exp(sum(own) / len(own))
+        clipped = min(max(ratio, 1 - low), 1 + high)
+        trust = 1.0 if cap is None else min(math.exp(old - sampler), cap)
+        total -= trust * min(ratio * advantage, clipped * advantage)
+    return total / len(rows)
+
+
+@given(segmented, st.floats(0.05, 0.5), st.floats(0.05, 0.5), st.sampled_from([None, 1.0, 2.0]))
+@settings(deadline=None)
+def test_the_loss_of_segments_equals_its_equation_written_as_a_loop(rows, low, high, cap):
+    segments = torch.tensor([row[0] for row in rows])
+    new, old, advantage, sampler = torch.tensor([row[1:] for row in rows], dtype=torch.float64).T
+    objective = ClippedSurrogate(low, high, ratio_level="turn", importance_cap=cap)
+    weights = torch.full_like(new, 1 / len(rows))
+    loss, watched = objective(new, old, advantage, weights, None, sampler, segments)
+    assert float(loss) == pytest.approx(naive_segment_loss(rows, low, high, cap), abs=1e-9)
+    assert ("importance" in watched) == (cap is not None)
+
+
+def test_a_token_of_a_segment_moves_the_ratio_of_them_all():
+    # two tokens of one turn, one of another; d/dl_1 of -(2 s_0 A_0) is -(2 s_0 A_0) / 2
+    logprobs = torch.zeros(3, requires_grad=True)
+    advantage, segments = torch.tensor([3.0, 3.0, 5.0]), torch.tensor([0, 0, 1])
+    loss, _ = ClippedSurrogate(ratio_level="turn")(
+        logprobs, torch.zeros(3), advantage, torch.ones(3), segments=segments
+    )
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    assert gradient.tolist() == [-3.0, -3.0, -5.0]
+
+
+def test_bounds_that_are_not_given_are_those_of_the_ratios_level():
+    assert ClippedSurrogate().clips == (0.2, 0.2)
+    assert ClippedSurrogate(ratio_level="turn").clips == (3e-4, 4e-4)
+    assert ClippedSurrogate(clip_high=0.1, ratio_level="trajectory").clips == (3e-4, 0.1)
+
+
+def test_what_the_sampler_gave_less_than_the_learner_counts_more_up_to_the_cap():
+    # w = 1.5, 1 / 2, and exp(3) cut to 2; before any update the ratio is 1
+    old = torch.zeros(3, requires_grad=True)
+    sampler = -torch.tensor([1.5, 0.5, math.exp(3)]).log()
+    loss, watched = ClippedSurrogate(importance_cap=2.0)(
+        old, old.detach(), torch.ones(3), torch.ones(3), None, sampler
+    )
+    (gradient,) = torch.autograd.grad(loss, old)
+    assert gradient.tolist() == pytest.approx([-1.5, -0.5, -2.0])
+    assert float(watched["importance"]) == pytest.approx(4.0)

@@ -4,11 +4,15 @@ It knows tokens only, not turns or groups.
 For a sampled token with log-probability l (now), l_old (before the first update) and advantage A,
 
     ratio = exp(l - l_old)
-    loss  = -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) + kl_coef k3(l_ref - l)
+    loss  = -w min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) + kl_coef k3(l_ref - l)
     k3(d) = exp(d) - d - 1
 
 Both log-probabilities are the learner's own: what the sampler computed is another thing, and a
-mismatch between the two has no business in the clip.
+mismatch between the two has no business in the clip. It has one in w, which is 1, or, truncated,
+the ratio of what the learner and the sampler gave the token: w = min(exp(l_old - l_sampler), C).
+
+The ratio may also be that of a whole turn or trajectory, its tokens' geometric mean (GSPO, arXiv
+2507.18071, eq. 7): ratio = exp(mean of l - l_old over the segment), for each of its tokens.
 
 PPO (arXiv 1707.06347, eq. 7), with separate bounds as in DAPO (arXiv 2503.14476), and the
 non-negative, unbiased KL estimate of GRPO (arXiv 2402.03300, eq. 4). Each token's loss is
@@ -24,6 +28,13 @@ from torch import Tensor
 from turnrl.errors import RecipeError, at_least
 
 Aggregation = Literal["token", "trajectory", "constant"]
+RatioLevel = Literal["token", "turn", "trajectory"]
+_CLIPS: dict[RatioLevel, tuple[float, float]] = {
+    "token": (0.2, 0.2),
+    "turn": (3e-4, 4e-4),
+    "trajectory": (3e-4, 4e-4),
+}
+"""Bounds where none are given: PPO's, and GSPO's, whose means lie much nearer to 1."""
 
 
 @final
@@ -32,8 +43,10 @@ class ClippedSurrogate:
     """The clipped surrogate, with an optional KL penalty to the reference policy.
 
     Args:
-        clip_low: The ratio is not rewarded for falling below 1 - clip_low.
-        clip_high: The ratio is not rewarded for rising above 1 + clip_high.
+        clip_low: The ratio is not rewarded for falling below 1 - clip_low; null takes what is usual
+            for the ratio's level, 0.2 for tokens and 3e-4 for turns and trajectories.
+        clip_high: The ratio is not rewarded for rising above 1 + clip_high; null takes 0.2, or
+            4e-4.
         kl_coef: Weight of the KL penalty to the policy with its adapter switched off; needs LoRA if
             above 0.
         aggregation: `token` weighs all sampled tokens of an optimiser step alike; `trajectory`
@@ -41,24 +54,42 @@ class ClippedSurrogate:
             trajectory's sum by `constant_tokens`, so that long and short trajectories have no bias
             (arXiv 2503.20783).
         constant_tokens: The divisor of `constant`.
+        ratio_level: Whose probabilities the ratio compares: each token's, or the geometric mean
+            over a `turn` or a `trajectory`.
+        importance_cap: C of truncated importance sampling, which corrects for a sampler that
+            computes other probabilities than the learner (2 is usual); null corrects nothing.
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: float | None = None
+    clip_high: float | None = None
     kl_coef: float = 0.0
     aggregation: Aggregation = "token"
     constant_tokens: int = 1024
+    ratio_level: RatioLevel = "token"
+    importance_cap: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip_low < 1 or not self.clip_high > 0:
+        for name, kind in (("aggregation", Aggregation), ("ratio_level", RatioLevel)):
+            if getattr(self, name) not in (known := get_args(kind)):
+                raise RecipeError(f"objective.{name} is {getattr(self, name)!r}, not of {known}")
+        low, high = self.clips
+        if not 0 < low < 1 or not high > 0:
             raise RecipeError(
-                f"objective.clip_low is {self.clip_low} and clip_high {self.clip_high}. "
+                f"objective.clip_low is {low} and clip_high {high}. "
                 "Set clip_low between 0 and 1, clip_high above 0."
             )
-        if self.aggregation not in (known := get_args(Aggregation)):
-            raise RecipeError(f"aggregation is {self.aggregation!r}, not of {known}")
+        at_least(1, "objective.", self, "importance_cap")
         at_least(0, "objective.", self, "kl_coef")
         at_least(1, "objective.", self, "constant_tokens")
+
+    @property
+    def clips(self) -> tuple[float, float]:
+        """`clip_low` and `clip_high` as they hold."""
+        low, high = _CLIPS[self.ratio_level]
+        return (
+            low if self.clip_low is None else self.clip_low,
+            high if self.clip_high is None else self.clip_high,
+        )
 
     def __call__(
         self,
@@ -67,6 +98,8 @@ class ClippedSurrogate:
         advantages: Tensor,
         weights: Tensor,
         ref_logprobs: Tensor | None = None,
+        sampler_logprobs: Tensor | None = None,
+        segments: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of N sampled tokens.
 
@@ -76,16 +109,28 @@ class ClippedSurrogate:
             advantages: (N,), in units of normalised reward.
             weights: (N,), from `weights`.
             ref_logprobs: (N,), under the reference policy; needed if `kl_coef` is above 0.
+            sampler_logprobs: (N,), as the sampler computed them; needed for `importance_cap`.
+            segments: (N,), the number of each token's turn or trajectory; needed for a
+                `ratio_level` above the token.
         Returns:
             The loss, a scalar that carries the gradient; and what to watch, detached sums over the
-            N tokens: `ratio`, `clip_fraction` (tokens whose gradient the clipping removes), and
-            `kl` if there is a penalty.
+            N tokens: `ratio`, `clip_fraction` (tokens whose gradient the clipping removes), `kl`
+            if there is a penalty, and `importance`, w, if it is corrected for.
         """
-        ratio = (logprobs - old_logprobs).exp()
+        change = logprobs - old_logprobs
+        if self.ratio_level != "token":
+            assert segments is not None
+            change = segment_mean(change, segments)
+        ratio, (low, high) = change.exp(), self.clips
         gain = ratio * advantages
-        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages
-        loss = -(torch.minimum(gain, clipped) * weights).sum()
+        clipped = ratio.clamp(1 - low, 1 + high) * advantages
         watched = {"ratio": ratio.detach().sum(), "clip_fraction": (clipped < gain).float().sum()}
+        surrogate = torch.minimum(gain, clipped)
+        if self.importance_cap is not None:
+            assert sampler_logprobs is not None
+            trust = (old_logprobs - sampler_logprobs).exp().clamp(max=self.importance_cap)
+            surrogate, watched["importance"] = trust * surrogate, trust.sum()
+        loss = -(surrogate * weights).sum()
         if self.kl_coef > 0:
             assert ref_logprobs is not None
             kl = k3(logprobs, ref_logprobs)
@@ -113,6 +158,18 @@ class ClippedSurrogate:
         if self.aggregation == "trajectory":
             return 1 / (counts.clamp(min=1) * trajectories)
         return torch.full_like(counts, 1 / (self.constant_tokens * trajectories))
+
+
+def segment_mean(values: Tensor, segments: Tensor) -> Tensor:
+    """For each value the mean over its segment.
+
+    Args:
+        values: (N,).
+        segments: (N,), whole numbers from 0; equal where values belong together.
+    """
+    sums = values.new_zeros(int(segments.max()) + 1 if len(segments) else 0)
+    counts = sums.index_add(0, segments, torch.ones_like(values))
+    return (sums.index_add(0, segments, values) / counts.clamp(min=1))[segments]
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
