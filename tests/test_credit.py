@@ -19,7 +19,7 @@ from turnrl import (
     RecipeError,
     TurnLevel,
 )
-from turnrl.credit import returns_to_go, spread_over_tokens, standardize
+from turnrl.credit import returns_to_go, standardize
 
 BOTH = list(itertools.product(["mean", "leave_one_out"], ["std", "none"]))
 
@@ -280,20 +280,6 @@ def test_normalising_each_turns_own_reward_is_biased_when_the_policy_chooses_to_
 def test_returns_to_go_by_hand():
     rewards = torch.tensor([[1.0, 2.0, 4.0]])
     assert returns_to_go(rewards, 0.5).tolist() == [[1 + 0.5 * (2 + 0.5 * 4), 2 + 0.5 * 4, 4.0]]
-
-
-def test_credit_goes_to_sampled_tokens_of_its_turn_only():
-    #                prompt  turn 0  result turn 1  padding
-    index = torch.tensor(
-        [[-1, -1, 0, 0, 0, -1, -1, 1, 1, -1], [-1, -1, 0, -1, -1, -1, -1, -1, -1, -1]]
-    )
-    spread = spread_over_tokens(torch.tensor([[2.0, -3.0], [5.0, 0.0]]), index)
-    assert spread.tolist() == [[0, 0, 2, 2, 2, 0, 0, -3, -3, 0], [0, 0, 5, 0, 0, 0, 0, 0, 0, 0]]
-
-
-def test_a_turn_number_beyond_the_advantages_is_an_error():
-    with pytest.raises(ValueError, match="turn number 2 in a batch of 2 turns"):
-        spread_over_tokens(torch.zeros(1, 2), torch.tensor([[0, 1, 2]]))
 
 
 def test_options_out_of_range_are_refused():

@@ -172,7 +172,7 @@ def test_log_probabilities_are_those_of_the_training_pass(tiny_policy):
     mask = torch.zeros_like(ids, dtype=torch.bool)
     mask[0, len(PROMPTS[3]) :] = True
     with torch.no_grad():
-        logprobs, _ = tiny_policy.logprobs(ids, torch.ones_like(ids), mask, temperature)
+        logprobs, *_ = tiny_policy.logprobs(ids, torch.ones_like(ids), mask, temperature)
     assert torch.allclose(logprobs, torch.tensor(completion.logprobs), atol=1e-4)
 
 

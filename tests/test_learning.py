@@ -33,10 +33,16 @@ def one_trajectory(it):
     raise AssertionError("no trajectory of two turns in 50 seeds")
 
 
+def tokens(trajectory, *advantages):
+    """The advantages of a trajectory's turns, given to its sampled tokens."""
+    by_turn = [advantages[k] for k in trajectory.turn_index if k >= 0]
+    return [torch.tensor(by_turn)]
+
+
 def test_attention_covers_tool_results_and_the_loss_does_not(tiny_model):
     it = module(tiny_model)
     trajectory = one_trajectory(it)
-    batch = pack([trajectory], torch.tensor([[1.0, 2.0]]), torch.ones(1))
+    batch = pack([trajectory], tokens(trajectory, 1.0, 2.0), torch.ones(1))
     prompt = len(trajectory.prompt_ids)
     result = [i for i, k in enumerate(trajectory.turn_index) if k == -1 and i > prompt]
     assert result
@@ -46,10 +52,10 @@ def test_attention_covers_tool_results_and_the_loss_does_not(tiny_model):
     assert not batch.advantages[0, result].any()
     # a policy that could not attend to results would not notice that they changed
     with torch.no_grad():
-        before, _ = it.policy.logprobs(batch.input_ids, batch.attention_mask, batch.loss_mask)
+        before, *_ = it.policy.logprobs(batch.input_ids, batch.attention_mask, batch.loss_mask)
         changed = batch.input_ids.clone()
         changed[0, result[1]] = (changed[0, result[1]] + 1) % 300
-        after, _ = it.policy.logprobs(changed, batch.attention_mask, batch.loss_mask)
+        after, *_ = it.policy.logprobs(changed, batch.attention_mask, batch.loss_mask)
     first = len(trajectory.turns[0].token_ids)
     assert torch.equal(before[:first], after[:first])
     assert (before[first:] - after[first:]).abs().min() > 1e-4
@@ -57,7 +63,7 @@ def test_attention_covers_tool_results_and_the_loss_does_not(tiny_model):
 
 def test_every_turn_with_credit_reaches_its_tokens(tiny_model):
     trajectory = one_trajectory(module(tiny_model))
-    batch = pack([trajectory], torch.tensor([[1.5, -2.5]]), torch.ones(1))
+    batch = pack([trajectory], tokens(trajectory, 1.5, -2.5), torch.ones(1))
     for k, advantage in [(0, 1.5), (1, -2.5)]:
         at = torch.tensor(trajectory.turn_index) == k
         assert at.any()
@@ -103,7 +109,9 @@ def made_up_iteration():
     rng = random.Random(0)
     shapes = [(3,), (12,), (1, 1), (5, 2), (1,), (7,), (2, 9), (4,), (2,)]
     trajectories = [made_up(i, shape, rng) for i, shape in enumerate(shapes)]
-    return trajectories, torch.tensor([[rng.uniform(-2, 2) for _ in "12"] for _ in shapes])
+    by_turn = torch.tensor([[rng.uniform(-2, 2) for _ in "12"] for _ in shapes])
+    given = [tokens(t, *row)[0] for t, row in zip(trajectories, by_turn.tolist(), strict=True)]
+    return trajectories, by_turn, given
 
 
 def naive_weight(aggregation, trajectory, step):
@@ -119,7 +127,7 @@ def naive_weight(aggregation, trajectory, step):
 @pytest.mark.parametrize("aggregation", ["token", "trajectory", "constant"])
 @pytest.mark.parametrize("budget", [1, 25, 10_000])
 def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(aggregation, budget):
-    trajectories, advantages = made_up_iteration()
+    trajectories, advantages, given = made_up_iteration()
     old = [torch.rand(sum(k >= 0 for k in t.turn_index)) for t in trajectories]
     asked = []
 
@@ -131,7 +139,7 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(aggr
     steps = list(
         plan(
             trajectories,
-            advantages,
+            given,
             logprobs_now,
             ClippedSurrogate(aggregation=aggregation, constant_tokens=100),
             updates=2,
@@ -181,7 +189,7 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(aggr
 
 
 def test_log_probabilities_are_taken_before_the_first_step_and_only_of_what_a_later_one_needs():
-    trajectories, advantages = made_up_iteration()
+    trajectories, _, given = made_up_iteration()
     events = []
 
     def logprobs_now(batch):
@@ -192,7 +200,7 @@ def test_log_probabilities_are_taken_before_the_first_step_and_only_of_what_a_la
         learnt = []
         shuffle, objective = torch.Generator().manual_seed(0), ClippedSurrogate()
         for step in plan(
-            trajectories, advantages, logprobs_now, objective, 1, steps, 1000, shuffle, lambda x: x
+            trajectories, given, logprobs_now, objective, 1, steps, 1000, shuffle, lambda x: x
         ):
             events.append("step")
             learnt.append([int(i) - 1000 for batch in step for i in batch.input_ids[:, 0]])
@@ -288,7 +296,7 @@ def naive_loss(it, states, members, advantages, objective, temperature):
         turns = [k for k, turn in enumerate(trajectory.turns) for _ in turn.token_ids]
         for new, before, base, k in zip(now, old, reference, turns, strict=True):
             ratio = (new - before).exp()
-            low, high = 1 - objective.clip_low, 1 + objective.clip_high
+            low, high = 1 - objective.clips[0], 1 + objective.clips[1]
             bounded = min(max(float(ratio.detach()), low), high)
             advantage = float(credit[k])
             # the lesser of the two; the bound is a constant
@@ -322,7 +330,7 @@ def test_the_loss_of_every_step_and_its_gradient_equal_the_equations_written_as_
         optimizer=adamw(1e-2),
     )
     rows = {t.token_ids: i for i, t in enumerate(it.experience.trajectories)}
-    advantages = torch.cat(it.experience.advantages)
+    advantages = torch.cat(it.experience.credit)
     losses = []
     for step, states, gradient in zip(seen.batches, seen.states, seen.gradients, strict=True):
         assert len(step) > 1

@@ -42,7 +42,7 @@ def test_log_probabilities_and_their_gradient_equal_the_naive_ones(
     network = policy.load()
     expected, entropies = naive_logprobs(network, temperature)
     (gradient,) = torch.autograd.grad(expected.sum(), network.get_input_embeddings().weight)
-    found, entropy = policy.logprobs(IDS, REAL, LOSS, temperature)
+    found, entropy, _ = policy.logprobs(IDS, REAL, LOSS, temperature)
     (other,) = torch.autograd.grad(found.sum(), network.get_input_embeddings().weight)
     assert torch.allclose(found, expected, atol=1e-5)
     assert torch.allclose(entropy, entropies, atol=1e-4)
@@ -106,10 +106,10 @@ def test_without_its_adapter_the_policy_is_the_base(tiny_model, tiny_policy):
     policy.load()
     torch.nn.init.normal_(next(v for n, v in policy.named_parameters() if "lora_B" in n))
     with torch.no_grad():
-        base, _ = tiny_policy.logprobs(IDS, REAL, LOSS)
-        adapted, _ = policy.logprobs(IDS, REAL, LOSS)
+        base, *_ = tiny_policy.logprobs(IDS, REAL, LOSS)
+        adapted, *_ = policy.logprobs(IDS, REAL, LOSS)
         with policy.reference():
-            reference, _ = policy.logprobs(IDS, REAL, LOSS)
+            reference, *_ = policy.logprobs(IDS, REAL, LOSS)
     assert torch.equal(reference, base)
     assert (adapted - base).abs().max() > 1e-3
 

@@ -117,11 +117,13 @@ def test_an_estimator_that_breaks_its_contract_is_the_plugins_fault():
         def __call__(self, group):
             return self.value
 
-    with pytest.raises(PluginError, match=r"Gives on a group of 2 with 2 turns gave .*\(2, 3\)"):
+    with pytest.raises(
+        PluginError, match=r"Gives on a group of 2 with 2 turns gave .*\(3,\), \(3,\)"
+    ):
         assign_credit(group, Gives(torch.zeros(2, 3)))
     with pytest.raises(PluginError, match=r"\(finite: False\)"):
         assign_credit(group, Gives(torch.full((2, 2), math.nan)))
-    with pytest.raises(PluginError, match="Gives on a group of 2 with 2 turns raised Attribute"):
+    with pytest.raises(PluginError, match="Gives on a group of 2 with 2 turns raised Type"):
         assign_credit(group, Gives(None))
 
 
@@ -179,6 +181,8 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         "rollout/truncated": 0,
         # all three of the second group, in which all are alike
         "rollout/degenerate_groups": 3,
+        "rollout/probe_tokens": 0,
+        "rollout/redrawn_groups": 0,
     }
 
 

@@ -179,20 +179,3 @@ def returns_to_go(rewards: Tensor, gamma: float) -> Tensor:
     for k in reversed(range(rewards.shape[1] - 1)):
         rho[:, k] += gamma * rho[:, k + 1]
     return rho
-
-
-def spread_over_tokens(advantages: Tensor, turn_index: Tensor) -> Tensor:
-    """Give every sampled token the advantage of its turn; observations and padding get zero.
-
-    Args:
-        advantages: (B, K), one value per turn.
-        turn_index: (B, T), turn number of each sampled token, -1 elsewhere.
-    Returns:
-        (B, T), in the units of `advantages`.
-    Raises:
-        ValueError: If a turn number is K or more.
-    """
-    turns = advantages.shape[1]
-    if turn_index.numel() and int(turn_index.max()) >= turns:
-        raise ValueError(f"turn number {int(turn_index.max())} in a batch of {turns} turns")
-    return advantages.gather(1, turn_index.clamp(min=0)) * (turn_index >= 0)

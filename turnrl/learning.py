@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from turnrl.credit import spread_over_tokens
-from turnrl.objective import ClippedSurrogate
+from turnrl.objective import ClippedSurrogate, RatioLevel
 from turnrl.types import Trajectory
 
 
@@ -26,21 +25,38 @@ class Minibatch:
     Args:
         input_ids: (B, T).
         attention_mask: (B, T), bool: every real token, tool results included.
-        loss_mask: (B, T), bool: sampled tokens.
+        turn_index: (B, T), the turn of each sampled token, -1 elsewhere.
         advantages: (B, T), each sampled token's advantage.
         weights: (B, T), each sampled token's share of the step's loss.
         sampler_logprobs: (B, T), what the sampler computed for each sampled token.
         old_logprobs: (B, T), what the learner computed before the first update; None if there was
             no update yet, so that the ratio is 1 by definition.
+        returns: (B, T), what a critic should have expected of each sampled token; None without one.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
-    loss_mask: Tensor
+    turn_index: Tensor
     advantages: Tensor
     weights: Tensor
     sampler_logprobs: Tensor
     old_logprobs: Tensor | None = None
+    returns: Tensor | None = None
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """(B, T), bool: sampled tokens."""
+        return self.turn_index >= 0
+
+    def segments(self, level: RatioLevel) -> Tensor:
+        """(N,), for each sampled token the number of its turn or trajectory, or its own."""
+        rows, width = self.turn_index.shape
+        number = torch.arange(rows, device=self.turn_index.device)[:, None]
+        if level == "trajectory":
+            return number.expand(rows, width)[self.loss_mask]
+        if level == "turn":
+            return (number * (self.turn_index.max() + 1) + self.turn_index)[self.loss_mask]
+        return torch.arange(int(self.loss_mask.sum()), device=self.turn_index.device)
 
 
 _SAMPLE, _SAME_NATS = 8, 1e-5
@@ -52,17 +68,19 @@ Step = list[Minibatch]
 
 def pack(
     trajectories: Sequence[Trajectory],
-    advantages: Tensor,
+    advantages: Sequence[Tensor],
     token_weights: Tensor,
     old_logprobs: Sequence[Tensor] | None = None,
+    returns: Sequence[Tensor] | None = None,
 ) -> Minibatch:
     """Trajectories as per-token streams.
 
     Args:
         trajectories: B of them.
-        advantages: (B, K).
+        advantages: Of each trajectory's sampled tokens, in order.
         token_weights: (B,), weight of each sampled token of each trajectory.
         old_logprobs: Of each trajectory's sampled tokens, in order; see `Minibatch`.
+        returns: The same.
     """
 
     def padded(rows: Iterable[Sequence[float]], fill: float = 0) -> Tensor:
@@ -70,17 +88,19 @@ def pack(
 
     turn_index = padded((t.turn_index for t in trajectories), -1)
     mask = turn_index >= 0
-    old = None
-    if old_logprobs is not None:
-        old = torch.zeros(mask.shape).masked_scatter(mask, torch.cat(list(old_logprobs)))
+
+    def placed(rows: Sequence[Tensor]) -> Tensor:
+        return torch.zeros(mask.shape).masked_scatter(mask, torch.cat(list(rows)).float())
+
     return Minibatch(
         input_ids=padded(t.token_ids for t in trajectories),
         attention_mask=padded([True] * len(t.token_ids) for t in trajectories),
-        loss_mask=mask,
-        advantages=spread_over_tokens(advantages, turn_index),
+        turn_index=turn_index,
+        advantages=placed(advantages),
         weights=token_weights[:, None] * mask,
         sampler_logprobs=padded(t.sampler_logprobs for t in trajectories),
-        old_logprobs=old,
+        old_logprobs=None if old_logprobs is None else placed(old_logprobs),
+        returns=None if returns is None else placed(returns),
     )
 
 
@@ -108,7 +128,7 @@ def by_tokens(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
 
 def plan(
     trajectories: Sequence[Trajectory],
-    advantages: Tensor,
+    advantages: Sequence[Tensor],
     logprobs_now: Callable[[Minibatch], Tensor],
     objective: ClippedSurrogate,
     updates: int,
@@ -116,6 +136,7 @@ def plan(
     minibatch_tokens: int,
     shuffle: torch.Generator,
     mean_over_processes: Callable[[Tensor], Tensor],
+    returns: Sequence[Tensor] | None = None,
 ) -> Iterator[Step]:
     """The optimiser steps of one iteration.
 
@@ -124,7 +145,7 @@ def plan(
 
     Args:
         trajectories: N of them.
-        advantages: (N, K).
+        advantages: Of each one's sampled tokens, in order.
         logprobs_now: Gives the learner's log-probabilities of a minibatch's sampled tokens, as it
             is; called before the first step, on what a later one learns from.
         objective: Says how tokens are weighed.
@@ -133,8 +154,9 @@ def plan(
         minibatch_tokens: Budget of a minibatch; see `by_tokens`.
         shuffle: Of the order of trajectories.
         mean_over_processes: Averages a tensor over processes; called once a step by each.
+        returns: Of each one's sampled tokens, for a critic; None without one.
     """
-    counts = torch.tensor([sum(len(turn.token_ids) for turn in t.turns) for t in trajectories])
+    counts = torch.tensor([len(one) for one in advantages])
     orders = [torch.randperm(len(trajectories), generator=shuffle) for _ in range(updates)]
     steps = [step for order in orders for step in order.tensor_split(steps_per_update)]
 
@@ -143,12 +165,19 @@ def plan(
         for some in by_tokens([len(trajectories[i].token_ids) for i in chosen], minibatch_tokens):
             yield chosen[some].tolist()
 
+    def packed(rows: list[int], weights: Tensor, old: dict[int, Tensor] | None = None) -> Minibatch:
+        def of(all_: Sequence[Tensor] | dict[int, Tensor] | None) -> list[Tensor] | None:
+            return None if all_ is None else [all_[i] for i in rows]
+
+        some = [trajectories[i] for i in rows]
+        return pack(some, [advantages[i] for i in rows], weights, of(old), of(returns))
+
     later = torch.cat([*steps[1:], steps[0][:0]]).unique()
     old: dict[int, Tensor] = {}
     same, gap = False, torch.zeros(())
     for part in (later[:_SAMPLE], later[_SAMPLE:]):
         for rows in minibatches(part):
-            batch = pack([trajectories[i] for i in rows], advantages[rows], torch.ones(len(rows)))
+            batch = packed(rows, torch.ones(len(rows)))
             sampled = batch.sampler_logprobs[batch.loss_mask]
             now = sampled if same else logprobs_now(batch)
             gap = torch.maximum(gap, (now - sampled).abs().max())  # NaN stays
@@ -160,7 +189,5 @@ def plan(
         weights[chosen] = objective.weights(counts[chosen], *mean_over_processes(total).tolist())
         step: Step = []
         for rows in minibatches(chosen):
-            some = [trajectories[i] for i in rows]
-            before = [old[i] for i in rows] if number > 0 else None
-            step.append(pack(some, advantages[rows], weights[rows], before))
+            step.append(packed(rows, weights[rows], old if number > 0 else None))
         yield step

@@ -13,9 +13,11 @@ baselines GRPO-OR and GRPO-MR.
 
 import contextlib
 import itertools
+import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -32,12 +34,14 @@ from turnrl.callbacks import InitialValidation, run_folder
 from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
 from turnrl.errors import CheckpointError, RecipeError, TrainingError, at_least, blaming
-from turnrl.learning import Minibatch, Step, pack, plan
+from turnrl.learning import Minibatch, Step, by_tokens, pack, plan
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
 from turnrl.policy import Policy
 from turnrl.rollout import Rollout, stream_seed
-from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, Trajectory
+from turnrl.types import AdvantageEstimator, Engine, Group, Probe, Question, Reward, Trajectory
+
+_logger = logging.getLogger(__name__)
 
 _TRAIN, _EVALUATE, _ASK = 0, 1, 2
 """First number of every random stream, so that no two purposes share one."""
@@ -62,6 +66,9 @@ class MTGRPO(L.LightningModule):
         objective: The clipped surrogate and its options.
         engine: What samples the policy: `Slots`, in this process.
         group_size: G, trajectories per question.
+        redraws: How often groups that would teach nothing, because all their advantages are zero,
+            are sampled anew (arXiv 2503.14476 draws until none is left). The gradient is then that
+            of the questions that are neither too easy nor too hard.
         updates_per_iteration: How often an iteration's trajectories are learned from.
         steps_per_update: Optimiser steps that one pass over an iteration's trajectories is divided
             into.
@@ -86,6 +93,7 @@ class MTGRPO(L.LightningModule):
         objective: ClippedSurrogate | None = None,
         engine: Engine | None = None,
         group_size: int = 16,
+        redraws: int = 0,
         updates_per_iteration: int = 1,
         steps_per_update: int = 1,
         minibatch_tokens: int = 16384,
@@ -102,7 +110,9 @@ class MTGRPO(L.LightningModule):
         self.estimator = estimator if estimator is not None else TurnLevel()
         self.objective = objective if objective is not None else ClippedSurrogate()
         self.engine = engine if engine is not None else _default_engine()
+        self.policy.critic = self.estimator.critic
         self.group_size = group_size
+        self.redraws = redraws
         self.updates_per_iteration = updates_per_iteration
         self.steps_per_update = steps_per_update
         self.minibatch_tokens = minibatch_tokens
@@ -120,7 +130,7 @@ class MTGRPO(L.LightningModule):
         counts = ("group_size", "updates_per_iteration", "steps_per_update", "minibatch_tokens")
         at_least(1, "model.", self, *counts)
         kept = ("record_per_iteration", "transcripts_per_iteration")
-        at_least(0, "model.", self, *kept, "seed")
+        at_least(0, "model.", self, *kept, "redraws", "seed")
         _ = policy.folder  # a missing one is told before any data is read
         name, least = type(self.estimator).__name__, self.estimator.min_group_size
         if group_size < least:
@@ -173,7 +183,12 @@ class MTGRPO(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The recipe's optimiser on what is trained, and its schedule, per optimiser step."""
-        trained = [p for p in self.policy.parameters() if p.requires_grad]
+        named = self.policy.trainable_parameters()
+        trained: list[Any] = [p for name, p in named.items() if "value_head" not in name]
+        if self.policy.critic is not None:
+            head = [p for name, p in named.items() if "value_head" in name]
+            own = {"params": head, "lr": self.policy.critic.lr}
+            trained = [{"params": trained}, own]
         with blaming(RecipeError, "model.optimizer", "Mend its settings."):
             optimizer = self.optimizer(trained)
         with blaming(RecipeError, "model.scheduler", "Mend its settings."):
@@ -257,35 +272,95 @@ class MTGRPO(L.LightningModule):
     ) -> list[list[Trajectory]]:
         """Trajectories of the policy as it is now: `size` sampled ones per question, or, if None,
         one greedy one. `key` names the random streams, `what` the progress bar."""
+        return self._explore(questions, size, key, what, 0)[0]
+
+    def _explore(
+        self,
+        questions: Sequence[Question],
+        size: int | None,
+        key: tuple[int, ...],
+        what: str,
+        probes: int,
+    ) -> tuple[list[list[Trajectory]], list[list[Probe]]]:
+        """As `act`, with probes; see `Rollout.explore`."""
         if not self._sampling:
             self.engine.start(self.policy, self.rollout.max_tokens)
             self._sampling = True
         self.engine.sync(self._iteration_and_version[1])
         run = self._trainer
         shown = run is None or (run.is_global_zero and run.progress_bar_callback is not None)
-        return self.rollout.collect(
-            self.engine, self.chat, questions, size or 1, key, size is None, what if shown else None
+        bar = what if shown else None
+        return self.rollout.explore(
+            self.engine, self.chat, questions, size or 1, key, probes, size is None, bar
         )
 
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
         """The trajectories of each question with their rewards."""
         turns = self.rollout.segmenter.max_turns
-        return tuple(scoring.score_group(group, self.rewards, turns) for group in trajectories)
+        return scoring.score_groups(trajectories, self.rewards, turns, self.policy)
 
     def collect(self, questions: Sequence[Question], iteration: int) -> scoring.Experience:
         """One iteration's experience on this rank: act, score, give credit."""
         start = time.perf_counter()
         key = (_TRAIN, self.seed, iteration, self.global_rank)
-        groups = self.score(self.act(questions, self.group_size, key, "collecting"))
-        advantages = tuple(scoring.assign_credit(group, self.estimator) for group in groups)
-        self.experience = scoring.Experience(groups, advantages, time.perf_counter() - start)
-        self._logged = False
+        groups, credit, probe_tokens = self._credited(questions, key)
+        redrawn = 0
+        for again in range(1, self.redraws + 1):
+            idle = [i for i, one in enumerate(credit) if scoring.is_idle(one)]
+            if not idle:
+                break
+            anew = self._credited([questions[i] for i in idle], (*key, again))
+            for i, group, one in zip(idle, *anew[:2], strict=True):
+                groups[i], credit[i] = group, one
+            redrawn, probe_tokens = redrawn + len(idle), probe_tokens + anew[2]
+            left = sum(map(scoring.is_idle, credit))
+            _logger.info("sampled %d groups anew; %d teach nothing still", len(idle), left)
+        seconds = time.perf_counter() - start
+        experience = scoring.Experience(
+            tuple(groups), tuple(credit), seconds, probe_tokens, redrawn
+        )
+        self.experience, self._logged = experience, False
         at = (iteration, self.global_step, self.global_rank, self.trainer.world_size)
-        kept = record.rows(groups, advantages, "train", *at)
+        kept = record.rows(groups, credit, "train", *at)
         if (most := self.record_per_iteration) is not None:
             kept = itertools.islice(kept, -(-most // self.trainer.world_size))
         self._keep(list(kept))
-        return self.experience
+        return experience
+
+    def _credited(
+        self, questions: Sequence[Question], key: tuple[int, ...]
+    ) -> tuple[list[Group], list[scoring.Credit], int]:
+        """Groups and their credit, and how many tokens were sampled for values alone."""
+        played, tried = self._explore(
+            questions, self.group_size, key, "collecting", self.estimator.probes
+        )
+        if self.estimator.trains_probes:
+            grown = zip(played, tried, strict=True)
+            played = [[*trunks, *(p.branch for p in more)] for trunks, more in grown]
+        groups = list(self.score(played))
+        if self.estimator.trains_probes:
+            groups = list(map(scoring.with_origins, groups, tried))
+        elif self.estimator.probes:
+            earned = self.score([[p.trajectory for p in more] for more in tried])
+            groups = list(map(scoring.with_state_values, groups, tried, earned))
+        if self.estimator.critic is not None:
+            groups = [self._with_token_values(group) for group in groups]
+        credit = [scoring.assign_credit(group, self.estimator) for group in groups]
+        every = [probe for some in tried for probe in some]
+        turns = [turn for probe in every for turn in probe.trajectory.turns[probe.turn :]]
+        return groups, credit, sum(len(turn.token_ids) for turn in turns)
+
+    def _with_token_values(self, group: Group) -> Group:
+        """What the critic as it is expects of each sampled token."""
+        values: dict[int, Tensor] = {}
+        counts = [int(scoring.sampled_turns(t).numel()) for t in group.trajectories]
+        lengths = [len(t.token_ids) for t in group.trajectories]
+        for rows in by_tokens(lengths, self.minibatch_tokens):
+            some = [group.trajectories[i] for i in rows]
+            batch = pack(some, [torch.zeros(counts[i]) for i in rows], torch.ones(len(rows)))
+            found = self._now(batch)[2].split([counts[i] for i in rows])
+            values |= zip(rows, found, strict=True)
+        return replace(group, token_values=tuple(values[i] for i in range(len(counts))))
 
     def _keep(self, rows: Sequence[record.Row]) -> None:
         if self._folder is not None:
@@ -311,29 +386,29 @@ class MTGRPO(L.LightningModule):
         """One iteration: collect experience, then give the steps to learn it by."""
         experience = self.collect(questions, iteration)
         torch.manual_seed(self.stream(iteration))  # of dropout, so that resuming is exact
-        trajectories, advantages = experience.trajectories, torch.cat(experience.advantages)
         strategy, device = self.trainer.strategy, self.device
         return plan(
-            trajectories,
-            advantages,
-            self._logprobs_now,
+            experience.trajectories,
+            experience.advantages,
+            lambda batch: self._now(batch)[0],
             self.objective,
             self.updates_per_iteration,
             self.steps_per_update,
             self.minibatch_tokens,
             torch.Generator().manual_seed(self.stream(iteration)),
             lambda total: strategy.reduce(total.to(device), reduce_op="mean"),
+            experience.returns,
         )
 
     @torch.inference_mode()
-    def _logprobs_now(self, batch: Minibatch) -> Tensor:
-        """The learner's own log-probabilities as it is, without dropout, on the CPU."""
+    def _now(self, batch: Minibatch) -> tuple[Tensor, ...]:
+        """What the learner as it is computes for a minibatch, without dropout, on the CPU."""
         self.policy.eval()
-        logprobs = self._logprobs(move_data_to_device(batch, self.device))[0].cpu()
+        found = self._logprobs(move_data_to_device(batch, self.device))
         self.policy.train()
-        return logprobs
+        return tuple(part.cpu() for part in found)
 
-    def _logprobs(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
+    def _logprobs(self, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
         return self.policy.logprobs(
             batch.input_ids, batch.attention_mask, batch.loss_mask, self.rollout.temperature
         )
@@ -363,16 +438,27 @@ class MTGRPO(L.LightningModule):
         """The clipped surrogate of one minibatch; what to watch is added to `watched`, as sums over
         tokens."""
         mask = batch.loss_mask
-        logprobs, entropy = self._logprobs(batch)
+        logprobs, entropy, values = self._logprobs(batch)
         # before the first update the ratio is 1, not 1 + rounding
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs[mask]
         reference = None
         if self.objective.kl_coef > 0:
             with self.policy.reference(), torch.no_grad():
                 reference = self._logprobs(batch)[0]
+        weights = batch.weights[mask]
         loss, sums = self.objective(
-            logprobs, old, batch.advantages[mask], batch.weights[mask], reference
+            logprobs,
+            old,
+            batch.advantages[mask],
+            weights,
+            reference,
+            batch.sampler_logprobs[mask],
+            batch.segments(self.objective.ratio_level),
         )
+        if batch.returns is not None and self.policy.critic is not None:
+            missed = (batch.returns[mask] - values).square() / 2
+            loss = loss + self.policy.critic.coef * (missed * weights).sum()
+            sums["value_loss"] = missed.detach().sum()
         if not loss.isfinite():
             raise self._broken(f"the loss is {float(loss.detach())}")
         sums |= {"loss": loss.detach(), "entropy": entropy.sum()}
@@ -496,8 +582,8 @@ class MTGRPO(L.LightningModule):
         if self.experience is None:
             return
         some = self.experience.trajectories[:1]
-        logprobs = self._logprobs_now(pack(some, torch.zeros(1, len(some[0].turns)), torch.ones(1)))
-        if not logprobs.isfinite().all():
+        nothing = torch.zeros(len(scoring.sampled_turns(some[0])))
+        if not self._now(pack(some, [nothing], torch.ones(1)))[0].isfinite().all():
             raise self._broken("the policy's log-probabilities are not finite")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from turnrl.chat import read_template
 from turnrl.errors import CheckpointError, RecipeError, did_you_mean
 from turnrl.sources import reach_hub
+from turnrl.types import Critic
 
 PACKAGE_PREFIX = "package://"
 _LOGITS_PER_CHUNK = 2**27
@@ -120,6 +121,9 @@ class Policy(nn.Module):
         self.gradient_checkpointing = gradient_checkpointing
         self.chat_template = chat_template
         self.revision = revision
+        self.critic: Critic | None = None
+        """Set before the weights are loaded, it adds a value head that begins at zero."""
+        self.value_head: nn.Linear | None = None
         self.network: transformers.PreTrainedModel | None = None
         self._head: nn.Linear | None = None
         self._fingerprint = ""
@@ -248,6 +252,11 @@ class Policy(nn.Module):
             # logits rounded to bfloat16 are off by whole percents of a probability; the head is not
             # trained here (a base that is not float32 has an adapter), so a copy will do
             self._head = copy.deepcopy(head).float().requires_grad_(False)
+        if self.critic is not None:
+            self.value_head = nn.Linear(self.config.get_text_config().hidden_size, 1)
+            self.value_head.to(self._base.get_input_embeddings().weight.device)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
         self._check_head()
         return self.network
@@ -317,9 +326,9 @@ class Policy(nn.Module):
 
     def logprobs(
         self, input_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor, temperature: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probability of the masked tokens, and the entropy of the distributions they were
-        drawn from.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probability of the masked tokens, the entropy of the distributions they were drawn
+        from, and what the critic expected before each.
 
         Logits exist for those tokens only, a chunk at a time.
 
@@ -329,13 +338,18 @@ class Policy(nn.Module):
             loss_mask: (B, T), bool, the N tokens asked for; never the first of a row.
             temperature: As in sampling, so that these are the sampler's own probabilities.
         Returns:
-            Two (N,) tensors in row-major order; the entropy carries no gradient.
+            Three (N,) tensors in row-major order; the entropy carries no gradient, and the values
+            are zero without a critic.
         """
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         hidden = self.hidden(input_ids, attention_mask.long(), positions, use_cache=False)
         before = loss_mask.roll(-1, dims=1)
         before[:, -1] = False
         states, targets = hidden[before], input_ids[loss_mask]
+        values = torch.zeros(len(targets), device=states.device)
+        if self.critic is not None and self.value_head is not None:
+            values = self.value_head((states if self.critic.trunk else states.detach()).float())
+            values = values[:, 0]
         vocabulary = self._base.get_output_embeddings().weight.shape[0]
         size = max(1, _LOGITS_PER_CHUNK // vocabulary)
 
@@ -347,10 +361,10 @@ class Policy(nn.Module):
             return chosen, entropy
 
         if len(targets) <= size:
-            return of_chunk(states, targets)
+            return *of_chunk(states, targets), values
         redone = partial(checkpoint, of_chunk, use_reentrant=False)
         chosen, entropy = zip(*map(redone, states.split(size), targets.split(size)), strict=True)
-        return torch.cat(chosen), torch.cat(entropy)
+        return torch.cat(chosen), torch.cat(entropy), values
 
     def reference(self) -> AbstractContextManager[None]:
         """Within it the policy is its own reference: the adapter is off."""
@@ -359,7 +373,11 @@ class Policy(nn.Module):
 
     def trainable_state(self) -> dict[str, Tensor]:
         """The trained weights by name: what a checkpoint holds."""
-        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
+        return {name: p.detach() for name, p in self.trainable_parameters().items()}
+
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained, by name; `value_head` is the critic's."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     @property
     def identity(self) -> dict[str, Any]:

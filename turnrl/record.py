@@ -15,7 +15,8 @@
     group_mean, group_std       of the total reward over the group; null where there was no group
     turns           a list of {text, tokens, cut, calls, results, format_error, reward, advantage};
                     a call is {name, arguments (JSON), error}, a result {content, ok}; the advantage
-                    is null where nothing was learnt
+                    is null where nothing was learnt: in an evaluation, and in turns that a
+                    branch shares with the trajectory that it came from
 
 `datasets.load_dataset("parquet", data_files="runs/NAME/version_0/record/*.parquet")` reads it, and
 so does everything else that reads Parquet. Files are named SPLIT-POLICY_VERSION-PROCESS, and each
@@ -32,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from turnrl.scoring import CURVES, curves
+from turnrl.scoring import CURVES, Credit, curves, sampled_turns
 from turnrl.types import Group, Reading, ToolCall, ToolResult, Turn
 
 Row = dict[str, Any]
@@ -61,7 +62,7 @@ SCHEMA = pa.schema(_COLUMNS)
 
 def rows(
     groups: Iterable[Group],
-    advantages: Iterable[Tensor | None],
+    credit: Iterable[Credit | None],
     split: str,
     iteration: int,
     policy_version: int,
@@ -72,18 +73,17 @@ def rows(
 
     Args:
         groups: The groups.
-        advantages: (G, K) of each group, or None where nothing is learnt.
+        credit: Of each group, or None where nothing is learnt.
         split: What the questions are from.
         iteration: See the module.
         policy_version: See the module.
         first: Number of the first group.
         step: From one group's number to the next: processes number theirs in turn.
     """
-    scored = zip(groups, advantages, strict=True)
-    for number, (group, credited) in zip(itertools.count(first, step), scored):
+    scored = zip(groups, credit, strict=True)
+    for number, (group, given) in zip(itertools.count(first, step), scored):
         size = len(group.trajectories)
         for i, trajectory in enumerate(group.trajectories):
-            credit = [None] * len(trajectory.turns) if credited is None else credited[i].tolist()
             yield {
                 "iteration": iteration,
                 "policy_version": policy_version,
@@ -101,8 +101,20 @@ def rows(
                 "rewards": [{"name": k, "value": v} for k, v in group.components[i].items()],
                 "group_mean": float(group.totals.mean()) if size > 1 else None,
                 "group_std": float(group.totals.std()) if size > 1 else None,
-                "turns": list(map(_turn, trajectory.turns, group.turn_rewards[i].tolist(), credit)),
+                "turns": [
+                    _turn(turn, float(group.turn_rewards[i, k]), _advantage(given, group, i, k))
+                    for k, turn in enumerate(trajectory.turns)
+                ],
             }
+
+
+def _advantage(credit: Credit | None, group: Group, i: int, k: int) -> float | None:
+    """A turn's advantage; the mean of its tokens', if credit is given by tokens."""
+    if credit is None or k < group.trajectories[i].begins:
+        return None
+    if isinstance(credit, Tensor):
+        return float(credit[i, k])
+    return float(credit[i][sampled_turns(group.trajectories[i]) == k].mean())
 
 
 def _turn(turn: Turn, reward: float, advantage: float | None) -> Row:

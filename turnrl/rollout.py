@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -23,6 +23,8 @@ from turnrl import types
 from turnrl.chat import ChatFormat
 from turnrl.errors import DataError, PluginError, RecipeError, ToolError, at_least, blaming
 from turnrl.toolbox import Bench, Toolbox, check_tools
+
+T = TypeVar("T")
 
 _SHUTDOWN_S = 30.0
 """After Ctrl-C, how long the forward pass under way may take to end."""
@@ -277,24 +279,58 @@ class Rollout:
             ToolError: If a tool's world is broken.
             DataError: If a question leaves no room to act within `max_tokens`.
         """
+        return self.explore(
+            engine, chat, questions, group_size, seed, 0, greedy=greedy, description=description
+        )[0]
+
+    def explore(
+        self,
+        engine: types.Engine,
+        chat: ChatFormat,
+        questions: Sequence[types.Question],
+        group_size: int,
+        seed: Sequence[int],
+        probes: int,
+        greedy: bool = False,
+        description: str | None = None,
+    ) -> tuple[list[list[types.Trajectory]], list[list[types.Probe]]]:
+        """`collect`, and continuations besides: at the beginning of each turn of each trajectory,
+        `probes` branches go their own way from there to the end.
+
+        Args:
+            probes: How many; see `collect` for the others.
+        Returns:
+            G trajectories for each question, and the probes of each question's.
+        Raises:
+            ToolError: As `collect`, and if a tool's session cannot be copied.
+        """
         agent, total = Agent(self, engine, chat, greedy), len(questions) * group_size
         hidden = True if description is None else None  # None: shown on a terminal only
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
 
-        async def work() -> list[types.Trajectory]:
+        async def work() -> list[State]:
             states: list[State] = []
+
+            async def branch(i: int) -> list[int]:
+                """Fork the probes of the turn that comes next; a probe has none itself."""
+                first, at = len(states), len(states[i].turns)
+                for n in range(probes if i < total else 0):
+                    states.append(await states[i].fork((*states[i].seed, at, n)))
+                    origins.append((i, at))
+                return list(range(first, len(states)))
 
             async def turn(i: int) -> None:
                 states[i] = await agent.turn(states[i])
                 if states[i].stop is not None:
                     await states[i].close()
-                    bar.update()
+                    bar.update(i < total)
 
             async def play(members: Sequence[int]) -> None:
                 """The decision process itself: one turn after the other, until all have ended."""
                 while members := [i for i in members if states[i].stop is None]:
+                    begun = [j for i in members for j in await branch(i)]
                     async with asyncio.TaskGroup() as crowd:
-                        for i in members:
+                        for i in (members := [*members, *begun]):
                             crowd.create_task(turn(i))
 
             try:
@@ -313,10 +349,15 @@ class Rollout:
                 await asyncio.gather(*closings, return_exceptions=True)
                 agent.tools.close()
                 await engine.drain()
-            return [state.trajectory for state in states]
+            return states
 
-        done = _on_loop(work())
-        return [done[i : i + group_size] for i in range(0, total, group_size)]
+        origins: list[tuple[int, int]] = []
+        done = [state.trajectory for state in _on_loop(work())]
+        groups = [done[i : i + group_size] for i in range(0, total, group_size)]
+        found: list[list[types.Probe]] = [[] for _ in questions]
+        for (i, at), trajectory in zip(origins, done[total:], strict=True):
+            found[i // group_size].append(types.Probe(i % group_size, at, trajectory))
+        return groups, found
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -343,11 +384,11 @@ def _loop() -> asyncio.AbstractEventLoop:
 os.register_at_fork(after_in_child=_loop.cache_clear)
 
 
-def _on_loop(work: Coroutine[Any, Any, list[types.Trajectory]]) -> list[types.Trajectory]:
+def _on_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the event loop and wait for it; Ctrl-C cancels it first."""
     ended = threading.Event()
 
-    async def supervised() -> list[types.Trajectory]:
+    async def supervised() -> T:
         try:
             return await work
         finally:

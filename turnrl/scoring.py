@@ -3,15 +3,27 @@ watched by."""
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from turnrl.credit import returns_to_go
 from turnrl.errors import PluginError, blaming
 from turnrl.text import contains_answer, exact_match
-from turnrl.types import AdvantageEstimator, Group, Reward, Trajectory, TurnReward
+from turnrl.types import (
+    AdvantageEstimator,
+    Group,
+    Probe,
+    Reward,
+    SampledPolicy,
+    Trajectory,
+    TurnReward,
+)
+
+Credit = Tensor | tuple[Tensor, ...]
+"""(G, K), advantages of turns; or (N_i,) for each trajectory, of its sampled tokens."""
 
 CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
 """The paper's four curves, whatever the rewards are; see `curves`."""
@@ -24,7 +36,10 @@ def component_name(reward: Reward) -> str:
 
 
 def score_group(
-    trajectories: Sequence[Trajectory], rewards: Sequence[Reward], turns: int | None = None
+    trajectories: Sequence[Trajectory],
+    rewards: Sequence[Reward],
+    turns: int | None = None,
+    policy: SampledPolicy | None = None,
 ) -> Group:
     """Apply every reward to the G trajectories of a question.
 
@@ -32,9 +47,31 @@ def score_group(
         trajectories: G attempts at one question, at least one.
         rewards: Each kind is summed.
         turns: K, columns of the group's tensors; by default the most turns that one of them took.
+        policy: The policy that acted, for rewards that ask it.
     Raises:
         PluginError: If a reward raises, or gives something that is not a finite number.
     """
+    return score_groups([trajectories], rewards, turns, policy)[0]
+
+
+def score_groups(
+    groups: Sequence[Sequence[Trajectory]],
+    rewards: Sequence[Reward],
+    turns: int | None = None,
+    policy: SampledPolicy | None = None,
+) -> tuple[Group, ...]:
+    """Apply every reward to the trajectories of several questions; see `score_group`."""
+    every = [trajectory for group in groups for trajectory in group]
+    for reward in rewards:
+        what = f"reward {type(reward).__name__} on {len(every)} trajectories"
+        with blaming(PluginError, what, "A reward must score any trajectory."):
+            reward.prepare(every, policy)
+    return tuple(_scored(group, rewards, turns) for group in groups)
+
+
+def _scored(
+    trajectories: Sequence[Trajectory], rewards: Sequence[Reward], turns: int | None
+) -> Group:
     size = len(trajectories)
     turns = max(len(t.turns) for t in trajectories) if turns is None else turns
     turn_rewards, outcome = torch.zeros(size, turns), torch.zeros(size)
@@ -42,7 +79,7 @@ def score_group(
     components: list[dict[str, float]] = []
     for i, trajectory in enumerate(trajectories):
         taken = len(trajectory.turns)
-        reached[i, :taken] = True
+        reached[i, trajectory.begins : taken] = True
         components.append(dict.fromkeys(map(component_name, rewards), 0.0))
         for reward in rewards:
             if isinstance(reward, TurnReward):
@@ -65,8 +102,37 @@ def _value(reward: Any, trajectory: Trajectory, *turn: int) -> float:
     return value
 
 
-def assign_credit(group: Group, estimator: AdvantageEstimator) -> Tensor:
-    """Advantages (G, K) of a group.
+def with_state_values(group: Group, probes: Sequence[Probe], scored: Group) -> Group:
+    """The group with the mean of what its probes earned as `state_values`.
+
+    All trajectories of a group begin in the same state, so its value is the mean over the probes of
+    them all.
+
+    Args:
+        group: G trajectories.
+        probes: Continuations of theirs from the beginning of each turn.
+        scored: The probes' trajectories with their rewards, in the same order.
+    """
+    to_go = returns_to_go(scored.turn_rewards, 1.0) + scored.outcome[:, None]
+    earned = torch.stack([row[probe.turn] for row, probe in zip(to_go, probes, strict=True)])
+    member = torch.tensor([probe.member for probe in probes])
+    turn = torch.tensor([probe.turn for probe in probes])
+    cell = member * group.reached.shape[1] + turn
+    sums, counts = torch.zeros(2, group.reached.numel())
+    sums, counts = sums.index_add(0, cell, earned), counts.index_add(0, cell, earned * 0 + 1)
+    values = (sums / counts.clamp(min=1)).view_as(group.turn_rewards)
+    values[:, 0] = earned[turn == 0].mean()
+    return replace(group, state_values=values * group.reached)
+
+
+def with_origins(group: Group, probes: Sequence[Probe]) -> Group:
+    """The group with `origins`; its last members are the branches of these probes."""
+    trunks = [(i, 0) for i in range(len(group.trajectories) - len(probes))]
+    return replace(group, origins=(*trunks, *((p.member, p.turn) for p in probes)))
+
+
+def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
+    """Advantages of a group: (G, K) of turns, or (N_i,) for each trajectory, of its sampled tokens.
 
     Raises:
         PluginError: If the estimator raises, or gives another shape or numbers that are not finite.
@@ -74,12 +140,29 @@ def assign_credit(group: Group, estimator: AdvantageEstimator) -> Tensor:
     size, turns = group.turn_rewards.shape
     what = f"{type(estimator).__name__} on a group of {size} with {turns} turns"
     with blaming(PluginError, what, "Mend the estimator."):
-        advantages = estimator(group)
-        finite = bool(advantages.isfinite().all())
-    if advantages.shape != (size, turns) or not finite:
-        told = f"{what} gave advantages of shape {tuple(advantages.shape)} (finite: {finite})"
-        raise PluginError(f"{told}, not {(size, turns)}")
-    return advantages
+        credit = estimator(group)
+        finite = all(bool(part.isfinite().all()) for part in credit)
+        shape = [tuple(part.shape) for part in credit]
+    fits = shape == [(turns,)] * size
+    fits = fits or shape == [(len(sampled_turns(t)),) for t in group.trajectories]
+    if not fits or not finite:
+        told = f"{what} gave advantages of shape {shape} (finite: {finite})"
+        raise PluginError(f"{told}, not {(size, turns)} of turns, nor one for each sampled token")
+    return credit
+
+
+def sampled_turns(trajectory: Trajectory) -> Tensor:
+    """(N,), the turn of each token that was sampled in a turn of the trajectory's own."""
+    index = torch.tensor(trajectory.turn_index)
+    return index[index >= 0]
+
+
+def token_credit(group: Group, credit: Credit) -> list[Tensor]:
+    """For each trajectory (N_i,), the advantage of each of its sampled tokens: its turn's, if
+    credit is given by turns."""
+    if not isinstance(credit, Tensor):
+        return list(credit)
+    return [row[sampled_turns(t)] for row, t in zip(credit, group.trajectories, strict=True)]
 
 
 def curves(trajectory: Trajectory) -> dict[str, float]:
@@ -105,17 +188,41 @@ def curves(trajectory: Trajectory) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Experience:
-    """What one iteration collected in this process: groups, their advantages (one (G, K) each), and
-    how many seconds that took."""
+    """What one iteration collected in this process.
+
+    Args:
+        groups: The groups.
+        credit: Of each group.
+        seconds: How long that took.
+        probe_tokens: Tokens sampled for values alone.
+        redrawn: Groups that were sampled anew.
+    """
 
     groups: tuple[Group, ...]
-    advantages: tuple[Tensor, ...]
+    credit: tuple[Credit, ...]
     seconds: float
+    probe_tokens: int = 0
+    redrawn: int = 0
 
     @property
     def trajectories(self) -> list[Trajectory]:
         """All of them, group by group."""
         return [t for group in self.groups for t in group.trajectories]
+
+    @property
+    def advantages(self) -> list[Tensor]:
+        """Of each one's sampled tokens."""
+        pairs = zip(self.groups, self.credit, strict=True)
+        return [tokens for group, credit in pairs for tokens in token_credit(group, credit)]
+
+    @property
+    def returns(self) -> list[Tensor] | None:
+        """What a critic should have expected of each one's sampled tokens: GAE's lambda-return, the
+        advantage and what was expected; None without a critic."""
+        values = [expected for group in self.groups for expected in group.token_values]
+        if not values:
+            return None
+        return [a + v for a, v in zip(self.advantages, values, strict=True)]
 
 
 def group_sums(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, float]:
@@ -137,15 +244,28 @@ def rollout_sums(experience: Experience) -> dict[str, float]:
     A group is degenerate if all its advantages are zero: it teaches nothing.
     """
     trajectories = experience.trajectories
-    # rounding leaves 1e-8 where rewards are equal
-    idle = [len(a) for a in experience.advantages if float(a.abs().max()) < 1e-6]
-    return {
+    idle = sum(len(c) for c in experience.credit if is_idle(c))
+    found: dict[str, float] = {
         "rollout/turns": sum(len(t.turns) for t in trajectories),
         "rollout/tokens": sum(len(t.token_ids) for t in trajectories),
-        "rollout/sampled_tokens": sum(len(u.token_ids) for t in trajectories for u in t.turns),
+        "rollout/sampled_tokens": sum(len(sampled_turns(t)) for t in trajectories),
         "rollout/truncated": sum(t.stop == "length" for t in trajectories),
-        "rollout/degenerate_groups": sum(idle),
+        "rollout/degenerate_groups": idle,
+        "rollout/probe_tokens": experience.probe_tokens,
+        "rollout/redrawn_groups": experience.redrawn,
     }
+    if (returns := experience.returns) is not None:
+        varied = float(torch.cat(returns).var())
+        missed = float(torch.cat(experience.advantages).var())
+        explained = 1 - missed / varied if varied > 1e-12 else 0.0
+        found["critic/explained_variance"] = explained * len(trajectories)
+    return found
+
+
+def is_idle(credit: Credit) -> bool:
+    """Whether a group teaches nothing: all its advantages are zero. Rounding leaves 1e-8 where
+    rewards are equal."""
+    return all(float(part.abs().max()) < 1e-6 for part in credit)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -21,6 +21,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from turnrl import types
@@ -29,6 +30,7 @@ from turnrl.text import neutralise, normalize_answer
 from turnrl.toolbox import Bench, Toolbox, check_tools
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 _Calls = Sequence[Mapping[str, Any]]  # the arguments of each
@@ -328,19 +330,32 @@ def check_estimator(estimator: types.AdvantageEstimator) -> None:
             with _on(f"{name} on a group of shape {(size, turns)} ({told})"):
                 group, same, other = (_group(drawn, m) for m in (range(size), range(size), order))
                 found = estimator(group)
-                fits = found.shape == (size, turns) and found.is_floating_point()
-                _require(fits, f"gives {found!r}, which is no float tensor of that shape")
-                first, gave = found.clone(), f"gives {found.tolist()}"
+                shapes = [tuple(row.shape) for row in found]
+                tokens = [(sum(len(t.token_ids) for t in a.turns),) for a in group.trajectories]
+                fits = shapes in ([(turns,)] * size, tokens)
+                fits = fits and all(row.is_floating_point() for row in found)
+                told = "which is no float tensor of that shape, nor one for each token of each"
+                _require(fits, f"gives {found!r}, {told}")
+                first = _table(found)
+                gave = f"gives {first.tolist()}"
                 _require(first.isfinite().all(), f"{gave}, which is not finite")
-                _require(not first[~group.reached].any(), f"{gave}, not zero where not reached")
+                idle = shapes != tokens and first[~group.reached].any()
+                _require(not idle, f"{gave}, not zero where not reached")
                 for name_of in ("turn_rewards", "outcome", "reached"):
                     untouched = getattr(group, name_of).equal(getattr(same, name_of))
                     _require(untouched, f"changes {name_of} of the group")
-                again = estimator(group)
+                again = _table(estimator(group))
                 _require(first.equal(again), f"{gave}, and the second time {again.tolist()}")
-                moved, nearly = estimator(other), 1e-3 * max(1.0, float(first.abs().max()))
+                moved, nearly = _table(estimator(other)), 1e-3 * max(1.0, float(first.abs().max()))
                 fair = moved.allclose(first[order], rtol=0, atol=nearly)
                 _require(fair, f"{gave}, and {moved.tolist()} to its members in the order {order}")
+
+
+def _table(credit: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """A row of numbers for each trajectory, with zeros where others have more."""
+    from torch.nn.utils.rnn import pad_sequence
+
+    return pad_sequence([row.clone() for row in credit], batch_first=True)
 
 
 _Drawn = tuple[list[int], list[list[float]]]
@@ -367,7 +382,11 @@ def _group(drawn: _Drawn, members: Sequence[int]) -> types.Group:
     steps = [[*[_SEARCHED] * (n - 1), _RIGHT] for n in drawn[0]]
     attempts = tuple(_attempt(*steps[i], text=f"attempt {i}") for i in members)
     parts = tuple({"outcome/a": end, "turn/b": sum(row)} for end, *row in rewards.tolist())
-    return types.Group(_QUESTION, attempts, rewards[:, 1:], rewards[:, 0], reached, parts)
+    values = rewards[:, 1:].flip(1) * reached
+    pairs = zip(values, attempts, strict=True)
+    of_tokens = tuple(row[0] * torch.arange(3 * len(a.turns)) for row, a in pairs)
+    group = types.Group(_QUESTION, attempts, rewards[:, 1:], rewards[:, 0], reached, parts)
+    return replace(group, state_values=values, token_values=of_tokens)
 
 
 # ------------------------------------------------------------------------------------------ sources

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -163,12 +164,15 @@ class Trajectory:
         prompt_ids: Token ids of the rendered prompt.
         turns: The turns in order; at least one.
         stop: Why it ended.
+        begins: Its first turn of its own, if it branched off another trajectory: what was sampled
+            before that is the other's to learn from, and context here.
     """
 
     question: Question
     prompt_ids: tuple[int, ...]
     turns: tuple[Turn, ...]
     stop: Stop
+    begins: int = 0
 
     def __repr__(self) -> str:
         said = f"answer={self.answer!r}" if self.stop == "answer" else f"stop={self.stop!r}"
@@ -196,7 +200,8 @@ class Trajectory:
 
     @cached_property
     def turn_index(self) -> tuple[int, ...]:
-        """Turn number of each of the T tokens where it was sampled, -1 elsewhere.
+        """Turn number of each of the T tokens where it was sampled, in a turn of its own; -1
+        elsewhere.
 
         It is the loss mask and the route of credit. It is not the attention mask, which covers
         observations too.
@@ -213,8 +218,28 @@ class Trajectory:
         yield from ((token, -1, 0.0) for token in self.prompt_ids)
         for k, turn in enumerate(self.turns):
             ids, logprobs = turn.token_ids, turn.sampler_logprobs
-            yield from zip(ids, [k] * len(ids), logprobs, strict=True)
+            yield from zip(ids, [k if k >= self.begins else -1] * len(ids), logprobs, strict=True)
             yield from ((token, -1, 0.0) for token in turn.observation_ids)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A continuation of a trajectory: what else might have come of it.
+
+    Args:
+        member: Number of the trajectory in its group.
+        turn: The turn at whose beginning it branched off.
+        trajectory: The whole of it, with the turns before that one.
+    """
+
+    member: int
+    turn: int
+    trajectory: Trajectory
+
+    @property
+    def branch(self) -> Trajectory:
+        """The trajectory as one to learn from, whose own turns begin where it branched off."""
+        return replace(self.trajectory, begins=self.turn)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,8 +251,14 @@ class Group:
         trajectories: G attempts at it, trajectory i with K_i turns.
         turn_rewards: (G, K), reward of each turn, summed over components; zero where not reached.
         outcome: (G,), outcome reward of each trajectory, summed over components.
-        reached: (G, K), bool: whether the trajectory took that turn.
+        reached: (G, K), bool: whether the trajectory took that turn, as one of its own.
         components: Each component's total for each trajectory, named `turn/...` or `outcome/...`.
+        state_values: (G, K), what the policy earns on average from the beginning of each turn on,
+            turn rewards and outcome; zero where not reached. Given to an estimator with `probes`.
+        token_values: For each trajectory (N_i,), what a critic expects of each of its N_i sampled
+            tokens before it is sampled. Given to an estimator with a `critic`.
+        origins: For each trajectory the member that it branched off and the turn at whose beginning
+            it did; its own number and 0 if it did not. Given to an estimator that `trains_probes`.
     """
 
     question: Question
@@ -236,6 +267,9 @@ class Group:
     outcome: Tensor
     reached: Tensor
     components: tuple[Mapping[str, float], ...] = ()
+    state_values: Tensor | None = None
+    token_values: tuple[Tensor, ...] = ()
+    origins: tuple[tuple[int, int], ...] = ()
 
     @property
     def totals(self) -> Tensor:
@@ -368,6 +402,19 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
     name: ClassVar[str] = ""
     """Name in metrics; the class name in snake_case if empty."""
 
+    def prepare(  # noqa: B027 - optional: most rewards look at one trajectory alone
+        self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
+    ) -> None:
+        """See all trajectories before any of them is scored: to ask a judge about all at once, or
+        the policy for log-probabilities.
+
+        Args:
+            trajectories: Those that are scored next, of several questions.
+            policy: The policy that acted; None where there is none at hand.
+        Raises:
+            ToolError: If the world that the reward needs is broken. The run stops.
+        """
+
 
 class TurnReward(Reward):
     """Scores one turn, given everything up to and including it."""
@@ -385,23 +432,48 @@ class OutcomeReward(Reward):
         """The reward of how the trajectory ended."""
 
 
+@dataclass(frozen=True)
+class Critic:
+    """A value head on the policy's last hidden states, trained beside the policy.
+
+    Args:
+        lr: Learning rate of the head, which is a group of its own in the optimiser.
+        coef: Weight of the value loss beside the policy's.
+        trunk: Whether the value loss trains the policy's own weights too, or the head alone.
+    """
+
+    lr: float = 1e-3
+    coef: float = 0.1
+    trunk: bool = True
+
+
 class AdvantageEstimator(ABC):
-    """Turns a scored group into one advantage per turn: a pure function of the group.
+    """Turns a scored group into credit: a pure function of the group.
 
     Attributes:
         min_group_size: The smallest G for which the estimator gives any signal.
+        probes: Continuations to be sampled at the beginning of each turn, for `state_values`.
+            They are scored, and not trained on.
+        trains_probes: Whether they are members of the group instead, from the turn on at which
+            they branched off: a tree, whose shared turns are learnt from once.
+        critic: The value head to be trained, for `token_values`; None for none.
     """
 
     min_group_size: int = 1
+    probes: int = 0
+    trains_probes: bool = False
+    critic: Critic | None = None
 
     @abstractmethod
-    def __call__(self, group: Group) -> Tensor:
+    def __call__(self, group: Group) -> Tensor | tuple[Tensor, ...]:
         """Credit for each turn of each trajectory of one group.
 
         Args:
             group: Trajectories with `turn_rewards` (G, K), `outcome` (G,) and `reached` (G, K).
         Returns:
-            (G, K), advantages; zero where not reached, as whoever counts idle groups relies on.
+            (G, K), advantages of turns; zero where not reached, as whoever counts idle groups
+            relies on. Or, from an estimator that credits tokens, (N_i,) for each trajectory, one
+            for each of its sampled tokens in order.
         """
 
 
@@ -554,6 +626,14 @@ class SampledPolicy(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., H) -> (..., V), in float32."""
+
+    def logprobs(
+        self, input_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor, temperature: float = 1.0
+    ) -> tuple[Tensor, ...]:
+        """Log-probabilities (N,) of the tokens that `loss_mask` (B, T) names, and more."""
+
+    def reference(self) -> AbstractContextManager[None]:
+        """Within it the policy is the one that training began from; it has to have an adapter."""
 
     def export(self, folder: str | Path) -> Path:
         """Write the adapter, or the whole model if there is none."""

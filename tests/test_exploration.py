@@ -1,0 +1,321 @@
+"""Probes, trees, critics and redraws: what an estimator may ask for beside a group's rewards."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from runs import column, data, last, module, rows, trainer, weights
+from test_rollout import Brackets, Look, chat  # noqa: F401 - a fixture
+from test_scoring import Calls, attempt, turn
+from turnrl import (
+    AdvantageEstimator,
+    Critic,
+    Policy,
+    Probe,
+    Question,
+    Rollout,
+    TurnLevel,
+    TurnReward,
+    score_group,
+)
+from turnrl.scoring import Experience, rollout_sums, token_credit, with_state_values
+from turnrl.testing import ScriptedEngine
+
+QUESTIONS = [Question(f"q{i}", f"Number {i}?", ("x",)) for i in range(2)]
+CALL = '[look {"query": "x"}]'
+
+
+def explore(chat, says, probes, group_size=2, **options):  # noqa: F811
+    tool = Look()
+    rollout = Rollout(Brackets(), [tool], **options)
+    engine = ScriptedEngine(chat._tokenizer, says)
+    groups, tried = rollout.explore(engine, chat, QUESTIONS, group_size, (0,), probes)
+    return groups, tried, engine, tool
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_probes_go_on_from_the_beginning_of_each_turn_of_each_trajectory(chat, lockstep):  # noqa: F811
+    # sessions 0 to 3 are the four trajectories, which call twice and answer; whatever was forked
+    # after them is a probe, and answers at once
+    says = lambda session, k: (CALL, CALL, "=yes")[k] if session < 4 else "=no"  # noqa: E731
+    groups, tried, engine, tool = explore(chat, says, probes=3, lockstep=lockstep)
+    assert [[t.answer for t in group] for group in groups] == [["yes", "yes"]] * 2
+    for group, probes in zip(groups, tried, strict=True):
+        places = sorted((probe.member, probe.turn) for probe in probes)
+        assert places == sorted((i, k) for i in range(2) for k in range(3) for _ in range(3))
+        for probe in probes:
+            whole, branch = group[probe.member], probe.trajectory
+            assert branch.question == whole.question
+            assert branch.answer == "no"
+            assert len(branch.turns) == probe.turn + 1
+            # exactly what the trajectory had read by then, and nothing of what it did afterwards
+            assert branch.turns[: probe.turn] == whole.turns[: probe.turn]
+            before = len(branch.token_ids) - len(branch.turns[-1].token_ids)
+            assert branch.token_ids[:before] == whole.token_ids[:before]
+    assert sum(map(len, tool.batches)) == 8  # probes repeat no call of before
+    assert not engine.open_sessions
+
+
+def test_probes_change_nothing_for_the_trajectories(tiny_model):
+    from turnrl_slots import Slots
+
+    it = module(tiny_model)
+    it.policy.load()
+    engine, found = Slots(), []
+    engine.start(it.policy, it.rollout.max_tokens)
+    for probes in (0, 2):
+        engine.sync(probes)
+        found.append(it.rollout.explore(engine, it.chat, QUESTIONS, 3, (5,), probes))
+    (plain, none), (groups, tried) = found
+    assert [[t.token_ids for t in some] for some in groups] == [
+        *([t.token_ids for t in some] for some in plain)
+    ]
+    assert none == [[], []]
+    said = [[p.trajectory.token_ids for p in some if p.turn == 0] for some in tried]
+    assert [len(some) for some in said] == [6, 6]
+    assert len({ids for some in said for ids in some}) > 6  # each with random streams of its own
+
+
+def test_state_values_are_means_of_what_probes_earned_from_there_on():
+    class Paid(TurnReward):
+        def score(self, trajectory, turn):
+            return [1.0, 10.0, 100.0][turn]
+
+    long, short = attempt(turn(), turn(), turn()), attempt(turn())
+    group = score_group([long, short], [Paid()], 3)
+    probes = [
+        *(Probe(0, 0, attempt(turn())), Probe(0, 0, attempt(turn(), turn()))),
+        *(Probe(1, 0, attempt(turn())), Probe(1, 0, attempt(turn()))),
+        *(Probe(0, 1, attempt(turn(), turn())), Probe(0, 1, attempt(turn(), turn(), turn()))),
+        *(Probe(0, 2, attempt(turn(), turn(), turn())), Probe(0, 2, attempt(*[turn()] * 3))),
+    ]
+    scored = score_group([probe.trajectory for probe in probes], [Paid()], 3)
+    values = with_state_values(group, probes, scored).state_values
+    # all four begin in one state: (1 + 11 + 1 + 1) / 4; then (10 + 110) / 2, and 100
+    assert values.tolist() == [[3.5, 60.0, 100.0], [3.5, 0.0, 0.0]]
+
+
+@dataclass
+class ToGo(AdvantageEstimator):
+    """Asks for whatever a test says, and keeps the groups that it is given."""
+
+    probes: int = 0
+    trains_probes: bool = False
+    critic: Critic | None = None
+
+    def __post_init__(self):
+        self.seen = []
+
+    def __call__(self, group):
+        self.seen.append(group)
+        to_go = group.turn_rewards.flip(1).cumsum(1).flip(1) + group.outcome[:, None]
+        if self.critic is None:
+            return (to_go - to_go.mean()) * group.reached
+        pairs = zip(group.trajectories, to_go, group.token_values, strict=True)
+        return tuple(row[[k for k in t.turn_index if k >= 0]] - values for t, row, values in pairs)
+
+
+def test_an_estimator_with_probes_is_given_values_and_the_run_says_their_price(
+    tiny_model, tmp_path
+):
+    estimator = ToGo(probes=2)
+    it = module(tiny_model, estimator=estimator)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    assert len(estimator.seen) == 4
+    for group in estimator.seen:
+        assert group.state_values.shape == group.turn_rewards.shape
+        assert not group.state_values[~group.reached].any()
+        assert len(group.trajectories) == 4
+    assert column(tmp_path, "rollout/probe_tokens")[0] > 4
+    assert {row["group"] for row in kept(tmp_path)} == {0, 1, 2, 3}
+    assert len(kept(tmp_path)) == 16  # probes are no part of the record
+
+
+def kept(folder):
+    from turnrl import record
+
+    return record.read(folder / "version_0" / "record", "train-*")
+
+
+def test_a_tree_learns_from_its_branches_and_once_from_what_they_share(tiny_model, tmp_path):
+    estimator = ToGo(probes=1, trains_probes=True)
+    it = module(tiny_model, estimator=estimator, record_per_iteration=None)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    for group in estimator.seen:
+        assert group.origins[:4] == ((0, 0), (1, 0), (2, 0), (3, 0))
+        assert len(group.origins) == len(group.trajectories) > 4
+        assert group.state_values is None
+        for trajectory, (parent, at), reached in zip(
+            group.trajectories, group.origins, group.reached, strict=True
+        ):
+            trunk = group.trajectories[parent]
+            assert trajectory.begins == at
+            assert trajectory.turns[:at] == trunk.turns[:at]
+            assert reached.tolist() == [at <= k < len(trajectory.turns) for k in range(2)]
+    experience = it.experience
+    trained = sum(len(advantages) for advantages in experience.advantages)
+    own = [turn for t in experience.trajectories for turn in t.turns[t.begins :]]
+    assert trained == sum(len(turn.token_ids) for turn in own)
+    assert trained < sum(len(turn.token_ids) for t in experience.trajectories for turn in t.turns)
+    for row, trajectory in zip(kept(tmp_path), experience.trajectories, strict=True):
+        for k, found in enumerate(row["turns"]):
+            assert (found["advantage"] is None) == (k < trajectory.begins)
+
+
+def test_a_critic_learns_what_to_expect_at_a_rate_of_its_own(tiny_model, tmp_path):
+    class Toll(TurnReward):
+        """What is left to earn is 0 in the first turn and 1 in the second, whatever happens."""
+
+        def score(self, trajectory, turn):
+            return [-1.0, 1.0][turn] if len(trajectory.turns) > 1 else 0.0
+
+    estimator = ToGo(critic=Critic(lr=3e-2, coef=0.5))
+    it = module(tiny_model, estimator=estimator)
+    it.rewards[:] = [Toll()]
+    run = trainer(tmp_path, 12, limit_val_batches=0)
+    run.fit(it, data())
+    policy, head = run.optimizers[0].param_groups
+    assert (policy["lr"], head["lr"]) == (3e-3, 3e-2)
+    assert len(head["params"]) == 2
+    explained = column(tmp_path, "critic/explained_variance")
+    assert explained[0] == pytest.approx(0.0, abs=1e-6)  # it begins at zero
+    assert max(explained[3:]) > 0.2
+    assert column(tmp_path, "train/value_loss")[-1] < column(tmp_path, "train/value_loss")[0]
+    # what it was given is what the head says of the hidden state before each token
+    group = estimator.seen[0]
+    assert [len(v) for v in group.token_values] == [
+        *(sum(k >= 0 for k in t.turn_index) for t in group.trajectories)
+    ]
+    saved = torch.load(last(tmp_path), weights_only=True)["state_dict"]
+    assert "policy.value_head.weight" in saved
+
+
+def test_the_values_of_a_critic_equal_its_head_on_the_hidden_states(tiny_model):
+    it = module(tiny_model, estimator=ToGo(critic=Critic()))
+    it.configure_model()
+    torch.nn.init.normal_(it.policy.value_head.weight)
+    groups = it.score(it.act(QUESTIONS, 3, (1,), ""))
+    for group in groups:
+        for trajectory, values in zip(
+            group.trajectories, it._with_token_values(group).token_values, strict=True
+        ):
+            with torch.no_grad():
+                network = it.policy.network
+                states = network.model(input_ids=torch.tensor([trajectory.token_ids]))[0][0]
+                naive = [
+                    it.policy.value_head(states[t - 1])[0]
+                    for t, k in enumerate(trajectory.turn_index)
+                    if k >= 0
+                ]
+            assert torch.allclose(values, torch.stack(naive), atol=1e-5)
+
+
+@pytest.mark.parametrize("trunk", [True, False])
+def test_the_value_loss_reaches_the_policy_if_the_recipe_says_so(tiny_model, trunk):
+    policy = Policy(str(tiny_model))
+    policy.critic = Critic(trunk=trunk)
+    policy.load()
+    torch.nn.init.ones_(policy.value_head.weight)
+    ids = torch.tensor([[5, 9, 33, 71]])
+    mask = torch.tensor([[False, False, True, True]])
+    values = policy.logprobs(ids, torch.ones_like(ids), mask)[2]
+    values.sum().backward()
+    embedding = policy.network.get_input_embeddings().weight
+    assert (embedding.grad is not None) == trunk
+    assert policy.value_head.weight.grad.abs().sum() > 0
+
+
+def test_a_run_with_a_critic_goes_on_exactly(tiny_model, tmp_path):
+    def estimator():
+        return ToGo(critic=Critic(lr=1e-2))
+
+    whole = module(tiny_model, estimator=estimator())
+    trainer(tmp_path / "whole", 3).fit(whole, data())
+    trainer(tmp_path / "first", 2).fit(module(tiny_model, estimator=estimator()), data())
+    later = module(tiny_model, estimator=estimator())
+    trainer(tmp_path / "later", 3).fit(
+        later, data(), ckpt_path=last(tmp_path / "first"), weights_only=True
+    )
+    assert torch.equal(weights(whole.policy), weights(later.policy))
+    assert rows(tmp_path / "whole")[-2:] == rows(tmp_path / "later")[-2:]
+
+
+class Fussy(AdvantageEstimator):
+    """Finds every group idle until it was asked so often."""
+
+    def __init__(self, patience):
+        self.patience, self.asked = patience, 0
+
+    def __call__(self, group):
+        self.asked += 1
+        return group.reached.float() * (self.asked > self.patience)
+
+
+def test_groups_that_teach_nothing_are_sampled_anew_within_a_bound(tiny_model, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "turnrl")
+    for redraws, patience, asked, redrawn in (
+        (3, 6, 4 + 4 + 2, 6),
+        (2, 99, 4 * 3, 8),
+        (0, 2, 4, 0),
+    ):
+        estimator = Fussy(patience)
+        it = module(tiny_model, estimator=estimator, redraws=redraws)
+        folder = tmp_path / f"{redraws}"
+        trainer(folder, 1, limit_val_batches=0).fit(it, data())
+        assert estimator.asked == asked
+        assert column(folder, "rollout/redrawn_groups") == [redrawn / 16]
+    assert "sampled 4 groups anew; 2 teach nothing still" in caplog.text
+
+
+def test_a_redrawn_group_is_another_one(tiny_model, tmp_path):
+    groups = []
+    for redraws in (0, 1):
+        it = module(tiny_model, estimator=Fussy(4), redraws=redraws)
+        trainer(tmp_path / str(redraws), 1, limit_val_batches=0).fit(it, data())
+        groups.append(it.experience.groups)
+    for first, second in zip(*groups, strict=True):
+        assert first.question == second.question
+        assert first.trajectories != second.trajectories
+
+
+def test_credit_by_turns_goes_to_the_sampled_tokens_of_each_turn():
+    group = score_group([attempt(turn(tokens=3), turn(tokens=2)), attempt(turn(tokens=1))], [], 2)
+    given = token_credit(group, torch.tensor([[2.0, -3.0], [5.0, 0.0]]))
+    assert [row.tolist() for row in given] == [[2, 2, 2, -3, -3], [5]]
+
+
+def test_explained_variance_is_of_what_the_critic_should_have_expected():
+    group = score_group([attempt(turn(tokens=2)), attempt(turn(tokens=2))], [Calls()], 1)
+    # returns 0, 1, 2, 3; expected 0, 1, 2, 1: what is left, 0, 0, 0, 2, has variance 1, of 5 / 3
+    values = (torch.tensor([0.0, 1.0]), torch.tensor([2.0, 1.0]))
+    credit = (torch.tensor([0.0, 0.0]), torch.tensor([0.0, 2.0]))
+    from dataclasses import replace
+
+    known = replace(group, token_values=values)
+    sums = rollout_sums(Experience((known,), (credit,), 1.0))
+    assert sums["critic/explained_variance"] / 2 == pytest.approx(1 - 1 / (5 / 3))
+
+
+def test_rewards_see_all_trajectories_before_any_is_scored(tiny_model, tmp_path):
+    class Prepared(TurnReward):
+        def __init__(self):
+            self.batches, self.known = [], set()
+
+        def prepare(self, trajectories, policy):
+            self.batches.append(len(trajectories))
+            self.known |= {id(t) for t in trajectories}
+            assert isinstance(policy, Policy)
+
+        def score(self, trajectory, turn):
+            assert id(trajectory) in self.known
+            return 0.0
+
+    reward = Prepared()
+    it = module(tiny_model, estimator=TurnLevel())
+    it.rewards.append(reward)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    assert reward.batches == [16]
