@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from turnrl.scoring import score_group as score_group
     from turnrl.sources import load_questions as load_questions
     from turnrl.sources import reach_hub as reach_hub
+    from turnrl.toolbox import read_call as read_call
 
 _LAZY = {
     "chat": ["ChatFormat"],
@@ -45,6 +46,7 @@ _LAZY = {
     "rollout": ["Rollout"],
     "scoring": ["assign_credit", "score_group"],
     "sources": ["load_questions", "reach_hub"],
+    "toolbox": ["read_call"],
 }
 _GROUND = ("turnrl.plugins", "turnrl.text", "turnrl.types")
 

@@ -27,6 +27,51 @@ MAX_RESULT_CHARACTERS = 1_000_000
 """A tool that returns more than this is broken; below it, results are cut to a token budget."""
 _GATHER_S = 0.003
 """Calls of one tool that arrive within this time leave as one batch."""
+_DEEPEST = 100
+"""Brackets of a call; far more would exhaust the stack of whoever writes it down."""
+
+
+def read_call(text: str, keys: Sequence[str] = ("arguments", "args")) -> ToolCall:
+    """The call that a JSON object of a name and arguments spells, for segmenters; total.
+
+    Args:
+        text: The object, and nothing else.
+        keys: What it may call the arguments, the preferred name first.
+    Returns:
+        The call, of which every text can be encoded; or one without a name, whose `error` says what
+        is wrong.
+    """
+    if text.count("[") + text.count("{") > _DEEPEST:
+        return ToolCall("", error="the call is nested too deeply")
+    try:
+        value = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        # a lone surrogate ("\ud800") is valid JSON but no text: it could not be sent to any server
+        json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        return ToolCall("", error=f"bad JSON at character {error.pos}")
+    except (ValueError, RecursionError):
+        return ToolCall("", error="bad JSON")
+    if not isinstance(value, dict):
+        return ToolCall("", error="the call must be a JSON object")
+    key = next((key for key in keys if {*value} == {"name", key}), None)
+    if key is None:
+        return ToolCall("", error=f'the call must have "name" and "{keys[0]}"')
+    if not isinstance(value["name"], str) or not value["name"]:
+        return ToolCall("", error='"name" must be a tool name')
+    if not isinstance(value[key], dict):
+        return ToolCall("", error=f'"{keys[0]}" must be an object')
+    return ToolCall(value["name"], value[key])
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("duplicate key")
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def check_tools(tools: Sequence[Tool]) -> None:

@@ -14,14 +14,21 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
-from turnrl import Message, Question, Reading, Segmenter, Tool, ToolCall, ToolResult, hookimpl
+from turnrl import (
+    Message,
+    Question,
+    Reading,
+    Segmenter,
+    Tool,
+    ToolCall,
+    ToolResult,
+    hookimpl,
+    read_call,
+)
 
 _TAG = re.compile(r"<(/?)(reasoning|tool|result|answer|error)>")
 
 _ACTIONS = ("tool", "answer")
-
-_DEEPEST = 100
-"""Brackets of a call; far more would exhaust the stack of whoever writes it down."""
 
 _INSTRUCTIONS = """\
 Answer the question. You have two turns.
@@ -86,7 +93,8 @@ class TwoTurn(Segmenter):
             return Reading(format_error=error)
         if turn >= self.max_turns - 1:
             return Reading(format_error=error or "the last turn must give an answer")
-        call = _read_call(body)
+        unusable = ToolCall("", error="tags inside tool, or it is not closed")
+        call = unusable if body is None else read_call(body, ("args", "arguments"))
         return Reading(calls=(call,), format_error=error or call.error)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
@@ -134,44 +142,6 @@ def _form_error(text: str, kind: str | None, body: str | None, end: int) -> str 
     if before.strip() or between.strip():
         return "text outside the tags"
     return None if reasoning.strip() else "the reasoning is empty"
-
-
-def _read_call(body: str | None) -> ToolCall:
-    """The call that the content of `<tool>` describes. Bad ones carry an `error` and no name."""
-    if body is None:
-        return ToolCall("", error="tags inside tool, or it is not closed")
-    if body.count("[") + body.count("{") > _DEEPEST:
-        return ToolCall("", error="the call is nested too deeply")
-    try:
-        value = json.loads(body, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-        # a lone surrogate ("\ud800") is valid JSON but no text: it could not be sent to any server
-        json.dumps(value, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
-        return ToolCall("", error=f"bad JSON at character {error.pos}")
-    except (ValueError, RecursionError):
-        return ToolCall("", error="bad JSON")
-    if not isinstance(value, dict):
-        return ToolCall("", error="the call must be a JSON object")
-    keys = sorted(value)
-    if keys not in (["args", "name"], ["arguments", "name"]):
-        return ToolCall("", error='the call must have "name" and "args"')
-    name, arguments = value["name"], value[keys[0]]
-    if not isinstance(name, str) or not name:
-        return ToolCall("", error='"name" must be a tool name')
-    if not isinstance(arguments, dict):
-        return ToolCall("", error='"args" must be an object')
-    return ToolCall(name, arguments)
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("duplicate key")
-    return value
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _describe(tool: Tool) -> str:

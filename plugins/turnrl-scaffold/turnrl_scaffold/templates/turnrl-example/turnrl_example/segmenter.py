@@ -5,14 +5,11 @@ import re
 from collections.abc import Sequence
 from typing import final
 
-from turnrl import Message, Question, Reading, Segmenter, Tool, ToolCall, ToolResult
+from turnrl import Message, Question, Reading, Segmenter, Tool, ToolResult, read_call
 
 # The block that is closed first, whatever comes after it: what a text means does not change as it
 # grows. Nothing inside can open or close a block.
 ACTION = re.compile(r"<(tool|answer)>((?:(?!</?(?:tool|answer)>).)*)</\1>", re.DOTALL)
-
-LONGEST_CALL = 500
-"""Characters; also bounds how deep its JSON can be nested."""
 
 INSTRUCTIONS = """\
 Answer the question. You have {turns} turns. In each of them, think, then do one of two things:
@@ -71,7 +68,8 @@ class ExampleTurns(Segmenter):
             return Reading(answer=body or None, format_error=error or empty)
         if turn + 1 >= self.max_turns:  # no call: nothing would read its result
             return Reading(format_error="the last turn must give an answer")
-        call = _call(body)
+        # one that cannot be read was attempted all the same: it has an error
+        call = read_call(body, ("args",))
         return Reading(calls=(call,), format_error=error or call.error)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
@@ -80,18 +78,3 @@ class ExampleTurns(Segmenter):
         replies = replies or [("error", reading.format_error or "no call or answer")]
         text = "\n".join(f"<{tag}>{content}</{tag}>" for tag, content in replies)
         return [{"role": "user", "content": text}]
-
-
-def _call(body: str) -> ToolCall:
-    """The call in a block. One that cannot be read was attempted all the same: it has an error."""
-    if len(body) > LONGEST_CALL:
-        return ToolCall("", error=f"the call is longer than {LONGEST_CALL} characters")
-    try:
-        value = json.loads(body)
-        json.dumps(value, ensure_ascii=False).encode()  # "\ud800" is JSON, but no text
-    except (ValueError, RecursionError):
-        return ToolCall("", error="the call is not JSON")
-    match value:
-        case {"name": str(name), "args": dict(arguments)} if name:
-            return ToolCall(name, arguments)
-    return ToolCall("", error='the call must be {"name": "...", "args": {...}}')

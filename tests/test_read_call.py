@@ -1,0 +1,57 @@
+"""`read_call`: the reading of a JSON call that segmenters share."""
+
+import json
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from turnrl import ToolCall, read_call
+
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+plain = st.none() | st.booleans() | numbers | st.text()
+values = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+
+
+@given(st.text(min_size=1), st.dictionaries(st.text(), values), st.sampled_from([None, 2]))
+def test_what_was_written_as_json_is_read_back(name, arguments, indent):
+    text = json.dumps({"arguments": arguments, "name": name}, indent=indent)
+    assume(text.count("[") + text.count("{") <= 100)
+    assert read_call(text) == ToolCall(name, arguments)
+
+
+def test_the_arguments_stand_under_one_of_the_names_given():
+    assert read_call('{"name": "a", "args": {"b": 1}}') == ToolCall("a", {"b": 1})
+    assert read_call('{"name": "a", "input": {}}', ("input",)) == ToolCall("a", {})
+    for text in ('{"name": "a", "args": {}}', '{"name": "a", "input": {}, "args": {}}'):
+        call = read_call(text, ("input",))
+        assert call == ToolCall("", error='the call must have "name" and "input"')
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('{"name": "a", "arguments": {}', "bad JSON at character 29"),
+        ('{"name": "a", "arguments": {"b": 1, "b": 2}}', "bad JSON"),
+        (r'{"name": "a", "arguments": {"b": "\ud800"}}', "bad JSON"),
+        ('{"name": "a", "arguments": {"b": "\ud800"}}', "bad JSON"),
+        ('{"name": "a", "arguments": {"b": -Infinity}}', "bad JSON"),
+        ("[" * 100_000, "the call is nested too deeply"),
+        ("7", "the call must be a JSON object"),
+        ('{"name": "a"}', 'the call must have "name" and "arguments"'),
+        ('{"name": ["a"], "arguments": {}}', '"name" must be a tool name'),
+        ('{"name": "a", "args": []}', '"arguments" must be an object'),
+    ],
+)
+def test_a_call_that_cannot_be_read_has_no_name_and_says_why(text, error):
+    assert read_call(text) == ToolCall("", error=error)
+
+
+pieces = st.sampled_from([*'{}[]",:', '"name": "a"', '"args": {', "\\ud800", "NaN", "1e999"])
+
+
+@given(st.lists(pieces | st.text(max_size=3)).map("".join))
+def test_any_text_is_read_and_what_was_read_can_be_written_down(text):
+    call = read_call(text)
+    assert bool(call.name) == (call.error is None)
+    json.dumps({call.name: dict(call.arguments)}, ensure_ascii=False).encode()
