@@ -7,9 +7,10 @@ import asyncio
 import json
 import threading
 import time
+from dataclasses import replace
 
 import pytest
-from turnrl_qa_rewards import AnswerRetrieved, ExactMatch, ToolExecuted
+from turnrl_qa_rewards import AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed
 
 from turnrl import (
     ChatFormat,
@@ -310,6 +311,31 @@ def test_a_trajectory_stops_when_it_runs_out_of_tokens(chat):
     assert len(short.token_ids) == prompt + tokens(chat, call)
     assert paid(short) == [0.0]
     assert curves(short) | {"format": 0} == dict.fromkeys(curves(short), 0.0)
+
+
+class Mender(Brackets):
+    """Reads calls of which the closing brace is missing, too."""
+
+    def read(self, text, turn, cut):
+        reading = super().read(text, turn, cut)
+        if all(call.error is None for call in reading.calls):
+            return reading
+        (call,) = super().read(text.replace("]", "}]"), turn, cut).calls
+        return Reading((replace(call, mended="no brace"),), format_error="no brace")
+
+
+def test_a_mended_call_is_run_and_read_and_not_paid_for(chat):
+    tool = Look()
+    said = '[look {"query": "Paris"]'
+    trajectory = one(Rollout(Mender(), [tool]), chat, say(said, "=Paris"))
+    assert tool.batches == [["Paris"]]
+    assert trajectory.turns[0].results == (ToolResult("about Paris", ok=False),)
+    assert "about Paris" in chat._tokenizer.decode(trajectory.turns[0].observation_ids)
+    assert paid(trajectory) == [0.0, 0.0]
+    group = score_group([trajectory], [WellFormed()])
+    assert group.outcome.tolist() == pytest.approx([0.2])  # for the answer, one turn of two
+    found = curves(trajectory)
+    assert [found[name] for name in ("tool_execution", "answer_in_results", "format")] == [0] * 3
 
 
 def test_calls_beyond_the_most_of_a_turn_are_answered_and_not_run(chat):

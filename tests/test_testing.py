@@ -441,6 +441,10 @@ def shows(text, role="user"):
             "arguments are no mapping",
         ),
         ({"read": alternates()}, "and the second time"),
+        (
+            {"read": lambda text, turn, cut: Reading((ToolCall("x", mended="a comma"),))},
+            "a turn with a mended call needs a format_error",
+        ),
     ],
 )
 def test_a_broken_segmenter_is_caught(broken, message):

@@ -228,9 +228,10 @@ class Rollout:
                 f"{type(self.segmenter).__name__} leaves it to the chat template to describe the "
                 "tools, and the policy's does not. Give one that does in policy.chat_template."
             )
-        called = types.Reading((types.ToolCall("check"),)), (types.ToolResult("checked"),)
-        for reading, results in (called, (types.Reading(format_error="checked"), ())):
-            messages = self.ask("observe", reading, results)
+        call, replies = (types.ToolCall("check"),), (types.ToolResult("checked"),)
+        for calls, wrong in ((call, None), (call, "wrong"), ((), "wrong")):
+            reading = types.Reading(calls, None, wrong)
+            messages = self.ask("observe", reading, replies[: len(calls)])
             roles = {m.get("role") for m in messages} if isinstance(messages, list) else {"none"}
             if not roles or roles - {"user", "tool"}:
                 told = f"{type(self.segmenter).__name__}.observe gave {messages!r}"

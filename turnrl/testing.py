@@ -171,6 +171,8 @@ def check_segmenter(segmenter: types.Segmenter, texts: int = 2000) -> None:
                 _require(isinstance(call, types.ToolCall), f"{gave}: {call!r} is no ToolCall")
                 _require(isinstance(call.arguments, Mapping), f"{gave}: arguments are no mapping")
                 _require(call.name or call.error, f"{gave}: a call has neither name nor error")
+                owned = call.mended is None or reading.format_error is not None
+                _require(owned, f"{gave}: a turn with a mended call needs a format_error")
             acts = reading.calls or reading.answer is not None or reading.format_error
             _require(acts, f"{gave}: a turn that neither calls nor answers needs a format_error")
         part = text[: len(text) * 2 // 3]

@@ -161,7 +161,8 @@ class Bench:
         else:
             call = replace(call, session=self._sessions[call.name])
             result = await self._box.desks[call.name].call(call)
-        return replace(result, content=self._box.make_safe(result.content))
+        ok = result.ok and call.mended is None
+        return replace(result, content=self._box.make_safe(result.content), ok=ok)
 
     async def _open(self, name: str) -> None:
         tool = self._box.desks[name].tool

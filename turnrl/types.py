@@ -80,6 +80,8 @@ class ToolCall:
         arguments: Arguments by name.
         error: Why the call could not be read (bad JSON, say). Such a call is never run: the policy
             reads the error as its result.
+        mended: What is wrong with the form of a call that was read all the same, by a lenient
+            segmenter. It is run, but its result is not `ok`, so no reward pays for it.
         session: What the tool keeps for the trajectory that calls, if it opened one; set when the
             call is run. It is no part of the record.
     """
@@ -87,6 +89,7 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
+    mended: str | None = None
     session: ToolSession | None = field(default=None, compare=False, repr=False)
 
 
@@ -98,7 +101,7 @@ class ToolResult:
         content: Text for the policy to read. It is untrusted: control tokens and tags in it are
             neutralised before the policy sees it.
         ok: False if the call failed through the policy's own mistake, which it then reads in
-            `content`.
+            `content`, or was read only by mending it.
         metadata: Anything a reward or a report may want (passage ids, scores). The policy never
             sees it.
     """
