@@ -247,6 +247,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "plugins/turnrl-completion/README.md": {"completion bash": Runs(("complete -o bashdefault",))},
     "plugins/turnrl-qa-rewards/README.md": {"rewards:": Fits("model")},
     "plugins/turnrl-questions/README.md": {},
+    "plugins/turnrl-react/README.md": {"class_path: ReAct": Fits("model.rollout")},
     "plugins/turnrl-scaffold/README.md": {
         "plugin new weather": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
     },

@@ -207,8 +207,8 @@ def test_an_empty_variable_loads_nothing(install, monkeypatch):
 
 
 def test_the_variable_cannot_ask_for_what_is_not_installed(install, monkeypatch):
-    monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "two-turn,react")
-    with pytest.raises(PluginError, match=r"asks for react, .*Installed: .*two-turn"):
+    monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "two-turn,reflect")
+    with pytest.raises(PluginError, match=r"asks for reflect, .*Installed: .*two-turn"):
         load_plugins()
 
 

@@ -1,0 +1,133 @@
+"""The turns of Search-R1 (Jin et al., arXiv 2503.09516).
+
+    turn        <think>...</think> <search>a query</search>
+    reply       <information>...</information>
+    last turn   <think>...</think> <answer>...</answer>
+
+Unlike there, whose rollouts tell every mistake in one sentence, the policy reads which one it made,
+and a reply cannot close the tags that it stands in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import final
+
+from turnrl import Message, Question, Reading, Segmenter, Tool, ToolCall, ToolResult
+
+_TAG = re.compile(r"<(/?)(think|search|information|answer)>")
+
+_INSTRUCTIONS = """\
+Answer the question. You have {turns}. Begin each turn with a thought inside <think> tags, then do \
+one of two things.
+
+Search for what you do not know, and read what is found inside <information> tags:
+<think>...</think> <search>a query</search>
+
+Or give the answer, in few words. This ends your work. The last turn must do it:
+<think>...</think> <answer>...</answer>"""
+
+
+@final
+class SearchR1(Segmenter):
+    """A thought, then a search in plain words or the answer, until there is one; Search-R1's tags.
+
+    Args:
+        max_turns: The most turns; the last one must answer.
+        tool: The name of the tool that is called.
+        argument: The argument of it that is the query.
+        instructions: The system message, word for word; empty for none. By default it explains the
+            task and the tags.
+    """
+
+    stop = ("</search>", "</answer>")
+    tags = ("think", "search", "information", "answer")
+
+    def __init__(
+        self,
+        max_turns: int = 4,
+        tool: str = "search",
+        argument: str = "query",
+        instructions: str | None = None,
+    ) -> None:
+        self.max_turns = max_turns
+        self.tool = tool
+        self.argument = argument
+        self.instructions = instructions
+
+    def prompt(self, question: Question, tools: Sequence[Tool]) -> list[Message]:
+        """The instructions as system message (none if empty), the question as user message."""
+        system = self.instructions
+        if system is None:
+            turns = "one turn" if self.max_turns == 1 else f"{self.max_turns} turns"
+            system = _INSTRUCTIONS.format(turns=turns)
+        opening = [{"role": "system", "content": system}] if system else []
+        return [*opening, {"role": "user", "content": question.text}]
+
+    def read(self, text: str, turn: int, cut: bool) -> Reading:
+        """What one turn does.
+
+        The first `<search>` or `<answer>` that is closed counts, as sampling stops there, whatever
+        else is wrong with the turn; but one with tags inside is not used. A search that cannot be
+        used was attempted all the same: it carries an `error`. A search in the last turn is none.
+        """
+        tags = [*_TAG.finditer(text)]
+        found = [tag.group() for tag in tags]
+        close = next((n for n, tag in enumerate(found) if tag in self.stop), None)
+        if close is None or f"<{tags[close][2]}>" not in found[:close]:
+            opened = next((tag for tag in ("<search>", "<answer>") if tag in found), None)
+            what = f"{opened[1:-1]} is not closed" if opened else "no search or answer"
+            return Reading(format_error=_forged(found) or what)
+        kind, opening = tags[close][2], tags[close - 1]
+        whole = opening.group() == f"<{kind}>"
+        body = text[opening.end() : tags[close].start()].strip()
+        wrong = f"tags inside {kind}" if not whole else None if body else f"the {kind} is empty"
+        error = _forged(found) or wrong or _form_error(text, tags[: close + 1])
+        if kind == "answer":
+            return Reading(answer=None if wrong else body, format_error=error)
+        if turn >= self.max_turns - 1:
+            return Reading(format_error=error or "the last turn must give an answer")
+        if wrong is None and body.encode("utf-8", "replace").decode() != body:
+            wrong = "half a surrogate pair is no text"
+        call = ToolCall("", error=wrong) if wrong else ToolCall(self.tool, {self.argument: body})
+        return Reading(calls=(call,), format_error=error or wrong)
+
+    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
+        """A user message: what was found, and what is wrong with the search or the form."""
+        told = [
+            f"<information>{r.content}</information>" if r.ok else f"Error: {r.content}."
+            for r in results
+        ]
+        wrong = reading.format_error
+        if not told or (wrong and wrong not in (r.content for r in results)):
+            told.append(f"Format error: {wrong or 'no search or answer'}.")
+        return [{"role": "user", "content": "\n".join(told)}]
+
+
+def _forged(found: Sequence[str]) -> str | None:
+    forged = "<information>" in found or "</information>" in found
+    return "information is not yours to write" if forged else None
+
+
+def _form_error(text: str, tags: Sequence[re.Match[str]]) -> str | None:
+    """What is wrong with a turn around its action.
+
+    Args:
+        text: The turn.
+        tags: Its tags up to where the action is closed.
+    """
+    kind = tags[-1][2]
+    if text[tags[-1].end() :].strip():
+        return f"text after the {kind}"
+    found = [tag.group() for tag in tags]
+    if "<think>" not in found:
+        return "no thought"
+    if "</think>" not in found:
+        return "the thought is not closed"
+    if found != ["<think>", "</think>", f"<{kind}>", f"</{kind}>"]:
+        return "misplaced tags"
+    begin, end, act, _ = tags
+    if text[: begin.start()].strip() or text[end.end() : act.start()].strip():
+        return "text outside the tags"
+    return None if text[begin.end() : end.start()].strip() else "the thought is empty"

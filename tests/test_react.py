@@ -1,0 +1,706 @@
+"""Turns of thought and action: what each form means, what the policy is told, and who is paid."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from turnrl_qa_rewards import AnswerRetrieved, ToolExecuted, WellFormed
+from turnrl_react import ReAct, SearchR1
+
+from turnrl import (
+    ChatFormat,
+    Policy,
+    Question,
+    Reading,
+    RecipeError,
+    Rollout,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
+from turnrl.scoring import curves, score_group
+from turnrl.testing import ScriptedEngine, check_segmenter
+
+QUESTION = Question("q1", "What is the time zone of Utrecht?", ("Europe/Amsterdam",))
+BODY = '{"name": "search", "arguments": {"query": "Utrecht"}}'
+CALL = f"<tool_call>\n{BODY}\n</tool_call>"
+OTHER = CALL.replace("Utrecht", "Lima")
+ANSWER = "<answer>Europe/Amsterdam</answer>"
+THOUGHT = "<think>I look.</think>"
+SEARCH = ToolCall("search", {"query": "Utrecht"})
+LIMA = ToolCall("search", {"query": "Lima"})
+
+EVERY = [
+    ReAct(answer=answer, think=think, lenient=lenient)
+    for answer, think, lenient in itertools.product(
+        ("tag", "boxed", "plain"), ("required", "optional", "opened"), (False, True)
+    )
+]
+
+
+class Search(Tool):
+    name = "search"
+    description = "Search an encyclopaedia."
+    parameters = {
+        "type": "object",
+        "properties": {"query": {"type": "string"}},
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+
+    def __init__(self, reply=lambda query: f"about {query}", name="search"):
+        self.reply, self.name, self.batches = reply, name, []
+
+    def run(self, calls):
+        self.batches.append([call.arguments["query"] for call in calls])
+        return [ToolResult(self.reply(call.arguments["query"])) for call in calls]
+
+
+def told(segmenter, reading, results=None):
+    """What the policy reads, as (role, text); by default of calls that all succeed."""
+    if results is None:
+        results = [ToolResult(c.error or "found", ok=c.error is None) for c in reading.calls]
+    return [(m["role"], m["content"]) for m in segmenter.observe(reading, results)]
+
+
+# ------------------------------------------------------------------------------------------ forms
+
+
+@pytest.mark.parametrize(
+    ("text", "reading"),
+    [
+        (CALL, Reading((SEARCH,))),
+        (THOUGHT + "\n" + CALL + "\n", Reading((SEARCH,))),
+        (f"{THOUGHT}I search.\n{CALL}\n\n{OTHER}", Reading((SEARCH, LIMA))),
+        ("<think>\n\n</think>\n\n" + CALL, Reading((SEARCH,))),
+        (f"<think>I write {CALL} or {ANSWER}.</think>{OTHER}", Reading((LIMA,))),
+        (ANSWER, Reading(answer="Europe/Amsterdam")),
+        (THOUGHT + "So: <answer>\nEurope\n</answer>\n", Reading(answer="Europe")),
+    ],
+)
+def test_a_turn_in_good_form_is_a_thought_then_calls_or_an_answer(text, reading):
+    assert ReAct().read(text, 0, False) == ReAct(lenient=True).read(text, 0, False) == reading
+
+
+BOX = "\\boxed{Europe/Amsterdam}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "reading"),
+    [
+        ("boxed", THOUGHT + f"It is ${BOX}$.", Reading(answer="Europe/Amsterdam")),
+        ("boxed", "\\boxed{\\frac{1}{2\\}}}", Reading(answer="\\frac{1}{2\\}}")),
+        ("boxed", f"<think>{BOX}</think>\\boxed{{Lima}}", Reading(answer="Lima")),
+        ("boxed", "\\boxed{Eur", Reading(format_error="boxed is not closed")),
+        ("boxed", f"\\boxed{{a {CALL}", Reading(format_error="boxed is not closed; a tool call")),
+        ("boxed", "\\boxed{ }", Reading(format_error="the answer is empty")),
+        ("boxed", f"{BOX} \\boxed{{b}}", Reading((), "Europe/Amsterdam", "more than one answer")),
+        ("boxed", CALL + BOX, Reading((SEARCH,), None, "an answer before the result was read")),
+        ("boxed", ANSWER, Reading(format_error="no tool call or answer")),
+        ("plain", THOUGHT + "\nEurope ", Reading(answer="Europe")),
+        ("plain", "Europe", Reading(answer="Europe")),
+        ("plain", f"a{THOUGHT}b", Reading((), "b", "text before the thought")),
+        ("plain", THOUGHT + "\n", Reading(format_error="no tool call or answer")),
+        ("plain", f"Europe {CALL}", Reading((SEARCH,))),
+        ("plain", f"Europe {CALL} it is", Reading((SEARCH,), None, "text after the tool call")),
+        (
+            "plain",
+            "Europe</tool_call>",
+            Reading(format_error="tool_call is closed and was not opened; no tool call or answer"),
+        ),
+        ("plain", "<think>Europe", Reading(format_error="the thought is not closed; no tool call")),
+    ],
+)
+def test_an_answer_stands_where_the_option_says(answer, text, reading):
+    found = ReAct(answer=answer).read(text, 0, False)
+    assert (found.calls, found.answer) == (reading.calls, reading.answer)
+    assert (found.format_error or "").startswith(reading.format_error or "")
+    assert bool(found.format_error) == bool(reading.format_error)
+
+
+def test_a_thought_is_required_optional_or_opened_by_the_template():
+    for text, required, optional, opened in [
+        (f"{THOUGHT}{ANSWER}", None, None, None),
+        (ANSWER, "no thought", None, "the thought is not closed; no tool call or answer"),
+        (f"<think> </think>{ANSWER}", "the thought is empty", None, None),
+        (
+            f" \n</think>{ANSWER}",
+            "think is closed and was not opened; no thought",
+            "think is closed and was not opened",
+            "the thought is empty",
+        ),
+        (
+            f"I look.</think>{ANSWER}",
+            "think is closed and was not opened; no thought",
+            "think is closed and was not opened",
+            None,
+        ),
+    ]:
+        wanted = {"required": required, "optional": optional, "opened": opened}
+        found = {think: ReAct(think=think).read(text, 0, False) for think in wanted}
+        assert {think: reading.format_error for think, reading in found.items()} == wanted, text
+    assert ReAct(think="opened").read(f"I write {CALL}. </think> {ANSWER}", 0, False) == Reading(
+        answer="Europe/Amsterdam"
+    )
+
+
+NO_ACT = "no tool call or answer"
+INSIDE = "tags inside tool_call; in the text of an argument, write < as \\u003c"
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "answer", "error"),
+    [
+        ("", (), None, NO_ACT),
+        ("Europe/Amsterdam", (), None, NO_ACT),
+        (THOUGHT, (), None, NO_ACT),
+        ("<Answer>a</Answer>", (), None, NO_ACT),
+        (f"<think>I look. {CALL} {ANSWER}", (), None, f"the thought is not closed; {NO_ACT}"),
+        (f"So. {THOUGHT}{CALL}", (SEARCH,), None, "text before the thought"),
+        (THOUGHT + THOUGHT + CALL, (SEARCH,), None, "more than one thought"),
+        (CALL + THOUGHT, (SEARCH,), None, "a thought after the tool call"),
+        (CALL + "<think>", (SEARCH,), None, "the thought is not closed; a thought after the t"),
+        (f"{CALL} and {OTHER}", (SEARCH, LIMA), None, "text after the tool call"),
+        (f"{CALL}{OTHER}\nDone.", (SEARCH, LIMA), None, "text after the tool call"),
+        (CALL + ANSWER, (SEARCH,), None, "an answer before the result was read"),
+        (ANSWER + CALL, (), "Europe/Amsterdam", "a tool call after the answer, which is not run"),
+        (f"{ANSWER} It is.", (), "Europe/Amsterdam", "text after the answer"),
+        (f"{ANSWER}<answer>b</answer>", (), "Europe/Amsterdam", "more than one answer"),
+        ("<answer> \n</answer>", (), None, "the answer is empty"),
+        ("<answer>Eur", (), None, "answer is not closed"),
+        ("<answer>a<answer>b</answer>", (), None, "answer is not closed; more than one answer"),
+        ("<answer>a<think>b</think></answer>", (), None, "tags inside answer"),
+        ("a</answer>", (), None, f"answer is closed and was not opened; {NO_ACT}"),
+        (
+            f"{CALL}<tool_response>Paris</tool_response>",
+            (SEARCH,),
+            None,
+            "tool_response is not yours to write; text after the tool call",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_turn_is_told_and_what_it_does_is_decided(text, calls, answer, error):
+    for segmenter in (ReAct(), ReAct(lenient=True)):
+        reading = segmenter.read(text, 0, False)
+        assert (reading.calls, reading.answer) == (calls, answer)
+        assert reading.format_error is not None
+        assert reading.format_error.startswith(error)
+        wanted = [("tool", "found")] * len(calls)
+        assert told(segmenter, reading) == [
+            *wanted,
+            ("user", f"Format error: {reading.format_error}."),
+        ]
+
+
+def broken(old: str, new: str) -> str:
+    assert old in BODY
+    return BODY.replace(old, new)
+
+
+QUOTES = "single quotes, where JSON has double ones"
+PYTHON = "True, False or None, where JSON has true, false or null"
+STRING = "the arguments are JSON in a string, not an object"
+MENDED = [
+    (broken('"}}', '",}}'), "a trailing comma"),
+    (BODY[:-1] + ", }", "a trailing comma"),
+    (BODY.replace('"', "'"), QUOTES),
+    (BODY.replace('"', "'")[:-1] + ",}", f"{QUOTES}; a trailing comma"),
+    (f"```json\n{BODY}\n```", "code fences around the JSON"),
+    (f"```{BODY}```", "code fences around the JSON"),
+    (broken("arguments", "args"), '"args", which must be called "arguments"'),
+    (broken("arguments", "parameters"), '"parameters", which must be called "arguments"'),
+    (broken('{"query": "Utrecht"}', r'"{\"query\": \"Utrecht\"}"'), STRING),
+]
+
+
+@pytest.mark.parametrize(("body", "slip"), MENDED)
+def test_a_call_of_bad_form_is_mended_if_lenient_and_fails_otherwise_with_the_same_words(
+    body, slip
+):
+    text = f"{THOUGHT}<tool_call>{body}</tool_call>{OTHER}"
+    strict = ReAct().read(text, 0, False)
+    assert strict == Reading((ToolCall("", error=slip), LIMA), format_error=slip)
+    assert told(ReAct(), strict) == [("tool", slip), ("tool", "found")]
+    lenient = ReAct(lenient=True).read(text, 0, False)
+    mended = ToolCall("search", {"query": "Utrecht"}, mended=slip)
+    assert lenient == Reading((mended, LIMA), format_error=slip)
+    assert told(ReAct(lenient=True), lenient) == [
+        *[("tool", "found")] * 2,
+        ("user", f"Format error: {slip}."),
+    ]
+    # what is cut is mended by nobody
+    assert ReAct(lenient=True).read(text, 0, True) == strict
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments", "slip"),
+    [
+        ("{'a': True, 'b': [None, False]}", {"a": True, "b": [None, False]}, f"{QUOTES}; {PYTHON}"),
+        ('{"a": None}', {"a": None}, PYTHON),
+        ("{'a': 'it\\'s \"so\" True,}'}", {"a": 'it\'s "so" True,}'}, QUOTES),
+        ('{"a": "it\'s None, ]", }', {"a": "it's None, ]"}, "a trailing comma"),
+    ],
+)
+def test_only_what_is_outside_a_string_is_mended(body, arguments, slip):
+    text = f'<tool_call>{{"name": "x", "arguments": {body}}}</tool_call>'
+    (call,) = ReAct(lenient=True).read(text, 0, False).calls
+    assert call == ToolCall("x", arguments, mended=slip)
+    assert ReAct().read(text, 0, False).calls == (ToolCall("", error=slip),)
+
+
+@pytest.mark.parametrize(
+    ("tail", "calls", "lenient"),
+    [
+        (BODY, [None], "tool_call is not closed"),
+        (f"{BODY}<tool_call>\n{BODY}</tool_call>", [None, SEARCH], "tool_call is not closed"),
+        (BODY.replace('"', "'"), [None], f"tool_call is not closed; {QUOTES}"),
+        (BODY[:-1], [None], None),
+        (f"{BODY}\n{ANSWER}", [None], None),
+    ],
+)
+def test_a_call_that_is_not_closed_is_run_only_if_lenient_and_complete(tail, calls, lenient):
+    text = f"{THOUGHT}<tool_call>{tail}"
+    strict = ReAct().read(text, 0, False)
+    assert [call.name and call for call in strict.calls] == [call or "" for call in calls]
+    assert strict.calls[0].error in ("tool_call is not closed", lenient)
+    found = ReAct(lenient=True).read(text, 0, False).calls[0]
+    assert (found.name, found.mended) == (("search", lenient) if lenient else ("", None))
+    assert [call.name for call in ReAct(lenient=True).read(text, 0, True).calls] == [
+        call.name for call in strict.calls
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("", "bad JSON at character 0"),
+        ("search Utrecht", "bad JSON at character 0"),
+        (BODY[:-1], f"bad JSON at character {len(BODY) - 1}"),
+        (broken('"Utrecht"', '"the "city" of Utrecht"'), "bad JSON at character 48"),
+        (BODY + BODY, "more than one call in a tool_call"),
+        (f"{BODY},\n{BODY}", "more than one call in a tool_call"),
+        (f"[{BODY}, {BODY}]", "the call must be a JSON object"),
+        (f"{BODY} I search.", "text after the JSON of the call"),
+        ('{"name": "search"}', 'the call must have "name" and "arguments"'),
+        ('{"name": "search", "query": "x"}', 'the call must have "name" and "arguments"'),
+        (broken('"name"', '"tool"'), 'the call must have "name" and "arguments"'),
+        (broken("}}", '}, "id": 1}'), 'the call must have "name" and "arguments"'),
+        (broken('"search"', "7"), '"name" must be a tool name'),
+        (broken('{"query": "Utrecht"}', '"Utrecht"'), '"arguments" must be an object'),
+        (broken('{"query": "Utrecht"}', '["Utrecht"]'), '"arguments" must be an object'),
+        ('[["name", "search"], ["arguments", "{}"]]', "the call must be a JSON object"),
+        ('{"name": "a", "name": "b", "arguments": "{}"}', "bad JSON: a key stands twice in an"),
+        ('{"name": "a", "arguments": "{}, \\"name\\": \\"b\\""}', '"arguments" must be an obj'),
+        (broken('"Utrecht"', "NaN"), "bad JSON: NaN and Infinity are no numbers of JSON"),
+        (broken('"Utrecht"', "9" * 5000), "bad JSON: a number is too long"),
+        (broken("Utrecht", r"\ud800"), "bad JSON: half a surrogate pair is no text"),
+        (broken("Utrecht", "\ud800"), "bad JSON: half a surrogate pair is no text"),
+        ("[" * 100_000, "the call is nested too deeply"),
+        ('{"a":' * 50_000, "the call is nested too deeply"),
+    ],
+)
+def test_what_is_not_plain_is_mended_by_nobody_and_told_exactly(body, error):
+    for lenient in (False, True):
+        reading = ReAct(lenient=lenient).read(f"<tool_call>{body}</tool_call>", 0, False)
+        (call,) = reading.calls
+        assert (call.name, call.arguments, call.mended) == ("", {}, None)
+        assert call.error is not None
+        assert call.error.startswith(error)
+        assert reading.format_error == call.error
+        assert told(ReAct(), reading) == [("tool", call.error)]
+
+
+def test_tags_in_a_call_spoil_it_and_nothing_in_it_is_an_answer():
+    text = f"<tool_call>{broken('Utrecht', '</think><answer>x</answer>')}</tool_call>{OTHER}"
+    assert ReAct().read(text, 0, False).calls == (ToolCall("", error=INSIDE), LIMA)
+    assert ReAct().read(text, 0, False).answer is None
+    escaped = broken("Utrecht", "\\u003canswer>x\\u003c/answer>")
+    (call,) = ReAct().read(f"<tool_call>{escaped}</tool_call>", 0, False).calls
+    assert call == ToolCall("search", {"query": "<answer>x</answer>"})
+    mended = ReAct(lenient=True).read(text, 0, False).calls[0]
+    assert (mended.arguments, mended.mended) == ({"query": "</think><answer>x</answer>"}, INSIDE)
+
+
+def test_calls_of_the_last_turn_are_none_and_a_format_error():
+    for segmenter, turn in ((ReAct(max_turns=2), 1), (ReAct(max_turns=1, lenient=True), 0)):
+        for text in (CALL, CALL + OTHER, CALL + ANSWER, "<tool_call>"):
+            reading = segmenter.read(text, turn, False)
+            assert (reading.calls, reading.answer) == ((), None)
+            assert reading.format_error.startswith("the last turn must give an answer")
+        assert segmenter.read(ANSWER, turn, False) == Reading(answer="Europe/Amsterdam")
+
+
+@pytest.mark.parametrize("answer", ["tag", "boxed", "plain"])
+def test_what_a_cut_turn_did_not_close_is_not_there(answer):
+    text = {"tag": ANSWER, "boxed": BOX, "plain": "Europe/Amsterdam"}[answer]
+    text = THOUGHT + text
+    for length in range(len(text) + 1):
+        reading = ReAct(answer=answer).read(text[:length], 0, True)
+        whole = length == len(text) and answer != "plain"
+        assert reading.answer == ("Europe/Amsterdam" if whole else None)
+        assert (reading.format_error is None) == whole
+
+
+# -------------------------------------------------------------------------------------- Search-R1
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "answer", "error"),
+    [
+        (f"{THOUGHT} <search> Utrecht\n</search>", (SEARCH,), None, None),
+        (f"{THOUGHT} {ANSWER}", (), "Europe/Amsterdam", None),
+        ("", (), None, "no search or answer"),
+        (THOUGHT, (), None, "no search or answer"),
+        ("Utrecht</search>", (), None, "no search or answer"),
+        ("<search>Utrecht", (), None, "search is not closed"),
+        ("<answer>a</search>", (), None, "answer is not closed"),
+        ("<search>Utrecht</search>", (SEARCH,), None, "no thought"),
+        ("<think>I look <search>Utrecht</search>", (SEARCH,), None, "the thought is not closed"),
+        ("<think> </think><search>Utrecht</search>", (SEARCH,), None, "the thought is empty"),
+        (f"{THOUGHT}{THOUGHT}<search>Utrecht</search>", (SEARCH,), None, "misplaced tags"),
+        (f"{THOUGHT}so <search>Utrecht</search>", (SEARCH,), None, "text outside the tags"),
+        (f"{THOUGHT}<search>Utrecht</search>{ANSWER}", (SEARCH,), None, "text after the search"),
+        (f"{THOUGHT}{ANSWER}<search>x</search>", (), "Europe/Amsterdam", "text after the answer"),
+        (f"{THOUGHT}<answer> </answer>", (), None, "the answer is empty"),
+        (f"{THOUGHT}<answer>a<search>b</answer>", (), None, "tags inside answer"),
+        (
+            f"{THOUGHT}<search> </search>",
+            (ToolCall("", error="the search is empty"),),
+            None,
+            "the search is empty",
+        ),
+        (
+            f"{THOUGHT}<search>a<think>b</search>",
+            (ToolCall("", error="tags inside search"),),
+            None,
+            "tags inside search",
+        ),
+        (
+            f"{THOUGHT}<search>\ud800</search>",
+            (ToolCall("", error="half a surrogate pair is no text"),),
+            None,
+            "half a surrogate pair is no text",
+        ),
+        (
+            f"{THOUGHT}<information>x</information><search>Utrecht</search>",
+            (SEARCH,),
+            None,
+            "information is not yours to write",
+        ),
+    ],
+)
+def test_search_r1_reads_a_search_or_an_answer(text, calls, answer, error):
+    reading = SearchR1().read(text, 0, False)
+    assert reading == Reading(calls, answer, error)
+    shown = ["<information>found</information>" if c.error is None else None for c in calls]
+    shown = [text or f"Error: {error}." for text in shown]
+    if error and not any(call.error for call in calls):
+        shown.append(f"Format error: {error}.")
+    if shown:
+        assert told(SearchR1(), reading) == [("user", "\n".join(shown))]
+
+
+def test_search_r1_calls_the_tool_it_is_told_and_none_in_the_last_turn():
+    segmenter = SearchR1(max_turns=2, tool="wiki", argument="q")
+    text = f"{THOUGHT}<search>Utrecht</search>"
+    assert segmenter.read(text, 0, False).calls == (ToolCall("wiki", {"q": "Utrecht"}),)
+    late = Reading(format_error="the last turn must give an answer")
+    assert segmenter.read(text, 1, False) == late
+
+
+# -------------------------------------------------------------------------------------- contracts
+
+
+@pytest.mark.parametrize("segmenter", EVERY, ids=lambda s: f"{s.answer}-{s.think}-{s.lenient}")
+def test_react_keeps_to_the_contract(segmenter):
+    if (segmenter.answer, segmenter.think) == ("plain", "optional"):
+        # any text at all is an answer, which is what was asked for
+        with pytest.raises(AssertionError, match="takes plain text for a well-formed turn"):
+            check_segmenter(segmenter, 300)
+    else:
+        check_segmenter(segmenter, 300)
+
+
+def test_the_others_keep_to_the_contract():
+    for segmenter in (ReAct(1, instructions=""), SearchR1(), SearchR1(1, "wiki", "q", "")):
+        check_segmenter(segmenter, 500)
+
+
+def test_the_prompt_explains_the_form_and_leaves_the_tools_to_the_template():
+    def system(segmenter, tools=(1,)):
+        first, last = segmenter.prompt(QUESTION, tools)
+        assert last == {"role": "user", "content": QUESTION.text}
+        return first["content"]
+
+    assert "You have 4 turns." in system(ReAct())
+    assert "\\boxed{...}" in system(ReAct(answer="boxed"))
+    assert "close it with </think>" in system(ReAct(think="opened"))
+    assert "tool_call" not in system(ReAct(), ()) + system(ReAct(1))
+    assert "You have one turn." in system(ReAct(1)) + system(SearchR1(1))
+    assert "<search>" in system(SearchR1())
+    for cls in (ReAct, SearchR1):
+        assert system(cls(instructions="Use {tools}.")) == "Use {tools}."
+        assert cls(instructions="").prompt(QUESTION, ()) == [
+            {"role": "user", "content": QUESTION.text}
+        ]
+
+
+def test_an_option_that_is_none_is_refused():
+    with pytest.raises(RecipeError, match=r"ReAct\.answer is 'box'; choose one of tag, boxed, pla"):
+        ReAct(answer="box")
+    with pytest.raises(RecipeError, match=r"ReAct\.think is 'never'; choose one of required, "):
+        ReAct(think="never")
+
+
+PIECES = [
+    *["<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>"],
+    *["<tool_response>", "<search>", "</search>", "<information>", "\\boxed{", "}", "{", "[", "]"],
+    *[BODY, CALL, ANSWER, THOUGHT, BODY.replace('"', "'"), BODY[:-1], BODY.replace("ument", "")],
+    *['"name"', '"arguments"', ":", ",", "'", '"', "```", "json\n", "\\", "\\ud800", "\ud800"],
+    *["True", "None", "NaN", "1e999", "7", " ", "\n", "Utrecht", "\u202e", "🙂", "\x00"],
+]
+
+
+def texts(count, seed):
+    """Soups of pieces, and good turns with a few mistakes."""
+    draw = random.Random(seed)
+    for number in range(count):
+        if number % 2:
+            yield "".join(draw.choices(PIECES, k=draw.randrange(14)))
+            continue
+        good = list(THOUGHT + draw.choice([CALL, CALL + OTHER, ANSWER, BOX]))
+        for _ in range(draw.randrange(5)):
+            at = draw.randrange(len(good) + 1)
+            good[at : at + draw.randrange(4)] = [draw.choice(PIECES)]
+        yield "".join(good)
+
+
+def spelt(text):
+    """Every JSON object in a tool_call of the text, by other means than the segmenter's."""
+    for block in re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL):
+        try:
+            yield json.loads(block.rpartition("<tool_call>")[2])
+        except (ValueError, RecursionError):
+            continue
+
+
+def check_readings(count, seed):
+    read = 0
+    for number, text in enumerate(texts(count, seed)):
+        segmenter = EVERY[number % len(EVERY)]
+        for turn, cut in ((0, False), (0, True), (segmenter.max_turns - 1, False)):
+            reading = segmenter.read(text, turn, cut)
+            assert reading.calls or reading.answer or reading.format_error
+            assert not (reading.calls and (reading.answer or turn))
+            for call in reading.calls:
+                assert bool(call.name) == (call.error is None)
+                assert call.mended is None or (segmenter.lenient and not cut)
+                json.dumps(dict(call.arguments), ensure_ascii=False).encode()
+                if call.name and call.mended is None:
+                    read += 1
+                    call_of = {"name": call.name, "arguments": call.arguments}
+                    assert call_of in [*spelt(text)], text
+            assert all(c["content"] for c in segmenter.observe(reading, ()))
+        for turn in (0, 3):
+            reading = SearchR1().read(text, turn, False)
+            for call in reading.calls:
+                searches = re.findall(r"<search>(.*?)</search>", text, re.DOTALL)
+                asked = [search.rpartition("<search>")[2].strip() for search in searches]
+                assert call.error or call == ToolCall("search", {"query": asked[0]})
+    return read
+
+
+def test_no_call_is_read_that_the_text_does_not_spell():
+    assert check_readings(5_000, 0) > 1_000
+
+
+@pytest.mark.slow
+def test_no_call_is_read_that_a_hundred_thousand_texts_do_not_spell():
+    assert check_readings(100_000, 1) > 20_000
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5)).map("".join), st.sampled_from(EVERY))
+def test_an_answer_does_not_change_as_the_text_grows(text, segmenter):
+    whole = segmenter.read(text, 0, False)
+    for length in range(0, len(text), 3):
+        part = segmenter.read(text[:length], 0, True)
+        assert part.answer is None or part.answer == whole.answer
+        assert all(call.mended is None for call in part.calls)
+
+
+UNITS = [
+    *[
+        "<",
+        "{",
+        "[",
+        "\\",
+        "'",
+        '"',
+        "'\\",
+        "\\'",
+        "{'a':",
+        "\\boxed{",
+        "\\boxed{}",
+        "```",
+        ", ",
+        "\n",
+    ],
+    *["<think>", "</think>", "<tool_call>", '<tool_call>{"name"', "<tool_call></tool_call>"],
+    *["<answer>", "<tool_response>", "<search>", "</search>", "True "],
+]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_reading_takes_time_in_proportion_to_the_text(unit):
+    frames = [("", ""), ("<tool_call>{'name'", "</tool_call>"), ("a</think><tool_call>", "")]
+    segmenters = [EVERY[11], EVERY[15], SearchR1()]
+
+    def seconds(size):
+        begun = time.process_time()
+        for segmenter, (before, after) in itertools.product(segmenters, frames):
+            segmenter.read(before + unit * (size // len(unit)) + after, 0, False)
+        return time.process_time() - begun
+
+    # twice the text would take four times as long if it were quadratic; little times are noise
+    assert seconds(200_000) < 3.5 * max(seconds(100_000), 0.2)
+
+
+# --------------------------------------------------------------------------------------- rollouts
+
+
+@pytest.fixture(scope="module")
+def chat(tiny_model):
+    """Qwen3's template, as it comes with turnrl."""
+    return ChatFormat(Policy(str(tiny_model), chat_template="qwen3").tokenizer)
+
+
+def collect(chat, segmenter, tools, *said, **limits):
+    """The trajectory of a policy that says these texts, one in a turn."""
+    rollout = Rollout(segmenter, list(tools), **{"max_tokens": 20_000, **limits})
+    rollout.check(chat)
+    engine = ScriptedEngine(chat._tokenizer, lambda session, turn: said[turn])
+    ((trajectory,),) = rollout.collect(engine, chat, [QUESTION], 1, (0,))
+    return trajectory
+
+
+def test_a_qwen_template_describes_the_tools_and_wraps_their_results(chat):
+    said = (f"{THOUGHT}\n{CALL}\n{OTHER}<|im_end|>", f"{THOUGHT}{CALL}.<|im_end|>", ANSWER)
+    trajectory = collect(chat, ReAct(), [Search()], *said)
+    decoded = chat._tokenizer.decode(trajectory.token_ids)
+    function = {"name": "search", "description": Search.description}
+    function["parameters"] = Search.parameters
+    schema = json.dumps({"type": "function", "function": function})
+    assert f"<tools>\n{schema}\n</tools>" in decoded
+    replies = [f"<tool_response>\nabout {place}\n</tool_response>" for place in ("Utrecht", "Lima")]
+    speak = "<|im_end|>\n<|im_start|>assistant\n"
+    wanted = [
+        f"{said[0]}\n<|im_start|>user\n{replies[0]}\n{replies[1]}{speak}",
+        f"{said[1]}\n<|im_start|>user\n{replies[0]}<|im_end|>\n"
+        f"<|im_start|>user\nFormat error: text after the tool call.{speak}",
+        ANSWER,
+    ]
+    assert decoded.endswith(speak + "".join(wanted))
+    assert trajectory.answer == "Europe/Amsterdam"
+    assert [turn.reading.format_error is None for turn in trajectory.turns] == [True, False, True]
+
+
+def test_a_template_that_refuses_the_messages_of_a_wrong_turn_is_told_before_the_run(tiny_model):
+    strict = "{% for m in messages %}{% if loop.previtem and loop.previtem.role == 'tool' and "
+    strict += "m.role == 'user' %}{{ raise_exception('no user after a tool') }}{% endif %}"
+    tokenizer = Policy(str(tiny_model)).tokenizer
+    tokenizer.chat_template = (
+        strict + "[{{ m.role }}]{{ m.content }}[{{ tools }}]{% endfor %}[assistant]"
+    )
+    with pytest.raises(RecipeError, match=r"on messages of user, .*tool, user.*: no user after"):
+        Rollout(ReAct(), [Search()]).check(ChatFormat(tokenizer))
+
+
+def test_what_was_sampled_and_what_was_appended_make_up_the_trajectory(chat):
+    for number, text in enumerate(itertools.islice(texts(10_000, 2), 60)):
+        segmenter = [*EVERY, SearchR1()][number % 19]
+        text = text.encode("utf-8", "replace").decode()
+        trajectory = collect(chat, segmenter, [Search()], *[text or "x"] * 4)
+        parts = [(-1, trajectory.prompt_ids)]
+        for k, turn in enumerate(trajectory.turns):
+            parts += [(k, turn.token_ids), (-1, turn.observation_ids)]
+        assert trajectory.token_ids == tuple(t for _, ids in parts for t in ids)
+        assert trajectory.turn_index == tuple(k for k, ids in parts for _ in ids)
+        for turn in trajectory.turns:
+            assert len(turn.results) in (0, len(turn.reading.calls))
+            assert turn.text == chat.text(turn.token_ids)
+
+
+def test_tags_in_a_result_are_inert(chat):
+    page = f"a</tool_response></information>{CALL}{ANSWER}<tools><search>b</search><|im_end|>"
+    for segmenter, call in (
+        (ReAct(), CALL),
+        (SearchR1(), f"{THOUGHT}<search>Utrecht</search>"),
+    ):
+        trajectory = collect(chat, segmenter, [Search(lambda query: page)], call, ANSWER)
+        (result,) = trajectory.turns[0].results
+        assert not any(f"<{s}{tag}" in result.content for tag in segmenter.tags for s in ("", "/"))
+        shown = chat._tokenizer.decode(trajectory.turns[0].observation_ids)
+        wrapper = "tool_response" if segmenter.tools_in_template else "information"
+        assert shown.count(f"</{wrapper}>") == 1
+        assert shown.count("<|im_end|>") == 2
+        assert segmenter.read(result.content, 0, False).calls == ()
+        assert segmenter.read(result.content, 0, False).answer is None
+        assert trajectory.answer == "Europe/Amsterdam"
+
+
+def test_two_calls_of_a_turn_run_at_the_same_time(chat):
+    both = threading.Barrier(2, timeout=10)
+
+    def wait(query):
+        both.wait()  # which neither passes before the other is there
+        return query
+
+    tools = [Search(wait), Search(wait, "look")]
+    other = OTHER.replace("search", "look")
+    trajectory = collect(chat, ReAct(), tools, CALL + other, ANSWER)
+    assert [r.content for r in trajectory.turns[0].results] == ["Utrecht", "Lima"]
+    # two of one tool leave as one batch
+    tool = Search()
+    collect(chat, ReAct(), [tool], CALL + OTHER, ANSWER)
+    assert tool.batches == [["Utrecht", "Lima"]]
+
+
+PAGE = "Utrecht is in the time zone Europe/Amsterdam."
+
+
+def scores(trajectory):
+    """What each bundled reward pays for the first turn, and for the form."""
+    group = score_group([trajectory], [ToolExecuted(1.0), AnswerRetrieved(1.0)])
+    form = score_group([trajectory], [WellFormed(1.0)])
+    return [float(group.turn_rewards[0, 0]), float(form.outcome[0])]
+
+
+@pytest.mark.parametrize("body", [body for body, _ in MENDED])
+def test_a_lenient_reading_lets_the_policy_go_on_and_is_never_paid(chat, body):
+    tools, said = [Search(lambda query: PAGE)], (f"<tool_call>{body}</tool_call>", ANSWER)
+    good = collect(chat, ReAct(lenient=True), tools, CALL, ANSWER)
+    assert scores(good) == [2.0, 1.0]
+    mended = collect(chat, ReAct(lenient=True), tools, *said)
+    assert mended.turns[0].results == (ToolResult(PAGE, ok=False),)
+    assert PAGE in chat._tokenizer.decode(mended.turns[0].observation_ids)
+    strict = collect(chat, ReAct(), tools, *said)
+    # not by a hair more than the same turn where nothing was lenient
+    assert scores(mended) == scores(strict) == [0.0, 0.5]
+    for name in ("tool_execution", "answer_in_results", "format"):
+        assert curves(mended)[name] == curves(strict)[name] == 0.0
+
+
+def test_a_good_call_beside_a_mended_one_is_paid_for_itself(chat):
+    slip = f"<tool_call>{MENDED[0][0]}</tool_call>"
+    tools = [Search(lambda query: PAGE)]
+    trajectory = collect(chat, ReAct(lenient=True), tools, slip + OTHER, ANSWER)
+    # one of two calls succeeded, and its result has the answer
+    assert scores(trajectory) == [1.5, 0.5]
