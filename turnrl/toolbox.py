@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 import json
+import re
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +30,8 @@ MAX_RESULT_CHARACTERS = 1_000_000
 _GATHER_S = 0.003
 """Calls of one tool that arrive within this time leave as one batch."""
 _DEEPEST = 100
-"""Brackets of a call; far more would exhaust the stack of whoever writes it down."""
+"""Brackets of a call within each other; many more exhaust the stack of whoever writes it down."""
+_NO_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[^][{}"]+', re.DOTALL)
 
 
 def read_call(text: str, keys: Sequence[str] = ("arguments", "args")) -> ToolCall:
@@ -41,12 +44,14 @@ def read_call(text: str, keys: Sequence[str] = ("arguments", "args")) -> ToolCal
         The call, of which every text can be encoded; or one without a name, whose `error` says what
         is wrong.
     """
-    if text.count("[") + text.count("{") > _DEEPEST:
+    depths = itertools.accumulate(1 if b in "[{" else -1 for b in _NO_BRACKET.sub("", text))
+    if max(depths, default=0) > _DEEPEST:
         return ToolCall("", error="the call is nested too deeply")
     try:
-        value = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-        # a lone surrogate ("\ud800") is valid JSON but no text: it could not be sent to any server
-        json.dumps(value, ensure_ascii=False).encode()
+        value = json.loads(text, object_pairs_hook=_no_duplicates)
+        # a lone surrogate ("\ud800") is valid JSON but no text, and 1e999 no finite number: neither
+        # could be sent to any server
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except json.JSONDecodeError as error:
         return ToolCall("", error=f"bad JSON at character {error.pos}")
     except (ValueError, RecursionError):
@@ -68,10 +73,6 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         raise ValueError("duplicate key")
     return value
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def check_tools(tools: Sequence[Tool]) -> None:

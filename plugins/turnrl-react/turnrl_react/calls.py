@@ -122,5 +122,5 @@ def _reason(body: str, told: str) -> str:
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:
-        return "bad JSON: NaN and Infinity are no numbers of JSON"
+        return "bad JSON: NaN, Infinity, or a number too large for any"
     return "bad JSON: a key stands twice in an object"
