@@ -247,7 +247,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def questions_of(rows: Sequence[Row], fields: Fields, where: str) -> Iterator[Question]:
-    """Rows as questions; what no field names and is a plain value becomes metadata."""
+    """Rows as questions; what no field names and is plain, or a plain list, becomes metadata."""
     of_answers = [fields.answers] if isinstance(fields.answers, str) else list(fields.answers)
     paths = [("id", [fields.id] if fields.id else []), ("question", [fields.question])]
     paths.append(("answers", of_answers))
@@ -276,9 +276,15 @@ def questions_of(rows: Sequence[Row], fields: Fields, where: str) -> Iterator[Qu
             metadata={
                 name: value
                 for name, value in row.items()
-                if name not in used and isinstance(value, str | int | float)
+                if name not in used and _is_plain(value)
             },
         )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a text or a number, or a list of them (ids of supporting passages, say)."""
+    several = value if isinstance(value, list) else [value]
+    return all(isinstance(one, str | int | float) for one in several)
 
 
 def _known(value: Any, default: Any) -> Any:
