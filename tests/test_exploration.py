@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -18,6 +20,7 @@ from turnrl import (
     Probe,
     Question,
     Rollout,
+    ToolSession,
     TurnLevel,
     TurnReward,
     score_group,
@@ -29,8 +32,24 @@ QUESTIONS = [Question(f"q{i}", f"Number {i}?", ("x",)) for i in range(2)]
 CALL = '[look {"query": "x"}]'
 
 
+class Copied(ToolSession):
+    """Takes its time to be copied, and knows how often it was."""
+
+    def __init__(self, depth=0):
+        self.depth = depth
+
+    async def fork(self):
+        await asyncio.sleep(0.001 * random.random())
+        return Copied(self.depth + 1)
+
+
+class Remembers(Look):
+    def open(self, question):
+        return Copied()
+
+
 def explore(chat, says, probes, group_size=2, **options):  # noqa: F811
-    tool = Look()
+    tool = Remembers()
     rollout = Rollout(Brackets(), [tool], **options)
     engine = ScriptedEngine(chat._tokenizer, says)
     groups, tried = rollout.explore(engine, chat, QUESTIONS, group_size, (0,), probes)
@@ -42,6 +61,7 @@ def test_probes_go_on_from_the_beginning_of_each_turn_of_each_trajectory(chat, l
     # sessions 0 to 3 are the four trajectories, which call twice and answer; whatever was forked
     # after them is a probe, and answers at once
     says = lambda session, k: (CALL, CALL, "=yes")[k] if session < 4 else "=no"  # noqa: E731
+    random.seed(0)
     groups, tried, engine, tool = explore(chat, says, probes=3, lockstep=lockstep)
     assert [[t.answer for t in group] for group in groups] == [["yes", "yes"]] * 2
     for group, probes in zip(groups, tried, strict=True):

@@ -314,11 +314,13 @@ class Rollout:
 
             async def branch(i: int) -> list[int]:
                 """Fork the probes of the turn that comes next; a probe has none itself."""
-                first, at = len(states), len(states[i].turns)
+                at, begun = len(states[i].turns), []
                 for n in range(probes if i < total else 0):
-                    states.append(await states[i].fork((*states[i].seed, at, n)))
+                    forked = await states[i].fork((*states[i].seed, at, n))
+                    begun.append(len(states))  # others may have forked meanwhile
+                    states.append(forked)
                     origins.append((i, at))
-                return list(range(first, len(states)))
+                return begun
 
             async def turn(i: int) -> None:
                 states[i] = await agent.turn(states[i])
