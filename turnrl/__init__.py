@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from turnrl.credit import Merged as Merged
     from turnrl.credit import OutcomeOnly as OutcomeOnly
     from turnrl.credit import TurnLevel as TurnLevel
+    from turnrl.credit import returns_to_go as returns_to_go
+    from turnrl.credit import standardize as standardize
     from turnrl.data import QuestionData as QuestionData
     from turnrl.module import MTGRPO as MTGRPO
     from turnrl.objective import ClippedSurrogate as ClippedSurrogate
@@ -37,7 +39,14 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "chat": ["ChatFormat"],
-    "credit": ["GroupRelative", "Merged", "OutcomeOnly", "TurnLevel"],
+    "credit": [
+        "GroupRelative",
+        "Merged",
+        "OutcomeOnly",
+        "TurnLevel",
+        "returns_to_go",
+        "standardize",
+    ],
     "data": ["QuestionData"],
     "module": ["MTGRPO"],
     "objective": ["ClippedSurrogate"],
