@@ -245,6 +245,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
     },
     "plugins/turnrl-completion/README.md": {"completion bash": Runs(("complete -o bashdefault",))},
+    "plugins/turnrl-estimators/README.md": {
+        "class_path: GroupInGroup": Fits("model"),
+    },
     "plugins/turnrl-qa-rewards/README.md": {"rewards:": Fits("model")},
     "plugins/turnrl-questions/README.md": {},
     "plugins/turnrl-react/README.md": {"class_path: ReAct": Fits("model.rollout")},

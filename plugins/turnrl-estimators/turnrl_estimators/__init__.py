@@ -1,0 +1,47 @@
+"""Estimators beside those of the core.
+
+    relative   PerTurnIndex, PaperExact, DiscountedReturn: rewards compared within a group
+    anchored   GroupInGroup: turns compared that were taken in the same state
+    valued     Branched, TurnCritic: turns judged by what states are worth
+
+The classes need torch, so they are imported when they are asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from turnrl import AdvantageEstimator, hookimpl
+
+if TYPE_CHECKING:
+    from turnrl_estimators.anchored import GroupInGroup as GroupInGroup
+    from turnrl_estimators.relative import DiscountedReturn as DiscountedReturn
+    from turnrl_estimators.relative import PaperExact as PaperExact
+    from turnrl_estimators.relative import PerTurnIndex as PerTurnIndex
+    from turnrl_estimators.valued import Branched as Branched
+    from turnrl_estimators.valued import TurnCritic as TurnCritic
+
+_HOMES = {
+    "PerTurnIndex": "relative",
+    "PaperExact": "relative",
+    "DiscountedReturn": "relative",
+    "GroupInGroup": "anchored",
+    "Branched": "valued",
+    "TurnCritic": "valued",
+}
+
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"turnrl_estimators.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'turnrl_estimators' has no attribute {name!r}")
+
+
+@hookimpl
+def turnrl_estimators() -> Iterable[type[AdvantageEstimator]]:
+    """The estimators of this package."""
+    return [__getattr__(name) for name in _HOMES]

@@ -1,0 +1,92 @@
+"""An estimator that compares turns which were taken in the same state."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from turnrl import Group, GroupRelative, RecipeError, Turn, returns_to_go, standardize
+from turnrl_estimators.relative import check_discounts, rewards_and_outcome
+
+
+def retrieved(turn: Turn) -> frozenset[str]:
+    """What the calls of a turn brought: ids of passages where the tool tells them
+    (`metadata["passage_ids"]`), else the contents of results that are no failures."""
+    found: set[str] = set()
+    for result in turn.results:
+        said = [result.content] if result.ok else []
+        found.update(map(str, result.metadata.get("passage_ids", said)))
+    return frozenset(found)
+
+
+def anchors(group: Group) -> Iterator[list[frozenset[str]]]:
+    """For each trajectory the state in which each of its turns began: the passages retrieved so
+    far. The question is the same for all of a group."""
+    for trajectory in group.trajectories:
+        known: frozenset[str] = frozenset()
+        states = []
+        for turn in trajectory.turns:
+            states.append(known)
+            known |= retrieved(turn)
+        yield states
+
+
+@final
+@dataclass
+class GroupInGroup(GroupRelative):
+    """GiGPO: the whole trajectory's advantage, and that of a turn among those taken in its state.
+
+    A_{i,k} = z(R + sum_l r_{.,l})_i + omega z_{(j,l): s_{j,l} = s_{i,k}}(rho_{.,.})_{i,k}, with
+    rho_{i,k} = sum_{l >= k} gamma^(l-k) r_{i,l}, the outcome being part of the last turn's reward
+    (arXiv 2505.10978). The state s_{i,k} is the question and the set of passages retrieved before
+    turn k.
+
+    Differs from its source in the state, which there is the environment's observation, and in the
+    floor of the standard deviation. It assumes that trajectories meet in states, and that what is
+    left out of the state (thoughts, failed calls, the number of the turn) matters little. A turn
+    that is alone in its state has no second term, unless the baseline is leave-one-out and
+    unscaled, where it is its own return. Both terms estimate the whole gradient: with omega 1 they
+    add up to about twice that.
+
+    Args:
+        omega: Weight of the second term; 0 gives `Merged`.
+        gamma: Discount of what later turns earn, in the second term.
+        baseline: `mean` of what is compared, or `leave_one_out`.
+        scale: `std` divides by its standard deviation, `none` leaves units of reward.
+        min_std: Floor of the standard deviation.
+    """
+
+    omega: float = 1.0
+    gamma: float = 0.95
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_discounts(gamma=self.gamma)
+        if not self.omega >= 0:
+            raise RecipeError(f"omega is {self.omega}. Set a weight of 0 or more.")
+
+    def __call__(self, group: Group) -> Tensor:
+        return super().__call__(group) + self.omega * self._among_equals(group)
+
+    def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+        """The first term."""
+        total = (outcome + turn_rewards.sum(1))[:, None]
+        everyone = torch.ones_like(total, dtype=torch.bool)
+        return standardize(total, everyone, self.baseline, self.scale, self.min_std) * reached
+
+    def _among_equals(self, group: Group) -> Tensor:
+        earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
+        rho = returns_to_go(earned, self.gamma)
+        numbers: dict[frozenset[str], int] = {}
+        state = torch.full_like(rho, -1, dtype=torch.long)
+        for row, states in zip(state, anchors(group), strict=True):
+            for k, known in enumerate(states):
+                row[k] = numbers.setdefault(known, len(numbers))
+        state = state.masked_fill(~group.reached, -1)
+        # a column for each state, in which the turns taken there are compared
+        members = state.reshape(-1, 1) == torch.arange(len(numbers))
+        values = rho.reshape(-1, 1).expand_as(members)
+        z = standardize(values, members, self.baseline, self.scale, self.min_std)
+        return z.sum(1).view_as(rho)

@@ -1,0 +1,133 @@
+"""Estimators that compare the rewards of a group, and need nothing else."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from turnrl import (
+    AdvantageEstimator,
+    Group,
+    GroupRelative,
+    RecipeError,
+    TurnLevel,
+    returns_to_go,
+    standardize,
+)
+
+
+def rewards_and_outcome(turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+    """(G, K), the reward of each turn, with the outcome as part of the last one's."""
+    last = reached & (reached.flip(1).cumsum(1).flip(1) == 1)
+    return turn_rewards * reached + outcome[:, None] * last
+
+
+@final
+@dataclass
+class PerTurnIndex(GroupRelative):
+    """The naive port of MT-GRPO to K turns: each turn's own reward, next to the outcome's. Biased.
+
+    A_{i,k} = z(R)_i + z_{j reached k}(r_{.,k})_i (arXiv 2505.11821, whose two turns it fits).
+
+    Differs from its source in that there may be more than one rewarded turn. What a turn makes
+    possible later is then credited to nobody: on the toy of `turnrl credit-check`, unscaled and
+    with a leave-one-out baseline, 60 % of the gradient is lost, and what is left points 46 degrees
+    away from it. It is `TurnLevel` with gamma 0, there to be compared with.
+    """
+
+    def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+        naive = TurnLevel(gamma=0.0, baseline=self.baseline, scale=self.scale, min_std=self.min_std)
+        return naive.advantages(turn_rewards, outcome, reached)
+
+
+@final
+@dataclass
+class PaperExact(AdvantageEstimator):
+    """The rule of the code that was released with MT-GRPO, for comparison only.
+
+    With T_i = sum_k r_{i,k}, z(x) = (x - mean) / (std + 1e-4) over the group, and f_i the first
+    turn whose calls were answered, by an error perhaps:
+
+        no such turn   A_{i,k} = z(R + T)_i
+        k <= f_i       A_{i,k} = z(R)_i + turn_coef z(T)_i
+        k > f_i        A_{i,k} = z(R)_i
+
+    A trajectory that calls no tool is judged by another formula than those that do, and so pays
+    about half as much for it; and a std of a thousandth is divided by. (Zeng et al., arXiv
+    2505.11821, `advantage_est="aae"`.) Differs from its source in nothing that concerns credit: the
+    first turn with a result is known here, and inferred from flips of the loss mask there.
+
+    Args:
+        turn_coef: Weight of the turns' advantage.
+    """
+
+    turn_coef: float = 1.0
+
+    min_group_size = 2
+
+    def __call__(self, group: Group) -> Tensor:
+        turns = (group.turn_rewards * group.reached).sum(1)
+        both, outcome, turn = map(_z, (group.outcome + turns, group.outcome, turns))
+        rows = []
+        for i, trajectory in enumerate(group.trajectories):
+            row = torch.zeros_like(group.turn_rewards[i])
+            answered = [k for k, taken in enumerate(trajectory.turns) if taken.results]
+            if answered:
+                row += outcome[i]
+                row[: answered[0] + 1] += self.turn_coef * turn[i]
+            else:
+                row += both[i]
+            rows.append(row)
+        return torch.stack(rows) * group.reached
+
+
+def _z(values: Tensor) -> Tensor:
+    return (values - values.mean()) / (values.std() + 1e-4)
+
+
+@final
+@dataclass
+class DiscountedReturn(GroupRelative):
+    """Every turn of the group is a sample of its own, judged by its discounted return.
+
+    A_{i,k} = z over all turns (j, l) of the group of rho_{j,l},
+    rho_{i,k} = sum_{l >= k} gamma^(l-k) r_{i,l}, the outcome being part of the last turn's reward
+    (Kevin, arXiv 2507.11948; GTPO, arXiv 2511.14846, weighs it differently).
+
+    Differs from its source in that the outcome is added to the last turn's reward, where Kevin
+    has a score of every turn; and in the floor of the standard deviation. It assumes that turns of
+    different number are comparable: a baseline that does not know the number of the turn leaves
+    more variance, and as it contains the trajectory's other turns, some bias.
+
+    Args:
+        gamma: Discount of what later turns earn.
+        baseline: `mean` of the turns compared, or `leave_one_out`.
+        scale: `std` divides by their standard deviation, `none` leaves units of reward.
+        min_std: Floor of the standard deviation.
+    """
+
+    gamma: float = 0.4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_discounts(gamma=self.gamma)
+
+    def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+        earned = rewards_and_outcome(turn_rewards, outcome, reached)
+        rho, members = (
+            table.reshape(-1, 1) for table in (returns_to_go(earned, self.gamma), reached)
+        )
+        z = standardize(rho, members, self.baseline, self.scale, self.min_std)
+        return z.view_as(turn_rewards)
+
+
+def check_discounts(**given: float) -> None:
+    """Refuse a discount outside 0 to 1.
+
+    Raises:
+        RecipeError: Naming it.
+    """
+    for name, value in given.items():
+        if not 0 <= value <= 1:
+            raise RecipeError(f"{name} is {value}. Set a discount between 0 and 1.")

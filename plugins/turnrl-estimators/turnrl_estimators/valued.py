@@ -1,0 +1,98 @@
+"""Estimators that are told what a state is worth: by probes, or by a critic."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from turnrl import AdvantageEstimator, Critic, Group, RecipeError
+from turnrl_estimators.relative import check_discounts, rewards_and_outcome
+
+
+@final
+@dataclass
+class Branched(AdvantageEstimator):
+    """What each turn changed: its reward, and the value of the state after it less that before.
+
+    A_{i,k} = r_{i,k} + V(s_{i,k+1}) - V(s_{i,k}), with the outcome R_i in place of V(s_{i,k+1})
+    after the last turn, and V the mean of what `probes` continuations from the beginning of the
+    turn earn, turn rewards and outcome (VinePPO, arXiv 2410.01679).
+
+    Differs from its source in that a step is a turn, and that the first turn's value is the mean
+    over the probes of the whole group, which begins in one state. It assumes nothing but that a
+    trajectory can be continued from a turn (tools with sessions have to be copied), and is
+    unbiased. What it costs is the sampling: for a trajectory of K turns K `probes` continuations,
+    half as long as itself on average. They are not trained on.
+
+    Args:
+        probes: Continuations sampled from the beginning of each turn.
+    """
+
+    probes: int = 4
+
+    def __post_init__(self) -> None:
+        if not self.probes >= 1:
+            raise RecipeError(f"probes is {self.probes}; it must be at least 1")
+
+    def __call__(self, group: Group) -> Tensor:
+        if group.state_values is None:
+            raise RecipeError("Branched needs a group with state_values, which probes give it")
+        earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
+        value = group.state_values * group.reached
+        later = torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], 1)
+        return (earned + later - value) * group.reached
+
+
+@final
+@dataclass
+class TurnCritic(AdvantageEstimator):
+    """MT-PPO: credit for each sampled token, by a critic that is trained beside the policy.
+
+    Over the N_i sampled tokens of a trajectory, with r_t the turn's reward on the last token of
+    each turn, the outcome added on the very last, and zero elsewhere:
+
+        delta_t = r_t + gamma V_{t+1} - V_t         A_t = delta_t + gamma lam A_{t+1}
+
+    V beyond the last token being zero (v2 of arXiv 2505.11821; GAE, arXiv 1506.02438). Tokens of
+    tool results are skipped: the token after the last of a turn is the first of the next turn.
+
+    Differs from its source in that there is no KL penalty in the reward, and that advantages are
+    not whitened over the batch. With gamma = lam = 1 the critic is a baseline alone, and a bad one
+    costs variance, not bias; below 1 it is believed, and its errors are bias.
+
+    Args:
+        gamma: Discount per token.
+        lam: 1 sums what was earned to the end; towards 0 the critic stands in for it.
+        critic: The value head that is trained beside the policy.
+    """
+
+    gamma: float = 1.0
+    lam: float = 1.0
+    critic: Critic = field(default_factory=Critic)
+
+    def __post_init__(self) -> None:
+        check_discounts(gamma=self.gamma, lam=self.lam)
+
+    def __call__(self, group: Group) -> tuple[Tensor, ...]:
+        if len(group.token_values) != len(group.trajectories):
+            raise RecipeError("TurnCritic needs a group with token_values, which a critic gives it")
+        earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
+        found = []
+        for i, trajectory in enumerate(group.trajectories):
+            rewards: list[float] = []
+            for turn, reward in zip(trajectory.turns, earned[i].tolist(), strict=False):
+                rewards += [0.0] * (len(turn.token_ids) - 1) + [reward]
+            values = group.token_values[i]
+            found.append(values.new_tensor(self._advantages(rewards, values.tolist())))
+        return tuple(found)
+
+    def _advantages(self, rewards: Sequence[float], values: Sequence[float]) -> list[float]:
+        """The recursion, from the last token to the first, in double precision."""
+        advantages, advantage, later = [], 0.0, 0.0
+        for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+            delta = reward + self.gamma * later - value
+            advantage, later = delta + self.gamma * self.lam * advantage, value
+            advantages.append(advantage)
+        return advantages[::-1]

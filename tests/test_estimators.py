@@ -1,0 +1,411 @@
+"""The further estimators, against their equations written as loops."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from turnrl_estimators import (
+    Branched,
+    DiscountedReturn,
+    GroupInGroup,
+    PaperExact,
+    PerTurnIndex,
+    TurnCritic,
+)
+
+from commands import save
+from test_credit import naive_turn_level, naive_z
+from turnrl import (
+    Critic,
+    Group,
+    Merged,
+    Question,
+    Reading,
+    RecipeError,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    TurnLevel,
+)
+from turnrl.cli import main
+from turnrl.testing import check_estimator
+
+QUESTION = Question("q", "What?", ("x",))
+BOTH = list(itertools.product(["mean", "leave_one_out"], ["std", "none"]))
+UNBIASED = {"baseline": "leave_one_out", "scale": "none"}
+VALUE = st.floats(-2, 2).map(lambda x: round(x, 3))
+FOUND = st.sampled_from(["", "error", "a", "b", "ab"])
+
+
+@dataclasses.dataclass
+class Drawn:
+    """A group, as plain lists: by member its turn rewards, its outcome, for each turn what its call
+    brought, how many tokens it has, and what its beginning is worth."""
+
+    rewards: list[list[float]]
+    outcome: list[float]
+    found: list[list[str]]
+    tokens: list[list[int]]
+    values: list[list[float]]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(row) for row in self.rewards]
+
+    def group(self, order=None) -> Group:
+        order = range(len(self.outcome)) if order is None else order
+
+        def table(rows):
+            return padded([rows[i] for i in order])
+
+        reached = table([[1.0] * n for n in self.lengths]).bool()
+        attempts = tuple(self._attempt(i) for i in order)
+        outcome = torch.tensor([self.outcome[i] for i in order], dtype=torch.float64)
+        tokens = tuple(torch.tensor(self.of_tokens(i), dtype=torch.float64) for i in order)
+        values = table(self.values)
+        return Group(
+            QUESTION,
+            attempts,
+            table(self.rewards),
+            outcome,
+            reached,
+            state_values=values,
+            token_values=tokens,
+        )
+
+    def of_tokens(self, i: int) -> list[float]:
+        """What a critic says: of a turn's tokens its value, a bit more with each."""
+        pairs = zip(self.values[i], self.tokens[i], strict=True)
+        return [value + 0.25 * n for value, count in pairs for n in range(count)]
+
+    def _attempt(self, i: int) -> Trajectory:
+        turns = []
+        for found, count in zip(self.found[i], self.tokens[i], strict=True):
+            results = {
+                "": (),
+                "error": (ToolResult("no such page", ok=False),),
+                "a": (ToolResult("page a", metadata={"passage_ids": ["a"]}),),
+                "b": (ToolResult("b"),),
+                "ab": (ToolResult("pages", metadata={"passage_ids": ["b", "a"]}),),
+            }[found]
+            reading = Reading(calls=(ToolCall("search"),) * len(results))
+            turns.append(Turn("t", (1,) * count, (-0.1,) * count, reading, results, (2, 3)))
+        return Trajectory(QUESTION, (5, 6), tuple(turns), "turns")
+
+
+@st.composite
+def groups(draw, least=2):
+    lengths = draw(st.lists(st.integers(1, 4), min_size=least, max_size=6))
+
+    def rows(of):
+        return [draw(st.lists(of, min_size=n, max_size=n)) for n in lengths]
+
+    outcome = draw(st.lists(VALUE, min_size=len(lengths), max_size=len(lengths)))
+    return Drawn(rows(VALUE), outcome, rows(FOUND), rows(st.integers(1, 3)), rows(VALUE))
+
+
+def padded(rows):
+    turns = max(map(len, rows))
+    rows = [[*row, *[0.0] * (turns - len(row))] for row in rows]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def close(found, rows, tolerance=1e-9):
+    return torch.allclose(found, padded(rows), rtol=0, atol=tolerance)
+
+
+def return_from(drawn, i, k, gamma):
+    """The discounted return of member i from turn k on, its outcome earned in its last turn."""
+    last = drawn.lengths[i] - 1
+    earned = [r + (drawn.outcome[i] if n == last else 0) for n, r in enumerate(drawn.rewards[i])]
+    return sum(gamma ** (n - k) * earned[n] for n in range(k, last + 1))
+
+
+# ------------------------------------------------------------------ equations, as loops
+
+
+@given(groups(), st.sampled_from(BOTH))
+@settings(deadline=None)
+def test_per_turn_index_equals_its_equation_written_as_loops(drawn, options):
+    lengths = drawn.lengths
+    found = PerTurnIndex(*options)(drawn.group())
+    outcome = naive_z(drawn.outcome, *options, 0.1)
+    wanted = [[outcome[i]] * n for i, n in enumerate(lengths)]
+    for k in range(max(lengths)):
+        there = [i for i, n in enumerate(lengths) if n > k]
+        own = naive_z([drawn.rewards[i][k] for i in there], *options, 0.1)
+        for i, z in zip(there, own, strict=True):
+            wanted[i][k] += z
+    assert close(found, wanted)
+    again = naive_turn_level(drawn.rewards, drawn.outcome, lengths, 1, 1, 0.0, *options, 0.1)
+    assert torch.allclose(found, again)
+
+
+@given(groups(), st.sampled_from([0.5, 1.0]))
+@settings(deadline=None)
+def test_paper_exact_equals_the_released_rule_read_once_more(drawn, coef):
+    def z(values):
+        middle, spread = statistics.fmean(values), statistics.stdev(values)
+        return [(value - middle) / (spread + 1e-4) for value in values]
+
+    turn = z([sum(row) for row in drawn.rewards])
+    outcome = z(drawn.outcome)
+    merged = z([r + sum(row) for r, row in zip(drawn.outcome, drawn.rewards, strict=True)])
+    wanted = []
+    for i, found in enumerate(drawn.found):
+        if not any(found):  # no `<result>` in the conversation
+            wanted.append([merged[i]] * len(found))
+            continue
+        row, before = [], True
+        for what in found:
+            row.append(outcome[i] + coef * turn[i] * before)
+            before = before and not what
+        wanted.append(row)
+    assert close(PaperExact(coef)(drawn.group()), wanted, 1e-7)
+
+
+@given(groups(), st.sampled_from(BOTH), st.sampled_from([0.0, 0.4, 1.0]))
+@settings(deadline=None)
+def test_discounted_return_equals_its_equation_written_as_loops(drawn, options, gamma):
+    cells = [(i, k) for i, n in enumerate(drawn.lengths) for k in range(n)]
+    rho = [return_from(drawn, i, k, gamma) for i, k in cells]
+    wanted = [[0.0] * n for n in drawn.lengths]
+    for (i, k), z in zip(cells, naive_z(rho, *options, 0.1), strict=True):
+        wanted[i][k] = z
+    assert close(DiscountedReturn(*options, gamma=gamma)(drawn.group()), wanted)
+
+
+@given(groups(), st.sampled_from(BOTH), st.sampled_from([0.5, 0.95]))
+@settings(deadline=None)
+def test_group_in_group_equals_its_equation_written_as_loops(drawn, options, gamma):
+    totals = [r + sum(row) for r, row in zip(drawn.outcome, drawn.rewards, strict=True)]
+    whole = naive_z(totals, *options, 0.1)
+    wanted = [[whole[i]] * n for i, n in enumerate(drawn.lengths)]
+    passages = {"": "", "error": "", "a": "a", "b": "b", "ab": "ab"}
+    states: dict[frozenset[str], list[tuple[int, int]]] = {}
+    for i, found in enumerate(drawn.found):
+        for k in range(len(found)):
+            known = frozenset("".join(passages[what] for what in found[:k]))
+            states.setdefault(known, []).append((i, k))
+    for cells in states.values():
+        z = naive_z([return_from(drawn, i, k, gamma) for i, k in cells], *options, 0.1)
+        for (i, k), value in zip(cells, z, strict=True):
+            wanted[i][k] += 0.7 * value
+    assert close(GroupInGroup(*options, omega=0.7, gamma=gamma)(drawn.group()), wanted)
+
+
+@given(groups(least=1))
+@settings(deadline=None)
+def test_branched_equals_its_equation_written_as_loops(drawn):
+    wanted = []
+    for rewards, outcome, values in zip(drawn.rewards, drawn.outcome, drawn.values, strict=True):
+        after = [*values[1:], outcome]
+        wanted.append([r + b - a for r, a, b in zip(rewards, values, after, strict=True)])
+    assert close(Branched()(drawn.group()), wanted)
+
+
+@given(groups(least=1), st.sampled_from([1.0, 0.9]), st.sampled_from([1.0, 0.7, 0.0]))
+@settings(deadline=None)
+def test_turn_critic_equals_gae_as_a_sum_of_residuals(drawn, gamma, lam):
+    found = TurnCritic(gamma=gamma, lam=lam)(drawn.group())
+    for i, row in enumerate(found):
+        rewards = []
+        for reward, count in zip(drawn.rewards[i], drawn.tokens[i], strict=True):
+            rewards += [0.0] * (count - 1) + [reward]
+        rewards[-1] += drawn.outcome[i]
+        values = [*drawn.of_tokens(i), 0.0]
+        residuals = [r + gamma * values[t + 1] - values[t] for t, r in enumerate(rewards)]
+        wanted = [
+            sum((gamma * lam) ** (n - t) * residuals[n] for n in range(t, len(residuals)))
+            for t in range(len(residuals))
+        ]
+        assert row.tolist() == pytest.approx(wanted, abs=1e-9)
+
+
+def test_a_critics_advantage_is_the_return_less_what_was_expected_when_nothing_is_discounted():
+    drawn = Drawn([[0.5, 0.2]], [1.0], [["a", ""]], [[2, 1]], [[0.4, 0.9]])
+    # to go: 1.7 from both tokens of the first turn, 1.2 from the second; expected .4, .65, .9
+    (row,) = TurnCritic()(drawn.group())
+    assert row.tolist() == pytest.approx([1.3, 1.05, 0.3])
+
+
+# ------------------------------------------------------------------ properties
+
+EVERY = [
+    PerTurnIndex(),
+    PerTurnIndex(**UNBIASED),
+    PaperExact(),
+    DiscountedReturn(),
+    DiscountedReturn(**UNBIASED),
+    GroupInGroup(),
+    GroupInGroup(**UNBIASED),
+    Branched(),
+    TurnCritic(),
+    TurnCritic(gamma=0.99, lam=0.9),
+]
+NAMES = [str(one).partition(", critic")[0] for one in EVERY]
+
+
+@pytest.mark.parametrize("estimator", EVERY, ids=NAMES)
+def test_an_estimator_keeps_to_its_contract(estimator):
+    check_estimator(estimator)
+
+
+@pytest.mark.parametrize("estimator", EVERY, ids=NAMES)
+@given(drawn=groups(), shuffle=st.randoms())
+@settings(deadline=None, max_examples=30)
+def test_permuting_a_group_permutes_its_credit(estimator, drawn, shuffle):
+    order = list(range(len(drawn.outcome)))
+    shuffle.shuffle(order)
+    before, after = estimator(drawn.group()), estimator(drawn.group(order))
+    for i, row in zip(order, after, strict=True):
+        assert torch.allclose(row, before[i], atol=1e-7)
+
+
+@pytest.mark.parametrize("estimator", EVERY[:-2], ids=NAMES[:-2])
+@given(drawn=groups())
+@settings(deadline=None, max_examples=30)
+def test_a_turn_that_was_not_taken_gets_nothing_and_gives_nothing(estimator, drawn):
+    group = drawn.group()
+    found = estimator(group)
+    assert not found[~group.reached].any()
+    stray = torch.where(group.reached, group.turn_rewards, 7.0)
+    values = torch.where(group.reached, group.state_values, 7.0)
+    stray_group = dataclasses.replace(group, turn_rewards=stray, state_values=values)
+    assert torch.allclose(estimator(stray_group), found, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", ["std", "none"])
+@given(drawn=groups(), constant=st.floats(-5, 5))
+@settings(deadline=None, max_examples=30)
+def test_a_constant_added_to_every_outcome_changes_nothing(scale, drawn, constant):
+    moved = dataclasses.replace(drawn, outcome=[r + constant for r in drawn.outcome])
+    for estimator in (
+        PerTurnIndex(scale=scale),
+        PaperExact(),
+        DiscountedReturn(scale=scale, gamma=1.0),
+        GroupInGroup(scale=scale, gamma=1.0),
+    ):
+        assert torch.allclose(estimator(drawn.group()), estimator(moved.group()), atol=1e-6)
+
+
+@given(drawn=groups(least=1), constant=st.floats(-5, 5))
+@settings(deadline=None, max_examples=30)
+def test_a_constant_that_values_know_of_changes_nothing(drawn, constant):
+    moved = dataclasses.replace(
+        drawn,
+        outcome=[r + constant for r in drawn.outcome],
+        values=[[v + constant for v in row] for row in drawn.values],
+    )
+    for estimator in (Branched(), TurnCritic()):
+        pairs = zip(estimator(drawn.group()), estimator(moved.group()), strict=True)
+        assert all(torch.allclose(a, b, atol=1e-9) for a, b in pairs)
+
+
+@given(groups())
+@settings(deadline=None, max_examples=30)
+def test_group_in_group_without_omega_is_merged(drawn):
+    assert torch.allclose(GroupInGroup(omega=0)(drawn.group()), Merged()(drawn.group()))
+
+
+@given(st.lists(st.tuples(VALUE, VALUE), min_size=2, max_size=7))
+@settings(deadline=None)
+def test_two_turns_that_all_call_get_the_papers_formulas_from_three_estimators(pairs):
+    turn, outcome = map(list, zip(*pairs, strict=True))
+    drawn = Drawn(
+        [[r, 0.0] for r in turn],
+        outcome,
+        [["a", ""]] * len(pairs),
+        [[1, 1]] * len(pairs),
+        [[0.0, 0.0]] * len(pairs),
+    )
+    turn_z, outcome_z = (naive_z(values, "mean", "std", 1e-3) for values in (turn, outcome))
+    wanted = [[t + o, o] for t, o in zip(turn_z, outcome_z, strict=True)]
+    for estimator in (TurnLevel(min_std=1e-3), PerTurnIndex(min_std=1e-3)):
+        assert close(estimator(drawn.group()), wanted, 1e-6)
+    # which adds 1e-4 to the deviation, and so is smaller by that part of it
+    if min(statistics.stdev(turn), statistics.stdev(outcome)) > 0.1:
+        assert close(PaperExact()(drawn.group()), wanted, 1e-4 / 0.1 * 6)
+
+
+def test_who_calls_no_tool_is_judged_by_another_formula_in_the_released_code():
+    drawn = Drawn(
+        [[0.2, 0], [0.2, 0], [0]],
+        [1, 0, 0],
+        [["a", ""], ["error", ""], [""]],
+        [[1, 1], [1, 1], [1]],
+        [[0.0, 0.0], [0.0, 0.0], [0.0]],
+    )
+    found = PaperExact()(drawn.group())
+    # R + T: 1.2, .2, 0, of which the mean is .4667 and the deviation .6429
+    assert float(found[2, 0]) == pytest.approx(-0.4667 / 0.6430, abs=1e-3)
+    # and -0.577 - 1.155 like any other
+    assert float(TurnLevel()(drawn.group())[2, 0]) == pytest.approx(-1.732, abs=1e-3)
+
+
+def test_passages_are_told_apart_by_their_ids_or_by_what_they_say():
+    found = [["a", ""], ["a", ""], ["b", ""], ["error", ""]]
+    drawn = Drawn([[0.0, 0.0]] * 4, [1.0, 0.0, 1.0, 0.0], found, [[1, 1]] * 4, [[0.0, 0.0]] * 4)
+    steps = GroupInGroup(gamma=1, scale="none")(drawn.group()) - Merged(scale="none")(drawn.group())
+    # in the beginning all four are in one state, and so is the last one after its failed call
+    assert steps[:, 0].tolist() == pytest.approx([0.6, -0.4, 0.6, -0.4])
+    assert steps[:, 1].tolist() == pytest.approx([0.5, -0.5, 0.0, -0.4])
+
+
+def test_what_is_missing_or_out_of_range_is_told():
+    group = Group(QUESTION, (None,), torch.zeros(1, 1), torch.zeros(1), torch.ones(1, 1).bool())
+    with pytest.raises(RecipeError, match="Branched needs a group with state_values"):
+        Branched()(group)
+    with pytest.raises(RecipeError, match="TurnCritic needs a group with token_values"):
+        TurnCritic()(group)
+    with pytest.raises(RecipeError, match="probes is 0; it must be at least 1"):
+        Branched(probes=0)
+    with pytest.raises(RecipeError, match=r"lam is 1\.5\. Set a discount"):
+        TurnCritic(lam=1.5)
+    with pytest.raises(RecipeError, match=r"gamma is -1\. Set a discount"):
+        DiscountedReturn(gamma=-1)
+    with pytest.raises(RecipeError, match=r"omega is -1\. Set a weight"):
+        GroupInGroup(omega=-1)
+
+
+def test_what_the_framework_is_asked_for_is_an_option():
+    assert (Branched().probes, Branched(probes=2).probes, PaperExact().probes) == (4, 2, 0)
+    assert TurnCritic().critic == Critic()
+    assert TurnCritic(critic=Critic(lr=1e-4)).critic.lr == 1e-4
+    assert (Branched().min_group_size, TurnCritic().min_group_size) == (1, 1)
+    assert (PaperExact().min_group_size, GroupInGroup().min_group_size) == (2, 2)
+
+
+def test_a_recipe_trains_with_each(recipe, capsys):
+    for name, init_args in (
+        ("GroupInGroup", {"omega": 0.5}),
+        ("Branched", {"probes": 1}),
+        ("TurnCritic", {"critic": {"lr": 1e-2, "trunk": False}, "lam": 0.95}),
+    ):
+        estimator = {"class_path": name, "init_args": init_args}
+        save({**recipe, "model": {**recipe["model"], "estimator": estimator}})
+        assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    saved = yaml.safe_load(Path("runs/recipe/version_2/config.yaml").read_text())["model"]
+    assert saved["estimator"]["init_args"]["critic"] == {"lr": 0.01, "coef": 0.1, "trunk": False}
+
+
+def test_the_package_loads_no_torch_until_a_class_is_asked_for():
+    code = (
+        "import sys, turnrl_estimators as e; print('torch' in sys.modules); e.Branched; "
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+    with pytest.raises(AttributeError, match="no attribute 'Turns'"):
+        _ = __import__("turnrl_estimators").Turns
