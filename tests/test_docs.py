@@ -117,6 +117,7 @@ class NotRun:
 
 Claim = Runs | Fits | Lists | Printed | Elsewhere | NotRun
 
+CREDIT_TABLE = "TURNRL_LOAD_PLUGINS=estimators turnrl credit-check"
 LAST = "runs/quickstart/version_0/checkpoints/last.ckpt"
 BUILD = "turnrl index build --source"
 FINISHED = "`Trainer.fit` stopped: `max_"
@@ -155,7 +156,23 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit recipes": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "index build | info | search": NotRun("three names, each in docs/wikipedia-search.md"),
     },
+    "docs/credit.md": {
+        "z(x) = (x - baseline)": Elsewhere(
+            "test_credit.test_turn_level_equals_its_equation_written_as_loops"
+        ),
+        "g = 1/G sum_i": Elsewhere("test_estimators.test_the_figures_are_those_of_drawn_groups"),
+        "bias       |E[g]": Elsewhere("test_estimators.test_the_figures_are_those_of_drawn_groups"),
+        "LOAD_PLUGINS=estimators": Runs(("TurnCritic: exact values",)),
+        "bias   along   angle": Printed(CREDIT_TABLE),
+        "turnrl credit-check": Runs(("signal to noise", "model.estimator")),
+        "quickstart.yaml --ckpt_path": Runs(
+            ("signal to noise",), slow=True, before="turnrl fit recipes/quickstart.yaml && "
+        ),
+        "--json": Elsewhere("test_estimators.test_as_json_it_is_an_object_a_line"),
+        "SNR = mean": Elsewhere("test_estimators.test_signal_is_what_comes_back_in_another_group"),
+    },
     "docs/design.md": {
+        "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "errors      what": Elsewhere("test_layers.test_a_module_imports_only_from_rooms_above_it"),
         "turnrl-two-turn  ": Elsewhere(
             "test_docs.test_the_design_lists_the_plugins_that_there_are"
@@ -192,6 +209,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "[my_module.MyTool]": Fits(),
     },
     "docs/plugins.md": {
+        "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "plugin new weather": Runs(("Next:",), ("turnrl-weather/turnrl_weather/estimator.py",)),
         "weather --with tool source": Runs(("with tool, source",), alone=True),
         "pyproject.toml       ": Lists("turnrl-weather"),
@@ -247,6 +265,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "plugins/turnrl-completion/README.md": {"completion bash": Runs(("complete -o bashdefault",))},
     "plugins/turnrl-estimators/README.md": {
         "class_path: GroupInGroup": Fits("model"),
+        "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
     },
     "plugins/turnrl-qa-rewards/README.md": {"rewards:": Fits("model")},
     "plugins/turnrl-questions/README.md": {},

@@ -1,9 +1,13 @@
-"""The further estimators, against their equations written as loops."""
+"""The further estimators, against their equations written as loops; the toy, against what it should
+sum up to; and the command that prints both."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+import math
+import random
 import statistics
 import subprocess
 import sys
@@ -22,13 +26,18 @@ from turnrl_estimators import (
     PerTurnIndex,
     TurnCritic,
 )
+from turnrl_estimators.rollouts import signals
+from turnrl_estimators.toy import Skipped, Toy, check, figures
 
-from commands import save
+import turnrl
+from commands import fails, save
 from test_credit import naive_turn_level, naive_z
 from turnrl import (
+    AdvantageEstimator,
     Critic,
     Group,
     Merged,
+    OutcomeOnly,
     Question,
     Reading,
     RecipeError,
@@ -387,6 +396,344 @@ def test_what_the_framework_is_asked_for_is_an_option():
     assert (PaperExact().min_group_size, GroupInGroup().min_group_size) == (2, 2)
 
 
+# ------------------------------------------------------------------ the toy
+
+
+def test_the_toys_gradient_is_that_of_its_expected_return():
+    toy, step = Toy(), 1e-6
+    assert sum(fate.chance for fate in toy.fates) == pytest.approx(1)
+    for k in range(3):
+        up, down = (
+            Toy(logits=tuple(x + d * (n == k) for n, x in enumerate(toy.logits)))
+            for d in (step, -step)
+        )
+        slope = (up.expected_return - down.expected_return) / (2 * step)
+        assert float(toy.gradient[k]) == pytest.approx(slope, abs=1e-9)
+
+
+def test_the_toys_values_are_those_of_its_equations():
+    toy = Toy()
+    stop = [1 / (1 + math.exp(-x)) for x in toy.logits]
+    value, wanted = 0.0, []
+    for k in (2, 1, 0):
+        earned = statistics.fmean(toy.search_rewards[k])
+        value = stop[k] * toy.outcomes[k] + (1 - stop[k]) * (earned + value)
+        wanted.append(value)
+    assert toy.values == pytest.approx(wanted[::-1])
+    assert toy.expected_return == pytest.approx(wanted[-1])
+
+
+def test_a_toys_trajectories_are_real_ones():
+    for fate in Toy().fates:
+        trajectory = fate.trajectory
+        assert max(trajectory.turn_index) + 1 == len(trajectory.turns) == len(fate.turn_rewards)
+        assert (trajectory.answer is None) == (trajectory.stop == "turns")
+        found = [p for r in trajectory.results for p in r.metadata["passage_ids"]]
+        assert found == [f"page-{k}" for k in range(len(found))]
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        TurnLevel(**UNBIASED),
+        Merged(**UNBIASED),
+        TurnCritic(),
+        TurnCritic(lam=0.5),
+        *(Branched(probes=n) for n in (1, 2, 4)),
+    ],
+    ids=str,
+)
+def test_unbiased_estimators_have_no_bias(estimator):
+    found = figures("", estimator, Toy())
+    assert found.bias < 1e-6
+    assert abs(found.along) < 1e-6
+    assert found.angle < 1e-3
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_turn_level_is_unbiased_in_any_group_and_varies_less_than_merged(size):
+    turn, merged = (figures("", kind(**UNBIASED), Toy(), size) for kind in (TurnLevel, Merged))
+    assert max(turn.bias, merged.bias) < 1e-6
+    assert turn.variance < 0.85 * merged.variance
+
+
+def test_the_naive_port_loses_more_than_half_of_the_gradient():
+    found = figures("", PerTurnIndex(**UNBIASED), Toy())
+    # as its docstring says
+    assert found.along == pytest.approx(-0.602, abs=1e-3)
+    assert found.angle == pytest.approx(46.3, abs=0.1)
+    assert found == figures("", TurnLevel(gamma=0, **UNBIASED), Toy())
+
+
+def test_the_mean_baseline_shortens_the_gradient_and_turns_it_where_sets_differ_in_size():
+    # as docs/credit.md says
+    assert figures("", Merged(scale="none"), Toy(), 4).along == pytest.approx(-1 / 4)
+    for estimator, of_4, of_8 in ((TurnLevel(scale="none"), 10, 5), (TurnLevel(), 15, 13)):
+        found = [round(figures("", estimator, Toy(), size).angle) for size in (4, 8)]
+        assert found == [of_4, of_8]
+
+
+def test_an_exact_critic_gives_the_exact_advantage():
+    toy = Toy()
+    values = [*toy.values, 0.0]
+    sums: dict[tuple[int, bool], list[float]] = {}
+    for fate in toy.fates:
+        turns = len(fate.turn_rewards)
+        group = Group(
+            QUESTION,
+            (fate.trajectory,),
+            torch.tensor([fate.turn_rewards]).double(),
+            torch.tensor([fate.outcome]).double(),
+            torch.ones(1, turns).bool(),
+            token_values=(torch.tensor(toy.values[:turns]).double(),),
+        )
+        ((whole,), (near,)) = (TurnCritic(lam=lam)(group) for lam in (1.0, 0.0))
+        for k in range(turns):
+            answers = fate.trajectory.answer is not None and k == turns - 1
+            later = fate.outcome if k == turns - 1 else values[k + 1]
+            assert float(near[k]) == pytest.approx(fate.turn_rewards[k] + later - values[k])
+            total = sums.setdefault((k, answers), [0.0, 0.0])
+            total[0] += fate.chance
+            total[1] += fate.chance * float(whole[k])
+    for (k, answers), (chance, total) in sums.items():
+        going_on = statistics.fmean(toy.search_rewards[k]) + values[k + 1]
+        worth = toy.outcomes[k] if answers else going_on
+        assert total / chance == pytest.approx(worth - values[k], abs=1e-6)
+
+
+class Counted(AdvantageEstimator):
+    """Looks at the trajectories alone."""
+
+    min_group_size = 2
+
+    def __call__(self, group):
+        calls = torch.tensor([float(len(t.results)) for t in group.trajectories])
+        return (calls - calls.mean())[:, None] * group.reached
+
+
+@pytest.mark.parametrize(
+    "estimator", [TurnLevel(), Merged(**UNBIASED), GroupInGroup(), Counted(), Branched(2)], ids=str
+)
+def test_the_figures_are_those_of_drawn_groups(estimator):
+    """The same by playing: groups are sampled turn by turn, and their probes are."""
+    toy, draw, rounds = Toy(), random.Random(0), 4000
+    size = 1 if estimator.probes else 3
+    stop = [1 / (1 + math.exp(-x)) for x in toy.logits]
+    known = {(f.turn_rewards, f.outcome): f for f in toy.fates}
+
+    def play(k):
+        """From turn k on: turn rewards and outcome."""
+        rewards = []
+        for turn in range(k, 3):
+            if draw.random() < stop[turn]:
+                return [*rewards, 0.0], toy.outcomes[turn]
+            rewards.append(draw.choice(toy.search_rewards[turn]))
+        return rewards, 0.0
+
+    def to_go(k):
+        rewards, outcome = play(k)
+        return sum(rewards) + outcome
+
+    estimates = []
+    for _ in range(rounds):
+        members = [
+            known[tuple(rewards), outcome] for rewards, outcome in (play(0) for _ in range(size))
+        ]
+        values = [
+            [statistics.fmean(to_go(k) for _ in range(2)) for k in range(len(m.scores))]
+            for m in members
+        ]
+        group = Group(
+            QUESTION,
+            tuple(m.trajectory for m in members),
+            padded([[*m.turn_rewards, *[0.0] * (3 - len(m.scores))] for m in members]),
+            torch.tensor([m.outcome for m in members]).double(),
+            padded([[1.0] * len(m.scores) + [0.0] * (3 - len(m.scores)) for m in members]).bool(),
+            state_values=padded([[*row, *[0.0] * (3 - len(row))] for row in values]),
+        )
+        scores = padded([[*m.scores, *[0.0] * (3 - len(m.scores))] for m in members])
+        estimates.append((estimator(group) * scores).sum(0) / size)
+    drawn = torch.stack(estimates)
+    found = figures("", estimator, toy, size)
+    mean, variance = drawn.mean(0), float(drawn.var(0).sum())
+    bias = float((mean - toy.gradient).norm() / toy.gradient.norm())
+    error = math.sqrt(variance / rounds) / float(toy.gradient.norm())
+    assert bias == pytest.approx(found.bias, abs=4 * error)
+    assert size * variance == pytest.approx(found.variance, rel=0.1)
+
+
+def test_another_toy_is_summed_up_as_well():
+    toy = Toy((0.3, -0.2, 0.1, 0.4), ((0.5,), (1.0,), (-0.5,), (0.0,)), (0.0, 0.5, 1.0, 0.5))
+    for estimator in (TurnLevel(**UNBIASED), Merged(**UNBIASED), Branched(2), TurnCritic()):
+        assert figures("", estimator, toy, 3).bias < 1e-6
+    with pytest.raises(RecipeError, match=r"more than 10,000 groups of 9"):
+        figures("", NineBranched(), toy)
+
+
+class NineBranched(AdvantageEstimator):
+    """Wants more than can be tried."""
+
+    probes, min_group_size = 4, 9
+
+    def __call__(self, group):
+        return group.turn_rewards
+
+
+class Compares(Counted):
+    min_group_size = 16
+
+
+class Tree(NineBranched):
+    trains_probes = True
+
+
+class Needy(Counted):
+    def __init__(self, judge):
+        self.judge = judge
+
+
+class Broken(Counted):
+    def __call__(self, group):
+        return torch.zeros(1)
+
+
+def test_every_estimator_gets_a_row_and_one_that_cannot_be_tried_its_reason():
+    classes = [TurnLevel, Counted, Branched, NineBranched, Tree, Compares, Needy, Broken]
+    found = {row.estimator: row for row in check({c.__name__: c for c in classes})}
+    assert list(found) == [
+        "TurnLevel",
+        "TurnLevel(leave_one_out, none)",
+        *(c.__name__ for c in classes[1:]),
+    ]
+    reasons = {name: row.reason for name, row in found.items() if isinstance(row, Skipped)}
+    assert sorted(reasons) == ["Broken", "Compares", "Needy", "NineBranched", "Tree"]
+    assert reasons["Compares"] == "there are more than 10,000 groups of 16"
+    assert "missing 1 required positional argument: 'judge'" in reasons["Needy"]
+    assert "Broken on a group of 4 with 3 turns gave advantages of shape" in reasons["Broken"]
+    assert "trees" in reasons["Tree"]
+    assert (found["Branched"].note, found["Branched"].group_size) == ("4 probes", 1)
+
+
+def test_no_direction_is_told_as_none():
+    class Nothing(Counted):
+        def __call__(self, group):
+            return group.turn_rewards * 0
+
+    found = figures("", Nothing(), Toy())
+    assert (found.bias, found.along, found.angle, found.noise) == (1.0, -1.0, None, None)
+
+
+# ------------------------------------------------------------------ on rollouts
+
+
+def test_signal_is_what_comes_back_in_another_group():
+    class Given(AdvantageEstimator):
+        """Advantages as the outcomes say."""
+
+        def __call__(self, group):
+            return group.outcome[:, None] * group.reached
+
+    def group(searches, answers):
+        some = [(["a"], a) for a in searches] + [([""], a) for a in answers]
+        found, outcome = zip(*some, strict=True)
+        one = [[0.0]] * len(some)
+        return Drawn(one, list(outcome), list(found), [[1]] * len(some), one).group()
+
+    # centred: 1 and -1, and in the other group .5 and -.5; two pairs that did the same
+    pair = group([6.0], [4.0]), group([5.5], [4.5])
+    (found,) = signals("given", Given(), [pair])
+    assert (found.turn, found.advantage, found.pairs) == (0, 5.0, 2)
+    assert found.snr == pytest.approx(0.5 / (0.25 / 2))
+    # what all actions of a state share is no signal; what does not come back is the opposite of one
+    assert signals("", Given(), [(group([6.0], [6.0]), group([9.0], [9.0]))])[0].snr is None
+    reversed_pair = group([6.0], [4.0]), group([4.0], [6.0])
+    assert signals("", Given(), [reversed_pair])[0].snr == pytest.approx(-1 / 2)
+    # alone in its state, with nothing to be told from
+    assert signals("", Given(), [(group([6.0], []), group([4.0], []))])[0].pairs == 0
+
+
+def test_signal_of_tokens_is_that_of_the_mean_of_a_turns_tokens():
+    class Tokens(AdvantageEstimator):
+        def __call__(self, group):
+            return tuple(
+                torch.arange(1.0 + sum(len(turn.token_ids) for turn in t.turns))[1:]
+                for t in group.trajectories
+            )
+
+    drawn = Drawn([[0.0, 0.0]], [0.0], [["a", ""]], [[2, 3]], [[0.0, 0.0]]).group()
+    found = signals("", Tokens(), [(drawn, drawn)])
+    assert [row.advantage for row in found] == [1.5, 4.0]
+
+
+# ------------------------------------------------------------------ the command
+
+
+def said(capsys, *arguments):
+    assert main(["credit-check", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_table_has_every_installed_estimator_within_80_columns(capsys):
+    told = said(capsys)
+    assert max(map(len, told.splitlines())) <= 80
+    for name in turnrl.installed("turnrl_estimators"):
+        assert f"\n{name} " in told
+    assert "\nTurnLevel(leave_one_out, none)          0.000  +0.000     0.0" in told
+
+
+def test_as_json_it_is_an_object_a_line(capsys):
+    rows = {row["estimator"]: row for row in map(json.loads, said(capsys, "--json").splitlines())}
+    assert rows["TurnLevel(leave_one_out, none)"]["bias"] < 1e-6
+    assert rows["Branched"]["variance"] < rows["Merged(leave_one_out, none)"]["variance"]
+    assert rows["PerTurnIndex"]["bias"] > 0.5
+
+
+def test_a_recipes_policy_plays_and_its_turns_are_judged(recipe, capsys):
+    told = said(capsys, "recipe.yaml", "--questions", "3")
+    assert max(map(len, told.splitlines())) <= 80
+    assert "3 questions, two groups of 4 each" in told
+    assert "model.estimator " in told
+    assert "Branched: not tried: it needs probes" in told
+    assert "TurnCritic: not tried: it needs a critic's values" in told
+    lines = said(capsys, "recipe.yaml", "--json", "--questions", "3").splitlines()
+    rows = [row for row in map(json.loads, lines) if "turn" in row]
+    assert {row["turn"] for row in rows if row["estimator"] == "OutcomeOnly"} >= {0, 1}
+    for row in rows:
+        assert row["advantage"] >= 0
+        assert set(row) == {"estimator", "turn", "advantage", "snr", "pairs"}
+
+
+def test_a_group_too_small_for_an_estimator_is_told(recipe, capsys):
+    estimator = {"class_path": "TurnLevel", "init_args": UNBIASED}
+    save({**recipe, "model": {**recipe["model"], "group_size": 1, "estimator": estimator}})
+    told = said(capsys, "recipe.yaml", "--questions", "2")
+    assert "Merged: not tried: it compares 2 trajectories or more" in told
+
+
+def test_a_checkpoint_plays_by_its_own_recipe(recipe, capsys):
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    (last,) = Path().glob("runs/recipe/version_0/checkpoints/last.ckpt")
+    capsys.readouterr()
+    told = said(capsys, "recipe.yaml", "--ckpt_path", str(last), "--questions", "2")
+    assert "2 questions, two groups of 4 each" in told
+
+
+def test_mistakes_are_told_before_anything_is_computed(recipe, capsys):
+    def told(*arguments):
+        return fails(capsys, ["credit-check", *arguments])
+
+    assert "no recipe at 'nope.yaml'" in told("nope.yaml")
+    assert "no checkpoint at 'nope.ckpt'" in told("recipe.yaml", "--ckpt_path", "nope.ckpt")
+    assert "--ckpt_path needs a recipe" in told("--ckpt_path", "nope.ckpt")
+    assert "--questions is 0" in told("recipe.yaml", "--questions", "0")
+    save({**recipe, "data": {"val": "worlds.Numbers"}})
+    assert "data.train of 'recipe.yaml' must name the data set" in told("recipe.yaml")
+    save({**recipe, "data": {"train": "worlds.Numbers", "fields": {"idea": "n"}}})
+    assert "data.fields is {'idea': 'n'}" in told("recipe.yaml")
+    Path("recipe.yaml").write_text("- no mapping\n")
+    assert "data.train of 'recipe.yaml' must name the data set" in told("recipe.yaml")
+
+
 def test_a_recipe_trains_with_each(recipe, capsys):
     for name, init_args in (
         ("GroupInGroup", {"omega": 0.5}),
@@ -409,3 +756,10 @@ def test_the_package_loads_no_torch_until_a_class_is_asked_for():
     assert done.stdout.split() == ["False", "True"]
     with pytest.raises(AttributeError, match="no attribute 'Turns'"):
         _ = __import__("turnrl_estimators").Turns
+
+
+def test_outcome_only_does_not_see_turn_rewards():
+    found = figures("", OutcomeOnly(**UNBIASED), Toy())
+    blind = Toy(search_rewards=((0.0,), (0.0,), (0.0,)))
+    assert figures("", OutcomeOnly(**UNBIASED), blind).bias < 1e-6
+    assert found.bias > 0.5

@@ -1,8 +1,11 @@
-"""Estimators beside those of the core.
+"""Estimators beside those of the core, and an exact check of any estimator.
 
     relative   PerTurnIndex, PaperExact, DiscountedReturn: rewards compared within a group
     anchored   GroupInGroup: turns compared that were taken in the same state
     valued     Branched, TurnCritic: turns judged by what states are worth
+    toy        a decision process so small that an estimator's bias and variance are summed up
+    rollouts   how much of a policy's advantages is signal
+    command    `turnrl credit-check`
 
 The classes need torch, so they are imported when they are asked for.
 """
@@ -10,10 +13,11 @@ The classes need torch, so they are imported when they are asked for.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from turnrl import AdvantageEstimator, hookimpl
+from turnrl_estimators.command import add_credit_command
 
 if TYPE_CHECKING:
     from turnrl_estimators.anchored import GroupInGroup as GroupInGroup
@@ -45,3 +49,9 @@ def __getattr__(name: str) -> Any:
 def turnrl_estimators() -> Iterable[type[AdvantageEstimator]]:
     """The estimators of this package."""
     return [__getattr__(name) for name in _HOMES]
+
+
+@hookimpl
+def turnrl_commands() -> Iterable[Callable[[Any], None]]:
+    """`turnrl credit-check`."""
+    return [add_credit_command]

@@ -1,0 +1,184 @@
+"""`turnrl credit-check`: what each installed estimator does to the gradient.
+
+Every estimator is tried, as it is by default and unscaled with a leave-one-out baseline, on a
+process of three turns that is small enough to sum over all groups. Printed are, relative to the
+length of the true gradient: the bias of the expected estimate, and the part of it along the
+gradient, which is a factor that the learning rate can take up; then the angle between the two in
+degrees, the variance (for each trajectory of a group), and the noise, which is the variance over
+the squared length of the expected estimate and does not depend on the estimator's scale.
+
+With a recipe, its policy then plays two groups for each of some questions, and the signal-to-noise
+ratio of the advantages of its turns is printed. Taken are the pairs of trajectories, one of each
+group, that did the same up to and in a turn: same form, same calls that succeeded, same passages,
+same answer. With a and b the turn's advantages, less the mean over those of their own group that
+did the same before the turn, SNR = mean(a b) / mean((a - b)^2 / 2): the part of an advantage that
+comes back in an independent group, over the part that does not. It says nothing of bias.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnrl import AdvantageEstimator, Fields, Group, Question, RecipeError, installed
+
+if TYPE_CHECKING:
+    from turnrl import MTGRPO
+
+
+def add_credit_command(commands: Any) -> None:
+    """Add `credit-check` to argparse's sub-parsers."""
+    parser = commands.add_parser(
+        "credit-check",
+        help="bias and variance of every installed estimator",
+        description=__doc__,
+    )
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="whose policy plays as well")
+    parser.add_argument(
+        "--ckpt_path",
+        metavar="FILE",
+        help="a checkpoint: its policy plays, as the recipe inside it says, the RECIPE's questions",
+    )
+    parser.add_argument(
+        "--questions",
+        type=int,
+        default=8,
+        metavar="N",
+        help="questions drawn from the recipe's data.train (default: %(default)s)",
+    )
+    parser.add_argument("--device", default="cpu", help="where it plays (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.ckpt_path is not None and args.recipe is None:
+        raise RecipeError("--ckpt_path needs a recipe, whose data.train has the questions.")
+    if args.questions < 1:
+        raise RecipeError(f"--questions is {args.questions}; it must be 1 or more.")
+    # a mistake is told before anything is computed
+    played = None if args.recipe is None else _opened(args)
+    classes = installed("turnrl_estimators")
+    _print_toy(classes, args.json)
+    if played is not None:
+        _print_rollouts(classes, *played, args.json)
+    return 0
+
+
+# ------------------------------------------------------------------------------------------ the toy
+
+
+def _print_toy(classes: Mapping[str, type], as_json: bool) -> None:
+    from turnrl_estimators.toy import Skipped, check
+
+    rows = check(classes)
+    if as_json:
+        for row in rows:
+            print(json.dumps(asdict(row)))
+        return
+    print(f"{'estimator':37} {'bias':>7} {'along':>7} {'angle':>7} {'variance':>9} {'noise':>7}")
+    notes = []
+    for row in rows:
+        if isinstance(row, Skipped):
+            notes.append(f"{row.estimator}: not tried: {row.reason}")
+            continue
+        angle = "-" if row.angle is None else f"{row.angle:.1f}"
+        noise = "-" if row.noise is None else f"{row.noise:.1f}"
+        # `+ 0.0` leaves no minus before a zero
+        bias, along = (round(value, 3) + 0.0 for value in (row.bias, row.along))
+        figures = f"{bias:7.3f} {along:+7.3f} {angle:>7} {row.variance:9.3f} {noise:>7}"
+        print(f"{row.estimator:37} {figures}")
+        if row.note:
+            notes.append(f"{row.estimator}: {row.note}, groups of {row.group_size}")
+    for note in notes:
+        print(note)
+
+
+# ------------------------------------------------------------------------------------ real rollouts
+
+
+def _opened(args: argparse.Namespace) -> tuple[MTGRPO, list[Question]]:
+    """The module that plays, and the questions."""
+    from turnrl import load, load_questions
+
+    data = _data(args.recipe)
+    module = load(args.ckpt_path or args.recipe, args.device)
+    try:
+        fields = None if data.get("fields") is None else Fields(**data["fields"])
+    except TypeError as error:
+        raise RecipeError(f"data.fields is {data['fields']!r}: {error}") from error
+    split, config = data.get("train_split"), data.get("config")
+    questions = load_questions(data["train"], split, fields, config, role="train")
+    random.Random(0).shuffle(questions)
+    return module, questions[: args.questions]
+
+
+def _data(recipe: str) -> dict[str, Any]:
+    """The section of a recipe that says where its questions are."""
+    import yaml
+
+    try:
+        contents = yaml.safe_load(Path(recipe).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise RecipeError(f"no recipe at {recipe!r}: {why}. Give a YAML file.") from error
+    data = contents.get("data") if isinstance(contents, dict) else None
+    if not isinstance(data, dict) or not isinstance(data.get("train"), str):
+        what = "must name the data set that questions are drawn from"
+        raise RecipeError(f"data.train of {recipe!r} {what}, as the text of one name.")
+    return data
+
+
+def _print_rollouts(
+    classes: Mapping[str, type], module: MTGRPO, questions: list[Question], as_json: bool
+) -> None:
+    from turnrl_estimators.rollouts import signals
+
+    size = module.group_size
+    every = module.ask(questions, samples=2 * size)
+    groups = module.score([every[i : i + size] for i in range(0, len(every), size)])
+    pairs = list(zip(groups[::2], groups[1::2], strict=True))
+    if not as_json:
+        told = f"{len(questions)} questions, two groups of {size} each"
+        print(f"\n{told}; signal to noise of the advantages of turns")
+        print(f"{'estimator':37} {'turn':>4} {'mean |A|':>9} {'SNR':>9} {'pairs':>7}")
+    notes = []
+    for name, made in _players(classes, module):
+        if reason := _unfit(made, pairs):
+            notes.append((name, reason))
+            continue
+        for found in signals(name, made, pairs):
+            if as_json:
+                print(json.dumps(asdict(found)))
+                continue
+            snr = "-" if found.snr is None else f"{found.snr:.2f}"
+            print(f"{name:37} {found.turn:4} {found.advantage:9.3f} {snr:>9} {found.pairs:7}")
+    for name, reason in notes:
+        skipped = {"estimator": name, "reason": reason}
+        print(json.dumps(skipped) if as_json else f"{name}: not tried: {reason}")
+
+
+def _players(classes: Mapping[str, type], module: MTGRPO) -> Iterator[tuple[str, Any]]:
+    """The recipe's own estimator, and every installed one."""
+    from turnrl_estimators.toy import variants
+
+    yield "model.estimator", module.estimator
+    yield from variants(classes)
+
+
+def _unfit(made: AdvantageEstimator | Exception, pairs: list[tuple[Group, Group]]) -> str:
+    """Why an estimator gets no figures of rollouts; nothing if it does."""
+    if isinstance(made, Exception):
+        return " ".join(str(made).split())
+    if made.probes:
+        return "it needs probes"
+    if made.critic is not None:
+        return "it needs a critic's values"
+    size = len(pairs[0][0].trajectories)
+    least = made.min_group_size
+    return f"it compares {least} trajectories or more" if size < least else ""

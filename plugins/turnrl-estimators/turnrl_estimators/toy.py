@@ -1,0 +1,375 @@
+"""A decision process so small that what an estimator does to the gradient is summed up exactly.
+
+An agent has K turns. In each it stops, and answers, or goes on, and searches; turn k has one logit,
+of stopping. Going on earns a turn reward that depends on the turn and on luck, and in the last turn
+leaves it without an answer. An answer earns an outcome reward that depends on the turn.
+
+There are so few trajectories that every group of G of them can be given to an estimator, and the
+estimate of the gradient weighed by the group's chance. What a critic or probes say of a state is
+part of it: a critic is right, and probes earn whatever can be earned from there on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turnrl import (
+    AdvantageEstimator,
+    Group,
+    Question,
+    Reading,
+    RecipeError,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    assign_credit,
+)
+
+QUESTION = Question("toy", "How many searches does it take?", ("right",))
+MOST_GROUPS = 10_000
+"""Beyond so many groups fewer probes are taken than an estimator asks for."""
+
+
+@dataclass(frozen=True)
+class Fate:
+    """One trajectory that can come about.
+
+    Args:
+        trajectory: With one sampled token a turn.
+        chance: Of it.
+        turn_rewards: Of each of its turns.
+        outcome: Its outcome reward.
+        scores: For each of its turns, how its log-probability changes with the turn's logit.
+    """
+
+    trajectory: Trajectory
+    chance: float
+    turn_rewards: tuple[float, ...]
+    outcome: float
+    scores: tuple[float, ...]
+
+    @property
+    def earned(self) -> float:
+        """The return."""
+        return self.outcome + sum(self.turn_rewards)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """The decision process and its policy, K turns long.
+
+    By default the first search may cost or pay, by luck; the second finds what is asked for; and a
+    third, after which there is no turn left to answer in, earns nothing.
+
+    Args:
+        logits: Of stopping, in each turn.
+        search_rewards: What going on can earn in each turn, each with the same chance.
+        outcomes: What an answer earns, in each turn.
+    """
+
+    logits: tuple[float, ...] = (0.5, -0.5, 0.5)
+    search_rewards: tuple[tuple[float, ...], ...] = ((-0.5, 0.5), (1.0,), (0.0,))
+    outcomes: tuple[float, ...] = (0.5, 0.5, 1.0)
+
+    @cached_property
+    def fates(self) -> tuple[Fate, ...]:
+        """Every trajectory that can come about; their chances add up to 1."""
+        turns = len(self.logits)
+        return tuple(
+            self._fate(rewards, stop < turns)
+            for stop in range(turns + 1)
+            for rewards in itertools.product(*self.search_rewards[:stop])
+        )
+
+    def _fate(self, earned: tuple[float, ...], answers: bool) -> Fate:
+        """Searches that earn this, and then an answer, if a turn is left for one."""
+        last = len(self.logits) - 1
+        taken, scores, chance = [], [], 1.0
+        for k, stops in enumerate(map(_sigmoid, self.logits[: len(earned) + 1])):
+            going_on = k < len(earned)
+            p = 1 - stops if going_on else stops
+            scores.append(-stops if going_on else 1 - stops)
+            chance *= p / len(self.search_rewards[k]) if going_on else p
+            taken.append(_search(k, p, k == last) if going_on else _answer(k, p))
+        trajectory = Trajectory(QUESTION, (3,), tuple(taken), "answer" if answers else "turns")
+        outcome = self.outcomes[len(earned)] if answers else 0.0
+        rewards = (*earned, 0.0) if answers else earned
+        return Fate(trajectory, chance, rewards, outcome, tuple(scores))
+
+    @cached_property
+    def expected_return(self) -> float:
+        """Of the policy."""
+        return sum(fate.chance * fate.earned for fate in self.fates)
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        """(K,), how the expected return changes with the logits."""
+        total = torch.zeros(len(self.logits), dtype=torch.float64)
+        for fate in self.fates:
+            score = torch.tensor(fate.scores, dtype=torch.float64)
+            total[: len(score)] += fate.chance * fate.earned * score
+        return total
+
+    @cached_property
+    def to_go(self) -> tuple[dict[float, float], ...]:
+        """For each turn, what can be earned from its beginning on, and the chance of each."""
+        found: list[dict[float, float]] = []
+        for k in range(len(self.logits)):
+            chances: dict[float, float] = defaultdict(float)
+            through = [fate for fate in self.fates if len(fate.scores) > k]
+            whole = sum(fate.chance for fate in through)
+            for fate in through:
+                chances[fate.earned - sum(fate.turn_rewards[:k])] += fate.chance / whole
+            found.append(dict(chances))
+        return tuple(found)
+
+    @cached_property
+    def values(self) -> tuple[float, ...]:
+        """For each turn, what is earned from its beginning on, on average."""
+        return tuple(sum(value * p for value, p in one.items()) for one in self.to_go)
+
+
+def _sigmoid(logit: float) -> float:
+    return 1 / (1 + math.exp(-logit))
+
+
+def _search(turn: int, chance: float, late: bool) -> Turn:
+    """Going on; in the last turn, nothing comes of it."""
+    call = ToolCall("search", {"query": f"page {turn}"})
+    page = ToolResult(f"This is page {turn}.", metadata={"passage_ids": [f"page-{turn}"]})
+    reading = Reading(calls=(call,), format_error="the last turn must answer" if late else None)
+    results, observed = ((), ()) if late else ((page,), (2,))
+    return Turn(f"I open page {turn}.", (0,), (math.log(chance),), reading, results, observed)
+
+
+def _answer(turn: int, chance: float) -> Turn:
+    """Stopping."""
+    return Turn(f"It takes {turn}.", (1,), (math.log(chance),), Reading(answer=str(turn)))
+
+
+@dataclass(frozen=True)
+class Member:
+    """One that can be in a group: a fate, and what its probes earn.
+
+    Args:
+        fate: Its trajectory.
+        chance: Of both.
+        values: (K,), the mean of what the probes of each turn earn; zero where there are none, and
+            for the first turn, of which a group's members share the probes.
+    """
+
+    fate: Fate
+    chance: float
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What an estimator does to the gradient. A factor in units of reward, as `scale: std` brings
+    it, is a bias along the gradient; the learning rate can take it up, and never the angle.
+
+    Args:
+        estimator: Which, and with what options if not its own.
+        bias: |E[g] - gradient| / |gradient|, g being the estimate of one group.
+        along: The part of it along the gradient: below 0 the estimate is too short, and below -1
+            it points backwards.
+        angle: Between E[g] and the gradient, in degrees; None if E[g] is zero.
+        variance: G tr Cov[g]: that of the estimate for each trajectory that it takes.
+        noise: variance / |E[g]|^2, which no factor changes; None if E[g] is zero.
+        group_size: G.
+        note: What it was given besides rewards.
+    """
+
+    estimator: str
+    bias: float
+    along: float
+    angle: float | None
+    variance: float
+    noise: float | None
+    group_size: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An estimator without figures, and why."""
+
+    estimator: str
+    reason: str
+
+
+def variants(classes: Mapping[str, type]) -> Iterator[tuple[str, Any]]:
+    """Each estimator as a recipe gets it by its name, and once more as `(leave_one_out, none)`, in
+    units of reward and with the baseline that brings no bias, if it has these options; with what
+    was raised in place of one that cannot be made."""
+    for name, cls in classes.items():
+        yield name, _made(cls)
+        fields = getattr(cls, "__dataclass_fields__", {})
+        if {"baseline", "scale"} <= {*fields}:
+            plain = _made(cls, baseline="leave_one_out", scale="none")
+            yield f"{name}(leave_one_out, none)", plain
+
+
+def _made(cls: type, **options: str) -> Any:
+    try:
+        return cls(**options)
+    except Exception as error:  # a third party's constructor may do anything
+        return error
+
+
+def check(
+    classes: Mapping[str, type], toy: Toy = Toy(), group_size: int = 4
+) -> list[Figures | Skipped]:
+    """The figures of estimators, each as installed and as `(leave_one_out, none)`.
+
+    Args:
+        classes: By short name.
+        toy: Where they are tried.
+        group_size: G, where no probes are needed.
+    """
+    found: list[Figures | Skipped] = []
+    for name, made in variants(classes):
+        try:
+            if isinstance(made, Exception):
+                raise made
+            found.append(figures(name, made, toy, group_size))
+        except Exception as error:  # one broken estimator leaves the others their figures
+            found.append(Skipped(name, " ".join(str(error).split())))
+    return found
+
+
+def figures(name: str, estimator: AdvantageEstimator, toy: Toy, group_size: int = 4) -> Figures:
+    """The exact bias and variance of the policy-gradient estimate that an estimator leads to,
+
+        g = 1/G sum_i sum_k A_{i,k} grad log pi(a_{i,k} | s_{i,k}),
+
+    over all groups. Of groups that differ in their order alone one is tried, as an estimator treats
+    its members alike. One with probes gets groups of the smallest size that it takes, because their
+    number grows with what probes can earn, and if need be fewer probes than it asks for.
+
+    Args:
+        name: What the figures are called.
+        estimator: The estimator.
+        toy: Where it is tried.
+        group_size: G, where no probes are needed.
+    Raises:
+        PluginError: If the estimator breaks its contract.
+        RecipeError: If there are too many groups, or it trains its probes.
+    """
+    if estimator.trains_probes:
+        raise RecipeError("it is given trees, of which the toy has too many")
+    least, probes = estimator.min_group_size, estimator.probes
+    size = least if probes else max(group_size, least)
+    while _count(toy, size, probes) > MOST_GROUPS:
+        if probes <= 1:
+            raise RecipeError(f"there are more than {MOST_GROUPS:,} groups of {size}")
+        probes -= 1
+    groups, scores, chances = _groups(toy, size, probes, estimator.critic is not None)
+    credit = torch.zeros(scores.shape, dtype=torch.float64)
+    for row, group in zip(credit, groups, strict=True):
+        for member, found in zip(row, assign_credit(group, estimator), strict=True):
+            member[: len(found)] = found
+    estimates = (credit * scores).sum(1) / size
+    mean = (chances[:, None] * estimates).sum(0)
+    spread = float((chances * (estimates - mean).square().sum(1)).sum())
+    true, length, at = toy.gradient, float(toy.gradient.norm()), float(mean.norm())
+    there = at > 1e-9 * length
+    cosine = float(mean @ true) / (at * length) if there else 0.0
+    notes = [f"{probes} probe{'s' * (probes > 1)}"] if probes else []
+    notes += ["exact values"] if estimator.critic is not None else []
+    return Figures(
+        name,
+        bias=float((mean - true).norm()) / length,
+        along=float(mean @ true) / length**2 - 1,
+        angle=math.degrees(math.acos(max(-1.0, min(1.0, cosine)))) if there else None,
+        variance=size * spread,
+        noise=size * spread / at**2 if there else None,
+        group_size=size,
+        note=", ".join(notes),
+    )
+
+
+def _count(toy: Toy, size: int, probes: int) -> int:
+    """How many groups there are."""
+    members = len(_members(toy, probes))
+    return math.comb(members + size - 1, size) * len(_shared(toy, size, probes))
+
+
+def _shared(toy: Toy, size: int, probes: int) -> dict[float, float]:
+    """What the probes of the first turn can earn on average: those of the whole group."""
+    return _means(toy.to_go[0], size * probes) if probes else {0.0: 1.0}
+
+
+def _means(chances: Mapping[float, float], count: int) -> dict[float, float]:
+    """What the mean of some draws can be, and the chance of each."""
+    sums: dict[float, float] = {0.0: 1.0}
+    for _ in range(count):
+        longer: dict[float, float] = defaultdict(float)
+        for (a, p), (b, q) in itertools.product(sums.items(), chances.items()):
+            longer[round(a + b, 9)] += p * q
+        sums = longer
+    return {total / count: p for total, p in sums.items()}
+
+
+def _members(toy: Toy, probes: int) -> list[Member]:
+    """Everyone who can be in a group, but for the value that it shares with the others."""
+    turns = len(toy.logits)
+    means = [_means(chances, probes) if probes else {0.0: 1.0} for chances in toy.to_go]
+    means[0] = {0.0: 1.0}
+    found = []
+    for fate in toy.fates:
+        for drawn in itertools.product(*(one.items() for one in means[: len(fate.scores)])):
+            chance = math.prod((p for _, p in drawn), start=fate.chance)
+            values = [value for value, _ in drawn]
+            found.append(Member(fate, chance, (*values, *[0.0] * (turns - len(values)))))
+    return found
+
+
+def _groups(toy: Toy, size: int, probes: int, critic: bool) -> tuple[list[Group], Tensor, Tensor]:
+    """Every group, the scores (M, G, K) of its turns, and its chance (M,)."""
+    members, turns = _members(toy, probes), len(toy.logits)
+    some = list(itertools.combinations_with_replacement(range(len(members)), size))
+    shared = _shared(toy, size, probes)
+    scores, rewards, reached, values = (
+        torch.tensor([[*row, *[0.0] * (turns - len(row))] for row in rows], dtype=torch.float64)
+        for rows in (
+            [m.fate.scores for m in members],
+            [m.fate.turn_rewards for m in members],
+            [[1.0] * len(m.fate.scores) for m in members],
+            [m.values for m in members],
+        )
+    )
+    # an estimator gets what it would in a run: single precision
+    rewards, values, exact = rewards.float(), values.float(), torch.tensor(toy.values)
+    outcome = torch.tensor([m.fate.outcome for m in members])
+    groups, chances = [], []
+    for row, (first, p) in itertools.product(some, shared.items()):
+        attempts, at = tuple(members[i].fate.trajectory for i in row), list(row)
+        group = Group(QUESTION, attempts, rewards[at], outcome[at], reached[at].bool())
+        if probes:
+            known = values[at]
+            known[:, 0] = first
+            group = replace(group, state_values=known)
+        if critic:
+            tokens = tuple(exact[: len(a.turns)].clone() for a in attempts)
+            group = replace(group, token_values=tokens)
+        groups.append(group)
+        chances.append(p * _orders(row) * math.prod(members[i].chance for i in row))
+    index = torch.tensor([row for row in some for _ in shared])
+    return groups, scores[index], torch.tensor(chances, dtype=torch.float64)
+
+
+def _orders(row: Sequence[int]) -> int:
+    """In how many orders the members of a group can come."""
+    same = math.prod(map(math.factorial, Counter(row).values()))
+    return math.factorial(len(row)) // same
