@@ -227,6 +227,15 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         '"""An estimator: ': SHOWN_FILE,
         "from turnrl.testing import": EXAMPLE,
     },
+    "docs/turns.md": {
+        "segmenter: TwoTurn": Fits("model.rollout"),
+        "class_path: ReAct": Fits("model.rollout"),
+        "class_path: SearchR1": Fits("model.rollout"),
+        "from turnrl_estimators import PerTurnIndex": Runs(
+            ("ended by   answer", "PerTurnIndex\n    +0.87  +1.44  +0.87\n    -0.87  -2.02\n"),
+        ),
+        "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
+    },
     # a folder called wikimedia/wikipedia stands in for the data set on the hub of that name
     "docs/wikipedia-search.md": {
         "--source wikimedia/wikipedia --index indexes": Runs(("5 passages",)),

@@ -274,9 +274,7 @@ def questions_of(rows: Sequence[Row], fields: Fields, where: str) -> Iterator[Qu
             text=str(_known(_at(row, fields.question), "")).strip(),
             answers=tuple(t for answer in answers if answer is not _ABSENT for t in _texts(answer)),
             metadata={
-                name: value
-                for name, value in row.items()
-                if name not in used and _is_plain(value)
+                name: value for name, value in row.items() if name not in used and _is_plain(value)
             },
         )
 
