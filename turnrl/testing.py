@@ -330,11 +330,13 @@ def check_estimator(estimator: types.AdvantageEstimator) -> None:
             order = draw.sample(range(size), size)
             told = "turns taken {}, outcome and turn rewards {}".format(*drawn)
             with _on(f"{name} on a group of shape {(size, turns)} ({told})"):
-                group, same, other = (_group(drawn, m) for m in (range(size), range(size), order))
+                orders, tree = (range(size), range(size), order), estimator.trains_probes
+                group, same, other = (_group(drawn, members, tree) for members in orders)
+                places = [*order, *(size + i for i in order)] if tree else order
                 found = estimator(group)
                 shapes = [tuple(row.shape) for row in found]
                 tokens = [(sum(len(t.token_ids) for t in a.turns),) for a in group.trajectories]
-                fits = shapes in ([(turns,)] * size, tokens)
+                fits = shapes in ([(turns,)] * len(tokens), tokens)
                 fits = fits and all(row.is_floating_point() for row in found)
                 told = "which is no float tensor of that shape, nor one for each token of each"
                 _require(fits, f"gives {found!r}, {told}")
@@ -349,7 +351,7 @@ def check_estimator(estimator: types.AdvantageEstimator) -> None:
                 again = _table(estimator(group))
                 _require(first.equal(again), f"{gave}, and the second time {again.tolist()}")
                 moved, nearly = _table(estimator(other)), 1e-3 * max(1.0, float(first.abs().max()))
-                fair = moved.allclose(first[order], rtol=0, atol=nearly)
+                fair = moved.allclose(first[places], rtol=0, atol=nearly)
                 _require(fair, f"{gave}, and {moved.tolist()} to its members in the order {order}")
 
 
@@ -374,11 +376,14 @@ def _drawn(draw: random.Random, size: int, turns: int) -> Iterator[_Drawn]:
         yield taken, [[0.5 if i else apart] * (turns + 1) for i in range(size)]
 
 
-def _group(drawn: _Drawn, members: Sequence[int]) -> types.Group:
-    """The group of what was drawn, its members in an order."""
+def _group(drawn: _Drawn, order: Sequence[int], tree: bool) -> types.Group:
+    """The group of what was drawn, its members in an order; as a tree, off each the next one
+    branches at once."""
     import torch
 
-    taken, rewards = (torch.tensor(of_all)[[*members]] for of_all in drawn)
+    size = len(order)
+    members = [*order, *((i + 1) % size for i in order)] if tree else [*order]
+    taken, rewards = (torch.tensor(of_all)[members] for of_all in drawn)
     reached = torch.arange(rewards.shape[1] - 1) < taken[:, None]
     rewards[:, 1:] *= reached
     steps = [[*[_SEARCHED] * (n - 1), _RIGHT] for n in drawn[0]]
@@ -388,7 +393,8 @@ def _group(drawn: _Drawn, members: Sequence[int]) -> types.Group:
     pairs = zip(values, attempts, strict=True)
     of_tokens = tuple(row[0] * torch.arange(3 * len(a.turns)) for row, a in pairs)
     group = types.Group(_QUESTION, attempts, rewards[:, 1:], rewards[:, 0], reached, parts)
-    return replace(group, state_values=values, token_values=of_tokens)
+    origins = tuple((place % size, 0) for place in range(len(members)))
+    return replace(group, state_values=values, token_values=of_tokens, origins=origins)
 
 
 # ------------------------------------------------------------------------------------------ sources

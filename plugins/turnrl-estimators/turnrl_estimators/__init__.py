@@ -2,7 +2,7 @@
 
     relative   PerTurnIndex, PaperExact, DiscountedReturn: rewards compared within a group
     anchored   GroupInGroup: turns compared that were taken in the same state
-    valued     Branched, TurnCritic: turns judged by what states are worth
+    valued     Branched, Tree, TurnCritic: turns judged by what states are worth
     toy        a decision process so small that an estimator's bias and variance are summed up
     rollouts   how much of a policy's advantages is signal
     command    `turnrl credit-check`
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from turnrl_estimators.relative import PaperExact as PaperExact
     from turnrl_estimators.relative import PerTurnIndex as PerTurnIndex
     from turnrl_estimators.valued import Branched as Branched
+    from turnrl_estimators.valued import Tree as Tree
     from turnrl_estimators.valued import TurnCritic as TurnCritic
 
 _HOMES = {
@@ -33,6 +34,7 @@ _HOMES = {
     "DiscountedReturn": "relative",
     "GroupInGroup": "anchored",
     "Branched": "valued",
+    "Tree": "valued",
     "TurnCritic": "valued",
 }
 

@@ -264,22 +264,23 @@ def figures(name: str, estimator: AdvantageEstimator, toy: Toy, group_size: int 
         group_size: G, where no probes are needed.
     Raises:
         PluginError: If the estimator breaks its contract.
-        RecipeError: If there are too many groups, or it trains its probes.
+        RecipeError: If there are too many groups.
     """
-    if estimator.trains_probes:
-        raise RecipeError("it is given trees, of which the toy has too many")
     least, probes = estimator.min_group_size, estimator.probes
     size = least if probes else max(group_size, least)
-    while _count(toy, size, probes) > MOST_GROUPS:
+    count = _count_trees if estimator.trains_probes else _count
+    while count(toy, size, probes) > MOST_GROUPS:
         if probes <= 1:
             raise RecipeError(f"there are more than {MOST_GROUPS:,} groups of {size}")
         probes -= 1
-    groups, scores, chances = _groups(toy, size, probes, estimator.critic is not None)
-    credit = torch.zeros(scores.shape, dtype=torch.float64)
-    for row, group in zip(credit, groups, strict=True):
-        for member, found in zip(row, assign_credit(group, estimator), strict=True):
-            member[: len(found)] = found
-    estimates = (credit * scores).sum(1) / size
+    if estimator.trains_probes:
+        groups, scores, chances = _trees(toy, probes)
+    else:
+        groups, scores, chances = _groups(toy, size, probes, estimator.critic is not None)
+    estimates = torch.zeros(len(groups), len(toy.logits), dtype=torch.float64)
+    for estimate, group, score in zip(estimates, groups, scores, strict=True):
+        for found, grad in zip(assign_credit(group, estimator), score, strict=True):
+            estimate[: len(found)] += found * grad[: len(found)] / size
     mean = (chances[:, None] * estimates).sum(0)
     spread = float((chances * (estimates - mean).square().sum(1)).sum())
     true, length, at = toy.gradient, float(toy.gradient.norm()), float(mean.norm())
@@ -335,8 +336,10 @@ def _members(toy: Toy, probes: int) -> list[Member]:
     return found
 
 
-def _groups(toy: Toy, size: int, probes: int, critic: bool) -> tuple[list[Group], Tensor, Tensor]:
-    """Every group, the scores (M, G, K) of its turns, and its chance (M,)."""
+def _groups(
+    toy: Toy, size: int, probes: int, critic: bool
+) -> tuple[list[Group], list[Tensor], Tensor]:
+    """Every group, the scores (G, K) of its turns, and its chance (M,)."""
     members, turns = _members(toy, probes), len(toy.logits)
     some = list(itertools.combinations_with_replacement(range(len(members)), size))
     shared = _shared(toy, size, probes)
@@ -366,7 +369,49 @@ def _groups(toy: Toy, size: int, probes: int, critic: bool) -> tuple[list[Group]
         groups.append(group)
         chances.append(p * _orders(row) * math.prod(members[i].chance for i in row))
     index = torch.tensor([row for row in some for _ in shared])
-    return groups, scores[index], torch.tensor(chances, dtype=torch.float64)
+    return groups, list(scores[index]), torch.tensor(chances, dtype=torch.float64)
+
+
+def _ways_on(toy: Toy, fate: Fate) -> list[list[tuple[Fate, float]]]:
+    """For each turn of a trajectory, how it could go on from the beginning of that turn, and the
+    chance of each."""
+    found = []
+    for k in range(len(fate.scores)):
+        past = fate.turn_rewards[:k]
+        same = [f for f in toy.fates if len(f.scores) > k and f.turn_rewards[:k] == past]
+        whole = sum(f.chance for f in same)
+        found.append([(f, f.chance / whole) for f in same])
+    return found
+
+
+def _count_trees(toy: Toy, size: int, probes: int) -> int:
+    """How many trees there are, of one trunk each."""
+    ways = ([len(one) ** probes for one in _ways_on(toy, fate)] for fate in toy.fates)
+    return sum(map(math.prod, ways)) if size == 1 else MOST_GROUPS + 1
+
+
+def _trees(toy: Toy, probes: int) -> tuple[list[Group], list[Tensor], Tensor]:
+    """Every trunk with its branches as a group, the scores (M, K) of each, and its chance."""
+    groups, scores, chances, width = [], [], [], len(toy.logits)
+    for trunk in toy.fates:
+        at = [k for k in range(len(trunk.scores)) for _ in range(probes)]
+        ways = _ways_on(toy, trunk)
+        for drawn in itertools.product(*(ways[k] for k in at)):
+            members = [(trunk, 0), *zip((fate for fate, _ in drawn), at, strict=True)]
+            rewards, score = torch.zeros(2, len(members), width, dtype=torch.float64)
+            reached = torch.zeros(len(members), width, dtype=torch.bool)
+            for row, (fate, k) in enumerate(members):
+                taken = len(fate.scores)
+                rewards[row, :taken] = torch.tensor(fate.turn_rewards)
+                score[row, :taken] = torch.tensor(fate.scores)
+                reached[row, k:taken] = True
+            attempts = tuple(replace(fate.trajectory, begins=k) for fate, k in members)
+            outcome = torch.tensor([fate.outcome for fate, _ in members])
+            group = Group(QUESTION, attempts, rewards.float(), outcome, reached)
+            groups.append(replace(group, origins=((0, 0), *((0, k) for k in at))))
+            scores.append(score)
+            chances.append(math.prod((p for _, p in drawn), start=trunk.chance))
+    return groups, scores, torch.tensor(chances, dtype=torch.float64)
 
 
 def _orders(row: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""Estimators that are told what a state is worth: by probes, or by a critic."""
+"""Estimators that are told what a state is worth: by probes, by branches, or by a critic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from turnrl import AdvantageEstimator, Critic, Group, RecipeError
+from turnrl import AdvantageEstimator, Critic, Group, RecipeError, returns_to_go
 from turnrl_estimators.relative import check_discounts, rewards_and_outcome
 
 
@@ -43,6 +43,53 @@ class Branched(AdvantageEstimator):
         value = group.state_values * group.reached
         later = torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], 1)
         return (earned + later - value) * group.reached
+
+
+@final
+@dataclass
+class Tree(AdvantageEstimator):
+    """Branches compared with those that went on from the same state, all of them learnt from.
+
+    At the beginning of each turn k of a trajectory i, its trunk, m branches go their own way. Let E
+    be what one earns from turn k on, turn rewards and outcome. Then a branch, in each of its own
+    turns l >= k, and the trunk, in turn k, get
+
+        A_l = w_l (E - mean of E over the others that went on from there)
+        w_l = 1 / (1 + m (l + 1))
+
+    (Tree-GRPO, arXiv 2509.21240, compares within and between trees.) Differs from its source in
+    that branches come off at every turn, and in w. What a trunk and its branches share is learnt
+    from once, in the trunk; but turn l is then taken 1 + m (l + 1) times as often as turn 0 was
+    reached, and w makes up for that: a trunk and its branches together are one unbiased estimate.
+
+    Args:
+        probes: m, branches from the beginning of each turn.
+    """
+
+    probes: int = 2
+    trains_probes: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.probes >= 1:
+            raise RecipeError(f"probes is {self.probes}; it must be at least 1")
+
+    def __call__(self, group: Group) -> Tensor:
+        if len(group.origins) != len(group.trajectories):
+            raise RecipeError("Tree needs a group with origins, which its branches give it")
+        to_go = returns_to_go(group.turn_rewards, 1.0) + group.outcome[:, None]
+        advantages = torch.zeros_like(to_go)
+        born: dict[tuple[int, int], list[int]] = {}
+        for member, origin in enumerate(group.origins):
+            if origin != (member, 0):
+                born.setdefault(origin, []).append(member)
+        for (trunk, k), branches in born.items():
+            earned = to_go[[trunk, *branches], k]
+            beyond = (earned * len(earned) - earned.sum()) / (len(earned) - 1)
+            advantages[trunk, k] = beyond[0]
+            advantages[branches] = beyond[1:, None]
+        turn = torch.arange(to_go.shape[1])
+        each = len(born[group.origins[0]])
+        return advantages * group.reached / (1 + each * (turn + 1))
 
 
 @final
