@@ -283,6 +283,11 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "plugin new weather": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
     },
     "plugins/turnrl-slots/README.md": {"class_path: Slots": Fits("model")},
+    "plugins/turnrl-turn-rewards/README.md": {
+        "class_path: SupportSeen": Fits("model"),
+        "class PassagesSeen": Elsewhere("test_turn_rewards.test_the_score_in_the_readme_scores"),
+        "measure: probability": Fits("model"),
+    },
     "plugins/turnrl-two-turn/README.md": {"segmenter: TwoTurn": Fits("model.rollout")},
     "plugins/turnrl-wiki-search/README.md": {
         "index build": Runs(("300 passages",)),

@@ -1,0 +1,285 @@
+"""What the policy itself holds likely: of the accepted answer, and beside its reference of what it
+did. All forward passes are made in `prepare`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, final
+
+from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, normalize_answer
+from turnrl_turn_rewards.progress import Progress, StateScore, informed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Measure = Literal["logprob", "mean_logprob", "probability"]
+_State = tuple[str, tuple[int, ...]]
+"""The answer asked about, and the token ids of the history."""
+
+
+@final
+class AnswerLikelihood(StateScore):
+    """How likely the policy holds the accepted answer, having read what it has read so far.
+
+    phi(s) = log p(a | s, opening), with a the tokens of the first accepted answer that is not empty
+    after normalisation, under the policy as it is now, at temperature 1. s is the history up to and
+    including the last successful result: an error, or the policy's own words after it, are not
+    information. 0 where there is no such answer.
+
+    Args:
+        opening: Text after which the answer is put; see `InformationGain`.
+        measure: `logprob`, in nats; `mean_logprob`, in nats per token of the answer; `probability`,
+            the exponential of that, from 0 to 1.
+        reference: Ask the policy that training began from (its adapter off), so that the score of a
+            state does not move while the policy learns.
+        minibatch_tokens: The most tokens, padding included, computed at once.
+    """
+
+    def __init__(
+        self,
+        opening: str = "<answer>",
+        measure: Measure = "logprob",
+        reference: bool = False,
+        minibatch_tokens: int = 16384,
+    ) -> None:
+        self.opening = opening
+        self.measure: Measure = measure
+        self.reference = reference
+        self.minibatch_tokens = minibatch_tokens
+        self._known: dict[_State, float] = {}
+
+    def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
+        self._known = {}
+        if policy is None:
+            return
+        states = dict.fromkeys(
+            (answer, _history(trajectory, informed(trajectory, turns)))
+            for trajectory in trajectories
+            if (answer := _accepted(trajectory)) is not None
+            for turns in range(len(trajectory.turns) + 1)
+        )
+        put = {answer: self._put(policy, answer) for answer, _ in states}
+        rows = []
+        for answer, history in states:
+            opening, tokens = put[answer]
+            asked = [False] * (len(history) + len(opening)) + [True] * len(tokens)
+            rows.append(((*history, *opening, *tokens), asked))
+        who = _reference(policy, "reference: true") if self.reference else contextlib.nullcontext()
+        with who:
+            found = _logprobs(policy, rows, self.minibatch_tokens)
+        for state, values in zip(states, found, strict=True):
+            mean = sum(values) / len(values)
+            kinds = {"logprob": sum(values), "mean_logprob": mean, "probability": math.exp(mean)}
+            self._known[state] = kinds[self.measure]
+
+    def _put(self, policy: SampledPolicy, answer: str) -> tuple[list[int], list[int]]:
+        """Token ids of the opening, and of the answer after it.
+
+        They are tokenised in one, as the policy would write them: a space at the end of the opening
+        is a part of the answer's first token, and is counted with it.
+        """
+        alone, together = (
+            policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+            for text in (self.opening, self.opening + answer)
+        )
+        same = [a == b for a, b in zip(alone, together, strict=False)]
+        begin = min([*same, False].index(False), len(together) - 1)
+        return together[:begin], together[begin:]
+
+    def score(self, trajectory: Trajectory, turns: int) -> float:
+        answer = _accepted(trajectory)
+        if answer is None:
+            return 0.0
+        state = answer, _history(trajectory, informed(trajectory, turns))
+        if state not in self._known:
+            raise _unprepared("The likelihood of an answer")
+        return self._known[state]
+
+
+@final
+class InformationGain(TurnReward):
+    """r_k = weight x (phi(s_{k+1}) - phi(s_k)), with phi(s) = log p(a | s, opening): how much
+    likelier the policy holds the accepted answer a after reading what turn k brought. In nats.
+
+    Information gain (Wang et al., IGPO, arXiv 2510.14967), whose phi is `measure: probability`, the
+    exponential of the mean log-probability of the answer's tokens; log-probabilities also tell of a
+    gain where the answer is still unlikely. A turn that brought no successful result earns 0, an
+    error or a remark on form included; its text is a part of the next turn's history.
+
+    Potential-based: the sum over a trajectory is weight x (last - first), so reading a thing twice
+    earns nothing. It pays for where a trajectory ends (see `turnrl_turn_rewards.progress`), and so
+    for a right guess that is said before a search; words without a search earn nothing. The policy
+    that is asked is the one that learns, so phi moves with it, unless `reference` holds it.
+
+    One forward pass over each distinct history, the question alone included, is made per
+    collection; the histories of one trajectory's turns are read one by one.
+
+    Args:
+        weight: Reward of one nat, or of one unit of `measure`.
+        opening: Text after which the answer is put, right after a result: all that the policy
+            itself writes between the two, to the space. Its tokens are not counted.
+        measure: `logprob`, in nats; `mean_logprob`, in nats per token of the answer; `probability`,
+            the exponential of that, from 0 to 1.
+        reference: Ask the policy that training began from (its adapter off); needs policy.lora.
+        minibatch_tokens: The most tokens, padding included, computed at once.
+    """
+
+    def __init__(
+        self,
+        weight: float = 1.0,
+        opening: str = "<answer>",
+        measure: Measure = "logprob",
+        reference: bool = False,
+        minibatch_tokens: int = 16384,
+    ) -> None:
+        self.weight = weight
+        likelihood = AnswerLikelihood(opening, measure, reference, minibatch_tokens)
+        self._progress = Progress(likelihood, weight)
+
+    def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
+        self._progress.prepare(trajectories, policy)
+
+    def score(self, trajectory: Trajectory, turn: int) -> float:
+        return self._progress.score(trajectory, turn)
+
+
+@final
+class KLPenalty(TurnReward):
+    """r_k = -coef x sum over the sampled tokens t of turn k of (log p_sampler(t) - log p_ref(t)),
+    the reference being the policy with its adapter off. In nats; needs policy.lora.
+
+    The expectation over what is sampled is -coef x KL(policy || reference) of the turn, so never
+    above 0, though a single turn may earn a little. KL as *reward*: the estimator hands it out, it
+    counts for the turns before through their return-to-go, and it is normalised with the other turn
+    rewards of the group. `objective.kl_coef` is KL as *loss*: a gradient of its own on each token,
+    outside of advantages and of the clip, which looks one token ahead and no further. Use one of
+    the two. Not potential-based: it changes which policy is best, to one nearer to the reference
+    (Ziegler et al. 2019, arXiv 1909.08593).
+
+    In an evaluation, which is greedy, an engine's log-probabilities are those of temperature 1.
+
+    Args:
+        coef: Reward lost for each nat.
+        temperature: Set it to rollout.temperature, so that the reference is asked about the same
+            kind of distribution that the tokens were drawn from.
+        minibatch_tokens: The most tokens, padding included, computed at once.
+    """
+
+    name = "kl_penalty"
+
+    def __init__(
+        self, coef: float, temperature: float = 1.0, minibatch_tokens: int = 16384
+    ) -> None:
+        if not temperature > 0:
+            raise RecipeError(f"KLPenalty: temperature is {temperature}; it must be above 0.")
+        self.coef = coef
+        self.temperature = temperature
+        self.minibatch_tokens = minibatch_tokens
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
+
+    def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
+        self._known = {}
+        if policy is None:
+            return
+        rows = list(dict.fromkeys((t.token_ids, t.turn_index) for t in trajectories))
+        masks = [(ids, [k >= 0 for k in turn_index]) for ids, turn_index in rows]
+        with _reference(policy, "KLPenalty"):
+            found = _logprobs(policy, masks, self.minibatch_tokens, self.temperature)
+        for row, values in zip(rows, found, strict=True):
+            sampled = [k for k in row[1] if k >= 0]
+            turns = [0.0] * (max(sampled, default=-1) + 1)
+            for k, value in zip(sampled, values, strict=True):
+                turns[k] += value
+            self._known[row] = turns
+
+    def score(self, trajectory: Trajectory, turn: int) -> float:
+        reference = self._known.get((trajectory.token_ids, trajectory.turn_index))
+        if reference is None:
+            raise _unprepared("KLPenalty")
+        taken = trajectory.turns[turn].sampler_logprobs
+        return -self.coef * (sum(taken) - reference[turn]) if taken else 0.0
+
+
+def _unprepared(name: str) -> RecipeError:
+    return RecipeError(
+        f"{name} is asked of the policy in `prepare`, which has not seen this trajectory with one. "
+        "Score with turnrl.score_group(trajectories, rewards, policy=policy), or prepare first."
+    )
+
+
+def _accepted(trajectory: Trajectory) -> str | None:
+    """The first accepted answer that is not empty after normalisation."""
+    return next((a for a in trajectory.question.answers if normalize_answer(a)), None)
+
+
+def _history(trajectory: Trajectory, turns: int) -> tuple[int, ...]:
+    """Token ids of the prompt and the first turns, what was read after them included."""
+    some = trajectory.turns[:turns]
+    sizes = (len(turn.token_ids) + len(turn.observation_ids) for turn in some)
+    return trajectory.token_ids[: len(trajectory.prompt_ids) + sum(sizes)]
+
+
+def _reference(policy: SampledPolicy, who: str) -> contextlib.AbstractContextManager[None]:
+    """The policy with its adapter off."""
+    if not hasattr(policy.load(), "disable_adapter"):
+        raise RecipeError(
+            f"{who} asks the policy that training began from, which is the policy without its "
+            "adapter, but policy.lora is not set. Set it, or leave that out of model.rewards."
+        )
+    return policy.reference()
+
+
+def _logprobs(
+    policy: SampledPolicy,
+    rows: Sequence[tuple[Sequence[int], Sequence[bool]]],
+    budget: int,
+    temperature: float = 1.0,
+) -> list[list[float]]:
+    """Log-probabilities of the named tokens of each row, in eval mode and without a gradient.
+
+    Args:
+        rows: Token ids, and which of them are asked for; never the first.
+        budget: The most tokens, padding included, computed at once; one row at least.
+    """
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    network = policy.load()
+    device = next(network.parameters()).device
+    found: dict[int, list[float]] = {}
+    with _evaluating(network), torch.no_grad():
+        for some in _by_tokens([len(ids) for ids, _ in rows], budget):
+            ids = pad_sequence([torch.tensor(rows[i][0]) for i in some], True)
+            mask = pad_sequence([torch.tensor(rows[i][1]) for i in some], True)
+            sizes = torch.tensor([[len(rows[i][0])] for i in some])
+            real = torch.arange(ids.shape[1]) < sizes
+            asked = policy.logprobs(ids.to(device), real.to(device), mask.to(device), temperature)
+            parts = asked[0].cpu().split(mask.sum(1).tolist())
+            found |= zip(some, (part.tolist() for part in parts), strict=True)
+    return [found[i] for i in range(len(rows))]
+
+
+@contextlib.contextmanager
+def _evaluating(network: PreTrainedModel) -> Iterator[None]:
+    """Within it the network is in eval mode; afterwards each part is in the mode it was in."""
+    modes = [(part, part.training) for part in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _by_tokens(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Rows of like length together, at most `budget` tokens of them, padding included."""
+    some: list[int] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if some and (len(some) + 1) * lengths[row] > budget:
+            yield some
+            some = []
+        some.append(row)
+    if some:
+        yield some

@@ -1,0 +1,121 @@
+"""Progress: a score of the state after each turn, turned into differences.
+
+The state after n turns is the question and all that was said and read until then. What a trajectory
+earns is the score of its last state minus that of its first, so stalling, going back and forth or
+finding a thing twice earns nothing (potential-based shaping, Ng, Harada and Russell 1999, at a
+discount of 1). Their theorem, that shaping leaves the best policy what it was, also asks that the
+score of the last state be the same whatever was done. It is not, and is not meant to be: the best
+policy moves to last states that score high, and by nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import final
+
+from turnrl import SampledPolicy, Trajectory, TurnReward, contains_answer
+
+
+class StateScore(ABC):
+    """phi(s), a score of the state after some turns. Extend it and name it in `Progress.state`."""
+
+    def prepare(  # noqa: B027 - optional, as `Reward.prepare` is
+        self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
+    ) -> None:
+        """See all trajectories before any of their states is scored; see `Reward.prepare`."""
+
+    @abstractmethod
+    def score(self, trajectory: Trajectory, turns: int) -> float:
+        """phi of the state after the first `turns` turns of the trajectory; 0 is the prompt alone.
+
+        Later turns are there to be seen, but a state's score shall not depend on them.
+        """
+
+
+@final
+class Progress(TurnReward):
+    """r_k = weight x (phi(s_{k+1}) - phi(s_k)), what turn k adds to a score of the state, with s_k
+    the state before it. In units of weight x phi.
+
+    Potential-based: the sum over a trajectory is weight x (last - first), so it pays for where a
+    trajectory ends and for nothing on the way (see `turnrl_turn_rewards.progress`).
+
+    Args:
+        state: The score: `AnswerSeen`, `SupportSeen`, or a `StateScore` of one's own.
+        weight: Reward of one unit of the score.
+    """
+
+    def __init__(self, state: StateScore, weight: float = 1.0) -> None:
+        self.state = state
+        self.weight = weight
+
+    def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
+        self.state.prepare(trajectories, policy)
+
+    def score(self, trajectory: Trajectory, turn: int) -> float:
+        after = self.state.score(trajectory, turn + 1)
+        return self.weight * (after - self.state.score(trajectory, turn))
+
+
+@final
+class AnswerSeen(StateScore):
+    """1 if an accepted answer stands in a successful result so far, else 0."""
+
+    def score(self, trajectory: Trajectory, turns: int) -> float:
+        answers = trajectory.question.answers
+        results = (result for turn in trajectory.turns[:turns] for result in turn.results)
+        return float(any(r.ok and contains_answer(r.content, answers) for r in results))
+
+
+@final
+class SupportSeen(StateScore):
+    """Share, 0 to 1, of the question's supporting passages that successful results showed so far.
+
+    Results name what they showed in `metadata["passage_ids"]`, as `WikiSearch` does. A question
+    that names no passages scores 0 throughout.
+
+    Args:
+        field: Where the question's metadata has the ids of its supporting passages: a list, or the
+            one.
+    """
+
+    def __init__(self, field: str = "supporting_ids") -> None:
+        self.field = field
+
+    def score(self, trajectory: Trajectory, turns: int) -> float:
+        named = trajectory.question.metadata.get(self.field, ())
+        wanted = {named} if isinstance(named, str) else set(named)
+        results = (result for turn in trajectory.turns[:turns] for result in turn.results)
+        shown = {i for r in results if r.ok for i in r.metadata.get("passage_ids", ())}
+        return len(wanted & shown) / max(len(wanted), 1)
+
+
+@final
+class FirstHit(TurnReward):
+    """weight in the turn in which an accepted answer first stands in a successful result, else 0.
+
+    This is `Progress` of `AnswerSeen`, so potential-based: the sum over a trajectory is weight if
+    the answer was found at all. `AnswerRetrieved` pays in every turn that finds it again.
+
+    Args:
+        weight: Reward of the turn that found the answer.
+    """
+
+    def __init__(self, weight: float = 0.5) -> None:
+        self.weight = weight
+
+    def score(self, trajectory: Trajectory, turn: int) -> float:
+        return Progress(AnswerSeen(), self.weight).score(trajectory, turn)
+
+
+def informed(trajectory: Trajectory, turns: int) -> int:
+    """How many of the first `turns` turns there are up to the last that brought a successful
+    result; 0 if none did.
+
+    What was read before then is all there is to know: an error, or the policy's own words, tell
+    nothing of the world. A score that asks a model about the state this many turns in cannot pay
+    for words alone.
+    """
+    told = (n for n in range(turns, 0, -1) if any(r.ok for r in trajectory.turns[n - 1].results))
+    return next(told, 0)

@@ -1,0 +1,543 @@
+"""What turns earn without a judge: numbers by hand, second implementations, a real tiny policy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from turnrl_turn_rewards import (
+    F1,
+    AnswerLikelihood,
+    AnswerSeen,
+    FirstHit,
+    InformationGain,
+    KLPenalty,
+    Progress,
+    Repetition,
+    SearchCost,
+    StateScore,
+    SupportSeen,
+)
+
+from runs import column, data, module, trainer
+from turnrl import (
+    Lora,
+    Policy,
+    Question,
+    Reading,
+    RecipeError,
+    Rollout,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    exact_match,
+    score_group,
+)
+from turnrl.testing import check_reward, example_trajectories
+from worlds import Echo, Letters
+
+ROOT = Path(__file__).parents[1]
+PARIS = Question("q", "The capital of France?", ("Paris", "City of Light"))
+
+
+def call(query="france", name="search", **arguments) -> ToolCall:
+    return ToolCall(name, {"query": query, **arguments})
+
+
+UNREADABLE = ToolCall("", error="bad JSON")
+
+
+def turn(*calls, results=(), answer=None) -> Turn:
+    return Turn("text", (7, 8), (-0.5, -0.25), Reading(calls, answer), tuple(results), (5,))
+
+
+def attempt(*turns, of=PARIS) -> Trajectory:
+    return Trajectory(of, (1, 2, 3), turns, "answer" if turns[-1].reading.answer else "turns")
+
+
+def earned(reward, trajectory) -> list[float]:
+    return [reward.score(trajectory, k) for k in range(len(trajectory.turns))]
+
+
+def found(text, *ids, ok=True) -> ToolResult:
+    return ToolResult(text, ok, {"passage_ids": list(ids)})
+
+
+# --------------------------------------------------------------------------- what calls cost
+
+
+def test_each_search_costs_more_than_the_one_before_it():
+    three = attempt(turn(call("a")), turn(call("b")), turn(call("c")), turn(answer="Paris"))
+    # -0.1 x 1, -0.1 x 2, -0.1 x 3; the turn that answers calls nothing
+    assert earned(SearchCost(), three) == pytest.approx([-0.1, -0.2, -0.3, 0])
+    # and n of them cost 0.1 x 3 x 4 / 2
+    assert sum(earned(SearchCost(), three)) == pytest.approx(-0.6)
+
+
+def test_a_call_that_failed_could_not_be_read_or_was_never_run_costs_the_same():
+    failed = turn(call("a"), results=[ToolResult("no such tool", ok=False)])
+    some = attempt(failed, turn(UNREADABLE, call("b")), turn(), turn(call("c")))
+    # 1 call so far, then 1 + 2, then none in this turn, then 4
+    assert earned(SearchCost(0.5), some) == [-0.5, -1.5, 0, -2]
+
+
+def test_a_repeated_call_costs_wherever_it_repeats():
+    some = attempt(
+        turn(call("France"), call("  france\n")),  # the second repeats the first
+        turn(call("FRANCE"), call("Spain"), call("Spain")),  # the first, and the last
+        turn(call("Spain", name="look")),  # another tool
+        turn(call("Spain", page=2), call("Spain", page=2)),  # other arguments, twice
+    )
+    assert earned(Repetition(), some) == pytest.approx([-0.2, -0.4, 0, -0.2])
+
+
+def test_only_case_and_white_space_make_no_difference_between_calls():
+    differ = [call("1+2"), call("12"), call("the who"), call("who"), call("1 2"), call(12)]
+    assert earned(Repetition(), attempt(turn(*differ))) == [0]
+    nested = [ToolCall("f", {"a": {"x": ["A b", 1], "y": 2}}), ToolCall("f", {"a": {}})]
+    again = ToolCall("f", {"a": {"y": 2, "x": ["a  B", 1]}})
+    assert earned(Repetition(), attempt(turn(*nested), turn(again))) == [0, -0.2]
+
+
+def test_calls_that_could_not_be_read_repeat_nothing():
+    assert earned(Repetition(), attempt(turn(UNREADABLE, UNREADABLE), turn(UNREADABLE))) == [0, 0]
+
+
+# ------------------------------------------------------------------------- progress
+
+
+SEARCHED = [
+    turn(call("x"), results=[found("Lyon is a city.", "p1")]),
+    turn(call("y"), results=[found("Paris was not found", "p2", ok=False)]),
+    turn(call("z"), results=[found("Paris it is.", "p2", "p9")]),
+    turn(call("z"), results=[found("Paris it is.", "p2", "p9")]),
+    turn(answer="Paris"),
+]
+
+
+def test_the_turn_that_first_finds_the_answer_earns_once():
+    assert earned(FirstHit(), attempt(*SEARCHED)) == [0, 0, 0.5, 0, 0]
+    assert earned(Progress(AnswerSeen(), 0.5), attempt(*SEARCHED)) == [0, 0, 0.5, 0, 0]
+
+
+def test_progress_is_the_share_of_supporting_passages_that_a_turn_adds():
+    two = Question("q", "?", ("Paris",), {"supporting_ids": ["p1", "p2"], "passage_id": "p9"})
+    # p1 is half of them; p2 in a failed result is nothing; then the other half, and once
+    assert earned(Progress(SupportSeen()), attempt(*SEARCHED, of=two)) == [0.5, 0, 0.5, 0, 0]
+    one = Progress(SupportSeen("passage_id"), 3.0)
+    assert earned(one, attempt(*SEARCHED, of=two)) == [0, 0, 3, 0, 0]
+    assert earned(Progress(SupportSeen()), attempt(*SEARCHED)) == [0] * 5  # it names none
+
+
+class Table(StateScore):
+    """Given scores, whatever happens."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def score(self, trajectory, turns):
+        return self.values[turns]
+
+
+@given(st.lists(st.floats(-9, 9), min_size=2, max_size=6), st.floats(-2, 2))
+def test_progress_sums_to_the_last_score_minus_the_first(values, weight):
+    some = attempt(*[turn(call())] * (len(values) - 1))
+    rewards = earned(Progress(Table(values), weight), some)
+    naive = [weight * values[k + 1] - weight * values[k] for k in range(len(values) - 1)]
+    assert rewards == pytest.approx(naive)
+    assert sum(rewards) == pytest.approx(weight * (values[-1] - values[0]))
+
+
+def test_stalling_and_going_back_and_forth_earn_nothing():
+    assert earned(Progress(Table([1, 1, 1, 1])), attempt(*[turn(call())] * 3)) == [0, 0, 0]
+    there_and_back = earned(Progress(Table([0, 1, 0, 1, 0])), attempt(*[turn(call())] * 4))
+    assert there_and_back == [1, -1, 1, -1]
+    assert sum(there_and_back) == 0
+
+
+def test_the_score_in_the_readme_scores():
+    readme = ROOT / "plugins" / "turnrl-turn-rewards" / "README.md"
+    (block,) = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    names = {}
+    exec(block, names)
+    # one passage, one in a result that failed, two, and two
+    assert earned(Progress(names["PassagesSeen"](), 2.0), attempt(*SEARCHED)) == [2, 2, 4, 4, 0]
+
+
+def test_progress_prepares_its_score():
+    class Noted(Table):
+        def prepare(self, trajectories, policy):
+            self.seen = trajectories
+
+    score = Noted([0, 1])
+    some = [attempt(turn(call()))]
+    group = score_group(some, [Progress(score)])
+    assert score.seen == some
+    assert group.turn_rewards.tolist() == [[1.0]]
+
+
+# ------------------------------------------------------------------------------- F1
+
+
+def naive_f1(given: str, accepted: str) -> float:
+    """SQuAD's, word by word."""
+
+    def words(text):
+        text = re.sub(r"[^\w\s]|_", "", text.lower())
+        return [word for word in text.split() if word not in ("a", "an", "the")]
+
+    left, shared = words(accepted), 0
+    for word in words(given):
+        if word in left:
+            left.remove(word)
+            shared += 1
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(words(given)), shared / len(words(accepted))
+    return 2 * precision * recall / (precision + recall)
+
+
+WORDS = st.sampled_from(["new", "york", "New", "the", "a", "city", "York!", "-", "paris,"])
+TEXTS = st.lists(WORDS, max_size=5).map(" ".join)
+
+
+@given(TEXTS, st.lists(TEXTS, max_size=3))
+def test_f1_is_that_of_squad(given_answer, accepted):
+    some = attempt(turn(answer=given_answer or None), of=Question("q", "?", tuple(accepted)))
+    wanted = max((naive_f1(given_answer, one) for one in accepted), default=0.0)
+    assert F1().score(some) == pytest.approx(wanted)
+    hit = exact_match(given_answer, accepted)
+    assert not hit or F1(2.0).score(some) == pytest.approx(2.0)
+
+
+def test_f1_counts_words_as_often_as_they_stand_there():
+    def of(answer, *accepted):
+        return F1().score(attempt(turn(answer=answer), of=Question("q", "?", accepted)))
+
+    assert of("Paris, France", "Paris") == pytest.approx(2 / 3)  # P 1/2, R 1
+    assert of("york york", "New York") == 0.5  # P 1/2, R 1/2
+    assert of("New York", "Rome", "New York City") == pytest.approx(0.8)  # P 1, R 2/3
+    assert of("the", "a") == 0
+    assert F1().score(attempt(turn(call()))) == 0
+
+
+def test_f1_pays_for_a_list_more_than_for_a_guess_as_its_docstring_says():
+    of = [Question("q", "?", (answer,)) for answer in ("Paris", "Rome")]
+    both = sum(F1().score(attempt(turn(answer="Paris Rome"), of=q)) for q in of) / 2
+    one = sum(F1().score(attempt(turn(answer="Rome"), of=q)) for q in of) / 2
+    assert (round(both, 2), one) == (0.67, 0.5)
+
+
+# ------------------------------------------------------------------------------- a policy
+
+
+class Long(Letters):
+    """Up to four turns, of which few answer."""
+
+    max_turns = 4
+
+    def read(self, text, turn, cut):
+        return super().read(text if "k" in text else "", turn, cut)
+
+
+@pytest.fixture(scope="module")
+def played(tiny_model):
+    """Four attempts at each of two questions by a real tiny policy, of one to four turns."""
+    it = module(tiny_model)
+    it.rollout = Rollout(Long(), [Echo()], max_turn_tokens=6, max_tokens=200)
+    asked = [Question("a", "Number 1?", ("", "12 letters")), Question("b", "Two?", ("two",))]
+    some = it.ask(asked, samples=4)
+    assert max(len(t.turns) for t in some) == 4
+    return some
+
+
+@pytest.fixture(scope="module")
+def adapted(tiny_model):
+    """A policy whose adapter does something."""
+    policy = Policy(str(tiny_model), lora=Lora(r=4))
+    policy.load()
+    torch.manual_seed(1)
+    for name, parameter in policy.network.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return policy
+
+
+def plain_logprobs(policy, ids) -> list[float]:
+    """Of each token but the first, by one plain forward pass."""
+    with torch.no_grad():
+        logits = policy.load()(input_ids=torch.tensor([ids])).logits[0].float()
+    log_p = torch.log_softmax(logits, -1)
+    return [float(log_p[i - 1, ids[i]]) for i in range(1, len(ids))]
+
+
+def naive_phi(policy, trajectory, turns, opening="<answer>") -> float:
+    ids, read = list(trajectory.prompt_ids), list(trajectory.prompt_ids)
+    for taken in trajectory.turns[:turns]:
+        ids += [*taken.token_ids, *taken.observation_ids]
+        if any(result.ok for result in taken.results):
+            read = list(ids)
+    answer = next(a for a in trajectory.question.answers if a)
+    put = policy.tokenizer(opening + answer, return_offsets_mapping=True)
+    counted = sum(end > len(opening) for _, end in put["offset_mapping"])
+    return sum(plain_logprobs(policy, read + put["input_ids"])[-counted:])
+
+
+def test_information_gain_is_the_change_of_the_answers_log_probability(tiny_policy, played):
+    reward = InformationGain(2.0, minibatch_tokens=300)
+    reward.prepare(played, tiny_policy)
+    gains = set()
+    for trajectory in played:
+        phi = [naive_phi(tiny_policy, trajectory, n) for n in range(len(trajectory.turns) + 1)]
+        rewards = earned(reward, trajectory)
+        wanted = [2.0 * (after - before) for before, after in itertools.pairwise(phi)]
+        assert rewards == pytest.approx(wanted, abs=1e-3)
+        assert sum(rewards) == pytest.approx(2.0 * (phi[-1] - phi[0]), abs=1e-3)
+        gains.update(round(value, 2) for value in rewards)
+    assert len(gains) > 5
+
+
+def test_information_gain_telescopes(tiny_policy, played):
+    reward, score = InformationGain(), AnswerLikelihood()
+    for one in (reward, score):
+        one.prepare(played, tiny_policy)
+    for trajectory in played:
+        last = score.score(trajectory, len(trajectory.turns)) - score.score(trajectory, 0)
+        assert abs(sum(earned(reward, trajectory)) - last) < 1e-5
+
+
+def test_a_turn_without_a_result_gains_nothing_and_is_read_with_the_next(tiny_policy, played):
+    long = next(t for t in played if len(t.turns) == 4)
+    first, second = long.turns[:2]
+    failed = (ToolResult("no", ok=False),)
+    turns = (
+        Turn(first.text, first.token_ids, first.sampler_logprobs, first.reading, failed, (5, 6)),
+        second,
+        long.turns[3],
+    )
+    some = Trajectory(long.question, long.prompt_ids, turns, "turns")
+    reward = InformationGain()
+    reward.prepare([some], tiny_policy)
+    rewards = earned(reward, some)
+    # the last turn of a rollout has no observation
+    assert [rewards[0], rewards[2]] == [0, 0]
+    gain = naive_phi(tiny_policy, some, 2) - naive_phi(tiny_policy, some, 0)
+    assert rewards[1] == pytest.approx(gain, abs=1e-3)
+    assert gain != 0
+
+
+def test_information_can_be_measured_per_token_or_as_a_probability(tiny_policy, played):
+    some = played[0]  # whose answer has several tokens
+    tokens = len(tiny_policy.tokenizer("12 letters")["input_ids"])
+    assert tokens > 1
+    nats = naive_phi(tiny_policy, some, 1, "the answer: ")
+    wanted = {
+        "logprob": nats,
+        "mean_logprob": nats / tokens,
+        "probability": math.exp(nats / tokens),
+    }
+    for measure, value in wanted.items():
+        score = AnswerLikelihood("the answer: ", measure)
+        score.prepare([some], tiny_policy)
+        assert score.score(some, 1) == pytest.approx(value, rel=1e-3), measure
+
+
+def test_an_answer_is_put_as_the_policy_would_write_it(tiny_policy, played):
+    some = Trajectory(
+        Question("q", "?", ("Paris",)), played[0].prompt_ids, played[0].turns, played[0].stop
+    )
+    # " Paris" is a token of its own, which neither " " nor "Paris" begins
+    assert len(tiny_policy.tokenizer(" Paris")["input_ids"]) == 1
+    for opening in ("I know. ", "I know.", ""):
+        score = AnswerLikelihood(opening)
+        score.prepare([some], tiny_policy)
+        wanted = naive_phi(tiny_policy, some, 1, opening)
+        assert score.score(some, 1) == pytest.approx(wanted, abs=1e-3)
+
+
+def test_information_can_be_asked_of_the_reference(adapted, tiny_policy, played):
+    now, before = AnswerLikelihood(), AnswerLikelihood(reference=True)
+    for score in (now, before):
+        score.prepare(played, adapted)
+    some = played[0]
+    # without its adapter it is the model that it came from
+    assert before.score(some, 1) == pytest.approx(naive_phi(tiny_policy, some, 1), abs=1e-3)
+    assert now.score(some, 1) == pytest.approx(naive_phi(adapted, some, 1), abs=1e-3)
+    assert abs(now.score(some, 1) - before.score(some, 1)) > 0.01
+
+
+class Watched:
+    """A policy that notes what is asked of it, as the policy that it is."""
+
+    def __init__(self, policy):
+        self.policy, self.rows, self.sizes, self.modes = policy, [], [], set()
+
+    def __getattr__(self, name):
+        return getattr(self.policy, name)
+
+    def logprobs(self, ids, real, mask, temperature):
+        assert not torch.is_grad_enabled()
+        self.rows += [tuple(row[keep].tolist()) for row, keep in zip(ids, real, strict=True)]
+        self.sizes.append(ids.numel())
+        self.modes.add(self.load().training)
+        return self.policy.logprobs(ids, real, mask, temperature)
+
+
+def test_each_state_is_read_once_in_minibatches_of_so_many_tokens(tiny_model, played):
+    policy = Policy(str(tiny_model))
+    network = policy.load()
+    watched = Watched(policy)
+    network.get_decoder().layers[0].eval()  # whatever mode each part is in, it comes back to
+    modes = [part.training for part in network.modules()]
+    assert set(modes) == {True, False}
+    InformationGain(minibatch_tokens=300).prepare(played, watched)
+    assert Counter(watched.rows).most_common(1)[0][1] == 1
+    # both prompts, and a state for each turn that brought something
+    results = {(t.token_ids, k) for t in played for k, u in enumerate(t.turns) if u.results}
+    assert 2 < len(watched.rows) <= 2 + len(results)
+    assert max(watched.sizes) <= 300
+    assert len(watched.sizes) > 1
+    assert watched.modes == {False}
+    assert [part.training for part in network.modules()] == modes
+    assert all(p.grad is None for p in policy.parameters())
+
+
+def test_a_question_without_an_answer_has_no_information_to_gain(tiny_policy, played):
+    unknown = Question("q", "?", ("", "the"))
+    some = [Trajectory(unknown, t.prompt_ids, t.turns, t.stop) for t in played]
+    group = score_group(some, [InformationGain()], policy=tiny_policy)
+    assert group.turn_rewards.abs().sum() == 0
+
+
+def test_the_penalty_is_the_sum_of_log_ratios_of_a_turns_sampled_tokens(
+    adapted, tiny_policy, played
+):
+    reward = KLPenalty(0.5, minibatch_tokens=300)
+    reward.prepare(played, adapted)
+    for trajectory in played:
+        # of the model without an adapter; of each token but the first
+        reference = [0.0, *plain_logprobs(tiny_policy, list(trajectory.token_ids))]
+        at, wanted = len(trajectory.prompt_ids), []
+        for taken in trajectory.turns:
+            end = at + len(taken.token_ids)
+            wanted.append(-0.5 * (sum(taken.sampler_logprobs) - sum(reference[at:end])))
+            at = end + len(taken.observation_ids)
+        assert earned(reward, trajectory) == pytest.approx(wanted, abs=1e-3)
+
+
+def test_a_policy_that_is_its_reference_pays_no_penalty(tiny_model, played):
+    policy = Policy(str(tiny_model), lora=Lora(r=4))  # an adapter begins as nothing
+    policy.load()
+    reward = KLPenalty(1.0)
+    reward.prepare(played, policy)
+    assert [v for t in played for v in earned(reward, t)] == pytest.approx(
+        [0] * sum(len(t.turns) for t in played), abs=1e-4
+    )
+
+
+def test_the_penalty_asks_the_reference_at_the_temperature_of_sampling(adapted, played):
+    some = played[0]
+    warm, cold = KLPenalty(1.0, temperature=2.0), KLPenalty(1.0)
+    for reward in (warm, cold):
+        reward.prepare(played, adapted)
+    assert abs(warm.score(some, 0) - cold.score(some, 0)) > 0.01
+
+
+@pytest.mark.parametrize("reward", [KLPenalty(1.0), InformationGain(reference=True)])
+def test_a_reference_needs_an_adapter(reward, tiny_policy, played):
+    with pytest.raises(RecipeError, match=r"policy\.lora is not set\. Set it"):
+        score_group(played[:4], [reward], policy=tiny_policy)
+
+
+@pytest.mark.parametrize("reward", [KLPenalty(1.0), InformationGain()])
+def test_a_trajectory_that_no_policy_was_asked_about_is_not_scored(reward, adapted, played):
+    with pytest.raises(RecipeError, match="has not seen this trajectory with one"):
+        score_group(played[:4], [reward])
+    reward.prepare(played[:4], adapted)
+    assert earned(reward, played[0])
+    with pytest.raises(RecipeError, match="has not seen this trajectory"):
+        earned(reward, played[4])
+
+
+def test_a_temperature_of_nothing_is_refused():
+    with pytest.raises(RecipeError, match="temperature is 0; it must be above 0"):
+        KLPenalty(1.0, temperature=0)
+
+
+# ------------------------------------------------------------------------------- contracts
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        *(SearchCost(), SearchCost(2.0), Repetition(), FirstHit(), FirstHit(3.0), F1(), F1(2.0)),
+        *(Progress(AnswerSeen()), Progress(SupportSeen(), 7.0)),
+    ],
+    ids=lambda reward: type(reward).__name__,
+)
+def test_a_reward_keeps_to_the_contract(reward):
+    check_reward(reward)
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        InformationGain(),
+        InformationGain(3.0, measure="probability"),
+        InformationGain(reference=True),
+        KLPenalty(0.1),
+    ],
+    ids=lambda reward: type(reward).__name__,
+)
+def test_a_reward_that_asks_the_policy_keeps_to_the_contract(reward, adapted):
+    examples = example_trajectories()
+    reward.prepare(list(examples.values()), adapted)
+    check_reward(reward, examples)
+
+
+def test_garbage_that_names_the_answer_gains_nothing_by_the_error_it_reads(tiny_policy, played):
+    garbled = Reading(format_error="no call or answer")
+    said = tuple(tiny_policy.tokenizer("12 letters 12 letters")["input_ids"])
+    rambling = Turn("12 letters", said, (-1.0,) * len(said), garbled, (), (5, 6, 7))
+    some = Trajectory(played[0].question, played[0].prompt_ids, (rambling,) * 3, "turns")
+    group = score_group([some], [InformationGain()], policy=tiny_policy)
+    assert group.turn_rewards.tolist() == [[0, 0, 0]]
+
+
+def test_importing_the_plugin_loads_no_torch():
+    heavy = "{'torch', 'transformers'}"
+    code = f"import sys, turnrl_turn_rewards; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"
+
+
+# ------------------------------------------------------------------------------- training
+
+
+def test_a_policy_trains_on_all_of_them(tiny_model, tmp_path):
+    it = module(tiny_model, policy={"lora": Lora(r=4)})
+    it.rewards = [
+        *(SearchCost(), Repetition(), FirstHit(), Progress(SupportSeen()), F1()),
+        *(InformationGain(0.1), KLPenalty(0.05)),
+    ]
+    trainer(tmp_path, 2).fit(it, data())
+    for name in ("search_cost", "information_gain", "kl_penalty"):
+        values = column(tmp_path, f"reward/turn/{name}")
+        assert len(values) == 2
+        assert all(map(math.isfinite, values)), name
+    gained = column(tmp_path, "reward/turn/information_gain")
+    assert all(value != 0 for value in gained)
+    # the policy was its reference, and is not any more
+    before, after = column(tmp_path, "reward/turn/kl_penalty")
+    assert abs(before) < 1e-4 < abs(after)
+    assert column(tmp_path, "val/reward/turn/information_gain")
