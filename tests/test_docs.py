@@ -287,6 +287,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "class_path: SupportSeen": Fits("model"),
         "class PassagesSeen": Elsewhere("test_turn_rewards.test_the_score_in_the_readme_scores"),
         "measure: probability": Fits("model"),
+        "class_path: LLMJudge": Fits("model"),
     },
     "plugins/turnrl-two-turn/README.md": {"segmenter: TwoTurn": Fits("model.rollout")},
     "plugins/turnrl-wiki-search/README.md": {

@@ -514,8 +514,8 @@ def test_garbage_that_names_the_answer_gains_nothing_by_the_error_it_reads(tiny_
     assert group.turn_rewards.tolist() == [[0, 0, 0]]
 
 
-def test_importing_the_plugin_loads_no_torch():
-    heavy = "{'torch', 'transformers'}"
+def test_importing_the_plugin_loads_neither_torch_nor_an_http_client():
+    heavy = "{'torch', 'transformers', 'httpx2', 'asyncio'}"
     code = f"import sys, turnrl_turn_rewards; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"

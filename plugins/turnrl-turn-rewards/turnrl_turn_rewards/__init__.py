@@ -1,11 +1,16 @@
-"""Rewards for what a turn contributes, without a judge.
+"""Rewards for what a turn contributes, without a judge and with one.
 
     calls      what calls cost: `SearchCost`, `Repetition`
     progress   a score of the state turned into differences: `Progress`, `FirstHit`
     belief     what the policy itself holds likely: `InformationGain`, `KLPenalty`
     outcome    `F1`
+    judge      a language model's verdict: `LLMJudge`, `LLMJudgeTurn`
+    verdicts   prompts filled in, replies read, verdicts kept
+    server     where a judge is, as a recipe says it
+    asking     many requests at once; what a server's faults mean
 
-Importing this package does not load torch, which is imported when it is first used.
+Importing this package loads neither torch nor an HTTP client; each is imported when it is first
+used.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from collections.abc import Iterable
 from turnrl import Reward, hookimpl
 from turnrl_turn_rewards.belief import AnswerLikelihood, InformationGain, KLPenalty
 from turnrl_turn_rewards.calls import Repetition, SearchCost
+from turnrl_turn_rewards.judge import JudgedState, LLMJudge, LLMJudgeTurn
 from turnrl_turn_rewards.outcome import F1
 from turnrl_turn_rewards.progress import AnswerSeen, FirstHit, Progress, StateScore, SupportSeen
 
@@ -24,7 +30,10 @@ __all__ = [
     "AnswerSeen",
     "FirstHit",
     "InformationGain",
+    "JudgedState",
     "KLPenalty",
+    "LLMJudge",
+    "LLMJudgeTurn",
     "Progress",
     "Repetition",
     "SearchCost",
@@ -43,5 +52,7 @@ def turnrl_rewards() -> Iterable[type[Reward]]:
         Progress,
         InformationGain,
         KLPenalty,
+        LLMJudgeTurn,
         F1,
+        LLMJudge,
     ]
