@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -385,12 +386,12 @@ class Watched:
     def __getattr__(self, name):
         return getattr(self.policy, name)
 
-    def logprobs(self, ids, real, mask, temperature):
+    def logprobs(self, ids, real, mask):
         assert not torch.is_grad_enabled()
         self.rows += [tuple(row[keep].tolist()) for row, keep in zip(ids, real, strict=True)]
         self.sizes.append(ids.numel())
         self.modes.add(self.load().training)
-        return self.policy.logprobs(ids, real, mask, temperature)
+        return self.policy.logprobs(ids, real, mask)
 
 
 def test_each_state_is_read_once_in_minibatches_of_so_many_tokens(tiny_model, played):
@@ -427,10 +428,11 @@ def test_the_penalty_is_the_sum_of_log_ratios_of_a_turns_sampled_tokens(
     for trajectory in played:
         # of the model without an adapter; of each token but the first
         reference = [0.0, *plain_logprobs(tiny_policy, list(trajectory.token_ids))]
+        own = [0.0, *plain_logprobs(adapted, list(trajectory.token_ids))]
         at, wanted = len(trajectory.prompt_ids), []
         for taken in trajectory.turns:
             end = at + len(taken.token_ids)
-            wanted.append(-0.5 * (sum(taken.sampler_logprobs) - sum(reference[at:end])))
+            wanted.append(-0.5 * (sum(own[at:end]) - sum(reference[at:end])))
             at = end + len(taken.observation_ids)
         assert earned(reward, trajectory) == pytest.approx(wanted, abs=1e-3)
 
@@ -445,12 +447,13 @@ def test_a_policy_that_is_its_reference_pays_no_penalty(tiny_model, played):
     )
 
 
-def test_the_penalty_asks_the_reference_at_the_temperature_of_sampling(adapted, played):
-    some = played[0]
-    warm, cold = KLPenalty(1.0, temperature=2.0), KLPenalty(1.0)
-    for reward in (warm, cold):
-        reward.prepare(played, adapted)
-    assert abs(warm.score(some, 0) - cold.score(some, 0)) > 0.01
+def test_a_branch_pays_no_penalty_for_turns_that_it_shares(adapted, played):
+    long = next(t for t in played if len(t.turns) > 1)
+    branch = replace(long, begins=1)
+    reward = KLPenalty(1.0)
+    reward.prepare([long, branch], adapted)
+    assert (reward.score(branch, 0), reward.score(branch, 1)) == (0.0, reward.score(long, 1))
+    assert reward.score(long, 0) != 0.0
 
 
 @pytest.mark.parametrize("reward", [KLPenalty(1.0), InformationGain(reference=True)])
@@ -467,11 +470,6 @@ def test_a_trajectory_that_no_policy_was_asked_about_is_not_scored(reward, adapt
     assert earned(reward, played[0])
     with pytest.raises(RecipeError, match="has not seen this trajectory"):
         earned(reward, played[4])
-
-
-def test_a_temperature_of_nothing_is_refused():
-    with pytest.raises(RecipeError, match="temperature is 0; it must be above 0"):
-        KLPenalty(1.0, temperature=0)
 
 
 # ------------------------------------------------------------------------------- contracts

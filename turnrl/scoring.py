@@ -30,8 +30,9 @@ CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
 
 
 def component_name(reward: Reward) -> str:
-    """`turn/tool_executed`, `outcome/exact_match`: the name of a reward in metrics."""
-    name = reward.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(reward).__name__).lower()
+    """`turn/tool_executed`, `outcome/llm_judge`: the name of a reward in metrics."""
+    words = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+    name = reward.name or re.sub(words, "_", type(reward).__name__).lower()
     return f"{'turn' if isinstance(reward, TurnReward) else 'outcome'}/{name}"
 
 

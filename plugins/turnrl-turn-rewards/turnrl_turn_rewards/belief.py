@@ -147,35 +147,26 @@ class InformationGain(TurnReward):
 
 @final
 class KLPenalty(TurnReward):
-    """r_k = -coef x sum over the sampled tokens t of turn k of (log p_sampler(t) - log p_ref(t)),
-    the reference being the policy with its adapter off. In nats; needs policy.lora.
+    """r_k = -coef x sum over the sampled tokens t of turn k of (log p(t) - log p_ref(t)).
 
-    The expectation over what is sampled is -coef x KL(policy || reference) of the turn, so never
-    above 0, though a single turn may earn a little. KL as *reward*: the estimator hands it out, it
-    counts for the turns before through their return-to-go, and it is normalised with the other turn
-    rewards of the group. `objective.kl_coef` is KL as *loss*: a gradient of its own on each token,
-    outside of advantages and of the clip, which looks one token ahead and no further. Use one of
-    the two. Not potential-based: it changes which policy is best, to one nearer to the reference
-    (Ziegler et al. 2019, arXiv 1909.08593).
+    p is the policy that acted, the reference the policy with its adapter off, both at temperature
+    1. In nats; needs policy.lora. Where tokens are sampled at temperature 1, the expectation is
+    -coef x KL(policy || reference) of the turn, so never above 0, though a single turn may earn a
+    little.
 
-    In an evaluation, which is greedy, an engine's log-probabilities are those of temperature 1.
+    KL as *reward*: the estimator hands it out, it counts for the turns before through their
+    return-to-go, and it is normalised with the other turn rewards of the group. `objective.kl_coef`
+    is KL as *loss*: a gradient of its own on each token, outside of advantages and of the clip,
+    which looks one token ahead and no further. Use one of the two. Not potential-based: it changes
+    which policy is best, to one nearer to the reference (Ziegler et al. 2019, arXiv 1909.08593).
 
     Args:
         coef: Reward lost for each nat.
-        temperature: Set it to rollout.temperature, so that the reference is asked about the same
-            kind of distribution that the tokens were drawn from.
         minibatch_tokens: The most tokens, padding included, computed at once.
     """
 
-    name = "kl_penalty"
-
-    def __init__(
-        self, coef: float, temperature: float = 1.0, minibatch_tokens: int = 16384
-    ) -> None:
-        if not temperature > 0:
-            raise RecipeError(f"KLPenalty: temperature is {temperature}; it must be above 0.")
+    def __init__(self, coef: float, minibatch_tokens: int = 16384) -> None:
         self.coef = coef
-        self.temperature = temperature
         self.minibatch_tokens = minibatch_tokens
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
 
@@ -185,21 +176,21 @@ class KLPenalty(TurnReward):
             return
         rows = list(dict.fromkeys((t.token_ids, t.turn_index) for t in trajectories))
         masks = [(ids, [k >= 0 for k in turn_index]) for ids, turn_index in rows]
+        own = _logprobs(policy, masks, self.minibatch_tokens)
         with _reference(policy, "KLPenalty"):
-            found = _logprobs(policy, masks, self.minibatch_tokens, self.temperature)
-        for row, values in zip(rows, found, strict=True):
+            reference = _logprobs(policy, masks, self.minibatch_tokens)
+        for row, ours, theirs in zip(rows, own, reference, strict=True):
             sampled = [k for k in row[1] if k >= 0]
             turns = [0.0] * (max(sampled, default=-1) + 1)
-            for k, value in zip(sampled, values, strict=True):
-                turns[k] += value
+            for k, a, b in zip(sampled, ours, theirs, strict=True):
+                turns[k] += a - b
             self._known[row] = turns
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
-        reference = self._known.get((trajectory.token_ids, trajectory.turn_index))
-        if reference is None:
+        apart = self._known.get((trajectory.token_ids, trajectory.turn_index))
+        if apart is None:
             raise _unprepared("KLPenalty")
-        taken = trajectory.turns[turn].sampler_logprobs
-        return -self.coef * (sum(taken) - reference[turn]) if taken else 0.0
+        return -self.coef * apart[turn]
 
 
 def _unprepared(name: str) -> RecipeError:
@@ -235,7 +226,6 @@ def _logprobs(
     policy: SampledPolicy,
     rows: Sequence[tuple[Sequence[int], Sequence[bool]]],
     budget: int,
-    temperature: float = 1.0,
 ) -> list[list[float]]:
     """Log-probabilities of the named tokens of each row, in eval mode and without a gradient.
 
@@ -255,7 +245,7 @@ def _logprobs(
             mask = pad_sequence([torch.tensor(rows[i][1]) for i in some], True)
             sizes = torch.tensor([[len(rows[i][0])] for i in some])
             real = torch.arange(ids.shape[1]) < sizes
-            asked = policy.logprobs(ids.to(device), real.to(device), mask.to(device), temperature)
+            asked = policy.logprobs(ids.to(device), real.to(device), mask.to(device))
             parts = asked[0].cpu().split(mask.sum(1).tolist())
             found |= zip(some, (part.tolist() for part in parts), strict=True)
     return [found[i] for i in range(len(rows))]

@@ -85,8 +85,6 @@ class LLMJudge(OutcomeReward):
             `api_key_env`, ...), each by its own name.
     """
 
-    name = "llm_judge"
-
     def __init__(self, weight: float = 1.0, prompt: str | None = None, **server: Any) -> None:
         self.weight = weight
         places = ("question", "answers", "answer")
@@ -154,8 +152,6 @@ class LLMJudgeTurn(TurnReward):
         server: How to reach the judge: the arguments of `server.Server` (`base_url`, `model`,
             `api_key_env`, ...), each by its own name.
     """
-
-    name = "llm_judge_turn"
 
     def __init__(self, weight: float = 1.0, prompt: str | None = None, **server: Any) -> None:
         self._progress = Progress(JudgedState(prompt, **server), weight)
