@@ -134,6 +134,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--trainer.devices 2": Runs(("MEMBER: 2/2", FINISHED)),
         "max_epochs 50 --ckpt_path": Runs(("max_epochs 2 -> 50", "iteration   3/50"), slow=True),
         "turnrl eval": Runs(("8 questions, greedy", "val/exact_match", "every trajectory in")),
+        "turnrl credit-check": Runs(("TurnLevel(leave_one_out, none)          0.000",)),
         "turnrl plugins": Runs(("two-turn  (turnrl", "WikiSearch")),
         "plugin new weather": Runs(("Next:",), ("turnrl-weather/recipe.yaml",)),
         "turnrl index search": Runs(("Utrecht is a city",)),
@@ -149,6 +150,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "docs/changelog.md": {
         "--model.optimizer SGD": Fits(),
+        "plugin new --with engine": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
+        "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
+        "turnrl completion": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "plugin new NAME": Elsewhere("test_scaffold.test_a_package_has_its_own_name_everywhere"),
         "OutcomeOnly": Fits(),
         "--ckpt_path last": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
@@ -195,6 +199,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit recipes/quickstart.yaml --ckpt_path last": Runs((FINISHED,), slow=True),
         "turnrl.callbacks.BestCheckpoint": Fits(),
         "turnrl.Question(": Runs(("Trajectory('What is the time",), slow=True),
+        "estimator.baseline leave_one_out": Runs((FINISHED,), slow=True),
+        "estimator Branched": Runs((FINISHED,), slow=True),
+        "estimator TurnCritic": Runs((FINISHED,), slow=True),
+        "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "fit recipes/quickstart.yaml --ckpt_path": Runs(("Restored all states", FINISHED)),
         "goes on with other": Printed(
             f"turnrl fit recipes/quickstart.yaml --model.optimizer.lr 0.0005"
