@@ -233,6 +233,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         '"""A turn reward: ': SHOWN_FILE,
         '"""A source: ': SHOWN_FILE,
         '"""An estimator: ': SHOWN_FILE,
+        '"""An engine: ': SHOWN_FILE,
         "from turnrl.testing import": EXAMPLE,
     },
     "docs/turns.md": {

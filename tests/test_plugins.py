@@ -1,3 +1,4 @@
+import asyncio
 import importlib
 import json
 import re
@@ -348,6 +349,7 @@ def test_the_files_in_the_docs_are_those_that_the_command_writes():
         "turn_reward",
         "source",
         "estimator",
+        "engine",
     ]
     for link, block in shown:
         assert block == (ROOT / "docs" / link).read_text(), link
@@ -370,6 +372,7 @@ def examples(monkeypatch):
 
 def test_the_examples_in_the_docs_run(examples):
     examples["test_the_notes_keep_to_their_contract"]()
+    examples["test_the_engine_keeps_to_its_contract"]()
 
 
 def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examples, tiny_model):
@@ -402,3 +405,32 @@ def test_the_estimator_of_the_docs_gives_credit_where_it_says(examples):
     # 0.85 and 1.5
     found = assign_credit(group, examples["ExampleToGo"]())
     assert torch.allclose(found, torch.tensor([[0.85, 0.0], [-0.85, 0.0]]))
+
+
+def test_the_engine_of_the_docs_samples_several_turns_at_once_as_it_does_each_alone(
+    examples, tiny_policy
+):
+    engine, samplings = examples["ExampleEngine"](), [turnrl.Sampling(n, seed=n) for n in (3, 9, 5)]
+    engine.start(tiny_policy, 64)
+
+    async def work():
+        alone = [await engine.open([5, 9]).generate([7], sampling) for sampling in samplings]
+        sessions = [engine.open([5, 9]) for _ in samplings]
+        turns = [
+            asyncio.ensure_future(session.generate([7], sampling))
+            for session, sampling in zip(sessions, samplings, strict=True)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="its turn was cancelled or is not done"):
+            sessions[0].fork()
+        await engine.drain()
+        assert [turn.result() for turn in turns] == alone
+        # the first to end did not switch the network's mode under the others
+        assert tiny_policy.network.training
+        return sessions[0]
+
+    session = asyncio.run(work())
+    engine.close()
+    engine.start(tiny_policy, 64)
+    with pytest.raises(RuntimeError, match="the weights have changed since"):
+        asyncio.run(session.generate([], samplings[0]))

@@ -32,6 +32,7 @@ COMPONENTS: Mapping[str, tuple[str, str]] = {
     "outcome-reward": ("ExampleLookedUp", "ExactMatch, WellFormed"),
     "source": ("ExampleQuestions", "Atlas"),
     "estimator": ("ExampleToGo", "TurnLevel"),
+    "engine": ("ExampleEngine", "Slots"),
 }
 """The kinds: the template's class, and what the recipe has in its place if it is left out."""
 

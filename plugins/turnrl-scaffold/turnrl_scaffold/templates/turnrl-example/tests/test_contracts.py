@@ -1,7 +1,7 @@
-"""What turnrl relies on, checked without a model; and what the classes promise of their own."""
+"""What turnrl relies on, checked; and what the classes promise of their own."""
 
-from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn
-from turnrl.testing import check_estimator, check_reward, check_segmenter, check_source, check_tool
+from turnrl import Policy, Question, Reading, ToolCall, ToolResult, Trajectory, Turn, testing
+from turnrl_example.engine import ExampleEngine
 from turnrl_example.estimator import ExampleToGo
 from turnrl_example.outcome_reward import ExampleLookedUp
 from turnrl_example.segmenter import ExampleTurns
@@ -11,7 +11,7 @@ from turnrl_example.turn_reward import ExampleNewlyFound
 
 
 def test_the_tool_keeps_to_its_contract() -> None:
-    check_tool(
+    testing.check_tool(
         ExampleLookup(),
         good_calls=[{"query": "capital of Peru"}, {"query": "Which continent is malta on?"}],
         bad_calls=[{"query": "capital of Atlantis"}, {"query": ""}, {"query": "x" * 201}, {}],
@@ -24,8 +24,8 @@ def test_the_policy_reads_near_names_where_there_is_no_such_country() -> None:
 
 
 def test_the_segmenter_keeps_to_its_contract() -> None:
-    check_segmenter(ExampleTurns())
-    check_segmenter(ExampleTurns(max_turns=1))
+    testing.check_segmenter(ExampleTurns())
+    testing.check_segmenter(ExampleTurns(max_turns=1))
 
 
 def test_the_block_that_is_closed_first_counts() -> None:
@@ -48,7 +48,7 @@ def test_a_call_in_the_last_turn_and_a_forged_result_are_format_errors() -> None
 
 
 def test_the_turn_reward_keeps_to_its_contract() -> None:
-    check_reward(ExampleNewlyFound())
+    testing.check_reward(ExampleNewlyFound())
 
 
 def test_finding_the_answer_again_earns_nothing() -> None:
@@ -60,11 +60,11 @@ def test_finding_the_answer_again_earns_nothing() -> None:
 
 
 def test_the_outcome_reward_keeps_to_its_contract() -> None:
-    check_reward(ExampleLookedUp())
+    testing.check_reward(ExampleLookedUp())
 
 
 def test_the_source_keeps_to_its_contract() -> None:
-    check_source(ExampleQuestions())
+    testing.check_source(ExampleQuestions())
 
 
 def test_the_tool_knows_the_answer_to_every_question_of_the_source() -> None:
@@ -75,4 +75,11 @@ def test_the_tool_knows_the_answer_to_every_question_of_the_source() -> None:
 
 
 def test_the_estimator_keeps_to_its_contract() -> None:
-    check_estimator(ExampleToGo())
+    testing.check_estimator(ExampleToGo())
+
+
+def test_the_engine_keeps_to_its_contract_and_the_policy_to_its_mode() -> None:
+    policy = Policy("package://turnrl_atlas/starter")  # a small one, which comes with turnrl
+    network = policy.load()
+    testing.check_engine(ExampleEngine(), policy)
+    assert network.training

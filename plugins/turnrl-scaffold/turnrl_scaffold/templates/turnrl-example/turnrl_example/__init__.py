@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from turnrl import AdvantageEstimator, QuestionSource, Reward, Segmenter, Tool, hookimpl
+from turnrl import AdvantageEstimator, Engine, QuestionSource, Reward, Segmenter, Tool, hookimpl
 from turnrl_example.estimator import ExampleToGo
 from turnrl_example.outcome_reward import ExampleLookedUp
 from turnrl_example.segmenter import ExampleTurns
@@ -34,3 +34,10 @@ def turnrl_datasets() -> Iterable[type[QuestionSource]]:
 @hookimpl
 def turnrl_estimators() -> Iterable[type[AdvantageEstimator]]:
     return [ExampleToGo]
+
+
+@hookimpl
+def turnrl_engines() -> Iterable[type[Engine]]:
+    from turnrl_example.engine import ExampleEngine  # needs torch, which few commands do
+
+    return [ExampleEngine]

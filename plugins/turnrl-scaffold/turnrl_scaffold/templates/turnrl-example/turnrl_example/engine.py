@@ -1,0 +1,113 @@
+"""An engine: what samples the policy."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Literal, final
+
+import torch
+
+from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
+
+
+@final
+class ExampleEngine(Engine):
+    """Samples with the policy's own weights, in this process.
+
+    For every token the policy reads the whole history again, of one session at a time: slow, and
+    what a faster engine can be compared with.
+    """
+
+    def __init__(self) -> None:
+        self.syncs = 0  # how often the weights have changed
+        self.turns = 0  # how many are being sampled
+
+    def start(self, policy: SampledPolicy, max_tokens: int) -> None:
+        # nothing is kept of what was read, so there is no memory to set aside for `max_tokens`
+        self.policy = policy
+
+    def sync(self, version: int) -> None:
+        # the weights are the policy's own; an engine elsewhere would be sent them
+        self.syncs += 1
+
+    def open(self, prompt_ids: Sequence[int]) -> Session:
+        return _History(self, prompt_ids)
+
+    async def drain(self) -> None:
+        while self.turns:
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        self.syncs += 1  # `start` may follow, with another policy
+
+    async def sample(self, history: Sequence[int], sampling: Sampling) -> Completion:
+        """The turn that comes after a history."""
+        ids: tuple[int, ...] = ()
+        logprobs: tuple[float, ...] = ()
+        reason: Literal["end", "stop", "length"] = "length"
+        # a stream of its own, so that what else is sampled makes no difference
+        rng = torch.Generator().manual_seed(sampling.seed)
+        self.turns += 1
+        try:
+            while reason == "length" and len(ids) < sampling.max_tokens:
+                await asyncio.sleep(0)  # tools and other turns go on; a cancelled one ends here
+                log_p = self.log_p([*history, *ids], sampling.temperature or 1.0)
+                drawn = torch.multinomial(log_p.exp(), 1, generator=rng)
+                token = int(drawn if sampling.temperature else log_p.argmax())
+                ids, logprobs = (*ids, token), (*logprobs, float(log_p[token]))
+                text = self.policy.tokenizer.decode(list(ids))  # a stop string may span tokens
+                if token in sampling.end_ids:
+                    reason = "end"
+                elif any(stop in text for stop in sampling.stop):
+                    reason = "stop"
+        finally:
+            self.turns -= 1
+        return Completion(ids, logprobs, reason)
+
+    @torch.inference_mode()
+    def log_p(self, ids: Sequence[int], temperature: float) -> torch.Tensor:
+        """(V,), the log-probability of each token that may come after `ids`."""
+        network = self.policy.load()
+        read = torch.tensor([ids], device=next(network.parameters()).device)
+        positions = torch.arange(len(ids), device=read.device)[None]
+        # Without dropout, and training then finds the mode that it left. For each token anew, as
+        # the turn that ends first would switch the mode under the others.
+        was_training = network.training
+        network.eval()
+        try:
+            hidden = self.policy.hidden(read, None, positions, use_cache=False)
+            logits = self.policy.logits(hidden[0, -1])
+        finally:
+            network.train(was_training)
+        return (logits / temperature).log_softmax(-1).cpu()  # where the generator is
+
+
+class _History(Session):
+    """What was read and sampled, as token ids."""
+
+    def __init__(self, engine: ExampleEngine, ids: Sequence[int]) -> None:
+        self.engine, self.ids, self.syncs = engine, list(ids), engine.syncs
+        self.busy = self.closed = False
+
+    async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+        self.check()
+        self.busy = True
+        found = await self.engine.sample([*self.ids, *new_ids], sampling)
+        # not reached by a turn that was cancelled: it stays busy, as what it sampled is lost
+        self.busy = False
+        self.ids += [*new_ids, *found.token_ids]
+        return found
+
+    def fork(self) -> Session:
+        self.check()
+        return _History(self.engine, self.ids)
+
+    def close(self) -> None:
+        self.closed = True
+        self.ids = []
+
+    def check(self) -> None:
+        """Refuse a history that is not whole, or that older weights have sampled."""
+        if self.closed or self.busy:
+            raise RuntimeError("the session is closed, or its turn was cancelled or is not done")
+        if self.syncs != self.engine.syncs:
+            raise RuntimeError("the weights have changed since: open a new session")
