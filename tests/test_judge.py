@@ -38,7 +38,7 @@ from turnrl import (
     score_group,
 )
 from turnrl.cli import main
-from turnrl.testing import check_reward, example_trajectories
+from turnrl.testing import check_reward
 
 NAMES = ("Rome", "Oslo", "Lima", "Bonn", "Bern", "Kyiv", "Baku", "Riga")
 KEY = "sk-aVerySecretKey123"
@@ -604,10 +604,7 @@ def test_a_judge_keeps_to_the_contract(serve, cls):
         judged = in_tags("given_answer" if cls is LLMJudge else "transcript", prompt)
         return verdict(float("Europe/Amsterdam" in judged))
 
-    some = reward(serve(says), cls, weight=3.0)
-    examples = example_trajectories()
-    some.prepare(list(examples.values()), None)
-    check_reward(some, examples)
+    check_reward(reward(serve(says), cls, weight=3.0))
 
 
 # ------------------------------------------------------------------------------- training

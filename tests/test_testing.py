@@ -511,6 +511,21 @@ def test_a_reward_that_raises_is_told_with_the_trajectory_and_the_turn():
         check_reward(calls)
 
 
+def test_a_reward_sees_the_trajectories_before_it_scores_one():
+    class Prepared(Right):
+        def prepare(self, trajectories, policy):
+            assert policy == "a policy"
+            self.known = {id(t) for t in trajectories}
+
+        def score(self, trajectory):
+            assert id(trajectory) in self.known
+            return Right.score(self, trajectory)
+
+    check_reward(Prepared(), policy="a policy")
+    with pytest.raises(AssertionError, match=r"^Prepared\.prepare on \d+ .* raised Assert"):
+        check_reward(Prepared())
+
+
 def test_a_reward_is_of_one_kind_and_has_a_name_that_metrics_can_show():
     class Both(OutcomeReward, TurnReward):
         def score(self, trajectory, turn=0):

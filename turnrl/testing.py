@@ -230,7 +230,9 @@ class _Echo(types.Tool):
 
 
 def check_reward(
-    reward: types.Reward, trajectories: Mapping[str, types.Trajectory] | None = None
+    reward: types.Reward,
+    trajectories: Mapping[str, types.Trajectory] | None = None,
+    policy: types.SampledPolicy | None = None,
 ) -> None:
     """Check a reward: finite numbers, the same each time, and nothing to gain by garbage.
 
@@ -238,6 +240,7 @@ def check_reward(
         reward: A turn reward or an outcome reward.
         trajectories: What to score, by name; `example_trajectories` by default. Those whose name
             begins with `garbage` may earn nothing, unless every other one earns as much.
+        policy: For a reward that asks one in `prepare`.
     """
     name = type(reward).__name__
     of_turns = isinstance(reward, types.TurnReward)
@@ -247,7 +250,10 @@ def check_reward(
     _require(named, f"{name}.name is {reward.name!r}: use lower case, digits and _, as in metrics")
     score: Callable[..., float] = cast(Any, reward).score
     totals: dict[str, float] = {}
-    for label, trajectory in (trajectories or example_trajectories()).items():
+    attempts = trajectories or example_trajectories()
+    with _on(f"{name}.prepare on {len(attempts)} trajectories"):
+        reward.prepare([*attempts.values()], policy)
+    for label, trajectory in attempts.items():
         # turn by turn, or once
         for at in itertools.product(range(len(trajectory.turns)), repeat=int(of_turns)):
             with _on(f"{name}.score({', '.join(map(repr, (label, *at)))})"):
