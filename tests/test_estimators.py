@@ -250,7 +250,7 @@ def drawn_tree(drawn, branches):
         turn_rewards=group.turn_rewards[at],
         outcome=group.outcome[at],
         reached=reached,
-        origins=tuple((trunk, k) for _, trunk, k in members),
+        parents=tuple(trunk for _, trunk, _ in members),
         components=(),
     )
 
@@ -266,11 +266,12 @@ def test_tree_equals_its_equation_written_as_loops(drawn, branches):
 
     trunks = len(drawn.lengths)
     wanted = []
-    for member, (trunk, k) in enumerate(group.origins):
+    places = [(p, t.begins) for p, t in zip(group.parents, group.trajectories, strict=True)]
+    for member, (trunk, k) in enumerate(places):
         row = []
         for turn in range(len(group.trajectories[member].turns)):
             at = (member, turn) if member < trunks else (trunk, k)
-            there = [at[0], *(c for c, o in enumerate(group.origins) if c >= trunks and o == at)]
+            there = [at[0], *(c for c, o in enumerate(places) if c >= trunks and o == at)]
             others = [earned(c, at[1]) for c in there if c != member]
             weight = 1 / (1 + branches * (turn + 1))
             gain = earned(member, at[1]) - sum(others) / len(others)
@@ -431,7 +432,7 @@ def test_what_is_missing_or_out_of_range_is_told():
     group = Group(QUESTION, (None,), torch.zeros(1, 1), torch.zeros(1), torch.ones(1, 1).bool())
     with pytest.raises(RecipeError, match="Branched needs a group with state_values"):
         Branched()(group)
-    with pytest.raises(RecipeError, match="Tree needs a group with origins"):
+    with pytest.raises(RecipeError, match="Tree needs a group with parents"):
         Tree()(group)
     with pytest.raises(RecipeError, match="probes is 0"):
         Tree(probes=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -65,15 +65,16 @@ def test_probes_go_on_from_the_beginning_of_each_turn_of_each_trajectory(chat, l
     groups, tried, engine, tool = explore(chat, says, probes=3, lockstep=lockstep)
     assert [[t.answer for t in group] for group in groups] == [["yes", "yes"]] * 2
     for group, probes in zip(groups, tried, strict=True):
-        places = sorted((probe.member, probe.turn) for probe in probes)
+        places = sorted((probe.member, probe.trajectory.begins) for probe in probes)
         assert places == sorted((i, k) for i in range(2) for k in range(3) for _ in range(3))
         for probe in probes:
             whole, branch = group[probe.member], probe.trajectory
+            turn = branch.begins
             assert branch.question == whole.question
             assert branch.answer == "no"
-            assert len(branch.turns) == probe.turn + 1
+            assert len(branch.turns) == turn + 1
             # exactly what the trajectory had read by then, and nothing of what it did afterwards
-            assert branch.turns[: probe.turn] == whole.turns[: probe.turn]
+            assert branch.turns[:turn] == whole.turns[:turn]
             before = len(branch.token_ids) - len(branch.turns[-1].token_ids)
             assert branch.token_ids[:before] == whole.token_ids[:before]
     assert sum(map(len, tool.batches)) == 8  # probes repeat no call of before
@@ -95,7 +96,7 @@ def test_probes_change_nothing_for_the_trajectories(tiny_model):
         *([t.token_ids for t in some] for some in plain)
     ]
     assert none == [[], []]
-    said = [[p.trajectory.token_ids for p in some if p.turn == 0] for some in tried]
+    said = [[p.trajectory.token_ids for p in some if not p.trajectory.begins] for some in tried]
     assert [len(some) for some in said] == [6, 6]
     assert len({ids for some in said for ids in some}) > 6  # each with random streams of its own
 
@@ -107,11 +108,12 @@ def test_state_values_are_means_of_what_probes_earned_from_there_on():
 
     long, short = attempt(turn(), turn(), turn()), attempt(turn())
     group = score_group([long, short], [Paid()], 3)
-    probes = [
-        *(Probe(0, 0, attempt(turn())), Probe(0, 0, attempt(turn(), turn()))),
-        *(Probe(1, 0, attempt(turn())), Probe(1, 0, attempt(turn()))),
-        *(Probe(0, 1, attempt(turn(), turn())), Probe(0, 1, attempt(turn(), turn(), turn()))),
-        *(Probe(0, 2, attempt(turn(), turn(), turn())), Probe(0, 2, attempt(*[turn()] * 3))),
+    probes = [  # of a member, at a turn, with so many turns in all
+        Probe(member, replace(attempt(*[turn()] * turns), begins=at))
+        for member, at, turns in (
+            *((0, 0, 1), (0, 0, 2), (1, 0, 1), (1, 0, 1)),
+            *((0, 1, 2), (0, 1, 3), (0, 2, 3), (0, 2, 3)),
+        )
     ]
     scored = score_group([probe.trajectory for probe in probes], [Paid()], 3)
     values = with_state_values(group, probes, scored).state_values
@@ -166,17 +168,18 @@ def test_a_tree_learns_from_its_branches_and_once_from_what_they_share(tiny_mode
     it = module(tiny_model, estimator=estimator, record_per_iteration=None)
     trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
     for group in estimator.seen:
-        assert group.origins[:4] == ((0, 0), (1, 0), (2, 0), (3, 0))
-        assert len(group.origins) == len(group.trajectories) > 4
+        assert group.parents[:4] == (0, 1, 2, 3)
+        assert len(group.parents) == len(group.trajectories) > 4
         assert group.state_values is None
-        for trajectory, (parent, at), reached in zip(
-            group.trajectories, group.origins, group.reached, strict=True
+        for trajectory, parent, reached in zip(
+            group.trajectories, group.parents, group.reached, strict=True
         ):
-            trunk = group.trajectories[parent]
-            assert trajectory.begins == at
+            trunk, at = group.trajectories[parent], trajectory.begins
             assert trajectory.turns[:at] == trunk.turns[:at]
             assert reached.tolist() == [at <= k < len(trajectory.turns) for k in range(2)]
+    assert column(tmp_path, "rollout/probe_tokens") == [0]  # nothing is sampled for values alone
     experience = it.experience
+    assert experience.sampled == sum(len(a) for a in experience.advantages)
     trained = sum(len(advantages) for advantages in experience.advantages)
     own = [turn for t in experience.trajectories for turn in t.turns[t.begins :]]
     assert trained == sum(len(turn.token_ids) for turn in own)
@@ -287,7 +290,7 @@ def test_groups_that_teach_nothing_are_sampled_anew_within_a_bound(tiny_model, t
         folder = tmp_path / f"{redraws}"
         trainer(folder, 1, limit_val_batches=0).fit(it, data())
         assert estimator.asked == asked
-        assert column(folder, "rollout/redrawn_groups") == [redrawn / 16]
+        assert column(folder, "rollout/redrawn_groups") == [redrawn / 4]
     assert "sampled 4 groups anew; 2 teach nothing still" in caplog.text
 
 
@@ -313,8 +316,6 @@ def test_explained_variance_is_of_what_the_critic_should_have_expected():
     # returns 0, 1, 2, 3; expected 0, 1, 2, 1: what is left, 0, 0, 0, 2, has variance 1, of 5 / 3
     values = (torch.tensor([0.0, 1.0]), torch.tensor([2.0, 1.0]))
     credit = (torch.tensor([0.0, 0.0]), torch.tensor([0.0, 2.0]))
-    from dataclasses import replace
-
     known = replace(group, token_values=values)
     sums = rollout_sums(Experience((known,), (credit,), 1.0))
     assert sums["critic/explained_variance"] / 2 == pytest.approx(1 - 1 / (5 / 3))

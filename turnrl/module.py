@@ -3,9 +3,12 @@ better.
 
     one iteration = one epoch of `ExperienceLoader`
       collect     the policy acts on each question `group_size` times   (rollout.py, an engine)
+                  and, if the estimator asks for it, goes on otherwise from each turn
                   rewards score the turns and the outcome                (scoring.py, plugins)
-                  the estimator turns scores into advantages per turn    (credit.py)
+                  the estimator turns scores into advantages of turns    (credit.py, plugins)
+                  or tokens; groups that teach nothing may be sampled anew
       learn       the clipped surrogate on per-token advantages          (learning.py, objective.py)
+                  and, if the estimator has a critic, what it should have expected
 
 Source: Zeng et al., arXiv 2505.11821. `OutcomeOnly` or `Merged` as the estimator gives the paper's
 baselines GRPO-OR and GRPO-MR.
@@ -183,12 +186,11 @@ class MTGRPO(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The recipe's optimiser on what is trained, and its schedule, per optimiser step."""
-        named = self.policy.trainable_parameters()
-        trained: list[Any] = [p for name, p in named.items() if "value_head" not in name]
-        if self.policy.critic is not None:
-            head = [p for name, p in named.items() if "value_head" in name]
-            own = {"params": head, "lr": self.policy.critic.lr}
-            trained = [{"params": trained}, own]
+        trained: list[Any] = list(self.policy.trainable_parameters().values())
+        if (head := self.policy.value_head) is not None and self.policy.critic is not None:
+            own = list(head.parameters())
+            rest = [p for p in trained if all(p is not one for one in own)]
+            trained = [{"params": rest}, {"params": own, "lr": self.policy.critic.lr}]
         with blaming(RecipeError, "model.optimizer", "Mend its settings."):
             optimizer = self.optimizer(trained)
         with blaming(RecipeError, "model.scheduler", "Mend its settings."):
@@ -301,54 +303,48 @@ class MTGRPO(L.LightningModule):
 
     def collect(self, questions: Sequence[Question], iteration: int) -> scoring.Experience:
         """One iteration's experience on this rank: act, score, give credit."""
-        start = time.perf_counter()
         key = (_TRAIN, self.seed, iteration, self.global_rank)
-        groups, credit, probe_tokens = self._credited(questions, key)
-        redrawn = 0
+        experience = self._experience(questions, key)
         for again in range(1, self.redraws + 1):
-            idle = [i for i, one in enumerate(credit) if scoring.is_idle(one)]
-            if not idle:
+            if not (idle := experience.idle):
                 break
-            anew = self._credited([questions[i] for i in idle], (*key, again))
-            for i, group, one in zip(idle, *anew[:2], strict=True):
-                groups[i], credit[i] = group, one
-            redrawn, probe_tokens = redrawn + len(idle), probe_tokens + anew[2]
-            left = sum(map(scoring.is_idle, credit))
-            _logger.info("sampled %d groups anew; %d teach nothing still", len(idle), left)
-        seconds = time.perf_counter() - start
-        experience = scoring.Experience(
-            tuple(groups), tuple(credit), seconds, probe_tokens, redrawn
-        )
+            anew = self._experience([questions[i] for i in idle], (*key, again))
+            experience = experience.redrawn_by(idle, anew)
+            told = len(idle), len(experience.idle)
+            _logger.info("sampled %d groups anew; %d teach nothing still", *told)
         self.experience, self._logged = experience, False
         at = (iteration, self.global_step, self.global_rank, self.trainer.world_size)
-        kept = record.rows(groups, credit, "train", *at)
+        kept = record.rows(experience.groups, experience.credit, "train", *at)
         if (most := self.record_per_iteration) is not None:
             kept = itertools.islice(kept, -(-most // self.trainer.world_size))
         self._keep(list(kept))
         return experience
 
-    def _credited(
+    def _experience(
         self, questions: Sequence[Question], key: tuple[int, ...]
-    ) -> tuple[list[Group], list[scoring.Credit], int]:
-        """Groups and their credit, and how many tokens were sampled for values alone."""
+    ) -> scoring.Experience:
+        """Act on each question once, score, give credit."""
+        start = time.perf_counter()
         played, tried = self._explore(
             questions, self.group_size, key, "collecting", self.estimator.probes
         )
+        seconds = time.perf_counter() - start
+        probed = sum(len(scoring.sampled_turns(p.trajectory)) for more in tried for p in more)
+        acted = sum(len(scoring.sampled_turns(t)) for trunks in played for t in trunks)
         if self.estimator.trains_probes:
             grown = zip(played, tried, strict=True)
-            played = [[*trunks, *(p.branch for p in more)] for trunks, more in grown]
+            played = [[*trunks, *(p.trajectory for p in more)] for trunks, more in grown]
         groups = list(self.score(played))
         if self.estimator.trains_probes:
-            groups = list(map(scoring.with_origins, groups, tried))
+            groups = list(map(scoring.with_parents, groups, tried))
         elif self.estimator.probes:
             earned = self.score([[p.trajectory for p in more] for more in tried])
             groups = list(map(scoring.with_state_values, groups, tried, earned))
         if self.estimator.critic is not None:
             groups = [self._with_token_values(group) for group in groups]
-        credit = [scoring.assign_credit(group, self.estimator) for group in groups]
-        every = [probe for some in tried for probe in some]
-        turns = [turn for probe in every for turn in probe.trajectory.turns[probe.turn :]]
-        return groups, credit, sum(len(turn.token_ids) for turn in turns)
+        credit = tuple(scoring.assign_credit(group, self.estimator) for group in groups)
+        for_values = 0 if self.estimator.trains_probes else probed
+        return scoring.Experience(tuple(groups), credit, seconds, acted + probed, for_values)
 
     def _with_token_values(self, group: Group) -> Group:
         """What the critic as it is expects of each sampled token."""
@@ -480,7 +476,7 @@ class MTGRPO(L.LightningModule):
             found[f"train/{name}" if name in scoring.CURVES else name] = value
         self._log_sums(found, len(self.experience.trajectories))
         seconds = self.experience.seconds
-        rate = found["rollout/sampled_tokens"] / max(seconds, 1e-9)
+        rate = self.experience.sampled / max(seconds, 1e-9)
         self._log_sums({"rollout/seconds": seconds, "rollout/tokens_per_s": rate}, 1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:

@@ -6,6 +6,7 @@
     split           `train` (sampled), or what was evaluated: `val`, `test`, ... (greedy)
     question_id, question, answers      what was asked, and what counts as right
     group, member   number of the question in the collection, over all processes; of the attempt
+    begins          its first turn of its own: above 0 for a branch, which shares those before it
     stop            why the trajectory ended: `answer`, `turns` or `length`
     answer          the final answer; null if there is none
     exact_match, tool_execution, answer_in_results, format      the four curves (`scoring.curves`)
@@ -14,9 +15,9 @@
     rewards         each component's total: a list of {name, value}
     group_mean, group_std       of the total reward over the group; null where there was no group
     turns           a list of {text, tokens, cut, calls, results, format_error, reward, advantage};
-                    a call is {name, arguments (JSON), error}, a result {content, ok}; the advantage
-                    is null where nothing was learnt: in an evaluation, and in turns that a
-                    branch shares with the trajectory that it came from
+                    a call is {name, arguments (JSON), error, mended}, a result {content, ok}; the
+                    advantage is null where nothing was learnt: in an evaluation, and in turns that
+                    a branch shares with the trajectory that it came from
 
 `datasets.load_dataset("parquet", data_files="runs/NAME/version_0/record/*.parquet")` reads it, and
 so does everything else that reads Parquet. Files are named SPLIT-POLICY_VERSION-PROCESS, and each
@@ -38,7 +39,7 @@ from turnrl.types import Group, Reading, ToolCall, ToolResult, Turn
 
 Row = dict[str, Any]
 
-_CALL = pa.struct(dict.fromkeys(("name", "arguments", "error"), pa.string()))
+_CALL = pa.struct(dict.fromkeys(("name", "arguments", "error", "mended"), pa.string()))
 _TURN = {
     **dict.fromkeys(("text", "format_error"), pa.string()),
     **dict.fromkeys(("reward", "advantage"), pa.float64()),
@@ -48,7 +49,7 @@ _TURN = {
     "results": pa.list_(pa.struct({"content": pa.string(), "ok": pa.bool_()})),
 }
 _COLUMNS = {
-    **dict.fromkeys(("iteration", "policy_version", "group", "member"), pa.int64()),
+    **dict.fromkeys(("iteration", "policy_version", "group", "member", "begins"), pa.int64()),
     **dict.fromkeys(("split", "question_id", "question", "stop", "answer"), pa.string()),
     **dict.fromkeys((*CURVES, "outcome", "group_mean", "group_std"), pa.float64()),
     "answers": pa.list_(pa.string()),
@@ -93,6 +94,7 @@ def rows(
                 "answers": [_text(answer) for answer in group.question.answers],
                 "group": number,
                 "member": i,
+                "begins": trajectory.begins,
                 "stop": trajectory.stop,
                 "answer": _text(trajectory.answer),
                 **curves(trajectory),
@@ -132,7 +134,8 @@ def _turn(turn: Turn, reward: float, advantage: float | None) -> Row:
 
 def _call(call: ToolCall) -> Row:
     arguments = json.dumps(dict(call.arguments), default=str)
-    return {"name": _text(call.name), "arguments": arguments, "error": _text(call.error)}
+    told = {"error": _text(call.error), "mended": _text(call.mended)}
+    return {"name": _text(call.name), "arguments": arguments, **told}
 
 
 def _text(text: str | None) -> str | None:

@@ -301,13 +301,17 @@ class Rollout:
         Args:
             probes: How many; see `collect` for the others.
         Returns:
-            G trajectories for each question, and the probes of each question's.
+            G trajectories for each question, and the probes of each question's. Without lockstep a
+            trajectory still begins a turn together with its own probes.
         Raises:
             ToolError: As `collect`, and if a tool's session cannot be copied.
         """
         agent, total = Agent(self, engine, chat, greedy), len(questions) * group_size
         hidden = True if description is None else None  # None: shown on a terminal only
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
+
+        origins: list[tuple[int, int]] = []
+        """Of each probe: which trajectory it branched off, and at which turn."""
 
         async def work() -> list[State]:
             states: list[State] = []
@@ -354,12 +358,12 @@ class Rollout:
                 await engine.drain()
             return states
 
-        origins: list[tuple[int, int]] = []
         done = [state.trajectory for state in _on_loop(work())]
         groups = [done[i : i + group_size] for i in range(0, total, group_size)]
         found: list[list[types.Probe]] = [[] for _ in questions]
         for (i, at), trajectory in zip(origins, done[total:], strict=True):
-            found[i // group_size].append(types.Probe(i % group_size, at, trajectory))
+            branch = replace(trajectory, begins=at)
+            found[i // group_size].append(types.Probe(i % group_size, branch))
         return groups, found
 
 

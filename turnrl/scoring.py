@@ -1,6 +1,8 @@
 """Scoring: rewards applied to trajectories, credit given to groups, and what a collection is
 watched by."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -114,22 +116,22 @@ def with_state_values(group: Group, probes: Sequence[Probe], scored: Group) -> G
         probes: Continuations of theirs from the beginning of each turn.
         scored: The probes' trajectories with their rewards, in the same order.
     """
-    to_go = returns_to_go(scored.turn_rewards, 1.0) + scored.outcome[:, None]
-    earned = torch.stack([row[probe.turn] for row, probe in zip(to_go, probes, strict=True)])
+    turn = torch.tensor([probe.trajectory.begins for probe in probes])
     member = torch.tensor([probe.member for probe in probes])
-    turn = torch.tensor([probe.turn for probe in probes])
-    cell = member * group.reached.shape[1] + turn
-    sums, counts = torch.zeros(2, group.reached.numel())
-    sums, counts = sums.index_add(0, cell, earned), counts.index_add(0, cell, earned * 0 + 1)
-    values = (sums / counts.clamp(min=1)).view_as(group.turn_rewards)
+    to_go = returns_to_go(scored.turn_rewards, 1.0) + scored.outcome[:, None]
+    earned = to_go.gather(1, turn[:, None])[:, 0]
+    sums, counts = torch.zeros(2, *group.reached.shape)
+    sums.index_put_((member, turn), earned, accumulate=True)
+    counts.index_put_((member, turn), torch.ones_like(earned), accumulate=True)
+    values = sums / counts.clamp(min=1)
     values[:, 0] = earned[turn == 0].mean()
     return replace(group, state_values=values * group.reached)
 
 
-def with_origins(group: Group, probes: Sequence[Probe]) -> Group:
-    """The group with `origins`; its last members are the branches of these probes."""
-    trunks = [(i, 0) for i in range(len(group.trajectories) - len(probes))]
-    return replace(group, origins=(*trunks, *((p.member, p.turn) for p in probes)))
+def with_parents(group: Group, probes: Sequence[Probe]) -> Group:
+    """The group with `parents`; its last members are the branches of these probes."""
+    trunks = range(len(group.trajectories) - len(probes))
+    return replace(group, parents=(*trunks, *(probe.member for probe in probes)))
 
 
 def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
@@ -144,11 +146,12 @@ def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
         credit = estimator(group)
         finite = all(bool(part.isfinite().all()) for part in credit)
         shape = [tuple(part.shape) for part in credit]
-    fits = shape == [(turns,)] * size
-    fits = fits or shape == [(len(sampled_turns(t)),) for t in group.trajectories]
-    if not fits or not finite:
+    wanted = [(turns,)] * size
+    if not isinstance(credit, Tensor):
+        wanted = [(len(sampled_turns(t)),) for t in group.trajectories]
+    if shape != wanted or not finite:
         told = f"{what} gave advantages of shape {shape} (finite: {finite})"
-        raise PluginError(f"{told}, not {(size, turns)} of turns, nor one for each sampled token")
+        raise PluginError(f"{told}, not {wanted}")
     return credit
 
 
@@ -194,16 +197,37 @@ class Experience:
     Args:
         groups: The groups.
         credit: Of each group.
-        seconds: How long that took.
-        probe_tokens: Tokens sampled for values alone.
-        redrawn: Groups that were sampled anew.
+        seconds: How long the policy took to act.
+        sampled: Tokens sampled in that time, those included that are not learnt from.
+        probe_tokens: Those that were sampled for values alone.
+        redrawn: Trajectories of groups that were sampled anew.
     """
 
     groups: tuple[Group, ...]
     credit: tuple[Credit, ...]
     seconds: float
+    sampled: int = 0
     probe_tokens: int = 0
     redrawn: int = 0
+
+    @property
+    def idle(self) -> list[int]:
+        """Groups that teach nothing."""
+        return [i for i, credit in enumerate(self.credit) if is_idle(credit)]
+
+    def redrawn_by(self, places: Sequence[int], anew: Experience) -> Experience:
+        """The same with other groups in these places."""
+        groups, credit = list(self.groups), list(self.credit)
+        for i, group, one in zip(places, anew.groups, anew.credit, strict=True):
+            groups[i], credit[i] = group, one
+        return Experience(
+            tuple(groups),
+            tuple(credit),
+            self.seconds + anew.seconds,
+            self.sampled + anew.sampled,
+            self.probe_tokens + anew.probe_tokens,
+            self.redrawn + len(anew.trajectories),
+        )
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -245,7 +269,7 @@ def rollout_sums(experience: Experience) -> dict[str, float]:
     A group is degenerate if all its advantages are zero: it teaches nothing.
     """
     trajectories = experience.trajectories
-    idle = sum(len(c) for c in experience.credit if is_idle(c))
+    idle = sum(len(experience.credit[i]) for i in experience.idle)
     found: dict[str, float] = {
         "rollout/turns": sum(len(t.turns) for t in trajectories),
         "rollout/tokens": sum(len(t.token_ids) for t in trajectories),

@@ -337,19 +337,20 @@ def check_estimator(estimator: types.AdvantageEstimator) -> None:
             told = "turns taken {}, outcome and turn rewards {}".format(*drawn)
             with _on(f"{name} on a group of shape {(size, turns)} ({told})"):
                 orders, tree = (range(size), range(size), order), estimator.trains_probes
+                keys, _, moved_keys = (_members(drawn, members, tree) for members in orders)
                 group, same, other = (_group(drawn, members, tree) for members in orders)
-                places = [*order, *(size + i for i in order)] if tree else order
                 found = estimator(group)
                 shapes = [tuple(row.shape) for row in found]
-                tokens = [(sum(len(t.token_ids) for t in a.turns),) for a in group.trajectories]
-                fits = shapes in ([(turns,)] * len(tokens), tokens)
+                tokens = [(sum(k >= 0 for k in a.turn_index),) for a in group.trajectories]
+                by_tokens = isinstance(found, tuple)
+                fits = shapes == (tokens if by_tokens else [(turns,)] * len(tokens))
                 fits = fits and all(row.is_floating_point() for row in found)
-                told = "which is no float tensor of that shape, nor one for each token of each"
+                told = "which is no float tensor of that shape, nor a tuple with one for each token"
                 _require(fits, f"gives {found!r}, {told}")
                 first = _table(found)
                 gave = f"gives {first.tolist()}"
                 _require(first.isfinite().all(), f"{gave}, which is not finite")
-                idle = shapes != tokens and first[~group.reached].any()
+                idle = not by_tokens and first[~group.reached].any()
                 _require(not idle, f"{gave}, not zero where not reached")
                 for name_of in ("turn_rewards", "outcome", "reached"):
                     untouched = getattr(group, name_of).equal(getattr(same, name_of))
@@ -357,6 +358,7 @@ def check_estimator(estimator: types.AdvantageEstimator) -> None:
                 again = _table(estimator(group))
                 _require(first.equal(again), f"{gave}, and the second time {again.tolist()}")
                 moved, nearly = _table(estimator(other)), 1e-3 * max(1.0, float(first.abs().max()))
+                places = [keys.index(key) for key in moved_keys]
                 fair = moved.allclose(first[places], rtol=0, atol=nearly)
                 _require(fair, f"{gave}, and {moved.tolist()} to its members in the order {order}")
 
@@ -382,25 +384,38 @@ def _drawn(draw: random.Random, size: int, turns: int) -> Iterator[_Drawn]:
         yield taken, [[0.5 if i else apart] * (turns + 1) for i in range(size)]
 
 
+def _members(drawn: _Drawn, order: Sequence[int], tree: bool) -> list[tuple[int, int, int]]:
+    """Of each member of a group which trajectory it is, which one it branched off, and at which
+    turn: at the beginning of each turn the next one that takes that turn does, in a tree."""
+    taken, size = drawn[0], len(order)
+    members = [(m, m, -1) for m in order]
+    for trunk, k in [(m, k) for m in order for k in range(taken[m] * tree)]:
+        others = (m % size for m in range(trunk + 1, trunk + 1 + size))
+        members.append((next(m for m in others if taken[m] > k), trunk, k))
+    return members
+
+
 def _group(drawn: _Drawn, order: Sequence[int], tree: bool) -> types.Group:
-    """The group of what was drawn, its members in an order; as a tree, off each the next one
-    branches at once."""
+    """The group of what was drawn, its members in an order."""
     import torch
 
-    size = len(order)
-    members = [*order, *((i + 1) % size for i in order)] if tree else [*order]
-    taken, rewards = (torch.tensor(of_all)[members] for of_all in drawn)
-    reached = torch.arange(rewards.shape[1] - 1) < taken[:, None]
-    rewards[:, 1:] *= reached
+    members = _members(drawn, order, tree)
+    taken, rewards = (torch.tensor(of_all)[[m for m, _, _ in members]] for of_all in drawn)
+    begins = torch.tensor([max(k, 0) for _, _, k in members])
+    turn = torch.arange(rewards.shape[1] - 1)
+    rewards[:, 1:] *= turn < taken[:, None]
+    reached = (turn < taken[:, None]) & (turn >= begins[:, None])
     steps = [[*[_SEARCHED] * (n - 1), _RIGHT] for n in drawn[0]]
-    attempts = tuple(_attempt(*steps[i], text=f"attempt {i}") for i in members)
+    attempts = tuple(
+        replace(_attempt(*steps[m], text=f"attempt {m}"), begins=max(k, 0)) for m, _, k in members
+    )
     parts = tuple({"outcome/a": end, "turn/b": sum(row)} for end, *row in rewards.tolist())
     values = rewards[:, 1:].flip(1) * reached
-    pairs = zip(values, attempts, strict=True)
-    of_tokens = tuple(row[0] * torch.arange(3 * len(a.turns)) for row, a in pairs)
+    own = [sum(k >= 0 for k in attempt.turn_index) for attempt in attempts]
+    of_tokens = tuple(row[0] * torch.arange(n) for row, n in zip(values, own, strict=True))
     group = types.Group(_QUESTION, attempts, rewards[:, 1:], rewards[:, 0], reached, parts)
-    origins = tuple((place % size, 0) for place in range(len(members)))
-    return replace(group, state_values=values, token_values=of_tokens, origins=origins)
+    parents = tuple([*order].index(trunk) for _, trunk, _ in members)
+    return replace(group, state_values=values, token_values=of_tokens, parents=parents)
 
 
 # ------------------------------------------------------------------------------------------ sources

@@ -4,6 +4,8 @@
     Turn          one stretch of sampled text, what was read in it, and what the tools replied
     Trajectory    a prompt and its turns, token-exact
     Group         the trajectories of one question with their rewards, compared with each other
+    Probe         what else might have come of a trajectory, from the beginning of one of its turns
+    Critic        a value head beside the policy, which says what is to be expected
     Completion    what an engine sampled in one turn, as `Sampling` told it to
 
 A segmenter (`Segmenter`) says what a turn is, a `Tool` acts, `TurnReward` and `OutcomeReward`
@@ -19,13 +21,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from turnrl.errors import DataError
+from turnrl.errors import DataError, at_least
 
 if TYPE_CHECKING:
     import torch
@@ -231,18 +233,11 @@ class Probe:
 
     Args:
         member: Number of the trajectory in its group.
-        turn: The turn at whose beginning it branched off.
-        trajectory: The whole of it, with the turns before that one.
+        trajectory: The whole of it; its own turns begin where it branched off.
     """
 
     member: int
-    turn: int
     trajectory: Trajectory
-
-    @property
-    def branch(self) -> Trajectory:
-        """The trajectory as one to learn from, whose own turns begin where it branched off."""
-        return replace(self.trajectory, begins=self.turn)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +247,7 @@ class Group:
     Args:
         question: The question.
         trajectories: G attempts at it, trajectory i with K_i turns.
-        turn_rewards: (G, K), reward of each turn, summed over components; zero where not reached.
+        turn_rewards: (G, K), reward of each turn, summed over components; zero after the last.
         outcome: (G,), outcome reward of each trajectory, summed over components.
         reached: (G, K), bool: whether the trajectory took that turn, as one of its own.
         components: Each component's total for each trajectory, named `turn/...` or `outcome/...`.
@@ -260,8 +255,8 @@ class Group:
             turn rewards and outcome; zero where not reached. Given to an estimator with `probes`.
         token_values: For each trajectory (N_i,), what a critic expects of each of its N_i sampled
             tokens before it is sampled. Given to an estimator with a `critic`.
-        origins: For each trajectory the member that it branched off and the turn at whose beginning
-            it did; its own number and 0 if it did not. Given to an estimator that `trains_probes`.
+        parents: For each trajectory the member that it branched off, at the beginning of the turn
+            `begins`; its own number if it did not. Given to an estimator that `trains_probes`.
     """
 
     question: Question
@@ -272,7 +267,7 @@ class Group:
     components: tuple[Mapping[str, float], ...] = ()
     state_values: Tensor | None = None
     token_values: tuple[Tensor, ...] = ()
-    origins: tuple[tuple[int, int], ...] = ()
+    parents: tuple[int, ...] = ()
 
     @property
     def totals(self) -> Tensor:
@@ -449,6 +444,9 @@ class Critic:
     coef: float = 0.1
     trunk: bool = True
 
+    def __post_init__(self) -> None:
+        at_least(0, "critic.", self, "lr", "coef")
+
 
 class AdvantageEstimator(ABC):
     """Turns a scored group into credit: a pure function of the group.
@@ -474,9 +472,10 @@ class AdvantageEstimator(ABC):
         Args:
             group: Trajectories with `turn_rewards` (G, K), `outcome` (G,) and `reached` (G, K).
         Returns:
-            (G, K), advantages of turns; zero where not reached, as whoever counts idle groups
-            relies on. Or, from an estimator that credits tokens, (N_i,) for each trajectory, one
-            for each of its sampled tokens in order.
+            A tensor (G, K), advantages of turns; zero where not reached. Or, from an estimator that
+            credits tokens, a tuple with a tensor (N_i,) for each trajectory, an advantage for each
+            token that was sampled in a turn of its own, in order. A group whose credit is all zero
+            counts as one that teaches nothing.
         """
 
 
@@ -613,7 +612,7 @@ class Session(ABC):
 
 
 class SampledPolicy(Protocol):
-    """What an engine may ask of the policy that it samples; `turnrl.Policy` is one."""
+    """What an engine, or a reward, may ask of the policy that acts; `turnrl.Policy` is one."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -633,7 +632,8 @@ class SampledPolicy(Protocol):
     def logprobs(
         self, input_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor, temperature: float = 1.0
     ) -> tuple[Tensor, ...]:
-        """Log-probabilities (N,) of the tokens that `loss_mask` (B, T) names, and more."""
+        """Log-probabilities (N,) of the tokens that `loss_mask` (B, T) names, first; then the
+        entropies of what they were drawn from, and a critic's values."""
 
     def reference(self) -> AbstractContextManager[None]:
         """Within it the policy is the one that training began from; it has to have an adapter."""

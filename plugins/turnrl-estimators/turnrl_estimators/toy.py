@@ -408,7 +408,7 @@ def _trees(toy: Toy, probes: int) -> tuple[list[Group], list[Tensor], Tensor]:
             attempts = tuple(replace(fate.trajectory, begins=k) for fate, k in members)
             outcome = torch.tensor([fate.outcome for fate, _ in members])
             group = Group(QUESTION, attempts, rewards.float(), outcome, reached)
-            groups.append(replace(group, origins=((0, 0), *((0, k) for k in at))))
+            groups.append(replace(group, parents=(0,) * len(members)))
             scores.append(score)
             chances.append(math.prod((p for _, p in drawn), start=trunk.chance))
     return groups, scores, torch.tensor(chances, dtype=torch.float64)

@@ -67,29 +67,31 @@ class Tree(AdvantageEstimator):
     """
 
     probes: int = 2
-    trains_probes: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
+        self.trains_probes = True
         if not self.probes >= 1:
             raise RecipeError(f"probes is {self.probes}; it must be at least 1")
 
     def __call__(self, group: Group) -> Tensor:
-        if len(group.origins) != len(group.trajectories):
-            raise RecipeError("Tree needs a group with origins, which its branches give it")
+        if len(group.parents) != len(group.trajectories):
+            raise RecipeError("Tree needs a group with parents, which its branches give it")
         to_go = returns_to_go(group.turn_rewards, 1.0) + group.outcome[:, None]
         advantages = torch.zeros_like(to_go)
         born: dict[tuple[int, int], list[int]] = {}
-        for member, origin in enumerate(group.origins):
-            if origin != (member, 0):
-                born.setdefault(origin, []).append(member)
+        for member, (trunk, branch) in enumerate(
+            zip(group.parents, group.trajectories, strict=True)
+        ):
+            if trunk != member:
+                born.setdefault((trunk, branch.begins), []).append(member)
         for (trunk, k), branches in born.items():
             earned = to_go[[trunk, *branches], k]
             beyond = (earned * len(earned) - earned.sum()) / (len(earned) - 1)
             advantages[trunk, k] = beyond[0]
             advantages[branches] = beyond[1:, None]
         turn = torch.arange(to_go.shape[1])
-        each = len(born[group.origins[0]])
-        return advantages * group.reached / (1 + each * (turn + 1))
+        per_turn = len(born[group.parents[0], 0])  # m, of which an exact check takes fewer
+        return advantages * group.reached / (1 + per_turn * (turn + 1))
 
 
 @final
