@@ -97,12 +97,13 @@ class GroupRelative(AdvantageEstimator):
         """The equation: turn rewards (G, K), zero where not reached, outcome (G,), reached (G, K),
         to advantages (G, K)."""
 
-    def _z(self, values: Tensor, members: Tensor) -> Tensor:
+    def z(self, values: Tensor, members: Tensor) -> Tensor:
+        """`standardize` with the estimator's options: (G, K) and which of them count, to (G, K)."""
         return standardize(values, members, self.baseline, self.scale, self.min_std)
 
     def _outcome(self, outcome: Tensor, reached: Tensor) -> Tensor:
         """(G,) -> (G, K): z over the whole group, given to every turn that was reached."""
-        return self._z(outcome[:, None], outcome.new_ones(len(outcome), 1).bool()) * reached
+        return self.z(outcome[:, None], outcome.new_ones(len(outcome), 1).bool()) * reached
 
 
 @final
@@ -162,7 +163,7 @@ class TurnLevel(GroupRelative):
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         rho = returns_to_go(turn_rewards, self.gamma)
-        turn_term = self._z(rho, reached)
+        turn_term = self.z(rho, reached)
         return self.outcome_coef * self._outcome(outcome, reached) + self.turn_coef * turn_term
 
 

@@ -78,9 +78,8 @@ class ClippedSurrogate:
                 f"objective.clip_low is {low} and clip_high {high}. "
                 "Set clip_low between 0 and 1, clip_high above 0."
             )
-        at_least(1, "objective.", self, "importance_cap")
         at_least(0, "objective.", self, "kl_coef")
-        at_least(1, "objective.", self, "constant_tokens")
+        at_least(1, "objective.", self, "constant_tokens", "importance_cap")
 
     @property
     def clips(self) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from turnrl import Group, GroupRelative, RecipeError, Turn, returns_to_go, standardize
+from turnrl import Group, GroupRelative, RecipeError, Turn, returns_to_go
 from turnrl_estimators.relative import check_discounts, rewards_and_outcome
 
 
@@ -74,7 +74,7 @@ class GroupInGroup(GroupRelative):
         """The first term."""
         total = (outcome + turn_rewards.sum(1))[:, None]
         everyone = torch.ones_like(total, dtype=torch.bool)
-        return standardize(total, everyone, self.baseline, self.scale, self.min_std) * reached
+        return self.z(total, everyone) * reached
 
     def _among_equals(self, group: Group) -> Tensor:
         earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
@@ -88,5 +88,4 @@ class GroupInGroup(GroupRelative):
         # a column for each state, in which the turns taken there are compared
         members = state.reshape(-1, 1) == torch.arange(len(numbers))
         values = rho.reshape(-1, 1).expand_as(members)
-        z = standardize(values, members, self.baseline, self.scale, self.min_std)
-        return z.sum(1).view_as(rho)
+        return self.z(values, members).sum(1).view_as(rho)

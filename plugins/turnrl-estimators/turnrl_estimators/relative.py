@@ -13,7 +13,6 @@ from turnrl import (
     RecipeError,
     TurnLevel,
     returns_to_go,
-    standardize,
 )
 
 
@@ -118,8 +117,7 @@ class DiscountedReturn(GroupRelative):
         rho, members = (
             table.reshape(-1, 1) for table in (returns_to_go(earned, self.gamma), reached)
         )
-        z = standardize(rho, members, self.baseline, self.scale, self.min_std)
-        return z.view_as(turn_rewards)
+        return self.z(rho, members).view_as(turn_rewards)
 
 
 def check_discounts(**given: float) -> None:
