@@ -224,7 +224,7 @@ def test_the_values_of_a_critic_equal_its_head_on_the_hidden_states(tiny_model):
     groups = it.score(it.act(QUESTIONS, 3, (1,), ""))
     for group in groups:
         for trajectory, values in zip(
-            group.trajectories, it._with_token_values(group).token_values, strict=True
+            group.trajectories, it._token_values(group.trajectories), strict=True
         ):
             with torch.no_grad():
                 network = it.policy.network

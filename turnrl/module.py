@@ -341,22 +341,27 @@ class MTGRPO(L.LightningModule):
             earned = self.score([[p.trajectory for p in more] for more in tried])
             groups = list(map(scoring.with_state_values, groups, tried, earned))
         if self.estimator.critic is not None:
-            groups = [self._with_token_values(group) for group in groups]
+            values = iter(self._token_values([t for group in groups for t in group.trajectories]))
+            groups = [
+                replace(
+                    group, token_values=tuple(itertools.islice(values, len(group.trajectories)))
+                )
+                for group in groups
+            ]
         credit = tuple(scoring.assign_credit(group, self.estimator) for group in groups)
         for_values = 0 if self.estimator.trains_probes else probed
         return scoring.Experience(tuple(groups), credit, seconds, acted + probed, for_values)
 
-    def _with_token_values(self, group: Group) -> Group:
-        """What the critic as it is expects of each sampled token."""
+    def _token_values(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """What the critic as it is expects of each sampled token of each trajectory."""
         values: dict[int, Tensor] = {}
-        counts = [int(scoring.sampled_turns(t).numel()) for t in group.trajectories]
-        lengths = [len(t.token_ids) for t in group.trajectories]
-        for rows in by_tokens(lengths, self.minibatch_tokens):
-            some = [group.trajectories[i] for i in rows]
-            batch = pack(some, [torch.zeros(counts[i]) for i in rows], torch.ones(len(rows)))
+        counts = [len(scoring.sampled_turns(t)) for t in trajectories]
+        for rows in by_tokens([len(t.token_ids) for t in trajectories], self.minibatch_tokens):
+            nothing = [torch.zeros(counts[i]) for i in rows]
+            batch = pack([trajectories[i] for i in rows], nothing, torch.ones(len(rows)))
             found = self._now(batch)[2].split([counts[i] for i in rows])
             values |= zip(rows, found, strict=True)
-        return replace(group, token_values=tuple(values[i] for i in range(len(counts))))
+        return [values[i] for i in range(len(trajectories))]
 
     def _keep(self, rows: Sequence[record.Row]) -> None:
         if self._folder is not None:
