@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 
 from runs import column, data, last, module, rows, trainer, weights
 from test_rollout import Brackets, Look, chat  # noqa: F401 - a fixture
 from test_scoring import Calls, attempt, turn
 from turnrl import (
     AdvantageEstimator,
+    CheckpointError,
+    ClippedSurrogate,
     Critic,
+    OutcomeReward,
     Policy,
     Probe,
     Question,
+    RecipeError,
     Rollout,
     ToolSession,
+    TrainingError,
     TurnLevel,
     TurnReward,
     score_group,
 )
+from turnrl.learning import pack
 from turnrl.scoring import Experience, rollout_sums, token_credit, with_state_values
 from turnrl.testing import ScriptedEngine
 
@@ -106,8 +114,12 @@ def test_state_values_are_means_of_what_probes_earned_from_there_on():
         def score(self, trajectory, turn):
             return [1.0, 10.0, 100.0][turn]
 
+    class Ended(OutcomeReward):
+        def score(self, trajectory):
+            return 0.25 * len(trajectory.turns)
+
     long, short = attempt(turn(), turn(), turn()), attempt(turn())
-    group = score_group([long, short], [Paid()], 3)
+    group = score_group([long, short], [Paid(), Ended()], 3)
     probes = [  # of a member, at a turn, with so many turns in all
         Probe(member, replace(attempt(*[turn()] * turns), begins=at))
         for member, at, turns in (
@@ -115,10 +127,11 @@ def test_state_values_are_means_of_what_probes_earned_from_there_on():
             *((0, 1, 2), (0, 1, 3), (0, 2, 3), (0, 2, 3)),
         )
     ]
-    scored = score_group([probe.trajectory for probe in probes], [Paid()], 3)
+    scored = score_group([probe.trajectory for probe in probes], [Paid(), Ended()], 3)
     values = with_state_values(group, probes, scored).state_values
-    # all four begin in one state: (1 + 11 + 1 + 1) / 4; then (10 + 110) / 2, and 100
-    assert values.tolist() == [[3.5, 60.0, 100.0], [3.5, 0.0, 0.0]]
+    # all four begin in one state: (1 + 11 + 1 + 1) / 4; then (10 + 110) / 2, and 100; and the
+    # outcomes, (1 + 2 + 1 + 1) / 16, (2 + 3) / 8 and 3 / 4
+    assert values.tolist() == [[3.8125, 60.625, 100.75], [3.8125, 0.0, 0.0]]
 
 
 @dataclass
@@ -163,6 +176,20 @@ def kept(folder):
     return record.read(folder / "version_0" / "record", "train-*")
 
 
+def test_a_collection_with_another_seed_has_other_probes(tiny_model):
+    from turnrl_slots import Slots
+
+    it = module(tiny_model)
+    it.policy.load()
+    engine, found = Slots(), []
+    engine.start(it.policy, it.rollout.max_tokens)
+    for seed in (5, 6, 5):
+        engine.sync(len(found))
+        _, tried = it.rollout.explore(engine, it.chat, QUESTIONS, 3, (seed,), 1)
+        found.append([[p.trajectory.token_ids for p in some] for some in tried])
+    assert found[0] == found[2] != found[1]
+
+
 def test_a_tree_learns_from_its_branches_and_once_from_what_they_share(tiny_model, tmp_path):
     estimator = ToGo(probes=1, trains_probes=True)
     it = module(tiny_model, estimator=estimator, record_per_iteration=None)
@@ -184,6 +211,17 @@ def test_a_tree_learns_from_its_branches_and_once_from_what_they_share(tiny_mode
     own = [turn for t in experience.trajectories for turn in t.turns[t.begins :]]
     assert trained == sum(len(turn.token_ids) for turn in own)
     assert trained < sum(len(turn.token_ids) for t in experience.trajectories for turn in t.turns)
+    # what a run is watched by is what the policy does when it is asked
+    trunks = [t for group in experience.groups for t in group.trajectories[:4]]
+    assert [g.trunks for g in experience.groups] == [[0, 1, 2, 3]] * 4
+    turns = sum(len(t.turns) for t in trunks) / 16
+    assert column(tmp_path, "rollout/turns") == [pytest.approx(turns)]
+    total = sum(float(g.totals[:4].sum()) for g in experience.groups) / 16
+    assert column(tmp_path, "reward/total") == [pytest.approx(total)]
+    for row in kept(tmp_path):
+        group = experience.groups[row["group"]]
+        assert row["group_mean"] == pytest.approx(float(group.totals[:4].mean()), abs=1e-6)
+        assert row["begins"] == group.trajectories[row["member"]].begins
     for row, trajectory in zip(kept(tmp_path), experience.trajectories, strict=True):
         for k, found in enumerate(row["turns"]):
             assert (found["advantage"] is None) == (k < trajectory.begins)
@@ -196,13 +234,13 @@ def test_a_critic_learns_what_to_expect_at_a_rate_of_its_own(tiny_model, tmp_pat
         def score(self, trajectory, turn):
             return [-1.0, 1.0][turn] if len(trajectory.turns) > 1 else 0.0
 
-    estimator = ToGo(critic=Critic(lr=3e-2, coef=0.5))
+    estimator = ToGo(critic=Critic(lr=0.5, coef=0.5))
     it = module(tiny_model, estimator=estimator)
     it.rewards[:] = [Toll()]
     run = trainer(tmp_path, 12, limit_val_batches=0)
     run.fit(it, data())
     policy, head = run.optimizers[0].param_groups
-    assert (policy["lr"], head["lr"]) == (3e-3, 3e-2)
+    assert (policy["lr"], head["lr"]) == (3e-3, 0.5)
     assert len(head["params"]) == 2
     explained = column(tmp_path, "critic/explained_variance")
     assert explained[0] == pytest.approx(0.0, abs=1e-6)  # it begins at zero
@@ -229,6 +267,7 @@ def test_the_values_of_a_critic_equal_its_head_on_the_hidden_states(tiny_model):
             with torch.no_grad():
                 network = it.policy.network
                 states = network.model(input_ids=torch.tensor([trajectory.token_ids]))[0][0]
+                states = states / states.square().mean(-1, keepdim=True).sqrt() / 64
                 naive = [
                     it.policy.value_head(states[t - 1])[0]
                     for t, k in enumerate(trajectory.turn_index)
@@ -252,9 +291,111 @@ def test_the_value_loss_reaches_the_policy_if_the_recipe_says_so(tiny_model, tru
     assert policy.value_head.weight.grad.abs().sum() > 0
 
 
+def naive_step(it, trajectories, streams, level):
+    """The loss of a step, a token at a time: the surrogate with its segment's ratio, and half the
+    square of what the critic missed, each with the token's weight."""
+    total = 0.0
+    for trajectory, (advantages, returns, old, weight) in zip(trajectories, streams, strict=True):
+        network, head = it.policy.network, it.policy.value_head
+        with torch.no_grad():
+            ids = torch.tensor([trajectory.token_ids])
+            states = network.model(input_ids=ids)[0][0]
+            log_p = network.lm_head(states).log_softmax(-1)
+            states = states / states.square().mean(-1, keepdim=True).sqrt() / 64
+        at = [t for t, k in enumerate(trajectory.turn_index) if k >= 0]
+        changes = [
+            float(log_p[t - 1, trajectory.token_ids[t]]) - o for t, o in zip(at, old, strict=True)
+        ]
+        for n, t in enumerate(at):
+            turns = trajectory.turn_index
+            segment = [
+                c
+                for c, u in zip(changes, at, strict=True)
+                if level == "trajectory" or turns[u] == turns[t]
+            ]
+            ratio = math.exp(sum(segment) / len(segment))
+            low, high = it.objective.clips
+            bounded = min(max(ratio, 1 - low), 1 + high)
+            gain = min(ratio * advantages[n], bounded * advantages[n])
+            missed = returns[n] - float(head(states[t - 1]).detach())
+            total += weight * (-gain + it.policy.critic.coef * missed**2 / 2)
+    return total
+
+
+@pytest.mark.parametrize("level", ["turn", "trajectory"])
+def test_the_loss_of_a_step_with_a_critic_equals_its_equations(tiny_model, level):
+    torch.manual_seed(0)
+    objective = ClippedSurrogate(0.1, 0.1, ratio_level=level)
+    it = module(tiny_model, estimator=ToGo(critic=Critic(coef=0.3)), objective=objective)
+    it.configure_model()
+    torch.nn.init.normal_(it.policy.value_head.weight)
+    trajectories = [t for group in it.act(QUESTIONS, 3, (1,), "") for t in group]
+    counts = [sum(k >= 0 for k in t.turn_index) for t in trajectories]
+    assert max(len(t.turns) for t in trajectories) == 2
+    advantages, returns = ([torch.randn(n) for n in counts] for _ in range(2))
+    old = [torch.tensor(t.sampler_logprobs)[torch.tensor(t.turn_index) >= 0] for t in trajectories]
+    old = [row + 0.2 * torch.randn(len(row)) for row in old]
+    shares = torch.rand(len(counts)) / 10
+    batch = pack(trajectories, advantages, shares, old, returns)
+    found = it._loss(batch, {})
+    streams = zip(advantages, returns, old, shares, strict=True)
+    wanted = naive_step(
+        it, trajectories, [[*map(tuple, s[:3]), float(s[3])] for s in streams], level
+    )
+    assert float(found.detach()) == pytest.approx(float(wanted), abs=1e-5)
+
+
+def test_a_policy_may_get_a_critic_later_and_lose_it_again(tiny_model):
+    policy = Policy(str(tiny_model))
+    policy.load()
+    assert policy.value_head is None
+    policy.critic = Critic()
+    policy.load()
+    assert "value_head.weight" in policy.trainable_state()
+    policy.critic = None
+    policy.load()
+    assert "value_head.weight" not in policy.trainable_state()
+
+
+def test_a_critics_checkpoint_is_evaluated_without_one_and_trained_with_one(tiny_model, tmp_path):
+    it = module(tiny_model, estimator=ToGo(critic=Critic()))
+    trainer(tmp_path / "first", 1, limit_val_batches=0).fit(it, data())
+    plain = module(tiny_model)
+    done = {"ckpt_path": last(tmp_path / "first"), "weights_only": True}
+    trainer(tmp_path / "eval", 1).validate(plain, data(), verbose=False, **done)
+    assert torch.equal(weights(plain.policy), weights(it.policy)[: len(weights(plain.policy))])
+    with pytest.raises(CheckpointError, match="value_head"):
+        trainer(tmp_path / "fit", 2).fit(module(tiny_model), data(), **done)
+
+
+def test_a_ruined_critic_takes_no_good_checkpoints_place(tiny_model, tmp_path):
+    class Ruins(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            with torch.no_grad():
+                pl_module.policy.value_head.bias.fill_(torch.inf)
+
+    it = module(tiny_model, estimator=ToGo(critic=Critic()))
+    run = trainer(tmp_path, 1, limit_val_batches=0)
+    run.callbacks.insert(0, Ruins())
+    with pytest.raises(TrainingError, match="its values are not finite"):
+        run.fit(it, data())
+    assert torch.load(last(tmp_path), weights_only=True)["global_step"] == 0
+
+
+def test_redraws_with_a_critic_are_refused(tiny_model):
+    with pytest.raises(RecipeError, match=r"model\.redraws is 1, but with a critic \(ToGo\)"):
+        module(tiny_model, estimator=ToGo(critic=Critic()), redraws=1)
+
+
+@pytest.mark.parametrize("options", [{"lr": -1.0}, {"coef": -0.1}])
+def test_a_critic_out_of_range_is_refused(options):
+    with pytest.raises(RecipeError, match=r"critic\.\w+ is -"):
+        Critic(**options)
+
+
 def test_a_run_with_a_critic_goes_on_exactly(tiny_model, tmp_path):
     def estimator():
-        return ToGo(critic=Critic(lr=1e-2))
+        return ToGo(critic=Critic(lr=0.1))
 
     whole = module(tiny_model, estimator=estimator())
     trainer(tmp_path / "whole", 3).fit(whole, data())
@@ -295,14 +436,17 @@ def test_groups_that_teach_nothing_are_sampled_anew_within_a_bound(tiny_model, t
 
 
 def test_a_redrawn_group_is_another_one(tiny_model, tmp_path):
-    groups = []
-    for redraws in (0, 1):
-        it = module(tiny_model, estimator=Fussy(4), redraws=redraws)
+    groups, sampled = [], []
+    for redraws in (0, 1, 2):
+        it = module(tiny_model, estimator=Fussy(4 * redraws), redraws=redraws)
         trainer(tmp_path / str(redraws), 1, limit_val_batches=0).fit(it, data())
         groups.append(it.experience.groups)
-    for first, second in zip(*groups, strict=True):
-        assert first.question == second.question
-        assert first.trajectories != second.trajectories
+        sampled.append((it.experience.sampled, sum(len(a) for a in it.experience.advantages)))
+    for drawn in zip(*groups, strict=True):
+        assert len({group.question.id for group in drawn}) == 1
+        assert len({tuple(t.token_ids for t in group.trajectories) for group in drawn}) == 3
+    # all that was sampled counts, and what was thrown away is not learnt from
+    assert sampled[2][0] == sum(learnt for _, learnt in sampled)
 
 
 def test_credit_by_turns_goes_to_the_sampled_tokens_of_each_turn():
@@ -319,6 +463,12 @@ def test_explained_variance_is_of_what_the_critic_should_have_expected():
     known = replace(group, token_values=values)
     sums = rollout_sums(Experience((known,), (credit,), 1.0))
     assert sums["critic/explained_variance"] / 2 == pytest.approx(1 - 1 / (5 / 3))
+    assert sums["critic/bias"] / 2 == pytest.approx(-0.5)
+    same = (torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0]))
+    nothing = replace(group, token_values=tuple(torch.zeros(2) for _ in same))
+    sums = rollout_sums(Experience((nothing,), (same,), 1.0))
+    assert sums["critic/explained_variance"] == 0  # of nothing
+    assert sums["critic/bias"] / 2 == -1
 
 
 def test_rewards_see_all_trajectories_before_any_is_scored(tiny_model, tmp_path):

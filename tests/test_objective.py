@@ -179,6 +179,28 @@ def test_a_token_of_a_segment_moves_the_ratio_of_them_all():
     assert gradient.tolist() == [-3.0, -3.0, -5.0]
 
 
+def test_tokens_of_a_segment_learn_by_their_own_advantages():
+    # before any update the ratio is 1 whatever its level, and so the gradient is that of tokens
+    logprobs = torch.zeros(4, requires_grad=True)
+    advantage, segments = torch.tensor([2.0, 0.0, -2.0, 1.0]), torch.tensor([0, 0, 0, 1])
+    loss, _ = ClippedSurrogate(ratio_level="trajectory")(
+        logprobs, torch.zeros(4), advantage, torch.ones(4), segments=segments
+    )
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    assert gradient.tolist() == [-2.0, 0.0, 2.0, -1.0]
+
+
+def test_a_segment_that_has_gone_far_enough_is_cut_as_a_whole():
+    # its mean ratio is above the bound, though one of its tokens fell: neither learns upwards
+    logprobs = torch.tensor([0.5, -0.1]).requires_grad_()
+    loss, watched = ClippedSurrogate(0.1, 0.1, ratio_level="turn")(
+        logprobs, torch.zeros(2), torch.ones(2), torch.ones(2), segments=torch.zeros(2).long()
+    )
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    assert gradient.tolist() == [0.0, 0.0]
+    assert float(watched["clip_fraction"]) == 2
+
+
 def test_bounds_that_are_not_given_are_those_of_the_ratios_level():
     assert ClippedSurrogate().clips == (0.2, 0.2)
     assert ClippedSurrogate(ratio_level="turn").clips == (3e-4, 4e-4)

@@ -70,8 +70,8 @@ class MTGRPO(L.LightningModule):
         engine: What samples the policy: `Slots`, in this process.
         group_size: G, trajectories per question.
         redraws: How often groups that would teach nothing, because all their advantages are zero,
-            are sampled anew (arXiv 2503.14476 draws until none is left). The gradient is then that
-            of the questions that are neither too easy nor too hard.
+            are sampled anew (arXiv 2503.14476 draws until none is left). Questions that are nearly
+            always answered, or nearly never, then have a greater share in the gradient.
         updates_per_iteration: How often an iteration's trajectories are learned from.
         steps_per_update: Optimiser steps that one pass over an iteration's trajectories is divided
             into.
@@ -140,6 +140,12 @@ class MTGRPO(L.LightningModule):
             raise RecipeError(
                 f"group_size is {group_size}, but {name} compares {least} trajectories or more. "
                 "Raise it (16 is usual), or set baseline: leave_one_out and scale: none."
+            )
+        at_least(0, f"{name}.", self.estimator, "probes")
+        if redraws and self.estimator.critic is not None:
+            raise RecipeError(
+                f"model.redraws is {redraws}, but with a critic ({name}) no group is without "
+                "advantages. Set it to 0."
             )
         if not rewards:
             raise RecipeError("rewards is empty: nothing to learn from. Add one, ExactMatch say.")
@@ -342,12 +348,8 @@ class MTGRPO(L.LightningModule):
             groups = list(map(scoring.with_state_values, groups, tried, earned))
         if self.estimator.critic is not None:
             values = iter(self._token_values([t for group in groups for t in group.trajectories]))
-            groups = [
-                replace(
-                    group, token_values=tuple(itertools.islice(values, len(group.trajectories)))
-                )
-                for group in groups
-            ]
+            parts = [tuple(itertools.islice(values, len(group.trajectories))) for group in groups]
+            groups = [replace(g, token_values=p) for g, p in zip(groups, parts, strict=True)]
         credit = tuple(scoring.assign_credit(group, self.estimator) for group in groups)
         for_values = 0 if self.estimator.trains_probes else probed
         return scoring.Experience(tuple(groups), credit, seconds, acted + probed, for_values)
@@ -479,7 +481,7 @@ class MTGRPO(L.LightningModule):
         found = scoring.rollout_sums(self.experience)
         for name, value in scoring.group_sums(self.experience.groups, self.rewards).items():
             found[f"train/{name}" if name in scoring.CURVES else name] = value
-        self._log_sums(found, len(self.experience.trajectories))
+        self._log_sums(found, sum(len(group.trunks) for group in self.experience.groups))
         seconds = self.experience.seconds
         rate = self.experience.sampled / max(seconds, 1e-9)
         self._log_sums({"rollout/seconds": seconds, "rollout/tokens_per_s": rate}, 1)
@@ -584,8 +586,10 @@ class MTGRPO(L.LightningModule):
             return
         some = self.experience.trajectories[:1]
         nothing = torch.zeros(len(scoring.sampled_turns(some[0])))
-        if not self._now(pack(some, [nothing], torch.ones(1)))[0].isfinite().all():
-            raise self._broken("the policy's log-probabilities are not finite")
+        logprobs, _, values = self._now(pack(some, [nothing], torch.ones(1)))
+        for what, found in (("the policy's log-probabilities", logprobs), ("its values", values)):
+            if not found.isfinite().all():
+                raise self._broken(f"{what} are not finite")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another policy.
@@ -596,10 +600,12 @@ class MTGRPO(L.LightningModule):
         if "policy_identity" not in checkpoint:
             raise CheckpointError("this checkpoint names no policy. Give one of 'turnrl fit'.")
         names = {name.removeprefix("policy.") for name in checkpoint["state_dict"]}
+        fit = self._trainer is not None and self.trainer.state.fn == "fit"
+        if not fit and self.policy.critic is None:  # who does not learn needs no critic
+            names -= {"value_head.weight", "value_head.bias"}
         self.policy.check_identity(checkpoint["policy_identity"], names)
         self._loaded_version = checkpoint["epoch"], checkpoint["global_step"]
         own = type(self).configure_optimizers is MTGRPO.configure_optimizers
-        fit = self._trainer is not None and self.trainer.state.fn == "fit"
         if own and fit and "optimizer_states" in checkpoint:  # else Lightning says what it lacks
             self._settle(checkpoint)
 

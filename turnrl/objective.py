@@ -11,8 +11,10 @@ Both log-probabilities are the learner's own: what the sampler computed is anoth
 mismatch between the two has no business in the clip. It has one in w, which is 1, or, truncated,
 the ratio of what the learner and the sampler gave the token: w = min(exp(l_old - l_sampler), C).
 
-The ratio may also be that of a whole turn or trajectory, its tokens' geometric mean (GSPO, arXiv
-2507.18071, eq. 7): ratio = exp(mean of l - l_old over the segment), for each of its tokens.
+The ratio may also be that of a whole turn or trajectory, its tokens' geometric mean (GSPO-token,
+arXiv 2507.18071, eq. 13 and 14): ratio = sg[exp(mean of l - l_old over the segment)] exp(l - sg[l])
+for each token, sg being constant. So what is clipped is the segment, and each token learns by its
+own advantage, which may differ from others of its segment.
 
 PPO (arXiv 1707.06347, eq. 7), with separate bounds as in DAPO (arXiv 2503.14476), and the
 non-negative, unbiased KL estimate of GRPO (arXiv 2402.03300, eq. 4). Each token's loss is
@@ -119,7 +121,7 @@ class ClippedSurrogate:
         change = logprobs - old_logprobs
         if self.ratio_level != "token":
             assert segments is not None
-            change = segment_mean(change, segments)
+            change = segment_mean(change, segments).detach() + (change - change.detach())
         ratio, (low, high) = change.exp(), self.clips
         gain = ratio * advantages
         clipped = ratio.clamp(1 - low, 1 + high) * advantages

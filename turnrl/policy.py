@@ -122,7 +122,7 @@ class Policy(nn.Module):
         self.chat_template = chat_template
         self.revision = revision
         self.critic: Critic | None = None
-        """Set before the weights are loaded, it adds a value head that begins at zero."""
+        """Adds a value head, which begins at zero, when the policy is loaded next."""
         self.value_head: nn.Linear | None = None
         self.network: transformers.PreTrainedModel | None = None
         self._head: nn.Linear | None = None
@@ -224,9 +224,18 @@ class Policy(nn.Module):
             RecipeError: If the model cannot be loaded, or is of a kind whose log-probabilities
                 would be wrong.
         """
-        if self.network is not None:
-            return self.network
-        device = torch.device(device)
+        if self.network is None:
+            self._load(torch.device(device))
+        if self.critic is None:
+            self.value_head = None
+        elif self.value_head is None:
+            self.value_head = nn.Linear(self.config.get_text_config().hidden_size, 1)
+            self.value_head.to(self._base.get_input_embeddings().weight.device)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+        return cast(transformers.PreTrainedModel, self.network)
+
+    def _load(self, device: torch.device) -> None:
         auto = "bfloat16" if self.lora is not None and device.type == "cuda" else "float32"
         dtype = getattr(torch, auto if self.dtype == "auto" else self.dtype)
         options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
@@ -252,14 +261,8 @@ class Policy(nn.Module):
             # logits rounded to bfloat16 are off by whole percents of a probability; the head is not
             # trained here (a base that is not float32 has an adapter), so a copy will do
             self._head = copy.deepcopy(head).float().requires_grad_(False)
-        if self.critic is not None:
-            self.value_head = nn.Linear(self.config.get_text_config().hidden_size, 1)
-            self.value_head.to(self._base.get_input_embeddings().weight.device)
-            nn.init.zeros_(self.value_head.weight)
-            nn.init.zeros_(self.value_head.bias)
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
         self._check_head()
-        return self.network
 
     def _with_adapter(self, network: Any, lora: Lora) -> Any:
         from peft import LoraConfig, get_peft_model
@@ -348,8 +351,9 @@ class Policy(nn.Module):
         states, targets = hidden[before], input_ids[loss_mask]
         values = torch.zeros(len(targets), device=states.device)
         if self.critic is not None and self.value_head is not None:
-            values = self.value_head((states if self.critic.trunk else states.detach()).float())
-            values = values[:, 0]
+            seen = (states if self.critic.trunk else states.detach()).float()
+            width = seen.shape[1:]
+            values = self.value_head(nn.functional.rms_norm(seen, width) / width[0])[:, 0]
         vocabulary = self._base.get_output_embeddings().weight.shape[0]
         size = max(1, _LOGITS_PER_CHUNK // vocabulary)
 

@@ -83,7 +83,7 @@ def rows(
     """
     scored = zip(groups, credit, strict=True)
     for number, (group, given) in zip(itertools.count(first, step), scored):
-        size = len(group.trajectories)
+        totals = group.totals[group.trunks]
         for i, trajectory in enumerate(group.trajectories):
             yield {
                 "iteration": iteration,
@@ -101,8 +101,8 @@ def rows(
                 "prompt_tokens": len(trajectory.prompt_ids),
                 "outcome": float(group.outcome[i]),
                 "rewards": [{"name": k, "value": v} for k, v in group.components[i].items()],
-                "group_mean": float(group.totals.mean()) if size > 1 else None,
-                "group_std": float(group.totals.std()) if size > 1 else None,
+                "group_mean": float(totals.mean()) if len(totals) > 1 else None,
+                "group_std": float(totals.std()) if len(totals) > 1 else None,
                 "turns": [
                     _turn(turn, float(group.turn_rewards[i, k]), _advantage(given, group, i, k))
                     for k, turn in enumerate(trajectory.turns)

@@ -226,7 +226,7 @@ class Experience:
             self.seconds + anew.seconds,
             self.sampled + anew.sampled,
             self.probe_tokens + anew.probe_tokens,
-            self.redrawn + len(anew.trajectories),
+            self.redrawn + sum(len(group.trunks) for group in anew.groups),
         )
 
     @property
@@ -251,39 +251,40 @@ class Experience:
 
 
 def group_sums(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, float]:
-    """What groups are watched by, summed over their trajectories: the four curves, and the rewards
-    by component, by kind and in total."""
+    """What groups are watched by, summed over their trajectories, without branches: the four
+    curves, and the rewards by component, by kind and in total."""
     names = dict.fromkeys(component_name(reward) for reward in rewards)
-    shown = [curves(t) for group in groups for t in group.trajectories]
-    components = [c for group in groups for c in group.components]
+    shown = [curves(group.trajectories[i]) for group in groups for i in group.trunks]
+    components = [group.components[i] for group in groups for i in group.trunks]
     found = {name: sum(row[name] for row in shown) for name in CURVES}
     found |= {f"reward/{name}": sum(row[name] for row in components) for name in names}
-    turn = sum(float(group.turn_rewards.sum()) for group in groups)
-    outcome = sum(float(group.outcome.sum()) for group in groups)
+    turn = sum(float(group.turn_rewards[group.trunks].sum()) for group in groups)
+    outcome = sum(float(group.outcome[group.trunks].sum()) for group in groups)
     return found | {"reward/turn": turn, "reward/outcome": outcome, "reward/total": turn + outcome}
 
 
 def rollout_sums(experience: Experience) -> dict[str, float]:
-    """The shape of a collection's rollouts, summed over its trajectories.
+    """The shape of a collection's rollouts, summed over its trajectories, without branches; but for
+    `sampled_tokens`, which is what is learnt from.
 
     A group is degenerate if all its advantages are zero: it teaches nothing.
     """
-    trajectories = experience.trajectories
-    idle = sum(len(experience.credit[i]) for i in experience.idle)
+    trajectories = [group.trajectories[i] for group in experience.groups for i in group.trunks]
+    idle = sum(len(experience.groups[i].trunks) for i in experience.idle)
     found: dict[str, float] = {
         "rollout/turns": sum(len(t.turns) for t in trajectories),
         "rollout/tokens": sum(len(t.token_ids) for t in trajectories),
-        "rollout/sampled_tokens": sum(len(sampled_turns(t)) for t in trajectories),
+        "rollout/sampled_tokens": sum(map(len, experience.advantages)),
         "rollout/truncated": sum(t.stop == "length" for t in trajectories),
         "rollout/degenerate_groups": idle,
         "rollout/probe_tokens": experience.probe_tokens,
         "rollout/redrawn_groups": experience.redrawn,
     }
     if (returns := experience.returns) is not None:
-        varied = float(torch.cat(returns).var())
-        missed = float(torch.cat(experience.advantages).var())
-        explained = 1 - missed / varied if varied > 1e-12 else 0.0
+        varied, missed = torch.cat(returns).var(), torch.cat(experience.advantages)
+        explained = 1 - float(missed.var() / varied) if varied > 1e-12 else 0.0
         found["critic/explained_variance"] = explained * len(trajectories)
+        found["critic/bias"] = -float(missed.mean()) * len(trajectories)  # which that does not see
     return found
 
 

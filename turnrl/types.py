@@ -270,6 +270,12 @@ class Group:
     parents: tuple[int, ...] = ()
 
     @property
+    def trunks(self) -> list[int]:
+        """The members that branched off no other: what the policy does when it is asked."""
+        members = range(len(self.trajectories))
+        return [i for i in members if not self.parents or self.parents[i] == i]
+
+    @property
     def totals(self) -> Tensor:
         """(G,), the sum of all rewards of each trajectory."""
         return self.outcome + self.turn_rewards.sum(1)
@@ -432,15 +438,17 @@ class OutcomeReward(Reward):
 
 @dataclass(frozen=True)
 class Critic:
-    """A value head on the policy's last hidden states, trained beside the policy.
+    """A value head, trained beside the policy: linear in the policy's last hidden states, which are
+    divided by their root mean square and their number, so that one rate does for any model.
 
     Args:
-        lr: Learning rate of the head, which is a group of its own in the optimiser.
+        lr: Learning rate of the head, which is a group of its own in the optimiser. An optimiser of
+            Adam's kind moves a value by about as much a step, in units of reward.
         coef: Weight of the value loss beside the policy's.
         trunk: Whether the value loss trains the policy's own weights too, or the head alone.
     """
 
-    lr: float = 1e-3
+    lr: float = 0.02
     coef: float = 0.1
     trunk: bool = True
 
