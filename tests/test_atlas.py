@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import turnrl_atlas
-from turnrl_atlas import STARTER, Atlas, ask, page, places, query
+from turnrl_atlas import STARTER, Atlas, AtlasTwoHop, ask, page, places, query
 from turnrl_two_turn import TwoTurn
 
 from turnrl import DataError, Question, Reading, ToolResult, contains_answer, installed
@@ -45,9 +45,9 @@ def test_importing_the_plugin_loads_no_machine_learning():
     assert run.stdout.strip() == "[]"
 
 
-def test_the_plugin_brings_its_data_set():
+def test_the_plugin_brings_its_data_sets():
     assert installed("turnrl_datasets")["Atlas"] is Atlas
-    assert list(turnrl_atlas.turnrl_datasets()) == [Atlas]
+    assert list(turnrl_atlas.turnrl_datasets()) == [Atlas, AtlasTwoHop]
 
 
 def test_the_world_has_some_24000_cities_and_240_countries():
@@ -96,7 +96,8 @@ def test_every_question_is_answered_by_its_page():
     pages = {passage.id: passage for passage in Atlas().passages()}
     for split in ("train", "val", "test"):
         for question in Atlas().questions(split):
-            passage = pages[question.metadata["passage_id"]]
+            (page_id,) = question.metadata["supporting_ids"]
+            passage = pages[page_id]
             assert passage.title == place_of(question)
             assert contains_answer(passage.text, question.answers)
 
@@ -135,7 +136,7 @@ def test_the_good_query_finds_its_page_first():
     everything = [q for split in ("train", "val", "test") for q in Atlas().questions(split)]
     sample = random.Random(0).sample(everything, 500)
     found = [top(query(known[place_of(q)], q.metadata["fact"])) for q in sample]
-    hits = sum(id == q.metadata["passage_id"] for id, q in zip(found, sample, strict=True))
+    hits = sum((id,) == q.metadata["supporting_ids"] for id, q in zip(found, sample, strict=True))
     assert hits >= 485
 
 

@@ -1,7 +1,8 @@
 """Atlas, an embedded world: real places, a page on each, questions, and a policy to start from.
 
-    Atlas      the questions and the pages (world.py, where the facts come from too)
-    STARTER    folder of the starter policy; warmup.py says how it got its habits
+    Atlas           questions that one page answers (world.py, where the facts come from too)
+    AtlasTwoHop     questions that take two pages
+    STARTER         folder of the starter policy; warmup.py says how it got its habits
 
 Importing this loads neither torch nor transformers.
 """
@@ -12,9 +13,30 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from turnrl import QuestionSource, hookimpl
-from turnrl_atlas.world import Atlas, Place, ask, page, places, query
+from turnrl_atlas.world import (
+    TWO_HOP_FACTS,
+    Atlas,
+    AtlasTwoHop,
+    Place,
+    ask,
+    ask_two_hop,
+    page,
+    places,
+    query,
+)
 
-__all__ = ["STARTER", "Atlas", "Place", "ask", "page", "places", "query"]
+__all__ = [
+    "STARTER",
+    "TWO_HOP_FACTS",
+    "Atlas",
+    "AtlasTwoHop",
+    "Place",
+    "ask",
+    "ask_two_hop",
+    "page",
+    "places",
+    "query",
+]
 
 STARTER = Path(__file__).parent / "starter"
 """The starter policy, as `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer` read it."""
@@ -22,5 +44,5 @@ STARTER = Path(__file__).parent / "starter"
 
 @hookimpl
 def turnrl_datasets() -> Iterable[type[QuestionSource]]:
-    """The data set of this package."""
-    return [Atlas]
+    """The data sets of this package."""
+    return [Atlas, AtlasTwoHop]

@@ -7,6 +7,7 @@ Everything is a pure function of them: splits and orders come from checksums of 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import zlib
 from collections import Counter
@@ -66,6 +67,12 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """How each fact is asked for; the key is the fact's name on a page and in a query."""
 
+COUNTRIES = ("the country that {} is in", "the country of {}", "the country where {} lies")
+"""How a question speaks of a city's country without naming it."""
+
+TWO_HOP_FACTS = ("capital", "currency", "phone code", "internet domain")
+"""What is asked about a city's country: not the continent, which the city's time zone tells."""
+
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 _FAMOUS: Mapping[Kind, int] = {"city": 300, "country": 80}
 _HELD_OUT_OF_100: Mapping[Kind, int] = {"city": 15, "country": 40}
@@ -118,8 +125,44 @@ def ask(place: Place, fact: str, template: int) -> Question:
         f"{place.id}-{fact.replace(' ', '-')}-{template}",
         QUESTIONS[fact][template].format(place.name),
         (place.facts[fact],),
-        {"place": place.name, "fact": fact, "famous": place.famous, "passage_id": place.id},
+        {
+            "place": place.name,
+            "fact": fact,
+            "famous": place.famous,
+            "supporting_ids": (place.id,),
+            "hops": 1,
+        },
     )
+
+
+def ask_two_hop(city: Place, country: Place, fact: str, template: int) -> Question:
+    """A question about a fact of a city's country that does not name the country.
+
+    Args:
+        city: The city.
+        country: The country that it is in.
+        fact: Which of `TWO_HOP_FACTS`.
+        template: Which of the combinations of `COUNTRIES` and `QUESTIONS[fact]`.
+    """
+    outer, inner = divmod(template, len(COUNTRIES))
+    return Question(
+        f"{city.id}-country-{fact.replace(' ', '-')}-{template}",
+        QUESTIONS[fact][outer].format(COUNTRIES[inner].format(city.name)),
+        (country.facts[fact],),
+        {
+            "place": city.name,
+            "country": country.name,
+            "fact": fact,
+            "famous": city.famous,
+            "supporting_ids": (city.id, country.id),
+            "hops": 2,
+        },
+    )
+
+
+def wordings(fact: str) -> int:
+    """In how many ways a two-hop question can ask for a fact."""
+    return len(QUESTIONS[fact]) * len(COUNTRIES)
 
 
 @functools.cache
@@ -199,17 +242,36 @@ class Atlas(QuestionSource):
 
     def questions(self, split: str) -> Iterable[Question]:
         """The questions of `train`, `val` or `test`, in an order that mixes everything."""
-        if split not in SPLITS:
-            raise DataError(f"Atlas has no split {split!r}; it has {', '.join(SPLITS)}")
-        return _questions(split)
+        return _questions(_known(split, self))
 
     def passages(self) -> Iterable[Passage]:
         """A page per place."""
         return (page(place) for place in places())
 
 
+class AtlasTwoHop(Atlas):
+    """Facts of the countries that cities are in, which takes two pages: the city's names its
+    country, the country's gives the fact.
+
+    Every fourth question of `train` is one of `Atlas`, which takes one page. `val` and `test` have
+    two-hop questions only, about cities and countries that occur in no training question or answer.
+    """
+
+    def questions(self, split: str) -> Iterable[Question]:
+        """The questions of `train`, `val` or `test`; countries take turns, each with its cities."""
+        return _two_hop_questions(_known(split, self))
+
+
+def _known(split: str, source: QuestionSource) -> Split:
+    for known in SPLITS:
+        if split == known:
+            return known
+    name = type(source).__name__
+    raise DataError(f"{name} has no split {split!r}; it has {', '.join(SPLITS)}")
+
+
 @functools.cache
-def _questions(split: str) -> tuple[Question, ...]:
+def _questions(split: Split) -> tuple[Question, ...]:
     famous: list[Question] = []
     others: list[Question] = []
     for place in places():
@@ -223,6 +285,30 @@ def _questions(split: str) -> tuple[Question, ...]:
         fifths = zip(*(famous[i::4] for i in range(4)), others, strict=False)
         return tuple(question for fifth in fifths for question in fifth)
     return tuple(others[: _HELD_OUT_QUESTIONS[split]])
+
+
+@functools.cache
+def homes() -> Mapping[str, Place]:
+    """Country by name."""
+    return {place.name: place for place in places() if place.kind == "country"}
+
+
+@functools.cache
+def _two_hop_questions(split: Split) -> tuple[Question, ...]:
+    by_country: dict[str, list[Question]] = {}
+    for city in places():
+        country = homes().get(city.facts.get("country", ""))
+        if country is not None and city.split == country.split == split:
+            for fact in TWO_HOP_FACTS:
+                template = _checksum(f"{city.id} {fact}") % wordings(fact)
+                question = ask_two_hop(city, country, fact, template)
+                by_country.setdefault(country.name, []).append(question)
+    rounds = itertools.zip_longest(*(sorted(some, key=_order) for some in by_country.values()))
+    asked = [q for turn in rounds for q in sorted(filter(None, turn), key=_order)]
+    if split == "train":
+        fourths = zip(*(asked[i::3] for i in range(3)), _questions(split), strict=False)
+        return tuple(question for fourth in fourths for question in fourth)
+    return tuple(asked[: _HELD_OUT_QUESTIONS[split]])
 
 
 def _order(question: Question) -> int:
