@@ -22,9 +22,9 @@ RECIPE = Path(__file__).parents[1] / "recipes" / "atlas_starter.yaml"
 
 @pytest.fixture(scope="module")
 def demonstrator():
-    from turnrl_atlas.warmup import Demonstrator
+    from turnrl_atlas.warmup import OneHop
 
-    return Demonstrator()
+    return OneHop()
 
 
 @pytest.fixture(scope="module")
@@ -141,11 +141,9 @@ def test_the_good_query_finds_its_page_first():
 
 
 def test_demonstrations_read_as_what_they_demonstrate(demonstrator):
-    from turnrl_atlas.warmup import CLEAN, MIXED
-
     segmenter, rng = TwoTurn(), random.Random(0)
     for _ in range(500):
-        trace = demonstrator.trace(CLEAN, rng)
+        trace = demonstrator.trace(demonstrator.clean, rng)
         readings = [segmenter.read(said, turn, False) for turn, (said, _) in enumerate(trace.turns)]
         assert [reading.format_error for reading in readings] == [None] * len(readings)
         assert readings[-1].answer
@@ -153,58 +151,39 @@ def test_demonstrations_read_as_what_they_demonstrate(demonstrator):
             (call,) = readings[0].calls
             fact, _, name = call.arguments["query"].partition(" of ")
             assert name in trace.prompt[-1]["content"]
-            shown = trace.turns[0][1]
+            shown = trace.turns[0][1][0]["content"]
             assert shown.startswith(f"<result>{name}\n")
             assert f"Its {fact} is {readings[1].answer}." in shown
-    first = [demonstrator.trace(MIXED, rng).turns[0] for _ in range(4000)]
+    first = [demonstrator.trace(demonstrator.mixed, rng).turns[0] for _ in range(4000)]
     readings = [(segmenter.read(said, 0, False), seen) for said, seen in first]
     assert sum(r.answer is not None for r, _ in readings) / 4000 == pytest.approx(0.6, abs=0.04)
-    broken = [seen for _, seen in readings if seen and seen.startswith("<error>")]
+    broken = [seen for _, seen in readings if seen and seen[0]["content"].startswith("<error>")]
     assert len(broken) / 4000 == pytest.approx(0.08, abs=0.02)
 
 
 def test_demonstrations_name_no_held_out_place(demonstrator):
-    from turnrl_atlas.warmup import CLEAN, MIXED
-
     # whole titles: "Guinea" is in "Guinea-Bissau"
     held_out = {place.name for place in places() if place.split != "train"}
-    assert not held_out & set(demonstrator.names)
+    assert not held_out & set(demonstrator.facts.names)
     rng = random.Random(1)
-    for habits in (CLEAN, MIXED):
+    for habits in (demonstrator.clean, demonstrator.mixed):
         for _ in range(2000):
             for _, seen in demonstrator.trace(habits, rng).turns:
-                if seen and seen.startswith("<result>"):
-                    assert seen.removeprefix("<result>").split("\n")[0] not in held_out
-
-
-def test_a_demonstration_is_tokenised_as_a_rollout_appends_it(demonstrator, starter):
-    from turnrl_atlas.warmup import CLEAN, encode
-
-    from turnrl import ChatFormat
-
-    _, tokenizer = starter
-    chat, rng = ChatFormat(tokenizer), random.Random(2)
-    for _ in range(50):
-        trace = demonstrator.trace(CLEAN, rng)
-        expected = list(chat.prompt(list(trace.prompt)))
-        for said, seen in trace.turns:
-            expected += [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
-            if seen is not None:
-                told = [{"role": "user", "content": seen}]
-                expected += chat.observation(told, after=tokenizer.eos_token_id)
-        ids, labels = encode(tokenizer, trace)
-        assert ids == expected
-        learnt = tokenizer.decode([i for i in labels if i != -100])
-        assert learnt == "".join(f"{said}<|im_end|>" for said, _ in trace.turns)
+                for message in seen:
+                    title = message["content"].removeprefix("<result>").split("\n")[0]
+                    assert title not in held_out
 
 
 def test_packed_traces_have_the_loss_of_separate_ones(demonstrator, starter):
     import torch
-    from turnrl_atlas.warmup import CLEAN, encode, pack
+    from turnrl_atlas.warmup import encode, pack
+
+    from turnrl import ChatFormat
 
     model, tokenizer = starter
-    rng = random.Random(3)
-    rows = [encode(tokenizer, demonstrator.trace(CLEAN, rng)) for _ in range(6)]
+    chat, rng = ChatFormat(tokenizer), random.Random(3)
+    traces = [demonstrator.trace(demonstrator.clean, rng) for _ in range(6)]
+    rows = [encode(tokenizer, chat, trace) for trace in traces]
     # two short traces share a row with a long one's length
     rows += [(ids[:40], labels[:40]) for ids, labels in rows[:2]]
 

@@ -279,6 +279,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "atlas_starter.yaml": Runs(
             (FINISHED,), ("plugins/turnrl-atlas/turnrl_atlas/starter/config.json",), slow=True
         ),
+        "atlas_react_starter.yaml": Runs(
+            (FINISHED,), ("plugins/turnrl-atlas/turnrl_atlas/react_starter/config.json",), slow=True
+        ),
     },
     "plugins/turnrl-completion/README.md": {"completion bash": Runs(("complete -o bashdefault",))},
     "plugins/turnrl-estimators/README.md": {
@@ -402,9 +405,10 @@ def put_recipes(folder: Path, **more: object) -> None:
     quickstart = folder / "recipes" / "quickstart.yaml"
     recipe = merged(merged(yaml.safe_load(quickstart.read_text()), SMALL), more)
     quickstart.write_text(yaml.safe_dump(recipe))
-    starter = folder / "recipes" / "atlas_starter.yaml"
-    recipe = yaml.safe_load(starter.read_text())
-    starter.write_text(yaml.safe_dump(merged(recipe, {"data": {"init_args": SMALL_STARTER}})))
+    for name in ("atlas_starter", "atlas_react_starter"):
+        starter = folder / "recipes" / f"{name}.yaml"
+        recipe = yaml.safe_load(starter.read_text())
+        starter.write_text(yaml.safe_dump(merged(recipe, {"data": {"init_args": SMALL_STARTER}})))
 
 
 def lines(rows: list[dict], path: Path) -> None:
