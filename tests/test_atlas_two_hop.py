@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from turnrl_atlas import REACT_STARTER, TWO_HOP_FACTS, Atlas, AtlasTwoHop, places
 from turnrl_react import ReAct
@@ -31,6 +32,7 @@ from turnrl.testing import ScriptedEngine
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "plugins" / "turnrl-atlas" / "README.md"
+RECIPE = ROOT / "recipes" / "atlas_react.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -310,3 +312,16 @@ def test_the_starter_mostly_answers_at_once_and_now_and_then_finds_its_way(start
     turns = Counter(len(t.turns) for group in groups for t in group)
     assert set(turns) == {1, 2, 3, 4}
     engine.close()
+
+
+@pytest.mark.slow
+def test_the_recipe_trains_a_policy_that_searches_twice_and_answers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", str(RECIPE)]) == 0
+    (folder,) = tmp_path.glob("runs/atlas_react/version_0/record")
+    first, *_, last = (pq.read_table(file).to_pylist() for file in sorted(folder.glob("val-*")))
+    assert sum(row["exact_match"] for row in first) / len(first) < 0.25
+    assert sum(row["exact_match"] for row in last) / len(last) >= 0.75
+    calls = [sum(len(turn["calls"]) for turn in row["turns"]) for row in last]
+    assert 2 <= round(sum(calls) / len(calls), 1) < 2.5
+    assert sum(row["stop"] == "answer" for row in last) / len(last) > 0.95

@@ -273,6 +273,8 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "recipes/NAME.yaml": Elsewhere("test_cli.test_every_recipe_parses_and_instantiates"),
         "OutcomeOnly": Runs((FINISHED,), ("runs/grpo_or/version_0/metrics.csv",), slow=True),
         "Merged": Runs((FINISHED,), ("runs/grpo_mr/version_0/metrics.csv",), slow=True),
+        "--data.val_split test": Fits(),
+        "--data.val Atlas": Fits(),
     },
     "plugins/turnrl-atlas/README.md": {
         "train: Atlas": Fits(),
