@@ -230,7 +230,7 @@ def test_plugins_are_listed_with_distribution_version_hooks_and_components(capsy
     printed = capsys.readouterr().out
     for word in (
         "two-turn",
-        "(turnrl 0.3.0)",
+        f"(turnrl {turnrl.__version__})",
         "turnrl_segmenters",
         "core",
         "turnrl_estimators  TurnLevel, OutcomeOnly, Merged",

@@ -434,8 +434,9 @@ def test_what_is_missing_or_out_of_range_is_told():
         Branched()(group)
     with pytest.raises(RecipeError, match="Tree needs a group with parents"):
         Tree()(group)
-    with pytest.raises(RecipeError, match="probes is 0"):
-        Tree(probes=0)
+    for probes in (0, 1000):
+        with pytest.raises(RecipeError, match=f"probes is {probes}; it must be at least 1 and at"):
+            Tree(probes=probes)
     with pytest.raises(RecipeError, match="TurnCritic needs a group with token_values"):
         TurnCritic()(group)
     with pytest.raises(RecipeError, match="probes is 0; it must be at least 1"):
@@ -787,6 +788,7 @@ def test_mistakes_are_told_before_anything_is_computed(recipe, capsys):
     assert "no checkpoint at 'nope.ckpt'" in told("recipe.yaml", "--ckpt_path", "nope.ckpt")
     assert "--ckpt_path needs a recipe" in told("--ckpt_path", "nope.ckpt")
     assert "--questions is 0" in told("recipe.yaml", "--questions", "0")
+    assert "--device is 'gpuu'" in told("recipe.yaml", "--device", "gpuu")
     save({**recipe, "data": {"val": "worlds.Numbers"}})
     assert "data.train of 'recipe.yaml' must name the data set" in told("recipe.yaml")
     save({**recipe, "data": {"train": "worlds.Numbers", "fields": {"idea": "n"}}})

@@ -26,6 +26,7 @@ from turnrl import (
     Question,
     RecipeError,
     Rollout,
+    ToolError,
     ToolSession,
     TrainingError,
     TurnLevel,
@@ -86,6 +87,21 @@ def test_probes_go_on_from_the_beginning_of_each_turn_of_each_trajectory(chat, l
             before = len(branch.token_ids) - len(branch.turns[-1].token_ids)
             assert branch.token_ids[:before] == whole.token_ids[:before]
     assert sum(map(len, tool.batches)) == 8  # probes repeat no call of before
+    assert not engine.open_sessions
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_a_tool_whose_sessions_cannot_be_copied_is_named(chat, lockstep):  # noqa: F811
+    class Held(Look):
+        def open(self, question):
+            return ToolSession()
+
+    rollout = Rollout(Brackets(), [Held()], lockstep=lockstep)
+    engine = ScriptedEngine(chat._tokenizer, lambda session, k: CALL)
+    with pytest.raises(
+        ToolError, match=r"keeps a ToolSession .* without fork\. Give it a fork, or"
+    ):
+        rollout.explore(engine, chat, QUESTIONS, 2, (0,), 1)
     assert not engine.open_sessions
 
 

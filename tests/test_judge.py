@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from turnrl_turn_rewards import JudgedState, LLMJudge, LLMJudgeTurn
+from turnrl_turn_rewards import JudgedState, LLMJudge, LLMJudgeTurn, Server
 from turnrl_turn_rewards.verdicts import read_verdict
 
 from runs import column, data, module, trainer
@@ -155,7 +155,9 @@ def answering(*answers, of=PARIS):
 
 
 def reward(judge, cls=LLMJudge, **options):
-    return cls(**{"base_url": judge.url, "model": "wise", "patience_s": 0.0, **options})
+    of_reward = {name: options.pop(name) for name in ("weight", "prompt") if name in options}
+    server = Server(**{"base_url": judge.url, "model": "wise", "patience_s": 0.0, **options})
+    return cls(server, **of_reward)
 
 
 def scores(reward, trajectories):
@@ -408,7 +410,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_late_too():
         dripping = threading.Thread(target=drip)
         dripping.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        some = LLMJudge(base_url=url, model="m", timeout_s=0.5, patience_s=0)
+        some = LLMJudge(Server(base_url=url, model="m", timeout_s=0.5, patience_s=0))
         began = time.monotonic()
         with pytest.raises(ToolError, match=r"no answer within 0\.5 s"):
             scores(some, answering("Rome"))
@@ -419,7 +421,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_late_too():
 def test_an_outage_stops_the_run_and_names_server_model_cause_and_next_step():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    some = LLMJudge(base_url=f"http://127.0.0.1:{port}/v1", model="wise", patience_s=0.5)
+    some = LLMJudge(Server(f"http://127.0.0.1:{port}/v1", "wise", patience_s=0.5))
     began = time.monotonic()
     with pytest.raises(ToolError) as stopped:
         scores(some, answering("Rome"))
@@ -427,7 +429,7 @@ def test_an_outage_stops_the_run_and_names_server_model_cause_and_next_step():
     told = str(stopped.value)
     assert told.startswith(f"the judge 'wise' at http://127.0.0.1:{port}/v1 does not answer (")
     assert "connect" in told.lower()
-    assert "Start it, or correct 'base_url'" in told
+    assert "Start it, correct 'base_url'" in told
     assert "'patience_s'" in told
 
 
@@ -527,8 +529,13 @@ def test_a_key_that_cannot_be_sent_is_not_shown(serve, monkeypatch):
     ],
 )
 def test_a_mistake_is_told_before_anything_is_asked(options, told):
+    def make():
+        of_server = {name: value for name, value in options.items() if name != "prompt"}
+        server = Server(**{"base_url": "http://localhost/v1", "model": "m", **of_server})
+        LLMJudge(server, prompt=options.get("prompt"))
+
     with pytest.raises(RecipeError, match=told) as refused:
-        LLMJudge(**{"base_url": "http://localhost/v1", "model": "m", **options})
+        make()
     for secret in (KEY, "sk-live-123", "skLive123"):
         assert secret not in str(refused.value)
 
@@ -552,13 +559,13 @@ INTERRUPTED = """
 import sys
 from turnrl import Question, Reading, Trajectory, Turn
 from turnrl.errors import stopping
-from turnrl_turn_rewards import LLMJudge
+from turnrl_turn_rewards import LLMJudge, Server
 
 turn = Turn("text", (7,), (-0.5,), Reading(answer="Rome"))
 some = Trajectory(Question("q", "?", ("Paris",)), (1,), (turn,), "answer")
 with stopping():
     try:
-        LLMJudge(base_url=sys.argv[1], model="m").prepare([some], None)
+        LLMJudge(Server(sys.argv[1], "m")).prepare([some], None)
     except KeyboardInterrupt:
         sys.exit(130)
 """
@@ -593,7 +600,7 @@ def test_after_ctrl_c_nobody_is_asked_any_more(serve):
 
 
 def test_a_trajectory_that_nobody_was_asked_about_is_not_scored():
-    some = LLMJudge(base_url="http://localhost/v1", model="m")
+    some = LLMJudge(Server("http://localhost/v1", "m"))
     with pytest.raises(RecipeError, match="has not seen this trajectory"):
         some.score(answering("Rome")[0])
 
@@ -630,7 +637,7 @@ def test_a_run_stops_on_an_outage_and_leaves_no_key_anywhere(recipe, serve, capf
     judge.says = lambda prompt, n: verdict(1) if "Number 10" in prompt else (500, KEY, {})
     options = {"base_url": judge.url, "model": "wise", "patience_s": 0.5}
     recipe["model"]["rewards"] = [
-        {"class_path": "turnrl_turn_rewards.LLMJudge", "init_args": options}
+        {"class_path": "turnrl_turn_rewards.LLMJudge", "init_args": {"server": options}}
     ]
     Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert main(["fit", "recipe.yaml"]) == 1
@@ -648,7 +655,7 @@ def test_a_run_stops_on_an_outage_and_leaves_no_key_anywhere(recipe, serve, capf
 
 
 def test_a_judged_state_is_a_score_like_any_other(serve):
-    state = JudgedState(base_url=serve(lambda *_: verdict(0.5)).url, model="wise")
+    state = JudgedState(Server(serve(lambda *_: verdict(0.5)).url, "wise"))
     some = Trajectory(PARIS, (1,), (searched("half"),), "turns")
     state.prepare([some], None)
     assert [state.score(some, turns) for turns in (0, 1)] == [0, 0.5]

@@ -705,3 +705,25 @@ def test_a_good_call_beside_a_mended_one_is_paid_for_itself(chat):
     trajectory = collect(chat, ReAct(lenient=True), tools, slip + OTHER, ANSWER)
     # one of two calls succeeded, and its result has the answer
     assert scores(trajectory) == [1.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"tool": "serach"}, r"SearchR1\.tool is 'serach', and model\.rollout\.tools has search"),
+        ({"argument": "q"}, r"SearchR1\.argument is 'q', and 'search' takes query"),
+    ],
+)
+def test_a_search_that_calls_nobody_is_told_before_anything_is_loaded(options, told):
+    class Search(Tool):
+        name, description = "search", "Search."
+        parameters = {"type": "object", "properties": {"query": {"type": "string"}}}
+
+        def run(self, calls):
+            return [ToolResult("x") for _ in calls]
+
+    SearchR1().check([Search()])
+    with pytest.raises(RecipeError, match=told):
+        SearchR1(**options).check([Search()])
+    with pytest.raises(RecipeError, match="has none"):
+        SearchR1().check([])

@@ -581,7 +581,7 @@ def test_a_session_that_cannot_be_copied_refuses_to_branch_and_leaves_nothing_op
     async def scenario():
         (state,) = agent.begin(QUESTION, 1, (0,))
         state = await agent.turn(state)
-        with pytest.raises(ToolError, match=r"tool 'box' \(Box\).* a Unique cannot be copied"):
+        with pytest.raises(ToolError, match=r"tool 'box' \(Box\) keeps a Unique .* without fork"):
             await state.fork((1,))
         assert len(engine.open_sessions) == 1
         # the trunk goes on as if nothing had been

@@ -447,6 +447,21 @@ def test_a_policy_that_is_its_reference_pays_no_penalty(tiny_model, played):
     )
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: SearchCost(-0.1), lambda: Repetition(-1), lambda: KLPenalty(-1.0)]
+)
+def test_a_cost_below_nothing_would_pay(make):
+    with pytest.raises(RecipeError, match="which would pay for what is to cost"):
+        make()
+
+
+def test_passages_that_no_question_names_are_a_mistake(played):
+    question = replace(played[0].question, metadata={"place": "Utrecht"})
+    known = [replace(played[0], question=question)]
+    with pytest.raises(RecipeError, match=r"SupportSeen\.field is 'pages', and no question has"):
+        score_group(known, [Progress(SupportSeen("pages"))])
+
+
 def test_a_branch_pays_no_penalty_for_turns_that_it_shares(adapted, played):
     long = next(t for t in played if len(t.turns) > 1)
     branch = replace(long, begins=1)

@@ -411,9 +411,10 @@ class Policy(nn.Module):
                 )
         if odd := sorted(names ^ set(self.trainable_state())):
             where = "the checkpoint" if odd[0] in names else "the recipe"
+            critic = " (of the critic of model.estimator)" if "value_head" in odd[0] else ""
             raise CheckpointError(
-                f"the checkpoint holds other weights than the recipe trains: {odd[0]!r} is only in "
-                f"{where}. Use the recipe that it was made with."
+                f"the checkpoint holds other weights than the recipe trains: {odd[0]!r}{critic} is "
+                f"only in {where}. Use the recipe that it was made with."
             )
 
     def export(self, folder: str | Path) -> Path:

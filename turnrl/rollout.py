@@ -221,6 +221,7 @@ class Rollout:
             RecipeError: If it does not take the segmenter's messages.
             ToolError: From the first tool that cannot work.
         """
+        self.ask("check", self.tools)
         example = types.Question("check", "?", ("!",))
         plain = chat.prompt(self.ask("prompt", example, self.tools))
         if self.segmenter.tools_in_template and self.tools and self.prompt(example, chat) == plain:

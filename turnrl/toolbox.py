@@ -191,6 +191,10 @@ class Bench:
         try:
             for name, session in self._sessions.items():
                 if session is not None:
+                    if type(session).fork is ToolSession.fork:
+                        what = f"{self._box.desks[name].tool} keeps a {type(session).__name__}"
+                        advice = "Give it a fork, or take an estimator without probes."
+                        raise ToolError(f"{what} for each trajectory, without fork. {advice}")
                     session = await run_tool(self._box.desks[name].tool, "fork", session.fork)
                 branch._sessions[name] = session
         except BaseException:

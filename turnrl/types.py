@@ -370,6 +370,13 @@ class Segmenter(ABC):
     tags: tuple[str, ...] = ()
     tools_in_template: bool = False
 
+    def check(self, tools: Sequence[Tool]) -> None:  # noqa: B027 - optional: most take any tools
+        """Verify that the scheme can work with these tools. Runs before any model is loaded.
+
+        Raises:
+            RecipeError: Naming what does not fit, and the next step.
+        """
+
     @abstractmethod
     def prompt(self, question: Question, tools: Sequence[Tool]) -> list[Message]:
         """The chat messages that open a trajectory; the last one is the user's.

@@ -107,7 +107,11 @@ def _opened(args: argparse.Namespace) -> tuple[MTGRPO, list[Question]]:
     from turnrl import load, load_questions
 
     data = _data(args.recipe)
-    module = load(args.ckpt_path or args.recipe, args.device)
+    try:
+        module = load(args.ckpt_path or args.recipe, args.device)
+    except (RuntimeError, AssertionError) as error:  # what torch says of a device
+        why = str(error).splitlines()[0]
+        raise RecipeError(f"--device is {args.device!r}: {why}. Take cpu or cuda.") from error
     try:
         fields = None if data.get("fields") is None else Fields(**data["fields"])
     except TypeError as error:
@@ -125,7 +129,7 @@ def _data(recipe: str) -> dict[str, Any]:
     try:
         contents = yaml.safe_load(Path(recipe).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        why = " ".join(str(error).split())
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise RecipeError(f"no recipe at {recipe!r}: {why}. Give a YAML file.") from error
     data = contents.get("data") if isinstance(contents, dict) else None
     if not isinstance(data, dict) or not isinstance(data.get("train"), str):

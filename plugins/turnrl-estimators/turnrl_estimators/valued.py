@@ -10,6 +10,19 @@ from torch import Tensor
 from turnrl import AdvantageEstimator, Critic, Group, RecipeError, returns_to_go
 from turnrl_estimators.relative import check_discounts, rewards_and_outcome
 
+MOST_PROBES = 256
+"""For each turn of each trajectory; far more would only fill the memory."""
+
+
+def check_probes(probes: int) -> None:
+    """Refuse a number of probes that cannot be.
+
+    Raises:
+        RecipeError: Naming it.
+    """
+    if not 1 <= probes <= MOST_PROBES:
+        raise RecipeError(f"probes is {probes}; it must be at least 1 and at most {MOST_PROBES}")
+
 
 @final
 @dataclass
@@ -33,8 +46,7 @@ class Branched(AdvantageEstimator):
     probes: int = 4
 
     def __post_init__(self) -> None:
-        if not self.probes >= 1:
-            raise RecipeError(f"probes is {self.probes}; it must be at least 1")
+        check_probes(self.probes)
 
     def __call__(self, group: Group) -> Tensor:
         if group.state_values is None:
@@ -70,8 +82,7 @@ class Tree(AdvantageEstimator):
 
     def __post_init__(self) -> None:
         self.trains_probes = True
-        if not self.probes >= 1:
-            raise RecipeError(f"probes is {self.probes}; it must be at least 1")
+        check_probes(self.probes)
 
     def __call__(self, group: Group) -> Tensor:
         if len(group.parents) != len(group.trajectories):

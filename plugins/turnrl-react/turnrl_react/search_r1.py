@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import final
 
-from turnrl import Message, Question, Reading, Segmenter, Tool, ToolCall, ToolResult
+from turnrl import Message, Question, Reading, RecipeError, Segmenter, Tool, ToolCall, ToolResult
 
 _TAG = re.compile(r"<(/?)(think|search|information|answer)>")
 
@@ -55,6 +55,17 @@ class SearchR1(Segmenter):
         self.tool = tool
         self.argument = argument
         self.instructions = instructions
+
+    def check(self, tools: Sequence[Tool]) -> None:
+        called = {tool.name: tool for tool in tools}.get(self.tool)
+        if called is None:
+            there = ", ".join(tool.name for tool in tools) or "none"
+            what = f"SearchR1.tool is {self.tool!r}, and model.rollout.tools has {there}"
+            raise RecipeError(f"{what}. Name the one that a search is to call.")
+        known = list(called.parameters.get("properties", {}))
+        if self.argument not in known:
+            what = f"SearchR1.argument is {self.argument!r}, and {self.tool!r} takes"
+            raise RecipeError(f"{what} {', '.join(known) or 'none'}. Name the query's.")
 
     def prompt(self, question: Question, tools: Sequence[Tool]) -> list[Message]:
         """The instructions as system message (none if empty), the question as user message."""

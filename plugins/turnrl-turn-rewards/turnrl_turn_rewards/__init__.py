@@ -23,6 +23,7 @@ from turnrl_turn_rewards.calls import Repetition, SearchCost
 from turnrl_turn_rewards.judge import JudgedState, LLMJudge, LLMJudgeTurn
 from turnrl_turn_rewards.outcome import F1
 from turnrl_turn_rewards.progress import AnswerSeen, FirstHit, Progress, StateScore, SupportSeen
+from turnrl_turn_rewards.server import Server
 
 __all__ = [
     "F1",
@@ -37,6 +38,7 @@ __all__ = [
     "Progress",
     "Repetition",
     "SearchCost",
+    "Server",
     "StateScore",
     "SupportSeen",
 ]

@@ -156,8 +156,7 @@ class _Line:
             waited = f" It was waited for, {patience_s:g} s." if patience_s else ""
             raise self._fault(
                 f"does not answer ({told}).{waited}",
-                "Start it, or correct 'base_url'; then resume the run from its last checkpoint "
-                "with --ckpt_path, or raise 'patience_s' to wait longer.",
+                "Start it, correct 'base_url', or raise 'patience_s' to wait longer.",
             )
         if not self._said and time.monotonic() - quiet_since > _QUIET_S:
             self._said = True

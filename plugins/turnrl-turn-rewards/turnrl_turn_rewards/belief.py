@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, final
 
 from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, normalize_answer
+from turnrl_turn_rewards.calls import lost
 from turnrl_turn_rewards.progress import Progress, StateScore, informed
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class KLPenalty(TurnReward):
     """
 
     def __init__(self, coef: float, minibatch_tokens: int = 16384) -> None:
-        self.coef = coef
+        self.coef = lost(self, "coef", coef)
         self.minibatch_tokens = minibatch_tokens
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
 

@@ -6,7 +6,19 @@ import json
 from collections.abc import Iterator
 from typing import Any, final
 
-from turnrl import ToolCall, Trajectory, TurnReward
+from turnrl import RecipeError, ToolCall, Trajectory, TurnReward
+
+
+def lost(reward: TurnReward, name: str, value: float) -> float:
+    """What a cost takes, which may not be what a reward gives.
+
+    Raises:
+        RecipeError: If it is below 0.
+    """
+    if not value >= 0:
+        what = f"{type(reward).__name__}.{name} is {value}, which would pay for what is to cost"
+        raise RecipeError(f"{what}. It is taken off: give it without a minus.")
+    return value
 
 
 @final
@@ -26,7 +38,7 @@ class SearchCost(TurnReward):
     """
 
     def __init__(self, weight: float = 0.1) -> None:
-        self.weight = weight
+        self.weight = lost(self, "weight", weight)
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         calls = [len(taken.reading.calls) for taken in trajectory.turns[: turn + 1]]
@@ -48,7 +60,7 @@ class Repetition(TurnReward):
     """
 
     def __init__(self, weight: float = 0.2) -> None:
-        self.weight = weight
+        self.weight = lost(self, "weight", weight)
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         before = set(_signatures(trajectory, 0, turn))

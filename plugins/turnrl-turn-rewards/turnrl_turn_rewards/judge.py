@@ -6,7 +6,7 @@ Both ask any server that speaks OpenAI's chat completions, all at once before an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 from turnrl import (
     OutcomeReward,
@@ -78,17 +78,16 @@ class LLMJudge(OutcomeReward):
     for once more, then stops the run too.
 
     Args:
+        server: How to reach the judge.
         weight: Reward of an answer that is right.
         prompt: What is asked, with {question}, {answers} and {answer}; by default `ANSWER_PROMPT`.
             What is filled in can write none of the tags that stand in it.
-        server: How to reach the judge: the arguments of `server.Server` (`base_url`, `model`,
-            `api_key_env`, ...), each by its own name.
     """
 
-    def __init__(self, weight: float = 1.0, prompt: str | None = None, **server: Any) -> None:
+    def __init__(self, server: Server, weight: float = 1.0, prompt: str | None = None) -> None:
         self.weight = weight
         places = ("question", "answers", "answer")
-        self._verdicts = Verdicts(Server(**server), prompt or ANSWER_PROMPT, places)
+        self._verdicts = Verdicts(server, prompt or ANSWER_PROMPT, places)
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
         self._verdicts.ask(case for t in trajectories if (case := self._case(t)) is not None)
@@ -109,9 +108,9 @@ class JudgedState(StateScore):
     """How much of what is needed a language model finds in what was read so far, 0 to 1; see
     `LLMJudgeTurn`."""
 
-    def __init__(self, prompt: str | None = None, **server: Any) -> None:
+    def __init__(self, server: Server, prompt: str | None = None) -> None:
         places = ("question", "answers", "transcript")
-        self._verdicts = Verdicts(Server(**server), prompt or STATE_PROMPT, places)
+        self._verdicts = Verdicts(server, prompt or STATE_PROMPT, places)
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
         self._verdicts.ask(
@@ -146,15 +145,14 @@ class LLMJudgeTurn(TurnReward):
     with `LLMJudge`; a trajectory of K turns costs up to K requests.
 
     Args:
+        server: How to reach the judge.
         weight: Reward of going from nothing to all that is needed.
         prompt: What is asked, with {question}, {answers} and {transcript}; by default
             `STATE_PROMPT`. What is filled in can write none of the tags that stand in it.
-        server: How to reach the judge: the arguments of `server.Server` (`base_url`, `model`,
-            `api_key_env`, ...), each by its own name.
     """
 
-    def __init__(self, weight: float = 1.0, prompt: str | None = None, **server: Any) -> None:
-        self._progress = Progress(JudgedState(prompt, **server), weight)
+    def __init__(self, server: Server, weight: float = 1.0, prompt: str | None = None) -> None:
+        self._progress = Progress(JudgedState(server, prompt), weight)
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
         self._progress.prepare(trajectories, policy)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import final
 
-from turnrl import SampledPolicy, Trajectory, TurnReward, contains_answer
+from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, contains_answer
 
 
 class StateScore(ABC):
@@ -82,6 +82,13 @@ class SupportSeen(StateScore):
 
     def __init__(self, field: str = "supporting_ids") -> None:
         self.field = field
+
+    def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
+        known = {name: None for t in trajectories for name in t.question.metadata}
+        if known and self.field not in known:  # it would score 0 for ever
+            what = f"SupportSeen.field is {self.field!r}, and no question has metadata of that name"
+            there = ", ".join(known)
+            raise RecipeError(f"{what}; there is {there}. Set it to where passages are named.")
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
         named = trajectory.question.metadata.get(self.field, ())
