@@ -455,7 +455,7 @@ class Critic:
         trunk: Whether the value loss trains the policy's own weights too, or the head alone.
     """
 
-    lr: float = 0.02
+    lr: float = 0.1
     coef: float = 0.1
     trunk: bool = True
 
