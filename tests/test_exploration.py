@@ -436,7 +436,7 @@ class Fussy(AdvantageEstimator):
 
 
 def test_groups_that_teach_nothing_are_sampled_anew_within_a_bound(tiny_model, tmp_path, caplog):
-    caplog.set_level(logging.INFO, "turnrl")
+    caplog.set_level(logging.INFO, "lightning.pytorch.utilities.rank_zero")
     for redraws, patience, asked, redrawn in (
         (3, 6, 4 + 4 + 2, 6),
         (2, 99, 4 * 3, 8),

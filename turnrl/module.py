@@ -16,7 +16,6 @@ baselines GRPO-OR and GRPO-MR.
 
 import contextlib
 import itertools
-import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from typing import Any, cast
 import lightning as L
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -43,8 +43,6 @@ from turnrl.plugins import installed
 from turnrl.policy import Policy
 from turnrl.rollout import Rollout, stream_seed
 from turnrl.types import AdvantageEstimator, Engine, Group, Probe, Question, Reward, Trajectory
-
-_logger = logging.getLogger(__name__)
 
 _TRAIN, _EVALUATE, _ASK = 0, 1, 2
 """First number of every random stream, so that no two purposes share one."""
@@ -316,8 +314,8 @@ class MTGRPO(L.LightningModule):
                 break
             anew = self._experience([questions[i] for i in idle], (*key, again))
             experience = experience.redrawn_by(idle, anew)
-            told = len(idle), len(experience.idle)
-            _logger.info("sampled %d groups anew; %d teach nothing still", *told)
+            left = len(experience.idle)
+            rank_zero_info(f"sampled {len(idle)} groups anew; {left} teach nothing still")
         self.experience, self._logged = experience, False
         at = (iteration, self.global_step, self.global_rank, self.trainer.world_size)
         kept = record.rows(experience.groups, experience.credit, "train", *at)
