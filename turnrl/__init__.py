@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from turnrl.credit import returns_to_go as returns_to_go
     from turnrl.credit import standardize as standardize
     from turnrl.data import QuestionData as QuestionData
+    from turnrl.learning import by_tokens as by_tokens
     from turnrl.module import MTGRPO as MTGRPO
     from turnrl.objective import ClippedSurrogate as ClippedSurrogate
     from turnrl.policy import Lora as Lora
@@ -48,6 +49,7 @@ _LAZY = {
         "standardize",
     ],
     "data": ["QuestionData"],
+    "learning": ["by_tokens"],
     "module": ["MTGRPO"],
     "objective": ["ClippedSurrogate"],
     "policy": ["Lora", "Policy"],

@@ -237,11 +237,13 @@ def _logprobs(
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
+    from turnrl import by_tokens
+
     network = policy.load()
     device = next(network.parameters()).device
     found: dict[int, list[float]] = {}
     with _evaluating(network), torch.no_grad():
-        for some in _by_tokens([len(ids) for ids, _ in rows], budget):
+        for some in by_tokens([len(ids) for ids, _ in rows], budget):
             ids = pad_sequence([torch.tensor(rows[i][0]) for i in some], True)
             mask = pad_sequence([torch.tensor(rows[i][1]) for i in some], True)
             sizes = torch.tensor([[len(rows[i][0])] for i in some])
@@ -262,15 +264,3 @@ def _evaluating(network: PreTrainedModel) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
-
-
-def _by_tokens(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Rows of like length together, at most `budget` tokens of them, padding included."""
-    some: list[int] = []
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if some and (len(some) + 1) * lengths[row] > budget:
-            yield some
-            some = []
-        some.append(row)
-    if some:
-        yield some
