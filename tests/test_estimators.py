@@ -787,6 +787,8 @@ def test_mistakes_are_told_before_anything_is_computed(recipe, capsys):
     assert "no recipe at 'nope.yaml'" in told("nope.yaml")
     assert "no checkpoint at 'nope.ckpt'" in told("recipe.yaml", "--ckpt_path", "nope.ckpt")
     assert "--ckpt_path needs a recipe" in told("--ckpt_path", "nope.ckpt")
+    assert "--questions needs a recipe" in told("--questions", "4")
+    assert "--device needs a recipe" in told("--device", "cpu")
     assert "--questions is 0" in told("recipe.yaml", "--questions", "0")
     assert "--device is 'gpuu'" in told("recipe.yaml", "--device", "gpuu")
     save({**recipe, "data": {"val": "worlds.Numbers"}})

@@ -47,18 +47,20 @@ def add_credit_command(commands: Any) -> None:
     parser.add_argument(
         "--questions",
         type=int,
-        default=8,
         metavar="N",
-        help="questions drawn from the recipe's data.train (default: %(default)s)",
+        help="questions drawn from the recipe's data.train (default: 8)",
     )
-    parser.add_argument("--device", default="cpu", help="where it plays (default: %(default)s)")
+    parser.add_argument("--device", help="where it plays (default: cpu)")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.ckpt_path is not None and args.recipe is None:
-        raise RecipeError("--ckpt_path needs a recipe, whose data.train has the questions.")
+    for option in ("ckpt_path", "questions", "device"):
+        if getattr(args, option) is not None and args.recipe is None:
+            raise RecipeError(f"--{option} needs a recipe, whose data.train has the questions.")
+    args.questions = 8 if args.questions is None else args.questions
+    args.device = args.device or "cpu"
     if args.questions < 1:
         raise RecipeError(f"--questions is {args.questions}; it must be 1 or more.")
     # a mistake is told before anything is computed
