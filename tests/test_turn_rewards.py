@@ -460,6 +460,11 @@ def test_passages_that_no_question_names_are_a_mistake(played):
     known = [replace(played[0], question=question)]
     with pytest.raises(RecipeError, match=r"SupportSeen\.field is 'pages', and no question has"):
         score_group(known, [Progress(SupportSeen("pages"))])
+    # but where some do, others may come that do not
+    some = SupportSeen("pages")
+    named = replace(question, metadata={"pages": ["a"]})
+    score_group([replace(played[0], question=named)], [Progress(some)])
+    assert score_group(known, [Progress(some)]).turn_rewards.abs().sum() == 0
 
 
 def test_a_branch_pays_no_penalty_for_turns_that_it_shares(adapted, played):

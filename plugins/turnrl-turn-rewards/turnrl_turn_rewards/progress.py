@@ -82,10 +82,12 @@ class SupportSeen(StateScore):
 
     def __init__(self, field: str = "supporting_ids") -> None:
         self.field = field
+        self._named = False
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
         known = {name: None for t in trajectories for name in t.question.metadata}
-        if known and self.field not in known:  # it would score 0 for ever
+        self._named |= self.field in known
+        if known and not self._named:  # it would score 0 for ever
             what = f"SupportSeen.field is {self.field!r}, and no question has metadata of that name"
             there = ", ".join(known)
             raise RecipeError(f"{what}; there is {there}. Set it to where passages are named.")
