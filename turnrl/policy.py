@@ -21,10 +21,11 @@ import transformers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from turnrl.attention import no_mask, take_over
 from turnrl.chat import read_template
 from turnrl.errors import CheckpointError, RecipeError, did_you_mean
 from turnrl.sources import reach_hub
-from turnrl.types import Critic
+from turnrl.types import Attend, Critic
 
 PACKAGE_PREFIX = "package://"
 _LOGITS_PER_CHUNK = 2**27
@@ -127,6 +128,7 @@ class Policy(nn.Module):
         self.network: transformers.PreTrainedModel | None = None
         self._head: nn.Linear | None = None
         self._fingerprint = ""
+        self._attends = False
 
     @cached_property
     def folder(self) -> str:
@@ -248,6 +250,7 @@ class Policy(nn.Module):
             )
             options["device_map"] = {"": device}
         network = self._from_pretrained("AutoModelForCausalLM", config=self.config, **options)
+        self._attends = take_over(network)
         if self.lora is not None:
             network = self._with_adapter(network, self.lora)
         if self.gradient_checkpointing:
@@ -311,11 +314,30 @@ class Policy(nn.Module):
             )
 
     def hidden(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor, **kwargs: Any
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor,
+        attend: Attend | None = None,
+        **kwargs: Any,
     ) -> Tensor:
-        """Last hidden states, (B, T, H). `attention_mask` may be (B, T), (B, 1, T, S) of bool, or
-        None for the model's own, where no row is padded.
+        """Last hidden states, (B, T, H).
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, T); (B, 1, T, S) of bool; or None for the model's own, where no row
+                is padded.
+            position_ids: (B, T).
+            attend: Computes the attention, in place of a mask.
+            kwargs: Of transformers' forward pass.
+        Raises:
+            NotImplementedError: If the model's code takes no attention but its own.
         """
+        if attend is not None:
+            if not self._attends:
+                raise NotImplementedError(f"{type(self._base).__name__} has attention of its own")
+            kwargs |= {"attend": attend, "use_cache": False}
+            attention_mask = no_mask(position_ids)
         output = self._base.get_decoder()(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs
         )

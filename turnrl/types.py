@@ -580,6 +580,9 @@ class Sampling:
             give the same tokens, whatever else is in the batch.
         stop: Strings that end the turn when the sampled text contains one.
         end_ids: Token ids that end the turn.
+        forced_ids: Tokens to take in place of the first draws, for a replay or a measurement; their
+            log-probabilities are the model's all the same. An engine that cannot take them raises
+            NotImplementedError.
     """
 
     max_tokens: int
@@ -587,6 +590,7 @@ class Sampling:
     seed: int = 0
     stop: tuple[str, ...] = ()
     end_ids: tuple[int, ...] = ()
+    forced_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -626,6 +630,35 @@ class Session(ABC):
         """Free what the session holds. Closing twice is harmless."""
 
 
+class Attend(Protocol):
+    """Computes the attention of a forward pass over tokens that are laid out in a way of its own.
+
+    Sent along with `SampledPolicy.hidden(..., attend=...)`, in place of a mask.
+    """
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        window: int | None,
+    ) -> Tensor:
+        """What the tokens of the pass read in one layer.
+
+        Args:
+            layer: Its number, from 0.
+            query: (B, heads, T, D), with their positions rotated in.
+            key: (B, key-value heads, T, D), of the same tokens.
+            value: The same.
+            scale: Of the scores; None for one over the root of D.
+            window: The furthest that a token of this layer sees, itself included; None for all.
+        Returns:
+            (B, T, heads, D).
+        """
+
+
 class SampledPolicy(Protocol):
     """What an engine, or a reward, may ask of the policy that acts; `turnrl.Policy` is one."""
 
@@ -639,7 +672,8 @@ class SampledPolicy(Protocol):
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor, **kwargs: Any
     ) -> Tensor:
-        """Last hidden states, (B, T) -> (B, T, H)."""
+        """Last hidden states, (B, T) -> (B, T, H). `attend`, an `Attend`, computes the attention
+        where it is given; NotImplementedError if the model's code cannot take one."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., H) -> (..., V), in float32."""
