@@ -191,6 +191,21 @@ def test_a_turn_ends_at_an_end_token_and_at_a_stop_string(tiny_policy):
     assert stopped.reason == "stop"
 
 
+def test_forced_tokens_are_taken_and_have_the_models_log_probabilities(tiny_policy):
+    free = Sampling(6, seed=3)
+    drawn = run(started(tiny_policy).open(PROMPTS[0]).generate([], free))
+    # the first three are another sample's, the rest goes on from there by its own draws
+    forced = replace(Sampling(6, seed=4), forced_ids=drawn.token_ids[:3])
+    found = run(started(tiny_policy).open(PROMPTS[0]).generate([], forced))
+    assert found.token_ids[:3] == drawn.token_ids[:3]
+    assert found.token_ids != drawn.token_ids
+    assert found.logprobs[:3] == pytest.approx(drawn.logprobs[:3], abs=1e-6)
+    forced = replace(forced, forced_ids=drawn.token_ids)
+    found = run(started(tiny_policy).open(PROMPTS[0]).generate([], forced))
+    assert found.token_ids == drawn.token_ids
+    assert found.reason == "length"
+
+
 def test_a_stop_string_may_be_white_space_or_beyond_ascii(tiny_policy):
     for stop in ("\n", " ", "。"):
         ids = tiny_policy.tokenizer(f"a{stop}bc", add_special_tokens=False)["input_ids"]

@@ -432,6 +432,9 @@ class Slots(Engine):
         )
         drawn = torch.searchsorted(cumulative, draws[:, None] * cumulative[:, -1:])[:, 0]
         tokens = torch.where(greedy, logits.argmax(-1), drawn.clamp(max=logits.shape[-1] - 1))
+        for row, request in enumerate(requests):
+            if len(request.token_ids) < len(forced := request.sampling.forced_ids):
+                tokens[row] = forced[len(request.token_ids)]
         chosen = log_p.gather(-1, tokens[:, None])[:, 0]
         finished = []
         for row, (request, token, logprob) in enumerate(
