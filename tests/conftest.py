@@ -4,6 +4,7 @@ a tool that looks things up."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,6 +74,35 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.initializer_range = 0.5
     Qwen2ForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def random_model(tiny_model: Path, tmp_path: Path):
+    """Makes a folder with a model of random weights of any architecture, and the tiny tokenizer."""
+    import torch
+    import transformers
+
+    def make(name: str, **options) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(tiny_model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        settings = {
+            "vocab_size": 351,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "initializer_range": 0.3,
+            **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+        }
+        config = getattr(transformers, f"{name}Config")(**(settings | options))
+        torch.manual_seed(0)
+        causal = f"{name.removesuffix('Text')}ForCausalLM"
+        getattr(transformers, causal)(config).save_pretrained(folder)
+        return folder
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -31,9 +31,10 @@ from turnrl import (
     TrainingError,
     TurnLevel,
     TurnReward,
+    learning,
     score_group,
 )
-from turnrl.learning import pack
+from turnrl.layout import lay_out
 from turnrl.scoring import Experience, rollout_sums, token_credit, with_state_values
 from turnrl.testing import ScriptedEngine
 
@@ -298,9 +299,8 @@ def test_the_value_loss_reaches_the_policy_if_the_recipe_says_so(tiny_model, tru
     policy.critic = Critic(trunk=trunk)
     policy.load()
     torch.nn.init.ones_(policy.value_head.weight)
-    ids = torch.tensor([[5, 9, 33, 71]])
-    mask = torch.tensor([[False, False, True, True]])
-    values = policy.logprobs(ids, torch.ones_like(ids), mask)[2]
+    rows = [([5, 9, 33, 71], [False, False, True, True])]
+    values = policy.logprobs(lay_out(rows))[2]
     values.sum().backward()
     embedding = policy.network.get_input_embeddings().weight
     assert (embedding.grad is not None) == trunk
@@ -352,7 +352,17 @@ def test_the_loss_of_a_step_with_a_critic_equals_its_equations(tiny_model, level
     old = [torch.tensor(t.sampler_logprobs)[torch.tensor(t.turn_index) >= 0] for t in trajectories]
     old = [row + 0.2 * torch.randn(len(row)) for row in old]
     shares = torch.rand(len(counts)) / 10
-    batch = pack(trajectories, advantages, shares, old, returns)
+    number = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    batch = learning.Minibatch(
+        layout=lay_out(list(map(learning.row, trajectories))),
+        trajectory=number,
+        turn=torch.tensor([k for t in trajectories for k in t.turn_index if k >= 0]),
+        advantages=torch.cat(advantages),
+        weights=shares[number],
+        sampler_logprobs=torch.cat(old),
+        old_logprobs=torch.cat(old),
+        returns=torch.cat(returns),
+    )
     found = it._loss(batch, {})
     streams = zip(advantages, returns, old, shares, strict=True)
     wanted = naive_step(

@@ -13,36 +13,39 @@ from transformers import AutoModelForCausalLM
 import turnrl.policy
 from runs import adamw, column, data, last, module, trainer
 from turnrl import MTGRPO, ChatFormat, CheckpointError, Lora, Policy, RecipeError
+from turnrl.layout import lay_out
 
-IDS = torch.tensor([[5, 9, 33, 71, 120, 8, 17, 41], [44, 2, 301, 7, 7, 0, 0, 0]])
-REAL = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
-LOSS = torch.tensor([[0, 0, 1, 1, 0, 0, 1, 1], [0, 0, 1, 0, 1, 0, 0, 0]], dtype=torch.bool)
+ROWS = [
+    ([5, 9, 33, 71, 120, 8, 17, 41], [False, False, True, True, False, False, True, True]),
+    ([44, 2, 301, 7, 7], [False, False, True, False, True]),
+    ([5, 9, 33, 71, 8, 120], [False, False, False, True, True, True]),
+]
 
 
 def naive_logprobs(network, temperature):
     """One row at a time, unpadded, all logits, no chunks."""
     found, entropies = [], []
-    for ids, real, loss in zip(IDS, REAL, LOSS, strict=True):
-        row = ids[: int(real.sum())]
-        logits = network(input_ids=row[None]).logits[0] / temperature
-        for t in loss.nonzero()[:, 0].tolist():
+    for ids, asked in ROWS:
+        logits = network(input_ids=torch.tensor([ids])).logits[0] / temperature
+        for t in (t for t, wanted in enumerate(asked) if wanted):
             log_p = logits[t - 1].log_softmax(-1)
-            found.append(log_p[row[t]])
+            found.append(log_p[ids[t]])
             entropies.append(-(log_p.exp() * log_p).sum())
     return torch.stack(found), torch.stack(entropies)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("per_chunk", [2**27, 1024])
+@pytest.mark.parametrize("share", [True, False])
 def test_log_probabilities_and_their_gradient_equal_the_naive_ones(
-    tiny_model, temperature, per_chunk, monkeypatch
+    tiny_model, temperature, per_chunk, share, monkeypatch
 ):
     monkeypatch.setattr(turnrl.policy, "_LOGITS_PER_CHUNK", per_chunk)  # 1024: two tokens a chunk
     policy = Policy(str(tiny_model))
     network = policy.load()
     expected, entropies = naive_logprobs(network, temperature)
     (gradient,) = torch.autograd.grad(expected.sum(), network.get_input_embeddings().weight)
-    found, entropy, _ = policy.logprobs(IDS, REAL, LOSS, temperature)
+    found, entropy, _ = policy.logprobs(lay_out(ROWS, share), temperature)
     (other,) = torch.autograd.grad(found.sum(), network.get_input_embeddings().weight)
     assert torch.allclose(found, expected, atol=1e-5)
     assert torch.allclose(entropy, entropies, atol=1e-4)
@@ -81,7 +84,8 @@ def test_nf4_with_lora_trains_and_the_adapter_loads_in_peft(tiny_model, tmp_path
     network.eval()
     loaded.eval()
     with torch.no_grad():
-        assert torch.allclose(loaded(IDS[:1]).logits, network(IDS[:1]).logits, atol=1e-5)
+        ids = torch.tensor([ROWS[0][0]])
+        assert torch.allclose(loaded(ids).logits, network(ids).logits, atol=1e-5)
 
 
 def test_a_whole_model_is_exported_for_transformers(tiny_model, tmp_path):
@@ -106,10 +110,10 @@ def test_without_its_adapter_the_policy_is_the_base(tiny_model, tiny_policy):
     policy.load()
     torch.nn.init.normal_(next(v for n, v in policy.named_parameters() if "lora_B" in n))
     with torch.no_grad():
-        base, *_ = tiny_policy.logprobs(IDS, REAL, LOSS)
-        adapted, *_ = policy.logprobs(IDS, REAL, LOSS)
+        base, *_ = tiny_policy.logprobs(lay_out(ROWS))
+        adapted, *_ = policy.logprobs(lay_out(ROWS))
         with policy.reference():
-            reference, *_ = policy.logprobs(IDS, REAL, LOSS)
+            reference, *_ = policy.logprobs(lay_out(ROWS))
     assert torch.equal(reference, base)
     assert (adapted - base).abs().max() > 1e-3
 
@@ -119,8 +123,8 @@ def test_the_head_of_a_bfloat16_base_computes_in_float32(tiny_model):
     base = policy.load().get_base_model()
     assert base.lm_head.weight.dtype == torch.bfloat16
     with torch.no_grad():
-        positions = torch.arange(IDS.shape[1]).expand_as(IDS)
-        hidden = policy.hidden(IDS, REAL, positions)
+        ids = torch.tensor([ROWS[0][0]])
+        hidden = policy.hidden(ids, None, torch.arange(ids.shape[1])[None])[0]
         found = policy.logits(hidden)
         wanted = hidden.double() @ base.lm_head.weight.double().T
         rounded = base.lm_head(hidden)
@@ -129,12 +133,10 @@ def test_the_head_of_a_bfloat16_base_computes_in_float32(tiny_model):
     # what it is for: the base's own head is off by percents of a probability
     assert (rounded.double() - wanted).abs().max() > 1e-2
     log_p = wanted.log_softmax(-1)
-    before = [(row, t - 1) for row, t in LOSS.nonzero().tolist()]
-    naive = [log_p[row, t, IDS[row, t + 1]] for row, t in before]
+    naive = [log_p[t - 1, ids[0, t]] for t, asked in enumerate(ROWS[0][1]) if asked]
     with torch.no_grad():
-        assert torch.allclose(
-            policy.logprobs(IDS, REAL, LOSS)[0].double(), torch.stack(naive), atol=1e-3
-        )
+        found = policy.logprobs(lay_out(ROWS[:1], share=False))[0]
+    assert torch.allclose(found.double(), torch.stack(naive), atol=1e-3)
 
 
 def saved(folder, copy, shard, noise=0.0):

@@ -377,39 +377,36 @@ def test_information_can_be_asked_of_the_reference(adapted, tiny_policy, played)
     assert abs(now.score(some, 1) - before.score(some, 1)) > 0.01
 
 
-class Watched:
-    """A policy that notes what is asked of it, as the policy that it is."""
-
-    def __init__(self, policy):
-        self.policy, self.rows, self.sizes, self.modes = policy, [], [], set()
-
-    def __getattr__(self, name):
-        return getattr(self.policy, name)
-
-    def logprobs(self, ids, real, mask):
-        assert not torch.is_grad_enabled()
-        self.rows += [tuple(row[keep].tolist()) for row, keep in zip(ids, real, strict=True)]
-        self.sizes.append(ids.numel())
-        self.modes.add(self.load().training)
-        return self.policy.logprobs(ids, real, mask)
-
-
 def test_each_state_is_read_once_in_minibatches_of_so_many_tokens(tiny_model, played):
     policy = Policy(str(tiny_model))
-    network = policy.load()
-    watched = Watched(policy)
+    network, logprobs = policy.load(), policy.logprobs
+    states, sizes, modes = [], [], set()
+
+    def watched(layout, temperature):
+        assert not torch.is_grad_enabled()
+        sizes.append(layout.input_ids.numel())
+        modes.add(network.training)
+        return logprobs(layout, temperature)
+
+    def read(rows, *arguments):
+        states.extend(tuple(ids) for ids, _ in rows)
+        return Policy.read(policy, rows, *arguments)
+
+    policy.logprobs, policy.read = watched, read
     network.get_decoder().layers[0].eval()  # whatever mode each part is in, it comes back to
-    modes = [part.training for part in network.modules()]
-    assert set(modes) == {True, False}
-    InformationGain(minibatch_tokens=300).prepare(played, watched)
-    assert Counter(watched.rows).most_common(1)[0][1] == 1
+    before = [part.training for part in network.modules()]
+    assert set(before) == {True, False}
+    InformationGain(minibatch_tokens=300).prepare(played, policy)
+    assert Counter(states).most_common(1)[0][1] == 1
     # both prompts, and a state for each turn that brought something
     results = {(t.token_ids, k) for t in played for k, u in enumerate(t.turns) if u.results}
-    assert 2 < len(watched.rows) <= 2 + len(results)
-    assert max(watched.sizes) <= 300
-    assert len(watched.sizes) > 1
-    assert watched.modes == {False}
-    assert [part.training for part in network.modules()] == modes
+    assert 2 < len(states) <= 2 + len(results)
+    assert max(sizes) <= 300
+    assert len(sizes) > 1
+    # and the prompts, that all others begin with, once for all that are read together
+    assert sum(sizes) < 0.8 * sum(map(len, states))
+    assert modes == {False}
+    assert [part.training for part in network.modules()] == before
     assert all(p.grad is None for p in policy.parameters())
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from turnrl.credit import returns_to_go as returns_to_go
     from turnrl.credit import standardize as standardize
     from turnrl.data import QuestionData as QuestionData
-    from turnrl.learning import by_tokens as by_tokens
     from turnrl.module import MTGRPO as MTGRPO
     from turnrl.objective import ClippedSurrogate as ClippedSurrogate
     from turnrl.policy import Lora as Lora
@@ -49,7 +48,6 @@ _LAZY = {
         "standardize",
     ],
     "data": ["QuestionData"],
-    "learning": ["by_tokens"],
     "module": ["MTGRPO"],
     "objective": ["ClippedSurrogate"],
     "policy": ["Lora", "Policy"],
@@ -64,7 +62,7 @@ _GROUND = ("turnrl.plugins", "turnrl.text", "turnrl.types")
 __all__ = sorted(
     [name for name, value in globals().items() if getattr(value, "__module__", "") in _GROUND]
     + [name for name in globals() if name.endswith("Error")]
-    + [*itertools.chain(*_LAZY.values()), "Message", "hookimpl"]
+    + [*itertools.chain(*_LAZY.values()), "Message", "Row", "hookimpl"]
 )
 
 

@@ -5,58 +5,55 @@ list of *minibatches*, each computed at once. Credit ends here: what leaves this
 tokens, not turns or groups.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from turnrl.layout import Layout, Pass
 from turnrl.objective import ClippedSurrogate, RatioLevel
-from turnrl.types import Trajectory
+from turnrl.types import Row, Trajectory
 
 
 @dataclass
 class Minibatch:
-    """B trajectories as per-token streams, padded on the right to T tokens.
+    """N sampled tokens of some trajectories, as columns, and the layout that they are computed in.
 
     Not frozen, because Lightning moves its tensors in place.
 
     Args:
-        input_ids: (B, T).
-        attention_mask: (B, T), bool: every real token, tool results included.
-        turn_index: (B, T), the turn of each sampled token, -1 elsewhere.
-        advantages: (B, T), each sampled token's advantage.
-        weights: (B, T), each sampled token's share of the step's loss.
-        sampler_logprobs: (B, T), what the sampler computed for each sampled token.
-        old_logprobs: (B, T), what the learner computed before the first update; None if there was
-            no update yet, so that the ratio is 1 by definition.
-        returns: (B, T), what a critic should have expected of each sampled token; None without one.
+        layout: The trajectories, their sampled tokens asked for.
+        trajectory: (N,), the number of each token's trajectory in the iteration.
+        turn: (N,), of each token.
+        advantages: (N,), of each token.
+        weights: (N,), each token's share of the step's loss.
+        sampler_logprobs: (N,), what the sampler computed for each token.
+        old_logprobs: (N,), what the learner computed before the first update; None if there was no
+            update yet, so that the ratio is 1 by definition.
+        returns: (N,), what a critic should have expected of each token; None without one.
     """
 
-    input_ids: Tensor
-    attention_mask: Tensor
-    turn_index: Tensor
+    layout: Layout
+    trajectory: Tensor
+    turn: Tensor
     advantages: Tensor
     weights: Tensor
     sampler_logprobs: Tensor
     old_logprobs: Tensor | None = None
     returns: Tensor | None = None
 
-    @property
-    def loss_mask(self) -> Tensor:
-        """(B, T), bool: sampled tokens."""
-        return self.turn_index >= 0
+    def __len__(self) -> int:
+        return len(self.turn)
 
     def segments(self, level: RatioLevel) -> Tensor:
-        """(N,), for each sampled token the number of its turn or trajectory, or its own."""
-        rows, width = self.turn_index.shape
-        number = torch.arange(rows, device=self.turn_index.device)[:, None]
+        """(N,), for each token the number of its turn or trajectory, or its own."""
         if level == "trajectory":
-            return number.expand(rows, width)[self.loss_mask]
+            return self.trajectory
         if level == "turn":
-            return (number * (self.turn_index.max() + 1) + self.turn_index)[self.loss_mask]
-        return torch.arange(int(self.loss_mask.sum()), device=self.turn_index.device)
+            return self.trajectory * (self.turn.max() + 1) + self.turn
+        return torch.arange(len(self), device=self.turn.device)
 
 
 _SAMPLE, _SAME_NATS = 8, 1e-5
@@ -65,129 +62,94 @@ _SAMPLE, _SAME_NATS = 8, 1e-5
 Step = list[Minibatch]
 """What one update of the weights is computed from."""
 
-
-def pack(
-    trajectories: Sequence[Trajectory],
-    advantages: Sequence[Tensor],
-    token_weights: Tensor,
-    old_logprobs: Sequence[Tensor] | None = None,
-    returns: Sequence[Tensor] | None = None,
-) -> Minibatch:
-    """Trajectories as per-token streams.
-
-    Args:
-        trajectories: B of them.
-        advantages: Of each trajectory's sampled tokens, in order.
-        token_weights: (B,), weight of each sampled token of each trajectory.
-        old_logprobs: Of each trajectory's sampled tokens, in order; see `Minibatch`.
-        returns: The same.
-    """
-
-    def padded(rows: Iterable[Sequence[float]], fill: float = 0) -> Tensor:
-        return pad_sequence([torch.tensor(row) for row in rows], True, fill)
-
-    turn_index = padded((t.turn_index for t in trajectories), -1)
-    mask = turn_index >= 0
-
-    def placed(rows: Sequence[Tensor]) -> Tensor:
-        return torch.zeros(mask.shape).masked_scatter(mask, torch.cat(list(rows)).float())
-
-    return Minibatch(
-        input_ids=padded(t.token_ids for t in trajectories),
-        attention_mask=padded([True] * len(t.token_ids) for t in trajectories),
-        turn_index=turn_index,
-        advantages=placed(advantages),
-        weights=token_weights[:, None] * mask,
-        sampler_logprobs=padded(t.sampler_logprobs for t in trajectories),
-        old_logprobs=None if old_logprobs is None else placed(old_logprobs),
-        returns=None if returns is None else placed(returns),
-    )
+Column = Sequence[Tensor]
+"""For each trajectory (N_i,), a number for each of its sampled tokens, in order."""
 
 
-def by_tokens(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Divide rows among minibatches of at most `budget` tokens, padding included.
-
-    Rows of like length come together, so that there is little padding; a row longer than the budget
-    is a minibatch of its own.
-
-    Args:
-        lengths: Tokens of each row.
-        budget: Tokens of a minibatch.
-    Returns:
-        Indices of the rows of each minibatch, shortest rows first.
-    """
-    rows: list[int] = []
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if rows and (len(rows) + 1) * lengths[row] > budget:
-            yield rows
-            rows = []
-        rows.append(row)
-    if rows:
-        yield rows
+def row(trajectory: Trajectory) -> Row:
+    """A trajectory as a layout takes it; its sampled tokens are asked for."""
+    return trajectory.token_ids, [k >= 0 for k in trajectory.turn_index]
 
 
 def plan(
     trajectories: Sequence[Trajectory],
-    advantages: Sequence[Tensor],
-    logprobs_now: Callable[[Minibatch], Tensor],
+    advantages: Column,
+    logprobs_now: Callable[[Sequence[Row]], Column],
     objective: ClippedSurrogate,
     updates: int,
     steps_per_update: int,
-    minibatch_tokens: int,
+    passes: Callable[[Sequence[Row]], Iterator[Pass]],
     shuffle: torch.Generator,
     mean_over_processes: Callable[[Tensor], Tensor],
-    returns: Sequence[Tensor] | None = None,
+    returns: Column | None = None,
 ) -> Iterator[Step]:
     """The optimiser steps of one iteration.
+
+    Trajectories of one prompt stay together as far as steps of equal size allow, because it is read
+    once for all that are computed together: prompts are shuffled, and the trajectories of each.
 
     Where a few trajectories show that the sampler computes what the learner does (in process, in
     float32), its numbers stand for the learner's, and the pass over the others is saved.
 
     Args:
         trajectories: N of them.
-        advantages: Of each one's sampled tokens, in order.
-        logprobs_now: Gives the learner's log-probabilities of a minibatch's sampled tokens, as it
-            is; called before the first step, on what a later one learns from.
+        advantages: Of their sampled tokens.
+        logprobs_now: Gives the learner's log-probabilities of sampled tokens, as the learner is;
+            called before the first step, on what a later one learns from.
         objective: Says how tokens are weighed.
         updates: How often all trajectories are learned from.
         steps_per_update: Steps that one pass over the trajectories is divided into.
-        minibatch_tokens: Budget of a minibatch; see `by_tokens`.
+        passes: Divides trajectories among minibatches.
         shuffle: Of the order of trajectories.
         mean_over_processes: Averages a tensor over processes; called once a step by each.
-        returns: Of each one's sampled tokens, for a critic; None without one.
+        returns: Of their sampled tokens, for a critic; None without one.
     """
-    counts = torch.tensor([len(one) for one in advantages])
-    orders = [torch.randperm(len(trajectories), generator=shuffle) for _ in range(updates)]
+    rows = list(map(row, trajectories))
+    turns = [torch.tensor([k for k in t.turn_index if k >= 0]) for t in trajectories]
+    each = zip(trajectories, rows, strict=True)
+    sampler = [torch.tensor(list(compress(t.sampler_logprobs, asked))) for t, (_, asked) in each]
+    counts = torch.tensor(list(map(len, turns)))
+    orders = [_shuffled(trajectories, shuffle) for _ in range(updates)]
     steps = [step for order in orders for step in order.tensor_split(steps_per_update)]
 
-    def minibatches(chosen: Tensor) -> Iterator[list[int]]:
-        """Numbers of the trajectories of each minibatch."""
-        for some in by_tokens([len(trajectories[i].token_ids) for i in chosen], minibatch_tokens):
-            yield chosen[some].tolist()
+    def laid_out(chosen: Tensor) -> Iterator[tuple[list[int], Layout]]:
+        """Numbers of the trajectories of each minibatch, and how they are laid out."""
+        for some, layout in passes([rows[i] for i in chosen]):
+            yield chosen[some].tolist(), layout
 
-    def packed(rows: list[int], weights: Tensor, old: dict[int, Tensor] | None = None) -> Minibatch:
-        def of(all_: Sequence[Tensor] | dict[int, Tensor] | None) -> list[Tensor] | None:
-            return None if all_ is None else [all_[i] for i in rows]
+    def column(of: Column | dict[int, Tensor], some: list[int]) -> Tensor:
+        return torch.cat([of[i] for i in some])
 
-        some = [trajectories[i] for i in rows]
-        return pack(some, [advantages[i] for i in rows], weights, of(old), of(returns))
-
-    later = torch.cat([*steps[1:], steps[0][:0]]).unique()
+    later = torch.cat([*steps[1:], steps[0][:0]]).unique().tolist()
     old: dict[int, Tensor] = {}
-    same, gap = False, torch.zeros(())
     for part in (later[:_SAMPLE], later[_SAMPLE:]):
-        for rows in minibatches(part):
-            batch = packed(rows, torch.ones(len(rows)))
-            sampled = batch.sampler_logprobs[batch.loss_mask]
-            now = sampled if same else logprobs_now(batch)
-            gap = torch.maximum(gap, (now - sampled).abs().max())  # NaN stays
-            old |= zip(rows, now.split(counts[rows].tolist()), strict=True)
-        same = bool(gap < _SAME_NATS)
+        old |= zip(part, logprobs_now([rows[i] for i in part]), strict=True)
+        gaps = [(now - sampler[i]).abs().max() for i, now in old.items()]
+        if gaps and bool(torch.stack(gaps).max() < _SAME_NATS):  # no gap that is not finite
+            old |= {i: sampler[i] for i in later[_SAMPLE:]}
+            break
     for number, chosen in enumerate(steps):
         total = torch.tensor([float(counts[chosen].sum()), float(len(chosen))])
         weights = torch.zeros(len(trajectories))
         weights[chosen] = objective.weights(counts[chosen], *mean_over_processes(total).tolist())
-        step: Step = []
-        for rows in minibatches(chosen):
-            step.append(packed(rows, weights[rows], old if number > 0 else None))
-        yield step
+        yield [
+            Minibatch(
+                layout=layout,
+                trajectory=torch.tensor(some).repeat_interleave(counts[some]),
+                turn=column(turns, some),
+                advantages=column(advantages, some),
+                weights=weights[some].repeat_interleave(counts[some]),
+                sampler_logprobs=column(sampler, some),
+                old_logprobs=column(old, some) if number > 0 else None,
+                returns=None if returns is None else column(returns, some),
+            )
+            for some, layout in laid_out(chosen)
+        ]
+
+
+def _shuffled(trajectories: Sequence[Trajectory], shuffle: torch.Generator) -> Tensor:
+    """Numbers of the trajectories in random order, those of one prompt together."""
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for i in torch.randperm(len(trajectories), generator=shuffle).tolist():
+        alike.setdefault(trajectories[i].prompt_ids, []).append(i)
+    return torch.tensor([i for some in alike.values() for i in some])

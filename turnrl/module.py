@@ -26,7 +26,6 @@ from typing import Any, cast
 
 import lightning as L
 import torch
-from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
@@ -37,12 +36,21 @@ from turnrl.callbacks import InitialValidation, run_folder
 from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
 from turnrl.errors import CheckpointError, RecipeError, TrainingError, at_least, blaming
-from turnrl.learning import Minibatch, Step, by_tokens, pack, plan
+from turnrl.learning import Minibatch, Step, plan, row
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
 from turnrl.policy import Policy
 from turnrl.rollout import Rollout, stream_seed
-from turnrl.types import AdvantageEstimator, Engine, Group, Probe, Question, Reward, Trajectory
+from turnrl.types import (
+    AdvantageEstimator,
+    Engine,
+    Group,
+    Probe,
+    Question,
+    Reward,
+    Row,
+    Trajectory,
+)
 
 _TRAIN, _EVALUATE, _ASK = 0, 1, 2
 """First number of every random stream, so that no two purposes share one."""
@@ -73,8 +81,9 @@ class MTGRPO(L.LightningModule):
         updates_per_iteration: How often an iteration's trajectories are learned from.
         steps_per_update: Optimiser steps that one pass over an iteration's trajectories is divided
             into.
-        minibatch_tokens: The most tokens, padding included, computed at once while learning, but
-            one trajectory at least. It decides how much memory is needed, and nothing else.
+        minibatch_tokens: The most tokens computed at once while learning, but one trajectory at
+            least; what several begin with in common is counted once. It decides how much memory is
+            needed, and nothing else.
         optimizer: Any of torch's or of another library, by its class; given what is trained. None
             is AdamW at the paper's rate, 1e-6.
         scheduler: Of the learning rate, by its class; it counts optimiser steps. None keeps the
@@ -187,6 +196,8 @@ class MTGRPO(L.LightningModule):
         """Load the weights onto the device that the strategy chose."""
         run = self._trainer
         self.policy.load(self.device if run is None else run.strategy.root_device)
+        if self.policy.share_prefixes and (why := self.policy.unshared):
+            rank_zero_info(f"while learning, each trajectory is read from its first token ({why})")
 
     def configure_optimizers(self) -> Any:
         """The recipe's optimiser on what is trained, and its schedule, per optimiser step."""
@@ -354,14 +365,7 @@ class MTGRPO(L.LightningModule):
 
     def _token_values(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """What the critic as it is expects of each sampled token of each trajectory."""
-        values: dict[int, Tensor] = {}
-        counts = [len(scoring.sampled_turns(t)) for t in trajectories]
-        for rows in by_tokens([len(t.token_ids) for t in trajectories], self.minibatch_tokens):
-            nothing = [torch.zeros(counts[i]) for i in rows]
-            batch = pack([trajectories[i] for i in rows], nothing, torch.ones(len(rows)))
-            found = self._now(batch)[2].split([counts[i] for i in rows])
-            values |= zip(rows, found, strict=True)
-        return [values[i] for i in range(len(trajectories))]
+        return [values for *_, values in self._now(list(map(row, trajectories)))]
 
     def _keep(self, rows: Sequence[record.Row]) -> None:
         if self._folder is not None:
@@ -391,28 +395,19 @@ class MTGRPO(L.LightningModule):
         return plan(
             experience.trajectories,
             experience.advantages,
-            lambda batch: self._now(batch)[0],
+            lambda rows: [logprobs for logprobs, *_ in self._now(rows)],
             self.objective,
             self.updates_per_iteration,
             self.steps_per_update,
-            self.minibatch_tokens,
+            lambda rows: self.policy.passes(rows, self.minibatch_tokens),
             torch.Generator().manual_seed(self.stream(iteration)),
             lambda total: strategy.reduce(total.to(device), reduce_op="mean"),
             experience.returns,
         )
 
-    @torch.inference_mode()
-    def _now(self, batch: Minibatch) -> tuple[Tensor, ...]:
-        """What the learner as it is computes for a minibatch, without dropout, on the CPU."""
-        self.policy.eval()
-        found = self._logprobs(move_data_to_device(batch, self.device))
-        self.policy.train()
-        return tuple(part.cpu() for part in found)
-
-    def _logprobs(self, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
-        return self.policy.logprobs(
-            batch.input_ids, batch.attention_mask, batch.loss_mask, self.rollout.temperature
-        )
+    def _now(self, rows: Sequence[Row]) -> list[tuple[Tensor, ...]]:
+        """What the learner as it is computes for sampled tokens; see `Policy.read`."""
+        return self.policy.read(rows, self.minibatch_tokens, self.rollout.temperature)
 
     def training_step(self, batch: Step, batch_idx: int) -> Tensor:
         """One optimiser step. The gradients of all minibatches but the last are added up here; the
@@ -426,7 +421,7 @@ class MTGRPO(L.LightningModule):
                 self._loss(minibatch, watched).backward()
         loss = self._loss(batch[-1], watched)
         self._log_sums({"train/loss": watched.pop("loss")}, 1)
-        tokens = sum(int(minibatch.loss_mask.sum()) for minibatch in batch)
+        tokens = sum(map(len, batch))
         self._log_sums({f"train/{name}": value for name, value in watched.items()}, tokens)
         return loss
 
@@ -438,33 +433,31 @@ class MTGRPO(L.LightningModule):
     def _loss(self, batch: Minibatch, watched: dict[str, float]) -> Tensor:
         """The clipped surrogate of one minibatch; what to watch is added to `watched`, as sums over
         tokens."""
-        mask = batch.loss_mask
-        logprobs, entropy, values = self._logprobs(batch)
+        logprobs, entropy, values = self.policy.logprobs(batch.layout, self.rollout.temperature)
         # before the first update the ratio is 1, not 1 + rounding
-        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs[mask]
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         reference = None
         if self.objective.kl_coef > 0:
             with self.policy.reference(), torch.no_grad():
-                reference = self._logprobs(batch)[0]
-        weights = batch.weights[mask]
+                reference = self.policy.logprobs(batch.layout, self.rollout.temperature)[0]
         loss, sums = self.objective(
             logprobs,
             old,
-            batch.advantages[mask],
-            weights,
+            batch.advantages,
+            batch.weights,
             reference,
-            batch.sampler_logprobs[mask],
+            batch.sampler_logprobs,
             batch.segments(self.objective.ratio_level),
         )
         if batch.returns is not None and self.policy.critic is not None:
-            missed = (batch.returns[mask] - values).square() / 2
-            loss = loss + self.policy.critic.coef * (missed * weights).sum()
+            missed = (batch.returns - values).square() / 2
+            loss = loss + self.policy.critic.coef * (missed * batch.weights).sum()
             sums["value_loss"] = missed.detach().sum()
         if not loss.isfinite():
             raise self._broken(f"the loss is {float(loss.detach())}")
         sums |= {"loss": loss.detach(), "entropy": entropy.sum()}
         if batch.old_logprobs is None:
-            sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs[mask]).abs().sum()
+            sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs).abs().sum()
         for name, value in sums.items():
             watched[name] = watched.get(name, 0.0) + float(value)
         return loss
@@ -574,7 +567,6 @@ class MTGRPO(L.LightningModule):
         checkpoint["policy_identity"] = self.policy.identity
         checkpoint["optimizer"] = [str(type(made)) for made in self.trainer.optimizers]
 
-    @torch.inference_mode()
     def _check_weights(self) -> None:
         """Refuse to keep a policy that can no longer act, in the place of one that could.
 
@@ -582,9 +574,7 @@ class MTGRPO(L.LightningModule):
         """
         if self.experience is None:
             return
-        some = self.experience.trajectories[:1]
-        nothing = torch.zeros(len(scoring.sampled_turns(some[0])))
-        logprobs, _, values = self._now(pack(some, [nothing], torch.ones(1)))
+        ((logprobs, _, values),) = self._now([row(self.experience.trajectories[0])])
         for what, found in (("the policy's log-probabilities", logprobs), ("its values", values)):
             if not found.isfinite().all():
                 raise self._broken(f"{what} are not finite")

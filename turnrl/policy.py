@@ -5,11 +5,13 @@ first, so that a recipe's mistakes are found in a second, and the weights when L
 them.
 """
 
+import contextlib
 import copy
 import hashlib
 import importlib.util
 import warnings
 import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,18 +20,21 @@ from typing import Any, Literal, cast, final
 
 import torch
 import transformers
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from turnrl.attention import no_mask, take_over
 from turnrl.chat import read_template
 from turnrl.errors import CheckpointError, RecipeError, did_you_mean
+from turnrl.layout import Layout, Pass, lay_out, passes
 from turnrl.sources import reach_hub
-from turnrl.types import Attend, Critic
+from turnrl.types import Attend, Critic, Row
 
 PACKAGE_PREFIX = "package://"
-_LOGITS_PER_CHUNK = 2**27
-"""Logits held at once when log-probabilities are taken (0.5 GB in float32)."""
+_LOGITS_PER_CHUNK = 2**26
+"""Logits held at once when log-probabilities are taken (0.25 GB in float32, of which some five are
+there at a time)."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,37 @@ def _fingerprint(folder: str, revision: str | None) -> str:
     return digest.hexdigest()[:16]
 
 
+class _InOnePass(torch.autograd.Function):
+    """Values of rows, a chunk at a time, with each one's gradient to its own row taken at once, so
+    that nothing of a chunk is kept or computed again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        targets: Tensor,
+        of_chunk: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        size: int,
+    ) -> tuple[Tensor, Tensor]:
+        values, watched, slopes = [], [], []
+        for some, wanted in zip(rows.split(size), targets.split(size), strict=True):
+            with torch.enable_grad():
+                leaf = some.detach().requires_grad_()
+                value, beside = of_chunk(leaf, wanted)
+                slopes += torch.autograd.grad(value.sum(), leaf)
+            values.append(value.detach())
+            watched.append(beside)
+        ctx.save_for_backward(torch.cat(slopes))
+        beside = torch.cat(watched)
+        ctx.mark_non_differentiable(beside)
+        return torch.cat(values), beside
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        (slopes,) = ctx.saved_tensors
+        return (gradient[:, None] * slopes).to(slopes.dtype), None, None, None
+
+
 @final
 class Policy(nn.Module):
     """A causal language model to be trained.
@@ -92,6 +128,9 @@ class Policy(nn.Module):
         chat_template: A file with a Jinja chat template, or the name of one that comes with turnrl
             (`qwen3`, say), in place of the tokenizer's own.
         revision: Branch, tag or commit of a hub model.
+        share_prefixes: While learning, read what trajectories begin with in common, a group's
+            prompt say, once for all that are computed together. It changes time and memory, and
+            nothing else; a model whose code does not allow it reads each from its first token.
     """
 
     def __init__(
@@ -103,6 +142,7 @@ class Policy(nn.Module):
         gradient_checkpointing: bool = False,
         chat_template: str | None = None,
         revision: str | None = None,
+        share_prefixes: bool = True,
     ) -> None:
         super().__init__()
         if quantization == "nf4" and lora is None:
@@ -122,6 +162,9 @@ class Policy(nn.Module):
         self.gradient_checkpointing = gradient_checkpointing
         self.chat_template = chat_template
         self.revision = revision
+        self.share_prefixes = share_prefixes
+        self.unshared: str | None = None
+        """Why this model cannot share prefixes, if it cannot."""
         self.critic: Critic | None = None
         """Adds a value head, which begins at zero, when the policy is loaded next."""
         self.value_head: nn.Linear | None = None
@@ -266,6 +309,7 @@ class Policy(nn.Module):
             self._head = copy.deepcopy(head).float().requires_grad_(False)
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
         self._check_head()
+        self.unshared = self._check_sharing()
 
     def _with_adapter(self, network: Any, lora: Lora) -> Any:
         from peft import LoraConfig, get_peft_model
@@ -313,6 +357,24 @@ class Policy(nn.Module):
                 "head, which turnrl does not reproduce. Choose another architecture."
             )
 
+    @torch.no_grad()
+    def _check_sharing(self) -> str | None:
+        """Read two texts with one beginning in both ways; why they cannot share it, if so."""
+        kinds = set(getattr(self.config.get_text_config(), "layer_types", None) or ())
+        if other := kinds - {"full_attention", "sliding_attention"}:
+            return f"it has layers of {min(other)}"
+        rows = [([1, 2, 3, 4, *rest], [False] * 5 + [True] * 3) for rest in ([5, 6, 7, 8], [9] * 4)]
+        device = self._base.get_input_embeddings().weight.device
+        try:
+            ways = [move_data_to_device(lay_out(rows, share), device) for share in (True, False)]
+            shared, padded = (self.logprobs(way)[0] for way in ways)
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            return f"{type(error).__name__}: {error}"
+        gap = float((shared - padded).abs().mean())
+        # rounding alone makes 1e-5 in float32, and some hundredths in bfloat16
+        limit = 1e-3 if self._base.dtype == torch.float32 else 0.25
+        return None if gap < limit else f"log-probabilities were {gap:.2g} nats apart"
+
     def hidden(
         self,
         input_ids: Tensor,
@@ -349,35 +411,70 @@ class Policy(nn.Module):
             return cast(Tensor, self._head(hidden.float()))
         return cast(Tensor, self._base.get_output_embeddings()(hidden)).float()
 
-    def logprobs(
-        self, input_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor, temperature: float = 1.0
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probability of the masked tokens, the entropy of the distributions they were drawn
-        from, and what the critic expected before each.
+    def passes(self, rows: Sequence[Row], budget: int) -> Iterator[Pass]:
+        """Divide token sequences among forward passes; see `turnrl.layout.passes`."""
+        return passes(rows, budget, self.share_prefixes and self.unshared is None)
 
-        Logits exist for those tokens only, a chunk at a time.
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Eval mode within; afterwards each part is in the mode that it was in."""
+        modes = [(part, part.training) for part in self.modules()]
+        self.eval()
+        try:
+            yield
+        finally:
+            for part, training in modes:
+                part.training = training
+
+    @torch.no_grad()
+    def read(
+        self, rows: Sequence[Row], minibatch_tokens: int, temperature: float = 1.0
+    ) -> list[tuple[Tensor, ...]]:
+        """What `logprobs` gives for each of some token sequences, in eval mode and on the CPU.
 
         Args:
-            input_ids: (B, T), padded on the right.
-            attention_mask: (B, T), true on every real token, tool results included.
-            loss_mask: (B, T), bool, the N tokens asked for; never the first of a row.
+            rows: The sequences, and which of their tokens are asked for.
+            minibatch_tokens: The most tokens computed at once, but one sequence at least.
+            temperature: As in sampling.
+        Returns:
+            For each sequence three (N_i,) tensors: log-probabilities, entropies, values.
+        """
+        device = self._base.get_input_embeddings().weight.device
+        found: dict[int, tuple[Tensor, ...]] = {}
+        with self.evaluating():
+            for some, layout in self.passes(rows, minibatch_tokens):
+                asked = self.logprobs(move_data_to_device(layout, device), temperature)
+                counts = [sum(rows[i][1]) for i in some]
+                parts = zip(*(part.cpu().split(counts) for part in asked), strict=True)
+                found |= zip(some, parts, strict=True)
+        return [found[i] for i in range(len(rows))]
+
+    def logprobs(self, layout: Layout, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probability of the tokens that are asked for, the entropy of the distributions they
+        were drawn from, and what the critic expected before each.
+
+        Logits exist for those tokens only, a chunk at a time. If the head is not trained, their
+        gradient is taken while they are there; otherwise they are computed again for it.
+
+        Args:
+            layout: Of token sequences, on the policy's device.
             temperature: As in sampling, so that these are the sampler's own probabilities.
         Returns:
-            Three (N,) tensors in row-major order; the entropy carries no gradient, and the values
-            are zero without a critic.
+            Three (N,) tensors; the entropy carries no gradient, and the values are zero without a
+            critic.
         """
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-        hidden = self.hidden(input_ids, attention_mask.long(), positions, use_cache=False)
-        before = loss_mask.roll(-1, dims=1)
-        before[:, -1] = False
-        states, targets = hidden[before], input_ids[loss_mask]
+        ids, mask, positions = layout.input_ids, layout.attention_mask, layout.position_ids
+        if mask is None:
+            hidden = self.hidden(ids, None, positions, attend=layout.attend)
+        else:
+            hidden = self.hidden(ids, mask.long(), positions, use_cache=False)
+        states, targets = hidden.flatten(0, 1)[layout.before], layout.targets
         values = torch.zeros(len(targets), device=states.device)
         if self.critic is not None and self.value_head is not None:
             seen = (states if self.critic.trunk else states.detach()).float()
             width = seen.shape[1:]
             values = self.value_head(nn.functional.rms_norm(seen, width) / width[0])[:, 0]
-        vocabulary = self._base.get_output_embeddings().weight.shape[0]
-        size = max(1, _LOGITS_PER_CHUNK // vocabulary)
+        head = self._base.get_output_embeddings()
 
         def of_chunk(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             log_p = torch.log_softmax(self.logits(states) / temperature, dim=-1)
@@ -386,11 +483,16 @@ class Policy(nn.Module):
                 entropy = -(log_p.exp() * log_p).sum(-1)
             return chosen, entropy
 
-        if len(targets) <= size:
-            return *of_chunk(states, targets), values
-        redone = partial(checkpoint, of_chunk, use_reentrant=False)
-        chosen, entropy = zip(*map(redone, states.split(size), targets.split(size)), strict=True)
-        return torch.cat(chosen), torch.cat(entropy), values
+        size = max(1, _LOGITS_PER_CHUNK // head.weight.shape[0])
+        if torch.is_grad_enabled() and not any(p.requires_grad for p in head.parameters()):
+            chosen, entropy = _InOnePass.apply(states, targets, of_chunk, size)  # type: ignore[no-untyped-call]
+        elif len(targets) <= size:
+            chosen, entropy = of_chunk(states, targets)
+        else:
+            redone = partial(checkpoint, of_chunk, use_reentrant=False)
+            parts = zip(*map(redone, states.split(size), targets.split(size)), strict=True)
+            chosen, entropy = map(torch.cat, parts)
+        return chosen[layout.asked], entropy[layout.asked], values[layout.asked]
 
     def reference(self) -> AbstractContextManager[None]:
         """Within it the policy is its own reference: the adapter is off."""

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 """A chat message: `{"role": "system" | "user" | "assistant" | "tool", "content": text}`."""
 
+Row = tuple[Sequence[int], Sequence[bool]]
+"""Token ids of a sequence, and which of them are asked for; never the first."""
+
 Stop = Literal["answer", "turns", "length"]
 """Why a trajectory ended: it answered, it used all its turns, or it ran out of tokens."""
 
@@ -678,11 +681,13 @@ class SampledPolicy(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., H) -> (..., V), in float32."""
 
-    def logprobs(
-        self, input_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor, temperature: float = 1.0
-    ) -> tuple[Tensor, ...]:
-        """Log-probabilities (N,) of the tokens that `loss_mask` (B, T) names, first; then the
-        entropies of what they were drawn from, and a critic's values."""
+    def read(
+        self, rows: Sequence[Row], minibatch_tokens: int, temperature: float = 1.0
+    ) -> Sequence[tuple[Tensor, ...]]:
+        """For each sequence the log-probabilities (N_i,) of the tokens that are asked for, first;
+        then the entropies of what they were drawn from, and a critic's values. In eval mode,
+        without a gradient, on the CPU; at most so many tokens are computed at once, but one
+        sequence at least, and what sequences begin with in common is read once."""
 
     def reference(self) -> AbstractContextManager[None]:
         """Within it the policy is the one that training began from; it has to have an adapter."""

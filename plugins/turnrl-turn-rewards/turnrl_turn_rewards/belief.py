@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, final
+from collections.abc import Sequence
+from typing import Literal, final
 
 from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, normalize_answer
 from turnrl_turn_rewards.calls import lost
 from turnrl_turn_rewards.progress import Progress, StateScore, informed
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Measure = Literal["logprob", "mean_logprob", "probability"]
 _State = tuple[str, tuple[int, ...]]
@@ -69,10 +66,14 @@ class AnswerLikelihood(StateScore):
             rows.append(((*history, *opening, *tokens), asked))
         who = _reference(policy, "reference: true") if self.reference else contextlib.nullcontext()
         with who:
-            found = _logprobs(policy, rows, self.minibatch_tokens)
-        for state, values in zip(states, found, strict=True):
-            mean = sum(values) / len(values)
-            kinds = {"logprob": sum(values), "mean_logprob": mean, "probability": math.exp(mean)}
+            found = policy.read(rows, self.minibatch_tokens)
+        for state, (logprobs, *_) in zip(states, found, strict=True):
+            mean = float(logprobs.mean())
+            kinds = {
+                "logprob": float(logprobs.sum()),
+                "mean_logprob": mean,
+                "probability": math.exp(mean),
+            }
             self._known[state] = kinds[self.measure]
 
     def _put(self, policy: SampledPolicy, answer: str) -> tuple[list[int], list[int]]:
@@ -114,8 +115,8 @@ class InformationGain(TurnReward):
     for a right guess that is said before a search; words without a search earn nothing. The policy
     that is asked is the one that learns, so phi moves with it, unless `reference` holds it.
 
-    One forward pass over each distinct history, the question alone included, is made per
-    collection; the histories of one trajectory's turns are read one by one.
+    Each distinct history, the question alone included, is read once per collection; what they
+    begin with in common, as those of one trajectory's turns do, is read once for all of them.
 
     Args:
         weight: Reward of one nat, or of one unit of `measure`.
@@ -177,14 +178,14 @@ class KLPenalty(TurnReward):
             return
         rows = list(dict.fromkeys((t.token_ids, t.turn_index) for t in trajectories))
         masks = [(ids, [k >= 0 for k in turn_index]) for ids, turn_index in rows]
-        own = _logprobs(policy, masks, self.minibatch_tokens)
+        own = policy.read(masks, self.minibatch_tokens)
         with _reference(policy, "KLPenalty"):
-            reference = _logprobs(policy, masks, self.minibatch_tokens)
-        for row, ours, theirs in zip(rows, own, reference, strict=True):
+            reference = policy.read(masks, self.minibatch_tokens)
+        for row, (ours, *_), (theirs, *_) in zip(rows, own, reference, strict=True):
             sampled = [k for k in row[1] if k >= 0]
             turns = [0.0] * (max(sampled, default=-1) + 1)
-            for k, a, b in zip(sampled, ours, theirs, strict=True):
-                turns[k] += a - b
+            for k, apart in zip(sampled, (ours - theirs).tolist(), strict=True):
+                turns[k] += apart
             self._known[row] = turns
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
@@ -221,46 +222,3 @@ def _reference(policy: SampledPolicy, who: str) -> contextlib.AbstractContextMan
             "adapter, but policy.lora is not set. Set it, or leave that out of model.rewards."
         )
     return policy.reference()
-
-
-def _logprobs(
-    policy: SampledPolicy,
-    rows: Sequence[tuple[Sequence[int], Sequence[bool]]],
-    budget: int,
-) -> list[list[float]]:
-    """Log-probabilities of the named tokens of each row, in eval mode and without a gradient.
-
-    Args:
-        rows: Token ids, and which of them are asked for; never the first.
-        budget: The most tokens, padding included, computed at once; one row at least.
-    """
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
-    from turnrl import by_tokens
-
-    network = policy.load()
-    device = next(network.parameters()).device
-    found: dict[int, list[float]] = {}
-    with _evaluating(network), torch.no_grad():
-        for some in by_tokens([len(ids) for ids, _ in rows], budget):
-            ids = pad_sequence([torch.tensor(rows[i][0]) for i in some], True)
-            mask = pad_sequence([torch.tensor(rows[i][1]) for i in some], True)
-            sizes = torch.tensor([[len(rows[i][0])] for i in some])
-            real = torch.arange(ids.shape[1]) < sizes
-            asked = policy.logprobs(ids.to(device), real.to(device), mask.to(device))
-            parts = asked[0].cpu().split(mask.sum(1).tolist())
-            found |= zip(some, (part.tolist() for part in parts), strict=True)
-    return [found[i] for i in range(len(rows))]
-
-
-@contextlib.contextmanager
-def _evaluating(network: PreTrainedModel) -> Iterator[None]:
-    """Within it the network is in eval mode; afterwards each part is in the mode it was in."""
-    modes = [(part, part.training) for part in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training

@@ -1,0 +1,232 @@
+"""Layouts: what sequences begin with is read once, and everything computed from it is the same."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+from turnrl_estimators import TurnCritic
+
+import turnrl.layout
+from runs import adamw, column, data, module, trainer
+from turnrl import ClippedSurrogate, Lora, Policy
+from turnrl.layout import lay_out, passes
+
+few = st.lists(st.integers(0, 2), min_size=1, max_size=9)
+sequences = st.lists(few, min_size=1, max_size=8)
+
+
+def rows_of(ids, seed=0):
+    """Sequences, any of whose tokens but the first may be asked for."""
+    draw = random.Random(seed)
+    return [(some, [False, *(draw.random() < 0.5 for _ in some[1:])]) for some in ids]
+
+
+def beginnings(ids):
+    """Every different beginning of some sequences: the least that has to be read."""
+    return {tuple(some[: n + 1]) for some in ids for n in range(len(some))}
+
+
+@given(sequences, st.booleans())
+def test_every_token_stands_after_its_own_history_and_shared_ones_once(ids, share):
+    rows = rows_of(ids)
+    layout = lay_out(rows, share)
+    flat, positions = layout.input_ids.flatten(), layout.position_ids.flatten()
+    if share:
+        assert len(flat) == len(beginnings(ids))
+        assert layout.attention_mask is None
+    else:
+        assert flat.numel() == len(ids) * max(map(len, ids))
+        assert layout.attention_mask.sum(1).tolist() == list(map(len, ids))
+    asked = [(some[t - 1], t - 1, some[t]) for some, a in rows for t in range(len(some)) if a[t]]
+    before, targets = layout.before[layout.asked], layout.targets[layout.asked]
+    assert asked == list(
+        zip(flat[before].tolist(), positions[before].tolist(), targets.tolist(), strict=True)
+    )
+    assert len(set(zip(layout.before.tolist(), layout.targets.tolist(), strict=True))) == len(
+        layout.before
+    )
+
+
+def naive_attention(ids, query, key, value, scale, window):
+    """Of each beginning of a sequence, by its own history: {beginning: (heads, D)}."""
+    found = {}
+    for history in beginnings(ids):
+        at = [history[: n + 1] for n in range(len(history))][-window if window else 0 :]
+        repeat = len(query[history]) // len(key[history])
+        scores = [(query[history] * key[h].repeat_interleave(repeat, 0)).sum(-1) for h in at]
+        weights = (torch.stack(scores) * scale).softmax(0)
+        values = torch.stack([value[h].repeat_interleave(repeat, 0) for h in at])
+        found[history] = (weights[..., None] * values).sum(0)
+    return found
+
+
+def histories(layout):
+    """The beginning that stands at each place of a layout, as its ragged segments spell it."""
+    found, it = {}, layout.ragged
+    for n in range(len(it.own) - 1):
+        path = it.keys[it.reach[n] : it.reach[n + 1]].tolist()
+        ids = layout.input_ids[0, path].tolist()
+        count = int(it.own[n + 1] - it.own[n])
+        found |= {path[t]: tuple(ids[: t + 1]) for t in range(len(path) - count, len(path))}
+    return [found[n] for n in range(layout.input_ids.shape[1])]
+
+
+@given(sequences, st.sampled_from([None, 1, 3]), st.booleans())
+@settings(deadline=None)
+def test_attention_of_a_layout_is_that_of_each_sequence_alone(ids, window, ragged):
+    layout = lay_out(rows_of(ids))
+    at = histories(layout)
+    assert set(at) == beginnings(ids)
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, len(at), 4) for heads in (4, 2, 2))
+    named = [{h: part[0, :, n] for n, h in enumerate(at)} for part in (query, key, value)]
+    wanted = naive_attention(ids, *named, 0.7, window)
+    with pytest.MonkeyPatch.context() as patch:
+        if ragged:
+            patch.setattr(turnrl.layout, "takes_ragged", lambda query: True)
+            patch.setattr(turnrl.layout, "varlen_attn", naive_varlen)
+        found = layout.attend(0, query, key, value, 0.7, window)
+    assert torch.allclose(found[0], torch.stack([wanted[h] for h in at]), atol=1e-5)
+
+
+def naive_varlen(query, key, value, own, reach, longest_own, longest_reach, **options):
+    """What torch documents of its kernel: sequences one after the other, the last query of each on
+    a level with its last key, and a window to either side."""
+    assert (own.dtype, reach.dtype) == (torch.int32, torch.int32)
+    assert int(own.diff().max()) == longest_own
+    assert int(reach.diff().max()) == longest_reach
+    assert options.pop("enable_gqa")
+    left, right = options.pop("window_size")
+    assert right == 0
+    found = []
+    for n in range(len(own) - 1):
+        q = query[own[n] : own[n + 1]].transpose(0, 1)
+        k, v = (part[reach[n] : reach[n + 1]].transpose(0, 1) for part in (key, value))
+        level = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
+        apart = level - torch.arange(k.shape[1])
+        mask = (apart >= 0) if left < 0 else (apart >= 0) & (apart <= left)
+        read = scaled_dot_product_attention(q, k, v, mask, enable_gqa=True, **options)
+        found.append(read.transpose(0, 1))
+    return torch.cat(found)
+
+
+@given(sequences, st.integers(1, 30), st.booleans())
+def test_passes_hold_every_sequence_once_and_keep_within_the_budget(ids, budget, share):
+    rows = rows_of(ids)
+    seen = []
+    for some, layout in passes(rows, budget, share):
+        assert layout.input_ids.numel() <= budget or len({tuple(ids[i]) for i in some}) == 1
+        assert len(layout.asked) == sum(sum(rows[i][1]) for i in some)
+        seen += some
+    assert sorted(seen) == list(range(len(ids)))
+
+
+def test_sequences_that_begin_alike_come_together_and_else_those_of_like_length():
+    # in turns of one prompt and the other; with a budget of 12 tokens, a prompt of 6 and three
+    # answers of 2 fit: two passes, and not the six of two sequences that the order given would make
+    ids = [[p] * 6 + [10 + n, p] for n in range(3) for p in (1, 2)]
+    assert [len(some) for some, _ in passes(rows_of(ids), 12)] == [3, 3]
+    assert [len(some) for some, _ in passes(rows_of(ids), 12, share=False)] == [1] * 6
+    mixed = [[1] * n for n in (1, 3) * 4]
+    assert [len(some) for some, _ in passes(rows_of(mixed), 8, share=False)] == [4, 2, 2]
+
+
+# ---------------------------------------------------------------------------- a model and a run
+
+
+def logprobs_and_gradient(policy, rows, share, weights):
+    policy.zero_grad()
+    with policy.evaluating():
+        found, entropy, _ = policy.logprobs(lay_out(rows, share), 0.8)
+        (found * weights).sum().backward()
+    gradients = {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
+    return found.detach(), entropy, gradients
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Qwen2", {}),
+        ("Qwen3", {"head_dim": 8}),
+        ("Llama", {}),
+        ("Mistral", {"sliding_window": 6}),
+        ("Gemma", {"head_dim": 8}),
+        ("Gemma3Text", {"head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 2}),
+        ("Olmo2", {}),
+    ],
+)
+def test_models_compute_the_same_from_a_shared_layout(random_model, name, options):
+    policy = Policy(str(random_model(name, **options)))
+    policy.load()
+    assert policy.unshared is None
+    draw = random.Random(0)
+    system = [draw.randrange(3, 300) for _ in range(12)]
+    ids = [
+        [*system, *prompt, *(draw.randrange(3, 300) for _ in range(length))]
+        for prompt in ([5, 6, 7], [8, 9])
+        for length in (9, 1, 14, 9)
+    ]
+    rows = rows_of([*ids, ids[0], ids[2][:20]])
+    weights = torch.randn(sum(sum(asked) for _, asked in rows))
+    found, entropy, gradient = logprobs_and_gradient(policy, rows, True, weights)
+    wanted, other, plain = logprobs_and_gradient(policy, rows, False, weights)
+    assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+    assert (entropy - other).abs().max() < 1e-5 * other.abs().max()
+    largest = max(float(g.abs().max()) for g in plain.values())
+    assert plain.keys() == gradient.keys()
+    for part, value in plain.items():
+        assert (gradient[part] - value).norm() <= 1e-5 * max(value.norm(), 1e-3 * largest), part
+
+
+def test_a_model_with_attention_of_its_own_is_read_in_padded_rows_and_that_is_said_once(
+    random_model, caplog
+):
+    it = module(random_model("Falcon"))
+    with caplog.at_level("INFO"):
+        it.configure_model()
+    told = [r.message for r in caplog.records if "each trajectory is read from" in r.message]
+    assert len(told) == 1
+    assert "FalconForCausalLM has attention of its own" in told[0]
+    policy = it.policy
+    rows = rows_of([[5, 6, 7, 8], [5, 6, 7, 9, 10]])
+    ((some, layout),) = policy.passes(rows, 1000)
+    assert layout.attention_mask is not None
+    assert len(some) == 2
+    assert len(policy.read(rows, 1000)) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"policy": {"gradient_checkpointing": True}},
+        {"policy": {"quantization": "nf4", "lora": Lora(r=4)}},
+        {
+            "policy": {"lora": Lora(r=4), "gradient_checkpointing": True},
+            "objective": ClippedSurrogate(kl_coef=0.1, ratio_level="turn"),
+        },
+        {"estimator": TurnCritic()},
+    ],
+)
+def test_a_run_learns_the_same_from_shared_and_from_padded_layouts(tiny_model, tmp_path, options):
+    found = []
+    for share in (True, False):
+        torch.manual_seed(0)
+        policy = {**options.get("policy", {}), "share_prefixes": share}
+        it = module(
+            tiny_model,
+            **{**options, "policy": policy},
+            updates_per_iteration=2,
+            minibatch_tokens=150,
+            optimizer=adamw(1e-3),
+        )
+        folder = tmp_path / str(share)
+        trainer(folder, 1, limit_val_batches=0).fit(it, data())
+        names = ["train/loss", "train/grad_norm", "train/ratio", "train/entropy"]
+        found.append([column(folder, name)[0] for name in names])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
