@@ -11,17 +11,19 @@ from runs import KeepWeights, data, module
 from turnrl.cli import main
 
 
-def plain(model: str) -> None:
+def plain(model: str, name: str, share: bool) -> None:
+    L.seed_everything(0, verbose=False)
     trainer = L.Trainer(
         max_epochs=2,
         accelerator="cpu",
         devices=2,
         strategy="ddp",
-        logger=CSVLogger("runs", name="plain"),
+        logger=CSVLogger("runs", name=name),
         callbacks=[KeepWeights()],
         log_every_n_steps=1,
     )
-    trainer.fit(module(model), data())
+    policy = {"share_prefixes": share}
+    trainer.fit(module(model, policy, minibatch_tokens=100), data())
 
 
 def by_recipe() -> None:
@@ -35,4 +37,6 @@ def by_recipe() -> None:
 if __name__ == "__main__":
     # by arguments it would not know its model: the command line sets those of the other process
     by_recipe()
-    plain(yaml.safe_load(Path("two.yaml").read_text())["model"]["policy"]["model"])
+    model = yaml.safe_load(Path("two.yaml").read_text())["model"]["policy"]["model"]
+    plain(model, "plain", share=True)
+    plain(model, "padded", share=False)

@@ -134,6 +134,16 @@ def test_two_processes_finish_with_the_default_bar_of_a_plain_trainer(folder):
     assert shares_at_most_one(folder / "runs" / "plain" / "version_0")
 
 
+def test_two_processes_learn_the_same_from_shared_and_from_padded_layouts(folder):
+    agree(folder / "runs" / "padded")
+    plain, padded = (metrics(folder / "runs" / name / "version_0") for name in ("plain", "padded"))
+    first, other = (
+        next(row for row in rows if row["train/grad_norm"]) for rows in (plain, padded)
+    )
+    for name in ("train/loss", "train/grad_norm", "train/entropy"):
+        assert float(first[name]) == pytest.approx(float(other[name]), rel=1e-4), name
+
+
 def test_two_processes_share_the_questions_and_sample_apart(folder):
     first, second = agree(folder / "runs" / "two")
     assert not set(first["asked"]) & set(second["asked"])  # a group never spans processes
