@@ -137,9 +137,7 @@ def test_two_processes_finish_with_the_default_bar_of_a_plain_trainer(folder):
 def test_two_processes_learn_the_same_from_shared_and_from_padded_layouts(folder):
     agree(folder / "runs" / "padded")
     plain, padded = (metrics(folder / "runs" / name / "version_0") for name in ("plain", "padded"))
-    first, other = (
-        next(row for row in rows if row["train/grad_norm"]) for rows in (plain, padded)
-    )
+    first, other = (next(row for row in rows if row["train/grad_norm"]) for rows in (plain, padded))
     for name in ("train/loss", "train/grad_norm", "train/entropy"):
         assert float(first[name]) == pytest.approx(float(other[name]), rel=1e-4), name
 

@@ -21,7 +21,7 @@ whose code takes no attention but its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -55,15 +55,24 @@ class Segments:
     queries: Tensor
     keys: Tensor
     seen: Tensor | None
+    _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None) -> Tensor | None:
-        """(S, 1, Q, K), bool, which keys each query sees; None for all up to its own."""
+    def mask(self, window: int | None, like: Tensor) -> Tensor | None:
+        """(S, 1, Q, K), what is added to the scores: minus infinity where a query does not see a
+        key. None for all keys up to its own. Made once, because each layer keeps it for its
+        gradient."""
         if self.seen is None and window is None:
             return None
-        key, own = (torch.arange(n.shape[1], device=n.device) for n in (self.keys, self.queries))
-        before = torch.zeros_like(self.keys[:, 0]) if self.seen is None else self.seen
-        at = (before[:, None] + own)[:, None, :, None]
-        return key <= at if window is None else (key <= at) & (key > at - window)
+        if window not in self._masks:
+            key, own = (
+                torch.arange(n.shape[1], device=n.device) for n in (self.keys, self.queries)
+            )
+            before = torch.zeros_like(self.keys[:, 0]) if self.seen is None else self.seen
+            at = (before[:, None] + own)[:, None, :, None]
+            unseen = key > at if window is None else (key > at) | (key <= at - window)
+            empty = torch.zeros(unseen.shape, dtype=like.dtype, device=like.device)
+            self._masks[window] = empty.masked_fill_(unseen, -torch.inf)
+        return self._masks[window]
 
 
 @dataclass
@@ -139,7 +148,7 @@ class Layout:
         for some in self.segments:
             parts = (query[some.queries], key[some.keys], value[some.keys])
             own, keys, values = (part.transpose(1, 2) for part in parts)
-            mask = some.mask(window)
+            mask = some.mask(window, query)
             read = scaled_dot_product_attention(
                 own, keys, values, mask, is_causal=mask is None, scale=scale, enable_gqa=True
             )
