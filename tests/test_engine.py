@@ -168,11 +168,9 @@ def test_log_probabilities_are_those_of_the_training_pass(tiny_policy):
     temperature = 0.7
     session = engine.open(PROMPTS[3])
     completion = run(session.generate([], Sampling(20, temperature, seed=3)))
-    ids = torch.tensor([PROMPTS[3] + list(completion.token_ids)])
-    mask = torch.zeros_like(ids, dtype=torch.bool)
-    mask[0, len(PROMPTS[3]) :] = True
-    with torch.no_grad():
-        logprobs, *_ = tiny_policy.logprobs(ids, torch.ones_like(ids), mask, temperature)
+    sampled = list(completion.token_ids)
+    row = (PROMPTS[3] + sampled, [False] * len(PROMPTS[3]) + [True] * len(sampled))
+    ((logprobs, *_),) = tiny_policy.read([row], 100, temperature)
     assert torch.allclose(logprobs, torch.tensor(completion.logprobs), atol=1e-4)
 
 
