@@ -37,7 +37,7 @@ try:  # where this torch was built with it
 except ImportError:
     varlen_attn = None  # type: ignore[assignment]
 
-_WASTE, _CALL = 1.25, 2**17
+_WASTE, _CALL = 1.03, 2**14
 """Scores that a batch of segments may have for each that is needed, and what a batch more costs."""
 
 
