@@ -1,0 +1,40 @@
+"""`turnrl bench`: how fast turnrl is, and how much memory it takes, beside what else one could use.
+
+    command    the command line
+    measure    fresh processes that take turns, medians, tables
+    worker     such a process
+    task       questions, a small model, and the tokens that everybody samples
+    forced     Forced, an engine that is told what to sample
+    ours       the iterations of turnrl on a task
+    trl        the iterations of TRL's `GRPOTrainer` on the same task, and whether the work is equal
+    world      quickstart's world: engines, tools that take their time, many trajectories
+    gpu        a policy of seven billion parameters
+
+`Forced` is public: whoever wants to time or replay something with given tokens can use it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from turnrl import hookimpl
+from turnrl_bench.command import add_bench_command
+
+if TYPE_CHECKING:
+    from turnrl_bench.forced import Forced as Forced
+
+__all__ = ["Forced"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Forced":
+        return importlib.import_module("turnrl_bench.forced").Forced
+    raise AttributeError(f"module 'turnrl_bench' has no attribute {name!r}")
+
+
+@hookimpl
+def turnrl_commands() -> Iterable[Callable[[Any], None]]:
+    """`turnrl bench`."""
+    return [add_bench_command]

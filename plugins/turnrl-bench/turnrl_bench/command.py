@@ -1,0 +1,508 @@
+"""`turnrl bench`: measure turnrl on this machine, beside what else one could use.
+
+Whatever is compared is run in fresh processes that take turns (A B A B ...); the first iterations
+of each are not counted. Printed are medians, and ratios of medians with the least and the greatest
+ratio of two neighbouring blocks, then the machine, the versions, and how busy it was. What each
+means, and what it does not, says docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnrl import RecipeError
+
+if TYPE_CHECKING:
+    from turnrl_bench.measure import Report
+
+Measurement = Callable[[argparse.Namespace], "tuple[Report, int]"]
+
+
+def add_bench_command(commands: Any) -> None:
+    """Add `bench` to argparse's sub-parsers."""
+    parser = commands.add_parser(
+        "bench",
+        help="how fast turnrl is on this machine, beside TRL, vLLM and itself",
+        description=__doc__,
+    )
+    kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
+
+    def kind(name: str, text: str, measurement: Measurement, blocks: int, threads: int) -> Any:
+        one = kinds.add_parser(name, help=text, description=f"Measures {text}.")
+        one.add_argument(
+            "--threads", type=_count, default=threads, help=f"of torch (default: {threads})"
+        )
+        one.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+        one.add_argument(
+            "--markdown", action="store_true", help="print the tables as those of a page"
+        )
+        if blocks:
+            told = f"processes of each side (default: {blocks})"
+            one.add_argument("--blocks", type=_count, default=blocks, metavar="N", help=told)
+        one.set_defaults(run=_run, measurement=measurement)
+        return one
+
+    def sizes(one: Any, prompts: int, group: int, length: int, tokens: int) -> None:
+        for option, default, text in (
+            ("--prompts", prompts, "questions of an iteration"),
+            ("--group-size", group, "trajectories of each"),
+            ("--prompt-tokens", length, "tokens of a prompt"),
+            ("--tokens", tokens, "sampled tokens of a trajectory"),
+        ):
+            told = f"{text} (default: {default})"
+            one.add_argument(option, type=_count, default=default, metavar="N", help=told)
+
+    def steps(one: Any, default: int) -> None:
+        told = f"iterations of each process that count (default: {default})"
+        one.add_argument("--steps", type=_count, default=default, metavar="N", help=told)
+
+    one = kind("trl", "a training step beside TRL's GRPOTrainer", _trl, 3, 1)
+    sizes(one, 8, 8, 281, 72)
+    steps(one, 2)
+    one.add_argument(
+        "--tool-ms", type=_time, metavar="MS", help="measure too with a tool that takes so long"
+    )
+    one.add_argument(
+        "--trl-rows",
+        type=_count,
+        default=16,
+        metavar="N",
+        help="trajectories of a micro-batch of TRL's (default: 16)",
+    )
+    one = kind("engine", "tokens sampled in a second, beside a vLLM server", _engine, 3, 2)
+    sizes(one, 16, 8, 195, 60)
+    steps(one, 4)
+    one.add_argument(
+        "--url", help="of a server that serves the Atlas starter; without one Slots is alone"
+    )
+    one = kind("learn", "learning with prompts computed once, beside rows padded", _learn, 3, 1)
+    sizes(one, 8, 8, 281, 72)
+    steps(one, 3)
+    one = kind("tools", "what lockstep costs while tools take their time", _tools, 2, 1)
+    one.add_argument(
+        "--tool-ms",
+        type=_time,
+        nargs="+",
+        default=[0, 50, 500],
+        metavar="MS",
+        help="of a call (default: 0 50 500)",
+    )
+    for option, default, text in (
+        ("--prompts", 16, "questions of a collection"),
+        ("--group-size", 16, "trajectories of each"),
+    ):
+        told = f"{text} (default: {default})"
+        one.add_argument(option, type=_count, default=default, metavar="N", help=told)
+    steps(one, 2)
+    one = kind("scale", "what a trajectory costs among many", _scale, 2, 1)
+    one.add_argument(
+        "--trajectories",
+        type=_count,
+        nargs="+",
+        default=[64, 256, 1024, 4096],
+        metavar="N",
+        help="of a collection (default: 64 256 1024 4096)",
+    )
+    one.add_argument("--group-size", type=_count, default=16, metavar="N", help="default: 16")
+    one.add_argument("--kv-memory", default="64MB", metavar="SIZE", help="of Slots (default: 64MB)")
+    one = kind("gpu", "an iteration of a 7B policy, 4-bit with an adapter, on a GPU", _gpu, 0, 8)
+    one.add_argument(
+        "--tiny", action="store_true", help="a small shape, on whatever device there is"
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+    return int(text)
+
+
+def _time(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 60_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time between 0 and 60000 milliseconds")
+    return value
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise RecipeError(f"--json is {str(args.json)!r}, in a folder that is not there. Make it.")
+    report, code = args.measurement(args)
+    print(report.show(args.markdown), flush=True)
+    if args.json is not None:
+        report.save(args.json)
+    return int(code)
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="turnrl-bench-") as folder:
+        yield Path(folder)
+
+
+def _shape(args: argparse.Namespace) -> Any:
+    from turnrl_bench.task import Shape
+
+    first = -(-args.tokens * 5 // 9)
+    turns = (first, args.tokens - first)
+    return Shape(args.prompts, args.group_size, args.prompt_tokens, turns)
+
+
+# -------------------------------------------------------------------------------------- trl
+
+
+def _trl(args: argparse.Namespace) -> tuple[Report, int]:
+    from turnrl_bench.equal import template
+
+    text = template()
+    count = args.prompts * args.group_size
+    if count % args.trl_rows:
+        raise RecipeError(
+            f"--trl-rows is {args.trl_rows}, which does not divide the {count} trajectories. "
+            "Give a divisor."
+        )
+    if args.group_size < 2:
+        raise RecipeError("--group-size is 1, and trajectories are compared with each other.")
+    with _folder() as folder:
+        return _beside_trl(args, folder, text)
+
+
+def _beside_trl(args: argparse.Namespace, folder: Path, template: str) -> tuple[Report, int]:
+    from turnrl_bench.equal import compare
+    from turnrl_bench.measure import Report, Side, Table, alternate, ratio, seconds, typical
+    from turnrl_bench.task import make
+
+    shape = _shape(args)
+    make(folder / "model", shape, template)
+    sampled = sum(shape.turn_tokens)
+    report = Report(
+        f"A training step: {args.prompts} prompts x {args.group_size} trajectories, "
+        f"{sampled} sampled tokens each,\nby {_plural(args.threads, 'thread')}"
+    )
+
+    def sides(steps: int, warm_up: int, gradients: Sequence[Path] = (), **more: Any) -> list[Side]:
+        made = []
+        for n, (name, module) in enumerate((("turnrl", "ours"), ("TRL", "trl"))):
+            settings = {"folder": str(folder / "model"), "steps": steps, "warm_up": warm_up, **more}
+            if gradients:
+                settings["gradient"] = str(gradients[n])
+            if module == "trl":
+                settings["rows"] = args.trl_rows
+            made.append(
+                Side(name, f"turnrl_bench.{module}:iterations", settings, threads=args.threads)
+            )
+        return made
+
+    kept = (folder / "ours.pt", folder / "theirs.pt")
+    ours, theirs = (side.run("equal work: ") for side in sides(1, 0, kept))
+    lines, passed = compare(ours, theirs, kept)
+    report.title += "\n\nEqual work:\n" + "\n".join(f"  {line}" for line in lines)
+    report.raw = {"shape": vars(shape), "equal_work": {"passed": passed, "lines": lines}}
+    if not passed:
+        report.notes.append("The two sides did not do the same work, so nothing was timed.")
+        return report, 1
+
+    cases: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+        ("", {}, ("rollouts", "learning", "whole step")),
+        ("two updates", {"updates": 2}, ("whole step",)),
+    ]
+    if args.tool_ms is not None:
+        cases.append((f"{args.tool_ms:g} ms tool", {"tool_ms": args.tool_ms}, ("whole step",)))
+    rows = []
+    for label, more, parts in cases:
+        found = alternate(sides(args.steps, 1, **more), args.blocks, f"{label or 'one update'}, ")
+        report.raw[label or "one update"] = found
+        mine, others = found["turnrl"], found["TRL"]
+        for part in parts:
+            cells = [f"{typical(b, part, c):.2f}" for b in (others, mine) for c in (0, 1)]
+            wall, cpu = (ratio(seconds(others, part, c), seconds(mine, part, c)) for c in (0, 1))
+            rows.append(
+                (f"{part}, {label}" if label else part, *cells, str(wall), f"{cpu.value:.2f}x")
+            )
+    header = ("seconds", "TRL", "CPU", "turnrl", "CPU", "TRL/turnrl", "CPU")
+    report.tables.append(Table(header, tuple(rows)))
+    first = report.raw["one update"]["turnrl"][0]
+    report.notes += [
+        f"{first['trajectories']} trajectories, {first['prompt']}-token prompts on both sides, "
+        f"{first['sampled']} sampled tokens, {first['tokens']} in all; medians of "
+        f"{args.blocks} x {args.steps} steps.",
+        "Same model (Qwen2, 1.8 M parameters, float32), tokens, calls and rewards on both sides; "
+        f"TRL without checkpointing, beta 0, loss_type dapo, micro-batches of {args.trl_rows}; "
+        "turnrl with its defaults. A step's learning is all of it but the rollouts.",
+    ]
+    if args.tool_ms is not None:
+        report.notes.append(
+            f"The tool that takes {args.tool_ms:g} ms is a coroutine on both sides, which sleeps. "
+            "turnrl's gets a batch of calls and asks for all at once; TRL awaits the calls of one "
+            "trajectory before it takes up the next one's."
+        )
+    return report, 0
+
+
+# ----------------------------------------------------------------------------------- engine
+
+
+def _engine(args: argparse.Namespace) -> tuple[Report, int]:
+    from turnrl_bench.measure import NONE, Report, Side, Table, alternate, ratio, seconds, typical
+
+    sizes = (args.prompts, args.group_size, args.prompt_tokens, args.tokens)
+    settings = {"sizes": sizes, "rounds": args.steps, "warm_up": 1}
+    sides = [Side("Slots", "turnrl_bench.world:slots", settings, args.threads)]
+    if args.url is not None:
+        from turnrl_bench.world import served_model
+
+        served_model(args.url)
+        more = {**settings, "url": args.url}
+        sides.append(Side("vLLM", "turnrl_bench.world:served", more, args.threads))
+    requests = args.prompts * args.group_size
+    report = Report(
+        f"Sampling: {requests} requests x ({args.prompt_tokens} prompt + {args.tokens} sampled "
+        f"tokens),\nprompts shared by {args.group_size}, Atlas starter (0.9 M parameters)"
+    )
+    found = alternate(sides, args.blocks)
+    report.raw = {"blocks": found}
+    rows = []
+    for name, blocks in found.items():
+        wall, sampled = typical(blocks, "sampling"), blocks[0]["sampled"]
+        rows.append((name, str(sampled), f"{wall:.2f} s", f"{sampled / wall:,.0f}"))
+    if args.url is None:
+        rows.append(("vLLM", NONE, NONE, NONE))
+        report.notes.append("vLLM was not measured: --url names no server.")
+    else:
+        mine, others = (seconds(found[name], "sampling") for name in ("Slots", "vLLM"))
+        rows.append(("ratio", "", str(ratio(others, mine)), ""))
+        report.notes.append(
+            f"The server is asked over HTTP by 64 threads, for token ids and log-probabilities, as "
+            f"a trainer needs both; prompts are new in each round. Slots runs with "
+            f"{_plural(args.threads, 'thread')}; the server's are its own."
+        )
+    report.tables.append(Table(("", "sampled tokens", "seconds", "tokens/s"), tuple(rows)))
+    return report, 0
+
+
+# ------------------------------------------------------------------------------------ learn
+
+WIDE = {
+    "vocab_size": 152_064,
+    "hidden_size": 896,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+}
+"""A head as wide as Qwen2.5-0.5B's, and hardly anything before it."""
+
+
+def _learn(args: argparse.Namespace) -> tuple[Report, int]:
+    from turnrl_bench.measure import (
+        MEMORY,
+        NONE,
+        Report,
+        Side,
+        Table,
+        alternate,
+        megabytes,
+        ratio,
+        seconds,
+        typical,
+    )
+    from turnrl_bench.ours import lacks_sharing
+    from turnrl_bench.task import Shape, make
+
+    shape, lacking = _shape(args), lacks_sharing()
+    report = Report(
+        f"Learning: {args.prompts} prompts x {args.group_size} trajectories, {args.prompt_tokens} "
+        f"+ {args.tokens} tokens,\none epoch, by {_plural(args.threads, 'thread')}"
+    )
+    function = "turnrl_bench.ours:iterations"
+    options: dict[str, dict[str, Any]] = {"prompts once": {"share_prefixes": True}}
+    options["rows padded"] = {"share_prefixes": False}
+    if lacking:
+        options = {"as it is": {}}
+        report.notes.append(f"Prefix-shared learning was not measured: {lacking}.")
+    with _folder() as folder:
+        make(folder / "model", shape)
+        settings = {"folder": str(folder / "model"), "samples": False, "warm_up": 1}
+        sides = [
+            Side(name, function, {**settings, "steps": args.steps, "policy": p}, args.threads)
+            for name, p in options.items()
+        ]
+        found = alternate(sides, args.blocks)
+        peaks = {
+            side.name: Side(
+                side.name, function, {**side.settings, "steps": 1}, args.threads, MEMORY
+            ).run("memory: ")["peaks"][-1]
+            for side in sides
+        }
+        rows = [
+            (name, f"{typical(b, 'learning'):.2f} s", f"{typical(b, 'learning', 1):.2f} s",
+             megabytes(peaks[name]))
+            for name, b in found.items()
+        ]  # fmt: skip
+        if not lacking:
+            shared, padded = (seconds(found[name], "learning") for name in options)
+            rows.append(("ratio", str(ratio(padded, shared)), "", ""))
+        report.tables.append(Table(("", "wall", "CPU", "peak memory"), tuple(rows)))
+        report.raw = {"blocks": found, "peaks": dict(peaks)}
+
+        wide = Shape(1, 8, 281, (256, 256))
+        make(folder / "wide", wide, network=WIDE)
+        settings = {"folder": str(folder / "wide"), "samples": False, "steps": 1, "warm_up": 0}
+        lora = {**settings, "policy": {"lora": 8}}
+        mine = Side("chunks", function, lora, args.threads, MEMORY).run("wide vocabulary: ")
+        plain = {"folder": str(folder / "wide")}
+        whole = Side(
+            "full logits", "turnrl_bench.ours:full_logits", plain, args.threads, MEMORY
+        ).run("wide vocabulary: ")
+        sizes = [mine["peaks"][-1], whole["peaks"][-1]]
+        told = [NONE if None in sizes else f"{100 * sizes[0] / sizes[1]:.0f} %"]
+        both = (("turnrl", megabytes(sizes[0])), ("full logits", megabytes(sizes[1])))
+        header = ("vocabulary 152,064, hidden 896", "peak memory")
+        report.tables.append(Table(header, (*both, ("share", *told))))
+        report.raw["wide"] = {"turnrl": mine, "full_logits": whole}
+        report.notes += [
+            f"Trajectories come from a script, so there are no rollouts; "
+            f"{_count_of(found)} sampled tokens an epoch, medians of {args.blocks} x {args.steps}.",
+            f"Peak memory is what the process holds above what it held before learning. The wide "
+            f"vocabulary: {mine['sampled']} loss tokens, an adapter, a frozen head; the full "
+            "logits are those of the loss tokens alone, in one tensor.",
+        ]
+    return report, 0
+
+
+def _count_of(found: dict[str, Any]) -> int:
+    return int(next(iter(found.values()))[0]["sampled"])
+
+
+# ------------------------------------------------------------------------------------ tools
+
+
+def _tools(args: argparse.Namespace) -> tuple[Report, int]:
+    from turnrl_bench.measure import Report, Side, Table, alternate, ratio, seconds, typical
+
+    delays = [
+        (f"{ms:g} ms{', each its own' if jitter else ''}", ms, jitter)
+        for ms in args.tool_ms
+        for jitter in ([False, True] if ms else [False])
+    ]
+    settings = {
+        "delays": delays,
+        "questions": args.prompts,
+        "group": args.group_size,
+        "rounds": args.steps,
+    }
+    sides = [
+        Side(name, "turnrl_bench.world:tools", {**settings, "lockstep": on}, args.threads)
+        for name, on in (("lockstep", True), ("free", False))
+    ]
+    report = Report(
+        f"Collecting {args.prompts} x {args.group_size} trajectories of the quickstart, "
+        f"by {_plural(args.threads, 'thread')}"
+    )
+    found = alternate(sides, args.blocks)
+    report.raw = {"blocks": found}
+    rows = []
+    for name, _, _ in delays:
+        cells = [f"{typical(b, name):.2f} s" for b in found.values()]
+        both = [seconds(found[side], name) for side in ("lockstep", "free")]
+        rows.append((name, *cells, str(ratio(both[0], both[1]))))
+    header = ("a call takes", "lockstep", "free", "lockstep/free")
+    report.tables.append(Table(header, tuple(rows)))
+    report.notes.append(
+        "A tool is a coroutine that answers a batch when all of its calls are answered. 'Each its "
+        "own': a call takes between nothing and twice the time. The same tokens on both sides, as "
+        f"far as rounding goes; medians of {args.blocks} x {args.steps} collections."
+    )
+    return report, 0
+
+
+# ------------------------------------------------------------------------------------ scale
+
+
+def _scale(args: argparse.Namespace) -> tuple[Report, int]:
+    import inspect
+
+    from turnrl import installed
+    from turnrl_bench.measure import (
+        MEMORY,
+        NONE,
+        Report,
+        Side,
+        Table,
+        alternate,
+        median,
+        megabytes,
+        typical,
+    )
+
+    budget = {"kv_memory": args.kv_memory}
+    known = "kv_memory" in inspect.signature(installed("turnrl_engines")["Slots"]).parameters
+    report = Report(
+        f"Collections of the quickstart's trajectories, {args.group_size} of a question, "
+        f"by {_plural(args.threads, 'thread')},\n"
+        + (f"keys and values within {args.kv_memory}" if known else "without a budget of memory")
+    )
+    if not known:
+        report.notes.append("This turnrl's Slots has no kv_memory: its memory has no bound.")
+    settings = {"group": args.group_size, "rounds": 1, "engine": budget if known else {}}
+    for n in args.trajectories:
+        if n % args.group_size:
+            what = f"--trajectories has {n}, which groups of {args.group_size} do not divide."
+            raise RecipeError(f"{what} Give multiples.")
+    sides = [
+        Side(str(n), "turnrl_bench.world:scale", {**settings, "trajectories": n}, args.threads,
+             MEMORY)
+        for n in args.trajectories
+    ]  # fmt: skip
+    found = alternate(sides, args.blocks, "trajectories, ")
+    report.raw = {"blocks": found}
+    rows = []
+    for name, blocks in found.items():
+        count, wall = int(blocks[0]["trajectories"]), typical(blocks, "collection")
+        peaks = [p for b in blocks for p in b["peaks"] if p is not None]
+        peak = median(peaks) if peaks else None
+        each = NONE if peak is None else f"{peak / count / 1e3:,.0f} kB"
+        sampled = blocks[0]["sampled"]
+        rows.append(
+            (name, f"{sampled / count:.1f}", f"{wall:.1f} s", f"{1e3 * wall / count:.1f} ms",
+             megabytes(peak), each)
+        )  # fmt: skip
+    header = ("trajectories", "tokens each", "wall", "each", "peak memory", "each")
+    report.tables.append(Table(header, tuple(rows)))
+    report.notes.append(
+        "Peak memory is what the process holds above what it held before, the trajectories "
+        "themselves included."
+    )
+    return report, 0
+
+
+# -------------------------------------------------------------------------------------- gpu
+
+
+def _gpu(args: argparse.Namespace) -> tuple[Report, int]:
+    import torch
+
+    if not args.tiny and not torch.cuda.is_available():
+        raise RecipeError(
+            "there is no GPU here. On a machine with one, this takes some minutes; --tiny runs the "
+            "same on this one, in a small shape."
+        )
+    from turnrl_bench.gpu import report_of
+    from turnrl_bench.measure import Side
+
+    with _folder() as folder:
+        settings = {"folder": str(folder), "tiny": args.tiny}
+        side = Side("gpu", "turnrl_bench.gpu:measure", settings, args.threads, cpu=False)
+        return report_of(side.run()), 0

@@ -1,0 +1,94 @@
+"""`Forced`: an engine whose turns say what somebody else has said, so that two ways of doing the
+same work can be timed on the same tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import final
+
+from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
+
+Script = Callable[[tuple[int, ...], int, int], Sequence[int]]
+"""What is said: of a prompt's ids, the number of the trajectory among those of its question, and
+the number of the turn, the ids that the turn is to have. None forces nothing."""
+
+
+@final
+class Forced(Engine):
+    """Samples with another engine, which is told what to draw: it computes what it always does.
+
+    Trajectories are numbered in the order in which they are forked from their prompt. A branch of a
+    trajectory says what that one says.
+
+    Args:
+        engine: What samples; None computes nothing, and gives log-probabilities of zero, to measure
+            learning alone.
+        script: What is said.
+    """
+
+    def __init__(self, engine: Engine | None, script: Script) -> None:
+        self.engine = engine
+        self.script = script
+        self.seeded = engine.seeded if engine is not None else True
+
+    def start(self, policy: SampledPolicy, max_tokens: int) -> None:
+        """See `Engine.start`."""
+        if self.engine is not None:
+            self.engine.start(policy, max_tokens)
+
+    def sync(self, version: int) -> None:
+        """See `Engine.sync`."""
+        if self.engine is not None:
+            self.engine.sync(version)
+
+    def open(self, prompt_ids: Sequence[int]) -> Session:
+        """See `Engine.open`."""
+        session = None if self.engine is None else self.engine.open(prompt_ids)
+        return _Forced(self.script, session, tuple(prompt_ids), itertools.count())
+
+    async def drain(self) -> None:
+        """See `Engine.drain`."""
+        if self.engine is not None:
+            await self.engine.drain()
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        if self.engine is not None:
+            self.engine.close()
+
+
+class _Forced(Session):
+    """One history. `numbers` counts the trajectories of a prompt, which has no number itself."""
+
+    def __init__(
+        self,
+        script: Script,
+        session: Session | None,
+        prompt_ids: tuple[int, ...],
+        numbers: Iterator[int],
+        number: int | None = None,
+        turn: int = 0,
+    ) -> None:
+        self.script, self.session = script, session
+        self.prompt_ids, self.numbers = prompt_ids, numbers
+        self.number, self.turn = number, turn
+
+    async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+        said = tuple(self.script(self.prompt_ids, self.number or 0, self.turn))
+        self.turn += 1
+        if self.session is not None:
+            return await self.session.generate(new_ids, replace(sampling, forced_ids=said))
+        said = said[: sampling.max_tokens]
+        ended = bool(said) and said[-1] in sampling.end_ids
+        return Completion(said, (0.0,) * len(said), "end" if ended else "length")
+
+    def fork(self) -> Session:
+        session = None if self.session is None else self.session.fork()
+        number = next(self.numbers) if self.number is None else self.number
+        return _Forced(self.script, session, self.prompt_ids, self.numbers, number, self.turn)
+
+    def close(self) -> None:
+        if self.session is not None:
+            self.session.close()

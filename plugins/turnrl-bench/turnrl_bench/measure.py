@@ -1,0 +1,308 @@
+"""Measuring: blocks in fresh processes that take turns, medians, and tables of what was found.
+
+What is compared is measured A B A B ..., so that a machine that becomes slower meanwhile does so
+for both. A figure of one side is the median over all its repetitions. A ratio is that of the
+medians; its spread, the least and the greatest of the ratios of a block with the one beside it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turnrl import TurnRLError
+
+Found = dict[str, Any]
+"""What a block returns. `times`: by what is timed, the (wall, CPU) seconds of each repetition."""
+
+NONE = "not measured"
+
+
+class BenchError(TurnRLError, RuntimeError):
+    """A block of a measurement has failed."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Side:
+    """What runs a block.
+
+    Args:
+        name: In tables and lines of progress.
+        function: `module:function`, which returns JSON.
+        settings: Its keyword arguments.
+        threads: That torch may use.
+        environment: Variables of its process.
+        cpu: Whether no GPU is to be seen.
+    """
+
+    name: str
+    function: str
+    settings: Mapping[str, Any]
+    threads: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cpu: bool = True
+
+    def run(self, what: str = "") -> Found:
+        """Run a block, and say on stderr how long it took.
+
+        Raises:
+            BenchError: With the last line of what it wrote, if it fails.
+        """
+        print(f"  {what}{self.name} ...", end="", file=sys.stderr, flush=True)
+        begun = time.perf_counter()
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(self.threads),
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+            **({"CUDA_VISIBLE_DEVICES": ""} if self.cpu else {}),
+            **self.environment,
+        }
+        with tempfile.TemporaryDirectory(prefix="turnrl-bench-") as folder:
+            file = Path(folder, "block.json")
+            request = {"function": self.function, "settings": dict(self.settings)}
+            file.write_text(json.dumps({**request, "threads": self.threads}), "utf-8")
+            command = [sys.executable, "-m", "turnrl_bench.worker", str(file)]
+            done = subprocess.run(
+                command, env=environment, text=True, capture_output=True, check=False
+            )
+            if done.returncode:
+                print(" failed", file=sys.stderr)
+                lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+                shown = f"{' '.join(lines[-1].split())[:400]}"
+                if os.environ.get("TURNRL_DEBUG"):
+                    shown = done.stderr
+                raise BenchError(f"a block of {self.name} failed: {shown}")
+            found: Found = json.loads(file.read_text("utf-8"))
+        print(f" {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
+        return found
+
+
+def alternate(sides: Sequence[Side], blocks: int, what: str = "") -> dict[str, list[Found]]:
+    """The blocks of each side, run in turns."""
+    found: dict[str, list[Found]] = {side.name: [] for side in sides}
+    for n in range(blocks):
+        for side in sides:
+            found[side.name].append(side.run(f"{what}block {n + 1} of {blocks}: "))
+    return found
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How much more one side needs than another.
+
+    Args:
+        value: Of the medians.
+        low: The least ratio of a block with the one beside it.
+        high: The greatest.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}x ({self.low:.2f}-{self.high:.2f})"
+
+
+def ratio(more: Sequence[Sequence[float]], less: Sequence[Sequence[float]]) -> Ratio:
+    """The ratio of two sides.
+
+    Args:
+        more: What the one needed, by block.
+        less: What the other did.
+    """
+    blocks = [median(a) / median(b) for a, b in zip(more, less, strict=True)]
+    value = median([x for block in more for x in block]) / median([x for b in less for x in b])
+    return Ratio(value, min(blocks), max(blocks))
+
+
+def median(values: Sequence[float]) -> float:
+    """The median."""
+    return float(statistics.median(values))
+
+
+def seconds(blocks: Sequence[Found], what: str, clock: int = 0) -> list[list[float]]:
+    """By block, the seconds of what was timed. `clock` is 0 for wall and 1 for CPU seconds."""
+    return [[pair[clock] for pair in block["times"][what]] for block in blocks]
+
+
+def typical(blocks: Sequence[Found], what: str, clock: int = 0) -> float:
+    """The median over all repetitions of all blocks."""
+    return median([s for block in seconds(blocks, what, clock) for s in block])
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a header."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def text(self) -> str:
+        """As columns."""
+        lines = (self.header, *self.rows)
+        widths = [max(len(row[i]) for row in lines) for i in range(len(self.header))]
+        return "\n".join(
+            "  ".join(
+                cell.rjust(width) if i else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in lines
+        )
+
+    def markdown(self) -> str:
+        """As a table of a page."""
+        lines = (self.header, ("---",) * len(self.header), *self.rows)
+        return "\n".join(f"| {' | '.join(row)} |" for row in lines)
+
+
+@dataclass
+class Report:
+    """What a command has found.
+
+    Args:
+        title: Of the measurement.
+        notes: What a reader has to know about it, a sentence each.
+        tables: What was found.
+        raw: The numbers behind it.
+    """
+
+    title: str
+    notes: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    raw: Found = field(default_factory=dict)
+    before: tuple[float, ...] = field(default_factory=lambda: _load())
+
+    def show(self, markdown: bool) -> str:
+        """All of it, at most 80 columns wide unless it is for a page."""
+        machine = self.machine()
+        if markdown:
+            parts = [table.markdown() for table in self.tables]
+            told = [*self.notes, f"Measured on {'; '.join(machine)}."]
+            return "\n\n".join([*parts, "\n".join(f"- {note}" for note in told)])
+        notes = [_wrap(note) for note in [*self.notes, *machine]]
+        return "\n\n".join([self.title, *(t.text() for t in self.tables), "\n".join(notes)])
+
+    def machine(self) -> list[str]:
+        """Which machine it was, what ran on it, and how busy it was."""
+        load = " -> ".join(f"{some[0]:.1f}" for some in (self.before, _load()) if some)
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        return [
+            f"{processor()}, {os.cpu_count()} cores, {today}",
+            ", ".join(f"{name} {version}" for name, version in versions().items()),
+            f"load average before -> after: {load}",
+        ]
+
+    def save(self, file: Path) -> None:
+        """Write the numbers behind it, as JSON."""
+        contents = {
+            "title": self.title,
+            "machine": {
+                "processor": processor(),
+                "cores": os.cpu_count(),
+                "versions": versions(),
+                "load_before": self.before,
+                "load_after": _load(),
+                "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            },
+            "notes": self.notes,
+            "tables": [{"header": t.header, "rows": t.rows} for t in self.tables],
+            **self.raw,
+        }
+        file.write_text(json.dumps(contents, indent=1) + "\n", "utf-8")
+
+
+def _wrap(text: str) -> str:
+    import textwrap
+
+    return "\n".join(textwrap.wrap(text, 80, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _load() -> tuple[float, ...]:
+    return os.getloadavg() if hasattr(os, "getloadavg") else ()
+
+
+def processor() -> str:
+    """The processor's name."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Of what is installed of that which is measured."""
+    found = {"python": platform.python_version()}
+    for name in ("turnrl", "torch", "transformers", "trl"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+class Clock:
+    """Wall and CPU seconds of stretches of a process, by name."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, list[list[float]]] = {}
+
+    @staticmethod
+    def now() -> tuple[float, float]:
+        """Wall and CPU seconds."""
+        return time.perf_counter(), time.process_time()
+
+    def keep(self, what: str, begun: tuple[float, float], ended: tuple[float, float]) -> None:
+        """Note a stretch."""
+        stretch = [b - a for a, b in zip(begun, ended, strict=True)]
+        self.times.setdefault(what, []).append(stretch)
+
+
+class Peak:
+    """The most memory that this process holds from now on, in bytes above what it holds now.
+
+    On Linux the kernel counts it, and can be told to begin anew; elsewhere there is no figure.
+    """
+
+    def __init__(self) -> None:
+        self.begun: int | None = None
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", "utf-8")
+            self.begun = _status("VmRSS")
+
+    @property
+    def bytes(self) -> int | None:
+        """So far; None if that cannot be told."""
+        return None if self.begun is None else _status("VmHWM") - self.begun
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text("utf-8").splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+def megabytes(value: float | None) -> str:
+    """Bytes, for a table."""
+    return NONE if value is None else f"{value / 1e6:,.0f} MB"
+
+
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+"""Environment of a process whose memory is measured: what is freed goes back to the system, and is
+not taken for free later on."""

@@ -1,0 +1,309 @@
+"""Iterations of turnrl on a task, as anybody would run them: `MTGRPO` and a Lightning Trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any, cast, final
+
+import lightning as L
+import torch
+from turnrl_react import ReAct
+
+from turnrl import (
+    MTGRPO,
+    ChatFormat,
+    ClippedSurrogate,
+    Engine,
+    Lora,
+    OutcomeOnly,
+    OutcomeReward,
+    Policy,
+    Question,
+    QuestionData,
+    RecipeError,
+    Rollout,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    installed,
+)
+from turnrl_bench.forced import Forced, Script
+from turnrl_bench.measure import Clock, Found, Peak
+from turnrl_bench.task import DESCRIPTION, SCHEMA, TOOL, Task, reward
+
+
+@final
+class Articles(Tool):
+    """The task's search tool. A batch of calls is asked for at once, as of a server.
+
+    Args:
+        task: Which has the articles.
+        tool_ms: How long an answer takes.
+    """
+
+    name, description = TOOL, DESCRIPTION
+    parameters = cast("dict[str, Any]", SCHEMA["parameters"])
+
+    def __init__(self, task: Task, tool_ms: float) -> None:
+        self.task, self.seconds = task, tool_ms / 1000
+
+    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        return await asyncio.gather(*(self._find(call.arguments["query"]) for call in calls))
+
+    async def _find(self, query: str) -> ToolResult:
+        if self.seconds:
+            await asyncio.sleep(self.seconds)
+        return ToolResult(self.task.article(query))
+
+
+@final
+class AnswerHash(OutcomeReward):
+    """The task's reward."""
+
+    def score(self, trajectory: Trajectory) -> float:
+        return reward(trajectory.answer or "")
+
+
+class Timed(MTGRPO):
+    """The module, which notes when it began to collect and when it had collected.
+
+    It says nothing of how it is done: the rest of an iteration is what it takes to learn.
+    """
+
+    clock: Clock
+    began: tuple[float, float]
+    collected: tuple[float, float]
+    peak: Peak | None = None
+
+    def collect(self, questions: Sequence[Question], iteration: int) -> Any:
+        """See `MTGRPO.collect`."""
+        self.began = Clock.now()
+        found = super().collect(questions, iteration)
+        self.collected = Clock.now()
+        self.peak = Peak()
+        return found
+
+
+class Watch(L.Callback):
+    """Times iterations, from the end of the one before to their own: all that is done is in it.
+
+    Args:
+        warm_up: Iterations at the beginning that are not kept.
+        gradient: Where the first step's gradient goes, by the names of transformers' model.
+    """
+
+    def __init__(self, warm_up: int, gradient: str | None = None) -> None:
+        self.warm_up, self.gradient = warm_up, gradient
+        self.clock, self.peaks = Clock(), list[int | None]()
+        self.ended = self.first = Clock.now()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.ended = Clock.now()
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 0:
+            self.first = Clock.now()
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+    ) -> None:
+        if self.gradient is not None and trainer.global_step == 0:
+            policy = cast(MTGRPO, pl_module).policy
+            save_gradient(policy.load().named_parameters(), self.gradient)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        module, ended = cast(Timed, pl_module), Clock.now()
+        if trainer.current_epoch >= self.warm_up:
+            self.clock.keep("rollouts", module.began, module.collected)
+            self.clock.keep("whole step", self.ended, ended)
+            self.clock.keep("before learning", module.collected, self.first)
+            rest = [
+                whole - rolled
+                for whole, rolled in zip(
+                    self.clock.times["whole step"][-1],
+                    self.clock.times["rollouts"][-1],
+                    strict=True,
+                )
+            ]
+            self.clock.times.setdefault("learning", []).append(rest)
+            self.peaks.append(None if module.peak is None else module.peak.bytes)
+        self.ended = Clock.now()
+
+
+def save_gradient(parameters: Any, file: str) -> None:
+    """Keep a gradient, by name."""
+    torch.save({n: p.grad.clone() for n, p in parameters if p.grad is not None}, file)
+
+
+def lacks_sharing() -> str | None:
+    """Why prefix-shared learning cannot be measured, if so."""
+    if "share_prefixes" in inspect.signature(Policy).parameters:
+        return None
+    return "this turnrl has no policy.share_prefixes: there is one way of learning only"
+
+
+def engine_of(name: str = "Slots", **options: Any) -> Engine:
+    """An installed engine, with those of the options that it knows.
+
+    Raises:
+        RecipeError: If it is not installed.
+    """
+    known = installed("turnrl_engines")
+    if name not in known:
+        raise RecipeError(f"the engine {name} is not installed, and is what is to be measured.")
+    takes = inspect.signature(known[name]).parameters
+    return cast(Engine, known[name](**{k: v for k, v in options.items() if k in takes}))
+
+
+def iterations(
+    folder: str,
+    steps: int,
+    warm_up: int,
+    updates: int = 1,
+    tool_ms: float = 0,
+    samples: bool = True,
+    gradient: str | None = None,
+    policy: dict[str, Any] | None = None,
+    minibatch_tokens: int | None = None,
+) -> Found:
+    """Iterations on the task in a folder.
+
+    Args:
+        folder: That `task.make` made.
+        steps: Iterations that are kept.
+        warm_up: Iterations before them.
+        updates: Passes over each iteration's trajectories.
+        tool_ms: How long the tool takes.
+        samples: Whether an engine samples; otherwise the tokens are there at once.
+        gradient: Where the first step's gradient goes, and then the trajectories are returned.
+        policy: Options of the policy.
+        minibatch_tokens: Of the module; its own default if None.
+    """
+    quiet()
+    task = Task.read(folder)
+    options = {} if minibatch_tokens is None else {"minibatch_tokens": minibatch_tokens}
+    rollout, learner = rollout_of(task, tool_ms), policy_of(folder, **(policy or {}))
+    module = Timed(
+        learner,
+        rollout,
+        [AnswerHash()],
+        OutcomeOnly(),
+        ClippedSurrogate(aggregation="token"),
+        Forced(engine_of() if samples else None, script_of(task, rollout, learner)),
+        group_size=task.shape.group_size,
+        updates_per_iteration=updates,
+        **options,  # type: ignore[arg-type]
+    )
+    watch = Watch(warm_up, gradient)
+    train(module, watch, task, warm_up + steps)
+    shown = module.experience
+    assert shown is not None
+    found: Found = {
+        "times": watch.clock.times,
+        "peaks": watch.peaks,
+        "trajectories": len(shown.trajectories),
+        "sampled": sum(n >= 0 for t in shown.trajectories for n in t.turn_index),
+        "prompt": len(shown.trajectories[0].prompt_ids),
+        "tokens": sum(len(t.token_ids) for t in shown.trajectories),
+    }
+    if gradient is not None:
+        found["work"] = [_work(t) for t in shown.trajectories]
+    return found
+
+
+def train(module: Timed, watch: Watch, task: Task, epochs: int, **options: Any) -> None:
+    """Run a module, with nothing that is written or shown."""
+    L.Trainer(
+        **{
+            "max_epochs": epochs,
+            "accelerator": "cpu",
+            "devices": 1,
+            "logger": False,
+            "callbacks": [watch],
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            **options,
+        }
+    ).fit(module, QuestionData(questions_of(task), questions_per_iteration=task.shape.prompts))
+
+
+def script_of(task: Task, rollout: Rollout, policy: Policy) -> Script:
+    """What the task says to each of its prompts, whatever order they come in."""
+    chat = ChatFormat(policy.tokenizer)
+    said = {rollout.prompt(q, chat): task.script[n] for n, q in enumerate(questions_of(task))}
+    return lambda prompt_ids, member, turn: said[prompt_ids][member][turn]
+
+
+def questions_of(task: Task) -> list[Question]:
+    """The task's questions."""
+    return [Question(str(n), text, ("none",)) for n, text in enumerate(task.questions)]
+
+
+def policy_of(folder: str, lora: int | None = None, **options: Any) -> Policy:
+    """A policy; `lora` is the rank of its adapter."""
+    return Policy(folder, lora=None if lora is None else Lora(r=lora), **options)
+
+
+def rollout_of(task: Task, tool_ms: float) -> Rollout:
+    """The task's agent: a call, then what is said is the answer."""
+    most = max(task.shape.turn_tokens)
+    segmenter = ReAct(max_turns=2, answer="plain", instructions=task.system)
+    return Rollout(
+        segmenter,
+        [Articles(task, tool_ms)],
+        max_turn_tokens=most,
+        max_result_tokens=2 * task.shape.result_tokens,
+        max_tokens=task.shape.tokens,
+    )
+
+
+def quiet() -> None:
+    """No remarks about workers, GPUs and the like."""
+    warnings.filterwarnings("ignore")
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _work(trajectory: Trajectory) -> dict[str, Any]:
+    """What a trajectory did, to be compared."""
+    size = len(trajectory.prompt_ids)
+    return {
+        "prompt": list(trajectory.prompt_ids),
+        "ids": list(trajectory.token_ids[size:]),
+        "loss": [int(k >= 0) for k in trajectory.turn_index[size:]],
+        "calls": [
+            [c.name, dict(c.arguments)] for turn in trajectory.turns for c in turn.reading.calls
+        ],
+        "reward": reward(trajectory.answer or ""),
+    }
+
+
+def full_logits(folder: str) -> Found:
+    """The most memory that the task's log-probabilities and their gradient take by the plainest
+    means: one tensor with the logits of all loss tokens."""
+    quiet()
+    task = Task.read(folder)
+    rollout, policy = rollout_of(task, 0), Policy(folder, lora=Lora(r=8))
+    module = MTGRPO(
+        policy, rollout, [AnswerHash()], engine=Forced(None, script_of(task, rollout, policy))
+    )
+    played = module.ask(questions_of(task), task.shape.group_size)
+    pad = torch.nn.utils.rnn.pad_sequence
+    ids = pad([torch.tensor(t.token_ids) for t in played], True)
+    turns = pad([torch.tensor(t.turn_index) for t in played], True, -1)
+    real = pad([torch.ones(len(t.token_ids), dtype=torch.long) for t in played], True)
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    peak = Peak()
+    states = policy.hidden(ids, real, positions, use_cache=False)[:, :-1][turns[:, 1:] >= 0]
+    logprobs = policy.logits(states).log_softmax(-1)
+    logprobs.gather(-1, ids[turns >= 0][:, None]).mean().backward()
+    return {"peaks": [peak.bytes], "sampled": len(states)}

@@ -1,0 +1,240 @@
+"""A task that two programs can be given alike: questions, a tool, a small model with a tokenizer,
+and the tokens that everybody samples.
+
+It is the search agent of two turns. Its prompts have a system message and a tool's description in
+common, which is most of them, as with real ones. Each trajectory says other tokens, as those of a
+policy at temperature 1 are; what it says in the first turn ends in a call of the tool.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from turnrl import RecipeError
+
+START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+TOOL, DESCRIPTION, ARGUMENT = "search", "Find the article that is about something.", "What it is."
+SCHEMA = {
+    "name": TOOL,
+    "description": DESCRIPTION,
+    "parameters": {
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": ARGUMENT}},
+        "required": ["query"],
+    },
+}
+_OPENING = '\n<tool_call>\n{"name": "search", "arguments": {"query": "'
+_CLOSING = '"}}\n</tool_call>'
+_SYSTEM = "Answer the question. You have two turns: call the tool, then answer."
+_QUERY_TOKENS = 4
+
+CHATML = """\
+{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\n' + m.content }}
+{%- if loop.first and tools %}{{ '\n\nTools, called inside <tool_call> tags:' }}
+{%- for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}{% endif %}
+{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""A chat template of messages as they are, the tools after the first."""
+
+TINY: Mapping[str, int] = {
+    "vocab_size": 1024,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+"""Of a Qwen2 with 1.8 million parameters."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How much there is to do.
+
+    Args:
+        prompts: Questions of an iteration.
+        group_size: Trajectories of each.
+        prompt_tokens: Of each prompt.
+        turn_tokens: Sampled in the first turn, the call and the end of the turn included, and in
+            the second.
+        result_tokens: Of what the tool gives back, without the markup around it.
+    """
+
+    prompts: int = 8
+    group_size: int = 8
+    prompt_tokens: int = 281
+    turn_tokens: tuple[int, int] = (40, 32)
+    result_tokens: int = 48
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens of a trajectory, with room for markup."""
+        return self.prompt_tokens + sum(self.turn_tokens) + self.result_tokens + 64
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked, and what is said.
+
+    Args:
+        shape: How much of it there is.
+        system: The system message.
+        questions: Texts.
+        words: What the tool's articles are made of; one token each.
+        script: By question, trajectory and turn: the sampled ids.
+    """
+
+    shape: Shape
+    system: str
+    questions: Sequence[str]
+    words: Sequence[str]
+    script: Sequence[Sequence[Sequence[Sequence[int]]]]
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Task:
+        """The task that `make` has left in a folder."""
+        found = json.loads(Path(folder, "task.json").read_text("utf-8"))
+        found["shape"]["turn_tokens"] = tuple(found["shape"]["turn_tokens"])
+        return cls(**{**found, "shape": Shape(**found["shape"])})
+
+    def article(self, query: str) -> str:
+        """What the tool finds: the same article for the same query."""
+        draw = random.Random(zlib.crc32(query.encode()))
+        return " ".join(["", *draw.choices(self.words, k=self.shape.result_tokens)]).strip()
+
+
+def reward(text: str) -> float:
+    """What an answer earns, in [0, 1]: anything that differs from answer to answer will do."""
+    return zlib.crc32(text.strip().encode()) % 1000 / 1000
+
+
+def make(
+    folder: Path,
+    shape: Shape,
+    template: str = CHATML,
+    network: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> Task:
+    """Leave a model with random weights in a folder, its tokenizer, and a task for it.
+
+    Args:
+        folder: Where; it is made.
+        shape: How much there is to do.
+        template: The tokenizer's chat template.
+        network: Of the Qwen2; `TINY` if None.
+        device: Where the weights are drawn.
+        dtype: Of the weights.
+    Raises:
+        RecipeError: If prompt or turns are to be shorter than what has to be in them.
+    """
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    tokenizer = _tokenizer(template)
+    tokenizer.save_pretrained(folder)
+    task = _task(shape, tokenizer)
+    Path(folder, "task.json").write_text(json.dumps(asdict(task)), "utf-8")
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    settings: dict[str, Any] = {"max_position_embeddings": 4096, "tie_word_embeddings": True}
+    config = Qwen2Config(**{**settings, **(network or TINY), **ends})
+    torch.manual_seed(0)
+    before, kind = torch.get_default_dtype(), getattr(torch, dtype)
+    config.dtype = kind
+    torch.set_default_dtype(kind)
+    try:
+        with torch.device(device):
+            model = Qwen2ForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    return task
+
+
+def _tokenizer(template: str) -> Any:
+    """A byte-level BPE of at most 1,024 entries, learnt from the texts that occur and from words
+    made of two syllables."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1024,
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    syllables = [c + v for c in "bdfgklmnprst" for v in "aeiou"]
+    pairs = [(a, b) for a in syllables for b in syllables]
+    words = [a + b for a, b in random.Random(0).sample(pairs, 300)]
+    texts = [_SYSTEM, _OPENING, _CLOSING, json.dumps(SCHEMA), template, " ".join(["", *words])]
+    core.train_from_iterator(texts * 8, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[START],
+        padding_side="left",
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def _task(shape: Shape, tokenizer: Any) -> Task:
+    draw = random.Random(1)
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    plain = [n for n in range(len(tokenizer)) if _is_plain(tokenizer.decode([n]))]
+    words = [w for w in (tokenizer.decode([n])[1:] for n in plain) if w and len(ids(f" {w}")) == 1]
+    some = {tuple(draw.sample(words, 8)) for _ in range(4 * shape.prompts)}
+    questions = ["Question: " + " ".join(picked) for picked in sorted(some)[: shape.prompts]]
+
+    def rendered(system: str, question: str) -> int:
+        opening = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        tools = [{"type": "function", "function": SCHEMA}]
+        options = {"tools": tools, "add_generation_prompt": True, "return_dict": False}
+        return len(tokenizer.apply_chat_template(opening, tokenize=True, **options))
+
+    needed = rendered(_SYSTEM, questions[0])
+    if needed > shape.prompt_tokens:
+        raise RecipeError(
+            f"the prompt is to have {shape.prompt_tokens} tokens, and the tool's description and "
+            f"the question alone take {needed}. Ask for {needed} or more."
+        )
+    system = " ".join([_SYSTEM, *draw.choices(words, k=shape.prompt_tokens - needed)])
+    opening, closing, end = ids(_OPENING), ids(_CLOSING), ids(END)
+    call = len(opening) + len(closing) + len(end) + _QUERY_TOKENS
+    first, second = shape.turn_tokens
+    if first <= call or second < 2:
+        raise RecipeError(
+            f"the turns are to have {first} and {second} sampled tokens, and the call that the "
+            f"first one ends with has {call}. Ask for {2 * call + 2} tokens or more in all."
+        )
+
+    def said() -> list[list[int]]:
+        thought, query = (draw.choices(plain, k=k) for k in (first - call, _QUERY_TOKENS))
+        answer = draw.choices(plain, k=second - 1)
+        return [[*thought, *opening, *query, *closing, *end], [*answer, *end]]
+
+    script = [[said() for _ in range(shape.group_size)] for _ in questions]
+    return Task(shape, system, questions, words, script)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a token is a piece of a word, or one with the space before it."""
+    return text.removeprefix(" ").isascii() and text.removeprefix(" ").isalpha()

@@ -1,0 +1,284 @@
+"""Quickstart's world: what an engine samples in a second, what lockstep costs, and whether a
+trajectory costs the same among many. The policy is the starter of Atlas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import itertools
+import json
+import random
+import threading
+import urllib.parse
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, final
+
+from turnrl_atlas import Atlas
+from turnrl_two_turn import TwoTurn
+
+from turnrl import (
+    MTGRPO,
+    Engine,
+    OutcomeReward,
+    Policy,
+    RecipeError,
+    Rollout,
+    Sampling,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+)
+from turnrl_bench.measure import Clock, Found, Peak
+from turnrl_bench.ours import engine_of, quiet
+
+STARTER = "package://turnrl_atlas/starter"
+CLIENTS = 64
+
+
+# ---------------------------------------------------------------------------------- engines
+
+
+def slots(sizes: Sequence[int], rounds: int, warm_up: int) -> Found:
+    """Rounds of requests to the engine Slots.
+
+    Args:
+        sizes: Prompts, requests that share each, tokens of a prompt, tokens sampled.
+        rounds: That are kept.
+        warm_up: Rounds before them.
+    """
+    quiet()
+    prompts, group, length, sampled = sizes
+    policy, engine = Policy(STARTER), engine_of()
+    policy.load()
+    engine.start(policy, length + sampled)
+    clock, tokens = Clock(), 0
+    for n in range(warm_up + rounds):
+        asked = drawn(len(policy.tokenizer), prompts, length, n)
+        engine.sync(n)
+        began = Clock.now()
+        tokens = asyncio.run(_sample(engine, asked, group, sampled))
+        if n >= warm_up:
+            clock.keep("sampling", began, Clock.now())
+    engine.close()
+    return {"times": clock.times, "sampled": tokens}
+
+
+async def _sample(engine: Engine, prompts: Sequence[Sequence[int]], group: int, most: int) -> int:
+    """All trajectories of all prompts at once; how many tokens came of it."""
+    sessions = []
+    for prompt in prompts:
+        with contextlib.closing(engine.open(prompt)) as root:
+            sessions += [root.fork() for _ in range(group)]
+    numbered = enumerate(sessions)
+    said = await asyncio.gather(
+        *(s.generate((), Sampling(max_tokens=most, seed=n)) for n, s in numbered)
+    )
+    for session in sessions:
+        session.close()
+    await engine.drain()
+    return sum(len(one.token_ids) for one in said)
+
+
+def drawn(vocabulary: int, count: int, length: int, seed: int) -> list[list[int]]:
+    """Prompts of random tokens, other ones for each seed, so that no cache knows them."""
+    draw = random.Random(seed)
+    return [[draw.randrange(8, vocabulary) for _ in range(length)] for _ in range(count)]
+
+
+def served(url: str, sizes: Sequence[int], rounds: int, warm_up: int) -> Found:
+    """The same rounds of requests to a server, from as many clients as `CLIENTS`.
+
+    Args:
+        url: Of an OpenAI-compatible server that takes token ids.
+        sizes: See `slots`.
+        rounds: See `slots`.
+        warm_up: See `slots`.
+    """
+    prompts, group, length, sampled = sizes
+    model = served_model(url)
+    vocabulary = len(Policy(STARTER).tokenizer)
+    clock, tokens, local = Clock(), 0, threading.local()
+    # a fresh process would otherwise ask for the prompts of the block before, which a cache knows
+    seeds = itertools.count(random.SystemRandom().randrange(2**32))
+
+    def ask(prompt: list[int]) -> int:
+        if not hasattr(local, "connection"):
+            local.connection = _connection(url)
+        said = _post(
+            local.connection,
+            {
+                "model": model,
+                "prompt": prompt,
+                "max_tokens": sampled,
+                "temperature": 1.0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+                "logprobs": 0,
+            },
+        )
+        return len(said["choices"][0]["token_ids"])
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        for n in range(warm_up + rounds):
+            asked = drawn(vocabulary, prompts, length, next(seeds))
+            began = Clock.now()
+            tokens = sum(pool.map(ask, [p for p in asked for _ in range(group)]))
+            if n >= warm_up:
+                clock.keep("sampling", began, Clock.now())
+    return {"times": clock.times, "sampled": tokens, "model": model}
+
+
+def served_model(url: str) -> str:
+    """The name of the model that a server has.
+
+    Raises:
+        RecipeError: If there is no such server.
+    """
+    try:
+        connection = _connection(url)
+        connection.request("GET", "/v1/models")
+        found = json.loads(connection.getresponse().read())
+        return str(found["data"][0]["id"])
+    except (
+        OSError,
+        http.client.HTTPException,
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+    ) as error:
+        why = str(error) or type(error).__name__
+        raise RecipeError(
+            f"no server answers at --url {url!r}: {why}. Start one (vllm serve MODEL --port 8123) "
+            "and give its address, http://127.0.0.1:8123 say."
+        ) from error
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ValueError("an address begins with http:// and names a host")
+    return http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=300)
+
+
+def _post(connection: http.client.HTTPConnection, contents: dict[str, Any]) -> Any:
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(contents), headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    if answer.status != 200:
+        raise RuntimeError(f"the server answered {answer.status}: {body[:300]!r}")
+    return json.loads(body)
+
+
+# ------------------------------------------------------------------------------------ tools
+
+
+@final
+class Pages(Tool):
+    """Finds the page of the place that a query ends with.
+
+    Args:
+        ms: How long an answer takes, on average.
+        jitter: Whether each call takes a time of its own, between nothing and twice as long.
+    """
+
+    name, description = "search", "Looks a place up."
+    parameters = {"type": "object", "properties": {"query": {"type": "string"}}}
+
+    def __init__(self, ms: float = 0, jitter: bool = False) -> None:
+        self.ms, self.jitter = ms, jitter
+        self.pages = {page.title: page.text for page in Atlas().passages()}
+
+    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        return await asyncio.gather(
+            *(self._find(call.arguments.get("query", "")) for call in calls)
+        )
+
+    async def _find(self, query: str) -> ToolResult:
+        share = zlib.crc32(query.encode()) % 1000 / 500 if self.jitter else 1.0
+        if self.ms:
+            await asyncio.sleep(self.ms / 1000 * share)
+        page = self.pages.get(query.rpartition(" of ")[2])
+        return ToolResult(page or "no such place", ok=page is not None)
+
+
+@final
+class Answered(OutcomeReward):
+    """1 for an answer; what is measured here is never scored."""
+
+    def score(self, trajectory: Trajectory) -> float:
+        return float(trajectory.answer is not None)
+
+
+def _module(tool: Pages, lockstep: bool = True, **engine: Any) -> MTGRPO:
+    """Quickstart's agent."""
+    rollout = Rollout(
+        TwoTurn("Tools: search(query)."),
+        [tool],
+        max_turn_tokens=64,
+        max_result_tokens=96,
+        max_tokens=384,
+        lockstep=lockstep,
+    )
+    return MTGRPO(Policy(STARTER), rollout, [Answered()], engine=engine_of("Slots", **engine))
+
+
+def tools(
+    delays: Sequence[Sequence[Any]], lockstep: bool, questions: int, group: int, rounds: int
+) -> Found:
+    """Collections with tools that take their time.
+
+    Args:
+        delays: Of each tool: its name here, its milliseconds, whether each call has its own.
+        lockstep: See `Rollout`.
+        questions: Of a collection.
+        group: Trajectories of each.
+        rounds: Collections with each tool.
+    """
+    quiet()
+    asked = list(itertools.islice(Atlas().questions("train"), questions))
+    clock, sampled, tool = Clock(), 0, Pages()
+    module = _module(tool, lockstep)
+    module.ask(asked, group)
+    for name, ms, jitter in delays:
+        tool.ms, tool.jitter = ms, jitter
+        for n in range(rounds):
+            began = Clock.now()
+            found = module.ask(asked, group, seed=n)
+            clock.keep(name, began, Clock.now())
+            sampled += _sampled(found)
+    return {"times": clock.times, "sampled": sampled}
+
+
+def scale(trajectories: int, group: int, rounds: int, engine: dict[str, Any]) -> Found:
+    """Collections of many trajectories.
+
+    Args:
+        trajectories: Of a collection.
+        group: Of each question.
+        rounds: Collections.
+        engine: Options of Slots, those that it has.
+    """
+    quiet()
+    every = list(itertools.islice(Atlas().questions("train"), max(1, trajectories // group)))
+    clock, peaks, sampled = Clock(), list[int | None](), 0
+    module = _module(Pages(), **engine)
+    module.ask(every[:1], group)
+    for n in range(rounds):
+        peak, began = Peak(), Clock.now()
+        found = module.ask(every, group, seed=n)
+        clock.keep("collection", began, Clock.now())
+        peaks.append(peak.bytes)
+        sampled = _sampled(found)
+        del found
+    count = len(every) * group
+    return {"times": clock.times, "peaks": peaks, "sampled": sampled, "trajectories": count}
+
+
+def _sampled(trajectories: Sequence[Trajectory]) -> int:
+    return sum(len(turn.token_ids) for t in trajectories for turn in t.turns)
