@@ -216,6 +216,19 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--trainer.devices 2": Fits(),
         "[my_module.MyTool]": Fits(),
     },
+    "docs/performance.md": {
+        "pip install 'turnrl[bench]'": NotRun("the package index; the tests use what is installed"),
+        "turnrl bench trl": Elsewhere(
+            "test_bench.test_trl_and_turnrl_do_equal_work_in_a_small_case"
+        ),
+        "vllm serve": NotRun("vLLM has an environment of its own"),
+        "turnrl bench engine": Elsewhere("test_bench.test_an_engine_is_measured_alone"),
+        "turnrl bench learn": Elsewhere("test_bench.test_learning_is_measured"),
+        "turnrl bench tools": Elsewhere("test_bench.test_lockstep_is_measured"),
+        "turnrl bench scale": Elsewhere("test_bench.test_many_trajectories_are_measured"),
+        "turnrl bench gpu": Elsewhere("test_bench.test_the_script_for_a_gpu_runs_without_one"),
+        "--": Elsewhere("test_bench.test_the_options_on_the_page_are_those_of_the_help_pages"),
+    },
     "docs/plugins.md": {
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "plugin new weather": Runs(("Next:",), ("turnrl-weather/turnrl_weather/estimator.py",)),
@@ -285,6 +298,11 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "atlas_react_starter.yaml": Runs(
             (FINISHED,), ("plugins/turnrl-atlas/turnrl_atlas/react_starter/config.json",), slow=True
         ),
+    },
+    "plugins/turnrl-bench/README.md": {
+        "turnrl bench": Elsewhere("test_bench.test_every_measurement_has_a_help_page"),
+        "python -m turnrl.bench": Elsewhere("test_bench.test_the_module_is_the_command"),
+        "import Forced": Elsewhere("test_bench.test_the_example_in_the_readme_forces_tokens"),
     },
     "plugins/turnrl-completion/README.md": {"completion bash": Runs(("complete -o bashdefault",))},
     "plugins/turnrl-estimators/README.md": {

@@ -468,22 +468,22 @@ def _scale(args: argparse.Namespace) -> tuple[Report, int]:
     ]  # fmt: skip
     found = alternate(sides, args.blocks, "trajectories, ")
     report.raw = {"blocks": found}
-    rows = []
+    rows, last = [], (0, 0.0)
     for name, blocks in found.items():
         count, wall = int(blocks[0]["trajectories"]), typical(blocks, "collection")
         peaks = [p for b in blocks for p in b["peaks"] if p is not None]
-        peak = median(peaks) if peaks else None
-        each = NONE if peak is None else f"{peak / count / 1e3:,.0f} kB"
-        sampled = blocks[0]["sampled"]
-        rows.append(
-            (name, f"{sampled / count:.1f}", f"{wall:.1f} s", f"{1e3 * wall / count:.1f} ms",
-             megabytes(peak), each)
-        )  # fmt: skip
-    header = ("trajectories", "tokens each", "wall", "each", "peak memory", "each")
+        peak, sampled = median(peaks) if peaks else None, blocks[0]["sampled"] / count
+        more = NONE
+        if peak is not None and count > last[0]:
+            more = f"{(peak - last[1]) / (count - last[0]) / 1e3:,.0f} kB" if last[0] else ""
+            last = (count, peak)
+        each = f"{1e3 * wall / count:.1f} ms"
+        rows.append((name, f"{sampled:.1f}", f"{wall:.1f} s", each, megabytes(peak), more))
+    header = ("trajectories", "tokens each", "wall", "each", "peak memory", "one more")
     report.tables.append(Table(header, tuple(rows)))
     report.notes.append(
         "Peak memory is what the process holds above what it held before, the trajectories "
-        "themselves included."
+        "themselves included. One more: what each has added since the row above."
     )
     return report, 0
 

@@ -21,14 +21,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from turnrl import ClippedSurrogate, OutcomeOnly, Policy, Trajectory
 from turnrl_bench.forced import Forced
-from turnrl_bench.measure import NONE, Found, Report, Table, megabytes
+from turnrl_bench.measure import Found, Report, Table, megabytes
 from turnrl_bench.ours import (
     AnswerHash,
     Timed,
     Watch,
     engine_of,
     policy_of,
-    quiet,
     rollout_of,
     script_of,
     train,
@@ -109,7 +108,6 @@ def measure(folder: str, tiny: bool) -> Found:
         folder: For the model, 15 GB of it.
         tiny: A small shape, on whatever device there is.
     """
-    quiet()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network: dict[str, Any] = dict(TINY if tiny else SEVEN_B)
     shape = SMALL if tiny else LARGE
@@ -329,7 +327,7 @@ def report_of(found: Found) -> Report:
     count = len(found["times"]["whole step"])
     report.notes = [
         f"The last of {count} iterations; making and loading the model took "
-        f"{found['setup_s']:.0f} s. CUDA: {found['cuda'] or NONE}.",
+        f"{found['setup_s']:.0f} s. CUDA {found['cuda'] or 'was not used'}.",
         "Decode's rate is that of whole rollouts, prompts and results read included. What decode "
         "reads: weights as they lie, and keys and values, once a step. What learning computes: 4 "
         "operations for a weight and token, prompts once a group; not what is computed again.",

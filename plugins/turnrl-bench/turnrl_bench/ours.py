@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
-import warnings
 from collections.abc import Sequence
 from typing import Any, cast, final
 
@@ -186,7 +184,6 @@ def iterations(
         policy: Options of the policy.
         minibatch_tokens: Of the module; its own default if None.
     """
-    quiet()
     task = Task.read(folder)
     options = {} if minibatch_tokens is None else {"minibatch_tokens": minibatch_tokens}
     rollout, learner = rollout_of(task, tool_ms), policy_of(folder, **(policy or {}))
@@ -266,13 +263,6 @@ def rollout_of(task: Task, tool_ms: float) -> Rollout:
     )
 
 
-def quiet() -> None:
-    """No remarks about workers, GPUs and the like."""
-    warnings.filterwarnings("ignore")
-    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-
-
 def _work(trajectory: Trajectory) -> dict[str, Any]:
     """What a trajectory did, to be compared."""
     size = len(trajectory.prompt_ids)
@@ -290,7 +280,6 @@ def _work(trajectory: Trajectory) -> dict[str, Any]:
 def full_logits(folder: str) -> Found:
     """The most memory that the task's log-probabilities and their gradient take by the plainest
     means: one tensor with the logits of all loss tokens."""
-    quiet()
     task = Task.read(folder)
     rollout, policy = rollout_of(task, 0), Policy(folder, lora=Lora(r=8))
     module = MTGRPO(

@@ -19,7 +19,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
 
 from turnrl_bench.measure import Clock, Found
-from turnrl_bench.ours import quiet, save_gradient
+from turnrl_bench.ours import save_gradient
 from turnrl_bench.task import ARGUMENT, DESCRIPTION, Task, reward
 
 
@@ -84,7 +84,6 @@ def iterations(
     """
     from datasets import Dataset
 
-    quiet()
     trl: Any = importlib.import_module("trl")
     transformers: Any = importlib.import_module("transformers")
     task = Task.read(folder)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import sys
+import warnings
 from pathlib import Path
 
 
@@ -17,6 +19,9 @@ def main(name: str) -> None:
     """Do what a file asks for, and put what came of it into its place."""
     import torch
 
+    warnings.filterwarnings("ignore")  # of Lightning and TRL, about workers, loggers and the like
+    for noisy in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
     file = Path(name)
     request = json.loads(file.read_text("utf-8"))
     torch.set_num_threads(request["threads"])

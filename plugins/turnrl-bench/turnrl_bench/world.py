@@ -33,7 +33,7 @@ from turnrl import (
     Trajectory,
 )
 from turnrl_bench.measure import Clock, Found, Peak
-from turnrl_bench.ours import engine_of, quiet
+from turnrl_bench.ours import engine_of
 
 STARTER = "package://turnrl_atlas/starter"
 CLIENTS = 64
@@ -50,7 +50,6 @@ def slots(sizes: Sequence[int], rounds: int, warm_up: int) -> Found:
         rounds: That are kept.
         warm_up: Rounds before them.
     """
-    quiet()
     prompts, group, length, sampled = sizes
     policy, engine = Policy(STARTER), engine_of()
     policy.load()
@@ -240,7 +239,6 @@ def tools(
         group: Trajectories of each.
         rounds: Collections with each tool.
     """
-    quiet()
     asked = list(itertools.islice(Atlas().questions("train"), questions))
     clock, sampled, tool = Clock(), 0, Pages()
     module = _module(tool, lockstep)
@@ -264,7 +262,6 @@ def scale(trajectories: int, group: int, rounds: int, engine: dict[str, Any]) ->
         rounds: Collections.
         engine: Options of Slots, those that it has.
     """
-    quiet()
     every = list(itertools.islice(Atlas().questions("train"), max(1, trajectories // group)))
     clock, peaks, sampled = Clock(), list[int | None](), 0
     module = _module(Pages(), **engine)
