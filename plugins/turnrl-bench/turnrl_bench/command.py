@@ -504,5 +504,7 @@ def _gpu(args: argparse.Namespace) -> tuple[Report, int]:
 
     with _folder() as folder:
         settings = {"folder": str(folder), "tiny": args.tiny}
-        side = Side("gpu", "turnrl_bench.gpu:measure", settings, args.threads, cpu=False)
+        side = Side(
+            "gpu", "turnrl_bench.gpu:measure", settings, args.threads, cpu=False, tells=True
+        )
         return report_of(side.run()), 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from turnrl import ClippedSurrogate, OutcomeOnly, Policy, Trajectory
 from turnrl_bench.forced import Forced
-from turnrl_bench.measure import Found, Report, Table, megabytes
+from turnrl_bench.measure import NONE, Found, Report, Table, megabytes
 from turnrl_bench.ours import (
     AnswerHash,
     Timed,
@@ -64,17 +65,21 @@ class _Watch(Watch):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self.began = time.perf_counter()
+        tell("an iteration: rollouts")
 
     def on_train_batch_start(self, *args: Any) -> None:
         super().on_train_batch_start(*args)
         if args[-1] == 0:
             self.acting.append(device_peak())
+            tell("learning")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         synchronize()
         super().on_train_epoch_end(trainer, pl_module)
         self.learning.append(device_peak())
-        trainer.should_stop = self.clock.times["whole step"][-1][0] > _LONG_S
+        taken = self.clock.times["whole step"][-1][0]
+        trainer.should_stop = taken > _LONG_S
+        tell(f"the iteration took {taken:.1f} s")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # here, because afterwards Lightning moves the module off the device
@@ -82,8 +87,17 @@ class _Watch(Watch):
         assert module.experience is not None
         _free()
         device_peak()
-        self.generated = generate_seconds(module.policy, list(module.experience.trajectories))
+        tell("transformers' generate")
+        try:
+            self.generated = generate_seconds(module.policy, list(module.experience.trajectories))
+        except torch.OutOfMemoryError:  # all else has been measured
+            return
         self.generating = device_peak()
+
+
+def tell(what: str) -> None:
+    """Say what begins."""
+    print(f"\n    {what}", end="", file=sys.stderr, flush=True)
 
 
 def synchronize() -> None:
@@ -121,10 +135,12 @@ def measure(folder: str, tiny: bool) -> Found:
         "matmul_flops": matmul_throughput(device, 256 if tiny else 8192),
     }
     began = time.perf_counter()
+    tell("a model with random weights")
     dtype = "bfloat16" if device == "cuda" else "float32"
     task = make(Path(folder), shape, network=network, device=device, dtype=dtype)
     _free()
     device_peak()
+    tell("loading it")
     policy = policy_of(folder, RANK, quantization="nf4", gradient_checkpointing=True)
     rollout = rollout_of(task, 0)
     module = Timed(
@@ -280,6 +296,10 @@ def decode_bytes(found: Found, width: int) -> float:
     return float(found["weights_bytes"] + found["trajectories"] * mean * each)
 
 
+def _whole(rate: float) -> str:
+    return NONE if math.isnan(rate) else f"{rate:,.0f}"
+
+
 def report_of(found: Found) -> Report:
     """Tables of what `measure` gave."""
     shape = found["shape"]
@@ -289,7 +309,8 @@ def report_of(found: Found) -> Report:
         for name in ("rollouts", "before learning", "whole step", "learning")
     )
     learnt -= before
-    generated = sum(found["generate_s"])
+    generated = sum(found["generate_s"]) or math.nan
+    took = NONE if math.isnan(generated) else f"{generated:.1f} s"
     on_gpu = found["acting_peak"] is not None
     reading = decode_bytes(found, 2 if on_gpu else 4) * steps / rolled
     operations = learning_operations(found) / learnt
@@ -303,12 +324,12 @@ def report_of(found: Found) -> Report:
         (f"learning, {found['updates']} updates", f"{learnt:.1f} s",
          megabytes(found["learning_peak"])),
         ("whole iteration", f"{whole:.1f} s", ""),
-        ("transformers' generate, same turns", f"{generated:.1f} s",
+        ("transformers' generate, same turns", took,
          megabytes(found["generate_peak"])),
     )  # fmt: skip
     rates = (
-        ("decode, tokens/s", f"{found['sampled'] / rolled:,.0f}", ""),
-        ("transformers' generate, tokens/s", f"{found['sampled'] / generated:,.0f}", ""),
+        ("decode, tokens/s", _whole(found["sampled"] / rolled), ""),
+        ("transformers' generate, tokens/s", _whole(found["sampled"] / generated), ""),
         ("decode reads", f"{reading / 1e9:,.1f} GB/s", share(reading, found["copy_bytes_per_s"])),
         ("a copy, read and written", f"{found['copy_bytes_per_s'] / 1e9:,.1f} GB/s", "100 %"),
         ("learning computes", f"{operations / 1e12:,.2f} TFLOPS",
@@ -318,9 +339,10 @@ def report_of(found: Found) -> Report:
     first, second = shape["turn_tokens"]
     report = Report(
         f"An iteration on {found['device']}: {shape['prompts']} x {shape['group_size']} "
-        f"trajectories of {shape['prompt_tokens']}/{first}/\n{shape['result_tokens']}/{second} "
-        f"tokens (prompt/turn/result/turn), {found['network']['num_hidden_layers']} layers of "
-        f"{found['network']['hidden_size']}, NF4 + LoRA {RANK}"
+        f"trajectories,\nprompt/turn/result/turn of {shape['prompt_tokens']}/{first}/"
+        f"{shape['result_tokens']}/{second} tokens;\n"
+        f"{found['network']['num_hidden_layers']} layers of {found['network']['hidden_size']}, "
+        f"NF4 + LoRA {RANK}"
     )
     report.tables = [Table(("", "seconds", "peak memory"), rows)]
     report.tables += [Table(("", "rate", "of the ceiling"), rates)]

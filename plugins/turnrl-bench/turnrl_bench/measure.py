@@ -48,6 +48,7 @@ class Side:
         threads: That torch may use.
         environment: Variables of its process.
         cpu: Whether no GPU is to be seen.
+        tells: Whether its stderr is shown, because it takes minutes and says how far it is.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Side:
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     cpu: bool = True
+    tells: bool = False
 
     def run(self, what: str = "") -> Found:
         """Run a block, and say on stderr how long it took.
@@ -78,15 +80,20 @@ class Side:
             request = {"function": self.function, "settings": dict(self.settings)}
             file.write_text(json.dumps({**request, "threads": self.threads}), "utf-8")
             command = [sys.executable, "-m", "turnrl_bench.worker", str(file)]
+            pipe = subprocess.PIPE
             done = subprocess.run(
-                command, env=environment, text=True, capture_output=True, check=False
+                command,
+                env=environment,
+                text=True,
+                stdout=pipe,
+                stderr=None if self.tells else pipe,
+                check=False,
             )
             if done.returncode:
                 print(" failed", file=sys.stderr)
-                lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-                shown = f"{' '.join(lines[-1].split())[:400]}"
-                if os.environ.get("TURNRL_DEBUG"):
-                    shown = done.stderr
+                wrote = (done.stderr or "").strip() or f"exit code {done.returncode}"
+                last = " ".join(wrote.splitlines()[-1].split())[:400]
+                shown = wrote if os.environ.get("TURNRL_DEBUG") else last
                 raise BenchError(f"a block of {self.name} failed: {shown}")
             found: Found = json.loads(file.read_text("utf-8"))
         print(f" {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
@@ -303,6 +310,6 @@ def megabytes(value: float | None) -> str:
     return NONE if value is None else f"{value / 1e6:,.0f} MB"
 
 
-MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
 """Environment of a process whose memory is measured: what is freed goes back to the system, and is
 not taken for free later on."""

@@ -191,7 +191,7 @@ def iterations(
         learner,
         rollout,
         [AnswerHash()],
-        OutcomeOnly(),
+        OutcomeOnly(min_std=1e-4),  # TRL's; a group of two is likely below turnrl's own floor
         ClippedSurrogate(aggregation="token"),
         Forced(engine_of() if samples else None, script_of(task, rollout, learner)),
         group_size=task.shape.group_size,
