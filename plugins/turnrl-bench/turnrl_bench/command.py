@@ -207,9 +207,9 @@ def _beside_trl(args: argparse.Namespace, folder: Path, template: str) -> tuple[
 
     kept = (folder / "ours.pt", folder / "theirs.pt")
     ours, theirs = (side.run("equal work: ") for side in sides(1, 0, kept))
-    lines, passed = compare(ours, theirs, kept)
-    report.title += "\n\nEqual work:\n" + "\n".join(f"  {line}" for line in lines)
-    report.raw = {"shape": vars(shape), "equal_work": {"passed": passed, "lines": lines}}
+    gate, passed = compare(ours, theirs, kept)
+    report.tables.append(Table(("equal work", "", "turnrl and TRL"), tuple(gate)))
+    report.raw = {"shape": vars(shape), "equal_work": passed}
     if not passed:
         report.notes.append("The two sides did not do the same work, so nothing was timed.")
         return report, 1

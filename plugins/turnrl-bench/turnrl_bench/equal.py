@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,15 @@ from turnrl import RecipeError
 from turnrl_bench.measure import Found
 
 LEAST_COSINE = 0.9999
+_PARTS: dict[str, Callable[[dict[str, Any]], list[Any]]] = {
+    "prompt tokens": lambda did: did["prompt"],
+    "sampled tokens": lambda did: list(itertools.compress(did["ids"], did["loss"])),
+    "tokens after the prompts": lambda did: did["ids"],
+    "loss tokens": lambda did: [n for n, counts in enumerate(did["loss"]) if counts],
+    "tool calls": lambda did: did["calls"],
+    "rewards": lambda did: [did["reward"]],
+}
+"""What has to be equal of each trajectory."""
 
 
 def template() -> str:
@@ -30,7 +41,9 @@ def template() -> str:
     return found
 
 
-def compare(ours: Found, theirs: Found, gradients: tuple[Path, Path]) -> tuple[list[str], bool]:
+def compare(
+    ours: Found, theirs: Found, gradients: tuple[Path, Path]
+) -> tuple[list[tuple[str, str, str]], bool]:
     """Whether both sides did the same work in a first step.
 
     Args:
@@ -38,45 +51,20 @@ def compare(ours: Found, theirs: Found, gradients: tuple[Path, Path]) -> tuple[l
         theirs: What `iterations` gave.
         gradients: Where the two have left their gradients.
     Returns:
-        A line for each thing that has to be equal, and whether all are.
+        A row for each thing that has to be equal (what, whether it is, what was found), and whether
+        all are.
     """
-    mine, others = (
-        sorted(f["work"], key=lambda w: (w["prompt"], w["ids"])) for f in (ours, theirs)
-    )
-    lines, passed = [], len(mine) == len(others)
-
-    def told(what: str, fits: bool, detail: str) -> None:
-        nonlocal passed
-        passed = passed and fits
-        lines.append(f"{'equal' if fits else 'DIFFERENT':9}  {what}: {detail}")
-
-    lengths = [sorted({len(w["prompt"]) for w in some}) for some in (mine, others)]
-    told("prompts", _same(mine, others, "prompt"), f"{lengths[0]} and {lengths[1]} tokens")
-    sampled = [
-        [[t for t, m in zip(w["ids"], w["loss"], strict=True) if m] for w in some]
-        for some in (mine, others)
-    ]
-    counts = [sum(map(len, some)) for some in sampled]
-    told("sampled tokens", sampled[0] == sampled[1], f"{counts[0]} and {counts[1]}")
-    told("all tokens", _same(mine, others, "ids"), _count(mine, others, "ids"))
-    told("loss tokens", _same(mine, others, "loss"), f"{counts[0]} and {counts[1]}")
-    told("tool calls", _same(mine, others, "calls"), _count(mine, others, "calls"))
-    told("rewards", _same(mine, others, "reward"), f"of {len(mine)} and {len(others)}")
+    sides = [sorted(f["work"], key=lambda w: (w["prompt"], w["ids"])) for f in (ours, theirs)]
+    rows = []
+    for what, part in _PARTS.items():
+        mine, others = ([part(one) for one in side] for side in sides)
+        counts = [sum(map(len, some)) for some in (mine, others)]
+        rows.append((what, mine == others, f"{counts[0]} and {counts[1]}"))
     cosine, norms = gradient_cosine(*gradients)
-    told(
-        "gradients",
-        cosine > LEAST_COSINE,
-        f"cosine {cosine:.7f}, norms {norms[0]:.6g} and {norms[1]:.6g}",
-    )
-    return lines, passed
-
-
-def _same(mine: list[Any], others: list[Any], key: str) -> bool:
-    return [w[key] for w in mine] == [w[key] for w in others]
-
-
-def _count(mine: list[Any], others: list[Any], key: str) -> str:
-    return " and ".join(str(sum(len(w[key]) for w in some)) for some in (mine, others))
+    told = f"cosine {cosine:.7f}, norms {norms[0]:.6g} and {norms[1]:.6g}"
+    rows.append(("gradients", cosine > LEAST_COSINE, told))
+    shown = [(what, "equal" if fits else "DIFFERENT", found) for what, fits, found in rows]
+    return shown, all(fits for _, fits, _ in rows)
 
 
 def gradient_cosine(first: Path, second: Path) -> tuple[float, tuple[float, float]]:
