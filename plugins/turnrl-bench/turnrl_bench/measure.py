@@ -279,6 +279,21 @@ class Clock:
         stretch = [b - a for a, b in zip(begun, ended, strict=True)]
         self.times.setdefault(what, []).append(stretch)
 
+    def keep_step(
+        self, begun: tuple[float, float], rollouts: Sequence[tuple[float, float]]
+    ) -> None:
+        """Note a whole step that ends now: its rollouts, from when to when, and the rest."""
+        self.keep("rollouts", rollouts[0], rollouts[1])
+        self.keep("whole step", begun, self.now())
+        self.times.setdefault("learning", []).append(
+            [
+                whole - rolled
+                for whole, rolled in zip(
+                    self.times["whole step"][-1], self.times["rollouts"][-1], strict=True
+                )
+            ]
+        )
+
 
 class Peak:
     """The most memory that this process holds from now on, in bytes above what it holds now.

@@ -73,7 +73,6 @@ class Timed(MTGRPO):
     It says nothing of how it is done: the rest of an iteration is what it takes to learn.
     """
 
-    clock: Clock
     began: tuple[float, float]
     collected: tuple[float, float]
     peak: Peak | None = None
@@ -117,20 +116,10 @@ class Watch(L.Callback):
             save_gradient(policy.load().named_parameters(), self.gradient)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        module, ended = cast(Timed, pl_module), Clock.now()
+        module = cast(Timed, pl_module)
         if trainer.current_epoch >= self.warm_up:
-            self.clock.keep("rollouts", module.began, module.collected)
-            self.clock.keep("whole step", self.ended, ended)
             self.clock.keep("before learning", module.collected, self.first)
-            rest = [
-                whole - rolled
-                for whole, rolled in zip(
-                    self.clock.times["whole step"][-1],
-                    self.clock.times["rollouts"][-1],
-                    strict=True,
-                )
-            ]
-            self.clock.times.setdefault("learning", []).append(rest)
+            self.clock.keep_step(self.ended, (module.began, module.collected))
             self.peaks.append(None if module.peak is None else module.peak.bytes)
         self.ended = Clock.now()
 
@@ -169,7 +158,6 @@ def iterations(
     samples: bool = True,
     gradient: str | None = None,
     policy: dict[str, Any] | None = None,
-    minibatch_tokens: int | None = None,
 ) -> Found:
     """Iterations on the task in a folder.
 
@@ -182,10 +170,8 @@ def iterations(
         samples: Whether an engine samples; otherwise the tokens are there at once.
         gradient: Where the first step's gradient goes, and then the trajectories are returned.
         policy: Options of the policy.
-        minibatch_tokens: Of the module; its own default if None.
     """
     task = Task.read(folder)
-    options = {} if minibatch_tokens is None else {"minibatch_tokens": minibatch_tokens}
     rollout, learner = rollout_of(task, tool_ms), policy_of(folder, **(policy or {}))
     module = Timed(
         learner,
@@ -196,7 +182,6 @@ def iterations(
         Forced(engine_of() if samples else None, script_of(task, rollout, learner)),
         group_size=task.shape.group_size,
         updates_per_iteration=updates,
-        **options,  # type: ignore[arg-type]
     )
     watch = Watch(warm_up, gradient)
     train(module, watch, task, warm_up + steps)

@@ -58,13 +58,8 @@ class _Watch(TrainerCallback):
         done, inside = divmod(state.global_step, self.updates)
         if inside:
             return
-        ended = Clock.now()
         if done > self.warm_up:
-            self.clock.keep("rollouts", *self.rolled)
-            self.clock.keep("whole step", self.ended, ended)
-            whole, rolled = (self.clock.times[n][-1] for n in ("whole step", "rollouts"))
-            rest = [a - b for a, b in zip(whole, rolled, strict=True)]
-            self.clock.times.setdefault("learning", []).append(rest)
+            self.clock.keep_step(self.ended, self.rolled)
         self.ended = Clock.now()
 
 
