@@ -149,7 +149,8 @@ def measure(folder: str, tiny: bool) -> Found:
         [AnswerHash()],
         OutcomeOnly(),
         ClippedSurrogate(aggregation="token"),
-        Forced(engine_of(), script_of(task, rollout, policy)),
+        # with room for all; left to itself it would take most of what is free
+        Forced(engine_of(kv_memory="64MB" if tiny else "16GB"), script_of(task, rollout, policy)),
         group_size=shape.group_size,
         updates_per_iteration=UPDATES,
     )
@@ -158,7 +159,9 @@ def measure(folder: str, tiny: bool) -> Found:
     played = module.experience
     assert played is not None
     trajectories = list(played.trajectories)
-    parameters = list(policy.load().parameters())
+    tied = network.get("tie_word_embeddings", True)
+    # of the table of embeddings a step reads a few rows, unless it is the head as well
+    read = [p for n, p in policy.load().named_parameters() if tied or "embed_tokens" not in n]
     found |= {
         "times": watch.clock.times,
         "setup_s": watch.began - began,
@@ -166,7 +169,7 @@ def measure(folder: str, tiny: bool) -> Found:
         "learning_peak": watch.learning[-1],
         "generate_s": watch.generated,
         "generate_peak": watch.generating,
-        "weights_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "weights_bytes": sum(p.numel() * p.element_size() for p in read),
         "sampled": sum(len(turn.token_ids) for t in trajectories for turn in t.turns),
         "trajectories": len(trajectories),
         "tokens_each": len(trajectories[0].token_ids),
