@@ -6,7 +6,8 @@
     task       questions, a small model, and the tokens that everybody samples
     forced     Forced, an engine that is told what to sample
     ours       the iterations of turnrl on a task
-    trl        the iterations of TRL's `GRPOTrainer` on the same task, and whether the work is equal
+    trl        the iterations of TRL's `GRPOTrainer` on the same task
+    equal      whether both did equal work
     world      quickstart's world: engines, tools that take their time, many trajectories
     gpu        a policy of seven billion parameters
 
