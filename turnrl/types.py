@@ -586,6 +586,12 @@ class Sampling:
         forced_ids: Tokens to take in place of the first draws, for a replay or a measurement; their
             log-probabilities are the model's all the same. An engine that cannot take them raises
             NotImplementedError.
+        top_k: Draw from that many of the likeliest tokens; 0 from all.
+        min_p: Draw from tokens whose probability is at least this share of the likeliest's.
+        top_p: Draw from the fewest likeliest tokens that `top_k` and `min_p` leave whose
+            probabilities, of those left, add up to this. All three are judged at the temperature;
+            log-probabilities are of what was drawn from; a greedy turn heeds none of them. An
+            engine that cannot cut distributions raises NotImplementedError.
     """
 
     max_tokens: int
@@ -594,6 +600,14 @@ class Sampling:
     stop: tuple[str, ...] = ()
     end_ids: tuple[int, ...] = ()
     forced_ids: tuple[int, ...] = ()
+    top_k: int = 0
+    min_p: float = 0.0
+    top_p: float = 1.0
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it draws from a part of the distribution."""
+        return self.temperature > 0 and (self.top_k > 0 or self.min_p > 0 or self.top_p < 1)
 
 
 @dataclass(frozen=True)
@@ -704,9 +718,13 @@ class Engine(ABC):
     Attributes:
         seeded: Whether the same seed and history give the same tokens. An engine that cannot
             promise it says so.
+        capacity: How many sessions of `max_tokens` it can hold at once, known once it has started;
+            None for any number. It serves more, but has to read their histories again: a caller
+            that can wait begins no more than these.
     """
 
     seeded: bool = True
+    capacity: int | None = None
 
     @abstractmethod
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:

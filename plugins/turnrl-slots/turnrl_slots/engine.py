@@ -1,152 +1,79 @@
-"""`Slots`, the in-process engine: any transformers decoder, sessions batched as they come.
+"""`Slots`, the in-process engine: any transformers decoder, turns batched as they come.
 
-Rows of a preallocated key-value store are *slots*. A turn that is being sampled occupies a slot;
-rows in use are always the first n, so a step works on a view. When a turn ends, its keys and values
-are kept with the session and the slot goes to the next turn waiting: nothing is ever read twice,
-and a fork costs nothing until it generates.
+A session is its token ids, and pages that hold the keys and values of all but the last of them.
+Forks share pages, and whoever begins with the same text does; nothing is copied but a page that
+two would write to. Every forward pass takes one token of each turn that is being sampled, and what
+is to be read of those that are admitted, in one packed row of tokens. The memory of pages has a
+bound: turns wait for room, and if it is held by sessions that are idle, these give up their pages
+and are read again when they go on.
 
-The model is the stock one, adapters and 4-bit layers included: it sees a `Cache` whose rows have
-lengths of their own, and a mask that says which entries each query may attend to.
+The model is the stock one, adapters and 4-bit layers included: its attention asks this engine's
+(`Attend`), which writes the new keys and values into pages and reads them there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+import os
+import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, final
+from typing import Literal, NoReturn, final
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from turnrl import Completion, Engine, RecipeError, SampledPolicy, Sampling, Session
+from turnrl_slots.attention import Feed, Pass, Plan
+from turnrl_slots.pages import PAGE, Pool, Shapes, parse_memory
+from turnrl_slots.sampling import draw
 
-_BLOCK = 64
-"""Capacity of the store grows by this many tokens at a time."""
+_SHARE_OF_MACHINE = 0.25
+"""Of the memory of a machine without a GPU, for `kv_memory: auto`. Not of what is free: batches,
+and so last digits, may depend on it."""
 
-
-class _Store:
-    """Keys and values of all slots: one tensor (layers, 2, slots, heads, capacity, head size)."""
-
-    def __init__(self, layers: int, slots: int) -> None:
-        self.layers = layers
-        self.slots = slots
-        self.store: Tensor | None = None
-        self.rows = slice(0, 0)
-        self.positions = torch.empty(0)
-        self.length = 0
-
-    def reserve(self, length: int, like: Tensor) -> Tensor:
-        """Make room for `length` tokens per slot. `like` is (n, heads, t, head size)."""
-        if self.store is None or self.store.shape[4] < length:
-            capacity = -(-length // _BLOCK) * _BLOCK
-            if self.store is not None:  # growth is geometric, so that copying stays linear overall
-                capacity = max(capacity, self.store.shape[4] * 3 // 2 // _BLOCK * _BLOCK)
-            heads, size = like.shape[1], like.shape[3]
-            grown = like.new_zeros(self.layers, 2, self.slots, heads, capacity, size)
-            if self.store is not None:
-                grown[..., : self.store.shape[4], :] = self.store
-            self.store = grown
-        return self.store
-
-    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write (n, heads, t, size) at `positions` (n, t) of `rows`; give back all that they
-        hold.
-        """
-        store = self.reserve(self.length, keys)[layer, :, self.rows]
-        index = torch.arange(keys.shape[0], device=keys.device)[:, None]
-        store[0][index, :, self.positions] = keys.transpose(1, 2)
-        store[1][index, :, self.positions] = values.transpose(1, 2)
-        return store[0, :, :, : self.length], store[1, :, :, : self.length]
+_SHARE_OF_GPU = 0.7
+"""Of a GPU's memory that is free once the weights are loaded."""
 
 
-class _SlotLayer(CacheLayerMixin):
-    """One layer's window on `_Store`, in the form that transformers' attention expects."""
-
-    is_sliding = False
-
-    def __init__(self, store: _Store, layer: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.store = store
-        self.layer = layer
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the store makes room when it is written to."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        return self.store.update(self.layer, key_states, value_states)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.store.length, 0
-
-    def get_seq_length(self) -> int:
-        return self.store.length
-
-    def get_max_length(self) -> int:
-        return -1
-
-
-@contextlib.contextmanager
-def _evaluating(network: torch.nn.Module) -> Iterator[None]:
-    """Eval mode within, the mode it was in afterwards."""
-    was_training = network.training
-    network.eval()
-    try:
-        yield
-    finally:
-        network.train(was_training)
-
-
-@dataclass(eq=False)
-class _Past:
-    """Tokens whose keys and values are, or will be, known; immutable once read, so sessions share
-    it.
-    """
-
-    ids: tuple[int, ...]
-    """Ids to be read before anything else; empty once `state` covers them."""
-    state: Tensor | None = None
-    """(layers, 2, heads, length, size), or None if nothing has been read."""
-
-    @property
-    def length(self) -> int:
-        return len(self.ids) + (0 if self.state is None else self.state.shape[3])
+def _pages(tokens: int) -> int:
+    return -(-tokens // PAGE)
 
 
 @dataclass(eq=False)
 class _Request:
-    """A turn being sampled."""
+    """A turn: asked for, and later sampled."""
 
     order: int
     session: _Session
-    feed: list[int]
+    ids: tuple[int, ...]
+    """The history, with what is new in this turn."""
     sampling: Sampling
     future: asyncio.Future[Completion]
-    uniforms: np.ndarray
-    length: int = 0
+    uniforms: list[float]
+    closers: frozenset[int] | None
+    """Tokens that may complete a stop string; None if any may."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
 
 class _Session(Session):
-    """Keys and values cover all tokens but `pending`, at least one."""
+    """Its pages cover the first `covered` tokens: after a turn all but the last, before the first,
+    or when they had to be given up, none."""
 
-    def __init__(self, engine: Slots, past: _Past, pending: list[int]) -> None:
+    def __init__(self, engine: Slots, ids: tuple[int, ...]) -> None:
         self._engine = engine
-        self._order = next(engine._orders)
+        self.order = next(engine._orders)
         self._version = engine._version
         self._busy = False
-        self._closed = False
-        self.past = past
-        self.pending = pending
+        self.closed = False
+        self.ids = ids
+        self.table: list[int] = []
+        self.covered = 0
+        self.epoch = engine._epoch
 
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
         self._check()
@@ -156,7 +83,7 @@ class _Session(Session):
             )
         self._busy = True
         try:
-            return await self._engine._submit(self, [*self.pending, *new_ids], sampling)
+            return await self._engine._submit(self, (*self.ids, *new_ids), sampling)
         except BaseException:
             self.close()  # what was sampled of the turn is lost, so the history has a hole
             raise
@@ -164,7 +91,7 @@ class _Session(Session):
             self._busy = False
 
     def _check(self) -> None:
-        if self._closed or self._busy:
+        if self.closed or self._busy:
             raise RuntimeError(
                 "a session generates one turn at a time, and none after close() or a turn that "
                 "was cancelled"
@@ -174,11 +101,11 @@ class _Session(Session):
 
     def fork(self) -> _Session:
         self._check()
-        return _Session(self._engine, self.past, list(self.pending))
+        return self._engine._fork(self)
 
     def close(self) -> None:
-        self._closed = True
-        self.past = _Past(())
+        self.closed = True
+        self._engine._let_go(self)
 
 
 @final
@@ -191,66 +118,105 @@ class Slots(Engine):
 
     Args:
         slots: The most turns sampled at once.
-        prefill_tokens: The most tokens (padding included) read in one forward pass.
+        prefill_tokens: The most tokens read in one forward pass, those being sampled left out.
+        kv_memory: The most memory for keys and values: a size such as `4GB`; `auto` is a quarter of
+            the machine's memory, or most of what is free on a GPU once the weights are loaded. It
+            is given back between collections.
     """
 
-    def __init__(self, slots: int = 256, prefill_tokens: int = 16384) -> None:
+    def __init__(
+        self, slots: int = 256, prefill_tokens: int = 16384, kv_memory: str = "auto"
+    ) -> None:
         self.slots = slots
         self.prefill_tokens = prefill_tokens
+        self.kv_memory = kv_memory
+        self._budget = parse_memory(kv_memory)
         if slots < 1 or prefill_tokens < 1:
             raise RecipeError(
                 f"model.engine.slots is {slots} and model.engine.prefill_tokens {prefill_tokens}; "
                 "both must be at least 1"
             )
         self._version = 0
-        self._slots_in_use: list[_Request] = []
+        self._epoch = 0
+        """Counts how often all pages were given up."""
+        self._active: list[_Request] = []
         self._inbox: list[_Request] = []
         self._waiting: list[_Request] = []
         self._orders = itertools.count()
         self._server: asyncio.Task[None] | None = None
-        self._kv = _Store(0, slots)
-        self._closing: dict[str, set[int]] = {}
+        self._closing: dict[str, frozenset[int]] = {}
+        self._was_training: bool | None = None
+        self._stopping = False
+        self._lock = threading.Lock()
+        """Guards pages, their holders and their tables, against the event loop's `fork` and
+        `close` while a pass is computed."""
+        self._holders: dict[_Session, None] = {}
+        """Sessions that hold pages."""
+        self._sampled: set[_Session] = set()
+        """Those of them whose turn is being sampled."""
+        self._plan: Plan | None = None
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. The policy is used in eval mode, whatever mode it is in."""
         self._policy = policy
         self._network = policy.load()
-        layers = self._network.config.get_text_config().num_hidden_layers
-        self._kv = _Store(layers, self.slots)
+        self._device = next(self._network.parameters()).device
         self._closing = {}  # of another tokenizer, perhaps
-        self._cache = Cache(layers=[_SlotLayer(self._kv, k) for k in range(layers)])
-        self._probe(max_tokens)
+        self._evaluate()
+        try:
+            self._pool = self._set_aside(max_tokens)
+            self._probe(max_tokens)
+        finally:
+            self._forget()
+            self._leave_mode()
 
-    def sync(self, version: int) -> None:
-        """See `Engine.sync`. The weights are the policy's own, so there is nothing to copy."""
-        self._version = version
-
-    def close(self) -> None:
-        """See `Engine.close`."""
-        self._kv.store = None
-        self._version = -1
+    def _set_aside(self, tokens: int) -> Pool:
+        """The pool that the budget allows, and what it can hold."""
+        shapes = Shapes()
+        with torch.inference_mode():
+            ids = torch.zeros(1, 2, dtype=torch.long, device=self._device)
+            try:
+                at = torch.arange(2, device=self._device)[None]
+                self._policy.hidden(ids, None, at, attend=shapes)
+            except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
+                self._refuse(f"({type(error).__name__}: {error})", error)
+        if not shapes.layers:
+            self._refuse("(it has no attention that asks for an implementation)")
+        if shapes.windows and (window := min(shapes.windows)) < tokens:
+            self._refuse(f"(a layer sees {window} tokens, and a trajectory has {tokens})")
+        budget = _auto(self._device) if self._budget is None else self._budget
+        count, needed = budget // shapes.page_bytes, _pages(tokens)
+        if count < needed:
+            raise RecipeError(
+                f"model.engine.kv_memory is {self.kv_memory!r}: room for {count * PAGE} tokens of "
+                f"{shapes.page_bytes // PAGE} bytes each, and one trajectory of rollout.max_tokens "
+                f"= {tokens} takes {needed * shapes.page_bytes / 1e6:.1f} MB. Raise the one, or "
+                "lower the other."
+            )
+        self.capacity = count // needed
+        return Pool(count, shapes, self._device)
 
     @torch.inference_mode()
     def _probe(self, tokens: int) -> None:
-        """Read a text as long as any that will come, once with slots and in two parts, and once as
-        the model itself would. Sliding windows, chunked attention, recurrent layers and whatever
-        else a slot does not hold show in the difference."""
+        """Read a text as long as any that will come, once over pages and in two parts, and once as
+        the model itself would. Chunked attention, recurrent layers and whatever else pages do not
+        hold show in the difference."""
         vocabulary = self._network.config.get_text_config().vocab_size
         ids = [(7919 * i + 104_729) % vocabulary for i in range(max(tokens, 2))]
         half = len(ids) // 2
-        self._kv.slots = 1
-        with _evaluating(self._network):
-            try:
-                self._forward([ids[:half]], [0], slice(0, 1))
-                found = self._policy.logits(self._forward([ids[half:]], [half], slice(0, 1)))
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
-                self._refuse(f"({type(error).__name__}: {error})", error)
-            whole = torch.tensor([ids], device=self._device)
-            positions = torch.arange(len(ids), device=self._device)[None]
-            hidden = self._policy.hidden(whole, None, positions, use_cache=False)
-        self._kv.slots, self._kv.store = self.slots, None
+        table = [self._pool.take() for _ in range(_pages(len(ids)))]
+        try:
+            rows, none = Plan([], self._device), np.zeros(0, np.int64)
+            self._forward(rows, none, [Feed(table, 0, half)], ids[:half])
+            feed = Feed(table, half, len(ids) - half)
+            found = self._policy.logits(self._forward(rows, none, [feed], ids[half:]))
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
+            self._refuse(f"({type(error).__name__}: {error})", error)
+        whole = torch.tensor([ids], device=self._device)
+        positions = torch.arange(len(ids), device=self._device)[None]
+        hidden = self._policy.hidden(whole, None, positions, use_cache=False)
         gap = found.log_softmax(-1) - self._policy.logits(hidden[:, -1]).log_softmax(-1)
         # rounding alone makes 1e-5 in float32, and some hundredths in bfloat16
         limit = 1e-2 if hidden.dtype == torch.float32 else 0.25
@@ -269,23 +235,96 @@ class Slots(Engine):
             f"attention window{at_most}, or choose another model."
         ) from cause
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self._network.parameters()).device
+    def sync(self, version: int) -> None:
+        """See `Engine.sync`. The weights are the policy's own, so there is nothing to copy; what
+        was read with older ones is forgotten."""
+        if self._active or self._waiting or self._inbox:
+            raise RuntimeError("turns are being sampled: drain() comes before sync()")
+        self._version = version
+        with self._lock:
+            self._forget()
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._version = -1
+        self._leave_mode()
+        with self._lock:
+            self._forget()
 
     def open(self, prompt_ids: Sequence[int]) -> _Session:
         """See `Engine.open`."""
         if not prompt_ids:
             raise ValueError("a prompt has at least one token")
-        return _Session(self, _Past(tuple(prompt_ids[:-1])), [prompt_ids[-1]])
+        return _Session(self, tuple(prompt_ids))
 
-    async def _submit(self, session: _Session, feed: list[int], sampling: Sampling) -> Completion:
+    def _fork(self, session: _Session) -> _Session:
+        copy = _Session(self, session.ids)
+        with self._lock:
+            if session in self._holders:
+                copy.table, copy.covered = list(session.table), session.covered
+                for page in copy.table:
+                    self._pool.hold(page)
+                self._holders[copy] = None
+        return copy
+
+    def _let_go(self, session: _Session) -> None:
+        """The session is closed. If a pass is writing to its pages, they are given back after."""
+        with self._lock:
+            if session not in self._sampled:
+                self._give_up(session)
+
+    def _give_up(self, session: _Session) -> None:
+        """Take a session's pages from it; if it goes on, its history is read again."""
+        if session in self._holders:
+            del self._holders[session]
+            self._pool.release(session.table)
+        session.table, session.covered = [], 0
+
+    def _forget(self) -> None:
+        """Take all pages from all sessions, and give the memory back."""
+        for session in self._holders:
+            session.table, session.covered = [], 0
+        self._holders.clear()
+        self._sampled.clear()
+        self._plan = None
+        if hasattr(self, "_pool"):
+            self._pool.reset()
+
+    def _evaluate(self) -> None:
+        """Eval mode, until sampling is over: in train mode dropout would bite. It is switched once
+        a collection, because a walk through all modules takes as long as a token."""
+        if self._was_training is None:
+            self._was_training = self._network.training
+            self._network.eval()
+
+    def _leave_mode(self) -> None:
+        if self._was_training is not None:
+            self._network.train(self._was_training)
+            self._was_training = None
+
+    async def _submit(
+        self, session: _Session, ids: tuple[int, ...], sampling: Sampling
+    ) -> Completion:
         loop = asyncio.get_running_loop()
+        if _pages(len(ids) + sampling.max_tokens - 1) > self._pool.count:
+            raise ValueError(
+                f"a history of {len(ids)} tokens and a turn of {sampling.max_tokens} do not fit "
+                f"into model.engine.kv_memory = {self.kv_memory!r} ({self._pool.count * PAGE} "
+                "tokens)"
+            )
         # in (0, 1]: a draw of 0 could pick a token of probability 0
         uniforms = 1 - np.random.Generator(np.random.Philox(sampling.seed)).random(
             sampling.max_tokens
         )
-        request = _Request(session._order, session, feed, sampling, loop.create_future(), uniforms)
+        request = _Request(
+            session.order,
+            session,
+            ids,
+            sampling,
+            loop.create_future(),
+            uniforms.tolist(),
+            self._closers(sampling.stop),
+        )
         self._inbox.append(request)
         if self._server is None or self._server.done():
             self._server = loop.create_task(self._serve())
@@ -296,31 +335,26 @@ class Slots(Engine):
         if self._server is not None:
             await asyncio.gather(self._server, return_exceptions=True)
             self._server = None
-        self._kv.store = None
+        self._leave_mode()
+        with self._lock:
+            self._forget()
 
     async def _serve(self) -> None:
-        """Step until nobody waits. The forward pass runs in a thread, so that tools go on
-        meanwhile.
-        """
+        """Step until nobody waits. Passes run in a thread, so that tools go on meanwhile."""
         loop = asyncio.get_running_loop()
-        pool = ThreadPoolExecutor(1, thread_name_prefix="turnrl-engine")
-        # in train mode, checkpointing would drop the cache, and dropout would bite
-        with _evaluating(self._network), pool as thread:
+        self._stopping = False
+        self._evaluate()
+        with ThreadPoolExecutor(1, thread_name_prefix="turnrl-engine") as thread:
             await asyncio.sleep(0)  # whoever asks in this tick is in the first batch
-            while self._inbox or self._waiting or self._slots_in_use:
+            while self._inbox or self._waiting or self._active:
                 # the inbox belongs to the loop's thread, all else to the engine's
                 arrived, self._inbox = self._inbox, []
                 try:
                     finished = await loop.run_in_executor(thread, self._advance, arrived)
                 except BaseException as error:
-                    for request in [*arrived, *self._inbox, *self._waiting, *self._slots_in_use]:
-                        if not request.future.done():
-                            request.future.set_exception(
-                                error
-                                if isinstance(error, Exception)
-                                else RuntimeError("sampling was interrupted")
-                            )
-                    self._inbox, self._waiting, self._slots_in_use = [], [], []
+                    self._stopping = True
+                    thread.shutdown()
+                    self._fail(error, arrived)
                     if not isinstance(error, Exception):
                         raise
                     return
@@ -329,134 +363,221 @@ class Slots(Engine):
                         request.future.set_result(completion)
                 await asyncio.sleep(0)
 
+    def _fail(self, error: BaseException, arrived: list[_Request]) -> None:
+        """Tell whoever waits. What pages hold is anybody's guess, so all are given up."""
+        told = error if isinstance(error, Exception) else RuntimeError("sampling was interrupted")
+        for request in [*arrived, *self._inbox, *self._waiting, *self._active]:
+            if not request.future.done():
+                request.future.set_exception(told)
+        self._inbox, self._waiting, self._active = [], [], []
+        with self._lock:
+            self._forget()
+
     @torch.inference_mode()
     def _advance(self, arrived: list[_Request]) -> list[tuple[_Request, Completion]]:
-        """Admit who fits, or sample one token in every slot. Returns the turns that ended."""
-        for row in reversed(range(len(self._slots_in_use))):
-            if self._slots_in_use[row].future.cancelled():
-                self._vacate(row)
-        self._waiting = sorted(
-            (r for r in [*self._waiting, *arrived] if not r.future.cancelled()),
-            key=lambda r: r.order,
-        )
-        return self._admit() or self._step()
+        """Admit who fits, and sample one token of every turn, until some have ended or others have
+        been asked for. Returns the turns that ended."""
+        self._waiting = sorted([*self._waiting, *arrived], key=lambda r: r.order)
+        while True:
+            with self._lock:
+                self._drop_cancelled()
+                copies: list[tuple[int, int]] = []
+                admitted = self._admit(copies)
+            if not self._active and not admitted:
+                assert not self._waiting, "turns wait, and nothing is being sampled"
+                return []
+            if copies:
+                self._pool.copy(copies)
+            finished = self._pass(admitted)
+            if finished or self._inbox or self._stopping:
+                return finished
 
-    def _admit(self) -> list[tuple[_Request, Completion]]:
-        free = self.slots - len(self._slots_in_use)
-        admitted, self._waiting = self._waiting[:free], self._waiting[free:]
-        if not admitted:
-            return []
-        first = len(self._slots_in_use)
-        unread = list({r.session.past: None for r in admitted if r.session.past.ids})
-        for some in self._batches([len(p.ids) for p in unread], free):
-            batch = [unread[i] for i in some]
-            rows = slice(first, first + len(batch))
-            self._forward([list(p.ids) for p in batch], [0] * len(batch), rows)
-            for row, past in enumerate(batch, first):
-                past.state = self._copy(row, len(past.ids))
-                past.ids = ()
-        finished = []
-        for some in self._batches([len(r.feed) for r in admitted], free):
-            batch_requests = [admitted[i] for i in some]
-            start = len(self._slots_in_use)
-            for row, request in enumerate(batch_requests, start):
-                self._load(row, request.session.past)
-                request.length = request.session.past.length
-                # the slot has it now; a fork may still hold on to it
-                request.session.past = _Past(())
-            rows = slice(start, start + len(batch_requests))
-            feeds = [r.feed for r in batch_requests]
-            hidden = self._forward(feeds, [r.length for r in batch_requests], rows)
-            for request in batch_requests:
-                request.length += len(request.feed)
-            self._slots_in_use += batch_requests
-            finished += self._sample(hidden, rows)
-        return finished
+    def _drop_cancelled(self) -> None:
+        self._waiting = [r for r in self._waiting if not r.future.cancelled()]
+        if any(r.future.cancelled() for r in self._active):
+            for request in self._active:
+                if request.future.cancelled():
+                    self._sampled.discard(request.session)
+                    self._give_up(request.session)
+            self._active = [r for r in self._active if not r.future.cancelled()]
+            self._plan = None
 
-    def _batches(self, lengths: list[int], rows: int) -> list[list[int]]:
-        """Consecutive indices, such that each padded batch stays within the token budget."""
-        batches: list[list[int]] = []
-        longest = 0
-        for i, length in enumerate(lengths):
-            longest = max(longest, length)
-            full = not batches or len(batches[-1]) >= rows
-            if full or (len(batches[-1]) + 1) * longest > self.prefill_tokens:
-                batches.append([])
-                longest = length
-            batches[-1].append(i)
-        return batches
+    def _admit(self, copies: list[tuple[int, int]]) -> list[_Request]:
+        """The turns that are begun in the next pass, in order, as far as there are slots, pages and
+        room in the pass."""
+        admitted: list[_Request] = []
+        unread: set[int] = set()  # pages that this pass fills: who wants them waits for the next
+        tokens = 0
+        for request in self._waiting:
+            if len(self._active) + len(admitted) == self.slots:
+                break
+            session = request.session
+            if not self._look_up(session, request.ids, unread):
+                continue
+            tokens += len(request.ids) - session.covered
+            if admitted and tokens > self.prefill_tokens:
+                break
+            if not self._make_room(request):
+                break
+            self._set_up(request, unread, copies)
+            admitted.append(request)
+        if admitted:
+            begun = set(admitted)
+            self._waiting = [r for r in self._waiting if r not in begun]
+        return admitted
 
-    def _step(self) -> list[tuple[_Request, Completion]]:
-        if not self._slots_in_use:
-            return []
-        rows = slice(0, len(self._slots_in_use))
-        feeds = [[r.token_ids[-1]] for r in self._slots_in_use]
-        hidden = self._forward(feeds, [r.length for r in self._slots_in_use], rows)
-        for request in self._slots_in_use:
-            request.length += 1
-        return self._sample(hidden, rows)
+    def _look_up(self, session: _Session, ids: tuple[int, ...], unread: set[int]) -> bool:
+        """Take over pages that others have read, of a history whose pages are full or none.
+        Whether the session need not wait for pages that are about to be read."""
+        pool, table = self._pool, session.table
+        last = len(ids) - 1  # one token at least is read by whoever samples the next
+        while session.covered == len(table) * PAGE:
+            rest = ids[session.covered : min(session.covered + PAGE, last)]
+            page = pool.find(table[-1] if table else None, rest) if rest else None
+            if page in unread:
+                return False
+            if page is None or len(rest) < PAGE:
+                break
+            pool.hold(page)
+            table.append(page)
+            session.covered += PAGE
+            self._holders[session] = None
+        return True
 
-    def _forward(self, feeds: list[list[int]], lengths: list[int], rows: slice) -> Tensor:
-        """Append `feeds` to the rows; give the hidden state after each row's last token, (n, H).
+    def _needed(self, request: _Request) -> int:
+        """Pages to be taken, so that the turn has all that it may come to need."""
+        session = request.session
+        most = _pages(len(request.ids) + request.sampling.max_tokens - 1)
+        partly = session.covered % PAGE and self._pool.shared(session.table[-1])
+        return most - len(session.table) + bool(partly)
 
-        A row shorter than the longest is padded on the right. What the padding writes lies beyond
-        the row's length, is masked, and is overwritten by the row's next tokens.
-        """
-        device = self._device
-        longest = max(map(len, feeds))
-        ids = torch.tensor([feed + [0] * (longest - len(feed)) for feed in feeds], device=device)
-        start = torch.tensor(lengths, device=device)
-        positions = start[:, None] + torch.arange(longest, device=device)
-        self._kv.rows, self._kv.positions = rows, positions
-        self._kv.length = max(length + longest for length in lengths)
-        mask = torch.arange(self._kv.length, device=device) <= positions[:, None, :, None]
-        last = torch.tensor([len(feed) - 1 for feed in feeds], device=device)
-        # padding may not stand at a position beyond the row's own: a model may have none there, and
-        # some scale their rotary embeddings by the largest position that they see
-        real = torch.minimum(positions, (start + last)[:, None])
-        hidden = self._policy.hidden(ids, mask, real, past_key_values=self._cache, use_cache=True)
-        return hidden[torch.arange(len(feeds), device=device), last]
+    def _make_room(self, request: _Request) -> bool:
+        """See that pages are there for a turn. Those that will go on last give up theirs first."""
+        waiting = None
+        while self._needed(request) > self._pool.available:
+            if waiting is None:
+                waiting = {r.session: r.order for r in self._waiting}
+            idle = (
+                s
+                for s in self._holders
+                if s not in self._sampled and waiting.get(s, request.order + 1) > request.order
+            )
+            victim = max(idle, key=lambda s: (s not in waiting, s.order), default=None)
+            if victim is None:
+                return False
+            self._give_up(victim)
+        return True
 
-    def _sample(self, hidden: Tensor, rows: slice) -> list[tuple[_Request, Completion]]:
-        """Draw one token in each of the rows by inverting the cumulative distribution."""
-        requests = self._slots_in_use[rows]
+    def _set_up(self, request: _Request, unread: set[int], copies: list[tuple[int, int]]) -> None:
+        """Give a turn its pages, and say what will be in them."""
+        pool, session, ids = self._pool, request.session, request.ids
+        table, needed = session.table, self._needed(request)
+        self._holders[session] = None
+        self._sampled.add(session)
+        begins, last = session.covered, len(ids) - 1
+        if begins < len(table) * PAGE:  # its last page is partly filled
+            if pool.shared(table[-1]):
+                copies.append((table[-1], pool.take()))
+                pool.release(table[-1:])
+                table[-1] = copies[-1][1]
+                needed -= 1
+        else:
+            source = pool.find(table[-1] if table else None, ids[begins:last])
+            if begins < last and source is not None:  # the rest of what another has read
+                copies.append((source, pool.take()))
+                table.append(copies[-1][1])
+                session.covered = last
+                needed -= 1
+        table += [pool.take() for _ in range(needed)]
+        if session.covered == begins and begins % PAGE == 0:
+            for at in range(begins, last, PAGE):
+                n = at // PAGE
+                unread.add(table[n])
+                pool.know(table[n], table[n - 1] if n else None, ids[at : min(at + PAGE, last)])
+
+    def _pass(self, admitted: list[_Request]) -> list[tuple[_Request, Completion]]:
+        """One forward pass: a token of each turn, and what is to be read of those admitted."""
+        single = [r for r in admitted if r.session.covered == len(r.ids) - 1]
+        several = [r for r in admitted if r.session.covered < len(r.ids) - 1]
+        if self._plan is None or single:
+            self._active += single
+            self._plan = Plan([r.session.table for r in self._active], self._device)
+            self._lengths = np.array(
+                [len(r.ids) + len(r.token_ids) - 1 for r in self._active], np.int64
+            )
+        feeds = [
+            Feed(r.session.table, r.session.covered, len(r.ids) - r.session.covered)
+            for r in several
+        ]
+        ids = [(r.token_ids or r.ids)[-1] for r in self._active]
+        for request in several:
+            ids += request.ids[request.session.covered :]
+        hidden = self._forward(self._plan, self._lengths, feeds, ids)
+        if several:
+            self._active += several
+            self._plan = None
+        else:
+            self._lengths += 1
+        return self._sample(hidden)
+
+    def _forward(
+        self, plan: Plan, lengths: np.ndarray, feeds: list[Feed], ids: list[int]
+    ) -> Tensor:
+        """The hidden state after each row's token and each feed's last, (n, H)."""
+        attend = Pass(self._pool, plan, lengths, feeds)
+        read = torch.tensor([ids], device=self._device)
+        hidden = self._policy.hidden(read, None, attend.positions[None], attend=attend)[0]
+        if not feeds:
+            return hidden
+        last = np.cumsum([len(lengths), *(feed.count for feed in feeds)])[1:] - 1
+        wanted = np.concatenate([np.arange(len(lengths)), last])
+        return hidden[torch.from_numpy(wanted).to(self._device)]
+
+    def _sample(self, hidden: Tensor) -> list[tuple[_Request, Completion]]:
+        """Draw one token in each turn; give those that end with it."""
+        requests = self._active
+        uniforms = [r.uniforms[len(r.token_ids)] for r in requests]
         logits = self._policy.logits(hidden)
-        temperatures = torch.tensor(
-            [r.sampling.temperature for r in requests], device=logits.device
-        )
-        greedy = temperatures == 0
-        log_p = torch.log_softmax(logits / temperatures.masked_fill(greedy, 1.0)[:, None], dim=-1)
-        cumulative = log_p.exp().cumsum(-1)
-        draws = torch.tensor(
-            [float(r.uniforms[len(r.token_ids)]) for r in requests], device=logits.device
-        )
-        drawn = torch.searchsorted(cumulative, draws[:, None] * cumulative[:, -1:])[:, 0]
-        tokens = torch.where(greedy, logits.argmax(-1), drawn.clamp(max=logits.shape[-1] - 1))
-        for row, request in enumerate(requests):
-            if len(request.token_ids) < len(forced := request.sampling.forced_ids):
-                tokens[row] = forced[len(request.token_ids)]
-        chosen = log_p.gather(-1, tokens[:, None])[:, 0]
+        forced = [
+            s.forced_ids[n] if (n := len(r.token_ids)) < len((s := r.sampling).forced_ids) else None
+            for r in requests
+        ]
+        tokens, logprobs = draw(logits, [r.sampling for r in requests], uniforms, forced)
         finished = []
-        for row, (request, token, logprob) in enumerate(
-            zip(requests, tokens.tolist(), chosen.tolist(), strict=True), rows.start
+        for request, token, logprob in zip(
+            requests, tokens.tolist(), logprobs.tolist(), strict=True
         ):
             request.token_ids.append(token)
             request.logprobs.append(logprob)
-            reason = self._ending(request)
-            if reason is not None:
-                request.session.past = _Past((), self._copy(row, request.length))
-                request.session.pending = [token]
+            if reason := self._ending(request, token):
                 completion = Completion(tuple(request.token_ids), tuple(request.logprobs), reason)
                 finished.append((request, completion))
-        for request, _ in finished:
-            self._vacate(self._slots_in_use.index(request))
+        if finished:
+            ended = {request for request, _ in finished}
+            self._active = [r for r in self._active if r not in ended]
+            self._plan = None
+            with self._lock:
+                for request in ended:
+                    self._end(request)
         return finished
 
-    def _ending(self, request: _Request) -> Literal["end", "stop", "length"] | None:
-        token, sampling = request.token_ids[-1], request.sampling
+    def _end(self, request: _Request) -> None:
+        """The session keeps the pages of what it has read, which is all but the last token."""
+        session = request.session
+        self._sampled.discard(session)
+        session.ids = (*request.ids, *request.token_ids)
+        session.covered = len(session.ids) - 1
+        kept = _pages(session.covered)
+        self._pool.release(session.table[kept:])
+        del session.table[kept:]
+        if session.closed:
+            self._give_up(session)
+
+    def _ending(self, request: _Request, token: int) -> Literal["end", "stop", "length"] | None:
+        sampling = request.sampling
         if token in sampling.end_ids:
             return "end"
-        if sampling.stop and any(self._may_close(s, token) for s in sampling.stop):
+        if sampling.stop and (request.closers is None or token in request.closers):
             # no stop string is longer in tokens than in bytes, so the tail is all that can hold one
             tail = request.token_ids[-max(len(s.encode()) for s in sampling.stop) :]
             text = self._policy.tokenizer.decode(tail)
@@ -464,36 +585,24 @@ class Slots(Engine):
                 return "stop"
         return "length" if len(request.token_ids) >= sampling.max_tokens else None
 
-    def _may_close(self, stop: str, token: int) -> bool:
-        """Whether a token can be the one that completes a stop string, from its text alone."""
-        if not "!" <= stop[-1] <= "~":  # vocabularies write anything else in codes of their own
-            return True
-        if stop[-1] not in self._closing:
-            tokenizer = self._policy.tokenizer
+    def _closers(self, stop: tuple[str, ...]) -> frozenset[int] | None:
+        """Tokens that may complete one of the stop strings, from their texts alone."""
+        ends = {s[-1] for s in stop}
+        if not all("!" <= end <= "~" for end in ends):
+            return None  # vocabularies write anything else in codes of their own
+        tokenizer = self._policy.tokenizer
+        for end in ends - self._closing.keys():
             pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-            holders = {i for i, piece in enumerate(pieces) if stop[-1] in (piece or "")}
-            self._closing[stop[-1]] = holders
-        return token in self._closing[stop[-1]] or token >= len(self._policy.tokenizer)
+            beyond = range(len(tokenizer), self._network.config.get_text_config().vocab_size)
+            holders = (i for i, piece in enumerate(pieces) if end in (piece or ""))
+            self._closing[end] = frozenset([*holders, *beyond])
+        return frozenset().union(*(self._closing[end] for end in ends))
 
-    def _copy(self, row: int, length: int) -> Tensor | None:
-        if length == 0 or self._kv.store is None:
-            return None
-        return self._kv.store[:, :, row, :, :length].clone()
 
-    def _load(self, row: int, past: _Past) -> None:
-        if past.state is not None:
-            length = past.state.shape[3]
-            store = self._kv.reserve(length, past.state[0])
-            store[:, :, row, :, :length] = past.state
-
-    def _vacate(self, row: int) -> None:
-        """Give up a slot; the last one in use moves into it."""
-        last = len(self._slots_in_use) - 1
-        if row != last:
-            moved = self._slots_in_use[last]
-            assert self._kv.store is not None
-            self._kv.store[:, :, row, :, : moved.length] = self._kv.store[
-                :, :, last, :, : moved.length
-            ]
-            self._slots_in_use[row] = moved
-        self._slots_in_use.pop()
+def _auto(device: torch.device) -> int:
+    """Bytes for keys and values where the recipe does not say."""
+    if device.type == "cuda":
+        return int(_SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        raise RecipeError(f"model.engine.kv_memory is 'auto' on {device}; give a size, as '4GB'")
+    return int(_SHARE_OF_MACHINE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

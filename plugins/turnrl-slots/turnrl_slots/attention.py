@@ -1,0 +1,373 @@
+"""Attention over pages. Keys and values that several rows share are read once for all of them.
+
+A pass has *rows* of one token each, which are being sampled, and *feeds* of several. A row attends
+to what it shares with others, in chains of full pages, and to pages of its own; each part gives an
+output and the log of its sum of exponentials, by which the parts are weighed:
+
+    o = sum_p o_p e^{l_p} / sum_p e^{l_p}
+
+What is computed once per pass, or once for as long as the rows stay the same, is in `Plan` and
+`Pass`; a layer only gathers, attends and merges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from turnrl_slots.pages import PAGE, Pool
+
+_ROWS = 64
+"""The most rows that read a chain in one go."""
+
+
+def partial(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention to some of the keys, and the log of its sum of exponentials.
+
+    Args:
+        query: (B, H, T, D).
+        key: (B, H, S, D).
+        value: The same.
+        bias: (B, 1, 1, S), added to the scores; zero or minus infinity, not for all keys.
+        scale: Of the scores; None for one over the root of D.
+    Returns:
+        (B, H, T, D) and, in float32, (B, H, T).
+    """
+    if query.device.type == "cpu":
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, attn_mask=bias, scale=scale
+        )
+        return found[0], found[1]
+    scores = (query @ key.mT).float() * (scale or query.shape[-1] ** -0.5)
+    if bias is not None:
+        scores = scores + bias
+    total = scores.logsumexp(-1)
+    return (scores - total[..., None]).exp().to(value.dtype) @ value, total
+
+
+@dataclass(frozen=True)
+class _Chains:
+    """Runs of pages of like length, each read by several rows; no row stands in two of them.
+
+    Args:
+        pages: (chains x pages), ids; a short chain is padded.
+        shape: Chains, pages, rows; short lists of rows are padded.
+        bias: (chains, 1, 1, tokens) if any chain is padded.
+        readers: (chains x rows), which row reads.
+        rows: (n,), the rows that read any; None for all, in order.
+        places: (n,), where their results are; None for in order.
+    """
+
+    pages: Tensor
+    shape: tuple[int, int, int]
+    bias: Tensor | None
+    readers: Tensor
+    rows: Tensor | None
+    places: Tensor | None
+
+
+def _runs(
+    tables: Sequence[tuple[int, ...]],
+) -> tuple[list[list[tuple[int, int, list[int]]]], list[int]]:
+    """What rows share, as runs (begin, end, rows) of pages by depth in the tree that they form,
+    and how many pages of each row are shared."""
+    levels: list[list[tuple[int, int, list[int]]]] = []
+    own = [0] * len(tables)
+    todo = [(0, 0, list(range(len(tables))))]
+    while todo:
+        level, begin, rows = todo.pop()
+        by_page: dict[int, list[int]] = {}
+        for row in rows:
+            by_page.setdefault(tables[row][begin], []).append(row)
+        for some in by_page.values():
+            if len(some) > 1:
+                # what the least and the greatest share, all between them share
+                least, most = min(tables[r] for r in some), max(tables[r] for r in some)
+                end = begin
+                while least[end] == most[end]:
+                    end += 1
+                if level == len(levels):
+                    levels.append([])
+                levels[level].append((begin, end, some))
+                for row in some:
+                    own[row] = end
+                todo.append((level + 1, end, some))
+    return levels, own
+
+
+class Plan:
+    """Which pages rows read together and which each reads alone; holds while they stay the same.
+
+    Args:
+        tables: Of each row, all pages that its turn may need. Those that it writes to are in no
+            other's.
+        device: Where the pages are.
+    """
+
+    def __init__(self, tables: Sequence[Sequence[int]], device: torch.device) -> None:
+        self.device = device
+        levels, skipped = _runs([tuple(table) for table in tables])
+        most = max(map(len, tables), default=1)
+        self.tables = np.zeros((len(tables), most), np.int64)
+        self.private = np.zeros((len(tables), most), np.int64)
+        for row, (table, skip) in enumerate(zip(tables, skipped, strict=True)):
+            self.tables[row, : len(table)] = table
+            self.private[row, : len(table) - skip] = table[skip:]
+        self.skipped = np.array(skipped, np.int64) * PAGE
+        self.chains = [
+            chains
+            for level in levels
+            for some in self._alike(level)
+            if (chains := self._chains(some, tables))
+        ]
+
+    @staticmethod
+    def _alike(
+        runs: list[tuple[int, int, list[int]]],
+    ) -> list[list[tuple[int, int, list[int]]]]:
+        """Runs by their length and width, roughly, so that padding costs little."""
+        kinds: dict[tuple[int, bool], list[tuple[int, int, list[int]]]] = {}
+        for begin, end, rows in runs:
+            kind = ((end - begin - 1).bit_length(), len(rows) > 16)
+            parts = (rows[i : i + _ROWS] for i in range(0, len(rows), _ROWS))
+            kinds.setdefault(kind, []).extend((begin, end, part) for part in parts)
+        return list(kinds.values())
+
+    def _chains(
+        self, runs: list[tuple[int, int, list[int]]], tables: Sequence[Sequence[int]]
+    ) -> _Chains:
+        pages = max(end - begin for begin, end, _ in runs)
+        width = max(len(rows) for _, _, rows in runs)
+        ids = np.zeros((len(runs), pages), np.int64)
+        readers = np.zeros((len(runs), width), np.int64)
+        rows_of, places = [], []
+        for n, (begin, end, rows) in enumerate(runs):
+            ids[n, : end - begin] = tables[rows[0]][begin:end]
+            readers[n, : len(rows)] = rows
+            rows_of += rows
+            places += range(n * width, n * width + len(rows))
+        count = np.array([end - begin for begin, end, _ in runs])
+        bias = None
+        if (count < pages).any():
+            bias = _bias(count * PAGE, pages * PAGE, self.device)
+        whole = rows_of == list(range(len(tables)))
+        packed = places == list(range(len(runs) * width))
+        return _Chains(
+            self._tensor(ids.ravel()),
+            (len(runs), pages, width),
+            bias,
+            self._tensor(readers.ravel()),
+            None if whole else self._tensor(np.array(rows_of)),
+            None if packed else self._tensor(np.array(places)),
+        )
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+
+def _bias(lengths: np.ndarray, most: int, device: torch.device) -> Tensor:
+    """(n, 1, 1, most), minus infinity from each length on."""
+    masked = np.where(np.arange(most) < lengths[:, None], np.float32(0), np.float32(-math.inf))
+    return torch.from_numpy(masked).to(device)[:, None, None]
+
+
+@dataclass(frozen=True)
+class _Feeds:
+    """Feeds of like length, as a rectangle.
+
+    Args:
+        pages: (feeds x pages), ids.
+        tokens: (feeds, T), which token of the pass stands there; padding repeats the first.
+        real: (n,), the places of the rectangle that are not padding.
+        target: (n,), which tokens of the pass they are.
+        mask: (feeds, 1, T, S), what each may read; None for all up to itself.
+    """
+
+    pages: Tensor
+    tokens: Tensor
+    real: Tensor
+    target: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Several tokens of one session, read in a pass.
+
+    Args:
+        table: Its pages.
+        start: Tokens that are in them already.
+        count: Tokens of this pass.
+    """
+
+    table: Sequence[int]
+    start: int
+    count: int
+
+
+class Pass:
+    """The attention of one forward pass: an `Attend`. Its tokens are those of the rows, one each,
+    then those of the feeds.
+
+    Args:
+        pool: Where keys and values are.
+        plan: Of the rows.
+        lengths: (R,), tokens of each row that are in its pages already.
+        feeds: What else is read.
+    """
+
+    def __init__(
+        self, pool: Pool, plan: Plan, lengths: np.ndarray, feeds: Sequence[Feed] = ()
+    ) -> None:
+        self.pool, self.plan, self.rows = pool, plan, len(lengths)
+        at = np.arange(self.rows)
+        slots = [plan.tables[at, lengths // PAGE] * PAGE + lengths % PAGE]
+        positions = [lengths]
+        for feed in feeds:
+            where = np.arange(feed.start, feed.start + feed.count)
+            slots.append(np.asarray(feed.table)[where // PAGE] * PAGE + where % PAGE)
+            positions.append(where)
+        self.slots = plan._tensor(np.concatenate(slots))
+        self.positions = plan._tensor(np.concatenate(positions))
+        if self.rows:
+            own = lengths + 1 - plan.skipped
+            pages = -(-int(own.max()) // PAGE)
+            self.private = plan._tensor(np.ascontiguousarray(plan.private[:, :pages]).ravel())
+            self.bias = _bias(own, pages * PAGE, plan.device)
+        self.feeds = [self._feeds(some) for some in self._alike(feeds)]
+
+    def _alike(self, feeds: Sequence[Feed]) -> list[list[tuple[int, Feed]]]:
+        """Feeds with the place of their first token, divided so that padding costs little."""
+        starts = np.cumsum([self.rows, *(feed.count for feed in feeds)]).tolist()
+        placed = sorted(zip(starts, feeds, strict=False), key=lambda pair: (pair[1].count, pair[0]))
+        alike: list[list[tuple[int, Feed]]] = []
+        for place, feed in placed:
+            if not alike or feed.count > 1.5 * alike[-1][0][1].count:
+                alike.append([])
+            alike[-1].append((place, feed))
+        return alike
+
+    def _feeds(self, feeds: Sequence[tuple[int, Feed]]) -> _Feeds:
+        counts = np.array([feed.count for _, feed in feeds])
+        begins = np.array([feed.start for _, feed in feeds])
+        places = np.array([place for place, _ in feeds])
+        longest = int(counts.max())
+        pages = -(-int((begins + counts).max()) // PAGE)
+        ids = np.zeros((len(feeds), pages), np.int64)
+        for n, (_, feed) in enumerate(feeds):
+            some = feed.table[:pages]
+            ids[n, : len(some)] = some
+        step = np.arange(longest)
+        real = step < counts[:, None]
+        tokens = np.where(real, places[:, None] + step, places[:, None])
+        mask = None
+        if begins.any():
+            last = np.where(real, begins[:, None] + step, 0)
+            seen = np.arange(pages * PAGE) <= last[:, :, None]
+            mask = self.plan._tensor(seen)[:, None]
+        tensor = self.plan._tensor
+        return _Feeds(
+            tensor(ids.ravel()), tensor(tokens), tensor(real.ravel().nonzero()[0]),
+            tensor(tokens[real]), mask,
+        )  # fmt: skip
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        window: int | None,
+    ) -> Tensor:
+        """See `Attend`. A window is of no matter: the engine refuses one that could be felt."""
+        keys, values = self.pool.layer(layer)
+        keys.flatten(0, 1).index_copy_(0, self.slots, key[0].transpose(0, 1))
+        values.flatten(0, 1).index_copy_(0, self.slots, value[0].transpose(0, 1))
+        found = []
+        if self.rows:
+            found.append(self._attend_rows(query[0, :, : self.rows], keys, values, scale))
+        if self.feeds:
+            out = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
+            out[: self.rows] = found[0] if found else out[:0]
+            for feeds in self.feeds:
+                self._attend_feeds(out, feeds, query[0], keys, values, scale)
+            found = [out]
+        return found[0][None]
+
+    def _attend_rows(
+        self, query: Tensor, keys: Tensor, values: Tensor, scale: float | None
+    ) -> Tensor:
+        """(heads, R, D) -> (R, heads, D). The query heads that share a key-value head are rows
+        of one attention."""
+        heads, rows, size = query.shape
+        few = keys.shape[2]
+        query = query.view(few, heads // few, rows, size).permute(2, 0, 1, 3)
+        found, total = partial(
+            query, _gather(keys, self.private, rows), _gather(values, self.private, rows),
+            self.bias, scale,
+        )  # fmt: skip
+        for chains in self.plan.chains:
+            count, _, width = chains.shape
+            asked = query.index_select(0, chains.readers)
+            asked = asked.view(count, width, few, -1, size).transpose(1, 2).flatten(2, 3)
+            key, value = _gather(keys, chains.pages, count), _gather(values, chains.pages, count)
+            part, of_part = partial(asked, key, value, chains.bias, scale)
+            part = part.unflatten(2, (width, -1)).transpose(1, 2).flatten(0, 1)
+            of_part = of_part.unflatten(2, (width, -1)).transpose(1, 2).flatten(0, 1)
+            if chains.places is not None:
+                part = part.index_select(0, chains.places)
+                of_part = of_part.index_select(0, chains.places)
+            if chains.rows is None:
+                found, total = _merge(found, total, part, of_part)
+            else:
+                other, of_other = (
+                    found.index_select(0, chains.rows),
+                    total.index_select(0, chains.rows),
+                )
+                both, of_both = _merge(other, of_other, part, of_part)
+                found = found.index_copy(0, chains.rows, both)
+                total = total.index_copy(0, chains.rows, of_both)
+        return found.reshape(rows, heads, size)
+
+    def _attend_feeds(
+        self,
+        out: Tensor,
+        feeds: _Feeds,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scale: float | None,
+    ) -> None:
+        """Fill in (N, heads, D) at the feeds' tokens."""
+        count = len(feeds.tokens)
+        found = F.scaled_dot_product_attention(
+            query[:, feeds.tokens].transpose(0, 1),
+            _gather(keys, feeds.pages, count),
+            _gather(values, feeds.pages, count),
+            attn_mask=feeds.mask,
+            is_causal=feeds.mask is None,
+            scale=scale,
+            enable_gqa=keys.shape[2] != query.shape[0],
+        )
+        out[feeds.target] = found.transpose(1, 2).flatten(0, 1).index_select(0, feeds.real)
+
+
+def _gather(pages: Tensor, ids: Tensor, rows: int) -> Tensor:
+    """(rows, key-value heads, tokens, D), the pages that each row names."""
+    some = pages.index_select(0, ids)
+    return some.view(rows, -1, *pages.shape[2:]).transpose(1, 2)
+
+
+def _merge(one: Tensor, of_one: Tensor, other: Tensor, of_other: Tensor) -> tuple[Tensor, Tensor]:
+    """Two parts of one attention, weighed."""
+    weight = torch.sigmoid(of_other - of_one)[..., None].to(one.dtype)
+    return torch.lerp(one, other, weight), torch.logaddexp(of_one, of_other)

@@ -1,0 +1,192 @@
+"""Keys and values in pages of one size: who holds which, and what is known to lie in them.
+
+A session's history is a list of pages, of which the last is perhaps not full. Sessions share pages;
+a page that somebody writes to is nobody else's. A page that was read for a text's beginning can be
+found by its tokens, and is kept for whoever begins in the same way until its room is needed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnrl import RecipeError
+
+PAGE = 32
+"""Tokens to a page. The smaller, the less is left empty; the larger, the faster it is gathered."""
+
+_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+_Key = tuple[int, tuple[int, ...]]
+
+
+def parse_memory(text: str) -> int | None:
+    """Bytes of `4GB`, `512MiB` and the like; None for `auto`.
+
+    Raises:
+        RecipeError: If it is neither.
+    """
+    if text == "auto":
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)\s*", str(text), re.IGNORECASE)
+    if found is None or not (size := int(float(found[1]) * _UNITS[found[2].upper()])):
+        raise RecipeError(
+            f"model.engine.kv_memory is {text!r}; give 'auto', or a size with its unit, such as "
+            "'4GB' or '512MiB'"
+        )
+    return size
+
+
+class Shapes:
+    """What one token leaves behind in each layer, found by reading two tokens.
+
+    It is an `Attend` that notes the shapes of keys and values, and attends to nothing.
+    """
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[int, int]] = {}
+        self.dtype = torch.float32
+        self.windows: set[int] = set()
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        window: int | None,
+    ) -> Tensor:
+        if layer in self.layers or key.shape != value.shape or query.shape[-1] != key.shape[-1]:
+            raise NotImplementedError(
+                "its layers share keys, or its values have a size of their own"
+            )
+        self.layers[layer] = (key.shape[1], key.shape[3])
+        self.dtype = key.dtype
+        self.windows |= {window} if window is not None else set()
+        return query.transpose(1, 2)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page, over all layers."""
+        numbers = sum(2 * heads * size for heads, size in self.layers.values())
+        return PAGE * numbers * self.dtype.itemsize
+
+
+class Pool:
+    """A bounded number of pages, and what is in them.
+
+    Not for several threads at once: the engine has a lock.
+
+    Args:
+        count: Of pages.
+        shapes: Of keys and values.
+        device: Where they are.
+    """
+
+    def __init__(self, count: int, shapes: Shapes, device: torch.device) -> None:
+        self.count, self.shapes, self.device = count, shapes, device
+        self.bytes = count * shapes.page_bytes
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is held, nothing known, and the memory is given back."""
+        self._layers: dict[int, Tensor] = {}
+        self._untouched = 0  # pages from here on were never taken
+        self._free: list[int] = []
+        self._holders: dict[int, int] = {}
+        self._kept: dict[int, None] = {}  # held by nobody, known by their tokens; oldest first
+        self._serials: dict[int, int] = {}
+        self._serial = 0
+        self._known: dict[_Key, int] = {}
+        self._keys: dict[int, list[_Key]] = {}
+
+    @property
+    def available(self) -> int:
+        """Pages that can be taken now."""
+        return self.count - len(self._holders)
+
+    def take(self) -> int:
+        """A page for its holder to write to; the lowest, so that what is touched stays compact."""
+        if self._free:
+            page = heapq.heappop(self._free)
+        elif self._untouched < self.count:
+            page, self._untouched = self._untouched, self._untouched + 1
+        else:
+            page = next(iter(self._kept))
+            del self._kept[page]
+            self._forget(page)
+        self._serial += 1
+        self._serials[page] = self._serial  # what was known of its successors is no more
+        self._holders[page] = 1
+        return page
+
+    def hold(self, page: int) -> None:
+        """One more holder."""
+        self._kept.pop(page, None)
+        self._holders[page] = self._holders.get(page, 0) + 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """One holder less of each. What can be found by its tokens is kept, beginnings longest."""
+        for page in reversed(pages):
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                del self._holders[page]
+                if page in self._keys:
+                    self._kept[page] = None
+                else:
+                    heapq.heappush(self._free, page)
+
+    def shared(self, page: int) -> bool:
+        """Whether it has several holders."""
+        return self._holders[page] > 1
+
+    def find(self, before: int | None, tokens: tuple[int, ...]) -> int | None:
+        """The page that holds these tokens after those of another page (None: as the first)."""
+        return self._known.get((self._name(before), tokens))
+
+    def know(self, page: int, before: int | None, tokens: tuple[int, ...]) -> None:
+        """Let a page be found. Its tokens stay what they are; others may come after them."""
+        key = (self._name(before), tokens)
+        if key not in self._known:
+            self._known[key] = page
+            self._keys.setdefault(page, []).append(key)
+
+    def _name(self, page: int | None) -> int:
+        return 0 if page is None else self._serials[page]
+
+    def _forget(self, page: int) -> None:
+        for key in self._keys.pop(page, ()):
+            del self._known[key]
+
+    def layer(self, number: int) -> Tensor:
+        """(2, pages, page, key-value heads, D), keys and values.
+
+        All zeros at first: what no token was written to is masked, but a weight of zero times
+        something that is not finite would not be zero. On a CPU what is not touched takes no
+        memory.
+        """
+        if number not in self._layers:
+            shape = (2, self.count, PAGE, *self.shapes.layers[number])
+            if self.device.type == "cpu":
+                size = math.prod(shape) * self.shapes.dtype.itemsize
+                plain = torch.from_numpy(np.zeros(size, np.uint8))
+                self._layers[number] = plain.view(self.shapes.dtype).view(shape)
+            else:
+                self._layers[number] = torch.zeros(
+                    shape, dtype=self.shapes.dtype, device=self.device
+                )
+        return self._layers[number]
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Write pages over others, as (from, to). All are read before any is written."""
+        sources, targets = torch.tensor(pairs, device=self.device).unbind(1)
+        for number in self.shapes.layers:
+            layer = self.layer(number)
+            layer[:, targets] = layer[:, sources]
