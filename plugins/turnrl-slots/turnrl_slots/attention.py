@@ -205,12 +205,14 @@ class Feed:
     Args:
         table: Its pages.
         start: Tokens that are in them already.
-        count: Tokens of this pass.
+        ids: The tokens of this pass.
+        ends: Whether they are the last that are to be read.
     """
 
     table: Sequence[int]
     start: int
-    count: int
+    ids: Sequence[int]
+    ends: bool = True
 
 
 class Pass:
@@ -232,7 +234,7 @@ class Pass:
         slots = [plan.tables[at, lengths // PAGE] * PAGE + lengths % PAGE]
         positions = [lengths]
         for feed in feeds:
-            where = np.arange(feed.start, feed.start + feed.count)
+            where = np.arange(feed.start, feed.start + len(feed.ids))
             slots.append(np.asarray(feed.table)[where // PAGE] * PAGE + where % PAGE)
             positions.append(where)
         self.slots = plan._tensor(np.concatenate(slots))
@@ -246,17 +248,19 @@ class Pass:
 
     def _alike(self, feeds: Sequence[Feed]) -> list[list[tuple[int, Feed]]]:
         """Feeds with the place of their first token, divided so that padding costs little."""
-        starts = np.cumsum([self.rows, *(feed.count for feed in feeds)]).tolist()
-        placed = sorted(zip(starts, feeds, strict=False), key=lambda pair: (pair[1].count, pair[0]))
+        starts = np.cumsum([self.rows, *(len(feed.ids) for feed in feeds)]).tolist()
+        placed = sorted(
+            zip(starts, feeds, strict=False), key=lambda pair: (len(pair[1].ids), pair[0])
+        )
         alike: list[list[tuple[int, Feed]]] = []
         for place, feed in placed:
-            if not alike or feed.count > 1.5 * alike[-1][0][1].count:
+            if not alike or len(feed.ids) > 1.5 * len(alike[-1][0][1].ids):
                 alike.append([])
             alike[-1].append((place, feed))
         return alike
 
     def _feeds(self, feeds: Sequence[tuple[int, Feed]]) -> _Feeds:
-        counts = np.array([feed.count for _, feed in feeds])
+        counts = np.array([len(feed.ids) for _, feed in feeds])
         begins = np.array([feed.start for _, feed in feeds])
         places = np.array([place for place, _ in feeds])
         longest = int(counts.max())

@@ -38,6 +38,10 @@ and so last digits, may depend on it."""
 _SHARE_OF_GPU = 0.7
 """Of a GPU's memory that is free once the weights are loaded."""
 
+_CPU_TOKENS = 512
+"""What a CPU reads at once: with more, activations leave its cache, and a token of a small model
+takes half as long again."""
+
 
 def _pages(tokens: int) -> int:
     return -(-tokens // PAGE)
@@ -162,6 +166,8 @@ class Slots(Engine):
         self._network = policy.load()
         self._device = next(self._network.parameters()).device
         self._closing = {}  # of another tokenizer, perhaps
+        most = _CPU_TOKENS if self._device.type == "cpu" else self.prefill_tokens
+        self._piece_tokens = min(most, self.prefill_tokens)
         self._evaluate()
         try:
             self._pool = self._set_aside(max_tokens)
@@ -202,14 +208,13 @@ class Slots(Engine):
         the model itself would. Chunked attention, recurrent layers and whatever else pages do not
         hold show in the difference."""
         vocabulary = self._network.config.get_text_config().vocab_size
-        ids = [(7919 * i + 104_729) % vocabulary for i in range(max(tokens, 2))]
+        ids = tuple((7919 * i + 104_729) % vocabulary for i in range(max(tokens, 2)))
         half = len(ids) // 2
         table = [self._pool.take() for _ in range(_pages(len(ids)))]
         try:
             rows, none = Plan([], self._device), np.zeros(0, np.int64)
-            self._forward(rows, none, [Feed(table, 0, half)], ids[:half])
-            feed = Feed(table, half, len(ids) - half)
-            found = self._policy.logits(self._forward(rows, none, [feed], ids[half:]))
+            for feed in (Feed(table, 0, ids[:half]), Feed(table, half, ids[half:])):
+                found = self._policy.logits(self._forward(rows, none, [], [feed]))
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
@@ -505,33 +510,51 @@ class Slots(Engine):
             self._lengths = np.array(
                 [len(r.ids) + len(r.token_ids) - 1 for r in self._active], np.int64
             )
-        feeds = [
-            Feed(r.session.table, r.session.covered, len(r.ids) - r.session.covered)
-            for r in several
-        ]
-        ids = [(r.token_ids or r.ids)[-1] for r in self._active]
-        for request in several:
-            ids += request.ids[request.session.covered :]
-        hidden = self._forward(self._plan, self._lengths, feeds, ids)
+        tokens = [(r.token_ids or r.ids)[-1] for r in self._active]
+        *before, last = self._pieces(several)
+        nobody, none = Plan([], self._device), np.zeros(0, np.int64)
+        states = [self._forward(nobody, none, [], feeds) for feeds in before]
+        found = self._forward(self._plan, self._lengths, tokens, last)
+        # in the order of `_active`: rows, then those that were fed
+        states = [found[: len(tokens)], *states, found[len(tokens) :]] if before else [found]
         if several:
             self._active += several
             self._plan = None
         else:
             self._lengths += 1
-        return self._sample(hidden)
+        return self._sample(torch.cat(states))
+
+    def _pieces(self, requests: list[_Request]) -> list[list[Feed]]:
+        """What is to be read, in portions of one forward pass each; one at least, perhaps empty."""
+        pieces: list[list[Feed]] = [[]]
+        room = self._piece_tokens
+        for request in requests:
+            ids, start, table = request.ids, request.session.covered, request.session.table
+            while start < len(ids):
+                if pieces[-1] and len(ids) - start > room:
+                    pieces.append([])
+                    room = self._piece_tokens
+                part = ids[start : start + room]
+                start, room = start + len(part), room - len(part)
+                pieces[-1].append(Feed(table, start - len(part), part, start == len(ids)))
+        return pieces
 
     def _forward(
-        self, plan: Plan, lengths: np.ndarray, feeds: list[Feed], ids: list[int]
+        self, plan: Plan, lengths: np.ndarray, tokens: list[int], feeds: list[Feed]
     ) -> Tensor:
-        """The hidden state after each row's token and each feed's last, (n, H)."""
+        """The hidden state after each row's token, and after each feed that ends, (n, H)."""
         attend = Pass(self._pool, plan, lengths, feeds)
-        read = torch.tensor([ids], device=self._device)
+        read = torch.tensor(
+            [[*tokens, *itertools.chain.from_iterable(feed.ids for feed in feeds)]],
+            device=self._device,
+        )
         hidden = self._policy.hidden(read, None, attend.positions[None], attend=attend)[0]
         if not feeds:
             return hidden
-        last = np.cumsum([len(lengths), *(feed.count for feed in feeds)])[1:] - 1
-        wanted = np.concatenate([np.arange(len(lengths)), last])
-        return hidden[torch.from_numpy(wanted).to(self._device)]
+        last = np.cumsum([len(tokens), *(len(feed.ids) for feed in feeds)])[1:] - 1
+        ends = [at for at, feed in zip(last.tolist(), feeds, strict=True) if feed.ends]
+        wanted = torch.tensor([*range(len(tokens)), *ends], dtype=torch.long, device=self._device)
+        return hidden[wanted]
 
     def _sample(self, hidden: Tensor) -> list[tuple[_Request, Completion]]:
         """Draw one token in each turn; give those that end with it."""
