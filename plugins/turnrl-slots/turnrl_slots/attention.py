@@ -28,29 +28,30 @@ _ROWS = 64
 
 
 def partial(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Attention to some of the keys, and the log of its sum of exponentials.
 
+    Plain products of matrices: for the few queries to a key that decoding has, they are faster on a
+    CPU than its fused attention.
+
     Args:
-        query: (B, H, T, D).
-        key: (B, H, S, D).
+        query: (B, T, D).
+        key: (B, S, D).
         value: The same.
-        bias: (B, 1, 1, S), added to the scores; zero or minus infinity, not for all keys.
-        scale: Of the scores; None for one over the root of D.
+        bias: (B, 1, S), added to the scores; zero or minus infinity, not for all keys.
+        scale: Of the scores.
     Returns:
-        (B, H, T, D) and, in float32, (B, H, T).
+        (B, T, D) and, in float32, (B, T, 1).
     """
-    if query.device.type == "cpu":
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, attn_mask=bias, scale=scale
-        )
-        return found[0], found[1]
-    scores = (query @ key.mT).float() * (scale or query.shape[-1] ** -0.5)
+    scores = torch.bmm(query * scale, key.mT).float()
     if bias is not None:
-        scores = scores + bias
-    total = scores.logsumexp(-1)
-    return (scores - total[..., None]).exp().to(value.dtype) @ value, total
+        scores += bias
+    most = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(most).exp_()
+    total = weights.sum(-1, keepdim=True)
+    found = torch.bmm(weights.to(value.dtype), value)
+    return found.div_(total), total.log_().add_(most)
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,16 @@ class _Chains:
     """Runs of pages of like length, each read by several rows; no row stands in two of them.
 
     Args:
-        pages: (chains x pages), ids; a short chain is padded.
-        shape: Chains, pages, rows; short lists of rows are padded.
-        bias: (chains, 1, 1, tokens) if any chain is padded.
+        units: What to gather: each head's part of each page; a short chain is padded.
+        shape: Chains and rows; short lists of rows are padded.
+        bias: (chains x key-value heads, 1, tokens) if any chain is padded.
         readers: (chains x rows), which row reads.
         rows: (n,), the rows that read any; None for all, in order.
         places: (n,), where their results are; None for in order.
     """
 
-    pages: Tensor
-    shape: tuple[int, int, int]
+    units: Tensor
+    shape: tuple[int, int]
     bias: Tensor | None
     readers: Tensor
     rows: Tensor | None
@@ -109,11 +110,11 @@ class Plan:
     Args:
         tables: Of each row, all pages that its turn may need. Those that it writes to are in no
             other's.
-        device: Where the pages are.
+        pool: Where the pages are.
     """
 
-    def __init__(self, tables: Sequence[Sequence[int]], device: torch.device) -> None:
-        self.device = device
+    def __init__(self, tables: Sequence[Sequence[int]], pool: Pool) -> None:
+        self.device, self.heads = pool.device, pool.shapes.heads
         levels, skipped = _runs([tuple(table) for table in tables])
         most = max(map(len, tables), default=1)
         self.tables = np.zeros((len(tables), most), np.int64)
@@ -157,26 +158,32 @@ class Plan:
         count = np.array([end - begin for begin, end, _ in runs])
         bias = None
         if (count < pages).any():
-            bias = _bias(count * PAGE, pages * PAGE, self.device)
+            bias = self.bias(count * PAGE, pages * PAGE)
         whole = rows_of == list(range(len(tables)))
         packed = places == list(range(len(runs) * width))
         return _Chains(
-            self._tensor(ids.ravel()),
-            (len(runs), pages, width),
+            self.units(ids),
+            (len(runs), width),
             bias,
-            self._tensor(readers.ravel()),
-            None if whole else self._tensor(np.array(rows_of)),
-            None if packed else self._tensor(np.array(places)),
+            self.tensor(readers.ravel()),
+            None if whole else self.tensor(np.array(rows_of)),
+            None if packed else self.tensor(np.array(places)),
         )
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """An array where the pages are."""
         return torch.from_numpy(array).to(self.device)
 
+    def units(self, pages: np.ndarray) -> Tensor:
+        """(n, pages) -> (n x heads x pages), where each head's part of each page lies."""
+        at = pages[:, None] * self.heads + np.arange(self.heads)[:, None]
+        return self.tensor(at.ravel())
 
-def _bias(lengths: np.ndarray, most: int, device: torch.device) -> Tensor:
-    """(n, 1, 1, most), minus infinity from each length on."""
-    masked = np.where(np.arange(most) < lengths[:, None], np.float32(0), np.float32(-math.inf))
-    return torch.from_numpy(masked).to(device)[:, None, None]
+    def bias(self, lengths: np.ndarray, most: int) -> Tensor:
+        """(n x heads, 1, most), minus infinity from each length on."""
+        lengths = lengths.repeat(self.heads)[:, None, None]
+        masked = np.where(np.arange(most) < lengths, np.float32(0), np.float32(-math.inf))
+        return self.tensor(masked)
 
 
 @dataclass(frozen=True)
@@ -184,14 +191,14 @@ class _Feeds:
     """Feeds of like length, as a rectangle.
 
     Args:
-        pages: (feeds x pages), ids.
+        units: What to gather.
         tokens: (feeds, T), which token of the pass stands there; padding repeats the first.
         real: (n,), the places of the rectangle that are not padding.
         target: (n,), which tokens of the pass they are.
         mask: (feeds, 1, T, S), what each may read; None for all up to itself.
     """
 
-    pages: Tensor
+    units: Tensor
     tokens: Tensor
     real: Tensor
     target: Tensor
@@ -231,19 +238,20 @@ class Pass:
     ) -> None:
         self.pool, self.plan, self.rows = pool, plan, len(lengths)
         at = np.arange(self.rows)
-        slots = [plan.tables[at, lengths // PAGE] * PAGE + lengths % PAGE]
-        positions = [lengths]
+        pages, positions = [plan.tables[at, lengths // PAGE]], [lengths]
         for feed in feeds:
             where = np.arange(feed.start, feed.start + len(feed.ids))
-            slots.append(np.asarray(feed.table)[where // PAGE] * PAGE + where % PAGE)
+            pages.append(np.asarray(feed.table)[where // PAGE])
             positions.append(where)
-        self.slots = plan._tensor(np.concatenate(slots))
-        self.positions = plan._tensor(np.concatenate(positions))
+        where, page = np.concatenate(positions), np.concatenate(pages)
+        self.positions = plan.tensor(where)
+        units = page * plan.heads + np.arange(plan.heads)[:, None]
+        self.slots = plan.tensor((units * PAGE + where % PAGE).ravel())
         if self.rows:
             own = lengths + 1 - plan.skipped
-            pages = -(-int(own.max()) // PAGE)
-            self.private = plan._tensor(np.ascontiguousarray(plan.private[:, :pages]).ravel())
-            self.bias = _bias(own, pages * PAGE, plan.device)
+            most = -(-int(own.max()) // PAGE)
+            self.private = plan.units(plan.private[:, :most])
+            self.bias = plan.bias(own, most * PAGE)
         self.feeds = [self._feeds(some) for some in self._alike(feeds)]
 
     def _alike(self, feeds: Sequence[Feed]) -> list[list[tuple[int, Feed]]]:
@@ -276,10 +284,10 @@ class Pass:
         if begins.any():
             last = np.where(real, begins[:, None] + step, 0)
             seen = np.arange(pages * PAGE) <= last[:, :, None]
-            mask = self.plan._tensor(seen)[:, None]
-        tensor = self.plan._tensor
+            mask = self.plan.tensor(seen)[:, None]
+        tensor = self.plan.tensor
         return _Feeds(
-            tensor(ids.ravel()), tensor(tokens), tensor(real.ravel().nonzero()[0]),
+            self.plan.units(ids), tensor(tokens), tensor(real.ravel().nonzero()[0]),
             tensor(tokens[real]), mask,
         )  # fmt: skip
 
@@ -293,85 +301,66 @@ class Pass:
         window: int | None,
     ) -> Tensor:
         """See `Attend`. A window is of no matter: the engine refuses one that could be felt."""
-        keys, values = self.pool.layer(layer)
-        keys.flatten(0, 1).index_copy_(0, self.slots, key[0].transpose(0, 1))
-        values.flatten(0, 1).index_copy_(0, self.slots, value[0].transpose(0, 1))
-        found = []
+        pool, (heads, count, size) = self.pool, query.shape[1:]
+        scale = size**-0.5 if scale is None else scale
+        pool.write(layer, self.slots, key[0], value[0])
+        found = query.new_empty(count, heads, size)
         if self.rows:
-            found.append(self._attend_rows(query[0, :, : self.rows], keys, values, scale))
-        if self.feeds:
-            out = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
-            out[: self.rows] = found[0] if found else out[:0]
-            for feeds in self.feeds:
-                self._attend_feeds(out, feeds, query[0], keys, values, scale)
-            found = [out]
-        return found[0][None]
+            self._attend_rows(found[: self.rows], layer, query[0], scale)
+        for feeds in self.feeds:
+            self._attend_feeds(found, feeds, layer, query[0], scale)
+        return found[None]
 
-    def _attend_rows(
-        self, query: Tensor, keys: Tensor, values: Tensor, scale: float | None
-    ) -> Tensor:
-        """(heads, R, D) -> (R, heads, D). The query heads that share a key-value head are rows
-        of one attention."""
-        heads, rows, size = query.shape
-        few = keys.shape[2]
-        query = query.view(few, heads // few, rows, size).permute(2, 0, 1, 3)
-        found, total = partial(
-            query, _gather(keys, self.private, rows), _gather(values, self.private, rows),
-            self.bias, scale,
-        )  # fmt: skip
+    def _attend_rows(self, out: Tensor, layer: int, query: Tensor, scale: float) -> None:
+        """Fill in (R, heads, D). The query heads that share a key-value head are rows of one
+        attention."""
+        rows, heads, size = out.shape
+        few = self.plan.heads
+        query = query[:, : self.rows].view(few, heads // few, rows, size).permute(2, 0, 1, 3)
+        query = query.contiguous()
+        keys, values = self.pool.gather(layer, self.private, rows)
+        found, total = partial(query.flatten(0, 1), keys, values, self.bias, scale)
+        found, total = found.view_as(query), total.view(rows, few, -1, 1)
         for chains in self.plan.chains:
-            count, _, width = chains.shape
-            asked = query.index_select(0, chains.readers)
-            asked = asked.view(count, width, few, -1, size).transpose(1, 2).flatten(2, 3)
-            key, value = _gather(keys, chains.pages, count), _gather(values, chains.pages, count)
-            part, of_part = partial(asked, key, value, chains.bias, scale)
-            part = part.unflatten(2, (width, -1)).transpose(1, 2).flatten(0, 1)
-            of_part = of_part.unflatten(2, (width, -1)).transpose(1, 2).flatten(0, 1)
+            keys, values = self.pool.gather(layer, chains.units, chains.shape[0])
+            asked = query.index_select(0, chains.readers).unflatten(0, chains.shape)
+            asked = asked.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+            parts = (
+                part.view(chains.shape[0], few, chains.shape[1], heads // few, -1)
+                .transpose(1, 2)
+                .flatten(0, 1)
+                for part in partial(asked, keys, values, chains.bias, scale)
+            )
             if chains.places is not None:
-                part = part.index_select(0, chains.places)
-                of_part = of_part.index_select(0, chains.places)
+                parts = (part.index_select(0, chains.places) for part in parts)
             if chains.rows is None:
-                found, total = _merge(found, total, part, of_part)
+                found, total = _merge(found, total, *parts)
             else:
-                other, of_other = (
-                    found.index_select(0, chains.rows),
-                    total.index_select(0, chains.rows),
-                )
-                both, of_both = _merge(other, of_other, part, of_part)
-                found = found.index_copy(0, chains.rows, both)
-                total = total.index_copy(0, chains.rows, of_both)
-        return found.reshape(rows, heads, size)
+                before = found.index_select(0, chains.rows), total.index_select(0, chains.rows)
+                both, of_both = _merge(*before, *parts)
+                found.index_copy_(0, chains.rows, both)
+                total.index_copy_(0, chains.rows, of_both)
+        out.copy_(found.flatten(1, 2))
 
     def _attend_feeds(
-        self,
-        out: Tensor,
-        feeds: _Feeds,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scale: float | None,
+        self, out: Tensor, feeds: _Feeds, layer: int, query: Tensor, scale: float
     ) -> None:
         """Fill in (N, heads, D) at the feeds' tokens."""
-        count = len(feeds.tokens)
+        count, heads = len(feeds.tokens), self.plan.heads
+        keys, values = self.pool.gather(layer, feeds.units, count)
         found = F.scaled_dot_product_attention(
             query[:, feeds.tokens].transpose(0, 1),
-            _gather(keys, feeds.pages, count),
-            _gather(values, feeds.pages, count),
+            keys.unflatten(0, (count, heads)),
+            values.unflatten(0, (count, heads)),
             attn_mask=feeds.mask,
             is_causal=feeds.mask is None,
             scale=scale,
-            enable_gqa=keys.shape[2] != query.shape[0],
+            enable_gqa=heads != query.shape[0],
         )
         out[feeds.target] = found.transpose(1, 2).flatten(0, 1).index_select(0, feeds.real)
 
 
-def _gather(pages: Tensor, ids: Tensor, rows: int) -> Tensor:
-    """(rows, key-value heads, tokens, D), the pages that each row names."""
-    some = pages.index_select(0, ids)
-    return some.view(rows, -1, *pages.shape[2:]).transpose(1, 2)
-
-
 def _merge(one: Tensor, of_one: Tensor, other: Tensor, of_other: Tensor) -> tuple[Tensor, Tensor]:
     """Two parts of one attention, weighed."""
-    weight = torch.sigmoid(of_other - of_one)[..., None].to(one.dtype)
+    weight = torch.sigmoid(of_other - of_one).to(one.dtype)
     return torch.lerp(one, other, weight), torch.logaddexp(of_one, of_other)

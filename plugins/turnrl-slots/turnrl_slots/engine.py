@@ -212,7 +212,7 @@ class Slots(Engine):
         half = len(ids) // 2
         table = [self._pool.take() for _ in range(_pages(len(ids)))]
         try:
-            rows, none = Plan([], self._device), np.zeros(0, np.int64)
+            rows, none = Plan([], self._pool), np.zeros(0, np.int64)
             for feed in (Feed(table, 0, ids[:half]), Feed(table, half, ids[half:])):
                 found = self._policy.logits(self._forward(rows, none, [], [feed]))
         except torch.OutOfMemoryError:
@@ -506,13 +506,13 @@ class Slots(Engine):
         several = [r for r in admitted if r.session.covered < len(r.ids) - 1]
         if self._plan is None or single:
             self._active += single
-            self._plan = Plan([r.session.table for r in self._active], self._device)
+            self._plan = Plan([r.session.table for r in self._active], self._pool)
             self._lengths = np.array(
                 [len(r.ids) + len(r.token_ids) - 1 for r in self._active], np.int64
             )
         tokens = [(r.token_ids or r.ids)[-1] for r in self._active]
         *before, last = self._pieces(several)
-        nobody, none = Plan([], self._device), np.zeros(0, np.int64)
+        nobody, none = Plan([], self._pool), np.zeros(0, np.int64)
         states = [self._forward(nobody, none, [], feeds) for feeds in before]
         found = self._forward(self._plan, self._lengths, tokens, last)
         # in the order of `_active`: rows, then those that were fed

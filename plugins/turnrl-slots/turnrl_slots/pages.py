@@ -8,7 +8,6 @@ found by its tokens, and is kept for whoever begins in the same way until its ro
 from __future__ import annotations
 
 import heapq
-import math
 import re
 from collections.abc import Sequence
 
@@ -50,7 +49,8 @@ class Shapes:
     """
 
     def __init__(self) -> None:
-        self.layers: dict[int, tuple[int, int]] = {}
+        self.layers = 0
+        self.heads = self.size = 0
         self.dtype = torch.float32
         self.windows: set[int] = set()
 
@@ -63,20 +63,22 @@ class Shapes:
         scale: float | None,
         window: int | None,
     ) -> Tensor:
-        if layer in self.layers or key.shape != value.shape or query.shape[-1] != key.shape[-1]:
-            raise NotImplementedError(
-                "its layers share keys, or its values have a size of their own"
-            )
-        self.layers[layer] = (key.shape[1], key.shape[3])
-        self.dtype = key.dtype
+        heads, size = key.shape[1], key.shape[3]
+        alike = not self.layers or (self.heads, self.size) == (heads, size)
+        if (
+            layer != self.layers
+            or not alike
+            or not key.shape == value.shape == query[:, :heads].shape
+        ):
+            raise NotImplementedError("keys and values of its layers are not all of one shape")
+        self.layers, self.heads, self.size, self.dtype = layer + 1, heads, size, key.dtype
         self.windows |= {window} if window is not None else set()
         return query.transpose(1, 2)
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page, over all layers."""
-        numbers = sum(2 * heads * size for heads, size in self.layers.values())
-        return PAGE * numbers * self.dtype.itemsize
+        return PAGE * 2 * self.layers * self.heads * self.size * self.dtype.itemsize
 
 
 class Pool:
@@ -97,7 +99,8 @@ class Pool:
 
     def reset(self) -> None:
         """Nothing is held, nothing known, and the memory is given back."""
-        self._layers: dict[int, Tensor] = {}
+        self._store: Tensor | None = None
+        self._scratch = [torch.empty(0), torch.empty(0)]
         self._untouched = 0  # pages from here on were never taken
         self._free: list[int] = []
         self._holders: dict[int, int] = {}
@@ -165,28 +168,43 @@ class Pool:
         for key in self._keys.pop(page, ()):
             del self._known[key]
 
-    def layer(self, number: int) -> Tensor:
-        """(2, pages, page, key-value heads, D), keys and values.
+    @property
+    def store(self) -> Tensor:
+        """(layers, 2, pages, key-value heads, page, D), keys and values.
 
         All zeros at first: what no token was written to is masked, but a weight of zero times
         something that is not finite would not be zero. On a CPU what is not touched takes no
         memory.
         """
-        if number not in self._layers:
-            shape = (2, self.count, PAGE, *self.shapes.layers[number])
+        if self._store is None:
+            of = self.shapes
+            shape = (of.layers, 2, self.count, of.heads, PAGE, of.size)
             if self.device.type == "cpu":
-                size = math.prod(shape) * self.shapes.dtype.itemsize
-                plain = torch.from_numpy(np.zeros(size, np.uint8))
-                self._layers[number] = plain.view(self.shapes.dtype).view(shape)
+                plain = torch.from_numpy(np.zeros(self.bytes, np.uint8))
+                self._store = plain.view(of.dtype).view(shape)
             else:
-                self._layers[number] = torch.zeros(
-                    shape, dtype=self.shapes.dtype, device=self.device
-                )
-        return self._layers[number]
+                self._store = torch.zeros(shape, dtype=of.dtype, device=self.device)
+        return self._store
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put (heads, N, D) where `slots` (heads x N) say."""
+        for side, new in enumerate((keys, values)):
+            self.store[layer, side].flatten(0, 2).index_copy_(0, slots, new.flatten(0, 1))
+
+    def gather(self, layer: int, units: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """(rows x heads, tokens, D), keys and values. They last until the next call: memory that
+        is asked for anew in each layer costs more than what is done with it."""
+        of, found = self.shapes, []
+        for side in range(2):
+            size = len(units) * PAGE * of.size
+            if self._scratch[side].numel() < size:
+                self._scratch[side] = torch.empty(size, dtype=of.dtype, device=self.device)
+            out = self._scratch[side][:size].view(-1, PAGE, of.size)
+            torch.index_select(self.store[layer, side].flatten(0, 1), 0, units, out=out)
+            found.append(out.view(rows * of.heads, -1, of.size))
+        return found[0], found[1]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Write pages over others, as (from, to). All are read before any is written."""
         sources, targets = torch.tensor(pairs, device=self.device).unbind(1)
-        for number in self.shapes.layers:
-            layer = self.layer(number)
-            layer[:, targets] = layer[:, sources]
+        self.store[:, :, targets] = self.store[:, :, sources]
