@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import threading
 from collections.abc import Coroutine, Sequence
@@ -25,6 +26,8 @@ from turnrl.errors import DataError, PluginError, RecipeError, ToolError, at_lea
 from turnrl.toolbox import Bench, Toolbox, check_tools
 
 T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
 
 _SHUTDOWN_S = 30.0
 """After Ctrl-C, how long the forward pass under way may take to end."""
@@ -143,6 +146,9 @@ class Agent:
             seed=stream_seed(*state.seed, k),
             stop=rollout.segmenter.stop,
             end_ids=self._chat.end_ids,
+            top_k=rollout.top_k,
+            min_p=rollout.min_p,
+            top_p=rollout.top_p,
         )
         completion = await state.session.generate(state.new_ids, sampling)
         text, cut = self._chat.text(completion.token_ids), completion.reason == "length"
@@ -193,6 +199,13 @@ class Rollout:
         lockstep: Start the next turn when all trajectories have ended theirs. Batches, and so every
             last digit, then do not depend on how fast tools answer. Without it slow tools overlap
             with generation.
+        top_k: While collecting, draw from that many of the likeliest tokens; 0 from all. This and
+            the next two bias learning: a policy gradient assumes draws from all of the policy's
+            distribution.
+        min_p: While collecting, draw from tokens whose probability is at least this share of the
+            likeliest's.
+        top_p: While collecting, draw from the fewest likeliest tokens whose probabilities add up to
+            this, of those that `top_k` and `min_p` leave.
     """
 
     segmenter: types.Segmenter
@@ -203,10 +216,18 @@ class Rollout:
     max_result_tokens: int = 512
     max_tokens: int = 2048
     lockstep: bool = True
+    top_k: int = 0
+    min_p: float = 0.0
+    top_p: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise RecipeError(f"rollout.temperature is {self.temperature}; it must be above 0")
+        if not 0 < self.top_p <= 1:
+            raise RecipeError(f"rollout.top_p is {self.top_p}; it must be above 0, and at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise RecipeError(f"rollout.min_p is {self.min_p}; it must be from 0 to 1")
+        at_least(0, "rollout.", self, "top_k")
         limits = ("max_turn_tokens", "max_calls_per_turn", "max_result_tokens", "max_tokens")
         at_least(1, "rollout.", self, *limits)
         at_least(1, f"{type(self.segmenter).__name__}.", self.segmenter, "max_turns")
@@ -221,6 +242,14 @@ class Rollout:
             RecipeError: If it does not take the segmenter's messages.
             ToolError: From the first tool that cannot work.
         """
+        whole = {"top_k": 0, "min_p": 0.0, "top_p": 1.0}
+        if cut := [name for name, value in whole.items() if getattr(self, name) != value]:
+            _logger.warning(
+                "rollout.%s cuts the distribution that tokens are drawn from. The sampler's "
+                "log-probabilities are of what is left and the learner's are not, so their ratio "
+                "is biased; a policy gradient assumes that all of it was drawn from.",
+                cut[0],
+            )
         self.ask("check", self.tools)
         example = types.Question("check", "?", ("!",))
         plain = chat.prompt(self.ask("prompt", example, self.tools))
@@ -241,6 +270,14 @@ class Rollout:
         for tool in self.tools:
             with blaming(ToolError, f"{tool} in check", "Mend the tool, or what it needs."):
                 tool.check()
+
+    def _at_once(self, engine: types.Engine, group_size: int, total: int, probes: int) -> int:
+        """How many trajectories may be under way at a time."""
+        if engine.capacity is None:
+            return max(total, 1)
+        # at worst each has all its turns, and all the branches of each of them are still alive
+        fit = engine.capacity // (1 + probes * self.segmenter.max_turns)
+        return max(fit - fit % group_size if fit > group_size else fit, 1)
 
     def prompt(self, question: types.Question, chat: ChatFormat) -> tuple[int, ...]:
         """Token ids of a question's prompt. The question's text is as untrusted as a tool's."""
@@ -304,6 +341,11 @@ class Rollout:
         Returns:
             G trajectories for each question, and the probes of each question's. Without lockstep a
             trajectory still begins a turn together with its own probes.
+
+        No more trajectories are under way than the engine holds at once, with all the probes that
+        they may have: in lockstep they are played in waves, whole groups together if it can be;
+        without it the next begins when one ends.
+
         Raises:
             ToolError: As `collect`, and if a tool's session cannot be copied.
         """
@@ -341,12 +383,22 @@ class Rollout:
                         for i in (members := [*members, *begun]):
                             crowd.create_task(turn(i))
 
+            async def play_alone(i: int, places: asyncio.Semaphore) -> None:
+                async with places:
+                    await play([i])
+
+            at_once = self._at_once(engine, group_size, total, probes)
             try:
                 for q, question in enumerate(questions):
                     states += agent.begin(question, group_size, (*seed, q))
-                async with asyncio.TaskGroup() as crowd:
-                    for members in [range(total)] if self.lockstep else [[i] for i in range(total)]:
-                        crowd.create_task(play(members))
+                if self.lockstep:
+                    for first in range(0, total, at_once):
+                        await play(range(first, min(first + at_once, total)))
+                else:
+                    places = asyncio.Semaphore(at_once)
+                    async with asyncio.TaskGroup() as crowd:
+                        for i in range(total):
+                            crowd.create_task(play_alone(i, places))
             except BaseExceptionGroup as group:
                 raise _first_error(group) from None
             finally:

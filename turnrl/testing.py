@@ -477,8 +477,9 @@ def _check_texts(found: Sequence[Any], kind: type) -> None:
 def check_engine(
     engine: types.Engine, policy: types.SampledPolicy, temperature: float = 1.0
 ) -> None:
-    """Check an engine on a policy: exact appending, forks, endings, seeds, closing, cancelling, and
-    that old sessions end at a sync.
+    """Check an engine on a policy: exact appending, forks, endings, tokens that are forced,
+    distributions that are cut, more sessions at once than it says that it holds, seeds, closing,
+    cancelling, and that old sessions end at a sync.
 
     Args:
         engine: The engine, not started yet. It is closed at the end.
@@ -490,6 +491,8 @@ def check_engine(
         with _on(f"{name}.start(policy, 64), and sync(1) after it,"):
             engine.start(policy, 64)
             engine.sync(1)
+            holds = engine.capacity
+            _require(holds is None or holds >= 1, f"holds {holds} sessions: give None or a number")
         asyncio.run(_check_engine(engine, policy, temperature))
     finally:
         with _on(f"{name}.close(), called twice,"):
@@ -505,6 +508,14 @@ async def _check_engine(engine: types.Engine, policy: types.SampledPolicy, heat:
     async def sample(sampling: types.Sampling) -> types.Completion:
         with _on(f"{name}, to go on from {prompt} with {sampling},"):
             return await engine.open(prompt).generate([], sampling)
+
+    async def if_able(sampling: types.Sampling) -> types.Completion | None:
+        try:
+            return await sample(sampling)
+        except _Breach as error:
+            if isinstance(error.__cause__, NotImplementedError):
+                return None
+            raise
 
     def like(one: types.Completion, other: types.Completion) -> bool:
         """Whether two differ by rounding alone: what is sampled in company is rounded otherwise."""
@@ -523,6 +534,16 @@ async def _check_engine(engine: types.Engine, policy: types.SampledPolicy, heat:
                 wanted = await engine.open([*history, *appended]).generate([], greedy)
                 told = f"goes on from {history} with {appended} as {found!r}, but"
                 _require(like(found, wanted), f"{told} reads the same history as {wanted!r}")
+    many = min(engine.capacity or 0, 32) + 2
+    with _on(f"{name}, to go on in {many} sessions at once,"):
+        crowd = [engine.open([n + 1, *range(20, 60)]) for n in range(many)]
+        turns = [
+            await asyncio.gather(*(s.generate(new, greedy) for s in crowd)) for new in ([], [7])
+        ]
+        for n, found in enumerate(turns[1][:3]):
+            history = [n + 1, *range(20, 60), *turns[0][n].token_ids, 7]
+            wanted = await engine.open(history).generate([], greedy)
+            _require(like(found, wanted), f"gives {found!r}, and {wanted!r} alone")
     ids = first.token_ids
     ended = await sample(types.Sampling(6, 0.0, end_ids=(ids[3],)))
     right = ended.token_ids == ids[: ids.index(ids[3]) + 1] and ended.reason == "end"
@@ -534,6 +555,19 @@ async def _check_engine(engine: types.Engine, policy: types.SampledPolicy, heat:
         count = next(n for n, t in enumerate(texts, 1) if stop in t)
         right = stopped.token_ids == ids[:count] and stopped.reason == "stop"
         _require(right, f"{name} does not stop at {stop!r}: {stopped!r}")
+    likely = await sample(greedy)
+    given = (likely.token_ids[0], *likely.token_ids[:2])
+    forced = await if_able(types.Sampling(6, 0.0, forced_ids=given))
+    right = forced is None or forced.token_ids[:3] == given
+    _require(right, f"{name} was to take {given}, and gave {forced!r}")
+    cuts = (types.Sampling(6, heat, top_k=1), types.Sampling(6, heat, min_p=1.0))
+    for sampling in (*cuts, types.Sampling(6, heat, top_p=1e-6)):
+        alone = await if_able(sampling)
+        right = alone is None or alone.token_ids == likely.token_ids
+        told = (
+            f"{name} is to draw the likeliest tokens alone, of log-probability 0, with {sampling}"
+        )
+        _require(right and not (alone and min(alone.logprobs) < -1e-3), f"{told}: {alone!r}")
     samples = [await sample(types.Sampling(6, heat, n)) for n in (1, *range(1, 10))]
     gave, ids = samples[0].logprobs, samples[0].token_ids
     # one plain pass over the history

@@ -149,7 +149,8 @@ class Plan:
         width = max(len(rows) for _, _, rows in runs)
         ids = np.zeros((len(runs), pages), np.int64)
         readers = np.zeros((len(runs), width), np.int64)
-        rows_of, places = [], []
+        rows_of: list[int] = []
+        places: list[int] = []
         for n, (begin, end, rows) in enumerate(runs):
             ids[n, : end - begin] = tables[rows[0]][begin:end]
             readers[n, : len(rows)] = rows

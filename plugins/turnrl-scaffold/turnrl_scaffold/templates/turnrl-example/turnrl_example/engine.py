@@ -90,6 +90,8 @@ class _History(Session):
 
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
         self.check()
+        if sampling.forced_ids or sampling.truncated:
+            raise NotImplementedError("draws from the whole distribution, and from nothing else")
         self.busy = True
         found = await self.engine.sample([*self.ids, *new_ids], sampling)
         # not reached by a turn that was cancelled: it stays busy, as what it sampled is lost
