@@ -6,13 +6,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
+import random
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from turnrl_slots import Slots
+from turnrl_slots.attention import Feed, Pass, Plan
+from turnrl_slots.pages import PAGE, Pool, Shapes, parse_memory
+from turnrl_slots.sampling import truncated
 
 from conftest import greedy_reference
 from turnrl import Engine, Policy, RecipeError, Sampling, Session
@@ -305,6 +311,281 @@ def test_misuse_is_an_error(tiny_policy):
             Slots(**{option: 0})
 
 
+# ------------------------------------------------------------------- pages and their bound
+
+PAGE_BYTES = 2 * 2 * 2 * 16 * 4 * PAGE
+"""Of the tiny model: 2 layers, keys and values, 2 heads of 16 numbers of 4 bytes."""
+
+
+@pytest.mark.parametrize("text", ["4", "4 TB", "-1GB", "all", "0GB", ""])
+def test_a_memory_that_is_no_size_is_refused(text):
+    with pytest.raises(RecipeError, match=r"kv_memory is '.*'; give 'auto', or a size"):
+        Slots(kv_memory=text)
+
+
+def test_a_memory_has_a_unit_and_auto_is_the_same_each_time(tiny_policy):
+    assert parse_memory("1.5GB") == 1_500_000_000
+    assert parse_memory(" 512 MiB") == 512 * 2**20
+    first, second = started(tiny_policy), started(tiny_policy)
+    assert first.capacity == second.capacity > 1000
+    assert first._pool.bytes < 0.26 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_a_trajectory_that_does_not_fit_is_told_before_anything_is_sampled(tiny_policy):
+    told = (
+        r"kv_memory is '50KB': room for 96 tokens of 512 bytes each.*max_tokens = 100 takes 0\.1 MB"
+    )
+    with pytest.raises(RecipeError, match=told):
+        started(tiny_policy, 100, kv_memory="50KB")
+    engine = started(tiny_policy, 96, kv_memory="50KB")
+    assert engine.capacity == 1
+    with pytest.raises(ValueError, match=r"40 tokens and a turn of 99 do not fit.*50KB"):
+        run(engine.open(PROMPTS[2]).generate([], Sampling(99)))
+
+
+@pytest.mark.parametrize("slots", [2, 64])
+def test_more_sessions_than_fit_are_served_within_the_memory_by_reading_again(tiny_policy, slots):
+    policy = Watched(tiny_policy)
+
+    def texts(kv_memory):
+        engine = started(policy, 100, kv_memory=kv_memory, slots=slots)
+        policy.read.clear()
+
+        async def converse(n):
+            session = engine.open([n + 1] * 20)
+            said = []
+            for turn in range(3):
+                found = await session.generate([n] * 9 * turn, Sampling(9, seed=10 * n + turn))
+                said.append(found.token_ids)
+                assert engine._pool.bytes <= 10 * PAGE_BYTES or kv_memory == "auto"
+                assert len(engine._pool._holders) <= engine._pool.count
+            branch = session.fork()
+            said.append((await branch.generate([5], Sampling(9, seed=n))).token_ids)
+            return said
+
+        found = run(together(*map(converse, range(12))))
+        return engine, found, sum(tokens for _, tokens in policy.read)
+
+    bounded, found, read_again = texts(f"{10 * PAGE_BYTES / 1e3}KB")
+    _, wanted, read = texts("auto")
+    assert found == wanted
+    assert bounded.capacity == 2  # of four pages each
+    assert read_again > 1.2 * read
+
+
+def test_forks_do_not_write_to_what_they_share(tiny_policy):
+    # a page is partly filled when it is shared, and then each goes its own way, in any order
+    engine = started(tiny_policy)
+
+    async def scenario():
+        root = engine.open(PROMPTS[3])
+        said = (await root.generate([], GREEDY)).token_ids
+        branches = [root.fork() for _ in range(3)]
+        first = await branches[1].generate([9], GREEDY)
+        rest = await together(
+            *(b.generate([9 + i], GREEDY) for i, b in enumerate([root, *branches[::2]]))
+        )
+        again = await branches[1].generate([8], GREEDY)
+        return said, first, rest, again
+
+    said, first, rest, again = run(scenario())
+    history = [*PROMPTS[3], *said]
+    assert list(first.token_ids) == greedy_reference(tiny_policy, [*history, 9], 12)
+    for i, found in enumerate(rest):
+        assert list(found.token_ids) == greedy_reference(tiny_policy, [*history, 9 + i], 12)
+    longer = [*history, 9, *first.token_ids, 8]
+    assert list(again.token_ids) == greedy_reference(tiny_policy, longer, 12)
+    assert {*engine._pool._holders.values()} <= {1, 2, 3, 4}
+
+
+def test_what_prompts_begin_with_is_read_once_for_all_questions(tiny_policy):
+    policy = Watched(tiny_policy)
+    engine = started(policy, 256)
+    system = [(7 * i) % 300 for i in range(2 * PAGE + 5)]
+    prompts = [[*system, *range(n, n + 4)] for n in range(4)]
+    policy.read.clear()
+
+    async def scenario():
+        return await together(*(engine.open(p).generate([], GREEDY) for p in prompts))
+
+    for prompt, found in zip(prompts, run(scenario()), strict=True):
+        assert list(found.token_ids) == greedy_reference(tiny_policy, prompt, 12)
+    # the first reads all of its prompt, and the others what is no full page of it
+    assert policy.read[:2] == [(1, len(prompts[0])), (1, 1 + 3 * 9)]
+
+
+def test_pages_are_forgotten_when_the_weights_change(tiny_model):
+    policy = Policy(str(tiny_model))
+    engine = started(policy)
+    prompt = [(7 * i) % 300 for i in range(2 * PAGE + 5)]
+    before = run(engine.open(prompt).generate([], GREEDY))
+    with torch.no_grad():
+        policy.load().get_input_embeddings().weight.mul_(-1)
+    engine.sync(1)
+    after = run(engine.open(prompt).generate([], GREEDY))
+    assert list(after.token_ids) == greedy_reference(policy, prompt, 12)
+    assert after.token_ids != before.token_ids
+
+
+def test_weights_do_not_change_under_a_turn(tiny_policy):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        turn = asyncio.create_task(engine.open(PROMPTS[0]).generate([], GREEDY))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match=r"drain\(\) comes before sync"):
+            engine.sync(1)
+        await turn
+        await engine.drain()
+        engine.sync(1)
+
+    run(scenario())
+
+
+def test_a_session_goes_on_after_the_memory_was_given_back(tiny_policy):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        session = engine.open(PROMPTS[0])
+        said = (await session.generate([], GREEDY)).token_ids
+        await engine.drain()
+        assert engine._pool._store is None
+        return said, await session.generate([7], GREEDY)
+
+    said, found = run(scenario())
+    history = [*PROMPTS[0], *said, 7]
+    assert list(found.token_ids) == greedy_reference(tiny_policy, history, 12)
+
+
+def test_a_closed_session_gives_its_pages_back(tiny_policy):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        sessions = [engine.open([n]) for n in range(6)]
+        await together(*(s.generate([], Sampling(50, 0)) for s in sessions))
+        held = len(engine._pool._holders)
+        for session in sessions[:4]:
+            session.close()
+        return held, len(engine._pool._holders)
+
+    assert run(scenario()) == (12, 4)
+
+
+def naive_attention(pool, layer, tables, starts, counts, query, scale):
+    """Each query of each row by a loop over its keys."""
+    keys, values = pool.store[layer].double()
+    out, at = [], 0
+    for table, start, count in zip(tables, starts, counts, strict=True):
+        for t in range(start, start + count):
+            for head in range(query.shape[1]):
+                few = head * keys.shape[1] // query.shape[1]
+                places = [(table[i // PAGE], few, i % PAGE) for i in range(t + 1)]
+                k = torch.stack([keys[place] for place in places])
+                v = torch.stack([values[place] for place in places])
+                out.append((k @ query[0, head, at].double() * scale).softmax(0) @ v)
+            at += 1
+    return torch.stack(out).view(at, query.shape[1], -1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_attention_over_shared_pages_is_that_of_each_row_alone(seed):
+    draw = random.Random(seed)
+    shapes = Shapes()
+    shapes.layers, shapes.heads, shapes.size = 2, 2, 8
+    pool = Pool(200, shapes, torch.device("cpu"))
+    torch.manual_seed(seed)
+    pool.store.normal_()
+    # a tree of pages: rows share chains of several lengths and widths, or nothing; the last page
+    # of each is its own
+    tables = []
+    system = [pool.take() for _ in range(draw.randint(0, 3))]
+    for _ in range(draw.randint(2, 5)):
+        prompt = [*system, *(pool.take() for _ in range(draw.randint(0, 4)))]
+        for _ in range(draw.randint(1, 3)):
+            turn = [*prompt, *(pool.take() for _ in range(draw.randint(0, 1)))]
+            tables += [[*turn, pool.take(), pool.take()] for _ in range(draw.randint(1, 3))]
+    draw.shuffle(tables)
+    starts = [PAGE * (len(t) - 2) + draw.randrange(2 * PAGE) for t in tables]
+    fed = [[pool.take() for _ in range(3)] for _ in range(4)]
+    begun = [0, 0, draw.randrange(PAGE), PAGE + 3]
+    long = [draw.randint(2, 40) for _ in fed]
+    feeds = [Feed(t, s, [0] * n) for t, s, n in zip(fed, begun, long, strict=True)]
+    # one pass, its rows and feeds, then one of the rows alone by the same plan
+    plan = Plan(tables, pool)
+    for rest, at in ((feeds, starts), ([], [n + 1 for n in starts])):
+        at = [min(n, PAGE * len(t) - 1) for n, t in zip(at, tables, strict=True)]
+        attend = Pass(pool, plan, np.array(at), rest)
+        tokens = len(at) + sum(len(feed.ids) for feed in rest)
+        query, key, value = (torch.randn(1, tokens, h, 8).transpose(1, 2) for h in (4, 2, 2))
+        found = attend(1, query, key, value, 0.4, None)[0]
+        all_tables = [*tables, *(feed.table for feed in rest)]
+        all_starts = [*at, *(feed.start for feed in rest)]
+        counts = [*[1] * len(at), *(len(feed.ids) for feed in rest)]
+        wanted = naive_attention(pool, 1, all_tables, all_starts, counts, query, 0.4)
+        assert torch.allclose(found.double(), wanted, atol=1e-5)
+        places = [p for s, c in zip(all_starts, counts, strict=True) for p in range(s, s + c)]
+        assert attend.positions.tolist() == places
+        # and what the pass brought is where it belongs
+        last = all_tables[-1][places[-1] // PAGE], slice(None), places[-1] % PAGE
+        assert torch.equal(pool.store[1, 0][last], key[0, :, -1])
+        assert torch.equal(pool.store[1, 1][last], value[0, :, -1])
+
+
+def test_distributions_are_cut_as_a_loop_over_tokens_cuts_them():
+    torch.manual_seed(0)
+    log_p = (2 * torch.randn(40, 30)).log_softmax(-1)
+    draw = random.Random(0)
+    samplings = [
+        Sampling(
+            1,
+            top_k=draw.choice([0, 1, 5, 30, 99]),
+            min_p=draw.choice([0.0, 0.1, 1.0]),
+            top_p=draw.choice([1.0, 0.9, 0.3]),
+        )
+        for _ in log_p
+    ]
+    for row, sampling, found in zip(log_p, samplings, truncated(log_p, samplings), strict=True):
+        order = row.argsort(descending=True).tolist()
+        left = order[: sampling.top_k or None]
+        p = row.exp().tolist()
+        left = [i for i in left if p[i] >= sampling.min_p * p[order[0]] * (1 - 1e-6)]
+        most, total, kept = sum(p[i] for i in left), 0.0, []
+        for i in left:
+            if total < sampling.top_p * most:
+                kept.append(i)
+            total += p[i]
+        share = sum(p[i] for i in kept)
+        for i in range(30):
+            if i in kept:
+                assert float(found[i]) == pytest.approx(math.log(p[i] / share), abs=1e-5)
+            else:
+                assert float(found[i]) == -math.inf
+
+
+def test_draws_from_a_cut_distribution_follow_it_beside_others_that_are_whole(tiny_policy):
+    # frequencies of the first token over 2,000 draws, within 5 standard errors
+    draws, cut = 2000, Sampling(1, 2.0, top_k=3)
+    with torch.no_grad():
+        logits = tiny_policy.load()(input_ids=torch.tensor([PROMPTS[1]])).logits[0, -1]
+    best = logits.topk(3)
+    expected = (best.values / 2).softmax(-1)
+    engine = started(tiny_policy, slots=4096)
+
+    async def scenario():
+        root = engine.open(PROMPTS[1])
+        how = [replace(cut, seed=i) if i < draws else Sampling(1, 2.0, seed=i) for i in range(2500)]
+        return await together(*(root.fork().generate([], s) for s in how))
+
+    found = run(scenario())
+    counts = [sum(c.token_ids[0] == i for c in found[:draws]) for i in best.indices.tolist()]
+    assert sum(counts) == draws
+    for count, p in zip(counts, expected.tolist(), strict=True):
+        assert abs(count / draws - p) <= 5 * math.sqrt(p * (1 - p) / draws)
+    first = best.indices.tolist().index(found[0].token_ids[0])
+    assert found[0].logprobs[0] == pytest.approx(math.log(expected[first]), abs=1e-5)
+    assert len({c.token_ids for c in found[draws:]}) > 3
+
+
 # ------------------------------------------------------------------- the life of an engine
 
 
@@ -440,6 +721,48 @@ def model(tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("Qwen2", {}),
+        ("Qwen3", {"head_dim": 8}),
+        ("Llama", {}),
+        ("Mistral", {"sliding_window": 256}),
+        ("Gemma", {"head_dim": 8}),
+    ],
+)
+def test_greedy_turns_are_those_of_the_models_own_generate(model, name, options):
+    # ragged prompts that begin alike or not, four turns, a fork at the second
+    policy = model(name, **options)
+    engine = started(policy, 256, slots=5)
+    alike = list(range(100, 150))
+    prompts = [[*alike, 5, 6, 7], [*alike, 9], [3, 1, 4, 1, 5], [*range(200, 231)]]
+
+    async def converse(n, prompt):
+        session, history, seen = engine.open(prompt), list(prompt), []
+        for turn in range(4):
+            new = [(11 * n + 3 * turn + i) % 300 + 3 for i in range(turn * (n + 1))]
+            if turn == 2:
+                branch = session.fork()
+                found = await branch.generate([77], GREEDY)
+                seen.append(([*history, 77], found.token_ids))
+            found = await session.generate(new, GREEDY)
+            seen.append(([*history, *new], found.token_ids))
+            history += [*new, *found.token_ids]
+        return seen
+
+    turns = run(together(*(converse(n, prompt) for n, prompt in enumerate(prompts))))
+    run(engine.drain())
+    plain = transformers.GenerationConfig(
+        max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None
+    )
+    network = policy.load().eval()
+    for history, found in (turn for seen in turns for turn in seen):
+        ids = torch.tensor([history])
+        wanted = network.generate(ids, attention_mask=ids * 0 + 1, generation_config=plain)
+        assert list(found) == wanted[0, len(history) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
         ("Llama", {}),
         ("Mistral", {"sliding_window": 128}),
         ("Qwen3", {"head_dim": 8}),
@@ -454,6 +777,7 @@ def test_the_engine_keeps_to_the_contract_with_other_models(model, name, options
 def test_the_engine_keeps_to_the_contract(tiny_policy):
     check_engine(Slots(), tiny_policy)
     check_engine(Slots(slots=1, prefill_tokens=8), tiny_policy, temperature=0.7)
+    check_engine(Slots(kv_memory=f"{2 * PAGE_BYTES / 1e3}KB"), tiny_policy)
 
 
 def test_a_model_whose_log_probabilities_would_be_wrong_is_refused(model):
@@ -584,6 +908,33 @@ class LogprobsWorseTurnByTurn(Around):
         return replace(found, logprobs=tuple(p - 0.1 * bool(new_ids) for p in found.logprobs))
 
 
+class IgnoresForced(Around):
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, replace(sampling, forced_ids=()))
+
+
+class IgnoresCuts(Around):
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, replace(sampling, top_k=0, min_p=0.0, top_p=1.0))
+
+
+class CannotCut(Around):
+    async def generate(self, new_ids, sampling):
+        if sampling.truncated or sampling.forced_ids:
+            raise NotImplementedError("no cuts")
+        return await self.inner.generate(new_ids, sampling)
+
+
+class HoldsTwo(Wrapped):
+    """Mixes up its sessions if there are more than it holds."""
+
+    capacity = 2
+
+    def open(self, prompt_ids):
+        self.opened = getattr(self, "opened", 0) + (len(prompt_ids) == 41)
+        return super().open(prompt_ids if self.opened != 3 else [9, *prompt_ids[1:]])
+
+
 class IgnoresTheSeed(Around):
     numbers = itertools.count()
 
@@ -639,6 +990,7 @@ class GivesTokensBack(Around):
 def test_an_engine_behind_another_passes_and_so_does_one_that_promises_no_seeds(tiny_policy):
     check_engine(Wrapped(), tiny_policy)
     check_engine(Wrapped(IgnoresTheSeed, seeded=False), tiny_policy)
+    check_engine(Wrapped(CannotCut), tiny_policy)
 
 
 @pytest.mark.parametrize(
@@ -652,6 +1004,9 @@ def test_an_engine_behind_another_passes_and_so_does_one_that_promises_no_seeds(
         (Wrapped(GivesTokensBack), r"goes on from \[.*\] with \[1.*\] as"),
         (Wrapped(IgnoresStops), r"does not stop at '.'"),
         (Wrapped(IgnoresEnds), r"does not end at the token \d+"),
+        (Wrapped(IgnoresForced), r"was to take \(\d+, \d+, \d+\), and gave"),
+        (Wrapped(IgnoresCuts), r"is to draw the likeliest tokens alone.*top_k=1"),
+        (HoldsTwo(), r"to go on in 4 sessions at once, gives .* alone"),
         (Wrapped(DropsTheLastToken), "asked for 6 tokens, and gave"),
         (Wrapped(LogprobsWorseTurnByTurn), r"goes on from \[.*\] with \[1.*\] as"),
         (Wrapped(LogprobsOfNothing), "log-probabilities"),

@@ -241,6 +241,98 @@ def test_in_lockstep_the_next_turn_waits_for_the_slowest_tool_and_keeps_the_orde
     assert [t.answer for t in groups[0]] == ["0", "1", "2", "at once"]
 
 
+@pytest.mark.parametrize(
+    ("capacity", "most", "order"),
+    # two whole groups of 3 at once; one; no more than two trajectories of one; and one at a time
+    [
+        (7, 6, "012345 678"),
+        (5, 3, "012 345 678"),
+        (2, 2, "01 23 45 67 8"),
+        (1, 1, "0 1 2 3 4 5 6 7 8"),
+    ],
+)
+def test_no_more_trajectories_are_under_way_than_the_engine_holds(chat, capacity, most, order):
+    for lockstep in (True, False):
+        under_way, at_once = set(), []
+
+        def says(session, turn):
+            under_way.add(session)  # noqa: B023
+            at_once.append(len(under_way))  # noqa: B023
+            if turn == 1:
+                under_way.discard(session)  # noqa: B023
+            return ('[look {"query": "x"}]', f"={session}")[turn]
+
+        engine = ScriptedEngine(chat._tokenizer, says)
+        engine.capacity = capacity
+        questions = [replace(QUESTION, id=f"q{i}") for i in range(3)]
+        rollout = Rollout(Brackets(), [Look()], lockstep=lockstep)
+        groups = rollout.collect(engine, chat, questions, 3, (0,))
+        assert [t.answer for group in groups for t in group] == [str(i) for i in range(9)]
+        assert [t.question.id for group in groups for t in group] == ["q0"] * 3 + ["q1"] * 3 + [
+            "q2"
+        ] * 3
+        asked = [number for number, *_ in engine.asked]
+        if lockstep:
+            waves = [[int(i) for i in wave] for wave in order.split()]
+            assert asked == [i for wave in waves for _ in range(2) for i in wave]
+            assert max(at_once) == most
+        else:
+            # the next begins when one ends, of whatever group
+            assert max(at_once) == min(capacity, 9)
+        assert not engine.open_sessions
+
+
+def test_probes_count_at_their_most_among_what_the_engine_holds(chat):
+    engine = ScriptedEngine(chat._tokenizer, lambda session, k: ('[look {"query": "x"}]', "=x")[k])
+    engine.capacity = 15  # of three turns with two branches each: two trajectories with theirs
+    questions, open_at_once = [replace(QUESTION, id=f"q{i}") for i in range(2)], []
+    ask = engine.says
+    engine.says = lambda session, k: (
+        open_at_once.append(len(engine.open_sessions)),
+        ask(session, k),
+    )[1]
+    groups, tried = Rollout(Brackets(), [Look()]).explore(engine, chat, questions, 2, (0,), 2)
+    assert [len(group) for group in groups] == [2, 2]
+    assert [len(some) for some in tried] == [8, 8]
+    assert [number for number, *_ in engine.asked[:6]] == [0, 1, 4, 5, 6, 7]
+
+
+def test_what_is_cut_from_the_distribution_reaches_the_engine_and_is_warned_of(chat, caplog):
+    rollout = Rollout(Brackets(), [Look()], top_k=20, min_p=0.1, top_p=0.9)
+    rollout.check(chat)
+    assert "rollout.top_k cuts the distribution" in caplog.text
+    _, engine = collect(rollout, chat, say("=x"))
+    ((_, _, sampling),) = engine.asked
+    assert (sampling.top_k, sampling.min_p, sampling.top_p) == (20, 0.1, 0.9)
+    caplog.clear()
+    Rollout(Brackets(), [Look()]).check(chat)
+    assert not caplog.text
+
+
+def test_a_collection_in_waves_over_little_memory_is_the_one_over_much(tiny_model):
+    from turnrl_slots import Slots
+
+    policy = Policy(str(tiny_model))
+    policy.load()
+    chat = ChatFormat(policy.tokenizer)
+    questions = [replace(QUESTION, id=f"q{i}", text=f"Number {i}?") for i in range(4)]
+    found = []
+    for kv_memory, lockstep in (("auto", True), ("200KB", True), ("200KB", False), ("70KB", True)):
+        rollout = Rollout(
+            Brackets(), [Look()], max_tokens=120, max_turn_tokens=12, lockstep=lockstep
+        )
+        engine = Slots(kv_memory=kv_memory)
+        engine.start(policy, rollout.max_tokens)
+        engine.sync(1)
+        groups, tried = rollout.explore(engine, chat, questions, 3, (5,), 1)
+        found.append(
+            [[[t.token_ids for t in group] for group in groups], [len(some) for some in tried]]
+        )
+        assert kv_memory == "auto" or engine._pool.bytes <= float(kv_memory[:-2]) * 1e3
+    assert engine.capacity == 1
+    assert found[0] == found[1] == found[2] == found[3]
+
+
 def test_a_trajectory_stops_at_its_last_turn_whose_calls_are_not_run(chat):
     tool = Look()
     calls = say(*['[look {"query": "Paris"}]'] * 3)
@@ -585,6 +677,9 @@ class NoSchema(Look):
             r"tool 'look' \(NoSchema\) has parameters that are no JSON Schema",
         ),
         ({"segmenter": Brackets(0)}, "Brackets.max_turns is 0"),
+        ({"top_p": 0.0}, r"rollout\.top_p is 0\.0; it must be above 0, and at most 1"),
+        ({"min_p": 1.5}, r"rollout\.min_p is 1\.5; it must be from 0 to 1"),
+        ({"top_k": -1}, r"rollout\.top_k is -1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(arguments, message):

@@ -277,7 +277,8 @@ class Rollout:
             return max(total, 1)
         # at worst each has all its turns, and all the branches of each of them are still alive
         fit = engine.capacity // (1 + probes * self.segmenter.max_turns)
-        return max(fit - fit % group_size if fit > group_size else fit, 1)
+        whole = fit % group_size if self.lockstep and fit > group_size else 0
+        return max(fit - whole, 1)
 
     def prompt(self, question: types.Question, chat: ChatFormat) -> tuple[int, ...]:
         """Token ids of a question's prompt. The question's text is as untrusted as a tool's."""

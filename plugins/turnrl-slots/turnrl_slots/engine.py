@@ -337,9 +337,9 @@ class Slots(Engine):
 
     async def drain(self) -> None:
         """See `Engine.drain`."""
-        if self._server is not None:
+        if self._server is not None and not self._server.done():
             await asyncio.gather(self._server, return_exceptions=True)
-            self._server = None
+        self._server = None
         self._leave_mode()
         with self._lock:
             self._forget()
