@@ -99,6 +99,7 @@ class Pool:
 
     def reset(self) -> None:
         """Nothing is held, nothing known, and the memory is given back."""
+        had = getattr(self, "_store", None) is not None
         self._store: Tensor | None = None
         self._scratch = [torch.empty(0), torch.empty(0)]
         self._untouched = 0  # pages from here on were never taken
@@ -109,6 +110,9 @@ class Pool:
         self._serial = 0
         self._known: dict[_Key, int] = {}
         self._keys: dict[int, list[_Key]] = {}
+        if had and self.device.type == "cuda":
+            # or what learning allocates would be cut out of it, and it could not be had again whole
+            torch.cuda.empty_cache()
 
     @property
     def available(self) -> int:
