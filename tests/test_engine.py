@@ -457,6 +457,19 @@ def test_a_session_goes_on_after_the_memory_was_given_back(tiny_policy):
     assert list(found.token_ids) == greedy_reference(tiny_policy, history, 12)
 
 
+def test_passes_of_a_small_model_are_computed_on_one_thread_and_others_keep_theirs(tiny_policy):
+    policy, seen, before = Watched(tiny_policy), [], torch.get_num_threads()
+    engine, logits = started(policy), policy.logits
+    policy.logits = lambda hidden: (seen.append(torch.get_num_threads()), logits(hidden))[1]
+    try:
+        torch.set_num_threads(2)
+        run(engine.open(PROMPTS[0]).generate([], GREEDY))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1] * 12
+
+
 def test_a_closed_session_gives_its_pages_back(tiny_policy):
     engine = started(tiny_policy)
 

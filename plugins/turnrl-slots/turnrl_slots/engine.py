@@ -14,10 +14,11 @@ The model is the stock one, adapters and 4-bit layers included: its attention as
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn, final
@@ -41,6 +42,24 @@ _SHARE_OF_GPU = 0.7
 _CPU_TOKENS = 512
 """What a CPU reads at once: with more, activations leave its cache, and a token of a small model
 takes half as long again."""
+
+_SMALL = 20_000_000
+"""Weights of a model whose passes are sampled on one thread of a CPU. The thread of the engine and
+the main one have a team of workers each, which then sleep between the many short operations of a
+pass: waking them takes longer than they save."""
+
+
+@contextlib.contextmanager
+def _threads(one: bool) -> Iterator[None]:
+    """Within it, threads that begin compute alone, if they are to."""
+    before = torch.get_num_threads()
+    if one:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if one:
+            torch.set_num_threads(before)
 
 
 def _pages(tokens: int) -> int:
@@ -168,6 +187,8 @@ class Slots(Engine):
         self._closing = {}  # of another tokenizer, perhaps
         most = _CPU_TOKENS if self._device.type == "cpu" else self.prefill_tokens
         self._piece_tokens = min(most, self.prefill_tokens)
+        weights = sum(p.numel() for p in self._network.parameters())
+        self._policy_is_small = self._device.type == "cpu" and weights < _SMALL
         self._evaluate()
         try:
             self._pool = self._set_aside(max_tokens)
@@ -349,7 +370,10 @@ class Slots(Engine):
         loop = asyncio.get_running_loop()
         self._stopping = False
         self._evaluate()
-        with ThreadPoolExecutor(1, thread_name_prefix="turnrl-engine") as thread:
+        with (
+            _threads(self._policy_is_small),
+            ThreadPoolExecutor(1, thread_name_prefix="turnrl-engine") as thread,
+        ):
             await asyncio.sleep(0)  # whoever asks in this tick is in the first batch
             while self._inbox or self._waiting or self._active:
                 # the inbox belongs to the loop's thread, all else to the engine's
