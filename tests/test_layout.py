@@ -126,6 +126,20 @@ def test_passes_hold_every_sequence_once_and_keep_within_the_budget(ids, budget,
     assert sorted(seen) == list(range(len(ids)))
 
 
+def test_a_pass_gathers_no_more_than_four_times_its_budget():
+    # 40 sequences of 101 tokens that share 100 of them are 140 tokens, of which each sees 101
+    ids = [[7] * 100 + [10 + n] for n in range(40)]
+    sizes = [len(some) for some, _ in passes(rows_of(ids), 200)]
+    assert sizes == [7] * 5 + [5]
+
+
+@pytest.mark.parametrize("asked", [[True, False, True], [False, True]])
+def test_a_first_token_cannot_be_asked_for_and_all_are_accounted_for(asked):
+    for share in (True, False):
+        with pytest.raises(ValueError, match="the first cannot be asked for"):
+            lay_out([([5, 6, 7], asked)], share)
+
+
 def test_sequences_that_begin_alike_come_together_and_else_those_of_like_length():
     # in turns of one prompt and the other; with a budget of 12 tokens, a prompt of 6 and three
     # answers of 2 fit: two passes, and not the six of two sequences that the order given would make
@@ -163,7 +177,7 @@ def logprobs_and_gradient(policy, rows, share, weights):
 def test_models_compute_the_same_from_a_shared_layout(random_model, name, options):
     policy = Policy(str(random_model(name, **options)))
     policy.load()
-    assert policy.unshared is None
+    assert policy.share_prefixes
     draw = random.Random(0)
     system = [draw.randrange(3, 300) for _ in range(12)]
     ids = [
@@ -188,6 +202,7 @@ def test_a_model_with_attention_of_its_own_is_read_in_padded_rows_and_that_is_sa
 ):
     it = module(random_model("Falcon"))
     with caplog.at_level("INFO"):
+        it.configure_model()
         it.configure_model()
     told = [r.message for r in caplog.records if "each trajectory is read from" in r.message]
     assert len(told) == 1

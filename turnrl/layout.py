@@ -40,6 +40,9 @@ except ImportError:
 _WASTE, _CALL = 1.03, 2**14
 """Scores that a batch of segments may have for each that is needed, and what a batch more costs."""
 
+_GATHERED = 4
+"""Tokens whose keys and values a layer keeps, for each token of a pass, at most."""
+
 
 @dataclass
 class Segments:
@@ -168,22 +171,23 @@ def passes(rows: Sequence[Row], budget: int, share: bool = True) -> Iterator[Pas
 
     Args:
         rows: The sequences, and which of their tokens are asked for.
-        budget: The most tokens of a pass, padding included.
+        budget: The most tokens of a pass, padding included. Sequences that share much are
+            gathered in full by attention, so together they have at most four times as many.
         share: Read what sequences begin with in common once; see `lay_out`.
     """
     ids = [np.asarray(ids) for ids, _ in rows]
     order = _alike(ids) if share else sorted(range(len(ids)), key=lambda i: len(ids[i]))
     some: list[int] = []
-    laid = 0
+    laid = seen = 0
     for i in order:
         if share:
             more = laid + len(ids[i]) - (_common(ids[some[-1]], ids[i]) if some else 0)
         else:
             more = (len(some) + 1) * len(ids[i])
-        if some and more > budget:
+        if some and (more > budget or seen + len(ids[i]) > _GATHERED * budget):
             yield some, lay_out([rows[j] for j in some], share)
-            some, more = [], len(ids[i])
-        some, laid = [*some, i], more
+            some, more, seen = [], len(ids[i]), 0
+        some, laid, seen = [*some, i], more, seen + len(ids[i])
     if some:
         yield some, lay_out([rows[j] for j in some], share)
 
@@ -200,6 +204,8 @@ def lay_out(rows: Sequence[Row], share: bool = True) -> Layout:
     Args:
         rows: The sequences, and which of their tokens are asked for.
         share: Read what sequences begin with in common once; otherwise rows are padded.
+    Raises:
+        ValueError: If a sequence's first token is asked for.
     """
     ids = [np.asarray(ids) for ids, _ in rows]
     segments: list[_Segment] = []
@@ -218,7 +224,12 @@ def lay_out(rows: Sequence[Row], share: bool = True) -> Layout:
     pairs = []
     for some, at, (_, asked) in zip(ids, places, rows, strict=True):
         wanted = np.flatnonzero(asked)
-        pairs.append(at[wanted - 1] << 32 | some[wanted])
+        if len(asked) != len(some) or 0 in wanted:
+            raise ValueError(
+                f"of {len(some)} tokens, {len(asked)} are said to be asked for or not; it has to "
+                "be said of each, and the first cannot be asked for: nothing predicts it"
+            )
+        pairs.append(at[wanted - 1] << 32 | some[wanted])  # token ids are less than 2**32
     pair, number = np.unique(np.concatenate(pairs), return_inverse=True)
     before, targets = torch.from_numpy(pair >> 32), torch.from_numpy(pair & (2**32 - 1))
     batches, order = _batched(segments)
