@@ -14,6 +14,7 @@ from torch import Tensor
 
 from turnrl.layout import Layout, Pass
 from turnrl.objective import ClippedSurrogate, RatioLevel
+from turnrl.scoring import sampled_turns
 from turnrl.types import Row, Trajectory
 
 
@@ -105,7 +106,7 @@ def plan(
         returns: Of their sampled tokens, for a critic; None without one.
     """
     rows = list(map(row, trajectories))
-    turns = [torch.tensor([k for k in t.turn_index if k >= 0]) for t in trajectories]
+    turns = list(map(sampled_turns, trajectories))
     each = zip(trajectories, rows, strict=True)
     sampler = [torch.tensor(list(compress(t.sampler_logprobs, asked))) for t, (_, asked) in each]
     counts = torch.tensor(list(map(len, turns)))
@@ -121,12 +122,14 @@ def plan(
         return torch.cat([of[i] for i in some])
 
     later = torch.cat([*steps[1:], steps[0][:0]]).unique().tolist()
+    some = later[:: max(1, len(later) // _SAMPLE)][:_SAMPLE]  # of many questions
+    rest = sorted({*later} - {*some})
     old: dict[int, Tensor] = {}
-    for part in (later[:_SAMPLE], later[_SAMPLE:]):
+    for part in (some, rest):
         old |= zip(part, logprobs_now([rows[i] for i in part]), strict=True)
         gaps = [(now - sampler[i]).abs().max() for i, now in old.items()]
         if gaps and bool(torch.stack(gaps).max() < _SAME_NATS):  # no gap that is not finite
-            old |= {i: sampler[i] for i in later[_SAMPLE:]}
+            old |= {i: sampler[i] for i in rest}
             break
     for number, chosen in enumerate(steps):
         total = torch.tensor([float(counts[chosen].sum()), float(len(chosen))])
