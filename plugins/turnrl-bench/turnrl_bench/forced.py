@@ -37,6 +37,7 @@ class Forced(Engine):
         """See `Engine.start`."""
         if self.engine is not None:
             self.engine.start(policy, max_tokens)
+            self.capacity = self.engine.capacity
 
     def sync(self, version: int) -> None:
         """See `Engine.sync`."""
