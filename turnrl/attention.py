@@ -1,4 +1,4 @@
-"""Attention that whoever lays tokens out computes: the one place where turnrl meets a model's code.
+"""Attention that whoever lays tokens out computes, in place of a model's own.
 
 A model that asks transformers for its attention function is given this one, which is transformers'
 own `sdpa` unless the caller of the forward pass sends an `Attend` along. So tokens may be laid out

@@ -196,8 +196,6 @@ class MTGRPO(L.LightningModule):
         """Load the weights onto the device that the strategy chose."""
         run = self._trainer
         self.policy.load(self.device if run is None else run.strategy.root_device)
-        if self.policy.share_prefixes and (why := self.policy.unshared):
-            rank_zero_info(f"while learning, each trajectory is read from its first token ({why})")
 
     def configure_optimizers(self) -> Any:
         """The recipe's optimiser on what is trained, and its schedule, per optimiser step."""

@@ -21,6 +21,7 @@ from typing import Any, Literal, cast, final
 import torch
 import transformers
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -163,8 +164,6 @@ class Policy(nn.Module):
         self.chat_template = chat_template
         self.revision = revision
         self.share_prefixes = share_prefixes
-        self.unshared: str | None = None
-        """Why this model cannot share prefixes, if it cannot."""
         self.critic: Critic | None = None
         """Adds a value head, which begins at zero, when the policy is loaded next."""
         self.value_head: nn.Linear | None = None
@@ -309,7 +308,9 @@ class Policy(nn.Module):
             self._head = copy.deepcopy(head).float().requires_grad_(False)
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
         self._check_head()
-        self.unshared = self._check_sharing()
+        if self.share_prefixes and (why := self._check_sharing()):
+            self.share_prefixes = False
+            rank_zero_info(f"while learning, each trajectory is read from its first token ({why})")
 
     def _with_adapter(self, network: Any, lora: Lora) -> Any:
         from peft import LoraConfig, get_peft_model
@@ -368,6 +369,8 @@ class Policy(nn.Module):
         try:
             ways = [move_data_to_device(lay_out(rows, share), device) for share in (True, False)]
             shared, padded = (self.logprobs(way)[0] for way in ways)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:
             return f"{type(error).__name__}: {error}"
         gap = float((shared - padded).abs().mean())
@@ -398,10 +401,14 @@ class Policy(nn.Module):
         if attend is not None:
             if not self._attends:
                 raise NotImplementedError(f"{type(self._base).__name__} has attention of its own")
-            kwargs |= {"attend": attend, "use_cache": False}
+            kwargs["attend"] = attend
             attention_mask = no_mask(position_ids)
         output = self._base.get_decoder()(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            use_cache=False,
+            **kwargs,
         )
         return cast(Tensor, output.last_hidden_state)
 
@@ -413,7 +420,7 @@ class Policy(nn.Module):
 
     def passes(self, rows: Sequence[Row], budget: int) -> Iterator[Pass]:
         """Divide token sequences among forward passes; see `turnrl.layout.passes`."""
-        return passes(rows, budget, self.share_prefixes and self.unshared is None)
+        return passes(rows, budget, self.share_prefixes)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -467,7 +474,7 @@ class Policy(nn.Module):
         if mask is None:
             hidden = self.hidden(ids, None, positions, attend=layout.attend)
         else:
-            hidden = self.hidden(ids, mask.long(), positions, use_cache=False)
+            hidden = self.hidden(ids, mask.long(), positions)
         states, targets = hidden.flatten(0, 1)[layout.before], layout.targets
         values = torch.zeros(len(targets), device=states.device)
         if self.critic is not None and self.value_head is not None:

@@ -574,7 +574,7 @@ async def _check_engine(engine: types.Engine, policy: types.SampledPolicy, heat:
     read = torch.tensor([[*prompt, *ids]], device=next(policy.load().parameters()).device)
     with torch.no_grad():
         at = torch.arange(read.shape[1]).to(read)[None]
-        hidden = policy.hidden(read, None, at, use_cache=False)[0, len(prompt) - 1 : -1]
+        hidden = policy.hidden(read, None, at)[0, len(prompt) - 1 : -1]
         log_p = (policy.logits(hidden) / heat).log_softmax(-1)
     own = [float(row[token]) for row, token in zip(log_p, ids, strict=True)]
     gap = max(abs(a - b) for a, b in zip(gave, own, strict=True))

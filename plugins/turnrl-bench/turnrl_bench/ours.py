@@ -277,7 +277,7 @@ def full_logits(folder: str) -> Found:
     real = pad([torch.ones(len(t.token_ids), dtype=torch.long) for t in played], True)
     positions = torch.arange(ids.shape[1]).expand_as(ids)
     peak = Peak()
-    states = policy.hidden(ids, real, positions, use_cache=False)[:, :-1][turns[:, 1:] >= 0]
+    states = policy.hidden(ids, real, positions)[:, :-1][turns[:, 1:] >= 0]
     logprobs = policy.logits(states).log_softmax(-1)
     logprobs.gather(-1, ids[turns >= 0][:, None]).mean().backward()
     return {"peaks": [peak.bytes], "sampled": len(states)}

@@ -242,7 +242,7 @@ class Slots(Engine):
             self._refuse(f"({type(error).__name__}: {error})", error)
         whole = torch.tensor([ids], device=self._device)
         positions = torch.arange(len(ids), device=self._device)[None]
-        hidden = self._policy.hidden(whole, None, positions, use_cache=False)
+        hidden = self._policy.hidden(whole, None, positions)
         gap = found.log_softmax(-1) - self._policy.logits(hidden[:, -1]).log_softmax(-1)
         # rounding alone makes 1e-5 in float32, and some hundredths in bfloat16
         limit = 1e-2 if hidden.dtype == torch.float32 else 0.25

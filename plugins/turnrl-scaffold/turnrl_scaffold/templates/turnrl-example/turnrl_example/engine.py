@@ -74,7 +74,7 @@ class ExampleEngine(Engine):
         was_training = network.training
         network.eval()
         try:
-            hidden = self.policy.hidden(read, None, positions, use_cache=False)
+            hidden = self.policy.hidden(read, None, positions)
             logits = self.policy.logits(hidden[0, -1])
         finally:
             network.train(was_training)
