@@ -277,8 +277,8 @@ class Rollout:
             return max(total, 1)
         # at worst each has all its turns, and all the branches of each of them are still alive
         fit = engine.capacity // (1 + probes * self.segmenter.max_turns)
-        whole = fit % group_size if self.lockstep and fit > group_size else 0
-        return max(fit - whole, 1)
+        left_over = fit % group_size if self.lockstep and fit > group_size else 0
+        return max(fit - left_over, 1)
 
     def prompt(self, question: types.Question, chat: ChatFormat) -> tuple[int, ...]:
         """Token ids of a question's prompt. The question's text is as untrusted as a tool's."""
@@ -337,16 +337,15 @@ class Rollout:
         """`collect`, and continuations besides: at the beginning of each turn of each trajectory,
         `probes` branches go their own way from there to the end.
 
+        No more trajectories are under way than the engine holds at once, with all the probes that
+        they may have: in lockstep they are played in waves, whole groups together if it can be;
+        without it the next begins when one ends.
+
         Args:
             probes: How many; see `collect` for the others.
         Returns:
             G trajectories for each question, and the probes of each question's. Without lockstep a
             trajectory still begins a turn together with its own probes.
-
-        No more trajectories are under way than the engine holds at once, with all the probes that
-        they may have: in lockstep they are played in waves, whole groups together if it can be;
-        without it the next begins when one ends.
-
         Raises:
             ToolError: As `collect`, and if a tool's session cannot be copied.
         """
@@ -384,22 +383,39 @@ class Rollout:
                         for i in (members := [*members, *begun]):
                             crowd.create_task(turn(i))
 
-            async def play_alone(i: int, places: asyncio.Semaphore) -> None:
-                async with places:
-                    await play([i])
+            def at_once() -> int:
+                return self._at_once(engine, group_size, total, probes)
 
-            at_once = self._at_once(engine, group_size, total, probes)
+            async def in_waves() -> None:
+                """So many together, and the next when all of them have ended."""
+                begun = 0
+                while begun < total:
+                    wave = range(begun, min(begun + at_once(), total))
+                    await play(wave)
+                    begun = wave.stop
+
+            async def as_places_come() -> None:
+                """The next begins when one has ended, and another if the engine turns out to hold
+                more than it knew."""
+                known = at_once()
+                places = asyncio.Semaphore(known)
+
+                async def alone(i: int) -> None:
+                    nonlocal known
+                    async with places:
+                        await play([i])
+                    while known < at_once():
+                        known += 1
+                        places.release()
+
+                async with asyncio.TaskGroup() as crowd:
+                    for i in range(total):
+                        crowd.create_task(alone(i))
+
             try:
                 for q, question in enumerate(questions):
                     states += agent.begin(question, group_size, (*seed, q))
-                if self.lockstep:
-                    for first in range(0, total, at_once):
-                        await play(range(first, min(first + at_once, total)))
-                else:
-                    places = asyncio.Semaphore(at_once)
-                    async with asyncio.TaskGroup() as crowd:
-                        for i in range(total):
-                            crowd.create_task(play_alone(i, places))
+                await (in_waves() if self.lockstep else as_places_come())
             except BaseExceptionGroup as group:
                 raise _first_error(group) from None
             finally:

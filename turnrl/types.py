@@ -718,9 +718,10 @@ class Engine(ABC):
     Attributes:
         seeded: Whether the same seed and history give the same tokens. An engine that cannot
             promise it says so.
-        capacity: How many sessions of `max_tokens` it can hold at once, known once it has started;
-            None for any number. It serves more, but has to read their histories again: a caller
-            that can wait begins no more than these.
+        capacity: How many sessions it can hold at once, known once it has started; None for any
+            number. It may grow while a collection shows how much of `max_tokens` they need. The
+            engine serves more, but has to read their histories again: a caller that can wait begins
+            no more than these.
     """
 
     seeded: bool = True

@@ -33,11 +33,15 @@ class Forced(Engine):
         self.script = script
         self.seeded = engine.seeded if engine is not None else True
 
+    @property
+    def capacity(self) -> int | None:  # type: ignore[override]
+        """The engine's, which may grow."""
+        return None if self.engine is None else self.engine.capacity
+
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`."""
         if self.engine is not None:
             self.engine.start(policy, max_tokens)
-            self.capacity = self.engine.capacity
 
     def sync(self, version: int) -> None:
         """See `Engine.sync`."""

@@ -39,6 +39,10 @@ and so last digits, may depend on it."""
 _SHARE_OF_GPU = 0.7
 """Of a GPU's memory that is free once the weights are loaded."""
 
+_LIKELY = 0.9
+"""Of the sessions that fit by what others needed, how many are said to; if they come to need more,
+some are read again."""
+
 _CPU_TOKENS = 512
 """What a CPU reads at once: with more, activations leave its cache, and a token of a small model
 takes half as long again."""
@@ -178,6 +182,10 @@ class Slots(Engine):
         self._sampled: set[_Session] = set()
         """Those of them whose turn is being sampled."""
         self._plan: Plan | None = None
+        self._least = 0
+        """How many sessions fit if each has `max_tokens` of its own."""
+        self._ended = (0, 0.0)
+        """Sessions of this collection that have ended, and pages that they held."""
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. The policy is used in eval mode, whatever mode it is in."""
@@ -220,7 +228,7 @@ class Slots(Engine):
                 f"= {tokens} takes {needed * shapes.page_bytes / 1e6:.1f} MB. Raise the one, or "
                 "lower the other."
             )
-        self.capacity = count // needed
+        self._least = self.capacity = count // needed
         return Pool(count, shapes, self._device)
 
     @torch.inference_mode()
@@ -297,7 +305,17 @@ class Slots(Engine):
         """The session is closed. If a pass is writing to its pages, they are given back after."""
         with self._lock:
             if session not in self._sampled:
+                if session.table:
+                    self._estimate(session)
                 self._give_up(session)
+
+    def _estimate(self, ended: _Session) -> None:
+        """What the pages hold, by what sessions that have ended needed of them: less than they
+        might have, because they share beginnings and most end before `max_tokens`."""
+        count, pages = self._ended
+        self._ended = count + 1, pages + self._pool.part(ended.table)
+        likely = _LIKELY * self._pool.count * self._ended[0] / self._ended[1]
+        self.capacity = max(self._least, int(likely))
 
     def _give_up(self, session: _Session) -> None:
         """Take a session's pages from it; if it goes on, its history is read again."""
@@ -312,6 +330,7 @@ class Slots(Engine):
             session.table, session.covered = [], 0
         self._holders.clear()
         self._sampled.clear()
+        self.capacity, self._ended = self._least, (0, 0.0)
         self._plan = None
         if hasattr(self, "_pool"):
             self._pool.reset()

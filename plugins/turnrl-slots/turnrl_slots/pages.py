@@ -150,6 +150,10 @@ class Pool:
                 else:
                     heapq.heappush(self._free, page)
 
+    def part(self, pages: Sequence[int]) -> float:
+        """How many of the pages are one holder's, those that are shared in equal parts."""
+        return sum(1 / self._holders[page] for page in pages)
+
     def shared(self, page: int) -> bool:
         """Whether it has several holders."""
         return self._holders[page] > 1
