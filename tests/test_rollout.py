@@ -300,7 +300,7 @@ def test_probes_count_at_their_most_among_what_the_engine_holds(chat):
 def test_what_is_cut_from_the_distribution_reaches_the_engine_and_is_warned_of(chat, caplog):
     rollout = Rollout(Brackets(), [Look()], top_k=20, min_p=0.1, top_p=0.9)
     rollout.check(chat)
-    assert "rollout.top_k cuts the distribution" in caplog.text
+    assert "cuts the distribution" in caplog.text
     _, engine = collect(rollout, chat, say("=x"))
     ((_, _, sampling),) = engine.asked
     assert (sampling.top_k, sampling.min_p, sampling.top_p) == (20, 0.1, 0.9)

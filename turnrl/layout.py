@@ -71,7 +71,8 @@ class Segments:
                 torch.arange(n.shape[1], device=n.device) for n in (self.keys, self.queries)
             )
             before = torch.zeros_like(self.keys[:, 0]) if self.seen is None else self.seen
-            at = (before[:, None] + own)[:, None, :, None]
+            # padding sees what the last does: something, whatever the window
+            at = (before[:, None] + own).clamp(max=len(key) - 1)[:, None, :, None]
             unseen = key > at if window is None else (key > at) | (key <= at - window)
             empty = torch.zeros(unseen.shape, dtype=like.dtype, device=like.device)
             self._masks[window] = empty.masked_fill_(unseen, -torch.inf)

@@ -83,6 +83,7 @@ def plan(
     shuffle: torch.Generator,
     mean_over_processes: Callable[[Tensor], Tensor],
     returns: Column | None = None,
+    truncated: bool = False,
 ) -> Iterator[Step]:
     """The optimiser steps of one iteration.
 
@@ -90,7 +91,8 @@ def plan(
     once for all that are computed together: prompts are shuffled, and the trajectories of each.
 
     Where a few trajectories show that the sampler computes what the learner does (in process, in
-    float32), its numbers stand for the learner's, and the pass over the others is saved.
+    float32), its numbers stand for the learner's, and the pass over the others is saved; unless it
+    draws from a part of the distribution, where the few could be alike and others not.
 
     Args:
         trajectories: N of them.
@@ -104,6 +106,7 @@ def plan(
         shuffle: Of the order of trajectories.
         mean_over_processes: Averages a tensor over processes; called once a step by each.
         returns: Of their sampled tokens, for a critic; None without one.
+        truncated: Whether the sampler draws from a part of the distribution.
     """
     rows = list(map(row, trajectories))
     turns = list(map(sampled_turns, trajectories))
@@ -128,7 +131,9 @@ def plan(
     for part in (some, rest):
         old |= zip(part, logprobs_now([rows[i] for i in part]), strict=True)
         gaps = [(now - sampler[i]).abs().max() for i, now in old.items()]
-        if gaps and bool(torch.stack(gaps).max() < _SAME_NATS):  # no gap that is not finite
+        if (
+            gaps and not truncated and bool(torch.stack(gaps).max() < _SAME_NATS)
+        ):  # no gap that is not finite
             old |= {i: sampler[i] for i in rest}
             break
     for number, chosen in enumerate(steps):

@@ -401,6 +401,7 @@ class MTGRPO(L.LightningModule):
             torch.Generator().manual_seed(self.stream(iteration)),
             lambda total: strategy.reduce(total.to(device), reduce_op="mean"),
             experience.returns,
+            self.rollout.truncated,
         )
 
     def _now(self, rows: Sequence[Row]) -> list[tuple[Tensor, ...]]:

@@ -131,7 +131,8 @@ class Policy(nn.Module):
         revision: Branch, tag or commit of a hub model.
         share_prefixes: While learning, read what trajectories begin with in common, a group's
             prompt say, once for all that are computed together. It changes time and memory, and
-            nothing else; a model whose code does not allow it reads each from its first token.
+            nothing else (but for `Lora.dropout`, which then drops what is shared for all alike); a
+            model whose code does not allow it reads each from its first token.
     """
 
     def __init__(
@@ -366,13 +367,23 @@ class Policy(nn.Module):
             return f"it has layers of {min(other)}"
         rows = [([1, 2, 3, 4, *rest], [False] * 5 + [True] * 3) for rest in ([5, 6, 7, 8], [9] * 4)]
         device = self._base.get_input_embeddings().weight.device
+        told: set[int | None] = set()
+
+        def attend(*seen: Any) -> Tensor:
+            told.add(seen[-1])
+            return Layout.attend(ways[0], *seen)
+
         try:
             ways = [move_data_to_device(lay_out(rows, share), device) for share in (True, False)]
+            ways[0].attend = attend
             shared, padded = (self.logprobs(way)[0] for way in ways)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:
             return f"{type(error).__name__}: {error}"
+        window = getattr(self.config.get_text_config(), "sliding_window", None)
+        if window is not None and not told - {None} and kinds != {"full_attention"}:
+            return f"its window of {window} tokens is not told to its attention"
         gap = float((shared - padded).abs().mean())
         # rounding alone makes 1e-5 in float32, and some hundredths in bfloat16
         limit = 1e-3 if self._base.dtype == torch.float32 else 0.25

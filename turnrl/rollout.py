@@ -233,6 +233,12 @@ class Rollout:
         at_least(1, f"{type(self.segmenter).__name__}.", self.segmenter, "max_turns")
         check_tools(self.tools)
 
+    @property
+    def truncated(self) -> bool:
+        """Whether tokens are drawn from a part of the distribution."""
+        cut = types.Sampling(1, top_k=self.top_k, min_p=self.min_p, top_p=self.top_p)
+        return cut.truncated
+
     def check(self, chat: ChatFormat) -> None:
         """Preflight what the chat template has to take, and every tool.
 
@@ -242,13 +248,11 @@ class Rollout:
             RecipeError: If it does not take the segmenter's messages.
             ToolError: From the first tool that cannot work.
         """
-        whole = {"top_k": 0, "min_p": 0.0, "top_p": 1.0}
-        if cut := [name for name, value in whole.items() if getattr(self, name) != value]:
+        if self.truncated:
             _logger.warning(
-                "rollout.%s cuts the distribution that tokens are drawn from. The sampler's "
-                "log-probabilities are of what is left and the learner's are not, so their ratio "
-                "is biased; a policy gradient assumes that all of it was drawn from.",
-                cut[0],
+                "rollout.top_k, min_p or top_p cuts the distribution that tokens are drawn from. "
+                "The sampler's log-probabilities are of what is left and the learner's are not, so "
+                "their ratio is biased; a policy gradient assumes that all of it was drawn from."
             )
         self.ask("check", self.tools)
         example = types.Question("check", "?", ("!",))
