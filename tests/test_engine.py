@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import turnrl_slots.kernel
 from turnrl_slots import Slots
 from turnrl_slots.attention import Feed, Pass, Plan
 from turnrl_slots.pages import PAGE, Pool, Shapes, parse_memory
@@ -1143,3 +1144,123 @@ def test_a_cancelled_turn_is_looked_at_though_drain_waits_for_nothing(tiny_polic
         check_engine(DrainsAtOnce(GeneratesAfterCancel), tiny_policy)
     with pytest.raises(AssertionError, match="closed or cancelled, raised KeyError: 'cancelled'"):
         check_engine(Wrapped(RaisesWhenCancelled), tiny_policy)
+
+
+# ------------------------------------------------------------------- a GPU's kernel for pages
+
+
+def naive_varlen(query, key, value, begins, reach, most, most_keys, **options):
+    """What torch documents of its kernel, in plain loops: sequences one after the other, keys in
+    pages or one after the other, of which the first `seqused_k` count, and the last query of each
+    sequence on a level with the last of them."""
+    table, used = options.pop("block_table"), options.pop("seqused_k")
+    assert options.pop("enable_gqa")
+    left, right = options.pop("window_size")
+    scale = options.pop("scale")
+    assert not options
+    assert {begins.dtype, used.dtype} == {torch.int32}
+    assert int(begins.diff().max()) == most
+    assert int(used.max()) <= most_keys
+    assert left == -1
+    if table is None:
+        assert reach.dtype == torch.int32
+        assert int(reach[-1]) == len(key)
+        assert int(reach.diff().max()) == most_keys
+    else:
+        assert (reach, table.dtype) == (None, torch.int32)
+        assert most_keys == table.shape[1] * key.shape[1]
+    out = []
+    for n, length in enumerate(used.tolist()):
+        if table is None:
+            k, v = (side[reach[n] : reach[n + 1]][:length] for side in (key, value))
+        else:
+            k, v = (side[table[n].long()].flatten(0, 1)[:length] for side in (key, value))
+        asked = query[begins[n] : begins[n + 1]]
+        for i, q in enumerate(asked):
+            seen = length if right < 0 else length - len(asked) + 1 + i
+            few = q.shape[0] // k.shape[1]
+            scores = torch.einsum("hd,thd->ht", q, k[:seen].repeat_interleave(few, 1)) * scale
+            weights = scores.softmax(-1)
+            out.append(torch.einsum("ht,thd->hd", weights, v[:seen].repeat_interleave(few, 1)))
+    return torch.stack(out)
+
+
+def takes_no_pages(*arguments, **options):
+    if options["block_table"] is not None:
+        raise RuntimeError("paged attention takes FlashAttention 3")
+    return naive_varlen(*arguments, **options)
+
+
+KERNELS = {"pages": naive_varlen, "gathered": takes_no_pages}
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request, monkeypatch):
+    """A CPU that takes a kernel for pages, with or without a table of them, for its own."""
+    monkeypatch.setattr(turnrl_slots.kernel, "takes_ragged", lambda *_: True)
+    monkeypatch.setattr(turnrl_slots.kernel, "varlen_attn", KERNELS[request.param])
+    return request.param
+
+
+def test_turns_read_by_a_kernel_are_those_of_full_forward_passes(tiny_policy, kernel):
+    # ragged prompts that begin alike or not, some begun while others are sampled, and forks
+    engine = started(tiny_policy, 256, slots=3)
+    assert engine._pool.kernel == kernel
+    alike = [(7 * i) % 300 for i in range(2 * PAGE + 5)]
+    prompts = [*PROMPTS, [*alike, 1], [*alike, 2, 3]]
+
+    async def converse(n, prompt):
+        session, history, seen = engine.open(prompt), list(prompt), []
+        for turn in range(3):
+            new = [(11 * n + 3 * turn + i) % 300 for i in range(turn * (n + 1))]
+            if turn == 2:
+                found = await session.fork().generate([77], GREEDY)
+                seen.append(([*history, 77], found.token_ids))
+            found = await session.generate(new, replace(GREEDY, max_tokens=3 + n))
+            seen.append(([*history, *new], found.token_ids))
+            history += [*new, *found.token_ids]
+        return seen
+
+    for seen in run(together(*(converse(n, p) for n, p in enumerate(prompts)))):
+        for history, found in seen:
+            assert list(found) == greedy_reference(tiny_policy, history, len(found))
+
+
+def test_sessions_give_up_pages_that_a_kernel_reads_and_go_on(tiny_policy, kernel):
+    engine = started(tiny_policy, 100, kv_memory=f"{11 * PAGE_BYTES / 1e3}KB")
+    assert (engine._pool.count, engine._pool.bytes) == (10, 11 * PAGE_BYTES)
+
+    async def converse(n):
+        session, history = engine.open([n + 1] * 20), [n + 1] * 20
+        for turn in range(3):
+            found = await session.generate([n] * 9 * turn, replace(GREEDY, max_tokens=9))
+            history += [*[n] * 9 * turn, *found.token_ids]
+        return history
+
+    for history in run(together(*map(converse, range(6)))):
+        assert history[-9:] == greedy_reference(tiny_policy, history[:-9], 9)
+    assert engine._pool._store.shape[2] == 11
+
+
+def off_by_one(*arguments, **options):
+    return naive_varlen(*arguments, **{**options, "seqused_k": options["seqused_k"] - 1})
+
+
+def refuses(*_, **options):
+    raise TypeError("varlen_attn() got an unexpected keyword argument 'seqused_k'")
+
+
+@pytest.mark.parametrize("broken", [off_by_one, refuses])
+def test_a_kernel_that_is_wrong_or_refuses_is_not_used(tiny_policy, broken, monkeypatch, caplog):
+    monkeypatch.setattr(turnrl_slots.kernel, "takes_ragged", lambda *_: True)
+    monkeypatch.setattr(turnrl_slots.kernel, "varlen_attn", broken)
+    before = torch.get_rng_state()
+    with caplog.at_level("INFO"):
+        engine = started(tiny_policy)
+    assert engine._pool.kernel is None
+    assert torch.equal(torch.get_rng_state(), before)
+    told = " ".join(record.message for record in caplog.records)
+    assert "no attention over pages (gathered): " in told
+    assert "it is off by" in told or "unexpected keyword" in told
+    found = run(engine.open(PROMPTS[0]).generate([], GREEDY))
+    assert list(found.token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)

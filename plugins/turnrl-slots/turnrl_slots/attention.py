@@ -114,7 +114,7 @@ class Plan:
     """
 
     def __init__(self, tables: Sequence[Sequence[int]], pool: Pool) -> None:
-        self.device, self.heads = pool.device, pool.shapes.heads
+        self.pool, self.device, self.heads = pool, pool.device, pool.shapes.heads
         levels, skipped = _runs([tuple(table) for table in tables])
         most = max(map(len, tables), default=1)
         self.tables = np.zeros((len(tables), most), np.int64)
@@ -129,6 +129,10 @@ class Plan:
             for some in self._alike(level)
             if (chains := self._chains(some, tables))
         ]
+
+    def reading(self, lengths: np.ndarray, feeds: Sequence[Feed] = ()) -> Pass:
+        """The attention of one pass of these rows; see `Pass`."""
+        return Pass(self.pool, self, lengths, feeds)
 
     @staticmethod
     def _alike(

@@ -8,7 +8,8 @@ bound: turns wait for room, and if it is held by sessions that are idle, these g
 and are read again when they go on.
 
 The model is the stock one, adapters and 4-bit layers included: its attention asks this engine's
-(`Attend`), which writes the new keys and values into pages and reads them there.
+(`Attend`), which writes the new keys and values into pages and reads them there: what rows share
+once for all of them (`attention`), or by the kernel of a GPU, if it has one that can (`kernel`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import torch
 from torch import Tensor
 
 from turnrl import Completion, Engine, RecipeError, SampledPolicy, Sampling, Session
-from turnrl_slots.attention import Feed, Pass, Plan
+from turnrl_slots.attention import Feed, Plan
+from turnrl_slots.kernel import Tables, find_way
 from turnrl_slots.pages import PAGE, Pool, Shapes, parse_memory
 from turnrl_slots.sampling import draw
 
@@ -181,7 +183,7 @@ class Slots(Engine):
         """Sessions that hold pages."""
         self._sampled: set[_Session] = set()
         """Those of them whose turn is being sampled."""
-        self._plan: Plan | None = None
+        self._plan: Plan | Tables | None = None
         self._least = 0
         """How many sessions fit if each has `max_tokens` of its own."""
         self._ended = (0, 0.0)
@@ -220,7 +222,8 @@ class Slots(Engine):
         if shapes.windows and (window := min(shapes.windows)) < tokens:
             self._refuse(f"(a layer sees {window} tokens, and a trajectory has {tokens})")
         budget = _auto(self._device) if self._budget is None else self._budget
-        count, needed = budget // shapes.page_bytes, _pages(tokens)
+        way = find_way(shapes, self._device)
+        count, needed = budget // shapes.page_bytes - (way is not None), _pages(tokens)
         if count < needed:
             raise RecipeError(
                 f"model.engine.kv_memory is {self.kv_memory!r}: room for {count * PAGE} tokens of "
@@ -229,7 +232,11 @@ class Slots(Engine):
                 "lower the other."
             )
         self._least = self.capacity = count // needed
-        return Pool(count, shapes, self._device)
+        return Pool(count, shapes, self._device, way)
+
+    def _plan_of(self, tables: Sequence[Sequence[int]]) -> Plan | Tables:
+        """How rows with these pages are read."""
+        return (Tables if self._pool.kernel else Plan)(tables, self._pool)
 
     @torch.inference_mode()
     def _probe(self, tokens: int) -> None:
@@ -241,7 +248,7 @@ class Slots(Engine):
         half = len(ids) // 2
         table = [self._pool.take() for _ in range(_pages(len(ids)))]
         try:
-            rows, none = Plan([], self._pool), np.zeros(0, np.int64)
+            rows, none = self._plan_of([]), np.zeros(0, np.int64)
             for feed in (Feed(table, 0, ids[:half]), Feed(table, half, ids[half:])):
                 found = self._policy.logits(self._forward(rows, none, [], [feed]))
         except torch.OutOfMemoryError:
@@ -549,13 +556,13 @@ class Slots(Engine):
         several = [r for r in admitted if r.session.covered < len(r.ids) - 1]
         if self._plan is None or single:
             self._active += single
-            self._plan = Plan([r.session.table for r in self._active], self._pool)
+            self._plan = self._plan_of([r.session.table for r in self._active])
             self._lengths = np.array(
                 [len(r.ids) + len(r.token_ids) - 1 for r in self._active], np.int64
             )
         tokens = [(r.token_ids or r.ids)[-1] for r in self._active]
         *before, last = self._pieces(several)
-        nobody, none = Plan([], self._pool), np.zeros(0, np.int64)
+        nobody, none = self._plan_of([]), np.zeros(0, np.int64)
         states = [self._forward(nobody, none, [], feeds) for feeds in before]
         found = self._forward(self._plan, self._lengths, tokens, last)
         # in the order of `_active`: rows, then those that were fed
@@ -583,10 +590,10 @@ class Slots(Engine):
         return pieces
 
     def _forward(
-        self, plan: Plan, lengths: np.ndarray, tokens: list[int], feeds: list[Feed]
+        self, plan: Plan | Tables, lengths: np.ndarray, tokens: list[int], feeds: list[Feed]
     ) -> Tensor:
         """The hidden state after each row's token, and after each feed that ends, (n, H)."""
-        attend = Pass(self._pool, plan, lengths, feeds)
+        attend = plan.reading(lengths, feeds)
         read = torch.tensor(
             [[*tokens, *itertools.chain.from_iterable(feed.ids for feed in feeds)]],
             device=self._device,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ PAGE = 32
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 _Key = tuple[int, tuple[int, ...]]
+
+Way = Literal["pages", "gathered"]
+"""How a kernel is given pages: as they lie, with a table, or those of the table gathered."""
 
 
 def parse_memory(text: str) -> int | None:
@@ -45,12 +49,13 @@ def parse_memory(text: str) -> int | None:
 class Shapes:
     """What one token leaves behind in each layer, found by reading two tokens.
 
-    It is an `Attend` that notes the shapes of keys and values, and attends to nothing.
+    It is an `Attend` that notes the shapes of keys and values, and attends to nothing. `heads` are
+    those of keys and values, `asking` those of queries.
     """
 
     def __init__(self) -> None:
         self.layers = 0
-        self.heads = self.size = 0
+        self.heads = self.size = self.asking = 0
         self.dtype = torch.float32
         self.windows: set[int] = set()
 
@@ -72,6 +77,7 @@ class Shapes:
         ):
             raise NotImplementedError("keys and values of its layers are not all of one shape")
         self.layers, self.heads, self.size, self.dtype = layer + 1, heads, size, key.dtype
+        self.asking = query.shape[1]
         self.windows |= {window} if window is not None else set()
         return query.transpose(1, 2)
 
@@ -90,11 +96,18 @@ class Pool:
         count: Of pages.
         shapes: Of keys and values.
         device: Where they are.
+        kernel: How a GPU's kernel takes them, if one does (see `turnrl_slots.kernel`). For it a
+            page holds all heads of its first token, then those of the next, and not all tokens of
+            its first head; and there is one page more, `nobody`, for tokens that are no one's.
     """
 
-    def __init__(self, count: int, shapes: Shapes, device: torch.device) -> None:
-        self.count, self.shapes, self.device = count, shapes, device
-        self.bytes = count * shapes.page_bytes
+    def __init__(
+        self, count: int, shapes: Shapes, device: torch.device, kernel: Way | None = None
+    ) -> None:
+        self.count, self.shapes, self.device, self.kernel = count, shapes, device, kernel
+        self.nobody = count
+        self._total = count + (kernel is not None)
+        self.bytes = self._total * shapes.page_bytes
         self.reset()
 
     def reset(self) -> None:
@@ -178,7 +191,8 @@ class Pool:
 
     @property
     def store(self) -> Tensor:
-        """(layers, 2, pages, key-value heads, page, D), keys and values.
+        """(layers, 2, pages, key-value heads, page, D), keys and values; for a kernel (layers,
+        2, pages, page, key-value heads, D).
 
         All zeros at first: what no token was written to is masked, but a weight of zero times
         something that is not finite would not be zero. On a CPU what is not touched takes no
@@ -186,7 +200,8 @@ class Pool:
         """
         if self._store is None:
             of = self.shapes
-            shape = (of.layers, 2, self.count, of.heads, PAGE, of.size)
+            page = (PAGE, of.heads) if self.kernel else (of.heads, PAGE)
+            shape = (of.layers, 2, self._total, *page, of.size)
             if self.device.type == "cpu":
                 plain = torch.from_numpy(np.zeros(self.bytes, np.uint8))
                 self._store = plain.view(of.dtype).view(shape)
@@ -195,13 +210,18 @@ class Pool:
         return self._store
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Put (heads, N, D) where `slots` (heads x N) say."""
+        """Put (heads, N, D) where `slots` say: (heads x N), or for a kernel (N,)."""
         for side, new in enumerate((keys, values)):
-            self.store[layer, side].flatten(0, 2).index_copy_(0, slots, new.flatten(0, 1))
+            if self.kernel:
+                places, new = self.store[layer, side].flatten(0, 1), new.transpose(0, 1)
+            else:
+                places, new = self.store[layer, side].flatten(0, 2), new.flatten(0, 1)
+            places.index_copy_(0, slots, new)
 
     def gather(self, layer: int, units: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """(rows x heads, tokens, D), keys and values. They last until the next call: memory that
-        is asked for anew in each layer costs more than what is done with it."""
+        """(rows x heads, tokens, D), keys and values, where no kernel reads them. They last until
+        the next call: memory that is asked for anew in each layer costs more than what is done
+        with it."""
         of, found = self.shapes, []
         for side in range(2):
             size = len(units) * PAGE * of.size
