@@ -4,6 +4,7 @@ engine has to pass, against engines that are broken on purpose."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import os
@@ -18,6 +19,8 @@ import transformers
 import turnrl_slots.kernel
 from turnrl_slots import Slots
 from turnrl_slots.attention import Feed, Pass, Plan
+from turnrl_slots.decode import Decoder, padded
+from turnrl_slots.kernel import Tables
 from turnrl_slots.pages import PAGE, Pool, Shapes, parse_memory
 from turnrl_slots.sampling import truncated
 
@@ -1409,3 +1412,141 @@ def test_merging_what_has_no_adapter_is_refused_with_the_way_out(tiny_policy):
     told = r"decode_weights is 'merged'.*Set it to 'adapter', or add policy\.lora"
     with pytest.raises(RecipeError, match=told):
         started(tiny_policy, decode_weights="merged")
+
+
+# ------------------------------------------------------------------- steps that are replayed
+
+
+def test_rows_are_padded_to_one_two_four_and_multiples_of_eight():
+    wanted = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16, 17: 24, 100: 104, 256: 256}
+    assert {rows: padded(rows) for rows in wanted} == wanted
+
+
+class Recorder:
+    """What `Graphs` does, without a GPU: a replay computes anew from the buffers, and leaves the
+    result where the recording did, whatever the step was given in between."""
+
+    def __init__(self):
+        self.warmed, self.recorded, self.forgotten = [], [], 0
+        self.replayed = 0
+
+    @contextlib.contextmanager
+    def aside(self):
+        self.warmed.append(None)
+        yield
+
+    def record(self, compute):
+        found = torch.full_like(compute(), torch.nan)
+        self.recorded.append(found.shape[0])
+
+        def replay():
+            self.replayed += 1
+            found.copy_(compute())
+
+        return replay, found
+
+    def forget(self):
+        self.forgotten += 1
+
+
+def converse_by_steps(policy, graphs, slots=64):
+    """Turns of several lengths, so that rows become fewer and pages more; what was read."""
+    watched = Watched(policy)
+    engine = started(watched, 256, slots=slots)
+    engine._decoder.graphs = graphs
+    watched.read.clear()
+    counts = [5, 9, 20, 23, 29, 40, 40]
+
+    async def scenario():
+        for version in range(2):
+            engine.sync(version)
+            sessions = [engine.open([n + 1] * (3 + 5 * n)) for n in range(len(counts))]
+            said = await together(
+                *(
+                    s.generate([], replace(GREEDY, max_tokens=count))
+                    for s, count in zip(sessions, counts, strict=True)
+                )
+            )
+            await engine.drain()
+        return said
+
+    for n, found in enumerate(run(scenario())):
+        wanted = greedy_reference(policy, [n + 1] * (3 + 5 * n), counts[n])
+        assert list(found.token_ids) == wanted
+    return [rows for _, rows in watched.read]
+
+
+def test_padding_changes_no_token_and_writes_to_a_page_that_is_nobodys(tiny_policy, kernel):
+    read = converse_by_steps(tiny_policy, None, slots=3)
+    assert {1, 2, 4} <= set(read)  # three rows take four
+    pool = Pool(4, shapes_of(2, 2, 8), torch.device("cpu"), kernel)
+    table = [pool.take(), pool.take()]
+
+    def hidden(tokens, positions, attend):
+        parts = (torch.ones(1, heads, len(tokens), 8) for heads in (4, 2, 2))
+        return attend(0, *parts, None, None)[0].flatten(1)
+
+    step = Decoder(pool, hidden, None)
+    step(Tables([table] * 5, pool), np.full(5, PAGE + 2), [7] * 5)
+    written = pool.store[0].ne(0).any(-1).any(-1).any(0)
+    assert written.nonzero().tolist() == [[table[1], 2], [pool.nobody, 0]]
+    assert pool.nobody == 4
+
+
+def shapes_of(layers, heads, size):
+    shapes = Shapes()
+    shapes.layers, shapes.heads, shapes.size, shapes.asking = layers, heads, size, 2 * heads
+    return shapes
+
+
+@pytest.mark.parametrize("kernel", ["pages"], indirect=True)
+def test_a_size_is_computed_once_then_recorded_and_replayed(tiny_policy, kernel):
+    graphs = Recorder()
+    converse_by_steps(tiny_policy, graphs)
+    # 7 rows while all last, then 6, 5, 4, .. 2: sizes of 8, 4 and 2, with one, two and four pages
+    assert sorted(set(graphs.recorded)) == [2, 4, 8]
+    assert len(graphs.recorded) <= len(graphs.warmed) <= 2 * 3 * 3
+    assert graphs.replayed > 40
+    assert graphs.forgotten >= 4  # at each sync and each drain
+
+
+@pytest.mark.parametrize("kernel", ["pages"], indirect=True)
+def test_graphs_are_forgotten_with_the_memory_that_they_know(tiny_policy, kernel):
+    engine = started(tiny_policy)
+    engine._decoder.graphs = graphs = Recorder()
+
+    async def scenario():
+        for version in range(2):
+            engine.sync(version)
+            await engine.open(PROMPTS[0]).generate([], GREEDY)
+            assert engine._decoder._steps
+            await engine.drain()
+            assert not engine._decoder._steps
+        return len(graphs.recorded)
+
+    assert run(scenario()) == 2
+
+
+class Broken(Recorder):
+    def record(self, compute):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+
+class Stale(Recorder):
+    """Its replays leave what they left when they were recorded: they do not read the buffers."""
+
+    def record(self, compute):
+        found = torch.randn_like(compute())
+        return lambda: None, found
+
+
+@pytest.mark.parametrize("kernel", ["pages"], indirect=True)
+@pytest.mark.parametrize("broken", [Broken, Stale])
+def test_steps_that_cannot_be_recorded_are_computed_and_that_is_said_once(
+    tiny_policy, kernel, broken, caplog
+):
+    with caplog.at_level("WARNING"):
+        converse_by_steps(tiny_policy, broken())
+    (told,) = (r.message for r in caplog.records if "CUDA graphs" in r.message)
+    assert "capturing)." in told or "a replayed step is off by" in told
+    assert "model.engine.cuda_graphs to false" in told

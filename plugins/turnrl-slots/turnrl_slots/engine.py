@@ -30,7 +30,8 @@ from torch import Tensor
 
 from turnrl import Completion, Engine, RecipeError, SampledPolicy, Sampling, Session
 from turnrl_slots.attention import Feed, Plan
-from turnrl_slots.kernel import Tables, find_way
+from turnrl_slots.decode import Decoder, Graphs
+from turnrl_slots.kernel import Reading, Tables, find_way
 from turnrl_slots.merged import Merged, adapted, merged_bytes
 from turnrl_slots.pages import PAGE, Pool, Shapes, parse_memory
 from turnrl_slots.sampling import draw
@@ -158,6 +159,9 @@ class Slots(Engine):
             around it. The sums are made anew for every collection and given back after it; with
             7 billion weights they take 15 GB, beside what is learnt, which they leave alone. In
             bfloat16 they round what an adapter adds: `train/logprob_gap` shows by how much.
+        cuda_graphs: Record the passes that sample a token of each turn, and replay them, where the
+            attention is a GPU's own kernel (half precision on CUDA). Elsewhere, on a CPU for one,
+            it changes nothing.
     """
 
     def __init__(
@@ -166,11 +170,13 @@ class Slots(Engine):
         prefill_tokens: int = 16384,
         kv_memory: str = "auto",
         decode_weights: Literal["adapter", "merged"] = "adapter",
+        cuda_graphs: bool = True,
     ) -> None:
         self.slots = slots
         self.prefill_tokens = prefill_tokens
         self.kv_memory = kv_memory
         self.decode_weights = decode_weights
+        self.cuda_graphs = cuda_graphs
         self._budget = parse_memory(kv_memory)
         if slots < 1 or prefill_tokens < 1:
             raise RecipeError(
@@ -201,6 +207,7 @@ class Slots(Engine):
         self._ended = (0, 0.0)
         """Sessions of this collection that have ended, and pages that they held."""
         self._merged: Merged | None = None
+        self._decoder: Decoder | None = None
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. The policy is used in eval mode, whatever mode it is in."""
@@ -221,6 +228,7 @@ class Slots(Engine):
         self._evaluate()
         try:
             self._pool = self._set_aside(max_tokens)
+            self._decoder = self._stepping() if self._pool.kernel else None
             self._probe(max_tokens)
         finally:
             self._forget()
@@ -255,6 +263,15 @@ class Slots(Engine):
             )
         self._least = self.capacity = count // needed
         return Pool(count, shapes, self._device, way)
+
+    def _stepping(self) -> Decoder:
+        """What computes passes of rows alone, where a kernel attends."""
+
+        def hidden(tokens: Tensor, positions: Tensor, attend: Reading) -> Tensor:
+            return self._policy.hidden(tokens[None], None, positions[None], attend=attend)[0]
+
+        graphs = self.cuda_graphs and self._device.type == "cuda"
+        return Decoder(self._pool, hidden, Graphs(self._device) if graphs else None)
 
     def _plan_of(self, tables: Sequence[Sequence[int]]) -> Plan | Tables:
         """How rows with these pages are read."""
@@ -367,6 +384,8 @@ class Slots(Engine):
 
     def _forget(self) -> None:
         """Take all pages from all sessions, and give the memory back, of merged weights too."""
+        if self._decoder is not None:
+            self._decoder.forget()
         self._merged = None
         for session in self._holders:
             session.table, session.covered = [], 0
@@ -433,7 +452,9 @@ class Slots(Engine):
         self._evaluate()
         with (
             _threads(self._policy_is_small),
-            ThreadPoolExecutor(1, thread_name_prefix="turnrl-engine") as thread,
+            ThreadPoolExecutor(
+                1, "turnrl-engine", initializer=_compute_on, initargs=(self._device,)
+            ) as thread,
         ):
             await asyncio.sleep(0)  # whoever asks in this tick is in the first batch
             while self._inbox or self._waiting or self._active:
@@ -629,6 +650,8 @@ class Slots(Engine):
         self, plan: Plan | Tables, lengths: np.ndarray, tokens: list[int], feeds: list[Feed]
     ) -> Tensor:
         """The hidden state after each row's token, and after each feed that ends, (n, H)."""
+        if self._decoder is not None and isinstance(plan, Tables) and not feeds:
+            return self._decoder(plan, lengths, tokens)
         attend = plan.reading(lengths, feeds)
         read = torch.tensor(
             [[*tokens, *itertools.chain.from_iterable(feed.ids for feed in feeds)]],
@@ -706,6 +729,13 @@ class Slots(Engine):
             holders = (i for i, piece in enumerate(pieces) if end in (piece or ""))
             self._closing[end] = frozenset([*holders, *beyond])
         return frozenset().union(*(self._closing[end] for end in ends))
+
+
+def _compute_on(device: torch.device) -> None:
+    """Make a GPU this thread's own: kernels that others wrote launch on the thread's GPU, which is
+    the first until it is told."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _auto(device: torch.device, beside: int) -> int:

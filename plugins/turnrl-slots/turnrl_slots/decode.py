@@ -1,0 +1,194 @@
+"""The step that samples one token of each row, at fixed addresses, so that a GPU can replay it.
+
+A step of a large model is thousands of short kernels, and launching them takes longer than they do.
+A CUDA graph launches all of them at once, but only for the sizes and addresses it was recorded
+with. So rows are padded to the next of 1, 2, 4, 8 and then multiples of 8, and tables of pages to a
+power of two; rows that pad read and write a page that is nobody's. What a size is given comes in
+two buffers, and all else is worked out from them on the device.
+
+A size is computed plainly when it is first met, which warms it up, and recorded at the second time:
+one that is met once costs nothing extra. Recording takes about as long as a plain step.
+
+Recording and replaying have never run. On a CPU all sizes are padded in the same way and computed
+plainly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnrl_slots.kernel import Reading, Tables
+from turnrl_slots.pages import PAGE, Pool
+
+_logger = logging.getLogger(__name__)
+
+Hidden = Callable[[Tensor, Tensor, Reading], Tensor]
+"""Reads tokens (R,) at positions (R,): the hidden state after each, (R, H)."""
+
+_GAP = 0.05
+"""How far the first replay may be from the plain step, relatively; bfloat16 alone makes 0.01."""
+
+
+def padded(rows: int) -> int:
+    """How many rows a step has for so many that are sampled."""
+    return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8
+
+
+class Graphs:
+    """Records steps on a GPU.
+
+    Args:
+        device: The GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self.forget()
+
+    def forget(self) -> None:
+        """The graphs are gone; those to come have memory of their own, shared among them: they are
+        replayed one at a time, and what a replay leaves is used before the next."""
+        self._memory = torch.cuda.graph_pool_handle()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within it work goes to the stream that records, after all before it and before all
+        after, so that libraries set up there what a graph must not."""
+        main = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(main)
+        with torch.cuda.stream(self._stream):
+            yield
+        main.wait_stream(self._stream)
+
+    def record(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """What replays a computation, and where each replay leaves its result.
+
+        Raises:
+            RuntimeError: If it does something that cannot be recorded.
+        """
+        # not `torch.cuda.graph`, which empties the allocator's cache for each graph
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.stream(self._stream):
+            # others' threads, tools say, may use the GPU meanwhile
+            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            try:
+                found = compute()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # it is broken, and says so again
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph.replay, found
+
+
+class _Step:
+    """The buffers of one size, and what replays it once it is recorded."""
+
+    def __init__(self, pool: Pool, hidden: Hidden, rows: int, width: int) -> None:
+        self._pool, self._hidden, self._size = pool, hidden, (rows, width)
+        self._read = torch.zeros(2, rows, dtype=torch.long, device=pool.device)
+        self._table = torch.zeros(rows, width, dtype=torch.int32, device=pool.device)
+        self._begins = torch.arange(rows + 1, dtype=torch.int32, device=pool.device)
+        self._tables: Tables | None = None
+        self.found: Tensor | None = None
+        self.replay: Callable[[], None] | None = None
+
+    def fill(self, tables: Tables, lengths: np.ndarray, tokens: list[int]) -> None:
+        """Say what is computed next. A table is written only where it is another than before."""
+        rows, width = self._size
+        read = np.zeros((2, rows), np.int64)
+        read[:, : len(tokens)] = tokens, lengths
+        self._read.copy_(torch.from_numpy(read))
+        if self._tables is not tables:
+            pages = np.full((rows, width), self._pool.nobody, np.int32)
+            known = tables.pages[:, :width]
+            pages[: len(known), : known.shape[1]] = known
+            self._table.copy_(torch.from_numpy(pages))
+            self._tables = tables
+
+    def compute(self) -> Tensor:
+        """(rows, H), from the buffers alone, and on the device alone: no number comes back."""
+        tokens, positions = self._read
+        page = self._table.gather(1, (positions // PAGE)[:, None])[:, 0].long()
+        slots = page * PAGE + positions % PAGE
+        used = (positions + 1).int()
+        where = (positions, slots, self._table, self._begins, used, 1)
+        return self._hidden(tokens, positions, Reading(self._pool, *where))
+
+
+class Decoder:
+    """Computes steps, each in the smallest size that holds it.
+
+    Args:
+        pool: Where keys and values are.
+        hidden: The forward pass.
+        graphs: Records them; None to compute each.
+    """
+
+    def __init__(self, pool: Pool, hidden: Hidden, graphs: Graphs | None) -> None:
+        self._pool, self._hidden, self.graphs = pool, hidden, graphs
+        self._steps: dict[tuple[int, int], _Step] = {}
+        self._checked = False
+
+    def forget(self) -> None:
+        """Before weights or the pool's memory change: graphs know them by their addresses."""
+        self._steps.clear()
+        self._checked = False
+        if self.graphs is not None:
+            self.graphs.forget()
+
+    def __call__(self, tables: Tables, lengths: np.ndarray, tokens: list[int]) -> Tensor:
+        """The hidden state after each row's token, (R, H). It lasts until the next call.
+
+        Args:
+            tables: Of the rows.
+            lengths: (R,), tokens of each row that are in its pages already.
+            tokens: The next of each.
+        """
+        pages = int(lengths.max()) // PAGE + 1
+        size = padded(len(tokens)), 1 << (pages - 1).bit_length()
+        step = self._steps.get(size)
+        if step is None:
+            step = self._steps[size] = _Step(self._pool, self._hidden, *size)
+        step.fill(tables, lengths, tokens)
+        if self.graphs is not None and step.found is not None and step.replay is None:
+            self._record(step, self.graphs)
+        if step.replay is not None:
+            step.replay()
+        elif self.graphs is None:
+            step.found = step.compute()
+        else:
+            with self.graphs.aside():
+                step.found = step.compute()
+        assert step.found is not None
+        return step.found[: len(tokens)]
+
+    def _record(self, step: _Step, graphs: Graphs) -> None:
+        """Record a step. If that cannot be, no other is, which is said once. The first of a
+        collection is compared with what is computed plainly: doing a step twice changes nothing."""
+        try:
+            replay, found = graphs.record(step.compute)
+            if not self._checked:
+                replay()
+                wanted = step.compute().float()
+                gap = float((found.float() - wanted).norm() / wanted.norm())
+                if not gap < _GAP:
+                    raise RuntimeError(f"a replayed step is off by {gap:.2g}")
+                self._checked = True
+        except RuntimeError as error:
+            first = str(error).strip().partition("\n")[0]
+            _logger.warning(
+                f"tokens are sampled without CUDA graphs, which is slower ({type(error).__name__}: "
+                f"{first}). Set model.engine.cuda_graphs to false to be spared the attempt."
+            )
+            self.graphs = None
+        else:
+            step.replay, step.found = replay, found
