@@ -1408,6 +1408,14 @@ def test_who_reads_the_network_between_passes_finds_it_as_it_is_learnt(adapted):
     assert not torch.allclose(off, on, atol=0.1)
 
 
+def test_pages_are_tried_with_the_weights_that_are_sampled_with(tiny_model):
+    # in bfloat16 base and adapter are a quarter of a nat from their sum, which is no fault of pages
+    policy = Policy(str(tiny_model), "nf4", Lora(r=4), dtype="bfloat16")
+    policy.load()
+    move(policy, 1)
+    assert started(policy, 256, decode_weights="merged").capacity
+
+
 def test_merging_what_has_no_adapter_is_refused_with_the_way_out(tiny_policy):
     told = r"decode_weights is 'merged'.*Set it to 'adapter', or add policy\.lora"
     with pytest.raises(RecipeError, match=told):

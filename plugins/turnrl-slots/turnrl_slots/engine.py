@@ -229,7 +229,8 @@ class Slots(Engine):
         try:
             self._pool = self._set_aside(max_tokens)
             self._decoder = self._stepping() if self._pool.kernel else None
-            self._probe(max_tokens)
+            with self._weights():  # room for merged ones is missing now or never
+                self._probe(max_tokens)
         finally:
             self._forget()
             self._leave_mode()
@@ -289,8 +290,7 @@ class Slots(Engine):
         try:
             rows, none = self._plan_of([]), np.zeros(0, np.int64)
             for feed in (Feed(table, 0, ids[:half]), Feed(table, half, ids[half:])):
-                with self._weights():
-                    found = self._policy.logits(self._forward(rows, none, [], [feed]))
+                found = self._policy.logits(self._forward(rows, none, [], [feed]))
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
