@@ -1558,3 +1558,47 @@ def test_steps_that_cannot_be_recorded_are_computed_and_that_is_said_once(
     (told,) = (r.message for r in caplog.records if "CUDA graphs" in r.message)
     assert "capturing)." in told or "a replayed step is off by" in told
     assert "model.engine.cuda_graphs to false" in told
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("decode_weights", ["adapter", "merged"])
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_a_gpu_samples_by_its_kernel_and_by_graphs_what_the_learner_computes(
+    tiny_model, quantization, decode_weights
+):
+    policy = Policy(str(tiny_model), quantization, Lora(r=4), dtype="bfloat16")
+    policy.load("cuda")
+    policy.to("cuda")
+    move(policy, 1)
+    prompts = [[n + 1] * (3 + 9 * n) for n in range(7)]
+    forced = [tuple(range(50, 60 + 7 * n)) for n in range(7)]
+
+    def logprobs(**options):
+        engine = started(policy, 256, kv_memory="64MB", decode_weights=decode_weights, **options)
+        assert engine._pool.kernel is not None  # what was tried, and why not, is in the log
+
+        async def scenario():
+            found = await together(
+                *(
+                    engine.open(prompt).generate([], Sampling(len(ids), forced_ids=ids))
+                    for prompt, ids in zip(prompts, forced, strict=True)
+                )
+            )
+            replayed = [step for step in engine._decoder._steps.values() if step.replay]
+            await engine.drain()
+            return torch.tensor([p for f in found for p in f.logprobs]), len(replayed)
+
+        return run(scenario())
+
+    (plain, none), (replayed, some) = logprobs(cuda_graphs=False), logprobs()
+    assert none == 0
+    assert some > 2
+    assert torch.allclose(plain, replayed, atol=1e-2)
+    rows = [
+        ([*p, *ids], [False] * len(p) + [True] * len(ids))
+        for p, ids in zip(prompts, forced, strict=True)
+    ]
+    learnt = torch.cat([found[0] for found in policy.read(rows, 10_000)])
+    # of some 20 nats each; bfloat16 alone makes a tenth of a nat
+    assert (plain - learnt).abs().mean() < 0.25
