@@ -213,6 +213,10 @@ def test_forced_tokens_are_taken_and_have_the_models_log_probabilities(tiny_poli
     found = run(started(tiny_policy).open(PROMPTS[0]).generate([], forced))
     assert found.token_ids == drawn.token_ids
     assert found.reason == "length"
+    # of the whole distribution, though others are drawn from a part of it
+    cut = replace(forced, top_k=1)
+    found = run(started(tiny_policy).open(PROMPTS[0]).generate([], cut))
+    assert found.logprobs == pytest.approx(drawn.logprobs, abs=1e-5)
 
 
 def test_a_stop_string_may_be_white_space_or_beyond_ascii(tiny_policy):
@@ -376,6 +380,92 @@ def test_more_sessions_than_fit_are_served_within_the_memory_by_reading_again(ti
     _, wanted, read = texts("auto")
     assert found == wanted
     assert read_again > 1.2 * read
+
+
+def test_a_page_that_is_taken_anew_is_no_longer_known_by_what_came_after_it(tiny_policy):
+    # two texts whose first pages differ and lie in the same place, one after the other, and whose
+    # second pages have the same tokens: what these are depends on what came before
+    tokens = [(11 * i) % 300 for i in range(50)]
+    engine = started(tiny_policy, 128, kv_memory=f"{4 * PAGE_BYTES / 1e3}KB")
+    for first in (5, 6):
+
+        async def scenario(first=first):
+            session = engine.open([first])
+            given = (*tuple(first * i % 300 for i in range(PAGE - 1)), 9)
+            await session.generate([], Sampling(PAGE, forced_ids=given))
+            found = await session.generate(tokens, Sampling(3, seed=1))
+            session.close()
+            return [first, *given, *tokens], found
+
+        history, found = run(scenario())
+        row = ([*history, *found.token_ids], [False] * len(history) + [True] * 3)
+        ((logprobs, *_),) = tiny_policy.read([row], 1000)
+        assert torch.allclose(logprobs, torch.tensor(found.logprobs), atol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+def test_pages_come_back_when_a_turn_is_cancelled_or_its_session_closed_meanwhile(tiny_policy, how):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        session, other = engine.open(PROMPTS[0]), engine.open(PROMPTS[1])
+        turn = asyncio.create_task(session.generate([], Sampling(40, seed=1)))
+        while not engine._sampled:
+            await asyncio.sleep(0.001)
+        if how == "cancelled":
+            turn.cancel()
+        else:
+            session.close()
+        await asyncio.gather(turn, return_exceptions=True)
+        await other.generate([], Sampling(3, seed=1))
+        other.close()
+        assert not engine._pool._holders
+        assert not engine._holders
+        await engine.drain()
+
+    run(scenario())
+
+
+def test_an_engine_that_is_closed_while_it_samples_says_so_and_leaves_the_mode(tiny_model):
+    policy = Policy(str(tiny_model))
+    engine = started(policy, 256)
+
+    async def scenario():
+        turns = [
+            asyncio.create_task(engine.open(p).generate([], Sampling(200, seed=1))) for p in PROMPTS
+        ]
+        while not engine._sampled:
+            await asyncio.sleep(0.001)
+        engine.close()
+        for found in await asyncio.gather(*turns, return_exceptions=True):
+            assert "was closed while turns were being sampled" in str(found)
+        await engine.drain()
+
+    run(scenario())
+    assert policy.network.training
+    assert not engine._pool._holders
+    engine.start(policy, 64)
+    assert run(engine.open(PROMPTS[0]).generate([], Sampling(3, seed=1))).reason == "length"
+
+
+def test_nobody_is_to_read_again_for_a_turn_that_still_does_not_fit(tiny_policy):
+    policy = Watched(tiny_policy)
+    engine = started(policy, 5 * PAGE, kv_memory=f"{6 * PAGE_BYTES / 1e3}KB")
+
+    async def scenario():
+        idle, long, large = (engine.open([n] * PAGE) for n in (3, 4, 5))
+        await idle.generate([], Sampling(2, seed=1))  # two pages
+        busy = asyncio.create_task(long.generate([], Sampling(2 * PAGE, seed=2)))  # three pages
+        while not engine._sampled:
+            await asyncio.sleep(0.001)
+        waits = asyncio.create_task(large.generate([], Sampling(3 * PAGE, seed=3)))  # four
+        while not engine._waiting and not busy.done():
+            await asyncio.sleep(0.001)
+        kept = idle.covered
+        await asyncio.gather(busy, waits)
+        return kept
+
+    assert run(scenario()) == PAGE + 1
 
 
 def test_forks_do_not_write_to_what_they_share(tiny_policy):

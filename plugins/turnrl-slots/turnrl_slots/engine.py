@@ -22,6 +22,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NoReturn, final
 
 import numpy as np
@@ -104,7 +105,6 @@ class _Session(Session):
         self.ids = ids
         self.table: list[int] = []
         self.covered = 0
-        self.epoch = engine._epoch
 
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
         self._check()
@@ -151,8 +151,8 @@ class Slots(Engine):
         slots: The most turns sampled at once.
         prefill_tokens: The most tokens read in one forward pass, those being sampled left out.
         kv_memory: The most memory for keys and values: a size such as `4GB`; `auto` is a quarter of
-            the machine's memory, or most of what is free on a GPU once the weights are loaded. It
-            is given back between collections.
+            the machine's memory (or a container's, and each process has its part), or most of what
+            is free on a GPU once the weights are loaded. It is given back between collections.
         decode_weights: What a policy with an adapter is sampled with: `adapter`, base and adapter
             one after the other, as in learning; `merged`, their sum as dense weights, in bfloat16
             on a GPU and float32 on a CPU. A step then reads more memory and computes far less
@@ -184,8 +184,6 @@ class Slots(Engine):
                 "both must be at least 1"
             )
         self._version = 0
-        self._epoch = 0
-        """Counts how often all pages were given up."""
         self._active: list[_Request] = []
         self._inbox: list[_Request] = []
         self._waiting: list[_Request] = []
@@ -194,6 +192,7 @@ class Slots(Engine):
         self._closing: dict[str, frozenset[int]] = {}
         self._was_training: bool | None = None
         self._stopping = False
+        self._closing_down = False
         self._lock = threading.Lock()
         """Guards pages, their holders and their tables, against the event loop's `fork` and
         `close` while a pass is computed."""
@@ -212,6 +211,7 @@ class Slots(Engine):
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. The policy is used in eval mode, whatever mode it is in."""
         self._policy = policy
+        self._closing_down = False
         self._network = policy.load()
         self._device = next(self._network.parameters()).device
         if self.decode_weights == "merged" and not adapted(self._network):
@@ -326,8 +326,11 @@ class Slots(Engine):
             self._forget()
 
     def close(self) -> None:
-        """See `Engine.close`."""
+        """See `Engine.close`. If a pass is under way, the rest waits until it is over."""
         self._version = -1
+        if self._server is not None and not self._server.done():
+            self._closing_down = self._stopping = True
+            return
         self._leave_mode()
         with self._lock:
             self._forget()
@@ -481,6 +484,8 @@ class Slots(Engine):
             if not request.future.done():
                 request.future.set_exception(told)
         self._inbox, self._waiting, self._active = [], [], []
+        if self._closing_down:
+            self._leave_mode()
         with self._lock:
             self._forget()
 
@@ -490,6 +495,8 @@ class Slots(Engine):
         been asked for. Returns the turns that ended."""
         self._waiting = sorted([*self._waiting, *arrived], key=lambda r: r.order)
         while True:
+            if self._closing_down:
+                raise RuntimeError("the engine was closed while turns were being sampled")
             with self._lock:
                 self._drop_cancelled()
                 copies: list[tuple[int, int]] = []
@@ -506,12 +513,12 @@ class Slots(Engine):
 
     def _drop_cancelled(self) -> None:
         self._waiting = [r for r in self._waiting if not r.future.cancelled()]
-        if any(r.future.cancelled() for r in self._active):
-            for request in self._active:
-                if request.future.cancelled():
-                    self._sampled.discard(request.session)
-                    self._give_up(request.session)
-            self._active = [r for r in self._active if not r.future.cancelled()]
+        # asked once: the event loop may cancel one at any moment
+        if gone := {r for r in self._active if r.future.cancelled()}:
+            for request in gone:
+                self._sampled.discard(request.session)
+                self._give_up(request.session)
+            self._active = [r for r in self._active if r not in gone]
             self._plan = None
 
     def _admit(self, copies: list[tuple[int, int]]) -> list[_Request]:
@@ -565,18 +572,21 @@ class Slots(Engine):
 
     def _make_room(self, request: _Request) -> bool:
         """See that pages are there for a turn. Those that will go on last give up theirs first."""
-        waiting = None
-        while self._needed(request) > self._pool.available:
-            if waiting is None:
-                waiting = {r.session: r.order for r in self._waiting}
-            idle = (
-                s
-                for s in self._holders
-                if s not in self._sampled and waiting.get(s, request.order + 1) > request.order
-            )
-            victim = max(idle, key=lambda s: (s not in waiting, s.order), default=None)
-            if victim is None:
-                return False
+        missing = self._needed(request) - self._pool.available
+        if missing <= 0:
+            return True
+        waiting = {r.session: r.order for r in self._waiting}
+        idle = [
+            s
+            for s in self._holders
+            if s not in self._sampled and waiting.get(s, request.order + 1) > request.order
+        ]
+        idle.sort(key=lambda s: (s not in waiting, s.order), reverse=True)
+        freed = self._pool.freed([s.table for s in idle])
+        enough = next((n for n, pages in enumerate(freed, 1) if pages >= missing), None)
+        if enough is None:
+            return False  # and nobody has to read again in vain
+        for victim in idle[:enough]:
             self._give_up(victim)
         return True
 
@@ -744,4 +754,9 @@ def _auto(device: torch.device, beside: int) -> int:
         return int(_SHARE_OF_GPU * max(torch.cuda.mem_get_info(device)[0] - beside, 0))
     if device.type != "cpu":
         raise RecipeError(f"model.engine.kv_memory is 'auto' on {device}; give a size, as '4GB'")
-    return int(_SHARE_OF_MACHINE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("memory.max", "memory/memory.limit_in_bytes"):  # a container's
+        with contextlib.suppress(OSError, ValueError):
+            memory = min(memory, int(Path("/sys/fs/cgroup", limit).read_text()))
+    processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    return int(_SHARE_OF_MACHINE * memory / processes)

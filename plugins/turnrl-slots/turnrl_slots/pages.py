@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -166,6 +167,15 @@ class Pool:
     def part(self, pages: Sequence[int]) -> float:
         """How many of the pages are one holder's, those that are shared in equal parts."""
         return sum(1 / self._holders[page] for page in pages)
+
+    def freed(self, tables: Sequence[Sequence[int]]) -> Iterator[int]:
+        """How many pages are free once the first holder has let go, the first two, and so on."""
+        gone: Counter[int] = Counter()
+        free = 0
+        for table in tables:
+            gone.update(table)
+            free += sum(gone[page] == self._holders[page] for page in table)
+            yield free
 
     def shared(self, page: int) -> bool:
         """Whether it has several holders."""

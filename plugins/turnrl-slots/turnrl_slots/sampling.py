@@ -22,7 +22,8 @@ def draw(
         logits: (R, V), in float32.
         samplings: How each row is sampled. Greedy ones have log-probabilities of temperature 1.
         uniforms: R numbers in (0, 1].
-        forced: R tokens to take instead; None for a draw.
+        forced: R tokens to take instead; None for a draw. Their log-probabilities are those of the
+            whole distribution.
     Returns:
         (R,) and (R,).
     """
@@ -33,8 +34,13 @@ def draw(
         log_p = torch.log_softmax(logits / by[:, None], dim=-1)
     else:
         log_p = torch.log_softmax(logits, dim=-1)
+    whole = log_p
     if cut := [i for i, s in enumerate(samplings) if s.truncated]:
-        log_p[cut] = truncated(log_p[cut], [samplings[i] for i in cut])
+        log_p = log_p.index_copy(
+            0,
+            torch.tensor(cut, device=log_p.device),
+            truncated(log_p[cut], [samplings[i] for i in cut]),
+        )
     if max(temperatures) == 0:
         tokens = logits.argmax(-1)
     else:
@@ -46,6 +52,7 @@ def draw(
             tokens = torch.where(greedy, logits.argmax(-1), tokens)
     if taken := [i for i, token in enumerate(forced) if token is not None]:
         tokens[taken] = torch.tensor([forced[i] for i in taken], device=tokens.device)
+        log_p = log_p.index_copy(0, torch.tensor(taken, device=log_p.device), whole[taken])
     return tokens, log_p.gather(-1, tokens[:, None])[:, 0]
 
 
