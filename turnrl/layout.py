@@ -20,6 +20,7 @@ whose code takes no attention but its own.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -32,9 +33,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from turnrl.types import Row
 
-try:  # where this torch was built with it
+try:  # where this torch was built with it, and with all that is asked of it here
     from torch.nn.attention.varlen import varlen_attn
-except ImportError:
+
+    inspect.signature(varlen_attn).bind(
+        *[None] * 7, scale=None, window_size=(-1, 0), enable_gqa=True
+    )
+except (ImportError, TypeError):
     varlen_attn = None  # type: ignore[assignment]
 
 _WASTE, _CALL = 1.03, 2**14
