@@ -332,7 +332,7 @@ def test_collections_with_slow_tools_are_timed_and_sample_the_same():
 
 @quiet
 def test_a_collection_has_as_many_trajectories_as_were_asked_for():
-    found = world.scale(8, 4, 1, {"slots": 4, "an option that Slots has not": 1})
+    found = world.scale(8, 4, 1, {"slots": 4})
     assert found["trajectories"] == 8
     assert found["sampled"] >= 8
 

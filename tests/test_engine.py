@@ -326,7 +326,7 @@ PAGE_BYTES = 2 * 2 * 2 * 16 * 4 * PAGE
 """Of the tiny model: 2 layers, keys and values, 2 heads of 16 numbers of 4 bytes."""
 
 
-@pytest.mark.parametrize("text", ["4", "4 TB", "-1GB", "all", "0GB", ""])
+@pytest.mark.parametrize("text", ["4", "4 PB", "4G", "-1GB", "all", "0GB", ""])
 def test_a_memory_that_is_no_size_is_refused(text):
     with pytest.raises(RecipeError, match=r"kv_memory is '.*'; give 'auto', or a size"):
         Slots(kv_memory=text)

@@ -80,7 +80,13 @@ def add_bench_command(commands: Any) -> None:
     one.add_argument(
         "--url", help="of a server that serves the Atlas starter; without one Slots is alone"
     )
-    one = kind("learn", "learning with prompts computed once, beside rows padded", _learn, 3, 1)
+    one = kind(
+        "learn",
+        "learning with prompts computed once, beside rows padded (8 GB, some minutes)",
+        _learn,
+        3,
+        1,
+    )
     sizes(one, 8, 8, 281, 72)
     steps(one, 3)
     one = kind("tools", "what lockstep costs while tools take their time", _tools, 2, 1)
@@ -135,6 +141,8 @@ def _time(text: str) -> float:
 def _run(args: argparse.Namespace) -> int:
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise RecipeError(f"--json is {str(args.json)!r}, in a folder that is not there. Make it.")
+    if args.json is not None and args.json.is_dir():
+        raise RecipeError(f"--json is {str(args.json)!r}, a folder. Name a file in it.")
     report, code = args.measurement(args)
     print(report.show(args.markdown), flush=True)
     if args.json is not None:
@@ -318,10 +326,9 @@ def _learn(args: argparse.Namespace) -> tuple[Report, int]:
         seconds,
         typical,
     )
-    from turnrl_bench.ours import lacks_sharing
     from turnrl_bench.task import Shape, make
 
-    shape, lacking = _shape(args), lacks_sharing()
+    shape = _shape(args)
     report = Report(
         f"Learning: {args.prompts} prompts x {args.group_size} trajectories, {args.prompt_tokens} "
         f"+ {args.tokens} tokens,\none epoch, by {_plural(args.threads, 'thread')}"
@@ -329,9 +336,6 @@ def _learn(args: argparse.Namespace) -> tuple[Report, int]:
     function = "turnrl_bench.ours:iterations"
     options: dict[str, dict[str, Any]] = {"prompts once": {"share_prefixes": True}}
     options["rows padded"] = {"share_prefixes": False}
-    if lacking:
-        options = {"as it is": {}}
-        report.notes.append(f"Prefix-shared learning was not measured: {lacking}.")
     with _folder() as folder:
         make(folder / "model", shape)
         settings = {"folder": str(folder / "model"), "samples": False, "warm_up": 1}
@@ -351,9 +355,8 @@ def _learn(args: argparse.Namespace) -> tuple[Report, int]:
              megabytes(peaks[name]))
             for name, b in found.items()
         ]  # fmt: skip
-        if not lacking:
-            shared, padded = (seconds(found[name], "learning") for name in options)
-            rows.append(("ratio", str(ratio(padded, shared)), "", ""))
+        shared, padded = (seconds(found[name], "learning") for name in options)
+        rows.append(("ratio", str(ratio(padded, shared)), "", ""))
         report.tables.append(Table(("", "wall", "CPU", "peak memory"), tuple(rows)))
         report.raw = {"blocks": found, "peaks": dict(peaks)}
 
@@ -432,9 +435,6 @@ def _tools(args: argparse.Namespace) -> tuple[Report, int]:
 
 
 def _scale(args: argparse.Namespace) -> tuple[Report, int]:
-    import inspect
-
-    from turnrl import installed
     from turnrl_bench.measure import (
         MEMORY,
         NONE,
@@ -446,17 +446,16 @@ def _scale(args: argparse.Namespace) -> tuple[Report, int]:
         megabytes,
         typical,
     )
+    from turnrl_bench.ours import engine_of
 
     budget = {"kv_memory": args.kv_memory}
-    known = "kv_memory" in inspect.signature(installed("turnrl_engines")["Slots"]).parameters
+    engine_of(**budget)  # a size that is none is told at once
     report = Report(
         f"Collections of the quickstart's trajectories, {args.group_size} of a question, "
         f"by {_plural(args.threads, 'thread')},\n"
-        + (f"keys and values within {args.kv_memory}" if known else "without a budget of memory")
+        f"keys and values within {args.kv_memory}"
     )
-    if not known:
-        report.notes.append("This turnrl's Slots has no kv_memory: its memory has no bound.")
-    settings = {"group": args.group_size, "rounds": 1, "engine": budget if known else {}}
+    settings = {"group": args.group_size, "rounds": 1, "engine": budget}
     for n in args.trajectories:
         if n % args.group_size:
             what = f"--trajectories has {n}, which groups of {args.group_size} do not divide."

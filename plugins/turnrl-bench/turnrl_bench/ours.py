@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Sequence
 from typing import Any, cast, final
 
@@ -129,15 +128,8 @@ def save_gradient(parameters: Any, file: str) -> None:
     torch.save({n: p.grad.clone() for n, p in parameters if p.grad is not None}, file)
 
 
-def lacks_sharing() -> str | None:
-    """Why prefix-shared learning cannot be measured, if so."""
-    if "share_prefixes" in inspect.signature(Policy).parameters:
-        return None
-    return "this turnrl has no policy.share_prefixes: there is one way of learning only"
-
-
 def engine_of(name: str = "Slots", **options: Any) -> Engine:
-    """An installed engine, with those of the options that it knows.
+    """An installed engine.
 
     Raises:
         RecipeError: If it is not installed.
@@ -145,8 +137,7 @@ def engine_of(name: str = "Slots", **options: Any) -> Engine:
     known = installed("turnrl_engines")
     if name not in known:
         raise RecipeError(f"the engine {name} is not installed, and is what is to be measured.")
-    takes = inspect.signature(known[name]).parameters
-    return cast(Engine, known[name](**{k: v for k, v in options.items() if k in takes}))
+    return cast(Engine, known[name](**options))
 
 
 def iterations(

@@ -22,7 +22,8 @@ from turnrl import RecipeError
 PAGE = 32
 """Tokens to a page. The smaller, the less is left empty; the larger, the faster it is gathered."""
 
-_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 _Key = tuple[int, tuple[int, ...]]
 
@@ -38,11 +39,11 @@ def parse_memory(text: str) -> int | None:
     """
     if text == "auto":
         return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)\s*", str(text), re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", str(text), re.IGNORECASE)
     if found is None or not (size := int(float(found[1]) * _UNITS[found[2].upper()])):
         raise RecipeError(
-            f"model.engine.kv_memory is {text!r}; give 'auto', or a size with its unit, such as "
-            "'4GB' or '512MiB'"
+            f"model.engine.kv_memory is {text!r}; give 'auto', or a size with its unit (KB, MB, GB, TB "
+            "or KiB ... TiB), such as '4GB' or '512MiB'"
         )
     return size
 
