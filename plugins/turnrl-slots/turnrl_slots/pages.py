@@ -42,8 +42,8 @@ def parse_memory(text: str) -> int | None:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", str(text), re.IGNORECASE)
     if found is None or not (size := int(float(found[1]) * _UNITS[found[2].upper()])):
         raise RecipeError(
-            f"model.engine.kv_memory is {text!r}; give 'auto', or a size with its unit (KB, MB, GB, TB "
-            "or KiB ... TiB), such as '4GB' or '512MiB'"
+            f"model.engine.kv_memory is {text!r}; give 'auto', or a size with its unit, such as "
+            "'4GB' or '512MiB' (KB to TB, KiB to TiB)"
         )
     return size
 
