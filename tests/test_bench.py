@@ -312,6 +312,7 @@ def test_a_block_that_fails_says_why_in_a_sentence(capsys):
 # ------------------------------------------------------------------------------------ commands
 
 
+@pytest.mark.slow
 def test_an_engine_is_measured_alone(capsys):
     small = ["--blocks", "1", "--steps", "1", "--prompts", "2", "--group-size", "2"]
     sizes = ["--prompt-tokens", "12", "--tokens", "5", "--threads", "1"]
@@ -323,6 +324,7 @@ def test_an_engine_is_measured_alone(capsys):
 
 
 @quiet
+@pytest.mark.slow
 def test_collections_with_slow_tools_are_timed_and_sample_the_same():
     delays = [["0 ms", 0, False], ["30 ms", 30, True]]
     found = [world.tools(delays, lockstep, 2, 2, 1) for lockstep in (True, False)]
@@ -338,6 +340,7 @@ def test_a_collection_has_as_many_trajectories_as_were_asked_for():
 
 
 @quiet
+@pytest.mark.slow
 def test_the_script_for_a_gpu_runs_without_one(tmp_path):
     found = gpu.measure(str(tmp_path), tiny=True)
     # 4 trajectories of 40 and 8 tokens

@@ -131,7 +131,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "pip install . &&": Runs((FINISHED,), (LAST,), clone=True, slow=True),
         "metrics.csv            val/": Lists("runs/quickstart/version_0"),
         "OutcomeOnly": Runs((FINISHED,), slow=True),
-        "--trainer.devices 2": Runs(("MEMBER: 2/2", FINISHED)),
+        "--trainer.devices 2": Runs(("MEMBER: 2/2", FINISHED), slow=True),
         "max_epochs 50 --ckpt_path": Runs(("max_epochs 2 -> 50", "iteration   3/50"), slow=True),
         "turnrl eval": Runs(("8 questions, greedy", "val/exact_match", "every trajectory in")),
         "turnrl credit-check": Runs(("TurnLevel(leave_one_out, none)          0.000",)),

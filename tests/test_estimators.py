@@ -750,6 +750,7 @@ def test_as_json_it_is_an_object_a_line(capsys):
     assert rows["PerTurnIndex"]["bias"] > 0.5
 
 
+@pytest.mark.slow
 def test_a_recipes_policy_plays_and_its_turns_are_judged(recipe, capsys):
     told = said(capsys, "recipe.yaml", "--questions", "3")
     assert max(map(len, told.splitlines())) <= 80

@@ -550,7 +550,7 @@ def test_plugins_that_are_not_there_by_the_environment():
     code, told = shell("TURNRL_LOAD_PLUGINS='*, slots, two_turn' turnrl plugins")
     assert code == 2
     assert "TURNRL_LOAD_PLUGINS asks for *, two_turn, which no" in told
-    assert "Installed: atlas, completion," in told
+    assert "Installed: atlas, bench, completion," in told
 
 
 def test_a_place_for_runs_that_cannot_be_written(recipe, capsys):

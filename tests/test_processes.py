@@ -110,6 +110,7 @@ def shares_at_most_one(run):
     return len(found) > 10 and max(found) <= 1
 
 
+@pytest.mark.slow
 def test_two_processes_finish_with_a_bar_by_the_command_line(tiny_model, tmp_path):
     recipe(tiny_model, tmp_path / "bar.yaml")
     options = ("--trainer.devices", 2, "--trainer.strategy", "ddp")
