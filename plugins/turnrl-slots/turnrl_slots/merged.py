@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 def adapted(network: nn.Module) -> list[Any]:
     """The linear layers of a network that have an adapter (LoRA), 4-bit ones included."""
-    try:
-        from peft.tuners.lora import LoraLayer
-    except ImportError:
-        return []
+    if not hasattr(network, "peft_config"):
+        return []  # importing peft would bring in much, a second SGD included
+    from peft.tuners.lora import LoraLayer
+
     return [
         layer
         for layer in network.modules()
