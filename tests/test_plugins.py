@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import importlib
 import json
 import re
@@ -368,6 +369,9 @@ def examples(monkeypatch):
     yield space
     for name in [name for name in sys.modules if name.split(".")[0] == "turnrl_example"]:
         del sys.modules[name]
+    # their classes too: a message of another test lists the subclasses that there are
+    space.clear()
+    gc.collect()
 
 
 def test_the_examples_in_the_docs_run(examples):
