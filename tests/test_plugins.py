@@ -415,6 +415,7 @@ def test_the_engine_of_the_docs_samples_several_turns_at_once_as_it_does_each_al
     examples, tiny_policy
 ):
     engine, samplings = examples["ExampleEngine"](), [turnrl.Sampling(n, seed=n) for n in (3, 9, 5)]
+    tiny_policy.network.train()  # whatever mode the tests before have left it in
     engine.start(tiny_policy, 64)
 
     async def work():
