@@ -4,6 +4,7 @@ sum up to; and the command that prints both."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -26,6 +27,7 @@ from turnrl_estimators import (
     PerTurnIndex,
     Tree,
     TurnCritic,
+    toy,
 )
 from turnrl_estimators.rollouts import signals
 from turnrl_estimators.toy import Skipped, Toy, check, figures
@@ -728,6 +730,17 @@ def test_signal_of_tokens_is_that_of_the_mean_of_a_turns_tokens():
 
 
 # ------------------------------------------------------------------ the command
+
+
+@functools.cache
+def figures_of(classes):
+    return check(dict(classes))
+
+
+@pytest.fixture(autouse=True)
+def table_is_computed_once(monkeypatch):
+    """Every group of every estimator takes seconds, and four commands below print the same."""
+    monkeypatch.setattr(toy, "check", lambda classes: figures_of(tuple(classes.items())))
 
 
 def said(capsys, *arguments):

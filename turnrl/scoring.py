@@ -144,7 +144,8 @@ def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
     what = f"{type(estimator).__name__} on a group of {size} with {turns} turns"
     with blaming(PluginError, what, "Mend the estimator."):
         credit = estimator(group)
-        finite = all(bool(part.isfinite().all()) for part in credit)
+        parts = [credit] if isinstance(credit, Tensor) else credit
+        finite = all(bool(part.isfinite().all()) for part in parts)
         shape = [tuple(part.shape) for part in credit]
     wanted = [(turns,)] * size
     if not isinstance(credit, Tensor):
