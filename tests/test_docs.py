@@ -134,7 +134,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--trainer.devices 2": Runs(("MEMBER: 2/2", FINISHED), slow=True),
         "max_epochs 50 --ckpt_path": Runs(("max_epochs 2 -> 50", "iteration   3/50"), slow=True),
         "turnrl eval": Runs(("8 questions, greedy", "val/exact_match", "every trajectory in")),
-        "turnrl credit-check": Runs(("TurnLevel(leave_one_out, none)          0.000",)),
+        "turnrl credit-check": Elsewhere(
+            "test_estimators.test_the_table_has_every_installed_estimator_within_80_columns"
+        ),
         "turnrl plugins": Runs(("two-turn  (turnrl", "WikiSearch")),
         "plugin new weather": Runs(("Next:",), ("turnrl-weather/recipe.yaml",)),
         "turnrl index search": Runs(("Utrecht is a city",)),
