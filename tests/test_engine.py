@@ -410,7 +410,7 @@ def test_pages_come_back_when_a_turn_is_cancelled_or_its_session_closed_meanwhil
     async def scenario():
         session, other = engine.open(PROMPTS[0]), engine.open(PROMPTS[1])
         turn = asyncio.create_task(session.generate([], Sampling(40, seed=1)))
-        while not engine._sampled:
+        while not engine._scheduler._sampled:
             await asyncio.sleep(0.001)
         if how == "cancelled":
             turn.cancel()
@@ -420,7 +420,7 @@ def test_pages_come_back_when_a_turn_is_cancelled_or_its_session_closed_meanwhil
         await other.generate([], Sampling(3, seed=1))
         other.close()
         assert not engine._pool._holders
-        assert not engine._holders
+        assert not engine._scheduler._holders
         await engine.drain()
 
     run(scenario())
@@ -434,7 +434,7 @@ def test_an_engine_that_is_closed_while_it_samples_says_so_and_leaves_the_mode(t
         turns = [
             asyncio.create_task(engine.open(p).generate([], Sampling(200, seed=1))) for p in PROMPTS
         ]
-        while not engine._sampled:
+        while not engine._scheduler._sampled:
             await asyncio.sleep(0.001)
         engine.close()
         for found in await asyncio.gather(*turns, return_exceptions=True):
@@ -456,12 +456,12 @@ def test_nobody_is_to_read_again_for_a_turn_that_still_does_not_fit(tiny_policy)
         idle, long, large = (engine.open([n] * PAGE) for n in (3, 4, 5))
         await idle.generate([], Sampling(2, seed=1))  # two pages
         busy = asyncio.create_task(long.generate([], Sampling(2 * PAGE, seed=2)))  # three pages
-        while not engine._sampled:
+        while not engine._scheduler._sampled:
             await asyncio.sleep(0.001)
         waits = asyncio.create_task(large.generate([], Sampling(3 * PAGE, seed=3)))  # four
-        while not engine._waiting and not busy.done():
+        while not engine._scheduler.waiting and not busy.done():
             await asyncio.sleep(0.001)
-        kept = idle.covered
+        kept = idle._history.covered
         await asyncio.gather(busy, waits)
         return kept
 

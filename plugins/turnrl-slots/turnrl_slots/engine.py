@@ -18,10 +18,8 @@ import asyncio
 import contextlib
 import itertools
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NoReturn, final
 
@@ -34,8 +32,9 @@ from turnrl_slots.attention import Feed, Plan
 from turnrl_slots.decode import Decoder, Graphs
 from turnrl_slots.kernel import Reading, Tables, find_way
 from turnrl_slots.merged import Merged, adapted, merged_bytes
-from turnrl_slots.pages import PAGE, Pool, Shapes, parse_memory
+from turnrl_slots.pages import PAGE, Pool, Shapes, pages_of, parse_memory
 from turnrl_slots.sampling import draw
+from turnrl_slots.scheduler import History, Request, Scheduler
 
 _SHARE_OF_MACHINE = 0.25
 """Of the memory of a machine without a GPU, for `kv_memory: auto`. Not of what is free: batches,
@@ -43,10 +42,6 @@ and so last digits, may depend on it."""
 
 _SHARE_OF_GPU = 0.7
 """Of a GPU's memory that is free once the weights are loaded."""
-
-_LIKELY = 0.9
-"""Of the sessions that fit by what others needed, how many are said to; if they come to need more,
-some are read again."""
 
 _CPU_TOKENS = 512
 """What a CPU reads at once: with more, activations leave its cache, and a token of a small model
@@ -71,40 +66,14 @@ def _threads(one: bool) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def _pages(tokens: int) -> int:
-    return -(-tokens // PAGE)
-
-
-@dataclass(eq=False)
-class _Request:
-    """A turn: asked for, and later sampled."""
-
-    order: int
-    session: _Session
-    ids: tuple[int, ...]
-    """The history, with what is new in this turn."""
-    sampling: Sampling
-    future: asyncio.Future[Completion]
-    uniforms: list[float]
-    closers: frozenset[int] | None
-    """Tokens that may complete a stop string; None if any may."""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-
 class _Session(Session):
-    """Its pages cover the first `covered` tokens: after a turn all but the last, before the first,
-    or when they had to be given up, none."""
+    """One history, sampled by the engine."""
 
-    def __init__(self, engine: Slots, ids: tuple[int, ...]) -> None:
+    def __init__(self, engine: Slots, history: History) -> None:
         self._engine = engine
-        self.order = next(engine._orders)
+        self._history = history
         self._version = engine._version
         self._busy = False
-        self.closed = False
-        self.ids = ids
-        self.table: list[int] = []
-        self.covered = 0
 
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
         self._check()
@@ -114,7 +83,8 @@ class _Session(Session):
             )
         self._busy = True
         try:
-            return await self._engine._submit(self, (*self.ids, *new_ids), sampling)
+            ids = (*self._history.ids, *new_ids)
+            return await self._engine._submit(self._history, ids, sampling)
         except BaseException:
             self.close()  # what was sampled of the turn is lost, so the history has a hole
             raise
@@ -122,7 +92,7 @@ class _Session(Session):
             self._busy = False
 
     def _check(self) -> None:
-        if self.closed or self._busy:
+        if self._history.closed or self._busy:
             raise RuntimeError(
                 "a session generates one turn at a time, and none after close() or a turn that "
                 "was cancelled"
@@ -132,11 +102,10 @@ class _Session(Session):
 
     def fork(self) -> _Session:
         self._check()
-        return self._engine._fork(self)
+        return self._engine._fork(self._history)
 
     def close(self) -> None:
-        self.closed = True
-        self._engine._let_go(self)
+        self._engine._scheduler.let_go(self._history)
 
 
 @final
@@ -184,27 +153,16 @@ class Slots(Engine):
                 "both must be at least 1"
             )
         self._version = 0
-        self._active: list[_Request] = []
-        self._inbox: list[_Request] = []
-        self._waiting: list[_Request] = []
+        self._inbox: list[Request] = []
         self._orders = itertools.count()
         self._server: asyncio.Task[None] | None = None
         self._closing: dict[str, frozenset[int]] = {}
         self._was_training: bool | None = None
         self._stopping = False
         self._closing_down = False
-        self._lock = threading.Lock()
-        """Guards pages, their holders and their tables, against the event loop's `fork` and
-        `close` while a pass is computed."""
-        self._holders: dict[_Session, None] = {}
-        """Sessions that hold pages."""
-        self._sampled: set[_Session] = set()
-        """Those of them whose turn is being sampled."""
+        self._planned: list[Request] = []
         self._plan: Plan | Tables | None = None
-        self._least = 0
-        """How many sessions fit if each has `max_tokens` of its own."""
-        self._ended = (0, 0.0)
-        """Sessions of this collection that have ended, and pages that they held."""
+        """Of the rows of the last pass: how they are read."""
         self._merged: Merged | None = None
         self._decoder: Decoder | None = None
 
@@ -227,7 +185,8 @@ class Slots(Engine):
         self._policy_is_small = self._device.type == "cpu" and weights < _SMALL
         self._evaluate()
         try:
-            self._pool = self._set_aside(max_tokens)
+            self._pool, least = self._set_aside(max_tokens)
+            self._scheduler = Scheduler(self._pool, self.slots, self.prefill_tokens, least)
             self._decoder = self._stepping() if self._pool.kernel else None
             with self._weights():  # room for merged ones is missing now or never
                 self._probe(max_tokens)
@@ -235,8 +194,13 @@ class Slots(Engine):
             self._forget()
             self._leave_mode()
 
-    def _set_aside(self, tokens: int) -> Pool:
-        """The pool that the budget allows, and what it can hold."""
+    @property
+    def capacity(self) -> int | None:  # type: ignore[override]
+        """See `Engine.capacity`. It grows with what sessions turn out to need."""
+        return self._scheduler.capacity if hasattr(self, "_scheduler") else None
+
+    def _set_aside(self, tokens: int) -> tuple[Pool, int]:
+        """The pool that the budget allows, and how many sessions of so many tokens it holds."""
         shapes = Shapes()
         with torch.inference_mode():
             ids = torch.zeros(1, 2, dtype=torch.long, device=self._device)
@@ -254,7 +218,7 @@ class Slots(Engine):
             beside = self.decode_weights == "merged"
             budget = _auto(self._device, beside * merged_bytes(self._network, self._device))
         way = find_way(shapes, self._device)
-        count, needed = budget // shapes.page_bytes - (way is not None), _pages(tokens)
+        count, needed = budget // shapes.page_bytes - (way is not None), pages_of(tokens)
         if count < needed:
             raise RecipeError(
                 f"model.engine.kv_memory is {self.kv_memory!r}: room for {count * PAGE} tokens of "
@@ -262,8 +226,7 @@ class Slots(Engine):
                 f"= {tokens} takes {needed * shapes.page_bytes / 1e6:.1f} MB. Raise the one, or "
                 "lower the other."
             )
-        self._least = self.capacity = count // needed
-        return Pool(count, shapes, self._device, way)
+        return Pool(count, shapes, self._device, way), count // needed
 
     def _stepping(self) -> Decoder:
         """What computes passes of rows alone, where a kernel attends."""
@@ -286,7 +249,7 @@ class Slots(Engine):
         vocabulary = self._network.config.get_text_config().vocab_size
         ids = tuple((7919 * i + 104_729) % vocabulary for i in range(max(tokens, 2)))
         half = len(ids) // 2
-        table = [self._pool.take() for _ in range(_pages(len(ids)))]
+        table = [self._pool.take() for _ in range(pages_of(len(ids)))]
         try:
             rows, none = self._plan_of([]), np.zeros(0, np.int64)
             for feed in (Feed(table, 0, ids[:half]), Feed(table, half, ids[half:])):
@@ -319,11 +282,10 @@ class Slots(Engine):
     def sync(self, version: int) -> None:
         """See `Engine.sync`. The weights are the policy's own, so there is nothing to copy; what
         was read with older ones is forgotten."""
-        if self._active or self._waiting or self._inbox:
+        if self._inbox or self._scheduler.active or self._scheduler.waiting:
             raise RuntimeError("turns are being sampled: drain() comes before sync()")
         self._version = version
-        with self._lock:
-            self._forget()
+        self._forget()
 
     def close(self) -> None:
         """See `Engine.close`. If a pass is under way, the rest waits until it is over."""
@@ -332,47 +294,16 @@ class Slots(Engine):
             self._closing_down = self._stopping = True
             return
         self._leave_mode()
-        with self._lock:
-            self._forget()
+        self._forget()
 
     def open(self, prompt_ids: Sequence[int]) -> _Session:
         """See `Engine.open`."""
         if not prompt_ids:
             raise ValueError("a prompt has at least one token")
-        return _Session(self, tuple(prompt_ids))
+        return _Session(self, History(next(self._orders), tuple(prompt_ids)))
 
-    def _fork(self, session: _Session) -> _Session:
-        copy = _Session(self, session.ids)
-        with self._lock:
-            if session in self._holders:
-                copy.table, copy.covered = list(session.table), session.covered
-                for page in copy.table:
-                    self._pool.hold(page)
-                self._holders[copy] = None
-        return copy
-
-    def _let_go(self, session: _Session) -> None:
-        """The session is closed. If a pass is writing to its pages, they are given back after."""
-        with self._lock:
-            if session not in self._sampled:
-                if session.table:
-                    self._estimate(session)
-                self._give_up(session)
-
-    def _estimate(self, ended: _Session) -> None:
-        """What the pages hold, by what sessions that have ended needed of them: less than they
-        might have, because they share beginnings and most end before `max_tokens`."""
-        count, pages = self._ended
-        self._ended = count + 1, pages + self._pool.part(ended.table)
-        likely = _LIKELY * self._pool.count * self._ended[0] / self._ended[1]
-        self.capacity = max(self._least, int(likely))
-
-    def _give_up(self, session: _Session) -> None:
-        """Take a session's pages from it; if it goes on, its history is read again."""
-        if session in self._holders:
-            del self._holders[session]
-            self._pool.release(session.table)
-        session.table, session.covered = [], 0
+    def _fork(self, history: History) -> _Session:
+        return _Session(self, self._scheduler.fork(history, next(self._orders)))
 
     @contextlib.contextmanager
     def _weights(self) -> Iterator[None]:
@@ -390,14 +321,9 @@ class Slots(Engine):
         if self._decoder is not None:
             self._decoder.forget()
         self._merged = None
-        for session in self._holders:
-            session.table, session.covered = [], 0
-        self._holders.clear()
-        self._sampled.clear()
-        self.capacity, self._ended = self._least, (0, 0.0)
-        self._plan = None
-        if hasattr(self, "_pool"):
-            self._pool.reset()
+        self._planned, self._plan = [], None
+        if hasattr(self, "_scheduler"):
+            self._scheduler.forget()
 
     def _evaluate(self) -> None:
         """Eval mode, until sampling is over: in train mode dropout would bite. It is switched once
@@ -412,10 +338,10 @@ class Slots(Engine):
             self._was_training = None
 
     async def _submit(
-        self, session: _Session, ids: tuple[int, ...], sampling: Sampling
+        self, history: History, ids: tuple[int, ...], sampling: Sampling
     ) -> Completion:
         loop = asyncio.get_running_loop()
-        if _pages(len(ids) + sampling.max_tokens - 1) > self._pool.count:
+        if pages_of(len(ids) + sampling.max_tokens - 1) > self._pool.count:
             raise ValueError(
                 f"a history of {len(ids)} tokens and a turn of {sampling.max_tokens} do not fit "
                 f"into model.engine.kv_memory = {self.kv_memory!r} ({self._pool.count * PAGE} "
@@ -425,9 +351,8 @@ class Slots(Engine):
         uniforms = 1 - np.random.Generator(np.random.Philox(sampling.seed)).random(
             sampling.max_tokens
         )
-        request = _Request(
-            session.order,
-            session,
+        request = Request(
+            history,
             ids,
             sampling,
             loop.create_future(),
@@ -445,8 +370,7 @@ class Slots(Engine):
             await asyncio.gather(self._server, return_exceptions=True)
         self._server = None
         self._leave_mode()
-        with self._lock:
-            self._forget()
+        self._forget()
 
     async def _serve(self) -> None:
         """Step until nobody waits. Passes run in a thread, so that tools go on meanwhile."""
@@ -460,7 +384,7 @@ class Slots(Engine):
             ) as thread,
         ):
             await asyncio.sleep(0)  # whoever asks in this tick is in the first batch
-            while self._inbox or self._waiting or self._active:
+            while self._inbox or self._scheduler.waiting or self._scheduler.active:
                 # the inbox belongs to the loop's thread, all else to the engine's
                 arrived, self._inbox = self._inbox, []
                 try:
@@ -477,176 +401,56 @@ class Slots(Engine):
                         request.future.set_result(completion)
                 await asyncio.sleep(0)
 
-    def _fail(self, error: BaseException, arrived: list[_Request]) -> None:
+    def _fail(self, error: BaseException, arrived: list[Request]) -> None:
         """Tell whoever waits. What pages hold is anybody's guess, so all are given up."""
         told = error if isinstance(error, Exception) else RuntimeError("sampling was interrupted")
-        for request in [*arrived, *self._inbox, *self._waiting, *self._active]:
+        begun = [*self._scheduler.waiting, *self._scheduler.active]
+        for request in [*arrived, *self._inbox, *begun]:
             if not request.future.done():
                 request.future.set_exception(told)
-        self._inbox, self._waiting, self._active = [], [], []
+        self._inbox = []
         if self._closing_down:
             self._leave_mode()
-        with self._lock:
-            self._forget()
+        self._forget()
 
     @torch.inference_mode()
-    def _advance(self, arrived: list[_Request]) -> list[tuple[_Request, Completion]]:
-        """Admit who fits, and sample one token of every turn, until some have ended or others have
-        been asked for. Returns the turns that ended."""
-        self._waiting = sorted([*self._waiting, *arrived], key=lambda r: r.order)
+    def _advance(self, arrived: list[Request]) -> list[tuple[Request, Completion]]:
+        """Sample a token of every turn that is begun, until some have ended or others have been
+        asked for. Returns the turns that ended."""
         while True:
             if self._closing_down:
                 raise RuntimeError("the engine was closed while turns were being sampled")
-            with self._lock:
-                self._drop_cancelled()
-                copies: list[tuple[int, int]] = []
-                admitted = self._admit(copies)
-            if not self._active and not admitted:
-                assert not self._waiting, "turns wait, and nothing is being sampled"
+            several = self._scheduler.begin(arrived)
+            arrived = []
+            if not self._scheduler.active:
                 return []
-            if copies:
-                self._pool.copy(copies)
             with self._weights():
-                finished = self._pass(admitted)
+                finished = self._pass(several)
             if finished or self._inbox or self._stopping:
                 return finished
 
-    def _drop_cancelled(self) -> None:
-        self._waiting = [r for r in self._waiting if not r.future.cancelled()]
-        # asked once: the event loop may cancel one at any moment
-        if gone := {r for r in self._active if r.future.cancelled()}:
-            for request in gone:
-                self._sampled.discard(request.session)
-                self._give_up(request.session)
-            self._active = [r for r in self._active if r not in gone]
-            self._plan = None
-
-    def _admit(self, copies: list[tuple[int, int]]) -> list[_Request]:
-        """The turns that are begun in the next pass, in order, as far as there are slots, pages and
-        room in the pass."""
-        admitted: list[_Request] = []
-        unread: set[int] = set()  # pages that this pass fills: who wants them waits for the next
-        tokens = 0
-        for request in self._waiting:
-            if len(self._active) + len(admitted) == self.slots:
-                break
-            session = request.session
-            if not self._look_up(session, request.ids, unread):
-                continue
-            tokens += len(request.ids) - session.covered
-            if admitted and tokens > self.prefill_tokens:
-                break
-            if not self._make_room(request):
-                break
-            self._set_up(request, unread, copies)
-            admitted.append(request)
-        if admitted:
-            begun = set(admitted)
-            self._waiting = [r for r in self._waiting if r not in begun]
-        return admitted
-
-    def _look_up(self, session: _Session, ids: tuple[int, ...], unread: set[int]) -> bool:
-        """Take over pages that others have read, of a history whose pages are full or none.
-        Whether the session need not wait for pages that are about to be read."""
-        pool, table = self._pool, session.table
-        last = len(ids) - 1  # one token at least is read by whoever samples the next
-        while session.covered == len(table) * PAGE:
-            rest = ids[session.covered : min(session.covered + PAGE, last)]
-            page = pool.find(table[-1] if table else None, rest) if rest else None
-            if page in unread:
-                return False
-            if page is None or len(rest) < PAGE:
-                break
-            pool.hold(page)
-            table.append(page)
-            session.covered += PAGE
-            self._holders[session] = None
-        return True
-
-    def _needed(self, request: _Request) -> int:
-        """Pages to be taken, so that the turn has all that it may come to need."""
-        session = request.session
-        most = _pages(len(request.ids) + request.sampling.max_tokens - 1)
-        partly = session.covered % PAGE and self._pool.shared(session.table[-1])
-        return most - len(session.table) + bool(partly)
-
-    def _make_room(self, request: _Request) -> bool:
-        """See that pages are there for a turn. Those that will go on last give up theirs first."""
-        missing = self._needed(request) - self._pool.available
-        if missing <= 0:
-            return True
-        waiting = {r.session: r.order for r in self._waiting}
-        idle = [
-            s
-            for s in self._holders
-            if s not in self._sampled and waiting.get(s, request.order + 1) > request.order
-        ]
-        idle.sort(key=lambda s: (s not in waiting, s.order), reverse=True)
-        freed = self._pool.freed([s.table for s in idle])
-        enough = next((n for n, pages in enumerate(freed, 1) if pages >= missing), None)
-        if enough is None:
-            return False  # and nobody has to read again in vain
-        for victim in idle[:enough]:
-            self._give_up(victim)
-        return True
-
-    def _set_up(self, request: _Request, unread: set[int], copies: list[tuple[int, int]]) -> None:
-        """Give a turn its pages, and say what will be in them."""
-        pool, session, ids = self._pool, request.session, request.ids
-        table, needed = session.table, self._needed(request)
-        self._holders[session] = None
-        self._sampled.add(session)
-        begins, last = session.covered, len(ids) - 1
-        if begins < len(table) * PAGE:  # its last page is partly filled
-            if pool.shared(table[-1]):
-                copies.append((table[-1], pool.take()))
-                pool.release(table[-1:])
-                table[-1] = copies[-1][1]
-                needed -= 1
-        else:
-            source = pool.find(table[-1] if table else None, ids[begins:last])
-            if begins < last and source is not None:  # the rest of what another has read
-                copies.append((source, pool.take()))
-                table.append(copies[-1][1])
-                session.covered = last
-                needed -= 1
-        table += [pool.take() for _ in range(needed)]
-        if session.covered == begins and begins % PAGE == 0:
-            for at in range(begins, last, PAGE):
-                n = at // PAGE
-                unread.add(table[n])
-                pool.know(table[n], table[n - 1] if n else None, ids[at : min(at + PAGE, last)])
-
-    def _pass(self, admitted: list[_Request]) -> list[tuple[_Request, Completion]]:
-        """One forward pass: a token of each turn, and what is to be read of those admitted."""
-        single = [r for r in admitted if r.session.covered == len(r.ids) - 1]
-        several = [r for r in admitted if r.session.covered < len(r.ids) - 1]
-        if self._plan is None or single:
-            self._active += single
-            self._plan = self._plan_of([r.session.table for r in self._active])
-            self._lengths = np.array(
-                [len(r.ids) + len(r.token_ids) - 1 for r in self._active], np.int64
-            )
-        tokens = [(r.token_ids or r.ids)[-1] for r in self._active]
+    def _pass(self, several: list[Request]) -> list[tuple[Request, Completion]]:
+        """One forward pass: a token of each turn. Those that have several to be read come last."""
+        active = self._scheduler.active
+        rows = active[: len(active) - len(several)]
+        if self._plan is None or rows != self._planned:
+            self._planned, self._plan = rows, self._plan_of([r.history.table for r in rows])
+        lengths = np.array([len(r.ids) + len(r.token_ids) - 1 for r in rows], np.int64)
+        tokens = [(r.token_ids or r.ids)[-1] for r in rows]
         *before, last = self._pieces(several)
         nobody, none = self._plan_of([]), np.zeros(0, np.int64)
         states = [self._forward(nobody, none, [], feeds) for feeds in before]
-        found = self._forward(self._plan, self._lengths, tokens, last)
-        # in the order of `_active`: rows, then those that were fed
-        states = [found[: len(tokens)], *states, found[len(tokens) :]] if before else [found]
-        if several:
-            self._active += several
-            self._plan = None
-        else:
-            self._lengths += 1
+        found = self._forward(self._plan, lengths, tokens, last)
+        # in the order of turns: rows, then those that were fed
+        states = [found[: len(rows)], *states, found[len(rows) :]] if before else [found]
         return self._sample(torch.cat(states))
 
-    def _pieces(self, requests: list[_Request]) -> list[list[Feed]]:
+    def _pieces(self, requests: list[Request]) -> list[list[Feed]]:
         """What is to be read, in portions of one forward pass each; one at least, perhaps empty."""
         pieces: list[list[Feed]] = [[]]
         room = self._piece_tokens
         for request in requests:
-            ids, start, table = request.ids, request.session.covered, request.session.table
+            ids, start, table = request.ids, request.history.covered, request.history.table
             while start < len(ids):
                 if pieces[-1] and len(ids) - start > room:
                     pieces.append([])
@@ -675,9 +479,9 @@ class Slots(Engine):
         wanted = torch.tensor([*range(len(tokens)), *ends], dtype=torch.long, device=self._device)
         return hidden[wanted]
 
-    def _sample(self, hidden: Tensor) -> list[tuple[_Request, Completion]]:
+    def _sample(self, hidden: Tensor) -> list[tuple[Request, Completion]]:
         """Draw one token in each turn; give those that end with it."""
-        requests = self._active
+        requests = self._scheduler.active
         uniforms = [r.uniforms[len(r.token_ids)] for r in requests]
         logits = self._policy.logits(hidden)
         forced = [
@@ -695,27 +499,10 @@ class Slots(Engine):
                 completion = Completion(tuple(request.token_ids), tuple(request.logprobs), reason)
                 finished.append((request, completion))
         if finished:
-            ended = {request for request, _ in finished}
-            self._active = [r for r in self._active if r not in ended]
-            self._plan = None
-            with self._lock:
-                for request in ended:
-                    self._end(request)
+            self._scheduler.end([request for request, _ in finished])
         return finished
 
-    def _end(self, request: _Request) -> None:
-        """The session keeps the pages of what it has read, which is all but the last token."""
-        session = request.session
-        self._sampled.discard(session)
-        session.ids = (*request.ids, *request.token_ids)
-        session.covered = len(session.ids) - 1
-        kept = _pages(session.covered)
-        self._pool.release(session.table[kept:])
-        del session.table[kept:]
-        if session.closed:
-            self._give_up(session)
-
-    def _ending(self, request: _Request, token: int) -> Literal["end", "stop", "length"] | None:
+    def _ending(self, request: Request, token: int) -> Literal["end", "stop", "length"] | None:
         sampling = request.sampling
         if token in sampling.end_ids:
             return "end"

@@ -31,6 +31,11 @@ Way = Literal["pages", "gathered"]
 """How a kernel is given pages: as they lie, with a table, or those of the table gathered."""
 
 
+def pages_of(tokens: int) -> int:
+    """How many pages so many tokens take."""
+    return -(-tokens // PAGE)
+
+
 def parse_memory(text: str) -> int | None:
     """Bytes of `4GB`, `512MiB` and the like; None for `auto`.
 
