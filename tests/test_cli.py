@@ -179,6 +179,17 @@ def test_trajectories_longer_than_the_models_positions_are_refused_before_it_is_
     assert "model.safetensors" in fails(capsys, [*arguments, "--model.rollout.max_tokens", "2048"])
 
 
+def test_an_engine_without_room_for_a_group_is_told(recipe, caplog):
+    command = ["fit", "recipe.yaml", "--trainer.max_epochs", "1", "--model.engine", "Slots"]
+    command += ["--model.rollout.max_tokens", "128"]
+    assert main([*command, "--model.engine.kv_memory", "100KB"]) == 0
+    told = "Slots has room for 1 of a group's 4 trajectories of rollout.max_tokens = 128"
+    assert told in caplog.text
+    caplog.clear()
+    assert main(command) == 0
+    assert "has room for" not in caplog.text
+
+
 def test_print_config_gives_a_recipe(recipe, capsys):
     assert main(["fit", "recipe.yaml", "--print_config"]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)

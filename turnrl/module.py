@@ -301,6 +301,14 @@ class MTGRPO(L.LightningModule):
         if not self._sampling:
             self.engine.start(self.policy, self.rollout.max_tokens)
             self._sampling = True
+            holds = self.engine.capacity
+            if holds is not None and holds < self.group_size:
+                rank_zero_info(
+                    f"{type(self.engine).__name__} has room for {holds} of a group's "
+                    f"{self.group_size} trajectories of rollout.max_tokens = "
+                    f"{self.rollout.max_tokens}, and sampling so few at a time is slow. Give it "
+                    "more memory (model.engine.kv_memory), or lower rollout.max_tokens."
+                )
         self.engine.sync(self._iteration_and_version[1])
         run = self._trainer
         shown = run is None or (run.is_global_zero and run.progress_bar_callback is not None)
