@@ -3,9 +3,8 @@
 A session is its token ids, and pages that hold the keys and values of all but the last of them.
 Forks share pages, and whoever begins with the same text does; nothing is copied but a page that
 two would write to. Every forward pass takes one token of each turn that is being sampled, and what
-is to be read of those that are admitted, in one packed row of tokens. The memory of pages has a
-bound: turns wait for room, and if it is held by sessions that are idle, these give up their pages
-and are read again when they go on.
+is to be read of those that are begun, in one packed row of tokens. The memory of pages has a bound,
+so turns wait for room; which is begun next, and in which pages, `scheduler` says.
 
 The model is the stock one, adapters and 4-bit layers included: its attention asks this engine's
 (`Attend`), which writes the new keys and values into pages and reads them there: what rows share
