@@ -433,7 +433,7 @@ def test_the_module_is_the_command():
     ("arguments", "told"),
     [
         (["trl"], "TRL is not installed"),
-        (["engine", "--url", "http://127.0.0.1:9"], "no server answers at --url"),
+        (["engine", "--url", "http://127.0.0.1:9"], "no vLLM server answers at --url"),
         (["engine", "--url", "nonsense"], "begins with http://"),
         (["learn", "--tokens", "10"], "tokens or more in all"),
         (["scale", "--trajectories", "20"], "20, which groups of 16 do not divide"),

@@ -152,8 +152,8 @@ def served_model(url: str) -> str:
     ) as error:
         why = str(error) or type(error).__name__
         raise RecipeError(
-            f"no server answers at --url {url!r}: {why}. Start one (vllm serve MODEL --port 8123) "
-            "and give its address, http://127.0.0.1:8123 say."
+            f"no vLLM server answers at --url {url!r}: {why}. Start one (vllm serve MODEL --port "
+            "8123) and give its address, http://127.0.0.1:8123 say."
         ) from error
 
 

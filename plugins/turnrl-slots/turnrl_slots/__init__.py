@@ -1,13 +1,13 @@
 """`Slots`: the engine that samples in the process that learns.
 
-    engine     Slots, its sessions, and the loop that computes pass after pass
-    scheduler  which turns are sampled, and in which pages
-    pages      the memory of keys and values, and what lies in it
-    attention  attention over pages, on any device
-    kernel     the same by a GPU's own kernel
-    decode     passes that only sample, recorded as CUDA graphs
-    merged     an adapter and its base as dense weights
-    sampling   one token of each turn
+engine     Slots, its sessions, and the loop that computes pass after pass
+scheduler  which turns are sampled, and in which pages
+pages      the memory of keys and values, and what lies in it
+attention  attention over pages, on any device
+kernel     the same by a GPU's own kernel
+decode     passes that only sample, recorded as CUDA graphs
+merged     an adapter and its base as dense weights
+sampling   one token of each turn
 """
 
 from __future__ import annotations
