@@ -131,9 +131,8 @@ def plan(
     for part in (some, rest):
         old |= zip(part, logprobs_now([rows[i] for i in part]), strict=True)
         gaps = [(now - sampler[i]).abs().max() for i, now in old.items()]
-        if (
-            gaps and not truncated and bool(torch.stack(gaps).max() < _SAME_NATS)
-        ):  # no gap that is not finite
+        alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
+        if alike and not truncated:
             old |= {i: sampler[i] for i in rest}
             break
     for number, chosen in enumerate(steps):
