@@ -5,8 +5,8 @@ the one before it:
 
     sequences    S S p q a b        laid out   S S p q a b | c d e | r a | ...
                  S S p q c d e
-                 S S r a
-    the third one sees              x x x                           x x       (and learns p -> r)
+                 S S p r a
+    the third one sees                         x x x                 x x     (and learns p -> r)
 
 So the prompt of a group is read once, and so are the system's words that all prompts begin with,
 the turns that the branches of a tree share, and all histories of one trajectory. Nothing is padded.
@@ -115,7 +115,7 @@ class Layout:
         asked: (N,), the pair of each token that is asked for.
         segments: Those that sequences with shared beginnings are laid out in.
         order: (T,), where each place comes among the segments' queries.
-        ragged: The segments once more; see there.
+        ragged: The segments as `Ragged`.
     """
 
     input_ids: Tensor
