@@ -622,7 +622,7 @@ def test_attention_over_shared_pages_is_that_of_each_row_alone(seed):
     plan = Plan(tables, pool)
     for rest, at in ((feeds, starts), ([], [n + 1 for n in starts])):
         at = [min(n, PAGE * len(t) - 1) for n, t in zip(at, tables, strict=True)]
-        attend = Pass(pool, plan, np.array(at), rest)
+        attend = Pass(plan, np.array(at), rest)
         tokens = len(at) + sum(len(feed.ids) for feed in rest)
         query, key, value = (torch.randn(1, tokens, h, 8).transpose(1, 2) for h in (4, 2, 2))
         found = attend(1, query, key, value, 0.4, None)[0]
@@ -932,7 +932,7 @@ def test_an_engine_that_starts_anew_knows_the_stop_strings_of_its_new_tokenizer(
     engine.close()  # harmless before a start
     text = tiny_policy.tokenizer.decode(greedy_reference(tiny_policy, PROMPTS[0], 12))
     stop = Sampling(12, 0, stop=(text[-1],))
-    engine._closing = {text[-1]: frozenset()}  # as another vocabulary would have it
+    engine._closers = {text[-1]: frozenset()}  # as another vocabulary would have it
     engine.start(tiny_policy, 64)
     assert run(engine.open(PROMPTS[0]).generate([], stop)).reason == "stop"
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from turnrl_slots.pages import PAGE, Pool
+from turnrl_slots.pages import PAGE, Pool, pages_of, rectangle
 
 _ROWS = 64
 """The most rows that read a chain in one go."""
@@ -114,14 +114,10 @@ class Plan:
     """
 
     def __init__(self, tables: Sequence[Sequence[int]], pool: Pool) -> None:
-        self.pool, self.device, self.heads = pool, pool.device, pool.shapes.heads
+        self.pool, self.heads = pool, pool.shapes.heads
         levels, skipped = _runs([tuple(table) for table in tables])
-        most = max(map(len, tables), default=1)
-        self.tables = np.zeros((len(tables), most), np.int64)
-        self.private = np.zeros((len(tables), most), np.int64)
-        for row, (table, skip) in enumerate(zip(tables, skipped, strict=True)):
-            self.tables[row, : len(table)] = table
-            self.private[row, : len(table) - skip] = table[skip:]
+        self.tables = rectangle(tables)
+        self.private = rectangle([t[k:] for t, k in zip(tables, skipped, strict=True)])
         self.skipped = np.array(skipped, np.int64) * PAGE
         self.chains = [
             chains
@@ -130,9 +126,9 @@ class Plan:
             if (chains := self._chains(some, tables))
         ]
 
-    def reading(self, lengths: np.ndarray, feeds: Sequence[Feed] = ()) -> Pass:
+    def attend_to(self, lengths: np.ndarray, feeds: Sequence[Feed]) -> Pass:
         """The attention of one pass of these rows; see `Pass`."""
-        return Pass(self.pool, self, lengths, feeds)
+        return Pass(self, lengths, feeds)
 
     @staticmethod
     def _alike(
@@ -151,13 +147,11 @@ class Plan:
     ) -> _Chains:
         pages = max(end - begin for begin, end, _ in runs)
         width = max(len(rows) for _, _, rows in runs)
-        ids = np.zeros((len(runs), pages), np.int64)
-        readers = np.zeros((len(runs), width), np.int64)
+        ids = rectangle([tables[rows[0]][begin:end] for begin, end, rows in runs])
+        readers = rectangle([rows for *_, rows in runs])
         rows_of: list[int] = []
         places: list[int] = []
-        for n, (begin, end, rows) in enumerate(runs):
-            ids[n, : end - begin] = tables[rows[0]][begin:end]
-            readers[n, : len(rows)] = rows
+        for n, (*_, rows) in enumerate(runs):
             rows_of += rows
             places += range(n * width, n * width + len(rows))
         count = np.array([end - begin for begin, end, _ in runs])
@@ -170,25 +164,21 @@ class Plan:
             self.units(ids),
             (len(runs), width),
             bias,
-            self.tensor(readers.ravel()),
-            None if whole else self.tensor(np.array(rows_of)),
-            None if packed else self.tensor(np.array(places)),
+            self.pool.tensor(readers.ravel()),
+            None if whole else self.pool.tensor(np.array(rows_of)),
+            None if packed else self.pool.tensor(np.array(places)),
         )
-
-    def tensor(self, array: np.ndarray) -> Tensor:
-        """An array where the pages are."""
-        return torch.from_numpy(array).to(self.device)
 
     def units(self, pages: np.ndarray) -> Tensor:
         """(n, pages) -> (n x heads x pages), where each head's part of each page lies."""
         at = pages[:, None] * self.heads + np.arange(self.heads)[:, None]
-        return self.tensor(at.ravel())
+        return self.pool.tensor(at.ravel())
 
     def bias(self, lengths: np.ndarray, most: int) -> Tensor:
         """(n x heads, 1, most), minus infinity from each length on."""
         lengths = lengths.repeat(self.heads)[:, None, None]
         masked = np.where(np.arange(most) < lengths, np.float32(0), np.float32(-math.inf))
-        return self.tensor(masked)
+        return self.pool.tensor(masked)
 
 
 @dataclass(frozen=True)
@@ -232,16 +222,13 @@ class Pass:
     then those of the feeds.
 
     Args:
-        pool: Where keys and values are.
         plan: Of the rows.
         lengths: (R,), tokens of each row that are in its pages already.
         feeds: What else is read.
     """
 
-    def __init__(
-        self, pool: Pool, plan: Plan, lengths: np.ndarray, feeds: Sequence[Feed] = ()
-    ) -> None:
-        self.pool, self.plan, self.rows = pool, plan, len(lengths)
+    def __init__(self, plan: Plan, lengths: np.ndarray, feeds: Sequence[Feed]) -> None:
+        self.pool, self.plan, self.rows = plan.pool, plan, len(lengths)
         at = np.arange(self.rows)
         pages, positions = [plan.tables[at, lengths // PAGE]], [lengths]
         for feed in feeds:
@@ -249,12 +236,12 @@ class Pass:
             pages.append(np.asarray(feed.table)[where // PAGE])
             positions.append(where)
         where, page = np.concatenate(positions), np.concatenate(pages)
-        self.positions = plan.tensor(where)
+        self.positions = self.pool.tensor(where)
         units = page * plan.heads + np.arange(plan.heads)[:, None]
-        self.slots = plan.tensor((units * PAGE + where % PAGE).ravel())
+        self.slots = self.pool.tensor((units * PAGE + where % PAGE).ravel())
         if self.rows:
             own = lengths + 1 - plan.skipped
-            most = -(-int(own.max()) // PAGE)
+            most = pages_of(int(own.max()))
             self.private = plan.units(plan.private[:, :most])
             self.bias = plan.bias(own, most * PAGE)
         self.feeds = [self._feeds(some) for some in self._alike(feeds)]
@@ -277,11 +264,8 @@ class Pass:
         begins = np.array([feed.start for _, feed in feeds])
         places = np.array([place for place, _ in feeds])
         longest = int(counts.max())
-        pages = -(-int((begins + counts).max()) // PAGE)
-        ids = np.zeros((len(feeds), pages), np.int64)
-        for n, (_, feed) in enumerate(feeds):
-            some = feed.table[:pages]
-            ids[n, : len(some)] = some
+        pages = pages_of(int((begins + counts).max()))
+        ids = rectangle([feed.table[:pages] for _, feed in feeds])
         step = np.arange(longest)
         real = step < counts[:, None]
         tokens = np.where(real, places[:, None] + step, places[:, None])
@@ -289,8 +273,8 @@ class Pass:
         if begins.any():
             last = np.where(real, begins[:, None] + step, 0)
             seen = np.arange(pages * PAGE) <= last[:, :, None]
-            mask = self.plan.tensor(seen)[:, None]
-        tensor = self.plan.tensor
+            mask = self.pool.tensor(seen)[:, None]
+        tensor = self.pool.tensor
         return _Feeds(
             self.plan.units(ids), tensor(tokens), tensor(real.ravel().nonzero()[0]),
             tensor(tokens[real]), mask,

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnrl_slots.kernel import Reading, Tables
-from turnrl_slots.pages import PAGE, Pool
+from turnrl_slots.kernel import KernelPass, Tables
+from turnrl_slots.pages import PAGE, Pool, pages_of
 
 _logger = logging.getLogger(__name__)
 
-Hidden = Callable[[Tensor, Tensor, Reading], Tensor]
+Hidden = Callable[[Tensor, Tensor, KernelPass], Tensor]
 """Reads tokens (R,) at positions (R,): the hidden state after each, (R, H)."""
 
 _GAP = 0.05
@@ -121,7 +121,7 @@ class _Step:
         slots = page * PAGE + positions % PAGE
         used = (positions + 1).int()
         where = (positions, slots, self._table, self._begins, used, 1)
-        return self._hidden(tokens, positions, Reading(self._pool, *where))
+        return self._hidden(tokens, positions, KernelPass(self._pool, *where))
 
 
 class Decoder:
@@ -153,7 +153,7 @@ class Decoder:
             lengths: (R,), tokens of each row that are in its pages already.
             tokens: The next of each.
         """
-        pages = int(lengths.max()) // PAGE + 1
+        pages = pages_of(int(lengths.max()) + 1)
         size = padded(len(tokens)), 1 << (pages - 1).bit_length()
         step = self._steps.get(size)
         if step is None:

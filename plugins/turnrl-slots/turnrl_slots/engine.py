@@ -1,10 +1,10 @@
 """`Slots`, the in-process engine: any transformers decoder, turns batched as they come.
 
 A session is its token ids, and pages that hold the keys and values of all but the last of them.
-Forks share pages, and whoever begins with the same text does; nothing is copied but a page that
-two would write to. Every forward pass takes one token of each turn that is being sampled, and what
-is to be read of those that are begun, in one packed row of tokens. The memory of pages has a bound,
-so turns wait for room; which is begun next, and in which pages, `scheduler` says.
+Forks share pages, and so do histories that begin with the same text; nothing is copied but a page
+that two would write to. Every forward pass takes one token of each turn that is being sampled, and
+what is to be read of those that are begun, in one packed row of tokens. The memory of pages has a
+bound, so turns wait for room; which is begun next, and in which pages, `scheduler` says.
 
 The model is the stock one, adapters and 4-bit layers included: its attention asks this engine's
 (`Attend`), which writes the new keys and values into pages and reads them there: what rows share
@@ -29,7 +29,7 @@ from torch import Tensor
 from turnrl import Completion, Engine, RecipeError, SampledPolicy, Sampling, Session
 from turnrl_slots.attention import Feed, Plan
 from turnrl_slots.decode import Decoder, Graphs
-from turnrl_slots.kernel import Reading, Tables, find_way
+from turnrl_slots.kernel import KernelPass, Tables, find_way
 from turnrl_slots.merged import Merged, adapted, merged_bytes
 from turnrl_slots.pages import PAGE, Pool, Shapes, pages_of, parse_memory
 from turnrl_slots.sampling import draw
@@ -53,16 +53,14 @@ pass: waking them takes longer than they save."""
 
 
 @contextlib.contextmanager
-def _threads(one: bool) -> Iterator[None]:
-    """Within it, threads that begin compute alone, if they are to."""
+def _one_thread() -> Iterator[None]:
+    """Within it, torch computes on one thread in whatever thread begins."""
     before = torch.get_num_threads()
-    if one:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        if one:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
 
 
 class _Session(Session):
@@ -117,7 +115,8 @@ class Slots(Engine):
 
     Args:
         slots: The most turns sampled at once.
-        prefill_tokens: The most tokens read in one forward pass, those being sampled left out.
+        prefill_tokens: The most tokens read in one forward pass, those being sampled left out; on a
+            CPU never more than 512.
         kv_memory: The most memory for keys and values: a size such as `4GB`; `auto` is a quarter of
             the machine's memory (or a container's, and each process has its part), or most of what
             is free on a GPU once the weights are loaded. It is given back between collections.
@@ -155,10 +154,10 @@ class Slots(Engine):
         self._inbox: list[Request] = []
         self._orders = itertools.count()
         self._server: asyncio.Task[None] | None = None
-        self._closing: dict[str, frozenset[int]] = {}
+        self._closers: dict[str, frozenset[int]] = {}
         self._was_training: bool | None = None
         self._stopping = False
-        self._closing_down = False
+        self._closed = False
         self._planned: list[Request] = []
         self._plan: Plan | Tables | None = None
         """Of the rows of the last pass: how they are read."""
@@ -168,7 +167,7 @@ class Slots(Engine):
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. The policy is used in eval mode, whatever mode it is in."""
         self._policy = policy
-        self._closing_down = False
+        self._closed = False
         self._network = policy.load()
         self._device = next(self._network.parameters()).device
         if self.decode_weights == "merged" and not adapted(self._network):
@@ -177,18 +176,18 @@ class Slots(Engine):
                 "an adapter to be merged: its weights are dense already. Set it to 'adapter', or "
                 "add policy.lora."
             )
-        self._closing = {}  # of another tokenizer, perhaps
+        self._closers = {}  # of another tokenizer, perhaps
         most = _CPU_TOKENS if self._device.type == "cpu" else self.prefill_tokens
         self._piece_tokens = min(most, self.prefill_tokens)
         weights = sum(p.numel() for p in self._network.parameters())
         self._policy_is_small = self._device.type == "cpu" and weights < _SMALL
         self._evaluate()
         try:
-            self._pool, least = self._set_aside(max_tokens)
+            self._pool, least = self._sized_pool(max_tokens)
             self._scheduler = Scheduler(self._pool, self.slots, self.prefill_tokens, least)
-            self._decoder = self._stepping() if self._pool.kernel else None
+            self._decoder = self._made_decoder() if self._pool.kernel else None
             with self._weights():  # room for merged ones is missing now or never
-                self._probe(max_tokens)
+                self._compare(max_tokens)
         finally:
             self._forget()
             self._leave_mode()
@@ -198,7 +197,7 @@ class Slots(Engine):
         """See `Engine.capacity`. It grows with what sessions turn out to need."""
         return self._scheduler.capacity if hasattr(self, "_scheduler") else None
 
-    def _set_aside(self, tokens: int) -> tuple[Pool, int]:
+    def _sized_pool(self, tokens: int) -> tuple[Pool, int]:
         """The pool that the budget allows, and how many sessions of so many tokens it holds."""
         shapes = Shapes()
         with torch.inference_mode():
@@ -227,10 +226,10 @@ class Slots(Engine):
             )
         return Pool(count, shapes, self._device, way), count // needed
 
-    def _stepping(self) -> Decoder:
+    def _made_decoder(self) -> Decoder:
         """What computes passes of rows alone, where a kernel attends."""
 
-        def hidden(tokens: Tensor, positions: Tensor, attend: Reading) -> Tensor:
+        def hidden(tokens: Tensor, positions: Tensor, attend: KernelPass) -> Tensor:
             return self._policy.hidden(tokens[None], None, positions[None], attend=attend)[0]
 
         graphs = self.cuda_graphs and self._device.type == "cuda"
@@ -241,7 +240,7 @@ class Slots(Engine):
         return (Tables if self._pool.kernel else Plan)(tables, self._pool)
 
     @torch.inference_mode()
-    def _probe(self, tokens: int) -> None:
+    def _compare(self, tokens: int) -> None:
         """Read a text as long as any that will come, once over pages and in two parts, and once as
         the model itself would. Chunked attention, recurrent layers and whatever else pages do not
         hold show in the difference."""
@@ -250,9 +249,8 @@ class Slots(Engine):
         half = len(ids) // 2
         table = [self._pool.take() for _ in range(pages_of(len(ids)))]
         try:
-            rows, none = self._plan_of([]), np.zeros(0, np.int64)
             for feed in (Feed(table, 0, ids[:half]), Feed(table, half, ids[half:])):
-                found = self._policy.logits(self._forward(rows, none, [], [feed]))
+                found = self._policy.logits(self._read([feed]))
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
@@ -290,7 +288,7 @@ class Slots(Engine):
         """See `Engine.close`. If a pass is under way, the rest waits until it is over."""
         self._version = -1
         if self._server is not None and not self._server.done():
-            self._closing_down = self._stopping = True
+            self._closed = True
             return
         self._leave_mode()
         self._forget()
@@ -356,7 +354,7 @@ class Slots(Engine):
             sampling,
             loop.create_future(),
             uniforms.tolist(),
-            self._closers(sampling.stop),
+            self._closers_of(sampling.stop),
         )
         self._inbox.append(request)
         if self._server is None or self._server.done():
@@ -377,7 +375,7 @@ class Slots(Engine):
         self._stopping = False
         self._evaluate()
         with (
-            _threads(self._policy_is_small),
+            _one_thread() if self._policy_is_small else contextlib.nullcontext(),
             ThreadPoolExecutor(
                 1, "turnrl-engine", initializer=_compute_on, initargs=(self._device,)
             ) as thread,
@@ -408,7 +406,7 @@ class Slots(Engine):
             if not request.future.done():
                 request.future.set_exception(told)
         self._inbox = []
-        if self._closing_down:
+        if self._closed:
             self._leave_mode()
         self._forget()
 
@@ -417,7 +415,7 @@ class Slots(Engine):
         """Sample a token of every turn that is begun, until some have ended or others have been
         asked for. Returns the turns that ended."""
         while True:
-            if self._closing_down:
+            if self._closed:
                 raise RuntimeError("the engine was closed while turns were being sampled")
             several = self._scheduler.begin(arrived)
             arrived = []
@@ -437,12 +435,10 @@ class Slots(Engine):
         lengths = np.array([len(r.ids) + len(r.token_ids) - 1 for r in rows], np.int64)
         tokens = [(r.token_ids or r.ids)[-1] for r in rows]
         *before, last = self._pieces(several)
-        nobody, none = self._plan_of([]), np.zeros(0, np.int64)
-        states = [self._forward(nobody, none, [], feeds) for feeds in before]
+        states = [self._read(feeds) for feeds in before]
         found = self._forward(self._plan, lengths, tokens, last)
         # in the order of turns: rows, then those that were fed
-        states = [found[: len(rows)], *states, found[len(rows) :]] if before else [found]
-        return self._sample(torch.cat(states))
+        return self._sample(torch.cat([found[: len(rows)], *states, found[len(rows) :]]))
 
     def _pieces(self, requests: list[Request]) -> list[list[Feed]]:
         """What is to be read, in portions of one forward pass each; one at least, perhaps empty."""
@@ -459,13 +455,17 @@ class Slots(Engine):
                 pieces[-1].append(Feed(table, start - len(part), part, start == len(ids)))
         return pieces
 
+    def _read(self, feeds: list[Feed]) -> Tensor:
+        """The hidden state after each feed that ends, of a pass without rows."""
+        return self._forward(self._plan_of([]), np.zeros(0, np.int64), [], feeds)
+
     def _forward(
         self, plan: Plan | Tables, lengths: np.ndarray, tokens: list[int], feeds: list[Feed]
     ) -> Tensor:
         """The hidden state after each row's token, and after each feed that ends, (n, H)."""
         if self._decoder is not None and isinstance(plan, Tables) and not feeds:
             return self._decoder(plan, lengths, tokens)
-        attend = plan.reading(lengths, feeds)
+        attend = plan.attend_to(lengths, feeds)
         read = torch.tensor(
             [[*tokens, *itertools.chain.from_iterable(feed.ids for feed in feeds)]],
             device=self._device,
@@ -513,18 +513,18 @@ class Slots(Engine):
                 return "stop"
         return "length" if len(request.token_ids) >= sampling.max_tokens else None
 
-    def _closers(self, stop: tuple[str, ...]) -> frozenset[int] | None:
+    def _closers_of(self, stop: tuple[str, ...]) -> frozenset[int] | None:
         """Tokens that may complete one of the stop strings, from their texts alone."""
         ends = {s[-1] for s in stop}
         if not all("!" <= end <= "~" for end in ends):
             return None  # vocabularies write anything else in codes of their own
         tokenizer = self._policy.tokenizer
-        for end in ends - self._closing.keys():
+        for end in ends - self._closers.keys():
             pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
             beyond = range(len(tokenizer), self._network.config.get_text_config().vocab_size)
             holders = (i for i, piece in enumerate(pieces) if end in (piece or ""))
-            self._closing[end] = frozenset([*holders, *beyond])
-        return frozenset().union(*(self._closing[end] for end in ends))
+            self._closers[end] = frozenset([*holders, *beyond])
+        return frozenset().union(*(self._closers[end] for end in ends))
 
 
 def _compute_on(device: torch.device) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from turnrl_slots.attention import Feed
-from turnrl_slots.pages import PAGE, Pool, Shapes, Way
+from turnrl_slots.pages import PAGE, Pool, Shapes, Way, pages_of, rectangle
 
 try:  # where this torch was built with it
     from torch.nn.attention.varlen import varlen_attn
@@ -140,7 +140,7 @@ def attend(
     return cast(Tensor, found)
 
 
-class Reading:
+class KernelPass:
     """The attention of one forward pass: an `Attend`.
 
     Args:
@@ -190,11 +190,9 @@ class Tables:
 
     def __init__(self, tables: Sequence[Sequence[int]], pool: Pool) -> None:
         self.pool = pool
-        self.pages = np.zeros((len(tables), max(map(len, tables), default=1)), np.int32)
-        for row, table in enumerate(tables):
-            self.pages[row, : len(table)] = table
+        self.pages = rectangle(tables, np.int32)
 
-    def reading(self, lengths: np.ndarray, feeds: Sequence[Feed] = ()) -> Reading:
+    def attend_to(self, lengths: np.ndarray, feeds: Sequence[Feed]) -> KernelPass:
         """The attention of one pass.
 
         Args:
@@ -204,7 +202,7 @@ class Tables:
         counts = np.array([*[1] * len(lengths), *(len(feed.ids) for feed in feeds)])
         starts = np.array([*lengths, *(feed.start for feed in feeds)], np.int64)
         used = starts + counts
-        width = -(-int(used.max()) // PAGE)
+        width = pages_of(int(used.max()))
         pages = np.zeros((len(counts), width), np.int32)
         known = self.pages[:, :width]
         pages[: len(known), : known.shape[1]] = known
@@ -214,15 +212,13 @@ class Tables:
         of = np.repeat(np.arange(len(counts)), counts)
         positions = np.arange(begins[-1]) - begins[of] + starts[of]
         slots = pages[of, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE
-        return Reading(
+        tensor = self.pool.tensor
+        return KernelPass(
             self.pool,
-            self._tensor(positions),
-            self._tensor(slots),
-            self._tensor(pages),
-            self._tensor(begins.astype(np.int32)),
-            self._tensor(used.astype(np.int32)),
+            tensor(positions),
+            tensor(slots),
+            tensor(pages),
+            tensor(begins.astype(np.int32)),
+            tensor(used.astype(np.int32)),
             int(counts.max()),
         )
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.pool.device)

@@ -36,6 +36,14 @@ def pages_of(tokens: int) -> int:
     return -(-tokens // PAGE)
 
 
+def rectangle(rows: Sequence[Sequence[int]], dtype: type = np.int64) -> np.ndarray:
+    """Lists of numbers as rows of an array, filled up with zeros."""
+    found: np.ndarray = np.zeros((len(rows), max(map(len, rows), default=1)), dtype)
+    for n, row in enumerate(rows):
+        found[n, : len(row)] = row
+    return found
+
+
 def parse_memory(text: str) -> int | None:
     """Bytes of `4GB`, `512MiB` and the like; None for `auto`.
 
@@ -115,12 +123,12 @@ class Pool:
         self.nobody = count
         self._total = count + (kernel is not None)
         self.bytes = self._total * shapes.page_bytes
+        self._store: Tensor | None = None
         self.reset()
 
     def reset(self) -> None:
         """Nothing is held, nothing known, and the memory is given back."""
-        had = getattr(self, "_store", None) is not None
-        self._store: Tensor | None = None
+        had, self._store = self._store is not None, None
         self._scratch = [torch.empty(0), torch.empty(0)]
         self._untouched = 0  # pages from here on were never taken
         self._free: list[int] = []
@@ -171,7 +179,7 @@ class Pool:
                     heapq.heappush(self._free, page)
 
     def part(self, pages: Sequence[int]) -> float:
-        """How many of the pages are one holder's, those that are shared in equal parts."""
+        """Pages that one holder accounts for: a page of n holders counts 1/n."""
         return sum(1 / self._holders[page] for page in pages)
 
     def freed(self, tables: Sequence[Sequence[int]]) -> Iterator[int]:
@@ -224,6 +232,10 @@ class Pool:
             else:
                 self._store = torch.zeros(shape, dtype=of.dtype, device=self.device)
         return self._store
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """An array where the pages are."""
+        return torch.from_numpy(array).to(self.device)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put (heads, N, D) where `slots` say: (heads x N), or for a kernel (N,)."""

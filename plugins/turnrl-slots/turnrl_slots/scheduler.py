@@ -17,8 +17,8 @@ from turnrl import Completion, Sampling
 from turnrl_slots.pages import PAGE, Pool, pages_of
 
 _LIKELY = 0.9
-"""Of the sessions that fit by what others needed, how many are said to; if they come to need more,
-some are read again."""
+"""The share of the sessions that would fit by what others needed that `capacity` promises; if they
+come to need more, some are read again."""
 
 
 @dataclass(eq=False)
@@ -72,6 +72,8 @@ class Scheduler:
         self._least = least
         self._lock = threading.Lock()
         """Guards pages, their holders and their tables."""
+        self._holders: dict[History, None] = {}
+        """Histories that have pages."""
         self.forget()
 
     def forget(self) -> None:
@@ -80,10 +82,9 @@ class Scheduler:
         """Turns that are being sampled, in the order in which they were begun."""
         self.waiting: list[Request] = []
         with self._lock:
-            for history in getattr(self, "_holders", ()):
+            for history in self._holders:
                 history.table, history.covered = [], 0
-            self._holders: dict[History, None] = {}
-            """Histories that have pages."""
+            self._holders.clear()
             self._sampled: set[History] = set()
             """Those of them whose turn is being sampled."""
             self.capacity = self._least
@@ -154,8 +155,8 @@ class Scheduler:
                     self._give_up(history)
 
     def _estimate(self, ended: History) -> None:
-        """What the pages hold, by what sessions that have ended needed of them: less than they
-        might have, because they share beginnings and most end before `max_tokens`."""
+        """Work out `capacity` anew from the pages that sessions needed until they ended: fewer than
+        they might have, because they share beginnings and most end before `max_tokens`."""
         count, pages = self._ended
         self._ended = count + 1, pages + self.pool.part(ended.table)
         likely = _LIKELY * self.pool.count * self._ended[0] / self._ended[1]
