@@ -2,7 +2,7 @@
 
 A *step* is what one update of the weights is computed from, and one batch to Lightning. It is a
 list of *minibatches*, each computed at once. Credit ends here: what leaves this module knows
-tokens, not turns or groups.
+tokens, turns as stretches of them at most, and no groups.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -116,7 +116,7 @@ def plan(
     orders = [_shuffled(trajectories, shuffle) for _ in range(updates)]
     steps = [step for order in orders for step in order.tensor_split(steps_per_update)]
 
-    def laid_out(chosen: Tensor) -> Iterator[tuple[list[int], Layout]]:
+    def laid_out(chosen: Tensor) -> Iterator[Pass]:
         """Numbers of the trajectories of each minibatch, and how they are laid out."""
         for some, layout in passes([rows[i] for i in chosen]):
             yield chosen[some].tolist(), layout
@@ -127,14 +127,13 @@ def plan(
     later = torch.cat([*steps[1:], steps[0][:0]]).unique().tolist()
     some = later[:: max(1, len(later) // _SAMPLE)][:_SAMPLE]  # of many questions
     rest = sorted({*later} - {*some})
-    old: dict[int, Tensor] = {}
-    for part in (some, rest):
-        old |= zip(part, logprobs_now([rows[i] for i in part]), strict=True)
-        gaps = [(now - sampler[i]).abs().max() for i, now in old.items()]
-        alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
-        if alike and not truncated:
-            old |= {i: sampler[i] for i in rest}
-            break
+    old = dict(zip(some, logprobs_now([rows[i] for i in some]), strict=True))
+    gaps = [(now - sampler[i]).abs().max() for i, now in old.items()]
+    alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
+    if alike and not truncated:
+        old |= {i: sampler[i] for i in rest}
+    else:
+        old |= zip(rest, logprobs_now([rows[i] for i in rest]), strict=True)
     for number, chosen in enumerate(steps):
         total = torch.tensor([float(counts[chosen].sum()), float(len(chosen))])
         weights = torch.zeros(len(trajectories))
