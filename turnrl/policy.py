@@ -275,7 +275,7 @@ class Policy(nn.Module):
             self.value_head = None
         elif self.value_head is None:
             self.value_head = nn.Linear(self.config.get_text_config().hidden_size, 1)
-            self.value_head.to(self._base.get_input_embeddings().weight.device)
+            self.value_head.to(self._device)
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
         return cast(transformers.PreTrainedModel, self.network)
@@ -345,12 +345,16 @@ class Policy(nn.Module):
         assert self.network is not None, "Policy.load() comes first"
         return cast(Any, self.network).get_base_model() if self.lora is not None else self.network
 
+    @property
+    def _device(self) -> torch.device:
+        return cast(torch.device, self._base.get_input_embeddings().weight.device)
+
     @torch.no_grad()
     def _check_head(self) -> None:
         """Some architectures scale or cap logits after the head; taking them by hand would be
         silently wrong."""
         base = self._base
-        ids = torch.tensor([[0, 1]], device=base.get_input_embeddings().weight.device)
+        ids = torch.tensor([[0, 1]], device=self._device)
         expected = base(input_ids=ids, use_cache=False).logits[0].float()
         found = self.logits(self.hidden(ids, torch.ones_like(ids), position_ids=ids)[0])
         if not torch.allclose(expected, found, rtol=2e-2, atol=2e-2):
@@ -366,7 +370,7 @@ class Policy(nn.Module):
         if other := kinds - {"full_attention", "sliding_attention"}:
             return f"it has layers of {min(other)}"
         rows = [([1, 2, 3, 4, *rest], [False] * 5 + [True] * 3) for rest in ([5, 6, 7, 8], [9] * 4)]
-        device = self._base.get_input_embeddings().weight.device
+        device = self._device
         told: set[int | None] = set()
 
         def attend(*seen: Any) -> Tensor:
@@ -457,7 +461,7 @@ class Policy(nn.Module):
         Returns:
             For each sequence three (N_i,) tensors: log-probabilities, entropies, values.
         """
-        device = self._base.get_input_embeddings().weight.device
+        device = self._device
         found: dict[int, tuple[Tensor, ...]] = {}
         with self.evaluating():
             for some, layout in self.passes(rows, minibatch_tokens):
