@@ -291,7 +291,10 @@ def test_probes_count_at_their_most_among_what_the_engine_holds(chat):
         open_at_once.append(len(engine.open_sessions)),
         ask(session, k),
     )[1]
-    groups, tried = Rollout(Brackets(), [Look()]).explore(engine, chat, questions, 2, (0,), 2)
+    rollout = Rollout(Brackets(), [Look()])
+    assert rollout.at_once(engine, 2, 2) == 2
+    groups, tried = rollout.explore(engine, chat, questions, 2, (0,), 2)
+    assert max(open_at_once) <= engine.capacity
     assert [len(group) for group in groups] == [2, 2]
     assert [len(some) for some in tried] == [8, 8]
     assert [number for number, *_ in engine.asked[:6]] == [0, 1, 4, 5, 6, 7]

@@ -299,16 +299,8 @@ class MTGRPO(L.LightningModule):
     ) -> tuple[list[list[Trajectory]], list[list[Probe]]]:
         """As `act`, with probes; see `Rollout.explore`."""
         if not self._sampling:
-            self.engine.start(self.policy, self.rollout.max_tokens)
+            self._start_engine()
             self._sampling = True
-            holds = self.engine.capacity
-            if holds is not None and holds < self.group_size:
-                rank_zero_info(
-                    f"{type(self.engine).__name__} has room for {holds} of a group's "
-                    f"{self.group_size} trajectories of rollout.max_tokens = "
-                    f"{self.rollout.max_tokens}, and sampling so few at a time is slow. Give it "
-                    "more memory (model.engine.kv_memory), or lower rollout.max_tokens."
-                )
         self.engine.sync(self._iteration_and_version[1])
         run = self._trainer
         shown = run is None or (run.is_global_zero and run.progress_bar_callback is not None)
@@ -316,6 +308,19 @@ class MTGRPO(L.LightningModule):
         return self.rollout.explore(
             self.engine, self.chat, questions, size or 1, key, probes, size is None, bar
         )
+
+    def _start_engine(self) -> None:
+        self.engine.start(self.policy, self.rollout.max_tokens)
+        probes = self.estimator.probes
+        holds = self.rollout.at_once(self.engine, self.group_size, probes)
+        if holds is not None and holds < self.group_size:
+            rank_zero_info(
+                f"{type(self.engine).__name__} has room for {holds} of a group's "
+                f"{self.group_size} trajectories of rollout.max_tokens = "
+                f"{self.rollout.max_tokens}{' and their probes' if probes else ''}, and sampling "
+                "so few at a time is slow. Give it more memory (model.engine.kv_memory of Slots), "
+                "or lower rollout.max_tokens."
+            )
 
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
         """The trajectories of each question with their rewards."""

@@ -1,7 +1,7 @@
 """Rollouts: one turn as a function from state to state, and the agent loop around it.
 
-`Rollout` is what a recipe configures; `collect` is what the module calls: one coroutine per
-trajectory, with tools running beside generation. Whatever the policy does is data. Whatever the
+`Rollout` is what a recipe configures; `explore` is what the module calls: trajectories side by
+side, with tools running beside generation. Whatever the policy does is data. Whatever the
 world does wrong is an exception, and ends the collection with nothing collected.
 """
 
@@ -275,10 +275,16 @@ class Rollout:
             with blaming(ToolError, f"{tool} in check", "Mend the tool, or what it needs."):
                 tool.check()
 
-    def _at_once(self, engine: types.Engine, group_size: int, total: int, probes: int) -> int:
-        """How many trajectories may be under way at a time."""
+    def at_once(self, engine: types.Engine, group_size: int, probes: int) -> int | None:
+        """How many trajectories may be under way at a time; None for any number.
+
+        Args:
+            engine: What samples; it may come to hold more than it says now.
+            group_size: G, so that in lockstep groups stay whole where they can.
+            probes: Continuations from the beginning of each turn.
+        """
         if engine.capacity is None:
-            return max(total, 1)
+            return None
         # at worst each has all its turns, and all the branches of each of them are still alive
         fit = engine.capacity // (1 + probes * self.segmenter.max_turns)
         left_over = fit % group_size if self.lockstep and fit > group_size else 0
@@ -388,7 +394,7 @@ class Rollout:
                             crowd.create_task(turn(i))
 
             def at_once() -> int:
-                return self._at_once(engine, group_size, total, probes)
+                return self.at_once(engine, group_size, probes) or total
 
             async def in_waves() -> None:
                 """So many together, and the next when all of them have ended."""
