@@ -53,7 +53,7 @@ def _told(error: BaseException) -> int:
     if not isinstance(error, TurnRLError):  # of Lightning, torch or the system: in their words
         message = " ".join(message.split())[:600] + f" ({_DEBUG}=1 shows where.)"
     if type(error).__name__ == "OutOfMemoryError":
-        message += " Lower model.minibatch_tokens, model.rollout.max_tokens, or the engine's slots."
+        message += " Lower model.minibatch_tokens, rollout.max_tokens, or the engine's memory."
     print(f"turnrl: {type(error).__name__}: {message}", file=sys.stderr)
     return error.exit_code if isinstance(error, TurnRLError) else 1
 

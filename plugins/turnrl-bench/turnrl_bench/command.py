@@ -248,7 +248,8 @@ def _beside_trl(args: argparse.Namespace, folder: Path, template: str) -> tuple[
         f"{args.blocks} x {args.steps} steps.",
         "Same model (Qwen2, 1.8 M parameters, float32), tokens, calls and rewards on both sides; "
         f"TRL without checkpointing, beta 0, loss_type dapo, micro-batches of {args.trl_rows}; "
-        "turnrl with its defaults. A step's learning is all of it but the rollouts.",
+        "turnrl with its defaults, but for TRL's advantages of the outcome alone. A step's "
+        "learning is all of it but the rollouts.",
     ]
     if args.tool_ms is not None:
         report.notes.append(

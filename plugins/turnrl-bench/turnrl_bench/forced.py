@@ -12,7 +12,7 @@ from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
 
 Script = Callable[[tuple[int, ...], int, int], Sequence[int]]
 """What is said: of a prompt's ids, the number of the trajectory among those of its question, and
-the number of the turn, the ids that the turn is to have. None forces nothing."""
+the number of the turn, the ids that the turn begins with. No ids force nothing."""
 
 
 @final

@@ -9,8 +9,7 @@ two buffers, and all else is worked out from them on the device.
 A size is computed plainly when it is first met, which warms it up, and recorded at the second time:
 one that is met once costs nothing extra. Recording takes about as long as a plain step.
 
-Recording and replaying have never run. On a CPU all sizes are padded in the same way and computed
-plainly.
+On a CPU all sizes are padded in the same way and computed plainly.
 """
 
 from __future__ import annotations

