@@ -28,14 +28,9 @@ from turnrl.testing import check_engine
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("trl", "engine", "learn", "tools", "scale", "gpu")
-STARTER = "package://turnrl_atlas/starter"
 SMALL = Shape(2, 2, 140, (40, 6), 8)
 quiet = pytest.mark.filterwarnings("ignore")  # a user's script shows Lightning's remarks
 has_trl = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed")
-
-
-def slots():
-    return turnrl.installed("turnrl_engines")["Slots"]()
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +61,13 @@ def sample(engine, prompt, forks, turns=2, **sampling):
 
 
 def test_an_engine_that_is_told_nothing_keeps_to_the_contract():
-    policy = Policy(STARTER)
+    policy = Policy(world.STARTER)
     policy.load()
-    check_engine(Forced(slots(), lambda prompt_ids, member, turn: ()), policy)
+    check_engine(Forced(ours.slots_of(), lambda prompt_ids, member, turn: ()), policy)
 
 
 def test_each_trajectory_says_its_own_tokens_with_the_models_probabilities(tiny_policy):
-    engine = Forced(slots(), lambda prompt_ids, member, turn: (10 + member, 20 + turn))
+    engine = Forced(ours.slots_of(), lambda prompt_ids, member, turn: (10 + member, 20 + turn))
     engine.start(tiny_policy, 64)
     engine.sync(0)
     for member, (first, second) in enumerate(sample(engine, (5, 6, 7), 2)):
@@ -334,7 +329,7 @@ def test_collections_with_slow_tools_are_timed_and_sample_the_same():
 
 @quiet
 def test_a_collection_has_as_many_trajectories_as_were_asked_for():
-    found = world.scale(8, 4, 1, {"slots": 4})
+    found = world.scale(8, 4, {"slots": 4})
     assert found["trajectories"] == 8
     assert found["sampled"] >= 8
 

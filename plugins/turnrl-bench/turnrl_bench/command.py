@@ -32,6 +32,10 @@ def add_bench_command(commands: Any) -> None:
     )
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
 
+    def number(one: Any, option: str, default: int, what: str) -> None:
+        told = f"{what} (default: {default})"
+        one.add_argument(option, type=_count, default=default, metavar="N", help=told)
+
     def kind(name: str, text: str, measurement: Measurement, blocks: int, threads: int) -> Any:
         one = kinds.add_parser(name, help=text, description=f"Measures {text}.")
         one.add_argument(
@@ -42,8 +46,7 @@ def add_bench_command(commands: Any) -> None:
             "--markdown", action="store_true", help="print the tables as those of a page"
         )
         if blocks:
-            told = f"processes of each side (default: {blocks})"
-            one.add_argument("--blocks", type=_count, default=blocks, metavar="N", help=told)
+            number(one, "--blocks", blocks, "processes of each side")
         one.set_defaults(run=_run, measurement=measurement)
         return one
 
@@ -54,12 +57,10 @@ def add_bench_command(commands: Any) -> None:
             ("--prompt-tokens", length, "tokens of a prompt"),
             ("--tokens", tokens, "sampled tokens of a trajectory"),
         ):
-            told = f"{text} (default: {default})"
-            one.add_argument(option, type=_count, default=default, metavar="N", help=told)
+            number(one, option, default, text)
 
     def steps(one: Any, default: int) -> None:
-        told = f"iterations of each process that count (default: {default})"
-        one.add_argument("--steps", type=_count, default=default, metavar="N", help=told)
+        number(one, "--steps", default, "iterations of each process that count")
 
     one = kind("trl", "a training step beside TRL's GRPOTrainer", _trl, 3, 1)
     sizes(one, 8, 8, 281, 72)
@@ -67,13 +68,7 @@ def add_bench_command(commands: Any) -> None:
     one.add_argument(
         "--tool-ms", type=_time, metavar="MS", help="measure too with a tool that takes so long"
     )
-    one.add_argument(
-        "--trl-rows",
-        type=_count,
-        default=16,
-        metavar="N",
-        help="trajectories of a micro-batch of TRL's (default: 16)",
-    )
+    number(one, "--trl-rows", 16, "trajectories of a micro-batch of TRL's")
     one = kind("engine", "tokens sampled in a second, beside a vLLM server", _engine, 3, 2)
     sizes(one, 16, 8, 195, 60)
     steps(one, 4)
@@ -98,12 +93,8 @@ def add_bench_command(commands: Any) -> None:
         metavar="MS",
         help="of a call (default: 0 50 500)",
     )
-    for option, default, text in (
-        ("--prompts", 16, "questions of a collection"),
-        ("--group-size", 16, "trajectories of each"),
-    ):
-        told = f"{text} (default: {default})"
-        one.add_argument(option, type=_count, default=default, metavar="N", help=told)
+    number(one, "--prompts", 16, "questions of a collection")
+    number(one, "--group-size", 16, "trajectories of each")
     steps(one, 2)
     one = kind("scale", "what a trajectory costs among many", _scale, 2, 1)
     one.add_argument(
@@ -114,7 +105,7 @@ def add_bench_command(commands: Any) -> None:
         metavar="N",
         help="of a collection (default: 64 256 1024 4096)",
     )
-    one.add_argument("--group-size", type=_count, default=16, metavar="N", help="default: 16")
+    number(one, "--group-size", 16, "trajectories of a question")
     one.add_argument("--kv-memory", default="64MB", metavar="SIZE", help="of Slots (default: 64MB)")
     one = kind("gpu", "an iteration of a 7B policy, 4-bit with an adapter, on a GPU", _gpu, 0, 8)
     one.add_argument(
@@ -335,8 +326,10 @@ def _learn(args: argparse.Namespace) -> tuple[Report, int]:
         f"+ {args.tokens} tokens,\none epoch, by {_plural(args.threads, 'thread')}"
     )
     function = "turnrl_bench.ours:iterations"
-    options: dict[str, dict[str, Any]] = {"prompts once": {"share_prefixes": True}}
-    options["rows padded"] = {"share_prefixes": False}
+    options = {
+        "prompts once": {"share_prefixes": True},
+        "rows padded": {"share_prefixes": False},
+    }
     with _folder() as folder:
         make(folder / "model", shape)
         settings = {"folder": str(folder / "model"), "samples": False, "warm_up": 1}
@@ -359,7 +352,7 @@ def _learn(args: argparse.Namespace) -> tuple[Report, int]:
         shared, padded = (seconds(found[name], "learning") for name in options)
         rows.append(("ratio", str(ratio(padded, shared)), "", ""))
         report.tables.append(Table(("", "wall", "CPU", "peak memory"), tuple(rows)))
-        report.raw = {"blocks": found, "peaks": dict(peaks)}
+        report.raw = {"blocks": found, "peaks": peaks}
 
         wide = Shape(1, 8, 281, (256, 256))
         make(folder / "wide", wide, network=WIDE)
@@ -371,23 +364,20 @@ def _learn(args: argparse.Namespace) -> tuple[Report, int]:
             "full logits", "turnrl_bench.ours:full_logits", plain, args.threads, MEMORY
         ).run("wide vocabulary: ")
         sizes = [mine["peaks"][-1], whole["peaks"][-1]]
-        told = [NONE if None in sizes else f"{100 * sizes[0] / sizes[1]:.0f} %"]
+        told = NONE if None in sizes else f"{100 * sizes[0] / sizes[1]:.0f} %"
         both = (("turnrl", megabytes(sizes[0])), ("full logits", megabytes(sizes[1])))
         header = ("vocabulary 152,064, hidden 896", "peak memory")
-        report.tables.append(Table(header, (*both, ("share", *told))))
+        report.tables.append(Table(header, (*both, ("share", told))))
         report.raw["wide"] = {"turnrl": mine, "full_logits": whole}
         report.notes += [
             f"Trajectories come from a script, so there are no rollouts; "
-            f"{_count_of(found)} sampled tokens an epoch, medians of {args.blocks} x {args.steps}.",
+            f"{found['prompts once'][0]['sampled']} sampled tokens an epoch, medians of "
+            f"{args.blocks} x {args.steps}.",
             f"Peak memory is what the process holds above what it held before learning. The wide "
             f"vocabulary: {mine['sampled']} loss tokens, an adapter, a frozen head; the full "
             "logits are those of the loss tokens alone, in one tensor.",
         ]
     return report, 0
-
-
-def _count_of(found: dict[str, Any]) -> int:
-    return int(next(iter(found.values()))[0]["sampled"])
 
 
 # ------------------------------------------------------------------------------------ tools
@@ -447,16 +437,16 @@ def _scale(args: argparse.Namespace) -> tuple[Report, int]:
         megabytes,
         typical,
     )
-    from turnrl_bench.ours import engine_of
+    from turnrl_bench.ours import slots_of
 
     budget = {"kv_memory": args.kv_memory}
-    engine_of(**budget)  # a size that is none is told at once
+    slots_of(**budget)  # a size that is none is told at once
     report = Report(
         f"Collections of the quickstart's trajectories, {args.group_size} of a question, "
         f"by {_plural(args.threads, 'thread')},\n"
         f"keys and values within {args.kv_memory}"
     )
-    settings = {"group": args.group_size, "rounds": 1, "engine": budget}
+    settings = {"group": args.group_size, "engine": budget}
     for n in args.trajectories:
         if n % args.group_size:
             what = f"--trajectories has {n}, which groups of {args.group_size} do not divide."

@@ -48,7 +48,7 @@ def compare(
 
     Args:
         ours: What `ours.iterations` gave.
-        theirs: What `iterations` gave.
+        theirs: What `trl.iterations` gave.
         gradients: Where the two have left their gradients.
     Returns:
         A row for each thing that has to be equal (what, whether it is, what was found), and whether

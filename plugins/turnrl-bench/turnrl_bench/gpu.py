@@ -27,10 +27,11 @@ from turnrl_bench.ours import (
     AnswerHash,
     Timed,
     Watch,
-    engine_of,
     policy_of,
     rollout_of,
+    sampled_tokens,
     script_of,
+    slots_of,
     train,
 )
 from turnrl_bench.task import TINY, Shape, make
@@ -150,7 +151,7 @@ def measure(folder: str, tiny: bool) -> Found:
         OutcomeOnly(),
         ClippedSurrogate(aggregation="token"),
         # with room for all; left to itself it would take most of what is free
-        Forced(engine_of(kv_memory="64MB" if tiny else "16GB"), script_of(task, rollout, policy)),
+        Forced(slots_of(kv_memory="64MB" if tiny else "16GB"), script_of(task, rollout, policy)),
         group_size=shape.group_size,
         updates_per_iteration=UPDATES,
     )
@@ -170,7 +171,7 @@ def measure(folder: str, tiny: bool) -> Found:
         "generate_s": watch.generated,
         "generate_peak": watch.generating,
         "weights_bytes": sum(p.numel() * p.element_size() for p in read),
-        "sampled": sum(len(turn.token_ids) for t in trajectories for turn in t.turns),
+        "sampled": sampled_tokens(trajectories),
         "trajectories": len(trajectories),
         "tokens_each": len(trajectories[0].token_ids),
         "prompt": len(trajectories[0].prompt_ids),

@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -47,7 +48,7 @@ class Side:
         settings: Its keyword arguments.
         threads: That torch may use.
         environment: Variables of its process.
-        cpu: Whether no GPU is to be seen.
+        cpu: Whether GPUs are hidden from it.
         tells: Whether its stderr is shown, because it takes minutes and says how far it is.
     """
 
@@ -179,6 +180,10 @@ class Table:
         return "\n".join(f"| {' | '.join(row)} |" for row in lines)
 
 
+def _load() -> tuple[float, ...]:
+    return os.getloadavg() if hasattr(os, "getloadavg") else ()
+
+
 @dataclass
 class Report:
     """What a command has found.
@@ -188,13 +193,14 @@ class Report:
         notes: What a reader has to know about it, a sentence each.
         tables: What was found.
         raw: The numbers behind it.
+        before: Load averages when it began.
     """
 
     title: str
     notes: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     raw: Found = field(default_factory=dict)
-    before: tuple[float, ...] = field(default_factory=lambda: _load())
+    before: tuple[float, ...] = field(default_factory=_load)
 
     def show(self, markdown: bool) -> str:
         """All of it, at most 80 columns wide unless it is for a page."""
@@ -203,7 +209,10 @@ class Report:
             parts = [table.markdown() for table in self.tables]
             told = [*self.notes, f"Measured on {'; '.join(machine)}."]
             return "\n\n".join([*parts, "\n".join(f"- {note}" for note in told)])
-        notes = [_wrap(note) for note in [*self.notes, *machine]]
+        notes = [
+            textwrap.fill(note, 80, subsequent_indent="  ", break_on_hyphens=False)
+            for note in [*self.notes, *machine]
+        ]
         return "\n\n".join([self.title, *(t.text() for t in self.tables), "\n".join(notes)])
 
     def machine(self) -> list[str]:
@@ -233,16 +242,6 @@ class Report:
             **self.raw,
         }
         file.write_text(json.dumps(contents, indent=1) + "\n", "utf-8")
-
-
-def _wrap(text: str) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(text, 80, subsequent_indent="  ", break_on_hyphens=False))
-
-
-def _load() -> tuple[float, ...]:
-    return os.getloadavg() if hasattr(os, "getloadavg") else ()
 
 
 def processor() -> str:
@@ -285,14 +284,9 @@ class Clock:
         """Note a whole step that ends now: its rollouts, from when to when, and the rest."""
         self.keep("rollouts", rollouts[0], rollouts[1])
         self.keep("whole step", begun, self.now())
-        self.times.setdefault("learning", []).append(
-            [
-                whole - rolled
-                for whole, rolled in zip(
-                    self.times["whole step"][-1], self.times["rollouts"][-1], strict=True
-                )
-            ]
-        )
+        whole, rolled = (self.times[what][-1] for what in ("whole step", "rollouts"))
+        rest = [a - b for a, b in zip(whole, rolled, strict=True)]
+        self.times.setdefault("learning", []).append(rest)
 
 
 class Peak:
@@ -313,11 +307,11 @@ class Peak:
         return None if self.begun is None else _status("VmHWM") - self.begun
 
 
-def _status(field: str) -> int:
+def _status(name: str) -> int:
     for line in Path("/proc/self/status").read_text("utf-8").splitlines():
-        if line.startswith(f"{field}:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}")
+    raise OSError(f"/proc/self/status has no {name}")
 
 
 def megabytes(value: float | None) -> str:

@@ -128,16 +128,20 @@ def save_gradient(parameters: Any, file: str) -> None:
     torch.save({n: p.grad.clone() for n, p in parameters if p.grad is not None}, file)
 
 
-def engine_of(name: str = "Slots", **options: Any) -> Engine:
-    """An installed engine.
+def slots_of(**options: Any) -> Engine:
+    """The engine Slots.
 
     Raises:
         RecipeError: If it is not installed.
     """
-    known = installed("turnrl_engines")
-    if name not in known:
-        raise RecipeError(f"the engine {name} is not installed, and is what is to be measured.")
-    return cast(Engine, known[name](**options))
+    if (found := installed("turnrl_engines").get("Slots")) is None:
+        raise RecipeError("the engine Slots is not installed, and is what is to be measured.")
+    return cast(Engine, found(**options))
+
+
+def sampled_tokens(trajectories: Sequence[Trajectory]) -> int:
+    """How many tokens of some trajectories were sampled."""
+    return sum(len(turn.token_ids) for t in trajectories for turn in t.turns)
 
 
 def iterations(
@@ -170,7 +174,7 @@ def iterations(
         [AnswerHash()],
         OutcomeOnly(min_std=1e-4),  # TRL's; a group of two is likely below turnrl's own floor
         ClippedSurrogate(aggregation="token"),
-        Forced(engine_of() if samples else None, script_of(task, rollout, learner)),
+        Forced(slots_of() if samples else None, script_of(task, rollout, learner)),
         group_size=task.shape.group_size,
         updates_per_iteration=updates,
     )
@@ -182,7 +186,7 @@ def iterations(
         "times": watch.clock.times,
         "peaks": watch.peaks,
         "trajectories": len(shown.trajectories),
-        "sampled": sum(n >= 0 for t in shown.trajectories for n in t.turn_index),
+        "sampled": sampled_tokens(shown.trajectories),
         "prompt": len(shown.trajectories[0].prompt_ids),
         "tokens": sum(len(t.token_ids) for t in shown.trajectories),
     }
@@ -249,7 +253,7 @@ def _work(trajectory: Trajectory) -> dict[str, Any]:
         "calls": [
             [c.name, dict(c.arguments)] for turn in trajectory.turns for c in turn.reading.calls
         ],
-        "reward": reward(trajectory.answer or ""),
+        "reward": AnswerHash().score(trajectory),
     }
 
 

@@ -108,7 +108,7 @@ class Task:
     def article(self, query: str) -> str:
         """What the tool finds: the same article for the same query."""
         draw = random.Random(zlib.crc32(query.encode()))
-        return " ".join(["", *draw.choices(self.words, k=self.shape.result_tokens)]).strip()
+        return " ".join(draw.choices(self.words, k=self.shape.result_tokens))
 
 
 def reward(text: str) -> float:
@@ -120,7 +120,7 @@ def make(
     folder: Path,
     shape: Shape,
     template: str = CHATML,
-    network: Mapping[str, Any] | None = None,
+    network: Mapping[str, Any] = TINY,
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Task:
@@ -130,7 +130,7 @@ def make(
         folder: Where; it is made.
         shape: How much there is to do.
         template: The tokenizer's chat template.
-        network: Of the Qwen2; `TINY` if None.
+        network: Of the Qwen2.
         device: Where the weights are drawn.
         dtype: Of the weights.
     Raises:
@@ -147,7 +147,7 @@ def make(
     Path(folder, "task.json").write_text(json.dumps(asdict(task)), "utf-8")
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     settings: dict[str, Any] = {"max_position_embeddings": 4096, "tie_word_embeddings": True}
-    config = Qwen2Config(**{**settings, **(network or TINY), **ends})
+    config = Qwen2Config(**{**settings, **network, **ends})
     torch.manual_seed(0)
     before, kind = torch.get_default_dtype(), getattr(torch, dtype)
     config.dtype = kind

@@ -33,7 +33,7 @@ from turnrl import (
     Trajectory,
 )
 from turnrl_bench.measure import Clock, Found, Peak
-from turnrl_bench.ours import engine_of
+from turnrl_bench.ours import sampled_tokens, slots_of
 
 STARTER = "package://turnrl_atlas/starter"
 CLIENTS = 64
@@ -51,7 +51,7 @@ def slots(sizes: Sequence[int], rounds: int, warm_up: int) -> Found:
         warm_up: Rounds before them.
     """
     prompts, group, length, sampled = sizes
-    policy, engine = Policy(STARTER), engine_of()
+    policy, engine = Policy(STARTER), slots_of()
     policy.load()
     engine.start(policy, length + sampled)
     clock, tokens = Clock(), 0
@@ -224,7 +224,7 @@ def _module(tool: Pages, lockstep: bool = True, **engine: Any) -> MTGRPO:
         max_tokens=384,
         lockstep=lockstep,
     )
-    return MTGRPO(Policy(STARTER), rollout, [Answered()], engine=engine_of("Slots", **engine))
+    return MTGRPO(Policy(STARTER), rollout, [Answered()], engine=slots_of(**engine))
 
 
 def tools(
@@ -249,33 +249,27 @@ def tools(
             began = Clock.now()
             found = module.ask(asked, group, seed=n)
             clock.keep(name, began, Clock.now())
-            sampled += _sampled(found)
+            sampled += sampled_tokens(found)
     return {"times": clock.times, "sampled": sampled}
 
 
-def scale(trajectories: int, group: int, rounds: int, engine: dict[str, Any]) -> Found:
-    """Collections of many trajectories.
+def scale(trajectories: int, group: int, engine: dict[str, Any]) -> Found:
+    """A collection of many trajectories.
 
     Args:
-        trajectories: Of a collection.
+        trajectories: Of the collection; a multiple of `group`.
         group: Of each question.
-        rounds: Collections.
-        engine: Options of Slots, those that it has.
+        engine: Options of Slots.
     """
-    every = list(itertools.islice(Atlas().questions("train"), max(1, trajectories // group)))
-    clock, peaks, sampled = Clock(), list[int | None](), 0
-    module = _module(Pages(), **engine)
+    every = list(itertools.islice(Atlas().questions("train"), trajectories // group))
+    clock, module = Clock(), _module(Pages(), **engine)
     module.ask(every[:1], group)
-    for n in range(rounds):
-        peak, began = Peak(), Clock.now()
-        found = module.ask(every, group, seed=n)
-        clock.keep("collection", began, Clock.now())
-        peaks.append(peak.bytes)
-        sampled = _sampled(found)
-        del found
-    count = len(every) * group
-    return {"times": clock.times, "peaks": peaks, "sampled": sampled, "trajectories": count}
-
-
-def _sampled(trajectories: Sequence[Trajectory]) -> int:
-    return sum(len(turn.token_ids) for t in trajectories for turn in t.turns)
+    peak, began = Peak(), Clock.now()
+    found = module.ask(every, group)
+    clock.keep("collection", began, Clock.now())
+    return {
+        "times": clock.times,
+        "peaks": [peak.bytes],
+        "sampled": sampled_tokens(found),
+        "trajectories": len(found),
+    }
