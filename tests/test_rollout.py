@@ -282,6 +282,23 @@ def test_no_more_trajectories_are_under_way_than_the_engine_holds(chat, capacity
         assert not engine.open_sessions
 
 
+def test_groups_stay_whole_once_there_is_room_for_them(chat):
+    engine = ScriptedEngine(chat._tokenizer, lambda session, k: ('[look {"query": "x"}]', "=x")[k])
+    engine.capacity = 1
+    ask = engine.says
+
+    def says(session, k):
+        engine.capacity = 8  # it turns out to hold more
+        return ask(session, k)
+
+    engine.says = says
+    questions = [replace(QUESTION, id=f"q{i}") for i in range(5)]
+    Rollout(Brackets(), [Look()]).collect(engine, chat, questions, 4, (0,))
+    asked = [number for number, *_ in engine.asked]
+    waves = [range(1), range(1, 8), range(8, 16), range(16, 20)]
+    assert asked == [i for wave in waves for _ in range(2) for i in wave]
+
+
 def test_probes_count_at_their_most_among_what_the_engine_holds(chat):
     engine = ScriptedEngine(chat._tokenizer, lambda session, k: ('[look {"query": "x"}]', "=x")[k])
     engine.capacity = 15  # of three turns with two branches each: two trajectories with theirs
@@ -292,7 +309,7 @@ def test_probes_count_at_their_most_among_what_the_engine_holds(chat):
         ask(session, k),
     )[1]
     rollout = Rollout(Brackets(), [Look()])
-    assert rollout.at_once(engine, 2, 2) == 2
+    assert rollout.at_once(engine, 2) == 2
     groups, tried = rollout.explore(engine, chat, questions, 2, (0,), 2)
     assert max(open_at_once) <= engine.capacity
     assert [len(group) for group in groups] == [2, 2]

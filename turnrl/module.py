@@ -312,7 +312,7 @@ class MTGRPO(L.LightningModule):
     def _start_engine(self) -> None:
         self.engine.start(self.policy, self.rollout.max_tokens)
         probes = self.estimator.probes
-        holds = self.rollout.at_once(self.engine, self.group_size, probes)
+        holds = self.rollout.at_once(self.engine, probes)
         if holds is not None and holds < self.group_size:
             rank_zero_info(
                 f"{type(self.engine).__name__} has room for {holds} of a group's "

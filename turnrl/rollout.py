@@ -275,20 +275,17 @@ class Rollout:
             with blaming(ToolError, f"{tool} in check", "Mend the tool, or what it needs."):
                 tool.check()
 
-    def at_once(self, engine: types.Engine, group_size: int, probes: int) -> int | None:
+    def at_once(self, engine: types.Engine, probes: int) -> int | None:
         """How many trajectories may be under way at a time; None for any number.
 
         Args:
             engine: What samples; it may come to hold more than it says now.
-            group_size: G, so that in lockstep groups stay whole where they can.
             probes: Continuations from the beginning of each turn.
         """
         if engine.capacity is None:
             return None
         # at worst each has all its turns, and all the branches of each of them are still alive
-        fit = engine.capacity // (1 + probes * self.segmenter.max_turns)
-        left_over = fit % group_size if self.lockstep and fit > group_size else 0
-        return max(fit - left_over, 1)
+        return max(engine.capacity // (1 + probes * self.segmenter.max_turns), 1)
 
     def prompt(self, question: types.Question, chat: ChatFormat) -> tuple[int, ...]:
         """Token ids of a question's prompt. The question's text is as untrusted as a tool's."""
@@ -394,15 +391,17 @@ class Rollout:
                             crowd.create_task(turn(i))
 
             def at_once() -> int:
-                return self.at_once(engine, group_size, probes) or total
+                return self.at_once(engine, probes) or total
 
             async def in_waves() -> None:
                 """So many together, and the next when all of them have ended."""
                 begun = 0
                 while begun < total:
-                    wave = range(begun, min(begun + at_once(), total))
-                    await play(wave)
-                    begun = wave.stop
+                    end = begun + (most := at_once())
+                    if most >= group_size:
+                        end -= end % group_size
+                    await play(range(begun, min(end, total)))
+                    begun = end
 
             async def as_places_come() -> None:
                 """The next begins when one has ended, and another if the engine turns out to hold
