@@ -445,6 +445,26 @@ def test_an_engine_that_is_closed_while_it_samples_says_so_and_leaves_the_mode(t
     assert run(engine.open(PROMPTS[0]).generate([], Sampling(3, seed=1))).reason == "length"
 
 
+def test_a_page_that_nobody_else_needs_any_more_is_written_to_and_not_copied(tiny_policy):
+    """A fork holds the last page of a turn that may come to need all pages: no page comes free when
+    it gives that up, but none is needed then."""
+    engine = started(tiny_policy, kv_memory=f"{2 * PAGE_BYTES / 1e3}KB")
+
+    async def scenario():
+        session = engine.open([5] * 10)
+        first = await session.generate([], Sampling(5, 0))
+        fork = session.fork()
+        history = [*[5] * 10, *first.token_ids]
+        long = await session.generate([7, 8], Sampling(2 * PAGE - len(history) - 1, 0))
+        session.close()
+        return history, long, await fork.generate([9], Sampling(6, 0))
+
+    history, long, found = run(scenario())
+    assert list(found.token_ids) == greedy_reference(tiny_policy, [*history, 9], 6)
+    wanted = greedy_reference(tiny_policy, [*history, 7, 8], len(long.token_ids))
+    assert list(long.token_ids) == wanted
+
+
 def test_nobody_is_to_read_again_for_a_turn_that_still_does_not_fit(tiny_policy):
     policy = Watched(tiny_policy)
     engine = started(policy, 5 * PAGE, kv_memory=f"{6 * PAGE_BYTES / 1e3}KB")

@@ -182,9 +182,10 @@ class Pool:
         """Pages that one holder accounts for: a page of n holders counts 1/n."""
         return sum(1 / self._holders[page] for page in pages)
 
-    def freed(self, tables: Sequence[Sequence[int]]) -> Iterator[int]:
-        """How many pages are free once the first holder has let go, the first two, and so on."""
-        gone: Counter[int] = Counter()
+    def freed(self, tables: Sequence[Sequence[int]], own: Sequence[int] = ()) -> Iterator[int]:
+        """How many pages are free once the first holder has let go, the first two, and so on; or,
+        of one's own, are nobody else's, so that no copy is needed."""
+        gone = Counter(own)
         free = 0
         for table in tables:
             gone.update(table)

@@ -226,7 +226,9 @@ class Scheduler:
             h for h in self._holders if h not in self._sampled and waiting.get(h, order + 1) > order
         ]
         idle.sort(key=lambda h: (h not in waiting, h.order), reverse=True)
-        freed = self.pool.freed([h.table for h in idle])
+        history = request.history
+        partly = history.table[-1:] if history.covered % PAGE else []
+        freed = self.pool.freed([h.table for h in idle], partly)
         enough = next((n for n, pages in enumerate(freed, 1) if pages >= missing), None)
         if enough is None:
             return False  # and nobody has to read again in vain
