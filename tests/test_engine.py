@@ -465,6 +465,23 @@ def test_a_page_that_nobody_else_needs_any_more_is_written_to_and_not_copied(tin
     assert list(long.token_ids) == wanted
 
 
+def test_an_engine_that_is_started_again_has_forgotten_the_pages_of_before(tiny_policy):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        sessions = [engine.open(prompt) for prompt in PROMPTS]
+        first = await together(*(s.generate([], GREEDY) for s in sessions))
+        engine.start(tiny_policy, 64)
+        sessions[0].close()
+        other = await engine.open(PROMPTS[0]).generate([], GREEDY)
+        return first, other, await sessions[1].generate([7], GREEDY)
+
+    first, other, again = run(scenario())
+    assert other.token_ids == first[0].token_ids
+    history = [*PROMPTS[1], *first[1].token_ids, 7]
+    assert list(again.token_ids) == greedy_reference(tiny_policy, history, 12)
+
+
 def test_nobody_is_to_read_again_for_a_turn_that_still_does_not_fit(tiny_policy):
     policy = Watched(tiny_policy)
     engine = started(policy, 5 * PAGE, kv_memory=f"{6 * PAGE_BYTES / 1e3}KB")

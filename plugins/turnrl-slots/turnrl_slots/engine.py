@@ -166,6 +166,7 @@ class Slots(Engine):
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. The policy is used in eval mode, whatever mode it is in."""
+        self._forget()  # sessions of before know pages of a pool that is given up
         self._policy = policy
         self._closed = False
         self._network = policy.load()
