@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import random
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -480,6 +481,64 @@ def test_an_engine_that_is_started_again_has_forgotten_the_pages_of_before(tiny_
     assert other.token_ids == first[0].token_ids
     history = [*PROMPTS[1], *first[1].token_ids, 7]
     assert list(again.token_ids) == greedy_reference(tiny_policy, history, 12)
+
+
+def test_an_engine_that_is_closed_in_its_last_pass_gives_everything_back(tiny_model):
+    policy = Watched(Policy(str(tiny_model)))
+    engine = started(policy)
+    computing, go_on = threading.Event(), threading.Event()
+
+    def hidden(*rest, **options):
+        computing.set()
+        assert go_on.wait(10)
+        return policy.policy.hidden(*rest, **options)
+
+    policy.hidden = hidden
+
+    async def scenario():
+        turn = asyncio.create_task(engine.open(PROMPTS[0]).generate([], Sampling(1, 0)))
+        await asyncio.to_thread(computing.wait, 10)
+        engine.close()
+        go_on.set()
+        await turn
+        await asyncio.sleep(0.1)
+
+    run(scenario())
+    assert policy.load().training
+    assert engine._pool.available == engine._pool.count
+
+
+def test_a_drain_that_is_cancelled_leaves_the_turns_alone(tiny_policy):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        turn = asyncio.create_task(engine.open(PROMPTS[0]).generate([], GREEDY))
+        await asyncio.sleep(0)  # it has asked, and nobody has begun
+        drain = asyncio.create_task(engine.drain())
+        await asyncio.sleep(0)
+        drain.cancel()
+        found = await asyncio.wait_for(turn, 10)
+        await engine.drain()
+        engine.sync(1)
+        return found
+
+    assert list(run(scenario()).token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)
+
+
+def test_who_waits_is_told_when_the_loop_is_stopped(tiny_policy):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        turn = asyncio.create_task(engine.open(PROMPTS[0]).generate([], GREEDY))
+        for _ in range(2):  # it has asked, and the server has begun
+            await asyncio.sleep(0)
+        engine._server.cancel()
+        with pytest.raises(RuntimeError, match="sampling was interrupted"):
+            await turn
+        await engine.drain()
+        engine.sync(1)
+
+    run(scenario())
 
 
 def test_nobody_is_to_read_again_for_a_turn_that_still_does_not_fit(tiny_policy):

@@ -365,7 +365,7 @@ class Slots(Engine):
     async def drain(self) -> None:
         """See `Engine.drain`."""
         if self._server is not None and not self._server.done():
-            await asyncio.gather(self._server, return_exceptions=True)
+            await asyncio.wait([self._server])  # who gives up waiting does not cancel it
         self._server = None
         self._leave_mode()
         self._forget()
@@ -381,23 +381,27 @@ class Slots(Engine):
                 1, "turnrl-engine", initializer=_compute_on, initargs=(self._device,)
             ) as thread,
         ):
-            await asyncio.sleep(0)  # whoever asks in this tick is in the first batch
-            while self._inbox or self._scheduler.waiting or self._scheduler.active:
-                # the inbox belongs to the loop's thread, all else to the engine's
-                arrived, self._inbox = self._inbox, []
-                try:
+            arrived: list[Request] = []
+            try:
+                await asyncio.sleep(0)  # whoever asks in this tick is in the first batch
+                while self._inbox or self._scheduler.waiting or self._scheduler.active:
+                    # the inbox belongs to the loop's thread, all else to the engine's
+                    arrived, self._inbox = self._inbox, []
                     finished = await loop.run_in_executor(thread, self._advance, arrived)
-                except BaseException as error:
-                    self._stopping = True
-                    thread.shutdown()
-                    self._fail(error, arrived)
-                    if not isinstance(error, Exception):
-                        raise
-                    return
-                for request, completion in finished:
-                    if not request.future.done():
-                        request.future.set_result(completion)
-                await asyncio.sleep(0)
+                    for request, completion in finished:
+                        if not request.future.done():
+                            request.future.set_result(completion)
+                    await asyncio.sleep(0)
+            except BaseException as error:
+                self._stopping = True
+                thread.shutdown()
+                self._fail(error, arrived)
+                if not isinstance(error, Exception):
+                    raise
+            finally:
+                if self._closed:  # and had to wait until the pass was over
+                    self._leave_mode()
+                    self._forget()
 
     def _fail(self, error: BaseException, arrived: list[Request]) -> None:
         """Tell whoever waits. What pages hold is anybody's guess, so all are given up."""
@@ -407,8 +411,6 @@ class Slots(Engine):
             if not request.future.done():
                 request.future.set_exception(told)
         self._inbox = []
-        if self._closed:
-            self._leave_mode()
         self._forget()
 
     @torch.inference_mode()
