@@ -446,43 +446,6 @@ def test_an_engine_that_is_closed_while_it_samples_says_so_and_leaves_the_mode(t
     assert run(engine.open(PROMPTS[0]).generate([], Sampling(3, seed=1))).reason == "length"
 
 
-def test_a_page_that_nobody_else_needs_any_more_is_written_to_and_not_copied(tiny_policy):
-    """A fork holds the last page of a turn that may come to need all pages: no page comes free when
-    it gives that up, but none is needed then."""
-    engine = started(tiny_policy, kv_memory=f"{2 * PAGE_BYTES / 1e3}KB")
-
-    async def scenario():
-        session = engine.open([5] * 10)
-        first = await session.generate([], Sampling(5, 0))
-        fork = session.fork()
-        history = [*[5] * 10, *first.token_ids]
-        long = await session.generate([7, 8], Sampling(2 * PAGE - len(history) - 1, 0))
-        session.close()
-        return history, long, await fork.generate([9], Sampling(6, 0))
-
-    history, long, found = run(scenario())
-    assert list(found.token_ids) == greedy_reference(tiny_policy, [*history, 9], 6)
-    wanted = greedy_reference(tiny_policy, [*history, 7, 8], len(long.token_ids))
-    assert list(long.token_ids) == wanted
-
-
-def test_an_engine_that_is_started_again_has_forgotten_the_pages_of_before(tiny_policy):
-    engine = started(tiny_policy)
-
-    async def scenario():
-        sessions = [engine.open(prompt) for prompt in PROMPTS]
-        first = await together(*(s.generate([], GREEDY) for s in sessions))
-        engine.start(tiny_policy, 64)
-        sessions[0].close()
-        other = await engine.open(PROMPTS[0]).generate([], GREEDY)
-        return first, other, await sessions[1].generate([7], GREEDY)
-
-    first, other, again = run(scenario())
-    assert other.token_ids == first[0].token_ids
-    history = [*PROMPTS[1], *first[1].token_ids, 7]
-    assert list(again.token_ids) == greedy_reference(tiny_policy, history, 12)
-
-
 def test_an_engine_that_is_closed_in_its_last_pass_gives_everything_back(tiny_model):
     policy = Watched(Policy(str(tiny_model)))
     engine = started(policy)
@@ -539,6 +502,89 @@ def test_who_waits_is_told_when_the_loop_is_stopped(tiny_policy):
         engine.sync(1)
 
     run(scenario())
+
+
+def test_an_engine_that_is_started_again_has_forgotten_the_pages_of_before(tiny_policy):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        sessions = [engine.open(prompt) for prompt in PROMPTS]
+        first = await together(*(s.generate([], GREEDY) for s in sessions))
+        engine.start(tiny_policy, 64)
+        sessions[0].close()
+        other = await engine.open(PROMPTS[0]).generate([], GREEDY)
+        return first, other, await sessions[1].generate([7], GREEDY)
+
+    first, other, again = run(scenario())
+    assert other.token_ids == first[0].token_ids
+    history = [*PROMPTS[1], *first[1].token_ids, 7]
+    assert list(again.token_ids) == greedy_reference(tiny_policy, history, 12)
+
+
+def test_a_page_that_nobody_else_needs_any_more_is_written_to_and_not_copied(tiny_policy):
+    """A fork holds the last page of a turn that may come to need all pages: no page comes free when
+    it gives that up, but none is needed then."""
+    engine = started(tiny_policy, kv_memory=f"{2 * PAGE_BYTES / 1e3}KB")
+
+    async def scenario():
+        session = engine.open([5] * 10)
+        first = await session.generate([], Sampling(5, 0))
+        fork = session.fork()
+        history = [*[5] * 10, *first.token_ids]
+        long = await session.generate([7, 8], Sampling(2 * PAGE - len(history) - 1, 0))
+        session.close()
+        return history, long, await fork.generate([9], Sampling(6, 0))
+
+    history, long, found = run(scenario())
+    assert list(found.token_ids) == greedy_reference(tiny_policy, [*history, 9], 6)
+    wanted = greedy_reference(tiny_policy, [*history, 7, 8], len(long.token_ids))
+    assert list(long.token_ids) == wanted
+
+
+def test_a_session_that_is_closed_while_it_is_sampled_keeps_its_pages_until_the_pass_is_over(
+    tiny_policy,
+):
+    policy = Watched(tiny_policy)
+    engine = started(policy, kv_memory=f"{4 * PAGE_BYTES / 1e3}KB")
+    computing, go_on = threading.Event(), threading.Event()
+
+    def hidden(*rest, **options):
+        computing.set()
+        assert go_on.wait(10)
+        return policy.policy.hidden(*rest, **options)
+
+    policy.hidden = hidden
+
+    async def scenario():
+        session = engine.open(PROMPTS[0])
+        turn = asyncio.create_task(session.generate([], Sampling(9, 0)))
+        await asyncio.to_thread(computing.wait, 10)
+        session.close()
+        held = engine._pool.count - engine._pool.available
+        go_on.set()
+        await turn
+        await engine.open(PROMPTS[1]).generate([], Sampling(3, 0))
+        return held, engine._pool.count - engine._pool.available
+
+    assert run(scenario()) == (1, 1)
+
+
+def test_what_a_turn_did_not_come_to_need_is_free_and_more_sessions_are_expected(tiny_policy):
+    engine = started(tiny_policy, 4 * PAGE, kv_memory=f"{16 * PAGE_BYTES / 1e3}KB")
+    anything = tuple(range(351))
+
+    async def scenario():
+        session = engine.open([5] * 10)
+        await session.generate([], Sampling(3 * PAGE, 0, end_ids=anything))
+        left = engine._pool.available
+        session.close()
+        return left
+
+    assert engine.capacity == 4
+    assert run(scenario()) == 15
+    assert engine.capacity == 14  # nine tenths of 16 of one page each
+    run(engine.drain())
+    assert engine.capacity == 4
 
 
 def test_nobody_is_to_read_again_for_a_turn_that_still_does_not_fit(tiny_policy):
