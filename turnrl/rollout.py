@@ -398,7 +398,7 @@ class Rollout:
                 begun = 0
                 while begun < total:
                     end = begun + (most := at_once())
-                    if most >= group_size:
+                    if most >= group_size:  # the first waves may have been smaller
                         end -= end % group_size
                     await play(range(begun, min(end, total)))
                     begun = end
