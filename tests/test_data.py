@@ -277,7 +277,7 @@ def test_a_split_that_the_hub_lacks_is_answered_with_those_there_are(tmp_path, m
         ("nowhere.jsonl", r"no file 'nowhere.jsonl' in .*Check data.train"),
         (
             "trivia_qa",
-            r"no data set 'trivia_qa'. Did you mean triviaqa\?.*: Atlas, AtlasTwoHop, triviaqa",
+            r"no data set 'trivia_qa'. Did you mean triviaqa\?.*, HotpotParagraphs, triviaqa, nq",
         ),
         ("no.such.Source", r"data.val names 'no.such.Source', which .*: No module named 'no'"),
         ("turnrl.errors.gone", r"data.val names 'turnrl.errors.gone', .* no attribute 'gone'"),

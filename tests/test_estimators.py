@@ -576,7 +576,9 @@ class Counted(AdvantageEstimator):
 
 
 @pytest.mark.parametrize(
-    "estimator", [TurnLevel(), Merged(**UNBIASED), GroupInGroup(), Counted(), Branched(2)], ids=str
+    "estimator",
+    [TurnLevel(), Merged(**UNBIASED), GroupInGroup(), Counted(), Branched(2)],
+    ids=lambda one: type(one).__name__,
 )
 def test_the_figures_are_those_of_drawn_groups(estimator):
     """The same by playing: groups are sampled turn by turn, and their probes are."""

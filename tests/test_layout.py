@@ -82,8 +82,10 @@ def test_attention_of_a_layout_is_that_of_each_sequence_alone(ids, window, way):
     with pytest.MonkeyPatch.context() as patch:
         if way == "many":
             patch.setattr(turnrl.layout, "_CALL", 0)
-        layout = lay_out(rows_of(ids))
+        layout = lay_out(rows_of(ids), kernel=True)
     at = histories(layout)
+    if way != "ragged":
+        layout.ragged = None
     assert set(at) == beginnings(ids)
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, len(at), 4) for heads in (4, 2, 2))
@@ -91,7 +93,6 @@ def test_attention_of_a_layout_is_that_of_each_sequence_alone(ids, window, way):
     wanted = naive_attention(ids, *named, 0.7, window)
     with pytest.MonkeyPatch.context() as patch:
         if way == "ragged":
-            patch.setattr(turnrl.layout, "takes_ragged", lambda query: True)
             patch.setattr(turnrl.layout, "varlen_attn", naive_varlen)
         found = layout.attend(0, query, key, value, 0.7, window)
     assert torch.allclose(found[0], torch.stack([wanted[h] for h in at]), atol=1e-5)

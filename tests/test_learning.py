@@ -105,6 +105,31 @@ def planned(trajectories, given, logprobs_now=None, **options):
     return plan(trajectories, given, **(settings | options))
 
 
+def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead():
+    trajectories, _, given = made_up_iteration()
+    asked, heard = [], {}
+
+    def logprobs_now(rows):
+        asked.extend(int(ids[0]) - 1000 for ids, _ in rows)
+        return [torch.full((sum(some),), 50.0 + int(ids[0]) - 1000) for ids, some in rows]
+
+    for number, step in enumerate(
+        planned(
+            trajectories, given, logprobs_now, updates=2, steps_per_update=2, first_logprobs=heard
+        )
+    ):
+        if number == 0:
+            first = learnt_from(step)
+            assert sorted(asked) == sorted({*range(9)} - {*first})
+            assert not any(batch.old_logprobs is not None for batch in step)
+            for i in first:
+                heard[i] = torch.full((len(given[i]),), float(i))
+            continue
+        for batch in step:
+            wanted = [i if i in first else 50 + i for i in batch.trajectory.tolist()]
+            assert batch.old_logprobs.tolist() == wanted
+
+
 def learnt_from(step):
     """Numbers of the trajectories of a step, in order."""
     return [int(i) for batch in step for i in batch.trajectory.unique_consecutive()]

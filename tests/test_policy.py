@@ -214,8 +214,6 @@ def test_a_tokenizer_without_a_chat_template_is_refused(tiny_model, tmp_path):
 def test_settings_that_cannot_be_are_refused(tiny_model):
     with pytest.raises(RecipeError, match=r"quantization is 'nf4'.*Add policy\.lora"):
         Policy(str(tiny_model), quantization="nf4")
-    with pytest.raises(RecipeError, match=r"dtype is 'bfloat16' without policy\.lora"):
-        Policy(str(tiny_model), dtype="bfloat16")
     with pytest.raises(RecipeError, match=r"policy\.lora does not fit"):
         Policy(str(tiny_model), lora=Lora(target_modules=["no_such_layer"])).load()
 

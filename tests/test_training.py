@@ -7,12 +7,14 @@ import json
 import shutil
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, Timer
 from turnrl_slots import Slots
 
+import turnrl.module
 from runs import adamw, column, data, last, module, rows, trainer, warmup, weights
 from turnrl import (
     MTGRPO,
@@ -28,6 +30,7 @@ from turnrl import (
     Session,
     TrainingError,
 )
+from turnrl.learning import plan
 from worlds import Letters
 
 
@@ -486,3 +489,43 @@ def test_settings_that_cannot_be_are_refused(tiny_model):
         module(tiny_model, transcripts_per_iteration=-1)
     with pytest.raises(RecipeError, match="rewards is empty"):
         MTGRPO(Policy(str(tiny_model)), Rollout(Letters(), []), [])
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_two_updates_learn_the_same_whether_old_log_probabilities_are_computed_ahead_or_not(
+    tiny_model, tmp_path, monkeypatch, steps
+):
+    """With one step to an update the first one's own forward pass has them all."""
+    options = {"updates_per_iteration": 2, "steps_per_update": steps}
+    learnt, ahead = [], []
+    for name in ("heard", "ahead"):
+        it = module(tiny_model, **options, rollout={"top_k": 300})  # no sampler stands in for them
+        if name == "ahead":
+            monkeypatch.setattr(turnrl.module, "plan", lambda *given: plan(*given[:-1]))
+        monkeypatch.setattr(it, "_now", partial(counted, it._now, ahead))
+        trainer(tmp_path / name, epochs=2).fit(it, data())
+        learnt.append(weights(it.policy))
+    assert torch.allclose(*learnt, atol=2e-5)
+    ahead = [rows for rows in ahead if rows > 1]  # not of the check before a checkpoint
+    if steps == 1:  # 16 trajectories, twice, in the second run alone
+        assert sum(ahead) == 2 * 16
+    else:
+        assert sum(ahead) == 2 * 8 + 2 * 16
+
+
+def counted(compute, counts, rows):
+    counts.append(len(rows))
+    return compute(rows)
+
+
+def test_mixed_precision_trains_and_goes_on(tiny_model, tmp_path):
+    policy = {"dtype": "bfloat16"}
+    trainer(tmp_path / "whole", epochs=3).fit(module(tiny_model, policy), data())
+    trainer(tmp_path / "first", epochs=2).fit(module(tiny_model, policy), data())
+    going = module(tiny_model, policy)
+    trainer(tmp_path / "rest", epochs=3).fit(going, data(), ckpt_path=last(tmp_path / "first"))
+    found, wanted = rows(tmp_path / "rest")[-1], rows(tmp_path / "whole")[-1]
+    assert found == {name: value for name, value in wanted.items() if name in found}
+    assert {p.dtype for p in going.policy.parameters()} == {torch.float32}
+    # the sampler computes in bfloat16 as well, so the two are near, and not equal
+    assert all(1e-5 < gap < 0.2 for gap in column(tmp_path / "whole", "train/logprob_gap"))

@@ -11,6 +11,8 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from turnrl.errors import *  # noqa: F403 - `__all__` leaves out its helpers
+from turnrl.errors import in_short as in_short
+from turnrl.errors import of_the_device as of_the_device
 from turnrl.plugins import hookimpl as hookimpl
 from turnrl.plugins import installed as installed
 from turnrl.text import *  # noqa: F403 - and what they import themselves
@@ -18,6 +20,7 @@ from turnrl.types import *  # noqa: F403 - the same
 
 if TYPE_CHECKING:
     from turnrl.chat import ChatFormat as ChatFormat
+    from turnrl.compute import dense_weight as dense_weight
     from turnrl.credit import GroupRelative as GroupRelative
     from turnrl.credit import Merged as Merged
     from turnrl.credit import OutcomeOnly as OutcomeOnly
@@ -25,10 +28,12 @@ if TYPE_CHECKING:
     from turnrl.credit import returns_to_go as returns_to_go
     from turnrl.credit import standardize as standardize
     from turnrl.data import QuestionData as QuestionData
+    from turnrl.layout import takes_ragged as takes_ragged
     from turnrl.module import MTGRPO as MTGRPO
     from turnrl.objective import ClippedSurrogate as ClippedSurrogate
     from turnrl.policy import Lora as Lora
     from turnrl.policy import Policy as Policy
+    from turnrl.recipe import build as build
     from turnrl.recipe import load as load
     from turnrl.rollout import Rollout as Rollout
     from turnrl.scoring import assign_credit as assign_credit
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "chat": ["ChatFormat"],
+    "compute": ["dense_weight"],
     "credit": [
         "GroupRelative",
         "Merged",
@@ -48,10 +54,11 @@ _LAZY = {
         "standardize",
     ],
     "data": ["QuestionData"],
+    "layout": ["takes_ragged"],
     "module": ["MTGRPO"],
     "objective": ["ClippedSurrogate"],
     "policy": ["Lora", "Policy"],
-    "recipe": ["load"],
+    "recipe": ["build", "load"],
     "rollout": ["Rollout"],
     "scoring": ["assign_credit", "score_group"],
     "sources": ["load_questions", "reach_hub"],
@@ -62,7 +69,15 @@ _GROUND = ("turnrl.plugins", "turnrl.text", "turnrl.types")
 __all__ = sorted(
     [name for name, value in globals().items() if getattr(value, "__module__", "") in _GROUND]
     + [name for name in globals() if name.endswith("Error")]
-    + [*itertools.chain(*_LAZY.values()), "Message", "Row", "hookimpl"]
+    + [
+        *itertools.chain(*_LAZY.values()),
+        "Message",
+        "Row",
+        "Status",
+        "hookimpl",
+        "in_short",
+        "of_the_device",
+    ]
 )
 
 

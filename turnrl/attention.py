@@ -41,6 +41,7 @@ def _attention(
     if foreign := [name for name in _FOREIGN if options.get(name) is not None]:
         raise NotImplementedError(f"{type(module).__name__} wants {foreign[0]} in its attention")
     layer: Any = module.layer_idx
+    query, key = query.to(value.dtype), key.to(value.dtype)  # autocast rotates in float32
     return attend(layer, query, key, value, scaling, sliding_window), None
 
 

@@ -52,8 +52,6 @@ def _told(error: BaseException) -> int:
     message = str(error).strip()
     if not isinstance(error, TurnRLError):  # of Lightning, torch or the system: in their words
         message = " ".join(message.split())[:600] + f" ({_DEBUG}=1 shows where.)"
-    if type(error).__name__ == "OutOfMemoryError":
-        message += " Lower model.minibatch_tokens, rollout.max_tokens, or the engine's memory."
     print(f"turnrl: {type(error).__name__}: {message}", file=sys.stderr)
     return error.exit_code if isinstance(error, TurnRLError) else 1
 

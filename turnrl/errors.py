@@ -54,6 +54,12 @@ class TrainingError(TurnRLError, ArithmeticError):
     exit_code = 1
 
 
+class DeviceMemoryError(TurnRLError, MemoryError):
+    """A GPU's memory is too small for what the recipe asks for."""
+
+    exit_code = 1
+
+
 _AGAIN_S = 1.0
 """After how long a signal that nobody heard is raised once more."""
 
@@ -121,6 +127,38 @@ def at_least(minimum: float, where: str, owner: object, *names: str) -> None:
         value = getattr(owner, name)
         if value is not None and not value >= minimum:
             raise RecipeError(f"{where}{name} is {value}; it must be at least {minimum:g}")
+
+
+_REFUSALS = {98, 209, 701, 801, *range(900, 910)}
+"""CUDA errors that say no and leave the device as it was: no such kernel for this card, too little
+room for a launch, not supported, not while a graph is captured
+(https://docs.nvidia.com/cuda/cuda-runtime-api, cudaError)."""
+
+_DEVICE_WORDS = (
+    *("out of memory", "alloc_failed", "defaultcpuallocator", "cuda error"),
+    *("same device", "two devices", "expected device", "cpu tensor?"),
+)
+"""In the words of torch's operations, of its checks of fake tensors, and of Triton's launcher."""
+
+
+def of_the_device(error: BaseException) -> bool:
+    """True for an error of memory, of a GPU, or of tensors on two devices.
+
+    It says nothing about the thing that was tried, so a check that tries something must raise it:
+    two devices are a mistake of turnrl's, and memory that is short now is short later.
+    """
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & {"OutOfMemoryError", "MemoryError"}:
+        return True
+    if "AcceleratorError" in kinds:
+        return getattr(error, "error_code", None) not in _REFUSALS
+    text = str(error).lower()
+    return isinstance(error, RuntimeError | ValueError) and any(w in text for w in _DEVICE_WORDS)
+
+
+def in_short(error: BaseException) -> str:
+    """The kind of an error and the first line of its text."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ class Layout:
         asked: (N,), the pair of each token that is asked for.
         segments: Those that sequences with shared beginnings are laid out in.
         order: (T,), where each place comes among the segments' queries.
-        ragged: The segments as `Ragged`.
+        ragged: The segments as `Ragged`, if a kernel takes them.
     """
 
     input_ids: Tensor
@@ -126,7 +126,7 @@ class Layout:
     asked: Tensor
     segments: list[Segments]
     order: Tensor
-    ragged: Ragged
+    ragged: Ragged | None
 
     def attend(
         self,
@@ -139,8 +139,7 @@ class Layout:
     ) -> Tensor:
         """See `Attend`."""
         query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-        if takes_ragged(query):
-            it = self.ragged
+        if (it := self.ragged) is not None:
             found = varlen_attn(
                 query,
                 key[it.keys],
@@ -157,6 +156,9 @@ class Layout:
         for some in self.segments:
             parts = (query[some.queries], key[some.keys], value[some.keys])
             own, keys, values = (part.transpose(1, 2) for part in parts)
+            if (shared := own.shape[1] // keys.shape[1]) > 1 and own.device.type != "cpu":
+                # in float32 no fused kernel of a GPU takes heads that share keys
+                keys, values = (part.repeat_interleave(shared, 1) for part in (keys, values))
             mask = some.mask(window, query)
             read = scaled_dot_product_attention(
                 own, keys, values, mask, is_causal=mask is None, scale=scale, enable_gqa=True
@@ -169,7 +171,9 @@ Pass = tuple[list[int], Layout]
 """Which of some sequences are read at once, and how they are laid out."""
 
 
-def passes(rows: Sequence[Row], budget: int, share: bool = True) -> Iterator[Pass]:
+def passes(
+    rows: Sequence[Row], budget: int, share: bool = True, kernel: bool = False
+) -> Iterator[Pass]:
     """Divide sequences among forward passes of at most `budget` tokens as they are laid out.
 
     Sequences that begin alike come together; where they are padded, those of like length. One that
@@ -180,6 +184,7 @@ def passes(rows: Sequence[Row], budget: int, share: bool = True) -> Iterator[Pas
         budget: The most tokens of a pass, padding included. Sequences that share much are
             gathered in full by attention, so together they have at most four times as many.
         share: Read what sequences begin with in common once; see `lay_out`.
+        kernel: Lay them out for a kernel that takes any length; see `takes_ragged`.
     """
     ids = [np.asarray(ids) for ids, _ in rows]
     order = _alike(ids) if share else sorted(range(len(ids)), key=lambda i: len(ids[i]))
@@ -191,25 +196,26 @@ def passes(rows: Sequence[Row], budget: int, share: bool = True) -> Iterator[Pas
         else:
             more = (len(some) + 1) * len(ids[i])
         if some and (more > budget or seen + len(ids[i]) > _GATHERED * budget):
-            yield some, lay_out([rows[j] for j in some], share)
+            yield some, lay_out([rows[j] for j in some], share, kernel)
             some, more, seen = [], len(ids[i]), 0
         some, laid, seen = [*some, i], more, seen + len(ids[i])
     if some:
-        yield some, lay_out([rows[j] for j in some], share)
+        yield some, lay_out([rows[j] for j in some], share, kernel)
 
 
-def takes_ragged(query: Tensor) -> bool:
+def takes_ragged(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernel for sequences of any length is made for this device and type."""
-    half = query.dtype in (torch.bfloat16, torch.float16)
-    return varlen_attn is not None and query.is_cuda and half
+    half = dtype in (torch.bfloat16, torch.float16)
+    return varlen_attn is not None and device.type == "cuda" and half
 
 
-def lay_out(rows: Sequence[Row], share: bool = True) -> Layout:
+def lay_out(rows: Sequence[Row], share: bool = True, kernel: bool = False) -> Layout:
     """Token sequences as one forward pass.
 
     Args:
         rows: The sequences, and which of their tokens are asked for.
         share: Read what sequences begin with in common once; otherwise rows are padded.
+        kernel: Lay them out for the kernel too.
     Raises:
         ValueError: If a sequence's first token is asked for.
     """
@@ -248,7 +254,7 @@ def lay_out(rows: Sequence[Row], share: bool = True) -> Layout:
         asked=torch.from_numpy(number),
         segments=batches,
         order=order,
-        ragged=_ragged(segments),
+        ragged=_ragged(segments) if share and kernel else None,
     )
 
 

@@ -84,6 +84,7 @@ def plan(
     mean_over_processes: Callable[[Tensor], Tensor],
     returns: Column | None = None,
     truncated: bool = False,
+    first_logprobs: dict[int, Tensor] | None = None,
 ) -> Iterator[Step]:
     """The optimiser steps of one iteration.
 
@@ -107,6 +108,9 @@ def plan(
         mean_over_processes: Averages a tensor over processes; called once a step by each.
         returns: Of their sampled tokens, for a critic; None without one.
         truncated: Whether the sampler draws from a part of the distribution.
+        first_logprobs: Log-probabilities of sampled tokens by the number of the trajectory, which
+            the learner fills in while it computes the first step, before it asks for the second.
+            They are then not computed ahead. None if the learner keeps none.
     """
     rows = list(map(row, trajectories))
     turns = list(map(sampled_turns, trajectories))
@@ -124,7 +128,8 @@ def plan(
     def column(of: Column | dict[int, Tensor], some: list[int]) -> Tensor:
         return torch.cat([of[i] for i in some])
 
-    later = torch.cat([*steps[1:], steps[0][:0]]).unique().tolist()
+    known = set() if first_logprobs is None else set(steps[0].tolist())
+    later = sorted({i for step in steps[1:] for i in step.tolist()} - known)
     some = later[:: max(1, len(later) // _SAMPLE)][:_SAMPLE]  # of many questions
     rest = sorted({*later} - {*some})
     old = dict(zip(some, logprobs_now([rows[i] for i in some]), strict=True))
@@ -135,6 +140,8 @@ def plan(
     else:
         old |= zip(rest, logprobs_now([rows[i] for i in rest]), strict=True)
     for number, chosen in enumerate(steps):
+        if number == 1 and first_logprobs is not None:
+            old |= first_logprobs
         total = torch.tensor([float(counts[chosen].sum()), float(len(chosen))])
         weights = torch.zeros(len(trajectories))
         weights[chosen] = objective.weights(counts[chosen], *mean_over_processes(total).tolist())

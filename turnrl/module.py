@@ -16,6 +16,7 @@ baselines GRPO-OR and GRPO-MR.
 
 import contextlib
 import itertools
+import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,12 +36,20 @@ from turnrl import record, scoring
 from turnrl.callbacks import InitialValidation, run_folder
 from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
-from turnrl.errors import CheckpointError, RecipeError, TrainingError, at_least, blaming
+from turnrl.errors import (
+    CheckpointError,
+    DeviceMemoryError,
+    RecipeError,
+    TrainingError,
+    at_least,
+    blaming,
+)
 from turnrl.learning import Minibatch, Step, plan, row
 from turnrl.objective import ClippedSurrogate
-from turnrl.plugins import installed
+from turnrl.plugins import examine, installed
 from turnrl.policy import Policy
 from turnrl.rollout import Rollout, stream_seed
+from turnrl.text import parse_bytes
 from turnrl.types import (
     AdvantageEstimator,
     Engine,
@@ -49,11 +58,21 @@ from turnrl.types import (
     Question,
     Reward,
     Row,
+    Start,
     Trajectory,
 )
 
+_logger = logging.getLogger(__name__)
+
 _TRAIN, _EVALUATE, _ASK = 0, 1, 2
 """First number of every random stream, so that no two purposes share one."""
+_MINIBATCH_TOKENS = 16_384
+_LOWERS = {
+    "loading": "the size of policy.model, or set policy.quantization to nf4",
+    "sampling": "model.engine.kv_memory or model.engine.prefill_tokens",
+    "learning": "model.minibatch_tokens",
+}
+"""Settings that lower the memory of a phase, the first to change first."""
 _SHOWN = ("train/exact_match", "train/tool_execution", "reward/total", "val/exact_match")
 """What a progress bar shows."""
 
@@ -83,7 +102,7 @@ class MTGRPO(L.LightningModule):
             into.
         minibatch_tokens: The most tokens computed at once while learning, but one trajectory at
             least; what several begin with in common is counted once. It decides how much memory is
-            needed, and nothing else.
+            needed, and nothing else. Null leaves it to `profile`, or takes 16,384.
         optimizer: Any of torch's or of another library, by its class; given what is trained. None
             is AdamW at the paper's rate, 1e-6.
         scheduler: Of the learning rate, by its class; it counts optimiser steps. None keeps the
@@ -92,6 +111,9 @@ class MTGRPO(L.LightningModule):
             null keeps all. An evaluation keeps all of its own.
         transcripts_per_iteration: How many of these are written out as text to be read.
         seed: Of sampling and of the order of trajectories.
+        profile: The memory of a GPU, such as `24GB`, or `auto` for the one that is there: settings
+            that are left null (here, in the policy, in the engine) are chosen to fit. Null chooses
+            nothing, and on a CPU `auto` does not either.
     """
 
     def __init__(
@@ -106,12 +128,13 @@ class MTGRPO(L.LightningModule):
         redraws: int = 0,
         updates_per_iteration: int = 1,
         steps_per_update: int = 1,
-        minibatch_tokens: int = 16384,
+        minibatch_tokens: int | None = None,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         record_per_iteration: int | None = 64,
         transcripts_per_iteration: int = 4,
         seed: int = 0,
+        profile: str | None = "auto",
     ) -> None:
         super().__init__()
         self.policy = policy
@@ -131,6 +154,10 @@ class MTGRPO(L.LightningModule):
         self.record_per_iteration = record_per_iteration
         self.seed = seed
         self.transcripts_per_iteration = transcripts_per_iteration
+        self.profile = profile
+        self.planned: dict[str, tuple[int, str]] = {}
+        """Bytes planned for a phase (`sampling`, `learning`), and the setting that lowers them."""
+        self._first_logprobs: dict[int, Tensor] | None = None
         self._folder: Path | None = None
         self._logged = False
         self._sampling = False
@@ -141,6 +168,8 @@ class MTGRPO(L.LightningModule):
         at_least(1, "model.", self, *counts)
         kept = ("record_per_iteration", "transcripts_per_iteration")
         at_least(0, "model.", self, *kept, "redraws", "seed")
+        if profile not in (None, "auto"):
+            parse_bytes(profile, "model.profile", "'auto', null, or ")
         _ = policy.folder  # a missing one is told before any data is read
         name, least = type(self.estimator).__name__, self.estimator.min_group_size
         if group_size < least:
@@ -185,17 +214,41 @@ class MTGRPO(L.LightningModule):
                 f"trainer.accumulate_grad_batches is {self.trainer.accumulate_grad_batches}, but a "
                 "batch is a whole step. Leave it out; model.minibatch_tokens bounds its memory."
             )
-        self._check()
         self._folder = run_folder(self.trainer)
+        if stage == "fit":
+            self._examine()
+        self._check()
+
+    def _examine(self) -> None:
+        """Have installed checks settle what the recipe leaves open, and stop at what would fail."""
+        run = self.trainer
+        data = getattr(run, "datamodule", None)
+        start = Start(run.strategy.root_device, self, data, self._folder, run.world_size)
+        for found in examine(start):
+            told = f"{found.name}: {found.text}. {found.step}".strip()
+            if found.status == "fail":
+                raise RecipeError(told)
+            if found.status == "warn" and run.is_global_zero:
+                _logger.warning(told)
 
     def _check(self) -> None:
         self.policy.check_length(self.rollout.max_tokens)
         self.rollout.check(self.chat)
+        self.engine.check(self.policy, self.rollout.max_tokens)
 
     def configure_model(self) -> None:
         """Load the weights onto the device that the strategy chose."""
         run = self._trainer
-        self.policy.load(self.device if run is None else run.strategy.root_device)
+        with self._phase("loading"):
+            self.policy.load(self.device if run is None else run.strategy.root_device)
+
+    def on_fit_start(self) -> None:
+        """On a device whose memory has a hard end, compute a full minibatch once, forward and back:
+        a run that lacks memory fails in its first minutes."""
+        if self.device.type != "cpu":
+            with self._phase("learning"):
+                longest = self.rollout.max_tokens  # one such trajectory is a minibatch, at least
+                self.policy.try_out(max(self.budget, longest), longest)
 
     def configure_optimizers(self) -> Any:
         """The recipe's optimiser on what is trained, and its schedule, per optimiser step."""
@@ -245,6 +298,11 @@ class MTGRPO(L.LightningModule):
     def chat(self) -> ChatFormat:
         """The policy's chat format."""
         return ChatFormat(self.policy.tokenizer)
+
+    @property
+    def budget(self) -> int:
+        """The most tokens computed at once while learning."""
+        return self.minibatch_tokens or _MINIBATCH_TOKENS
 
     def stream(self, iteration: int) -> int:
         """The random stream of an iteration on this rank."""
@@ -298,16 +356,17 @@ class MTGRPO(L.LightningModule):
         probes: int,
     ) -> tuple[list[list[Trajectory]], list[list[Probe]]]:
         """As `act`, with probes; see `Rollout.explore`."""
-        if not self._sampling:
-            self._start_engine()
-            self._sampling = True
-        self.engine.sync(self._iteration_and_version[1])
         run = self._trainer
         shown = run is None or (run.is_global_zero and run.progress_bar_callback is not None)
         bar = what if shown else None
-        return self.rollout.explore(
-            self.engine, self.chat, questions, size or 1, key, probes, size is None, bar
-        )
+        with self._phase("sampling"):
+            if not self._sampling:
+                self._start_engine()
+                self._sampling = True
+            self.engine.sync(self._iteration_and_version[1])
+            return self.rollout.explore(
+                self.engine, self.chat, questions, size or 1, key, probes, size is None, bar
+            )
 
     def _start_engine(self) -> None:
         self.engine.start(self.policy, self.rollout.max_tokens)
@@ -403,6 +462,8 @@ class MTGRPO(L.LightningModule):
         experience = self.collect(questions, iteration)
         torch.manual_seed(self.stream(iteration))  # of dropout, so that resuming is exact
         strategy, device = self.trainer.strategy, self.device
+        drops = self.policy.lora is not None and self.policy.lora.dropout > 0  # and so is noisy
+        self._first_logprobs = None if drops or self.updates_per_iteration == 1 else {}
         return plan(
             experience.trajectories,
             experience.advantages,
@@ -410,16 +471,18 @@ class MTGRPO(L.LightningModule):
             self.objective,
             self.updates_per_iteration,
             self.steps_per_update,
-            lambda rows: self.policy.passes(rows, self.minibatch_tokens),
+            lambda rows: self.policy.passes(rows, self.budget),
             torch.Generator().manual_seed(self.stream(iteration)),
             lambda total: strategy.reduce(total.to(device), reduce_op="mean"),
             experience.returns,
             self.rollout.truncated,
+            self._first_logprobs,
         )
 
     def _now(self, rows: Sequence[Row]) -> list[tuple[Tensor, ...]]:
         """What the learner as it is computes for sampled tokens; see `Policy.read`."""
-        return self.policy.read(rows, self.minibatch_tokens, self.rollout.temperature)
+        with self._phase("learning"):
+            return self.policy.read(rows, self.budget, self.rollout.temperature)
 
     def training_step(self, batch: Step, batch_idx: int) -> Tensor:
         """One optimiser step. The gradients of all minibatches but the last are added up here; the
@@ -427,22 +490,44 @@ class MTGRPO(L.LightningModule):
         for parameter in self.policy.parameters():
             parameter.grad = None
         wait = getattr(self.trainer.strategy, "block_backward_sync", contextlib.nullcontext)
-        watched: dict[str, float] = {}
+        sums: dict[str, Tensor] = {}
         with wait():
             for minibatch in batch[:-1]:
-                self._loss(minibatch, watched).backward()
-        loss = self._loss(batch[-1], watched)
+                self._loss(minibatch, sums).backward()
+        loss = self._loss(batch[-1], sums)
+        watched = dict(zip(sums, torch.stack([*sums.values()]).tolist(), strict=True))
         self._log_sums({"train/loss": watched.pop("loss")}, 1)
         tokens = sum(map(len, batch))
         self._log_sums({f"train/{name}": value for name, value in watched.items()}, tokens)
         return loss
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Lightning's step, in which it calls `training_step` and its backward pass too."""
+        with self._phase("learning"):
+            super().optimizer_step(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """The boundary to a GPU's memory: if it runs out, say where, and what to change."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "out of memory" not in str(error).lower():
+                raise
+            planned, setting = self.planned.get(name, (None, _LOWERS[name]))
+            plan = "" if planned is None else f", planned with {planned / 1e9:.1f} GB"
+            first = str(error).strip().partition(". GPU")[0].partition("\n")[0]
+            raise DeviceMemoryError(
+                f"the GPU's memory ran out while {name}{plan} ({first}). Lower {setting}, or see "
+                "'turnrl doctor RECIPE' for what takes how much."
+            ) from error
 
     def optimizer_zero_grad(
         self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer
     ) -> None:
         """Nothing: Lightning calls this after `training_step`, which begins by doing it."""
 
-    def _loss(self, batch: Minibatch, watched: dict[str, float]) -> Tensor:
+    def _loss(self, batch: Minibatch, watched: dict[str, Tensor]) -> Tensor:
         """The clipped surrogate of one minibatch; what to watch is added to `watched`, as sums over
         tokens."""
         logprobs, entropy, values = self.policy.logprobs(batch.layout, self.rollout.temperature)
@@ -470,8 +555,12 @@ class MTGRPO(L.LightningModule):
         sums |= {"loss": loss.detach(), "entropy": entropy.sum()}
         if batch.old_logprobs is None:
             sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs).abs().sum()
-        for name, value in sums.items():
-            watched[name] = watched.get(name, 0.0) + float(value)
+            if self._first_logprobs is not None:
+                numbers, counts = batch.trajectory.unique_consecutive(return_counts=True)
+                parts = logprobs.detach().cpu().split(counts.tolist())
+                self._first_logprobs.update(zip(numbers.tolist(), parts, strict=True))
+        for name, value in sums.items():  # which stay on the device until the step is over
+            watched[name] = watched.get(name, 0) + value.detach().double()
         return loss
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:

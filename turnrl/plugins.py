@@ -16,7 +16,7 @@ import importlib
 import importlib.metadata
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ KINDS: dict[str, type] = {
     "turnrl_estimators": types.AdvantageEstimator,
     "turnrl_engines": types.Engine,
     "turnrl_datasets": types.QuestionSource,
+    "turnrl_checks": types.Check,
 }
 """The hooks that return classes, and what these must be subclasses of."""
 HOOKS = (*KINDS, "turnrl_openers", "turnrl_commands")
@@ -196,3 +197,19 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
         some = f" Installed: {', '.join(known) or 'none'}. Or give a path, such as package.MyClass."
         raise LookupError(f"which {why}.{did_you_mean(attribute, known) or some}") from error
     return cls
+
+
+def examine(start: types.Start) -> Iterator[types.Finding]:
+    """Settle what a recipe leaves open, then give what the quick ones of all installed checks find.
+
+    Args:
+        start: The run that is about to begin.
+    Raises:
+        RecipeError: From a check that can settle nothing that would do.
+    """
+    checks = [check() for check in installed("turnrl_checks").values()]
+    for check in checks:
+        check.settle(start)
+    for check in checks:
+        if check.quick:
+            yield from check.run(start)

@@ -6,12 +6,12 @@ them.
 """
 
 import contextlib
-import copy
 import hashlib
 import importlib.util
+import logging
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,16 +21,19 @@ from typing import Any, Literal, cast, final
 import torch
 import transformers
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch.utilities import rank_zero_info
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from turnrl.attention import no_mask, take_over
 from turnrl.chat import read_template
-from turnrl.errors import CheckpointError, RecipeError, did_you_mean
-from turnrl.layout import Layout, Pass, lay_out, passes
+from turnrl.compute import InOnePass, adapt_in_place, fuse, head_logits, recompute
+from turnrl.errors import CheckpointError, RecipeError, did_you_mean, in_short, of_the_device
+from turnrl.layout import Layout, Pass, lay_out, passes, takes_ragged
 from turnrl.sources import reach_hub
 from turnrl.types import Attend, Critic, Row
+
+_logger = logging.getLogger(__name__)
 
 PACKAGE_PREFIX = "package://"
 _LOGITS_PER_CHUNK = 2**26
@@ -82,37 +85,6 @@ def _fingerprint(folder: str, revision: str | None) -> str:
     return digest.hexdigest()[:16]
 
 
-class _InOnePass(torch.autograd.Function):
-    """Values of rows, a chunk at a time, with each one's gradient to its own row taken at once, so
-    that nothing of a chunk is kept or computed again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        targets: Tensor,
-        of_chunk: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-        size: int,
-    ) -> tuple[Tensor, Tensor]:
-        values, watched, slopes = [], [], []
-        for some, wanted in zip(rows.split(size), targets.split(size), strict=True):
-            with torch.enable_grad():
-                leaf = some.detach().requires_grad_()
-                value, beside = of_chunk(leaf, wanted)
-                slopes += torch.autograd.grad(value.sum(), leaf)
-            values.append(value.detach())
-            watched.append(beside)
-        ctx.save_for_backward(torch.cat(slopes))
-        beside = torch.cat(watched)
-        ctx.mark_non_differentiable(beside)
-        return torch.cat(values), beside
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        (slopes,) = ctx.saved_tensors
-        return (gradient[:, None] * slopes).to(slopes.dtype), None, None, None
-
-
 @final
 class Policy(nn.Module):
     """A causal language model to be trained.
@@ -124,8 +96,11 @@ class Policy(nn.Module):
             quantisation (QLoRA, arXiv 2305.14314); needs `lora`.
         lora: Train a low-rank adapter. Without it every weight is trained, which suits tiny models.
         dtype: Of the base's weights and activations; `auto` is bfloat16 under LoRA on a GPU and
-            float32 otherwise. What is trained is float32 in any case.
-        gradient_checkpointing: Recompute activations in the backward pass, to save memory.
+            float32 otherwise. What is trained is float32 in any case: an adapter, or, in bfloat16
+            without one, all weights, which are then rounded for each product (mixed precision).
+        gradient_checkpointing: Recompute activations in the backward pass, to save memory; a number
+            does so in that many of the layers. Null leaves it to `model.profile`, or recomputes
+            none.
         chat_template: A file with a Jinja chat template, or the name of one that comes with turnrl
             (`qwen3`, say), in place of the tokenizer's own.
         revision: Branch, tag or commit of a hub model.
@@ -133,6 +108,8 @@ class Policy(nn.Module):
             prompt say, once for all that are computed together. It changes time and memory, and
             nothing else (but for `Lora.dropout`, which then drops what is shared for all alike); a
             model whose code does not allow it reads each from its first token.
+        fused_kernels: On a GPU, use the fused norms, rotations and activations of Liger, if
+            `liger-kernel` is installed and knows the architecture.
     """
 
     def __init__(
@@ -141,21 +118,17 @@ class Policy(nn.Module):
         quantization: Literal["nf4", "none"] = "none",
         lora: Lora | None = None,
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | int | None = None,
         chat_template: str | None = None,
         revision: str | None = None,
         share_prefixes: bool = True,
+        fused_kernels: bool = True,
     ) -> None:
         super().__init__()
         if quantization == "nf4" and lora is None:
             raise RecipeError(
                 "policy.quantization is 'nf4', whose weights cannot be trained themselves. Add "
                 "policy.lora (an empty mapping takes its defaults), or take 'none'."
-            )
-        if dtype == "bfloat16" and lora is None:
-            raise RecipeError(
-                "policy.dtype is 'bfloat16' without policy.lora: bfloat16 weights would round "
-                "small updates away. Use float32, or add policy.lora."
             )
         self.model = model
         self.quantization = quantization
@@ -165,13 +138,17 @@ class Policy(nn.Module):
         self.chat_template = chat_template
         self.revision = revision
         self.share_prefixes = share_prefixes
+        self.fused_kernels = fused_kernels
+        self.in_force: dict[str, str] = {}
+        """The choices that loading made, for people to read."""
         self.critic: Critic | None = None
         """Adds a value head, which begins at zero, when the policy is loaded next."""
         self.value_head: nn.Linear | None = None
         self.network: transformers.PreTrainedModel | None = None
-        self._head: nn.Linear | None = None
         self._fingerprint = ""
         self._attends = False
+        self._kernel = False
+        self._mixed = False
 
     @cached_property
     def folder(self) -> str:
@@ -212,7 +189,7 @@ class Policy(nn.Module):
         try:
             auto = getattr(transformers, kind)
             return auto.from_pretrained(folder, revision=self.revision, **options)
-        except (OSError, ValueError, ImportError) as error:
+        except (OSError, ValueError, ImportError, SafetensorError) as error:
             cause = str(error).strip() or type(error).__name__
             raise RecipeError(
                 f"policy.model {self.model!r} cannot be loaded: {cause.splitlines()[0]} Give a "
@@ -230,6 +207,11 @@ class Policy(nn.Module):
         tokenizer: transformers.PreTrainedTokenizerBase = self._from_pretrained("AutoTokenizer")
         if self.chat_template is not None:
             tokenizer.chat_template = read_template(self.chat_template)
+        if not tokenizer("text", add_special_tokens=False)["input_ids"]:
+            raise RecipeError(
+                f"the tokenizer of policy.model {self.model!r} makes no tokens of a text: its "
+                "vocabulary is missing. Copy the whole folder, tokenizer.json included."
+            )
         return tokenizer
 
     @cached_property
@@ -270,20 +252,31 @@ class Policy(nn.Module):
                 would be wrong.
         """
         if self.network is None:
-            self._load(torch.device(device))
+            # Lightning makes the GPU the default device while a module configures its model; the
+            # tensors made here say themselves where they go
+            with torch.device("cpu"):
+                self._load(torch.device(device))
         if self.critic is None:
             self.value_head = None
         elif self.value_head is None:
-            self.value_head = nn.Linear(self.config.get_text_config().hidden_size, 1)
-            self.value_head.to(self._device)
+            width = self.config.get_text_config().hidden_size
+            self.value_head = nn.Linear(width, 1, device=self._device)
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
         return cast(transformers.PreTrainedModel, self.network)
 
+    def dtype_on(self, kind: str) -> torch.dtype:
+        """The precision of activations on a kind of device, such as `cuda`."""
+        auto = "bfloat16" if self.lora is not None and kind == "cuda" else "float32"
+        return cast(torch.dtype, getattr(torch, auto if self.dtype == "auto" else self.dtype))
+
     def _load(self, device: torch.device) -> None:
-        auto = "bfloat16" if self.lora is not None and device.type == "cuda" else "float32"
-        dtype = getattr(torch, auto if self.dtype == "auto" else self.dtype)
-        options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
+        dtype = self.dtype_on(device.type)
+        self._mixed = self.lora is None and dtype != torch.float32
+        options: dict[str, Any] = {
+            "dtype": torch.float32 if self._mixed else dtype,
+            "attn_implementation": "sdpa",
+        }
         if self.quantization == "nf4":
             options["quantization_config"] = transformers.BitsAndBytesConfig(
                 load_in_4bit=True,
@@ -291,27 +284,24 @@ class Policy(nn.Module):
                 bnb_4bit_use_double_quant=True,
                 bnb_4bit_compute_dtype=dtype,
             )
+        if self.quantization == "nf4" or device.type != "cpu":  # without a copy on the host
             options["device_map"] = {"": device}
         network = self._from_pretrained("AutoModelForCausalLM", config=self.config, **options)
         self._attends = take_over(network)
+        kernels = fuse(network, device) if self.fused_kernels else "none"
         if self.lora is not None:
             network = self._with_adapter(network, self.lora)
+            adapt_in_place(network)
         if self.gradient_checkpointing:
-            network.activation_checkpointing_enable({"use_reentrant": False})
+            recompute(network, self.gradient_checkpointing)
             if self.lora is not None:
                 network.enable_input_require_grads()
         self.network = network
         self._fingerprint = _fingerprint(self.folder, self.revision)
-        head = self._base.get_output_embeddings()
-        if type(head) is nn.Linear and head.weight.dtype != torch.float32:
-            # logits rounded to bfloat16 are off by whole percents of a probability; the head is not
-            # trained here (a base that is not float32 has an adapter), so a copy will do
-            self._head = copy.deepcopy(head).float().requires_grad_(False)
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
         self._check_head()
-        if self.share_prefixes and (why := self._check_sharing()):
-            self.share_prefixes = False
-            rank_zero_info(f"while learning, each trajectory is read from its first token ({why})")
+        attention = self._choose_attention()
+        self.in_force = {"attention while learning": attention, "fused kernels": kernels}
 
     def _with_adapter(self, network: Any, lora: Lora) -> Any:
         from peft import LoraConfig, get_peft_model
@@ -355,7 +345,8 @@ class Policy(nn.Module):
         silently wrong."""
         base = self._base
         ids = torch.tensor([[0, 1]], device=self._device)
-        expected = base(input_ids=ids, use_cache=False).logits[0].float()
+        with self._precision():
+            expected = base(input_ids=ids, use_cache=False).logits[0].float()
         found = self.logits(self.hidden(ids, torch.ones_like(ids), position_ids=ids)[0])
         if not torch.allclose(expected, found, rtol=2e-2, atol=2e-2):
             raise RecipeError(
@@ -363,9 +354,33 @@ class Policy(nn.Module):
                 "head, which turnrl does not reproduce. Choose another architecture."
             )
 
-    @torch.no_grad()
-    def _check_sharing(self) -> str | None:
-        """Read two texts with one beginning in both ways; why they cannot share it, if so."""
+    def _choose_attention(self) -> str:
+        """Find the fastest way to read sequences that works here, and say which it is: beginnings
+        shared, by the kernel of a GPU or in batches; or padded rows."""
+        if not self.share_prefixes:
+            return "padded rows, each sequence from its first token"
+        why: str | None = None
+        for kernel in (True, False):
+            if kernel and not takes_ragged(self._device, self.compute_dtype):
+                continue
+            if (why := self._check_sharing(kernel)) is None:
+                self._kernel = kernel
+                return "prompts once, " + ("torch's varlen kernel" if kernel else "padded batches")
+            if kernel:
+                _logger.warning(
+                    f"the kernel for ragged batches does not work here ({why}): attention while "
+                    "learning is computed in padded batches, which is slower"
+                )
+        self.share_prefixes = False
+        _logger.warning(
+            f"while learning, each trajectory is read from its first token ({why}): a group's "
+            "prompt is computed once for each of its trajectories"
+        )
+        return f"padded rows, each sequence from its first token ({why})"
+
+    def _check_sharing(self, kernel: bool) -> str | None:
+        """Read two texts with one beginning in both ways, and back; why they cannot share it, if
+        so. Errors of memory and of devices are raised: they say nothing about the model."""
         kinds = set(getattr(self.config.get_text_config(), "layer_types", None) or ())
         if other := kinds - {"full_attention", "sliding_attention"}:
             return f"it has layers of {min(other)}"
@@ -377,21 +392,40 @@ class Policy(nn.Module):
             told.add(seen[-1])
             return Layout.attend(ways[0], *seen)
 
+        ways = [
+            move_data_to_device(lay_out(rows, share, kernel), device) for share in (True, False)
+        ]
+        ways[0].attend = attend
         try:
-            ways = [move_data_to_device(lay_out(rows, share), device) for share in (True, False)]
-            ways[0].attend = attend
-            shared, padded = (self.logprobs(way)[0] for way in ways)
-        except torch.OutOfMemoryError:
-            raise
+            with torch.no_grad():
+                padded = self.logprobs(ways[1])[0]
+            shared = self.logprobs(ways[0])[0]
+            trained = [p for p in self.parameters() if p.requires_grad]
+            slopes = torch.autograd.grad(shared.sum(), trained, allow_unused=True)
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-            return f"{type(error).__name__}: {error}"
+            if of_the_device(error):
+                raise
+            return in_short(error)
         window = getattr(self.config.get_text_config(), "sliding_window", None)
         if window is not None and not told - {None} and kinds != {"full_attention"}:
             return f"its window of {window} tokens is not told to its attention"
-        gap = float((shared - padded).abs().mean())
+        if not all(slope.isfinite().all() for slope in slopes if slope is not None):
+            return "its gradient is not finite"
+        gap = float((shared.detach() - padded).abs().mean())
         # rounding alone makes 1e-5 in float32, and some hundredths in bfloat16
-        limit = 1e-3 if self._base.dtype == torch.float32 else 0.25
+        limit = 1e-3 if self.compute_dtype == torch.float32 else 0.25
         return None if gap < limit else f"log-probabilities were {gap:.2g} nats apart"
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        """Within it the network computes in `compute_dtype`, whatever its weights are kept in."""
+        if not self._mixed:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, self.compute_dtype)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of activations."""
+        return torch.bfloat16 if self._mixed else cast(torch.dtype, self._base.dtype)
 
     def hidden(
         self,
@@ -418,24 +452,27 @@ class Policy(nn.Module):
                 raise NotImplementedError(f"{type(self._base).__name__} has attention of its own")
             kwargs["attend"] = attend
             attention_mask = no_mask(position_ids)
-        output = self._base.get_decoder()(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            use_cache=False,
-            **kwargs,
-        )
-        return cast(Tensor, output.last_hidden_state)
+        with self._precision():
+            output = self._base.get_decoder()(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                use_cache=False,
+                **kwargs,
+            )
+        return cast(Tensor, output.last_hidden_state).to(self.compute_dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(..., H) -> (..., V), in float32, by a head in float32."""
-        if self._head is not None:
-            return cast(Tensor, self._head(hidden.float()))
-        return cast(Tensor, self._base.get_output_embeddings()(hidden)).float()
+        """(..., H) -> (..., V), in float32."""
+        head = self._base.get_output_embeddings()
+        if type(head) is not nn.Linear:
+            return cast(Tensor, head(hidden)).float()
+        logits = head_logits(head, hidden.reshape(-1, hidden.shape[-1]))
+        return logits.view(*hidden.shape[:-1], -1)
 
     def passes(self, rows: Sequence[Row], budget: int) -> Iterator[Pass]:
         """Divide token sequences among forward passes; see `turnrl.layout.passes`."""
-        return passes(rows, budget, self.share_prefixes)
+        return passes(rows, budget, self.share_prefixes, self._kernel)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -507,7 +544,7 @@ class Policy(nn.Module):
 
         size = max(1, _LOGITS_PER_CHUNK // head.weight.shape[0])
         if torch.is_grad_enabled() and not any(p.requires_grad for p in head.parameters()):
-            chosen, entropy = _InOnePass.apply(states, targets, of_chunk, size)  # type: ignore[no-untyped-call]
+            chosen, entropy = InOnePass.apply(states, targets, of_chunk, size)  # type: ignore[no-untyped-call]
         elif len(targets) <= size:
             chosen, entropy = of_chunk(states, targets)
         else:
@@ -515,6 +552,26 @@ class Policy(nn.Module):
             parts = zip(*map(redone, states.split(size), targets.split(size)), strict=True)
             chosen, entropy = map(torch.cat, parts)
         return chosen[layout.asked], entropy[layout.asked], values[layout.asked]
+
+    def try_out(self, tokens: int, longest: int) -> None:
+        """Compute log-probabilities of made-up sequences and their gradient, and drop both.
+
+        Args:
+            tokens: Of the sequences together.
+            longest: Of one sequence, at most.
+        """
+        draw = torch.Generator().manual_seed(0)  # of its own: a run's numbers do not depend on it
+        vocabulary = self.config.get_text_config().vocab_size
+        rows: list[Row] = []
+        for begin in range(0, tokens, longest):
+            size = max(min(longest, tokens - begin), 2)
+            ids = torch.randint(vocabulary, (size,), generator=draw).tolist()
+            rows.append((ids, [n > 0 for n in range(size)]))
+        _, layout = next(self.passes(rows, tokens))
+        logprobs, *_ = self.logprobs(move_data_to_device(layout, self._device))
+        logprobs.sum().backward()
+        for parameter in self.parameters():
+            parameter.grad = None
 
     def reference(self) -> AbstractContextManager[None]:
         """Within it the policy is its own reference: the adapter is off."""

@@ -31,6 +31,7 @@ from turnrl.given import LATEST, SECTIONS, Given, check_checkpoint, read_given
 from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
 from turnrl.scoring import CURVES, interval
+from turnrl.types import Start
 
 _CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
 """What a recipe describes if it names no class."""
@@ -342,19 +343,53 @@ def run_recipe(given: Given) -> int:
     Raises:
         RecipeError: If something is wrong with them.
     """
+    # DDP starts its other processes from sys.argv, so this is where the arguments have to be
+    argv, sys.argv = sys.argv, [sys.argv[0], given.command, *given.arguments]
+    try:
+        _cli(given)
+    except SystemExit as stop:
+        # Lightning turns Ctrl-C into exit code 1
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            raise stop.__context__ from None
+        return int(stop.code or 0) if not isinstance(stop.code, str) else 1
+    finally:
+        sys.argv = argv
+    return 0
+
+
+def build(arguments: Sequence[str], command: str = "fit") -> Start:
+    """Make what a command would run, and run nothing: no weights are loaded, no data is read.
+
+    Args:
+        arguments: Recipes, then options, as they follow the command.
+        command: Its name, for messages.
+    Returns:
+        The recipe's module and data, and where they would run.
+    Raises:
+        RecipeError: If something is wrong with the arguments.
+    """
+    given = read_given(command, arguments)
+    given.contents.pop("ckpt_path", None)  # only a run takes one
+    made = _cli(given, run=False)
+    trainer: L.Trainer = made.trainer
+    place = trainer.strategy.root_device, made.model, made.datamodule
+    return Start(*place, run_folder(trainer), trainer.world_size)
+
+
+def _cli(given: Given, run: bool = True) -> _CLI:
+    """Let LightningCLI make what a recipe describes, and run it."""
     _Parser.given, command = given, given.command
     _prepare()
     # classes of one's own, beside the recipe
     sys.path += [str(Path(one).absolute().parent) for one in ("here", *given.files)]
     _refuse_unknown(given.contents, SECTIONS if command == "eval" else SECTIONS[:-1])
     contents = json.dumps(given.contents, default=str)
-    name = given.name if command == "fit" else f"{given.name}-{command}"
+    name = f"{given.name}-{command}" if command == "eval" else given.name
     init_args = {"save_dir": "runs", "name": name, "flush_logs_every_n_steps": 1}
     logger = {"class_path": "CSVLogger", "init_args": init_args}
-    # DDP starts its other processes from sys.argv, so this is where the arguments have to be
-    argv, sys.argv = sys.argv, [sys.argv[0], command, *given.arguments]
+    asked = [f"--config={contents}", *given.asks]
     try:
-        _CLI(
+        return _CLI(
             None if "class_path" in given.contents["model"] else MTGRPO,
             None if "class_path" in given.contents["data"] else QuestionData,
             trainer_class=_Trainer,
@@ -363,7 +398,8 @@ def run_recipe(given: Given) -> int:
             save_config_kwargs={"overwrite": True},
             seed_everything_default=0,
             parser_class=_Parser,
-            args=[command, f"--config={contents}", *given.asks],
+            args=[command, *asked] if run else asked,
+            run=run,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )
@@ -373,11 +409,3 @@ def run_recipe(given: Given) -> int:
         if isinstance(error, TurnRLError) or not (wrapped or any(_faults(given.contents))):
             raise
         raise _told(error, given.contents) from error
-    except SystemExit as stop:
-        # Lightning turns Ctrl-C into exit code 1
-        if isinstance(stop.__context__, KeyboardInterrupt):
-            raise stop.__context__ from None
-        return int(stop.code or 0) if not isinstance(stop.code, str) else 1
-    finally:
-        sys.argv = argv
-    return 0

@@ -1,4 +1,5 @@
-"""Rules about text that rewards, metrics and rollouts share: answer matching and neutralising.
+"""Rules about text that rewards, metrics and rollouts share: answer matching and neutralising; and
+sizes as recipes give them.
 
 Answer normalisation is SQuAD's (Rajpurkar et al. 2016, arXiv 1606.05250, evaluation script): lower
 case, no punctuation, no articles, single spaces. Unlike it, a text that normalises to nothing
@@ -9,7 +10,11 @@ import re
 import string
 from collections.abc import Iterable, Sequence
 
+from turnrl.errors import RecipeError
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -66,3 +71,22 @@ def neutralise(text: str, tags: Iterable[str], control_tokens: Sequence[str]) ->
         # a tag left open could be closed by what the segmenter writes after it
         text = re.sub(rf"<(?={tag})", "‹", text, flags=re.IGNORECASE)
     return text
+
+
+def parse_bytes(text: str, setting: str, instead: str = "") -> int:
+    """Bytes of `4GB`, `512MiB` and the like.
+
+    Args:
+        text: The size.
+        setting: Where it is given, for the message.
+        instead: What else may stand there, such as "'auto', or ".
+    Raises:
+        RecipeError: If it is no size.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", str(text), re.IGNORECASE)
+    if found is None or not (size := int(float(found[1]) * _UNITS[found[2].upper()])):
+        raise RecipeError(
+            f"{setting} is {text!r}; give {instead}a size with its unit, such as '24GB' or "
+            "'512MiB' (KB to TB, KiB to TiB)"
+        )
+    return size

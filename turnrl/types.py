@@ -10,8 +10,8 @@
 
 A segmenter (`Segmenter`) says what a turn is, a `Tool` acts, `TurnReward` and `OutcomeReward`
 score, an `AdvantageEstimator` turns a group into credit, a `QuestionSource` supplies questions, an
-`Engine` turns token ids into more token ids. Those are what a plugin extends. Everything here is
-standard library only, so `import turnrl` stays cheap.
+`Engine` turns token ids into more token ids, a `Check` examines a run before it begins. Those are
+what a plugin extends. Everything here is standard library only, so `import turnrl` stays cheap.
 
 Axes, wherever tensors appear: B batch, G group, K turn, T token.
 """
@@ -31,8 +31,9 @@ from turnrl.errors import DataError, at_least
 
 if TYPE_CHECKING:
     import torch
+    from lightning import LightningDataModule, LightningModule
     from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 Message = dict[str, str]
 """A chat message: `{"role": "system" | "user" | "assistant" | "tool", "content": text}`."""
@@ -683,6 +684,10 @@ class SampledPolicy(Protocol):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer."""
 
+    @property
+    def config(self) -> PretrainedConfig:
+        """The model's configuration, which needs no weights."""
+
     def load(self, device: torch.device | str = "cpu") -> PreTrainedModel:
         """The network, loaded if it was not."""
 
@@ -727,6 +732,22 @@ class Engine(ABC):
     seeded: bool = True
     capacity: int | None = None
 
+    def check(self, policy: SampledPolicy, max_tokens: int) -> None:  # noqa: B027 - optional
+        """Verify that the engine can work, as far as that shows before any weights are loaded.
+
+        Args:
+            policy: Its tokenizer and configuration are there, its weights are not.
+            max_tokens: As in `start`.
+        Raises:
+            RecipeError: Naming the setting, and the next step.
+        """
+
+    @property
+    def in_force(self) -> Mapping[str, str]:
+        """The choices that the engine made when it started, for people to read: which attention,
+        with CUDA graphs or without. Empty before it starts."""
+        return {}
+
     @abstractmethod
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """Get ready to sample a policy whose weights are loaded.
@@ -760,3 +781,63 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back everything. Closing twice is harmless; `start` may follow."""
+
+
+Status = Literal["pass", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of `turnrl doctor`.
+
+    Args:
+        status: `fail` if a run would stop, `warn` if it would be slower or worse than it could be.
+        name: The thing that was examined: `GPU`, `index`.
+        text: What was seen, in one line.
+        step: The next step for the user; empty for `pass`.
+    """
+
+    status: Status
+    name: str
+    text: str
+    step: str = ""
+
+
+@dataclass
+class Start:
+    """A run that is about to begin, before any weights are loaded.
+
+    Args:
+        device: Where the weights will go.
+        module: The recipe's module; None if the machine alone is examined.
+        data: The recipe's data; None if there is none at hand.
+        folder: Where the run will write; None if it will not.
+        processes: How many learn together.
+    """
+
+    device: torch.device
+    module: LightningModule | None = None
+    data: LightningDataModule | None = None
+    folder: Path | None = None
+    processes: int = 1
+
+
+class Check(ABC):
+    """Something that `turnrl doctor` examines. `turnrl fit` runs the quick ones before it starts.
+
+    Attributes:
+        quick: Whether it takes well under a second, so that every start can afford it.
+    """
+
+    quick: bool = True
+
+    def settle(self, start: Start) -> None:  # noqa: B027 - optional: most checks only look
+        """Fill in settings that the recipe leaves open (null). Called before any check is run.
+
+        Raises:
+            RecipeError: If no value would do.
+        """
+
+    @abstractmethod
+    def run(self, start: Start) -> Iterable[Finding]:
+        """Examine the machine, and the recipe's parts where there are any."""

@@ -1,0 +1,209 @@
+"""Adapters, heads and layers as they are computed, each beside a plain reading of its equation."""
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from turnrl import Lora, Policy
+from turnrl.compute import adapt_in_place, dense_weight, fuse, head_logits, wide_mm
+from turnrl.errors import of_the_device
+from turnrl.layout import lay_out
+
+ROWS = [([5, 6, 7, 8, *rest], [False] * 5 + [True] * 3) for rest in ([9, 10, 11, 12], [13] * 4)]
+
+
+def adapted(folder, **options):
+    """A policy whose adapter is not zero."""
+    policy = Policy(str(folder), lora=Lora(r=4, **options.pop("lora", {})), **options)
+    torch.manual_seed(0)
+    policy.load()
+    for name, value in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(value, std=0.05)
+    return policy
+
+
+def value_and_gradients(policy):
+    policy.zero_grad()
+    found, *_ = policy.logprobs(lay_out(ROWS))
+    (found * torch.arange(1.0, len(found) + 1)).sum().backward()
+    return found.detach(), {n: p.grad for n, p in policy.trainable_parameters().items()}
+
+
+def left_to_peft(policy):
+    """Take back the forward passes that loading put in place of peft's own."""
+    for layer in policy.modules():
+        vars(layer).pop("forward", None)
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+@pytest.mark.parametrize("checkpointing", [None, True])
+def test_an_adapter_computes_what_peft_computes(tiny_model, quantization, checkpointing):
+    options = {"quantization": quantization, "gradient_checkpointing": checkpointing}
+    policy = adapted(tiny_model, **options)
+    found, gradients = value_and_gradients(policy)
+    left_to_peft(policy)
+    wanted, others = value_and_gradients(policy)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert len(gradients) == 2 * 2 * 7  # A and B of seven linear layers in two blocks
+    for name, gradient in gradients.items():
+        assert (gradient - others[name]).norm() < 1e-4 * others[name].norm(), name
+
+
+def test_an_adapter_of_a_bfloat16_base_has_weights_and_gradients_in_float32(tiny_model):
+    policy = adapted(tiny_model, dtype="bfloat16")
+    exact = adapted(tiny_model)
+    exact.load_state_dict({name: value.float() for name, value in policy.state_dict().items()})
+    seen = []
+    layer = policy.network.base_model.model.model.layers[0].mlp.up_proj
+    layer.register_forward_hook(
+        lambda _, given, result: seen.append((given[0].dtype, result.dtype))
+    )
+    found, gradients = value_and_gradients(policy)
+    wanted, others = value_and_gradients(exact)
+    assert set(seen) == {(torch.bfloat16, torch.bfloat16)}
+    assert {p.dtype for p in policy.trainable_parameters().values()} == {torch.float32}
+    assert {g.dtype for g in gradients.values()} == {torch.float32}
+    assert (found - wanted).abs().mean() < 0.03 * wanted.abs().mean()
+    all_found, all_wanted = (
+        torch.cat([g[name].flatten() for name in sorted(g)]) for g in (gradients, others)
+    )
+    assert torch.cosine_similarity(all_found, all_wanted, 0) > 0.98
+
+
+def test_an_adapter_that_is_off_or_drops_is_left_alone(tiny_model):
+    policy = adapted(tiny_model)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad(), policy.reference():
+        assert torch.equal(policy.network(input_ids=ids).logits, base(input_ids=ids).logits)
+    dropping = adapted(tiny_model, lora={"dropout": 0.5})
+    with torch.no_grad():
+        one, other = (dropping.network(input_ids=ids).logits for _ in range(2))
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
+def test_dora_is_left_to_peft(tiny_model):
+    network = AutoModelForCausalLM.from_pretrained(tiny_model)
+    config = peft.LoraConfig(r=2, use_dora=True, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    network = peft.get_peft_model(network, config)
+    adapt_in_place(network)
+    assert not any("forward" in vars(layer) for layer in network.modules())
+
+
+def test_a_dense_weight_is_what_the_layer_multiplies_by(tiny_model):
+    policy = adapted(tiny_model, quantization="nf4")
+    layer = policy.network.base_model.model.model.layers[0].mlp.up_proj.base_layer
+    assert layer.weight.dtype == torch.uint8
+    x = torch.randn(5, 64)
+    with torch.no_grad():
+        assert torch.allclose(layer(x), x @ dense_weight(layer).t(), atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_logits_of_half_precision_are_added_up_in_float32(bias):
+    torch.manual_seed(0)
+    head = torch.nn.Linear(256, 50, bias=bias).bfloat16()
+    hidden = torch.randn(3, 256).bfloat16().requires_grad_()
+    found = head_logits(head, hidden)
+    wanted = hidden.double() @ head.weight.double().t() + (head.bias.double() if bias else 0)
+    assert found.dtype == torch.float32
+    assert torch.allclose(found.double(), wanted, atol=1e-5)
+    assert (head(hidden).double() - wanted).abs().max() > 1e-3  # what it is for
+    slopes = torch.randn(3, 50)
+    (gradient,) = torch.autograd.grad(found, hidden, slopes)
+    exact = slopes.double() @ head.weight.double()
+    assert gradient.dtype == torch.bfloat16
+    assert (gradient - exact).norm() < 0.01 * exact.norm()
+
+
+def test_a_trained_head_learns_in_float32():
+    torch.manual_seed(0)
+    head = torch.nn.Linear(16, 8, bias=False)
+    hidden = torch.randn(3, 16).bfloat16()
+    head_logits(head, hidden).square().sum().backward()
+    wanted = 2 * (hidden.float() @ head.weight.detach().bfloat16().float().t()).t() @ hidden.float()
+    assert head.weight.grad.dtype == torch.float32
+    assert (head.weight.grad - wanted).norm() < 0.01 * wanted.norm()
+
+
+def test_wide_products_lose_nothing():
+    one = torch.full((1, 3), 256.0).bfloat16()
+    other = torch.tensor([[256.0], [1.0], [1 / 256]]).bfloat16()
+    # 65536 + 256 + 1; bfloat16 would make it 66048
+    assert wide_mm(one, other).tolist() == [[65793.0]]
+
+
+@pytest.mark.parametrize(("setting", "again"), [(None, 0), (True, 2), (1, 1), (0, 0), (2, 2)])
+def test_as_many_layers_as_asked_are_recomputed(tiny_model, setting, again):
+    policy = adapted(tiny_model, gradient_checkpointing=setting)
+    passes = []
+    for layer in policy.network.base_model.model.model.layers:
+        layer.mlp.register_forward_pre_hook(lambda *_: passes.append(1))
+    value_and_gradients(policy)
+    assert len(passes) == 2 + again
+
+
+def test_mixed_precision_trains_float32_weights_through_bfloat16_products(tiny_model):
+    policy, exact = Policy(str(tiny_model), dtype="bfloat16"), Policy(str(tiny_model))
+    for one in (policy, exact):
+        one.load()
+    seen = []
+    layer = policy.network.model.layers[0].mlp.up_proj
+    layer.register_forward_hook(lambda _, given, result: seen.append(result.dtype))
+    found, gradients = value_and_gradients(policy)
+    wanted, others = value_and_gradients(exact)
+    assert set(seen) == {torch.bfloat16}
+    assert found.dtype == torch.float32
+    assert {p.dtype for p in policy.parameters()} == {torch.float32}
+    assert {g.dtype for g in gradients.values()} == {torch.float32}
+    assert 1e-4 < (found - wanted).abs().mean() < 0.1
+    all_found, all_wanted = (
+        torch.cat([g[name].flatten() for name in sorted(g)]) for g in (gradients, others)
+    )
+    assert torch.cosine_similarity(all_found, all_wanted, 0) > 0.98
+    # an update that bfloat16 would round away
+    before = policy.trainable_state()["network.model.norm.weight"].clone()
+    torch.optim.SGD(policy.parameters(), lr=1e-9).step()
+    torch.optim.AdamW(policy.parameters(), lr=1e-5, weight_decay=0).step()
+    change = (policy.trainable_state()["network.model.norm.weight"] - before).abs()
+    assert 5e-6 < change.max() < 2e-5
+
+
+def test_fused_kernels_are_for_gpus(tiny_model):
+    policy = Policy(str(tiny_model))
+    policy.load()
+    assert policy.in_force["fused kernels"] == "none on this device"
+    assert fuse(policy.network, torch.device("cpu")) == "none on this device"
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (MemoryError(), True),
+        (RuntimeError("Expected all tensors to be on the same device, but found cuda:0"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("shape '[2]' is invalid for input of size 3"), False),
+        (TypeError("forward() got an unexpected keyword argument 'attend'"), False),
+    ],
+)
+def test_faults_of_a_device_say_nothing_of_a_model(error, wanted):
+    assert of_the_device(error) is wanted
+
+
+def test_what_says_no_to_a_kernel_is_told_from_what_breaks_the_device():
+    with pytest.raises(RuntimeError) as mixed:
+        torch.ones(2) + torch.ones(2, device="meta")
+    assert of_the_device(mixed.value)
+    with pytest.raises(RuntimeError) as memory:
+        torch.empty(10**15)
+    assert of_the_device(memory.value)
+    for code, expected in ((209, False), (900, False), (700, True), (719, True)):
+        error = torch.AcceleratorError("CUDA error")
+        error.error_code = code
+        assert of_the_device(error) is expected
+    assert not of_the_device(RuntimeError("paged attention takes FlashAttention 3"))
+    assert of_the_device(ValueError("Pointer argument (at 0) cannot be accessed (cpu tensor?)"))

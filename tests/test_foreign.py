@@ -1,0 +1,165 @@
+"""Whole runs on a second device (`foreign.py`): nothing of them may lie on the CPU by mistake."""
+
+import csv
+import json
+from pathlib import Path
+
+import bitsandbytes  # noqa: F401 - its operators are to be there
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import foreign
+import turnrl
+import turnrl.module
+from commands import RECIPE, fails, save
+from foreign import LEDGER, counting
+from runs import TIMINGS
+from turnrl.cli import main
+
+foreign.take_kernels("bitsandbytes")
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+FAR = ["--trainer.accelerator", "far", "--trainer.strategy", "far"]
+SMALL = {
+    "--model.group_size": 2,
+    "--model.steps_per_update": 1,
+    "--model.updates_per_iteration": 2,
+    "--model.minibatch_tokens": 1024,
+    "--data.questions_per_iteration": 2,
+    "--data.val_limit": 4,
+    "--trainer.max_epochs": 3,
+    "--trainer.check_val_every_n_epoch": 2,
+    "--trainer.enable_model_summary": "false",
+}
+NF4 = ["--model.policy.quantization", "nf4", "--model.policy.lora.r", "4"]
+NF4 += ["--model.policy.gradient_checkpointing", "1"]
+# with room to spare: a device that is no GPU and no CPU has to be told
+PAGES = ["--model.engine", "Slots", "--model.engine.kv_memory", "20MB"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder for runs, which share their index."""
+    return tmp_path_factory.mktemp("foreign")
+
+
+@pytest.fixture(autouse=True)
+def _there(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    yield
+    LEDGER.limit = None
+
+
+@pytest.fixture
+def tiny(tiny_model, folder):
+    """A recipe of the small world."""
+    contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
+    save(contents, folder / "tiny.yaml")
+    return folder / "tiny.yaml"
+
+
+def fit(name, recipe, *options):
+    """Train a small version of a recipe; the rows of its metrics, without what the clock says."""
+    small = [word for option, value in SMALL.items() for word in (option, str(value))]
+    logger = ["--trainer.logger.class_path", "CSVLogger"]
+    logger += ["--trainer.logger.init_args.save_dir", "runs"]
+    logger += ["--trainer.logger.init_args.name", name, "--trainer.logger.init_args.version", "0"]
+    code = main(["fit", str(recipe), *small, *PAGES, *logger, *options])
+    assert code == 0
+    with Path("runs", name, "version_0", "metrics.csv").open() as file:
+        rows = csv.DictReader(file)
+        return [{k: v for k, v in row.items() if v and k not in TIMINGS} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        pytest.param(RECIPES / "quickstart.yaml", [], id="quickstart", marks=pytest.mark.slow),
+        pytest.param(RECIPES / "atlas_react.yaml", [], id="two-hops", marks=pytest.mark.slow),
+        pytest.param(RECIPES / "quickstart.yaml", NF4, id="starter-nf4", marks=pytest.mark.slow),
+        pytest.param(None, NF4, id="nf4"),
+    ],
+)
+def test_a_run_on_another_device_has_the_digits_of_the_cpu(recipe, options, tiny, request):
+    name = request.node.callspec.id
+    recipe = recipe or tiny
+    near = fit(f"{name}-near", recipe, *options)
+    with counting():
+        far = fit(f"{name}-far", recipe, *options, *FAR)
+    assert LEDGER.peak > 1e6, "nothing was computed there"
+    assert len(near) == len(far) >= 5
+    for one, other in zip(near, far, strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert float(other[key]) == pytest.approx(float(value), rel=1e-4, abs=2e-6), key
+
+
+def test_a_run_goes_on_there_and_leaves_weights_that_others_load(tiny):
+    whole = fit("unbroken", tiny, *FAR, *NF4)
+    fit("first", tiny, *FAR, *NF4, "--trainer.max_epochs", "2")
+    checkpoint = "runs/first/version_0/checkpoints/last.ckpt"
+    rest = fit("rest", tiny, *FAR, *NF4, "--ckpt_path", checkpoint)
+    assert rest[-1] == whole[-1]
+    trained = load_file("runs/rest/version_0/adapter/adapter_model.safetensors")
+    again = load_file("runs/unbroken/version_0/adapter/adapter_model.safetensors")
+    assert trained.keys() == again.keys()
+    assert all(torch.equal(trained[name], again[name]) for name in again)
+    assert any(value.abs().sum() > 0 for name, value in trained.items() if "lora_B" in name)
+    # and a policy on the CPU goes on from it
+    agent = turnrl.load("runs/rest/version_0")
+    assert len(agent.ask(["1"])) == 1
+    fit("plain", tiny, *FAR, "--trainer.max_epochs", "1")
+    made = AutoModelForCausalLM.from_pretrained("runs/plain/version_0/model")
+    assert all(p.isfinite().all() for p in made.parameters())
+
+
+@pytest.mark.parametrize(
+    ("room", "phase", "step"),
+    [
+        (100_000, "loading", "policy.quantization to nf4"),
+        (3_000_000, "learning", "Lower model.minibatch_tokens"),
+    ],
+)
+def test_memory_that_is_too_small_is_told_at_the_start_with_its_phase(
+    capsys, monkeypatch, tiny, room, phase, step
+):
+    LEDGER.limit = LEDGER.now + room
+    small = [word for option, value in SMALL.items() for word in (option, str(value))]
+    began = []
+    monkeypatch.setattr(turnrl.module.MTGRPO, "collect", lambda *_: began.append(1))
+    told = fails(
+        capsys,
+        ["fit", str(tiny), *small, *PAGES, *FAR],
+        code=1,
+    )
+    assert f"memory ran out while {phase}" in told
+    assert step in told
+    assert not began
+
+
+def test_tensors_of_two_devices_are_refused_and_copies_to_the_host_are_counted():
+    there = torch.arange(6.0, device="far").view(2, 3)
+    with pytest.raises(RuntimeError, match="on the same device"):
+        there + torch.ones(2, 3)
+    with pytest.raises(TypeError, match="numpy"):
+        there.numpy()
+    with counting():
+        assert float((there @ there.t()).sum()) == (3 * 3 + 5 * 5 + 7 * 7)
+        assert there.t().contiguous().cpu().tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert LEDGER.to_host == 2
+
+
+def test_memory_of_the_device_is_counted_until_it_is_given_back():
+    before = LEDGER.now
+    with counting():
+        there = torch.zeros(1000, device="far")
+        view = there[10:]
+        more = there * 2
+        assert LEDGER.now - before == 8000
+        del there, more
+        assert LEDGER.now - before == 4000  # the view holds it
+        del view
+    assert LEDGER.now == before
+    assert LEDGER.peak - before == 8000
