@@ -21,11 +21,11 @@ from turnrl_slots import Slots
 from turnrl_slots.attention import Feed, Pass, Plan
 from turnrl_slots.decode import Decoder, padded
 from turnrl_slots.kernel import Tables
-from turnrl_slots.pages import PAGE, Pool, Shapes, parse_memory
+from turnrl_slots.pages import PAGE, Pool, Shapes
 from turnrl_slots.sampling import truncated
 
 from conftest import greedy_reference
-from turnrl import Engine, Lora, Policy, RecipeError, Sampling, Session
+from turnrl import Engine, Lora, Policy, RecipeError, Sampling, Session, parse_bytes
 from turnrl.layout import lay_out
 from turnrl.testing import check_engine
 
@@ -333,8 +333,8 @@ def test_a_memory_that_is_no_size_is_refused(text):
 
 
 def test_a_memory_has_a_unit_and_auto_is_the_same_each_time(tiny_policy):
-    assert parse_memory("1.5GB") == 1_500_000_000
-    assert parse_memory(" 512 MiB") == 512 * 2**20
+    assert parse_bytes("1.5GB", "it") == 1_500_000_000
+    assert parse_bytes(" 512 MiB", "it") == 512 * 2**20
     first, second = started(tiny_policy), started(tiny_policy)
     assert first.capacity == second.capacity > 1000
     assert first._pool.bytes < 0.26 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -1625,9 +1625,12 @@ def test_merging_what_has_no_adapter_is_refused_with_the_way_out(tiny_policy):
 # ------------------------------------------------------------------- steps that are replayed
 
 
-def test_rows_are_padded_to_one_two_four_and_multiples_of_eight():
-    wanted = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16, 17: 24, 100: 104, 256: 256}
+def test_rows_are_padded_to_few_sizes_and_at_most_by_a_fifth_where_they_cost_most():
+    wanted = {1: 1, 2: 2, 3: 4, 5: 8, 8: 8, 9: 12, 13: 16, 17: 24, 25: 32, 100: 128, 129: 192}
+    wanted |= {193: 256, 256: 256, 257: 320, 336: 384, 500: 512, 513: 640, 840: 896}
     assert {rows: padded(rows) for rows in wanted} == wanted
+    assert len({padded(rows) for rows in range(1, 513)}) == 18
+    assert all(rows > 0.8 * padded(rows) for rows in range(257, 2000))
 
 
 class Recorder:
@@ -1694,7 +1697,7 @@ def test_padding_changes_no_token_and_writes_to_a_page_that_is_nobodys(tiny_poli
         parts = (torch.ones(1, heads, len(tokens), 8) for heads in (4, 2, 2))
         return attend(0, *parts, None, None)[0].flatten(1)
 
-    step = Decoder(pool, hidden, None)
+    step = Decoder(pool, hidden, None, PAGE)
     step(Tables([table] * 5, pool), np.full(5, PAGE + 2), [7] * 5)
     written = pool.store[0].ne(0).any(-1).any(-1).any(0)
     assert written.nonzero().tolist() == [[table[1], 2], [pool.nobody, 0]]
@@ -1711,9 +1714,9 @@ def shapes_of(layers, heads, size):
 def test_a_size_is_computed_once_then_recorded_and_replayed(tiny_policy, kernel):
     graphs = Recorder()
     converse_by_steps(tiny_policy, graphs)
-    # 7 rows while all last, then 6, 5, 4, .. 2: sizes of 8, 4 and 2, with one, two and four pages
-    assert sorted(set(graphs.recorded)) == [2, 4, 8]
-    assert len(graphs.recorded) <= len(graphs.warmed) <= 2 * 3 * 3
+    # 7 rows while all last, then 6, 5, 4, .. 2: sizes of 8, 4 and 2, in both collections
+    assert sorted(graphs.recorded) == [2, 2, 4, 4, 8, 8]
+    assert len(graphs.recorded) == len(graphs.warmed)
     assert graphs.replayed > 40
     assert graphs.forgotten >= 4  # at each sync and each drain
 

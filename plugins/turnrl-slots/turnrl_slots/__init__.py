@@ -1,13 +1,20 @@
 """`Slots`: the engine that samples in the process that learns.
 
-engine     Slots, its sessions, and the loop that computes pass after pass
-scheduler  which turns are sampled, and in which pages
-pages      the memory of keys and values, and what lies in it
-attention  attention over pages, on any device
-kernel     the same by a GPU's own kernel
-decode     passes that only sample, recorded as CUDA graphs
-merged     an adapter and its base as dense weights
-sampling   one token of each turn
+engine        Slots, its sessions, and the loop that computes pass after pass
+settings      its options as they are in force
+limits        models and memories that are refused, from configurations alone
+trial         what is tried at the start: pages against the model itself, the largest passes
+scheduler     which turns are sampled, and in which pages
+pages         the memory of keys and values, and what lies in it
+memory        how much of it there may be
+attention     attention over pages, on any device
+kernel        the same by a GPU's own kernels
+triton_pages  a kernel that reads pages in place
+ways          which of them work here
+decode        passes that only sample, recorded as CUDA graphs
+merged        an adapter and its base as dense weights
+sampling      one token of each turn
+transfer      numbers on their way between host and device
 """
 
 from __future__ import annotations

@@ -2,12 +2,15 @@
 
 A step of a large model is thousands of short kernels, and launching them takes longer than they do.
 A CUDA graph launches all of them at once, but only for the sizes and addresses it was recorded
-with. So rows are padded to the next of 1, 2, 4, 8 and then multiples of 8, and tables of pages to a
-power of two; rows that pad read and write a page that is nobody's. What a size is given comes in
-two buffers, and all else is worked out from them on the device.
+with. So rows are padded to the next of a few sizes (`padded`), and tables of pages to that of the
+longest history: kernels that read pages in place do not read the rest. Where pages are gathered,
+tables are padded to a power of two instead. Rows that pad read and write a page that is nobody's.
+What a size is given comes in two buffers, and all else is worked out from them on the device.
 
 A size is computed plainly when it is first met, which warms it up, and recorded at the second time:
-one that is met once costs nothing extra. Recording takes about as long as a plain step.
+one that is met once costs nothing extra. Recording takes about as long as a plain step. Graphs hold
+for as long as weights and pages stay at their addresses (`turnrl_slots.engine` keeps them there
+between collections with `keep_memory`).
 
 On a CPU all sizes are padded in the same way and computed plainly.
 """
@@ -22,8 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnrl_slots.kernel import KernelPass, Tables
+from turnrl import in_short, of_the_device
+from turnrl_slots.kernel import KernelPass, Sequences, Tables
 from turnrl_slots.pages import PAGE, Pool, pages_of
+from turnrl_slots.transfer import fill
 
 _logger = logging.getLogger(__name__)
 
@@ -35,8 +40,18 @@ _GAP = 0.05
 
 
 def padded(rows: int) -> int:
-    """How many rows a step has for so many that are sampled."""
-    return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8
+    """The rows that a step has for so many that are sampled.
+
+    Up to 8 powers of two; up to 256 two sizes to a doubling (12, 16, 24, 32, ...): so few rows read
+    weights for longer than they compute, and padding is nearly free. Beyond, computing takes
+    longer, and there are four sizes to a doubling (320, 384, 448, 512, 640, ...): at most a fifth
+    of a step is padding. Up to 512 these are 18 sizes.
+    """
+    whole = 1 << (rows - 1).bit_length()
+    if rows <= 8:
+        return whole
+    step = whole // 4 if rows <= 256 else whole // 8
+    return -(-rows // step) * step
 
 
 class Graphs:
@@ -105,12 +120,12 @@ class _Step:
         rows, width = self._size
         read = np.zeros((2, rows), np.int64)
         read[:, : len(tokens)] = tokens, lengths
-        self._read.copy_(torch.from_numpy(read))
+        fill(self._read, read)
         if self._tables is not tables:
             pages = np.full((rows, width), self._pool.nobody, np.int32)
             known = tables.pages[:, :width]
             pages[: len(known), : known.shape[1]] = known
-            self._table.copy_(torch.from_numpy(pages))
+            fill(self._table, pages)
             self._tables = tables
 
     def compute(self) -> Tensor:
@@ -119,8 +134,8 @@ class _Step:
         page = self._table.gather(1, (positions // PAGE)[:, None])[:, 0].long()
         slots = page * PAGE + positions % PAGE
         used = (positions + 1).int()
-        where = (positions, slots, self._table, self._begins, used, 1)
-        return self._hidden(tokens, positions, KernelPass(self._pool, *where))
+        rows = Sequences(self._table, self._begins, used, len(tokens), 1)
+        return self._hidden(tokens, positions, KernelPass(self._pool, positions, slots, [rows]))
 
 
 class Decoder:
@@ -130,15 +145,17 @@ class Decoder:
         pool: Where keys and values are.
         hidden: The forward pass.
         graphs: Records them; None to compute each.
+        longest: Tokens of the longest history.
     """
 
-    def __init__(self, pool: Pool, hidden: Hidden, graphs: Graphs | None) -> None:
+    def __init__(self, pool: Pool, hidden: Hidden, graphs: Graphs | None, longest: int) -> None:
         self._pool, self._hidden, self.graphs = pool, hidden, graphs
+        self._widest = pages_of(longest)
         self._steps: dict[tuple[int, int], _Step] = {}
         self._checked = False
 
     def forget(self) -> None:
-        """Before weights or the pool's memory change: graphs know them by their addresses."""
+        """Before weights or the pool's memory move: graphs know them by their addresses."""
         self._steps.clear()
         self._checked = False
         if self.graphs is not None:
@@ -152,8 +169,7 @@ class Decoder:
             lengths: (R,), tokens of each row that are in its pages already.
             tokens: The next of each.
         """
-        pages = pages_of(int(lengths.max()) + 1)
-        size = padded(len(tokens)), 1 << (pages - 1).bit_length()
+        size = padded(len(tokens)), self._width(pages_of(int(lengths.max()) + 1))
         step = self._steps.get(size)
         if step is None:
             step = self._steps[size] = _Step(self._pool, self._hidden, *size)
@@ -170,9 +186,14 @@ class Decoder:
         assert step.found is not None
         return step.found[: len(tokens)]
 
+    def _width(self, pages: int) -> int:
+        if self._pool.kernel == "gathered" or pages > self._widest:
+            return 1 << (pages - 1).bit_length()
+        return self._widest
+
     def _record(self, step: _Step, graphs: Graphs) -> None:
-        """Record a step. If that cannot be, no other is, which is said once. The first of a
-        collection is compared with what is computed plainly: doing a step twice changes nothing."""
+        """Record a step. If that cannot be, no other is, which is said once. The first is compared
+        with what is computed plainly: doing a step twice changes nothing."""
         try:
             replay, found = graphs.record(step.compute)
             if not self._checked:
@@ -183,10 +204,12 @@ class Decoder:
                     raise RuntimeError(f"a replayed step is off by {gap:.2g}")
                 self._checked = True
         except RuntimeError as error:
-            first = str(error).strip().partition("\n")[0]
+            if of_the_device(error):
+                raise
             _logger.warning(
-                f"tokens are sampled without CUDA graphs, which is slower ({type(error).__name__}: "
-                f"{first}). Set model.engine.cuda_graphs to false to be spared the attempt."
+                f"tokens are sampled without CUDA graphs ({in_short(error)}). A step of 28 layers "
+                "then takes at least some 45 ms, whatever its rows (computed). Set "
+                "model.engine.cuda_graphs to false to skip the attempt."
             )
             self.graphs = None
         else:

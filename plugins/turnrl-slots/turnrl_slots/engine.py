@@ -16,31 +16,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Literal, NoReturn, final
+from typing import Literal, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from turnrl import Completion, Engine, RecipeError, SampledPolicy, Sampling, Session
 from turnrl_slots.attention import Feed, Plan
 from turnrl_slots.decode import Decoder, Graphs
-from turnrl_slots.kernel import KernelPass, Tables, find_way
+from turnrl_slots.kernel import KernelPass, Tables
+from turnrl_slots.limits import check_layers, check_room, least_shapes
+from turnrl_slots.memory import auto_memory
 from turnrl_slots.merged import Merged, adapted, merged_bytes
-from turnrl_slots.pages import PAGE, Pool, Shapes, pages_of, parse_memory
-from turnrl_slots.sampling import draw
+from turnrl_slots.pages import PAGE, Pool, pages_of
+from turnrl_slots.sampling import sample
 from turnrl_slots.scheduler import History, Request, Scheduler
-
-_SHARE_OF_MACHINE = 0.25
-"""Of the memory of a machine without a GPU, for `kv_memory: auto`. Not of what is free: batches,
-and so last digits, may depend on it."""
-
-_SHARE_OF_GPU = 0.7
-"""Of a GPU's memory that is free once the weights are loaded."""
+from turnrl_slots.settings import Settings
+from turnrl_slots.transfer import pack
+from turnrl_slots.trial import compare, fill, measure
+from turnrl_slots.ways import NAMES, Attention, find_way, unavailable
 
 _CPU_TOKENS = 512
 """What a CPU reads at once: with more, activations leave its cache, and a token of a small model
@@ -113,43 +110,54 @@ class Slots(Engine):
     their sessions were opened, so equal requests give equal batches and equal results to the last
     digit.
 
+    Options that are null are filled in when it starts, by a memory plan (`model.profile`) where
+    there is one.
+
     Args:
-        slots: The most turns sampled at once.
+        slots: The most turns sampled at once. Null for every turn that has memory; 256 on a CPU.
         prefill_tokens: The most tokens read in one forward pass, those being sampled left out; on a
-            CPU never more than 512.
+            CPU never more than 512. Null for 16384.
         kv_memory: The most memory for keys and values: a size such as `4GB`; `auto` is a quarter of
             the machine's memory (or a container's, and each process has its part), or most of what
-            is free on a GPU once the weights are loaded. It is given back between collections.
+            is free on a GPU once the weights are loaded.
         decode_weights: What a policy with an adapter is sampled with: `adapter`, base and adapter
             one after the other, as in learning; `merged`, their sum as dense weights, in bfloat16
             on a GPU and float32 on a CPU. A step then reads more memory and computes far less
-            around it. The sums are made anew for every collection and given back after it; with
-            7 billion weights they take 15 GB, beside what is learnt, which they leave alone. In
-            bfloat16 they round what an adapter adds: `train/logprob_gap` shows by how much.
+            around it. The sums are made anew for every collection; with 7 billion weights they take
+            13 GB, beside what is learnt, which they leave alone. In bfloat16 they round what an
+            adapter adds: `train/logprob_gap` shows by how much. `auto` is `adapter`, unless a
+            memory plan has room for the other.
         cuda_graphs: Record the passes that sample a token of each turn, and replay them, where the
             attention is a GPU's own kernel (half precision on CUDA). Elsewhere, on a CPU for one,
             it changes nothing.
+        attention: How a GPU's kernels are given keys and values, in half precision. `auto` tries
+            `pages` (torch's kernel reads them in place; needs FlashAttention 3 or 4 to be active),
+            `triton` (a kernel of this package does, for the tokens that are sampled) and `gathered`
+            (torch's kernel, given a copy in each layer), and takes the first that is right. `fa3`
+            activates FlashAttention 3, for learning too, and is then `pages`. `plain` uses none of
+            them, as on a CPU.
+        keep_memory: Keep the memory of keys and values, merged weights and CUDA graphs between
+            collections, for a faster start of each. Null or false gives it back for learning.
     """
 
     def __init__(
         self,
-        slots: int = 256,
-        prefill_tokens: int = 16384,
+        slots: int | None = None,
+        prefill_tokens: int | None = None,
         kv_memory: str = "auto",
-        decode_weights: Literal["adapter", "merged"] = "adapter",
+        decode_weights: Literal["auto", "adapter", "merged"] = "auto",
         cuda_graphs: bool = True,
+        attention: Attention = "auto",
+        keep_memory: bool | None = None,
     ) -> None:
         self.slots = slots
         self.prefill_tokens = prefill_tokens
         self.kv_memory = kv_memory
         self.decode_weights = decode_weights
         self.cuda_graphs = cuda_graphs
-        self._budget = parse_memory(kv_memory)
-        if slots < 1 or prefill_tokens < 1:
-            raise RecipeError(
-                f"model.engine.slots is {slots} and model.engine.prefill_tokens {prefill_tokens}; "
-                "both must be at least 1"
-            )
+        self.attention = attention
+        self.keep_memory = keep_memory
+        self._settings = Settings.of(self)
         self._version = 0
         self._inbox: list[Request] = []
         self._orders = itertools.count()
@@ -162,120 +170,120 @@ class Slots(Engine):
         self._plan: Plan | Tables | None = None
         """Of the rows of the last pass: how they are read."""
         self._merged: Merged | None = None
+        self._stale = False
+        """Whether the weights may have changed since they were merged."""
         self._decoder: Decoder | None = None
+        self._addresses: tuple[int, ...] = ()
+        """Of the weights that graphs were recorded with."""
+
+    def check(self, policy: SampledPolicy, max_tokens: int) -> None:
+        """See `Engine.check`. Layers that pages do not hold, a memory too small for one trajectory,
+        merged weights without an adapter, and packages that are missing."""
+        settings = Settings.of(self)
+        if (package := unavailable(settings.attention)) is not None:
+            raise RecipeError(
+                f"model.engine.attention is {settings.attention!r}, which needs {package}, and it "
+                "is not installed. Install it, or set attention to 'auto'."
+            )
+        check_layers(policy.config, max_tokens)
+        if settings.merged and getattr(policy, "lora", policy) is None:  # of `Policy`
+            raise _nothing_to_merge()
+        if settings.budget is not None and (shapes := least_shapes(policy)) is not None:
+            check_room(settings.kv_memory, settings.budget, shapes.page_bytes, 0, max_tokens)
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. The policy is used in eval mode, whatever mode it is in."""
         self._forget()  # sessions of before know pages of a pool that is given up
+        settings = self._settings = Settings.of(self)
         self._policy = policy
         self._closed = False
         self._network = policy.load()
         self._device = next(self._network.parameters()).device
-        if self.decode_weights == "merged" and not adapted(self._network):
-            raise RecipeError(
-                "model.engine.decode_weights is 'merged', and no linear layer of this policy has "
-                "an adapter to be merged: its weights are dense already. Set it to 'adapter', or "
-                "add policy.lora."
-            )
+        if settings.merged and not adapted(self._network):
+            raise _nothing_to_merge()
         self._closers = {}  # of another tokenizer, perhaps
-        most = _CPU_TOKENS if self._device.type == "cpu" else self.prefill_tokens
-        self._piece_tokens = min(most, self.prefill_tokens)
+        on_cpu = self._device.type == "cpu"
+        most = _CPU_TOKENS if on_cpu else settings.prefill_tokens
+        self._piece_tokens = min(most, settings.prefill_tokens)
         weights = sum(p.numel() for p in self._network.parameters())
-        self._policy_is_small = self._device.type == "cpu" and weights < _SMALL
+        self._policy_is_small = on_cpu and weights < _SMALL
         self._evaluate()
+        done = False
         try:
-            self._pool, least = self._sized_pool(max_tokens)
-            self._scheduler = Scheduler(self._pool, self.slots, self.prefill_tokens, least)
-            self._decoder = self._made_decoder() if self._pool.kernel else None
+            self._pool = self._sized_pool(max_tokens)
+            self._slots = settings.rows(on_cpu, self._pool.count)
+            self._least = self._pool.count // pages_of(max_tokens)
+            self._scheduler = Scheduler(
+                self._pool, self._slots, settings.prefill_tokens, self._least
+            )
+            self._decoder = self._made_decoder(max_tokens) if self._pool.kernel else None
             with self._weights():  # room for merged ones is missing now or never
-                self._compare(max_tokens)
+                tried = policy, self._network, self._pool, self._compute, max_tokens
+                compare(*tried)
+                if not on_cpu:
+                    fill(*tried, settings.prefill_tokens, self._slots)
+            done = True
         finally:
-            self._forget()
+            self._forget(keep=done and settings.keep_memory)
             self._leave_mode()
+
+    @property
+    def in_force(self) -> Mapping[str, str]:
+        """See `Engine.in_force`."""
+        if not hasattr(self, "_scheduler"):
+            return {}
+        pool, settings = self._pool, self._settings
+        graphs = self._decoder is not None and self._decoder.graphs is not None
+        weights = "base and adapter" if adapted(self._network) else "the policy's own"
+        return {
+            "attention while sampling": NAMES[pool.kernel],
+            "CUDA graphs": "on" if graphs else "off",
+            "weights while sampling": "merged, dense" if settings.merged else weights,
+            "keys and values": f"{pool.bytes / 1e9:.2f} GB, {pool.count * PAGE} tokens, at least "
+            f"{self._least} sessions",
+            "turns at once": str(min(self._slots, pool.count)),
+            "memory between collections": "kept" if settings.keep_memory else "given back",
+        }
 
     @property
     def capacity(self) -> int | None:  # type: ignore[override]
         """See `Engine.capacity`. It grows with what sessions turn out to need."""
         return self._scheduler.capacity if hasattr(self, "_scheduler") else None
 
-    def _sized_pool(self, tokens: int) -> tuple[Pool, int]:
-        """The pool that the budget allows, and how many sessions of so many tokens it holds."""
-        shapes = Shapes()
-        with torch.inference_mode():
-            ids = torch.zeros(1, 2, dtype=torch.long, device=self._device)
-            try:
-                at = torch.arange(2, device=self._device)[None]
-                self._policy.hidden(ids, None, at, attend=shapes)
-            except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
-                self._refuse(f"({type(error).__name__}: {error})", error)
-        if not shapes.layers:
-            self._refuse("(it has no attention that asks for an implementation)")
-        if shapes.windows and (window := min(shapes.windows)) < tokens:
-            self._refuse(f"(a layer sees {window} tokens, and a trajectory has {tokens})")
-        budget = self._budget
+    def _sized_pool(self, tokens: int) -> Pool:
+        """The pool that the budget allows, with room for one session of so many tokens at least."""
+        settings, device = self._settings, self._device
+        shapes = measure(self._policy, self._network, device, tokens)
+        budget = settings.budget
         if budget is None:
-            beside = self.decode_weights == "merged"
-            budget = _auto(self._device, beside * merged_bytes(self._network, self._device))
-        way = find_way(shapes, self._device)
-        count, needed = budget // shapes.page_bytes - (way is not None), pages_of(tokens)
-        if count < needed:
-            raise RecipeError(
-                f"model.engine.kv_memory is {self.kv_memory!r}: room for {count * PAGE} tokens of "
-                f"{shapes.page_bytes // PAGE} bytes each, and one trajectory of rollout.max_tokens "
-                f"= {tokens} takes {needed * shapes.page_bytes / 1e6:.1f} MB. Raise the one, or "
-                "lower the other."
-            )
-        return Pool(count, shapes, self._device, way), count // needed
+            beside = merged_bytes(self._network, device) if settings.merged else 0
+            budget = auto_memory(device, beside)
+        way = find_way(shapes, device, settings.attention)
+        spare = int(way is not None)
+        count = check_room(settings.kv_memory, budget, shapes.page_bytes, spare, tokens)
+        return Pool(count, shapes, device, way)
 
-    def _made_decoder(self) -> Decoder:
+    def _made_decoder(self, longest: int) -> Decoder:
         """What computes passes of rows alone, where a kernel attends."""
 
         def hidden(tokens: Tensor, positions: Tensor, attend: KernelPass) -> Tensor:
             return self._policy.hidden(tokens[None], None, positions[None], attend=attend)[0]
 
-        graphs = self.cuda_graphs and self._device.type == "cuda"
-        return Decoder(self._pool, hidden, Graphs(self._device) if graphs else None)
+        graphs = self._settings.cuda_graphs and self._device.type == "cuda"
+        return Decoder(self._pool, hidden, Graphs(self._device) if graphs else None, longest)
 
     def _plan_of(self, tables: Sequence[Sequence[int]]) -> Plan | Tables:
         """How rows with these pages are read."""
         return (Tables if self._pool.kernel else Plan)(tables, self._pool)
 
-    @torch.inference_mode()
-    def _compare(self, tokens: int) -> None:
-        """Read a text as long as any that will come, once over pages and in two parts, and once as
-        the model itself would. Chunked attention, recurrent layers and whatever else pages do not
-        hold show in the difference."""
-        vocabulary = self._network.config.get_text_config().vocab_size
-        ids = tuple((7919 * i + 104_729) % vocabulary for i in range(max(tokens, 2)))
-        half = len(ids) // 2
-        table = [self._pool.take() for _ in range(pages_of(len(ids)))]
-        try:
-            for feed in (Feed(table, 0, ids[:half]), Feed(table, half, ids[half:])):
-                found = self._policy.logits(self._read([feed]))
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
-            self._refuse(f"({type(error).__name__}: {error})", error)
-        whole = torch.tensor([ids], device=self._device)
-        positions = torch.arange(len(ids), device=self._device)[None]
-        hidden = self._policy.hidden(whole, None, positions)
-        gap = found.log_softmax(-1) - self._policy.logits(hidden[:, -1]).log_softmax(-1)
-        # rounding alone makes 1e-5 in float32, and some hundredths in bfloat16
-        limit = 1e-2 if hidden.dtype == torch.float32 else 0.25
-        if not (gap.abs().mean() < limit):
-            self._refuse(
-                f"(log-probabilities {float(gap.abs().mean()):.2g} nats apart after {len(ids)} "
-                "tokens)"
-            )
-
-    def _refuse(self, why: str, cause: Exception | None = None) -> NoReturn:
-        window = getattr(self._network.config.get_text_config(), "sliding_window", None)
-        at_most = f" ({window} or less)" if window else ""
-        raise RecipeError(
-            f"{type(self._network).__name__} cannot be sampled by the engine Slots, which keeps "
-            f"keys and values of full attention {why}. Set rollout.max_tokens within the model's "
-            f"attention window{at_most}, or choose another model."
-        ) from cause
+    def _compute(
+        self,
+        tables: Sequence[Sequence[int]],
+        lengths: np.ndarray,
+        tokens: list[int],
+        feeds: list[Feed],
+    ) -> Tensor:
+        return self._forward(self._plan_of(tables), lengths, tokens, feeds)
 
     def sync(self, version: int) -> None:
         """See `Engine.sync`. The weights are the policy's own, so there is nothing to copy; what
@@ -283,7 +291,7 @@ class Slots(Engine):
         if self._inbox or self._scheduler.active or self._scheduler.waiting:
             raise RuntimeError("turns are being sampled: drain() comes before sync()")
         self._version = version
-        self._forget()
+        self._forget(keep=self._settings.keep_memory)
 
     def close(self) -> None:
         """See `Engine.close`. If a pass is under way, the rest waits until it is over."""
@@ -306,22 +314,31 @@ class Slots(Engine):
     @contextlib.contextmanager
     def _weights(self) -> Iterator[None]:
         """Within it the network has the weights that are sampled with."""
-        if self.decode_weights == "adapter":
+        if not self._settings.merged:
             yield
-        else:
-            if self._merged is None:
-                self._merged = Merged(self._network, self._device)
-            with self._merged.in_place():
-                yield
+            return
+        if self._merged is None:
+            self._merged = Merged(self._network, self._device)
+        elif self._stale:
+            self._merged.refill()
+        self._stale = False
+        with self._merged.in_place():
+            yield
 
-    def _forget(self) -> None:
-        """Take all pages from all sessions, and give the memory back, of merged weights too."""
+    def _forget(self, keep: bool = False) -> None:
+        """Take all pages from all sessions. Memory is given back, that of merged weights and graphs
+        too, unless it is to be kept; graphs only if the network's is where it was."""
+        if not keep:
+            self._merged = None
         if self._decoder is not None:
-            self._decoder.forget()
-        self._merged = None
+            addresses = _addresses(self._network) if keep else ()
+            if not keep or addresses != self._addresses:
+                self._decoder.forget()
+            self._addresses = addresses
+        self._stale = True
         self._planned, self._plan = [], None
         if hasattr(self, "_scheduler"):
-            self._scheduler.forget()
+            self._scheduler.forget(keep)
 
     def _evaluate(self) -> None:
         """Eval mode, until sampling is over: in train mode dropout would bite. It is switched once
@@ -368,7 +385,7 @@ class Slots(Engine):
             await asyncio.wait([self._server])  # who gives up waiting does not cancel it
         self._server = None
         self._leave_mode()
-        self._forget()
+        self._forget(keep=self._settings.keep_memory)
 
     async def _serve(self) -> None:
         """Step until nobody waits. Passes run in a thread, so that tools go on meanwhile."""
@@ -469,32 +486,26 @@ class Slots(Engine):
         if self._decoder is not None and isinstance(plan, Tables) and not feeds:
             return self._decoder(plan, lengths, tokens)
         attend = plan.attend_to(lengths, feeds)
-        read = torch.tensor(
-            [[*tokens, *itertools.chain.from_iterable(feed.ids for feed in feeds)]],
-            device=self._device,
-        )
-        hidden = self._policy.hidden(read, None, attend.positions[None], attend=attend)[0]
-        if not feeds:
-            return hidden
+        ids = [*tokens, *itertools.chain.from_iterable(feed.ids for feed in feeds)]
         last = np.cumsum([len(tokens), *(len(feed.ids) for feed in feeds)])[1:] - 1
         ends = [at for at, feed in zip(last.tolist(), feeds, strict=True) if feed.ends]
-        wanted = torch.tensor([*range(len(tokens)), *ends], dtype=torch.long, device=self._device)
-        return hidden[wanted]
+        asked = [np.array(some, np.int32) for some in (ids, [*range(len(tokens)), *ends])]
+        read, wanted = (some.long() for some in pack(asked, self._device))
+        hidden = self._policy.hidden(read[None], None, attend.positions[None], attend=attend)[0]
+        return hidden[wanted] if feeds else hidden
 
     def _sample(self, hidden: Tensor) -> list[tuple[Request, Completion]]:
         """Draw one token in each turn; give those that end with it."""
         requests = self._scheduler.active
         uniforms = [r.uniforms[len(r.token_ids)] for r in requests]
-        logits = self._policy.logits(hidden)
         forced = [
             s.forced_ids[n] if (n := len(r.token_ids)) < len((s := r.sampling).forced_ids) else None
             for r in requests
         ]
-        tokens, logprobs = draw(logits, [r.sampling for r in requests], uniforms, forced)
+        samplings = [r.sampling for r in requests]
+        tokens, logprobs = sample(self._policy.logits, hidden, samplings, uniforms, forced)
         finished = []
-        for request, token, logprob in zip(
-            requests, tokens.tolist(), logprobs.tolist(), strict=True
-        ):
+        for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
             request.token_ids.append(token)
             request.logprobs.append(logprob)
             if reason := self._ending(request, token):
@@ -537,15 +548,14 @@ def _compute_on(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _auto(device: torch.device, beside: int) -> int:
-    """Bytes for keys and values where the recipe does not say, with so many for something else."""
-    if device.type == "cuda":
-        return int(_SHARE_OF_GPU * max(torch.cuda.mem_get_info(device)[0] - beside, 0))
-    if device.type != "cpu":
-        raise RecipeError(f"model.engine.kv_memory is 'auto' on {device}; give a size, as '4GB'")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in ("memory.max", "memory/memory.limit_in_bytes"):  # a container's
-        with contextlib.suppress(OSError, ValueError):
-            memory = min(memory, int(Path("/sys/fs/cgroup", limit).read_text()))
-    processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    return int(_SHARE_OF_MACHINE * memory / processes)
+def _addresses(network: nn.Module) -> tuple[int, ...]:
+    """Where a network's weights are."""
+    return tuple(x.data_ptr() for x in itertools.chain(network.parameters(), network.buffers()))
+
+
+def _nothing_to_merge() -> RecipeError:
+    return RecipeError(
+        "model.engine.decode_weights is 'merged', and no linear layer of this policy has an "
+        "adapter to be merged: its weights are dense already. Set it to 'adapter', or add "
+        "policy.lora."
+    )

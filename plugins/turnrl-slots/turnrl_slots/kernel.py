@@ -1,90 +1,59 @@
-"""Attention over pages by a GPU's own kernel: torch's `varlen_attn`, for half precision.
+"""Attention over pages by a GPU's own kernels, for half precision.
 
-A forward pass is then one call a layer, of sequences of one token (those being sampled) or several
-(those being read), each over all pages of its own. FlashAttention 3 or 4, where it is installed and
-was chosen (`torch.nn.attention.activate_flash_attention_impl`), takes pages as they lie. The kernel
-that comes with torch 2.13 takes none, so those in use are gathered for it, in each layer. Which way
-works here is found by trying both on a few pages, beside plain attention.
+A forward pass is then a call or two a layer, of sequences of one token (those being sampled) or
+several (those being read), each over all pages of its own. There are three ways to it:
 
-On a CPU it is tested with a function that does what torch documents of the kernel.
+pages     torch's `varlen_attn` takes pages as they lie, where FlashAttention 3 or 4 is installed
+          and active (`torch.nn.attention.activate_flash_attention_impl`).
+triton    A kernel of our own (`triton_pages`) takes them as they lie for sequences of one token.
+          For the others, torch's kernel is given those in use gathered, in each layer.
+gathered  torch's kernel is given all that are in use gathered, in each layer.
+
+Which of them work here is found by trying (`ways`).
+
+On a CPU this is tested with a function that does what torch documents of its kernel, and with
+Triton's interpreter.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from turnrl import takes_ragged as takes_ragged
 from turnrl_slots.attention import Feed
-from turnrl_slots.pages import PAGE, Pool, Shapes, Way, pages_of, rectangle
+from turnrl_slots.pages import PAGE, Pool, Way, pages_of, rectangle
+from turnrl_slots.transfer import pack
 
 try:  # where this torch was built with it
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:
     varlen_attn = None  # type: ignore[assignment]
 
-_logger = logging.getLogger(__name__)
 
+@dataclass(frozen=True)
+class Sequences:
+    """Some sequences of a pass, one after the other, and where their keys and values lie.
 
-def takes_ragged(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel for sequences of any length is made for this device and type."""
-    half = dtype in (torch.bfloat16, torch.float16)
-    return varlen_attn is not None and device.type == "cuda" and half
+    Args:
+        table: (S, W), int32, the pages of each sequence in order; any page after its last.
+        begins: (S + 1,), int32, where each one's queries begin, and the end.
+        used: (S,), int32, tokens of each in its pages, those that ask included.
+        count: Queries of all.
+        longest: The most queries of a sequence.
+    """
 
-
-@torch.inference_mode()
-def find_way(shapes: Shapes, device: torch.device) -> Way | None:
-    """How the kernel of this device can be given pages: the first way that computes attention, of
-    one token to a sequence and of several; None if it has no kernel, or none that does."""
-    if not takes_ragged(device, shapes.dtype):
-        return None
-    ways: tuple[Way, ...] = ("pages", "gathered")
-    for way in ways:
-        try:
-            gap = max(_gap(way, counts, shapes, device) for counts in ((1, 1), (1, 3)))
-        except (RuntimeError, TypeError, ValueError) as error:
-            first = str(error).strip().partition("\n")[0]
-            _logger.info("no attention over pages (%s): %s: %s", way, type(error).__name__, first)
-            continue
-        if gap < 0.05:  # of numbers near 1; bfloat16 rounds by 0.004
-            return way
-        _logger.info("no attention over pages (%s): it is off by %.2g", way, gap)
-    return None
-
-
-def _gap(way: Way, counts: tuple[int, int], shapes: Shapes, device: torch.device) -> float:
-    """How far the kernel is from plain attention, at most, for two sequences of three pages and
-    one, which have so many tokens more than was read of them."""
-    rng = torch.Generator().manual_seed(0)  # of its own: a run's numbers shall not depend on this
-
-    def noise(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=rng).to(device, shapes.dtype)
-
-    keys, values = (noise(5, PAGE, shapes.heads, shapes.size) for _ in range(2))
-    query = noise(sum(counts), shapes.asking, shapes.size)
-    tables, used = [[4, 1, 3], [2]], [2 * PAGE + 7, 9]
-    table = torch.tensor([tables[0], [2, 0, 0]], dtype=torch.int32, device=device)
-    begins = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32, device=device)
-    lengths = torch.tensor(used, dtype=torch.int32, device=device)
-    scale = shapes.size**-0.5
-    found = attend(way, query, keys, values, table, begins, lengths, max(counts), scale)
-    wanted, at = [], 0
-    for pages, length, count in zip(tables, used, counts, strict=True):
-        # (heads, tokens, D), each key-value head as often as it is asked
-        known = [
-            side[pages].flatten(0, 1)[:length].transpose(0, 1).float() for side in (keys, values)
-        ]
-        k, v = (side.repeat_interleave(shapes.asking // shapes.heads, 0) for side in known)
-        for n in range(count):
-            seen = length - count + n + 1
-            weights = (query[at].float()[:, None] @ k[:, :seen].mT * scale).softmax(-1)
-            wanted.append((weights @ v[:, :seen])[:, 0])
-            at += 1
-    return float((found.float() - torch.stack(wanted)).abs().max())
+    table: Tensor
+    begins: Tensor
+    used: Tensor
+    count: int
+    longest: int
 
 
 def attend(
@@ -92,11 +61,9 @@ def attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    table: Tensor,
-    begins: Tensor,
-    used: Tensor,
-    longest: int,
+    of: Sequences,
     scale: float,
+    parts: int | None = None,
 ) -> Tensor:
     """Attention of S sequences, each to all tokens of its own up to the one that asks.
 
@@ -105,14 +72,17 @@ def attend(
         query: (N, heads, D), the last tokens of each sequence, one sequence after the other.
         keys: (pages, page, key-value heads, D).
         values: The same.
-        table: (S, W), int32, the pages of each sequence in order; any page after its last.
-        begins: (S + 1,), int32, where each one's queries begin, and the end.
-        used: (S,), int32, tokens of each in its pages, those that ask included.
-        longest: The most queries of a sequence.
+        of: The sequences.
         scale: Of the scores.
+        parts: See `triton_pages.attend_rows`.
     Returns:
         (N, heads, D).
     """
+    table, used = of.table, of.used
+    if way == "triton" and of.longest == 1:
+        from turnrl_slots.triton_pages import attend_rows  # Triton may not be there
+
+        return attend_rows(query, keys, values, table, used, scale, parts)
     count, width = table.shape
     reach = pages = None
     if way == "pages":
@@ -125,13 +95,13 @@ def attend(
         query,
         keys,
         values,
-        begins,
+        of.begins,
         reach,
-        longest,
+        of.longest,
         width * PAGE,
         scale=scale,
         # a token alone sees all that is there; said so, the queries that share a head are packed
-        window_size=(-1, 0 if longest > 1 else -1),
+        window_size=(-1, 0 if of.longest > 1 else -1),
         enable_gqa=True,
         seqused_k=used,
         block_table=pages,
@@ -146,25 +116,15 @@ class KernelPass:
         pool: Where keys and values are.
         positions: (N,), of the tokens that are read, in their sequences.
         slots: (N,), where their keys and values are put.
-        table: See `attend`.
-        begins: The same.
-        used: The same.
-        longest: The same.
+        sequences: Whose tokens they are, a call of the kernel each.
     """
 
     def __init__(
-        self,
-        pool: Pool,
-        positions: Tensor,
-        slots: Tensor,
-        table: Tensor,
-        begins: Tensor,
-        used: Tensor,
-        longest: int,
+        self, pool: Pool, positions: Tensor, slots: Tensor, sequences: Sequence[Sequences]
     ) -> None:
         assert pool.kernel is not None
         self.pool, self.way, self.positions, self.slots = pool, pool.kernel, positions, slots
-        self.table, self.begins, self.used, self.longest = table, begins, used, longest
+        self.sequences = sequences
 
     def __call__(
         self,
@@ -179,9 +139,12 @@ class KernelPass:
         self.pool.write(layer, self.slots, key[0], value[0])
         keys, values = self.pool.store[layer]
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        asked = query[0].transpose(0, 1)
-        where = (self.table, self.begins, self.used, self.longest)
-        return attend(self.way, asked, keys, values, *where, scale)[None]
+        asked = query[0].transpose(0, 1).split([some.count for some in self.sequences])
+        found = [
+            attend(self.way, part, keys, values, some, scale)
+            for part, some in zip(asked, self.sequences, strict=True)
+        ]
+        return (found[0] if len(found) == 1 else torch.cat(found))[None]
 
 
 class Tables:
@@ -198,26 +161,37 @@ class Tables:
             lengths: (R,), tokens of each row that are in its pages already.
             feeds: What else is read.
         """
-        counts = np.array([*[1] * len(lengths), *(len(feed.ids) for feed in feeds)])
+        rows = len(lengths)
+        counts = np.array([*[1] * rows, *(len(feed.ids) for feed in feeds)])
         starts = np.array([*lengths, *(feed.start for feed in feeds)], np.int64)
         used = starts + counts
         width = pages_of(int(used.max()))
         pages = np.zeros((len(counts), width), np.int32)
         known = self.pages[:, :width]
         pages[: len(known), : known.shape[1]] = known
-        for row, feed in enumerate(feeds, len(lengths)):
+        for row, feed in enumerate(feeds, rows):
             pages[row, : len(feed.table)] = feed.table[:width]
-        begins = np.concatenate([[0], np.cumsum(counts)])
-        of = np.repeat(np.arange(len(counts)), counts)
-        positions = np.arange(begins[-1]) - begins[of] + starts[of]
-        slots = pages[of, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE
-        tensor = self.pool.tensor
-        return KernelPass(
-            self.pool,
-            tensor(positions),
-            tensor(slots),
-            tensor(pages),
-            tensor(begins.astype(np.int32)),
-            tensor(used.astype(np.int32)),
-            int(counts.max()),
-        )
+        firsts = np.cumsum(counts) - counts
+        whose = np.repeat(np.arange(len(counts)), counts)
+        positions = np.arange(len(whose)) - firsts[whose] + starts[whose]
+        slots = pages[whose, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE
+        # a kernel for one token to a sequence is not given the others
+        apart = self.pool.kernel == "triton" and 0 < rows < len(counts)
+        parts = [slice(0, rows), slice(rows, None)] if apart else [slice(None)]
+        arrays = [
+            (
+                pages[part, : pages_of(int(used[part].max()))],
+                np.concatenate([[0], np.cumsum(counts[part])]),
+                used[part],
+            )
+            for part in parts
+        ]
+        numbers = [positions, slots, *chain.from_iterable(arrays)]
+        at, to, *rest = pack([some.astype(np.int32) for some in numbers], self.pool.device)
+        sequences = [
+            Sequences(table, begins, lasts, int(counts[part].sum()), int(counts[part].max()))
+            for part, table, begins, lasts in zip(
+                parts, rest[::3], rest[1::3], rest[2::3], strict=True
+            )
+        ]
+        return KernelPass(self.pool, at.long(), to.long(), sequences)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from turnrl import dense_weight
+
 
 def adapted(network: nn.Module) -> list[Any]:
     """The linear layers of a network that have an adapter (LoRA), 4-bit ones included."""
@@ -49,7 +51,16 @@ class Merged:
 
     def __init__(self, network: nn.Module, device: torch.device) -> None:
         dtype = merged_dtype(device)
-        self._forwards = [(layer, _dense(layer, dtype)) for layer in adapted(network)]
+        self._forwards = [(layer, _Dense(*_sum(layer, dtype))) for layer in adapted(network)]
+
+    @torch.no_grad()
+    def refill(self) -> None:
+        """The sums of the weights as they are now, at the same addresses."""
+        for layer, dense in self._forwards:
+            weight, bias = _sum(layer, dense.weight.dtype)
+            dense.weight.copy_(weight)
+            if dense.bias is not None and bias is not None:
+                dense.bias.copy_(bias)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -81,16 +92,13 @@ class _Dense:
 
 
 @torch.no_grad()
-def _dense(layer: Any, dtype: torch.dtype) -> _Dense:
+def _sum(layer: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a layer and its adapter."""
     base = layer.get_base_layer()
-    weight = base.weight
-    if (state := getattr(weight, "quant_state", None)) is not None:
-        from bitsandbytes.functional import dequantize_4bit
-
-        weight = dequantize_4bit(weight.data, state)
-    whole = weight.detach().to(torch.float32, copy=True)
+    whole = dense_weight(base).to(torch.float32, copy=True)
     for name in layer.active_adapters:
         if name in layer.lora_A and not layer.disable_adapters:
             up, down = (part[name].weight.float() for part in (layer.lora_B, layer.lora_A))
             whole.addmm_(up, down, alpha=layer.scaling[name])
-    return _Dense(whole.to(dtype), None if base.bias is None else base.bias.detach().to(dtype))
+    bias = None if base.bias is None else base.bias.detach().to(dtype)
+    return whole.to(dtype), bias

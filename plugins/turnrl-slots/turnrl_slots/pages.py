@@ -8,7 +8,6 @@ found by its tokens, and is kept for whoever begins in the same way until its ro
 from __future__ import annotations
 
 import heapq
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -17,18 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnrl import RecipeError
+from turnrl_slots.memory import empty_cache
+from turnrl_slots.transfer import upload
 
 PAGE = 32
 """Tokens to a page. The smaller, the less is left empty; the larger, the faster it is gathered."""
 
-_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-
 _Key = tuple[int, tuple[int, ...]]
 
-Way = Literal["pages", "gathered"]
-"""How a kernel is given pages: as they lie, with a table, or those of the table gathered."""
+Way = Literal["pages", "triton", "gathered"]
+"""A way of giving pages to kernels: in place, by a table; in place to a kernel of our own for
+sequences of one token, and gathered for the others; or gathered for all."""
 
 
 def pages_of(tokens: int) -> int:
@@ -42,23 +40,6 @@ def rectangle(rows: Sequence[Sequence[int]], dtype: type = np.int64) -> np.ndarr
     for n, row in enumerate(rows):
         found[n, : len(row)] = row
     return found
-
-
-def parse_memory(text: str) -> int | None:
-    """Bytes of `4GB`, `512MiB` and the like; None for `auto`.
-
-    Raises:
-        RecipeError: If it is neither.
-    """
-    if text == "auto":
-        return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", str(text), re.IGNORECASE)
-    if found is None or not (size := int(float(found[1]) * _UNITS[found[2].upper()])):
-        raise RecipeError(
-            f"model.engine.kv_memory is {text!r}; give 'auto', or a size with its unit, such as "
-            "'4GB' or '512MiB' (KB to TB, KiB to TiB)"
-        )
-    return size
 
 
 class Shapes:
@@ -124,13 +105,22 @@ class Pool:
         self._total = count + (kernel is not None)
         self.bytes = self._total * shapes.page_bytes
         self._store: Tensor | None = None
+        self._scratch = [torch.empty(0), torch.empty(0)]
+        self._untouched = 0
         self.reset()
 
-    def reset(self) -> None:
-        """Nothing is held, nothing known, and the memory is given back."""
-        had, self._store = self._store is not None, None
-        self._scratch = [torch.empty(0), torch.empty(0)]
-        self._untouched = 0  # pages from here on were never taken
+    def reset(self, keep: bool = False) -> None:
+        """Nothing is held, nothing known. The memory is given back, or kept at its addresses and
+        cleared: what is masked has to be finite."""
+        had = self._store is not None and not keep
+        if keep and self._store is not None:
+            with torch.inference_mode():
+                self._store[:, :, : self._untouched].zero_()
+                self._store[:, :, self.count :].zero_()
+        else:
+            self._store = None
+            self._scratch = [torch.empty(0), torch.empty(0)]
+        self._untouched = 0  # pages from here on were never taken, or cleared since
         self._free: list[int] = []
         self._holders: dict[int, int] = {}
         self._kept: dict[int, None] = {}  # held by nobody, known by their tokens; oldest first
@@ -138,9 +128,9 @@ class Pool:
         self._serial = 0
         self._known: dict[_Key, int] = {}
         self._keys: dict[int, list[_Key]] = {}
-        if had and self.device.type == "cuda":
+        if had:
             # or what learning allocates would be cut out of it, and it could not be had again whole
-            torch.cuda.empty_cache()
+            empty_cache(self.device)
 
     @property
     def available(self) -> int:
@@ -236,7 +226,7 @@ class Pool:
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """An array where the pages are."""
-        return torch.from_numpy(array).to(self.device)
+        return upload(array, self.device)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put (heads, N, D) where `slots` say: (heads x N), or for a kernel (N,)."""
@@ -263,5 +253,5 @@ class Pool:
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Write pages over others, as (from, to). All are read before any is written."""
-        sources, targets = torch.tensor(pairs, device=self.device).unbind(1)
+        sources, targets = self.tensor(np.array(pairs)).unbind(1)
         self.store[:, :, targets] = self.store[:, :, sources]

@@ -1,13 +1,51 @@
-"""One token for each row, by inverting the cumulative distribution."""
+"""One token for each row, by inverting the cumulative distribution.
+
+A number for each token of a vocabulary of 152,064 is 156 MB at 256 rows, so as few as can be are
+there at once: two of that size beside nothing else, and seven of a slice of the rows where a
+distribution is cut.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from turnrl import Sampling
+from turnrl_slots.transfer import download, pack
+
+ROWS = 256
+"""Rows whose logits are there at once; on a CPU all, because last digits may depend on it."""
+
+_CUT_ROWS = 64
+"""Rows whose distributions are cut at once; on a CPU all."""
+
+
+def sample(
+    logits_of: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    samplings: Sequence[Sampling],
+    uniforms: Sequence[float],
+    forced: Sequence[int | None],
+) -> tuple[list[int], list[float]]:
+    """A token for each row and its log-probability, by one copy to the host.
+
+    Args:
+        logits_of: (n, H) -> (n, V) in float32, which nobody else holds.
+        hidden: (R, H).
+        samplings: See `draw`, as the rest.
+    """
+    slices = [slice(0, len(hidden))]
+    if hidden.device.type != "cpu":
+        slices = [slice(n, n + ROWS) for n in range(0, len(hidden), ROWS)]
+    drawn = [
+        draw(logits_of(hidden[some]), samplings[some], uniforms[some], forced[some])
+        for some in slices
+    ]
+    tokens, logprobs = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+    return download(tokens, logprobs)
 
 
 def draw(
@@ -19,7 +57,7 @@ def draw(
     """A token for each row, and its log-probability under what it was drawn from.
 
     Args:
-        logits: (R, V), in float32.
+        logits: (R, V), in float32. Their memory is used for what comes after them.
         samplings: How each row is sampled. Greedy ones have log-probabilities of temperature 1.
         uniforms: R numbers in (0, 1].
         forced: R tokens to take instead; None for a draw. Their log-probabilities are those of the
@@ -28,32 +66,42 @@ def draw(
         (R,) and (R,).
     """
     temperatures = [s.temperature for s in samplings]
-    some_greedy = min(temperatures) == 0
+    cut = [i for i, s in enumerate(samplings) if s.truncated]
+    wanted = [-1 if token is None else token for token in forced]
+    packed = pack(
+        [
+            np.array(uniforms, np.float32),
+            np.array([t or 1.0 for t in temperatures], np.float32),
+            np.array([t == 0 for t in temperatures], np.int32),
+            np.array(wanted, np.int32),
+            np.array(cut, np.int32),
+            *_limits([samplings[i] for i in cut], logits.shape[-1]),
+        ],
+        logits.device,
+    )
+    points, by, is_greedy, asked, rows, *limits = packed
+    greedy = logits.argmax(-1) if min(temperatures) == 0 else None
     if any(t not in (0.0, 1.0) for t in temperatures):
-        by = torch.tensor([t or 1.0 for t in temperatures], device=logits.device)
-        log_p = torch.log_softmax(logits / by[:, None], dim=-1)
-    else:
-        log_p = torch.log_softmax(logits, dim=-1)
-    whole = log_p
-    if cut := [i for i, s in enumerate(samplings) if s.truncated]:
-        log_p = log_p.index_copy(
-            0,
-            torch.tensor(cut, device=log_p.device),
-            truncated(log_p[cut], [samplings[i] for i in cut]),
-        )
+        logits = logits.div_(by[:, None])
+    log_p = torch.log_softmax(logits, dim=-1)
+    taken, asked = asked >= 0, asked.clamp(min=0).long()
+    of_asked = log_p.gather(-1, asked[:, None])[:, 0]
+    if cut:
+        at_once = len(cut) if logits.device.type == "cpu" else _CUT_ROWS
+        split = (part.split(at_once) for part in (rows.long(), *limits))
+        for some, *parts in zip(*split, strict=True):
+            log_p.index_copy_(0, some, _cut(log_p.index_select(0, some), *parts))
     if max(temperatures) == 0:
-        tokens = logits.argmax(-1)
+        assert greedy is not None
+        tokens = greedy
     else:
-        cumulative = log_p.exp().cumsum(-1)
-        draws = torch.tensor(uniforms, device=logits.device)[:, None] * cumulative[:, -1:]
+        cumulative = torch.exp(log_p, out=logits).cumsum_(-1)
+        draws = points[:, None] * cumulative[:, -1:]
         tokens = torch.searchsorted(cumulative, draws)[:, 0].clamp(max=logits.shape[-1] - 1)
-        if some_greedy:
-            greedy = torch.tensor([t == 0 for t in temperatures], device=logits.device)
-            tokens = torch.where(greedy, logits.argmax(-1), tokens)
-    if taken := [i for i, token in enumerate(forced) if token is not None]:
-        tokens[taken] = torch.tensor([forced[i] for i in taken], device=tokens.device)
-        log_p = log_p.index_copy(0, torch.tensor(taken, device=log_p.device), whole[taken])
-    return tokens, log_p.gather(-1, tokens[:, None])[:, 0]
+        if greedy is not None:
+            tokens = torch.where(is_greedy > 0, greedy, tokens)
+    logprobs = log_p.gather(-1, tokens[:, None])[:, 0]
+    return torch.where(taken, asked, tokens), torch.where(taken, of_asked, logprobs)
 
 
 def truncated(log_p: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -65,18 +113,27 @@ def truncated(log_p: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     Returns:
         (R, V); minus infinity where nothing is left.
     """
-    most = log_p.shape[-1]
+    return _cut(log_p, *pack(_limits(samplings, log_p.shape[-1]), log_p.device))
 
-    def of_each(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, device=log_p.device)[:, None]
 
+def _limits(samplings: Sequence[Sampling], most: int) -> list[np.ndarray]:
+    """`top_k`, `min_p` and `top_p`, (R, 1) each."""
+    return [
+        np.array([s.top_k or most for s in samplings], np.int32)[:, None],
+        np.array([s.min_p for s in samplings], np.float32)[:, None],
+        np.array([s.top_p for s in samplings], np.float32)[:, None],
+    ]
+
+
+def _cut(log_p: Tensor, top_k: Tensor, min_p: Tensor, top_p: Tensor) -> Tensor:
+    """See `truncated`. Limits are (R, 1) each."""
     ranked, order = log_p.sort(dim=-1, descending=True, stable=True)
-    kept = torch.arange(most, device=log_p.device) < of_each([s.top_k or most for s in samplings])
+    kept = torch.arange(log_p.shape[-1], device=log_p.device) < top_k
     # the likeliest token stays, whatever rounding does to e^0 and to the first sum
-    p = (ranked - ranked[:, :1]).exp()
-    kept &= p >= of_each([s.min_p for s in samplings])
-    p = p * kept
-    before = p.cumsum(-1) - p
-    kept &= before < of_each([s.top_p for s in samplings]) * p.sum(-1, keepdim=True)
-    left = ranked.masked_fill(~kept, -torch.inf).log_softmax(-1)
-    return torch.empty_like(log_p).scatter_(-1, order, left)
+    p = (ranked - ranked[:, :1]).exp_()
+    kept &= p >= min_p
+    p.mul_(kept)
+    before = p.cumsum(-1).sub_(p)
+    kept &= before < top_p * p.sum(-1, keepdim=True)
+    left = ranked.masked_fill_(kept.logical_not_(), -torch.inf).log_softmax(-1)
+    return p.scatter_(-1, order, left)

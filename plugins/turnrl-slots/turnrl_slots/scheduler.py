@@ -76,8 +76,8 @@ class Scheduler:
         """Histories that have pages."""
         self.forget()
 
-    def forget(self) -> None:
-        """No turn, and no page is held or known; the pages' memory is given back."""
+    def forget(self, keep: bool = False) -> None:
+        """No turn, and no page is held or known; the pages' memory is given back, or kept."""
         self.active: list[Request] = []
         """Turns that are being sampled, in the order in which they were begun."""
         self.waiting: list[Request] = []
@@ -91,7 +91,7 @@ class Scheduler:
             """How many sessions are likely to fit."""
             self._ended = (0, 0.0)
             """Sessions that have ended, and pages that they held."""
-            self.pool.reset()
+            self.pool.reset(keep)
 
     def fork(self, history: History, order: int) -> History:
         """A history that begins with all of another's, and shares its pages."""

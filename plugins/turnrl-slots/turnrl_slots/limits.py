@@ -1,0 +1,106 @@
+"""Refusing what cannot be sampled: from a model's configuration, before any weights are loaded."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from transformers import PretrainedConfig
+
+from turnrl import RecipeError, SampledPolicy
+from turnrl_slots.pages import PAGE, Shapes, pages_of
+
+
+def refuse(
+    config: PretrainedConfig, name: str, why: str, cause: Exception | None = None
+) -> NoReturn:
+    """Say that a model cannot be sampled.
+
+    Args:
+        config: Of the model.
+        name: Its class.
+        why: The reason, in brackets.
+        cause: The error behind it.
+    Raises:
+        RecipeError: In any case.
+    """
+    window = getattr(config.get_text_config(), "sliding_window", None)
+    at_most = f" ({window} or less)" if window else ""
+    raise RecipeError(
+        f"{name} cannot be sampled by the engine Slots, which keeps keys and values of full "
+        f"attention {why}. Set rollout.max_tokens within the model's attention window{at_most}, or "
+        "choose another model."
+    ) from cause
+
+
+def check_layers(config: PretrainedConfig, tokens: int) -> None:
+    """Refuse a model with layers that see less than a trajectory, or that do not attend.
+
+    Args:
+        config: Of the model.
+        tokens: Of the longest trajectory.
+    Raises:
+        RecipeError: Naming the model.
+    """
+    text = config.get_text_config()
+    name = (config.architectures or [config.model_type])[0]
+    kinds: list[str] | None = getattr(text, "layer_types", None)
+    for kind in sorted(set(kinds or ())):
+        if "attention" not in kind or kind == "linear_attention":
+            refuse(config, name, f"(it has layers of the kind {kind!r})")
+    window = getattr(text, "sliding_window", None)
+    if kinds is None:
+        slides = getattr(text, "use_sliding_window", True)
+    else:
+        slides = "sliding_attention" in kinds
+    chunk = getattr(text, "attention_chunk_size", None)
+    chunks = "chunked_attention" in (kinds or ())
+    for sees, holds in ((window, slides), (chunk, chunks)):
+        if holds and isinstance(sees, int) and sees < tokens:
+            refuse(config, name, f"(a layer sees {sees} tokens, and a trajectory has {tokens})")
+
+
+def check_room(kv_memory: str, budget: int, page_bytes: int, spare: int, tokens: int) -> int:
+    """The pages that a budget allows.
+
+    Args:
+        kv_memory: As it is set.
+        budget: In bytes.
+        page_bytes: Of one page.
+        spare: Pages that belong to no session.
+        tokens: Of the longest trajectory.
+    Raises:
+        RecipeError: If that trajectory does not fit, with both numbers.
+    """
+    count, needed = budget // page_bytes - spare, pages_of(tokens)
+    if count < needed:
+        raise RecipeError(
+            f"model.engine.kv_memory is {kv_memory!r}: room for {max(count, 0) * PAGE} tokens of "
+            f"{page_bytes // PAGE} bytes each, and one trajectory of rollout.max_tokens = {tokens} "
+            f"takes {needed * page_bytes / 1e6:.1f} MB. Raise kv_memory, or lower "
+            "rollout.max_tokens."
+        )
+    return count
+
+
+def least_shapes(policy: SampledPolicy) -> Shapes | None:
+    """The shapes of keys and values by a configuration, in the smallest type that the policy may
+    come to have; None if it does not tell."""
+    config = policy.config.get_text_config()
+    asking, width = (getattr(config, n, None) for n in ("num_attention_heads", "hidden_size"))
+    layers = getattr(config, "num_hidden_layers", None)
+    heads = getattr(config, "num_key_value_heads", None) or asking
+    size = getattr(config, "head_dim", None)
+    if size is None and isinstance(width, int) and isinstance(asking, int):
+        size = width // asking
+    numbers: list[Any] = [layers, heads, size, asking]
+    # some share keys and values among layers, or keep something smaller in their place
+    other = any(getattr(config, n, None) for n in ("kv_lora_rank", "num_kv_shared_layers"))
+    if other or not all(isinstance(number, int) and number > 0 for number in numbers):
+        return None
+    shapes = Shapes()
+    shapes.layers, shapes.heads, shapes.size, shapes.asking = numbers
+    # `Policy` says it; another policy may have half precision
+    dtype_on = getattr(policy, "dtype_on", lambda _: torch.bfloat16)
+    shapes.dtype = dtype_on("cuda")
+    return shapes

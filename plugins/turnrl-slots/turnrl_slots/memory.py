@@ -1,0 +1,57 @@
+"""The bytes that keys and values may take."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turnrl import RecipeError
+
+_SHARE_OF_MACHINE = 0.25
+"""Of the memory of a machine without a GPU, for `kv_memory: auto`. Not of what is free: batches,
+and so last digits, may depend on it."""
+
+_SHARE_OF_GPU = 0.7
+"""Of a GPU's memory that is free once the weights are loaded."""
+
+
+def auto_memory(device: torch.device, beside: int) -> int:
+    """Bytes for keys and values where the recipe gives none: a quarter of the machine's memory, or
+    most of what is free on a GPU.
+
+    Args:
+        device: Where they will be.
+        beside: Bytes that something else is going to take there.
+    """
+    if device.type != "cpu":
+        if (info := getattr(_of(device), "mem_get_info", None)) is None:
+            raise RecipeError(
+                f"model.engine.kv_memory is 'auto' on {device}, which does not tell how much of "
+                "its memory is free. Give a size, as '4GB'."
+            )
+        empty_cache(device)  # what loading left behind is free too
+        return int(_SHARE_OF_GPU * max(info(device)[0] - beside, 0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("memory.max", "memory/memory.limit_in_bytes"):  # a container's
+        with contextlib.suppress(OSError, ValueError):
+            memory = min(memory, int(Path("/sys/fs/cgroup", limit).read_text()))
+    processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    return int(_SHARE_OF_MACHINE * memory / processes)
+
+
+def empty_cache(device: torch.device) -> None:
+    """Give memory that the allocator keeps, and nobody uses, back to the device."""
+    if device.type != "cpu" and (give := getattr(_of(device), "empty_cache", None)) is not None:
+        give()
+
+
+def _of(device: torch.device) -> Any:
+    """torch's module for a device, such as `torch.cuda`; None if it has none."""
+    try:
+        return torch.get_device_module(device)
+    except RuntimeError:
+        return None

@@ -1,0 +1,162 @@
+"""Trying out which way of attention over pages works on this device."""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.attention import activate_flash_attention_impl
+
+from turnrl import RecipeError, in_short, of_the_device
+from turnrl_slots import kernel
+from turnrl_slots.pages import PAGE, Shapes, Way
+
+_logger = logging.getLogger(__name__)
+
+Attention = Literal["auto", "fa3", "pages", "triton", "gathered", "plain"]
+
+_ORDER: tuple[Way, ...] = ("pages", "triton", "gathered")
+
+NAMES: dict[Way | None, str] = {
+    "pages": "torch's kernel, pages read in place",
+    "triton": "Triton kernel, pages read in place; gathered where prompts are read",
+    "gathered": "torch's kernel, pages gathered in every layer",
+    None: "products of matrices, pages gathered in every layer",
+}
+"""The ways in plain words."""
+
+# computed from memory traffic, for Qwen2.5-7B on an H100; nothing of it is measured
+_COSTS: dict[Way | None, str] = {
+    "gathered": "Keys and values are gathered in every layer: attention of 256 turns of 2,048 "
+    "tokens takes 16 to 28 ms a step in place of 5 (computed for Qwen2.5-7B on an H100).",
+    None: "Attention is computed by plain products of matrices, and without CUDA graphs a step of "
+    "28 layers takes at least some 45 ms, whatever its rows (computed).",
+}
+
+
+def unavailable(attention: Attention) -> str | None:
+    """The package that a way needs and that is not installed, if any."""
+    needs = {"triton": "triton", "fa3": "flash_attn_interface"}.get(attention)
+    return needs if needs is not None and find_spec(needs) is None else None
+
+
+def find_way(shapes: Shapes, device: torch.device, attention: Attention = "auto") -> Way | None:
+    """Find the first way that computes attention on this device, of one token to a sequence and of
+    several. A run that ends up with a slow one is warned.
+
+    Args:
+        shapes: Of keys and values.
+        device: Where they are.
+        attention: The option of the engine: one way alone, or `auto` for all in turn.
+    Returns:
+        The way; None for attention without a kernel (`turnrl_slots.attention`).
+    Raises:
+        RecipeError: If the one that was asked for does not work here.
+    """
+    if attention == "plain":
+        return None
+    if not kernel.takes_ragged(device, shapes.dtype):
+        name = str(shapes.dtype).removeprefix("torch.")
+        if attention != "auto":
+            raise RecipeError(
+                f"model.engine.attention is {attention!r}, which takes bfloat16 or float16 on a "
+                f"CUDA device, and this policy is {name} on {device}. Set it to 'auto'."
+            )
+        if device.type == "cuda":
+            _logger.warning(
+                f"no kernel reads keys and values in {name}. {_COSTS[None]} Set policy.dtype to "
+                "'bfloat16' (with policy.lora) for a faster run."
+            )
+        return None
+    if attention == "fa3":
+        _activate()
+    wanted: tuple[Way, ...] = _ORDER
+    if attention != "auto":
+        wanted = ("pages",) if attention == "fa3" else (attention,)
+    refused: list[str] = []
+    for way in wanted:
+        why = _fault(way, shapes, device)
+        if why is None:
+            if attention == "auto" and way in _COSTS:
+                _warn(way, refused)
+            return way
+        refused.append(f"{way}: {why}")
+        _logger.info("no attention over pages (%s): %s", way, why)
+    if attention != "auto":
+        raise RecipeError(
+            f"model.engine.attention is {attention!r}, which does not work here ({refused[0]}). "
+            "Set it to 'auto', which takes the fastest way that does."
+        )
+    _warn(None, refused)
+    return None
+
+
+def _warn(way: Way | None, refused: list[str]) -> None:
+    _logger.warning(f"{_COSTS[way]} Faster ways do not work here ({'; '.join(refused)}).")
+
+
+def _activate() -> None:
+    """Make FlashAttention 3 what torch computes with, here and in learning, from now on."""
+    try:
+        activate_flash_attention_impl("FA3")
+    except (ImportError, RuntimeError, ValueError) as error:
+        if of_the_device(error):
+            raise
+        raise RecipeError(
+            "model.engine.attention is 'fa3', and FlashAttention 3 cannot be activated "
+            f"({in_short(error)}). Install flash_attn_interface on a Hopper card, or set it to "
+            "'auto'."
+        ) from error
+
+
+@torch.inference_mode()
+def _fault(way: Way, shapes: Shapes, device: torch.device) -> str | None:
+    """The reason against a way; None if it computes attention."""
+    try:
+        # of one token to a sequence, then of several; our own kernel with keys divided and not
+        tries: list[tuple[tuple[int, int], int | None]] = [((1, 1), None), ((1, 3), None)]
+        if way == "triton":
+            tries = [((1, 1), 1), ((1, 1), 2), ((1, 3), None)]
+        gap = max(_gap(way, counts, parts, shapes, device) for counts, parts in tries)
+    except Exception as error:  # compilers have errors of their own
+        if of_the_device(error):
+            raise
+        return in_short(error)
+    return None if gap < 0.05 else f"it is off by {gap:.2g}"  # bfloat16 rounds by 0.004
+
+
+def _gap(
+    way: Way, counts: tuple[int, int], parts: int | None, shapes: Shapes, device: torch.device
+) -> float:
+    """How far the kernel is from plain attention, at most, for two sequences of three pages and
+    one, which have so many tokens more than was read of them."""
+    rng = torch.Generator().manual_seed(0)  # of its own: a run's numbers shall not depend on this
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng, device="cpu").to(device, shapes.dtype)
+
+    keys, values = (noise(5, PAGE, shapes.heads, shapes.size) for _ in range(2))
+    query = noise(sum(counts), shapes.asking, shapes.size)
+    tables, used = [[4, 1, 3], [2]], [2 * PAGE + 7, 9]
+    table = torch.tensor([tables[0], [2, 0, 0]], dtype=torch.int32, device=device)
+    begins = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32, device=device)
+    lengths = torch.tensor(used, dtype=torch.int32, device=device)
+    scale = shapes.size**-0.5
+    of = kernel.Sequences(table, begins, lengths, sum(counts), max(counts))
+    found = kernel.attend(way, query, keys, values, of, scale, parts)
+    wanted, at = [], 0
+    for pages, length, count in zip(tables, used, counts, strict=True):
+        # (heads, tokens, D), each key-value head as often as it is asked
+        known = [
+            side[pages].flatten(0, 1)[:length].transpose(0, 1).float() for side in (keys, values)
+        ]
+        k, v = (side.repeat_interleave(shapes.asking // shapes.heads, 0) for side in known)
+        for n in range(count):
+            seen = length - count + n + 1
+            weights = (query[at].float()[:, None] @ k[:, :seen].mT * scale).softmax(-1)
+            wanted.append((weights @ v[:, :seen])[:, 0])
+            at += 1
+    return float((found.float() - torch.stack(wanted)).abs().max())

@@ -1,0 +1,155 @@
+"""Computes with the engine's Triton kernel on a CPU, by Triton's interpreter, or compiles it for
+GPUs that are not there. Run by test_engine_gpu.py, because the interpreter is chosen by an
+environment variable that is read when a kernel is defined. Prints one JSON object."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import torch
+import turnrl_slots.kernel
+import turnrl_slots.triton_pages
+from turnrl_slots.pages import PAGE, Pool, Shapes
+
+torch.set_num_threads(1)
+
+
+def gap(kernel, asking, heads, size, dtype, parts, used, device="cpu"):
+    """How far the kernel is, at most, from attention in plain loops. Where nothing was written,
+    and behind each sequence's last token, lie numbers that would be seen in the result."""
+    rng = torch.Generator().manual_seed(0)
+    width = max(-(-n // PAGE) for n in used) + 1
+    count = len(used) * width + 3
+    shapes = Shapes()
+    shapes.layers, shapes.heads, shapes.size, shapes.asking = 1, heads, size, asking
+    shapes.dtype = dtype
+    pool = Pool(count, shapes, torch.device(device), "triton")
+    pool.store.copy_(torch.randn(pool.store.shape, generator=rng).to(dtype))
+    query = torch.randn(len(used), asking, size, generator=rng).to(device, dtype)
+    table = torch.randperm(count, generator=rng)[: len(used) * width].view(len(used), width)
+    table = table.int().to(device)
+    keys, values = pool.store[0]
+    lengths = torch.tensor(used, dtype=torch.int32, device=device)
+    found = kernel.attend_rows(query, keys, values, table, lengths, size**-0.5, parts)
+    wanted = []
+    for row, n in enumerate(used):
+        k, v = (side[table[row].long()].flatten(0, 1)[:n].float() for side in (keys, values))
+        k, v = (side.repeat_interleave(asking // heads, 1) for side in (k, v))
+        weights = (torch.einsum("hd,thd->ht", query[row].float(), k) * size**-0.5).softmax(-1)
+        wanted.append(torch.einsum("ht,thd->hd", weights, v))
+    return float((found.float() - torch.stack(wanted)).abs().max())
+
+
+CASES = {
+    "28/4 heads, half": (28, 4, 128, torch.float16, 1, [31, 33]),
+    "28/4 heads, divided": (28, 4, 64, torch.float16, 2, [7, 70]),
+    "4/4 heads": (4, 4, 64, torch.float32, 1, [64, 65, 127, 128, 129]),
+    "4/4 heads, divided": (4, 4, 64, torch.float32, 4, [1, 64, 65, 256, 257]),
+    "width 80": (2, 1, 80, torch.float32, 2, [5, 130]),
+    "width 96": (2, 1, 96, torch.float32, 1, [5, 130]),
+    "width 256": (2, 1, 256, torch.float32, 8, [5, 130]),
+    "parts by shape": (2, 1, 16, torch.float32, None, [3, 500]),
+}
+
+
+def correct():
+    return {name: gap(turnrl_slots.triton_pages, *case) for name, case in CASES.items()}
+
+
+MUTANTS = {
+    "a token too many": ("there = at < end", "there = at <= end"),
+    "a token too few": ("there = at < end", "there = at < end - (end == length)"),
+    "a tile on one page": ("pages + at // PAGE", "pages + first // PAGE + 0 * at"),
+    "parts that overlap": ("begin = part * tiles * KEYS", "begin = part * tiles * KEYS // 2"),
+    "weighed wrongly": ("weights = tl.exp2(logs -", "weights = tl.exp2(0.5 * logs -"),
+}
+
+
+def mutants(folder):
+    """How far the kernel is with a mistake in it: over rows of one part, and of several."""
+    source = Path(turnrl_slots.triton_pages.__file__).read_text()
+    found = {}
+    for n, (name, (right, wrong)) in enumerate(MUTANTS.items()):
+        assert source.count(right) == 1, name
+        path = Path(folder, f"mutant_{n}.py")
+        path.write_text(source.replace(right, wrong))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        cases = [(2, 1, 16, torch.float32, parts, [40, 100, 191]) for parts in (1, 2)]
+        gaps = [gap(module, *case) for case in cases]
+        found[name] = math.inf if math.isnan(sum(gaps)) else max(gaps)
+    return found
+
+
+def sampled(model):
+    """Turns of several sessions by the engine, some begun while others are sampled."""
+    from turnrl_slots import Slots
+
+    from conftest import greedy_reference
+    from test_engine import takes_no_pages
+    from turnrl import Policy, Sampling
+
+    turnrl_slots.kernel.takes_ragged = lambda *_: True
+    turnrl_slots.kernel.varlen_attn = takes_no_pages
+    policy = Policy(model)
+    policy.load()
+    engine = Slots(slots=2, attention="auto")
+    engine.start(policy, 128)
+
+    async def converse(n):
+        session, history = engine.open([n + 1] * (PAGE - 3 + n)), [n + 1] * (PAGE - 3 + n)
+        for new in ([], [7, 8]):
+            found = await session.generate(new, Sampling(2 + n, temperature=0))
+            history += [*new, *found.token_ids]
+        return history, 2 + n
+
+    async def scenario():
+        return await asyncio.gather(*map(converse, range(3)))
+
+    turns = asyncio.run(scenario())
+    right = [h[-n:] == greedy_reference(policy, h[:-n], n) for h, n in turns]
+    return {"way": engine._pool.kernel, "right": right, **engine.in_force}
+
+
+def compiled():
+    """Shared memory of the kernel in bfloat16 for some cards, in bytes, and what its code uses."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = turnrl_slots.triton_pages._attend
+    names, found = kernel.arg_names, {}
+    for capability, size in ((80, 128), (90, 256)):
+        constants = {"GROUP": 7, "GROUP_PAD": 16, "SIZE": size, "SIZE_PAD": size, "PAGE": PAGE}
+        constants |= {"KEYS": 2 * PAGE, "WHOLE": False, "PRECISION": "tf32"}
+        types = dict.fromkeys(names, "i32") | dict.fromkeys(constants, "constexpr")
+        types |= dict.fromkeys(("out", "query", "keys", "values"), "*bf16")
+        types |= dict.fromkeys(("parts", "sums"), "*fp32") | {"scale": "fp32"}
+        types |= dict.fromkeys(("table", "used"), "*i32")
+        whole = ["out", "query", "keys", "values", "table", "parts", "sums", "used"]
+        whole += ["query_row", "query_head", "page_stride", "token_stride", "head_stride"]
+        aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
+        at = {(names.index(name),): value for name, value in constants.items()}
+        built = triton.compile(
+            ASTSource(kernel, types, at, aligned),
+            target=GPUTarget("cuda", capability, 32),
+            options={"num_warps": 4, "num_stages": 3 if size <= 128 else 2},
+        )
+        code = built.asm["ptx"]
+        found[f"sm_{capability}, width {size}"] = {
+            "shared": built.metadata.shared,
+            "products on tensor cores": "mma.sync" in code or "wgmma" in code,
+            "loads ahead": "cp.async" in code,
+        }
+    return found
+
+
+if __name__ == "__main__":
+    jobs = [job.split("=") for job in sys.argv[1:]]
+    print(json.dumps({name: globals()[name](*given) for name, *given in jobs}))
