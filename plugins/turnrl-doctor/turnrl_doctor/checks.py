@@ -1,0 +1,338 @@
+"""What is examined. Every check looks at one thing, says what it saw, and names the next step."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.metadata
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from packaging.requirements import Requirement
+from safetensors import SafetensorError, safe_open
+
+from turnrl import MTGRPO, Check, Finding, Start, TurnRLError
+from turnrl_doctor.memory import work_of
+from turnrl_doctor.plan import gigabytes
+
+_SHOWN = ("torch", "lightning", "transformers", "peft", "bitsandbytes")
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def of_error(name: str, error: BaseException) -> Finding:
+    """A failure as a line: the first sentence is what was seen, the rest the next step."""
+    told = " ".join(str(error).split())
+    if not isinstance(error, TurnRLError):
+        told = f"{type(error).__name__}: {told}"
+    text, _, step = told.partition(". ")
+    return Finding("fail", name, text.rstrip("."), step)
+
+
+def recipe_of(start: Start) -> MTGRPO | None:
+    """The recipe's module, if there is one that the checks know."""
+    return start.module if isinstance(start.module, MTGRPO) else None
+
+
+class Versions(Check):
+    """Installed libraries against what turnrl was made for."""
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        wrong = False
+        for line in importlib.metadata.requires("turnrl") or ():
+            wanted = Requirement(line)
+            if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+                continue
+            try:
+                there = importlib.metadata.version(wanted.name)
+            except importlib.metadata.PackageNotFoundError:
+                there = ""
+            if there and wanted.specifier.contains(there, prereleases=True):
+                continue
+            wrong = True
+            text = f"{wanted.name} {there or 'is not installed'}; turnrl needs {wanted.specifier}"
+            yield Finding(
+                "fail", "versions", text, f"pip install '{wanted.name}{wanted.specifier}'"
+            )
+        if not wrong:
+            shown = (f"{name} {importlib.metadata.version(name)}" for name in _SHOWN)
+            yield Finding("pass", "versions", ", ".join(shown))
+
+
+class Gpu(Check):
+    """The GPU that a run would use: its driver, what it can compute, what is free."""
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        if start.device.type == "cuda":
+            yield from self._examine(start)
+        elif torch.cuda.is_available():
+            name = torch.cuda.get_device_name(0)
+            text = f"there is {name}, and the run is on the CPU (trainer.accelerator)"
+            yield Finding("warn", "GPU", text, "Leave trainer.accelerator out, or set it to auto.")
+        else:
+            yield self._none(start)
+
+    def _none(self, start: Start) -> Finding:
+        module = recipe_of(start)
+        unseen = "so driver, kernels, graphs and a GPU's attention are not examined"
+        if _DRIVER.exists() and torch.version.cuda is None:
+            text = f"there is a driver, and torch {torch.__version__} is a build for CPUs"
+            return Finding("fail", "GPU", text, "Install a CUDA build of torch.")
+        if module is not None and module.policy.quantization == "none":
+            return Finding("pass", "GPU", f"none; the run is on the CPU, {unseen}")
+        step = "Run the doctor on the machine with the GPU; --card 24GB plans its memory here."
+        return Finding("warn", "GPU", f"none on this machine, {unseen}", step)
+
+    def _examine(self, start: Start) -> Iterator[Finding]:
+        device, module = start.device, recipe_of(start)
+        card = torch.cuda.get_device_properties(device)
+        capability = f"{card.major}.{card.minor}"
+        driver = "driver not known"
+        if _DRIVER.exists():
+            line = _DRIVER.read_text().partition("\n")[0]
+            driver = "driver " + next((w for w in line.split() if w[:1].isdigit()), "not known")
+        free, total = torch.cuda.mem_get_info(device)
+        size = f"{gigabytes(free)} of {gigabytes(total)} GB free"
+        seen = f"{card.name}, {driver}, CUDA {torch.version.cuda}, capability {capability}, {size}"
+        half = module is not None and module.policy.dtype_on("cuda") == torch.bfloat16
+        if half and card.major < 8:
+            step = "Set model.policy.dtype to float32, or take a card from Ampere on."
+            text = f"{card.name} has compute capability {capability}; bfloat16 needs 8.0"
+            yield Finding("fail", "GPU", text, step)
+        elif free < 0.9 * total:
+            step = "End the other process (nvidia-smi names it), or the plan has less to give."
+            yield Finding("warn", "GPU", seen, step)
+        else:
+            yield Finding("pass", "GPU", seen)
+
+
+class FourBit(Check):
+    """bitsandbytes' kernels, by a small 4-bit layer on the device that the run would use."""
+
+    quick = False
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        module = recipe_of(start)
+        if module is not None and module.policy.quantization != "nf4":
+            return
+        from bitsandbytes.nn import modules
+
+        four_bit: Any = modules
+        where = start.device
+        half = torch.bfloat16 if where.type == "cuda" else torch.float32
+        generator = torch.Generator().manual_seed(0)
+        plain = torch.nn.Linear(128, 64, bias=False)
+        with torch.no_grad():
+            plain.weight.copy_(torch.randn(64, 128, generator=generator) / 8)
+        layer: Any = four_bit.Linear4bit(
+            128, 64, bias=False, compute_dtype=half, compress_statistics=True, quant_type="nf4"
+        )
+        layer.load_state_dict(plain.state_dict())
+        layer.to(where)
+        gap = 0.0
+        with torch.no_grad():
+            for rows in (1, 200):  # one row has a kernel of its own
+                x = torch.randn(rows, 128, generator=generator)
+                wanted, found = plain(x), layer(x.to(where, half)).float().cpu()
+                gap = max(gap, float((found - wanted).norm() / wanted.norm()))
+        version = importlib.metadata.version("bitsandbytes")
+        if not gap < 0.2:  # 4 bits alone make some 0.1
+            text = f"bitsandbytes {version} on {where}: a 4-bit product is off by {gap:.2g}"
+            step = "Install another version of bitsandbytes, or set quantization to none."
+            yield Finding("fail", "4 bit", text, step)
+        else:
+            text = f"bitsandbytes {version} quantises and multiplies on {where}"
+            yield Finding("pass", "4 bit", text)
+
+
+def _there(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    folder = folder.absolute()
+    return next(one for one in (folder, *folder.parents) if one.exists())
+
+
+class Folder(Check):
+    """Whether the run may write where it will."""
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        if start.folder is None:
+            return
+        at = _there(start.folder)
+        try:  # permissions do not tell all: a file system may be read-only, or take no folders
+            with tempfile.TemporaryDirectory(dir=at, prefix=".turnrl-"):
+                pass
+        except OSError as error:
+            why = f"takes no folder ({error.strerror})" if at.is_dir() else "is a file"
+            step = "Set trainer.logger.init_args.save_dir to a folder that can be written."
+            yield Finding("fail", "run folder", f"{at} {why}", step)
+        else:
+            yield Finding("pass", "run folder", f"{start.folder} can be written")
+
+
+_RECORD = 30_000
+"""Bytes of a trajectory in the record, about: its text, ids and results, compressed."""
+
+
+class Disk(Check):
+    """Room for checkpoints and for the record."""
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        module = recipe_of(start)
+        if start.folder is None or module is None:
+            return
+        try:
+            work = work_of(start)
+        except LookupError:
+            return
+        # weights and what the optimiser keeps; last, its successor and best; what is exported
+        one = int(4 * work.trained * (1 + work.moments))
+        kept = module.record_per_iteration
+        record = _RECORD * (work.trajectories if kept is None else kept) * 100
+        needed = 3 * one + 4 * work.trained + record
+        free = shutil.disk_usage(_there(start.folder)).free
+        text = (
+            f"{gigabytes(free)} GB free, about {gigabytes(needed)} needed: checkpoints of "
+            f"{gigabytes(one)} GB, the record of 100 iterations {gigabytes(record)}"
+        )
+        step = "Free some, or set trainer.logger.init_args.save_dir to a larger disk."
+        status: Any = "fail" if free < needed else "warn" if free < 2 * needed else "pass"
+        yield Finding(status, "disk", text, "" if status == "pass" else step)
+
+
+class ModelFiles(Check):
+    """The model's files, without loading them: a whole folder, or the hub's cache."""
+
+    quick = False
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        if (module := recipe_of(start)) is None:
+            return
+        policy = module.policy
+        folder = Path(policy.folder)
+        if folder.is_dir():
+            yield self._local(folder)
+        else:
+            yield self._hub(policy.folder, policy.revision)
+
+    def _local(self, folder: Path) -> Finding:
+        step = "Copy the model's folder again, whole."
+        if not (folder / "config.json").is_file():
+            return Finding("fail", "model", f"{folder} has no config.json", step)
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if gone := [name for name in names if not (folder / name).is_file()]:
+                text = f"{folder} lacks {len(gone)} of {len(names)} files of weights: {gone[0]}"
+                return Finding("fail", "model", text, step)
+        else:
+            names = [
+                p.name
+                for end in ("safetensors", "bin")
+                for p in sorted(folder.glob(f"*model*.{end}"))
+            ]
+            if not names:
+                return Finding("fail", "model", f"{folder} has no model.safetensors", step)
+        for name in names:
+            if name.endswith("safetensors"):
+                try:
+                    with safe_open(folder / name, "pt"):  # compares its header with its size
+                        pass
+                except (SafetensorError, OSError) as error:
+                    return Finding("fail", "model", f"{folder / name}: {error}", step)
+        size = sum((folder / name).stat().st_size for name in names)
+        text = f"{folder.name}: {len(names)} files of weights, {gigabytes(size)} GB, complete"
+        return Finding("pass", "model", text)
+
+    def _hub(self, name: str, revision: str | None) -> Finding:
+        from huggingface_hub import constants, get_session, hf_hub_url, try_to_load_from_cache
+
+        def cached(file: str) -> Path | None:
+            at = try_to_load_from_cache(name, file, revision=revision)
+            return Path(at) if isinstance(at, str) else None
+
+        if (index := cached("model.safetensors.index.json")) is not None:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        else:
+            names = ["model.safetensors"]
+        gone = [file for file in names if cached(file) is None]
+        if cached("config.json") is not None and not gone:
+            return Finding(
+                "pass", "model", f"{name} is in the cache, {len(names)} files of weights"
+            )
+        step = "Run once with the hub in reach, or set policy.model to a folder."
+        if constants.HF_HUB_OFFLINE:
+            text = f"{name} is not in the cache, and the hub is switched off or out of reach"
+            return Finding("fail", "model", text, step)
+        try:
+            answer = get_session().head(
+                hf_hub_url(name, "config.json", revision=revision), timeout=5
+            )
+        except Exception as error:  # whatever its transport raises
+            why = type(error).__name__
+            return Finding(
+                "fail", "model", f"{name} is not cached, the hub not in reach ({why})", step
+            )
+        if answer.status_code >= 400:
+            text = f"{name} is not in the cache, and the hub answers {answer.status_code}"
+            return Finding(
+                "fail", "model", text, "Check policy.model, and your access (hf auth login)."
+            )
+        return Finding("pass", "model", f"{name} is on the hub, and will be downloaded")
+
+
+class Window(Check):
+    """Trajectories against the model's positions and windows, and what the engine says early."""
+
+    quick = False
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        if (module := recipe_of(start)) is None:
+            return
+        policy, tokens = module.policy, module.rollout.max_tokens
+        policy.check_length(tokens)
+        module.engine.check(policy, tokens)
+        most = getattr(policy.config.get_text_config(), "max_position_embeddings", None)
+        limit = f"positions for {most}" if most else "no limit in its configuration"
+        yield Finding("pass", "window", f"max_tokens {tokens}, {limit}")
+
+
+class Template(Check):
+    """The chat template with the segmenter's messages."""
+
+    quick = False
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        if (module := recipe_of(start)) is None:
+            return
+        tools = [copy.copy(tool) for tool in module.rollout.tools]
+        for tool in tools:  # these have lines of their own
+            vars(tool)["check"] = lambda: None
+        dataclasses.replace(module.rollout, tools=tools).check(module.chat)
+        name = type(module.rollout.segmenter).__name__
+        yield Finding("pass", "chat template", f"takes the messages of {name}")
+
+
+class Tools(Check):
+    """Each tool: its index is there, its server answers."""
+
+    quick = False
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        module = recipe_of(start)
+        for tool in module.rollout.tools if module is not None else ():
+            name = f"tool {tool.name}"
+            source, index = (getattr(tool, key, None) for key in ("build_from", "index"))
+            if source and isinstance(index, str) and not Path(index).exists():
+                text = f"the index {index!r} will be built from {source} when a run starts"
+                yield Finding("pass", name, text)
+                continue
+            try:
+                tool.check()
+            except Exception as error:  # a tool is anybody's code, and others are to be seen too
+                yield of_error(name, error)
+            else:
+                yield Finding("pass", name, f"{type(tool).__name__} can work")

@@ -1,0 +1,197 @@
+"""The plan, applied to a recipe: `MemoryPlan` fills in what the recipe leaves to `profile`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+
+from turnrl import MTGRPO, Check, Finding, Start, parse_bytes
+from turnrl_doctor.plan import (
+    NAMES,
+    PHASES,
+    Card,
+    Plan,
+    Work,
+    card_of,
+    choose,
+    gigabytes,
+    shape_of,
+    table,
+)
+
+_ENGINE = ("slots", "prefill_tokens", "kv_memory", "decode_weights")
+"""Attributes of an engine whose memory the plan knows: those of Slots."""
+
+
+def card_for(start: Start) -> Card | None:
+    """The card to plan for: the size that `profile` gives, or the GPU that is there; None if the
+    run has none, or the recipe wants no plan.
+
+    Raises:
+        RecipeError: If `profile` is neither `auto` nor a size.
+    """
+    profile = getattr(start.module, "profile", None)
+    if profile is None:
+        return None
+    if profile != "auto":
+        return card_of(str(profile), parse_bytes(profile, "model.profile"))
+    if start.device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(start.device)
+    free, _ = torch.cuda.mem_get_info(start.device)
+    # a context is there by now; the plan counts it as its own
+    reserved = torch.cuda.memory_reserved(start.device)
+    size = min(properties.total_memory, free + reserved + 500_000_000)
+    return card_of(properties.name, size)
+
+
+def work_of(start: Start) -> Work:
+    """A recipe's part of the plan, without its weights.
+
+    Raises:
+        LookupError: If the plan does not know the recipe's kind.
+        RecipeError: If the model's configuration cannot be loaded.
+    """
+    module = start.module
+    if not isinstance(module, MTGRPO):
+        raise LookupError(f"{type(module).__name__} is not MTGRPO")
+    policy, rollout, estimator = module.policy, module.rollout, module.estimator
+    lora, turns = policy.lora, rollout.segmenter.max_turns
+    questions = getattr(start.data, "questions_per_iteration", 16)
+    trajectories = -(-questions // start.processes) * module.group_size
+    half = policy.dtype_on("cuda") == torch.bfloat16
+    targets = None
+    if lora is not None and lora.target_modules != "all-linear":
+        one = lora.target_modules
+        targets = (one,) if isinstance(one, str) else tuple(one)
+    return Work(
+        shape=shape_of(policy.config),
+        four_bit=policy.quantization == "nf4",
+        # without an adapter weights are float32 in any case, and activations are planned as such,
+        # which is more than mixed precision takes
+        size=2 if half and lora is not None else 4,
+        rank=0 if lora is None else lora.r,
+        targets=targets,
+        trajectories=trajectories * (1 + estimator.probes * turns),
+        max_tokens=rollout.max_tokens,
+        turn_tokens=rollout.max_turn_tokens,
+        turns=turns,
+        result_tokens=min(rollout.max_result_tokens, rollout.max_tokens),
+        updates=module.updates_per_iteration,
+        old=module.steps_per_update > 1,  # else the first update's forward pass has them
+        cut=rollout.truncated,
+        moments=_moments(module),
+        processes=start.processes,
+        mixed=half and lora is None,
+        sampled=all(hasattr(module.engine, name) for name in _ENGINE),
+    )
+
+
+def _moments(module: MTGRPO) -> float:
+    """Numbers in float32 that the recipe's optimiser keeps for a weight, seen on a few."""
+    few = torch.nn.Parameter(torch.zeros(64, 64))
+    few.grad = torch.zeros_like(few)
+    try:
+        optimizer = module.optimizer([few])
+        optimizer.step()
+        state = [t for t in optimizer.state[few].values() if isinstance(t, torch.Tensor)]
+    except Exception:  # of any library: a run says it in its own words. Adam's are the usual two
+        return 2.0
+    return round(sum(t.numel() * t.element_size() for t in state) / (few.numel() * 4), 2)
+
+
+def given_settings(module: MTGRPO, work: Work) -> dict[str, Any]:
+    """The settings that the recipe gives, as the plan's `Choice` has them."""
+    given: dict[str, Any] = {}
+    again, layers = module.policy.gradient_checkpointing, work.shape.layers
+    if again is None and module.policy.network is not None:
+        again = False  # loading has made that choice
+    if again is not None:
+        given["gradient_checkpointing"] = layers if again is True else min(int(again), layers)
+    if module.minibatch_tokens is not None:
+        given["minibatch_tokens"] = module.minibatch_tokens
+    if work.sampled:
+        for name in (*_ENGINE, "keep_memory"):
+            value = getattr(module.engine, name, False)
+            if value is None or value == "auto":
+                continue
+            if name == "kv_memory":
+                value = parse_bytes(str(value), "model.engine.kv_memory")
+            given[name] = value
+    return given
+
+
+def apply(plan: Plan, module: MTGRPO) -> None:
+    """Set what the recipe leaves open, and note what was planned."""
+    choice, engine = plan.choice, module.engine
+    chosen: Mapping[str, Any] = {name: getattr(choice, name) for name in NAMES}
+    for name in NAMES:
+        if name in plan.given:
+            continue
+        value = chosen[name]
+        if name == "minibatch_tokens":
+            module.minibatch_tokens = value
+        elif name == "gradient_checkpointing":
+            layers = plan.work.shape.layers
+            module.policy.gradient_checkpointing = {0: False, layers: True}.get(value, value)
+        elif plan.work.sampled:
+            setattr(engine, name, f"{value // 1000}KB" if name == "kv_memory" else value)
+    for phase in ("sampling", "learning"):
+        if phase == "learning" or plan.work.sampled:
+            module.planned[phase] = plan.total(phase), plan.setting(phase)
+
+
+class MemoryPlan(Check):
+    """The memory of a GPU, planned before weights are loaded."""
+
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+        self._why = "the run has no GPU, and model.profile gives no size"
+
+    def settle(self, start: Start) -> None:
+        """Choose what the recipe leaves to `profile`, and print the plan.
+
+        Raises:
+            RecipeError: If nothing fits the card.
+        """
+        module = start.module
+        if isinstance(module, MTGRPO) and module.planned:
+            self._why = "made when the module was first set up"
+            return
+        if not isinstance(module, MTGRPO) or (card := card_for(start)) is None:
+            if isinstance(module, MTGRPO) and module.profile is None:
+                self._why = "model.profile is null"
+            return
+        try:
+            work = work_of(start)
+        except LookupError as error:
+            self._why = str(error)
+            return
+        self._plan = choose(work, card, given_settings(module, work))
+        apply(self._plan, module)
+        rank_zero_only(print)(table(self._plan), flush=True)
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        """One line: the phase that needs most, or why there is no plan."""
+        if start.module is None:
+            return
+        if self._plan is None:
+            if start.device.type == "cuda":
+                step = "Set model.minibatch_tokens and model.engine.kv_memory by hand."
+                yield Finding("warn", "memory plan", f"none: {self._why}", step)
+            else:
+                yield Finding(
+                    "pass", "memory plan", f"none: {self._why}. --card 24GB plans for one"
+                )
+            return
+        plan = self._plan
+        if not plan.work.sampled:
+            engine = type(cast(MTGRPO, start.module).engine).__name__
+            text = f"the plan does not know what {engine} takes while it samples"
+            yield Finding("warn", "memory plan", text, "Leave room for it: lower model.profile.")
+        worst = max(PHASES, key=plan.total)
+        usable = f"{gigabytes(plan.total(worst))} of {gigabytes(plan.card.bytes)} GB"
+        yield Finding("pass", "memory plan", f"{worst} needs most, {usable}")

@@ -1,0 +1,350 @@
+"""`turnrl doctor`: one thing at a time is broken on purpose, and all others are still told."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from turnrl_doctor import checks
+from turnrl_doctor.command import diagnose, lines_of
+from turnrl_doctor.trial import miniature
+
+import turnrl
+from commands import RECIPE, save
+from runs import data, module
+from turnrl import Check, Finding, Lora, Policy, RecipeError, Start
+from turnrl.cli import main
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def recipe(tiny_model, tmp_path, monkeypatch):
+    """A function that writes the small recipe, changed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+
+    def write(**changes):
+        contents = copy.deepcopy(RECIPE)
+        contents["model"]["policy"]["model"] = str(tiny_model)
+        for key, value in changes.items():
+            part, names = contents, key.split("__")
+            for name in names[:-1]:
+                part = part.setdefault(name, {})
+            part[names[-1]] = value
+        save(contents)
+        return "recipe.yaml"
+
+    return write
+
+
+@pytest.fixture
+def doctor(capsys):
+    """What the doctor says: its exit code, and (status, text and step) by name."""
+
+    def run(*words):
+        code = main(["doctor", *words])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        told: dict[str, tuple[str, str]] = {}
+        name = ""
+        for line in out.splitlines():
+            if found := re.match(r"(pass|warn|fail)  (\S.*?) {2,}(.*)", line):
+                name = found[2]
+                told[name] = found[1], found[3]
+            elif line.startswith(" " * 20):
+                told[name] = told[name][0], f"{told[name][1]} | {line.strip()}"
+        return code, told
+
+    return run
+
+
+def failed(told):
+    return {name for name, (status, _) in told.items() if status == "fail"}
+
+
+# ------------------------------------------------------------------------- whole
+
+
+def test_a_recipe_that_is_well_passes_every_line(recipe, doctor):
+    code, told = doctor(recipe())
+    assert (code, failed(told)) == (0, set())
+    assert set(told) >= {
+        "versions", "GPU", "run folder", "disk", "model", "window", "chat template",
+        "memory plan", "sharing", "sampling", "learning",
+    }  # fmt: skip
+    assert f"torch {torch.__version__}" in told["versions"][1]
+    if not torch.cuda.is_available():
+        assert "kernels, graphs and a GPU's attention are not examined" in told["GPU"][1]
+    assert "8 turns by Slots" in told["sampling"][1]
+    assert not Path("runs").exists()  # it writes nothing
+
+
+def test_without_a_recipe_the_machine_alone_is_examined(doctor):
+    code, told = doctor()
+    assert code == 0
+    assert set(told) == {"versions", "GPU", "4 bit"}
+
+
+def test_a_mistake_in_the_recipe_is_a_line_and_the_machine_is_examined(recipe, doctor):
+    code, told = doctor(recipe(model__group_sise=4))
+    assert code == 2
+    assert failed(told) == {"recipe"}
+    assert "group_sise" in told["recipe"][1]
+    assert "Did you mean group_size?" in told["recipe"][1]
+    assert {"versions", "GPU", "4 bit"} <= set(told)
+
+
+def test_an_accelerator_that_is_not_there_hides_nothing_else(recipe, doctor):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    code, told = doctor(recipe(trainer__accelerator="gpu"))
+    assert code == 2
+    assert failed(told) == {"trainer"}
+    assert "sampling" in told
+
+
+# ----------------------------------------------------------------- broken on purpose
+
+
+def test_a_missing_model_folder_is_named(recipe, doctor):
+    code, told = doctor(recipe(model__policy__model="./nowhere/at-all"))
+    assert code == 2
+    assert "no model folder at './nowhere/at-all'" in told["recipe"][1]
+
+
+def test_a_model_folder_that_lacks_its_weights_is_named(recipe, doctor, tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "half")
+    (folder / "model.safetensors").unlink()
+    code, told = doctor(recipe(model__policy__model=str(folder)))
+    assert (code, failed(told)) == (1, {"model"})
+    assert "has no model.safetensors" in told["model"][1]
+    assert "Copy the model's folder again" in told["model"][1]
+
+
+def test_a_file_of_weights_that_was_cut_short_is_named(recipe, doctor, tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "cut")
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 3])
+    code, told = doctor(recipe(model__policy__model=str(folder)))
+    assert code == 1
+    assert told["model"][0] == "fail"
+    assert "cut/model.safetensors" in told["model"][1]
+    with pytest.raises(RecipeError, match=r"cut' cannot be loaded"):
+        Policy(str(folder)).load()
+
+
+def test_a_tokenizer_without_its_vocabulary_is_refused(recipe, doctor, tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "mute")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"] |= {"vocab": {}, "merges": []}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(RecipeError, match=r"makes no tokens of a text"):
+        _ = Policy(str(folder)).tokenizer
+    code, told = doctor(recipe(model__policy__model=str(folder)))
+    assert code == 1
+    assert any("makes no tokens" in text for status, text in told.values() if status == "fail")
+
+
+def test_an_index_that_a_run_will_build_is_not_built(recipe, doctor):
+    settings = {"backend": "embedded", "index": "indexes/later", "build_from": "Atlas"}
+    tool = {"class_path": "WikiSearch", "init_args": settings}
+    code, told = doctor(recipe(model__rollout__tools=[tool, "worlds.Echo"]))
+    assert code == 0
+    assert "'indexes/later' will be built from Atlas" in told["tool search"][1]
+    assert not Path("indexes").exists()
+
+
+def test_a_missing_index_is_a_line_of_its_tool(recipe, doctor):
+    tool = {"class_path": "WikiSearch", "init_args": {"backend": "embedded", "index": "no-index"}}
+    code, told = doctor(recipe(model__rollout__tools=[tool, "worlds.Echo"]))
+    (broken,) = failed(told)
+    assert code == 1
+    assert broken.startswith("tool ")
+    assert "no-index" in told[broken][1]
+    assert " | " in told[broken][1]  # the next step
+    assert told["chat template"][0] == "pass"
+    assert len([name for name in told if name.startswith("tool ")]) == 2
+
+
+def test_a_dead_search_server_is_a_line_of_its_tool(recipe, doctor):
+    init = {"backend": "elasticsearch", "index": "wiki", "url": "http://localhost:9"}
+    tool = {"class_path": "WikiSearch", "init_args": init}
+    code, told = doctor(recipe(model__rollout__tools=[tool]))
+    (broken,) = failed(told)
+    assert code == 1
+    assert "http://localhost:9 does not answer" in told[broken][1]
+
+
+def test_a_window_that_is_too_short_is_named_with_both_numbers(recipe, doctor):
+    code, told = doctor(recipe(model__rollout__max_tokens=4096))
+    assert code == 1
+    assert "window" in failed(told)
+    assert "4096" in told["window"][1]
+    assert "2048" in told["window"][1]
+
+
+def test_a_full_disk_is_a_failure_with_the_numbers(recipe, doctor, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 10**6))
+    code, told = doctor(recipe())
+    assert (code, failed(told)) == (1, {"disk"})
+    assert "0.00 GB free, about 0." in told["disk"][1]
+    assert "save_dir" in told["disk"][1]
+
+
+def test_a_folder_that_cannot_be_written_is_named(recipe, doctor):
+    Path("runs").write_text("a file")
+    code, told = doctor(recipe())
+    assert (code, failed(told)) == (1, {"run folder"})
+    assert "is a file" in told["run folder"][1]
+    logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "/proc/nope"}}
+    code, told = doctor(recipe(trainer__logger=logger))
+    assert "/proc takes no folder" in told["run folder"][1]
+
+
+def test_a_card_that_is_too_small_is_refused_with_the_setting(recipe, doctor):
+    code, told = doctor(recipe(), "--card", "1MB")
+    assert (code, failed(told)) == (1, {"memory plan"})
+    assert "needs at least" in told["memory plan"][1]
+
+
+def test_a_card_prints_its_plan(recipe, doctor, capsys):
+    code = main(["doctor", recipe(), "--card=24GB"])
+    out = capsys.readouterr().out
+    assert code == 0
+    assert out.startswith("memory plan for 24GB")
+    assert "pass  memory plan" in out
+
+
+def test_a_card_without_a_recipe_or_a_size_is_a_mistake(capsys):
+    assert main(["doctor", "--card", "24GB"]) == 2
+    assert "Name a recipe" in capsys.readouterr().err
+    assert main(["doctor", "recipe.yaml", "--card"]) == 2
+    assert "such as --card 24GB" in capsys.readouterr().err
+
+
+class Broken(Check):
+    """A check of somebody's that does not work."""
+
+    def run(self, start):
+        yield Finding("pass", "begun", "well")
+        raise KeyError("what it looked for")
+
+
+class Wordy(Check):
+    """One that tells in its own way."""
+
+    def run(self, start):
+        return ["all is well"]
+
+
+class Leaves(Check):
+    """One that ends the program."""
+
+    def run(self, start):
+        raise SystemExit(3)
+
+
+class Unsettled(Check):
+    """Another."""
+
+    def settle(self, start):
+        raise ZeroDivisionError("by zero")
+
+    def run(self, start):
+        raise AssertionError("it is not run")
+
+
+def test_a_check_that_raises_hides_no_other(recipe, doctor, monkeypatch):
+    known = turnrl.installed("turnrl_checks")
+    own = (Unsettled, Broken, Wordy, Leaves)
+    more = {**{check.__name__: check for check in own}, **known}
+    monkeypatch.setattr("turnrl_doctor.command.installed", lambda hook: more)
+    code, told = doctor(recipe())
+    assert code == 1
+    assert failed(told) == {"broken", "unsettled", "wordy", "leaves"}
+    assert "Wordy.run gave 'all is well', which is no Finding" in told["wordy"][1]
+    assert "KeyError" in told["broken"][1]
+    assert "The check Broken could not finish" in told["broken"][1]
+    assert told["begun"] == ("pass", "well")
+    assert told["learning"][0] == "pass"
+
+
+def test_fit_runs_the_quick_half_first(recipe, capsys, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 10**6))
+    assert main(["fit", recipe()]) == 2
+    assert "RecipeError: disk: 0.00 GB free" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------- parts
+
+
+def test_a_library_out_of_its_range_fails_with_the_command_that_mends_it(monkeypatch):
+    real = checks.importlib.metadata.version
+    wrong = {"torch": "1.13.0"}
+    monkeypatch.setattr(
+        checks.importlib.metadata, "version", lambda name: wrong.get(name) or real(name)
+    )
+    (found,) = checks.Versions().run(Start(torch.device("cpu")))
+    assert (found.status, found.name) == ("fail", "versions")
+    assert found.text.startswith("torch 1.13.0; turnrl needs")
+    assert found.step.startswith("pip install 'torch")
+
+
+def test_4_bit_kernels_that_compute_something_else_fail(monkeypatch):
+    import bitsandbytes
+
+    well = bitsandbytes.nn.Linear4bit.forward
+    (found,) = checks.FourBit().run(Start(torch.device("cpu")))
+    assert found.status == "pass"
+    monkeypatch.setattr(bitsandbytes.nn.Linear4bit, "forward", lambda *a: 2 * well(*a))
+    (found,) = checks.FourBit().run(Start(torch.device("cpu")))
+    assert found.status == "fail"
+    assert "is off by 1" in found.text
+
+
+@pytest.mark.parametrize("settings", [{}, {"quantization": "nf4", "lora": Lora(r=4)}])
+def test_the_trial_runs_a_miniature_of_the_models_kind(tiny_model, tmp_path, settings):
+    small = miniature(Policy(str(tiny_model), **settings), tmp_path / "mini")
+    text = small.config
+    assert (text.num_attention_heads, text.num_key_value_heads, text.head_dim) == (4, 2, 16)
+    start = Start(torch.device("cpu"), module(tiny_model, settings), data())
+    told = {found.name: found for found in diagnose(start)}
+    assert [told[name].status for name in ("sharing", "sampling", "learning")] == ["pass"] * 3
+
+
+def test_prefix_sharing_that_is_not_in_force_is_a_warning(tiny_model, monkeypatch):
+    def refuse(self, kernel):
+        return "of this test"
+
+    monkeypatch.setattr(Policy, "_check_sharing", refuse)
+    start = Start(torch.device("cpu"), module(tiny_model), data())
+    told = {found.name: found for found in diagnose(start)}
+    assert told["sharing"].status == "warn"
+    assert "of this test" in told["sharing"].text
+
+
+def test_lines_keep_to_80_columns_on_a_terminal_and_are_one_for_a_script():
+    found = Finding("warn", "GPU", "word " * 40, "Do this. " * 12)
+    narrow = lines_of(found, 80)
+    assert len(narrow) > 4
+    assert max(map(len, narrow)) <= 80
+    assert narrow[0].startswith("warn  GPU")
+    assert all(line.startswith(" " * 20) for line in narrow[1:])
+    assert len(lines_of(found, None)) == 2
+
+
+def test_build_makes_a_run_and_reads_no_data(recipe):
+    path = recipe(data__train="nothing/of-this-name")
+    start = turnrl.build([path, "--model.group_size", "6", "--ckpt_path=last"])
+    assert start.module.group_size == 6
+    assert start.folder == Path("runs/recipe/version_0")
+    assert (start.device.type, start.processes) == ("cpu", 1)
+    assert yaml.safe_load(Path(path).read_text())["model"]["group_size"] == 4
