@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from turnrl_bench import Forced, equal, gpu, ours, world
+from turnrl_bench import Forced, equal, ours, world
 from turnrl_bench.measure import BenchError, Clock, Peak, Report, Side, Table, ratio, seconds
 from turnrl_bench.task import TINY, Shape, Task, make, reward
 
@@ -97,6 +97,18 @@ def test_without_an_engine_the_tokens_are_there_at_once_and_a_branch_says_the_sa
         return await trunk.fork().generate((), Sampling(max_tokens=5))
 
     assert asyncio.run(branch()).token_ids == (9, 1, 1, 2)
+
+
+def test_options_of_the_engine_inside_are_read_and_set_from_outside():
+    inside = ours.slots_of(kv_memory="8MB")
+    engine = Forced(inside, lambda *_: ())
+    assert engine.kv_memory == "8MB"
+    engine.kv_memory = "9MB"
+    assert inside.kv_memory == "9MB"
+    assert "kv_memory" not in vars(engine)
+    assert copy.deepcopy(engine).kv_memory == "9MB"
+    for other in (engine, Forced(None, lambda *_: ())):
+        assert not hasattr(other, "no_such_option")
 
 
 def test_the_example_in_the_readme_forces_tokens(tiny_policy):
@@ -332,41 +344,6 @@ def test_a_collection_has_as_many_trajectories_as_were_asked_for():
     found = world.scale(8, 4, {"slots": 4})
     assert found["trajectories"] == 8
     assert found["sampled"] >= 8
-
-
-@quiet
-@pytest.mark.slow
-def test_the_script_for_a_gpu_runs_without_one(tmp_path):
-    found = gpu.measure(str(tmp_path), tiny=True)
-    # 4 trajectories of 40 and 8 tokens
-    assert found["sampled"] == 4 * 48
-    assert len(found["generate_s"]) == 2
-    shown = gpu.report_of(found).show(markdown=False)
-    assert "transformers' generate, tokens/s" in shown
-    assert all(len(line) <= 80 for line in shown.splitlines())
-
-
-def test_the_work_of_a_7b_iteration_is_counted_by_hand():
-    # 28 x (2 x 3584^2 + 2 x 3584 x 512 + 3 x 3584 x 18944)
-    assert gpu.linear_parameters(gpu.SEVEN_B) == 6_525_288_448
-    shape = vars(gpu.LARGE)
-    found = {
-        "shape": shape,
-        "network": gpu.SEVEN_B,
-        "updates": 2,
-        "trajectories": 128,
-        "tokens_each": 1450,
-        "prompt": 600,
-        "sampled": 128 * 350,
-        "weights_bytes": 5_000_000_000,
-    }
-    # prompts once, 8 x 600, and 128 x 850 of their own; a head for 44,800 of them
-    head = 3584 * 152_064 * 44_800
-    wanted = 4 * 2 * (6_525_288_448 * 113_600 + head)
-    assert gpu.learning_operations(found) == pytest.approx(wanted)
-    # 57,344 bytes a token; a mean history of (150 x 675 + 200 x 1350) / 350 tokens
-    keys = 128 * (150 * 675 + 200 * 1350) / 350 * 57_344
-    assert gpu.decode_bytes(found, 2) == pytest.approx(5e9 + keys)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnrl import RecipeError
+from turnrl_bench.gpu.parts import DEFAULT, MINUTES, PARTS, chosen
 
 if TYPE_CHECKING:
     from turnrl_bench.measure import Report
@@ -107,10 +108,27 @@ def add_bench_command(commands: Any) -> None:
     )
     number(one, "--group-size", 16, "trajectories of a question")
     one.add_argument("--kv-memory", default="64MB", metavar="SIZE", help="of Slots (default: 64MB)")
-    one = kind("gpu", "an iteration of a 7B policy, 4-bit with an adapter, on a GPU", _gpu, 0, 8)
+    one = kind("gpu", "a 7B policy, 4-bit with an adapter, on a GPU", _gpu, 0, 8)
     one.add_argument(
         "--tiny", action="store_true", help="a small shape, on whatever device there is"
     )
+    one.add_argument(
+        "--minutes",
+        type=_minutes,
+        default=MINUTES,
+        help=f"that all parts may take (default: {MINUTES:g})",
+    )
+    one.add_argument(
+        "--parts",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        default=list(DEFAULT),
+        metavar="NAME,...",
+        help=f"of {', '.join(PARTS)} (default: all but train)",
+    )
+    one.add_argument(
+        "--resume", action="store_true", help="leave out what the JSON file has already"
+    )
+    one.set_defaults(run=_run_gpu, json=Path("bench-gpu.json"))
 
 
 def _count(text: str) -> int:
@@ -129,16 +147,38 @@ def _time(text: str) -> float:
     return value
 
 
+def _minutes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1440:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes up to 1440")
+    return value
+
+
 def _run(args: argparse.Namespace) -> int:
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise RecipeError(f"--json is {str(args.json)!r}, in a folder that is not there. Make it.")
-    if args.json is not None and args.json.is_dir():
-        raise RecipeError(f"--json is {str(args.json)!r}, a folder. Name a file in it.")
+    _check_file(args)
     report, code = args.measurement(args)
     print(report.show(args.markdown), flush=True)
     if args.json is not None:
         report.save(args.json)
     return int(code)
+
+
+def _run_gpu(args: argparse.Namespace) -> int:
+    """The same, but that the file is written all along."""
+    _check_file(args)
+    report, code = _gpu(args)
+    print(report.show(args.markdown), flush=True)
+    return code
+
+
+def _check_file(args: argparse.Namespace) -> None:
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise RecipeError(f"--json is {str(args.json)!r}, in a folder that is not there. Make it.")
+    if args.json is not None and args.json.is_dir():
+        raise RecipeError(f"--json is {str(args.json)!r}, a folder. Name a file in it.")
 
 
 def _plural(count: int, what: str) -> str:
@@ -482,19 +522,44 @@ def _scale(args: argparse.Namespace) -> tuple[Report, int]:
 
 
 def _gpu(args: argparse.Namespace) -> tuple[Report, int]:
+    from turnrl_bench.gpu.driver import drive, models
+    from turnrl_bench.gpu.report import ROWS, report_of
+    from turnrl_bench.gpu.results import Results
+    from turnrl_bench.gpu.shapes import SMALL, WHOLE, model_bytes
+    from turnrl_bench.measure import NONE, Report
+
+    parts = chosen(args.parts)
+    results = Results(args.json.absolute())
+    if results.found["parts"] and not args.resume:
+        raise RecipeError(
+            f"--json is {str(args.json)!r}, which is there. Add --resume to go on with it, or name "
+            "another file."
+        )
+    results.check({"tiny": args.tiny})
+    todo = [part for part in parts if not results.is_done(part.name)]
+    if todo and not args.tiny:
+        _check_gpu()
+    results.describe({"tiny": args.tiny})
+    before = Report("").before
+    if todo:
+        setting = SMALL if args.tiny else WHOLE
+        nets = {"machine": 0, "train": model_bytes(setting.smaller)}
+        whole = model_bytes(setting.network)
+        with models(max(nets.get(part.name, whole) for part in todo)) as folder:
+            drive(results, todo, folder, args.tiny, args.minutes, args.threads)
+    failed = [part.name for part in parts if results.part(part.name).get("status") == "error"]
+    report = report_of(results, (4, 6) if args.tiny else ROWS)
+    report.before = before
+    measured = [table for table in report.tables if any(NONE not in row for row in table.rows)]
+    report.tables = measured or report.tables
+    return report, 1 if failed else 0
+
+
+def _check_gpu() -> None:
     import torch
 
-    if not args.tiny and not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         raise RecipeError(
-            "there is no GPU here. On a machine with one, this takes some minutes; --tiny runs the "
+            "there is no GPU here. On a machine with one, this takes nine minutes; --tiny runs the "
             "same on this one, in a small shape."
         )
-    from turnrl_bench.gpu import report_of
-    from turnrl_bench.measure import Side
-
-    with _folder() as folder:
-        settings = {"folder": str(folder), "tiny": args.tiny}
-        side = Side(
-            "gpu", "turnrl_bench.gpu:measure", settings, args.threads, cpu=False, tells=True
-        )
-        return report_of(side.run()), 0

@@ -4,15 +4,17 @@ same work can be timed on the same tokens."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
 from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
 
 Script = Callable[[tuple[int, ...], int, int], Sequence[int]]
 """What is said: of a prompt's ids, the number of the trajectory among those of its question, and
 the number of the turn, the ids that the turn begins with. No ids force nothing."""
+
+_OWN = ("engine", "script", "seeded")
 
 
 @final
@@ -33,10 +35,33 @@ class Forced(Engine):
         self.script = script
         self.seeded = engine.seeded if engine is not None else True
 
+    def __getattr__(self, name: str) -> Any:
+        """Options of the engine inside: a plan of memory reads them and fills them in."""
+        if name.startswith("__") or name in _OWN or self.engine is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.engine, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        inside = None if name in _OWN else self.engine
+        if inside is not None and name in vars(inside):
+            setattr(inside, name, value)
+        else:
+            super().__setattr__(name, value)
+
     @property
     def capacity(self) -> int | None:  # type: ignore[override]
         """The engine's, which may grow."""
         return None if self.engine is None else self.engine.capacity
+
+    @property
+    def in_force(self) -> Mapping[str, str]:
+        """The engine's."""
+        return {} if self.engine is None else self.engine.in_force
+
+    def check(self, policy: SampledPolicy, max_tokens: int) -> None:
+        """See `Engine.check`."""
+        if self.engine is not None:
+            self.engine.check(policy, max_tokens)
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`."""

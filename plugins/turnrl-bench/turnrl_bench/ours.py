@@ -34,7 +34,6 @@ from turnrl_bench.measure import Clock, Found, Peak
 from turnrl_bench.task import DESCRIPTION, SCHEMA, TOOL, Task, reward
 
 
-@final
 class Articles(Tool):
     """The task's search tool. A batch of calls is asked for at once, as of a server.
 

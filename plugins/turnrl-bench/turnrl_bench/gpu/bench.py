@@ -1,0 +1,134 @@
+"""The bench: a model with random weights, its policies, and trajectories to learn from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from turnrl_bench.forced import Forced
+from turnrl_bench.gpu import device
+from turnrl_bench.gpu.floors import Card, Network, Work
+from turnrl_bench.gpu.results import Results
+from turnrl_bench.gpu.shapes import RANK, SMALL, WHOLE, check_disk, model_bytes
+from turnrl_bench.measure import Found
+from turnrl_bench.task import Shape, Task, make
+
+if TYPE_CHECKING:  # seconds of importing, which the first part does not need
+    from turnrl import Policy, Trajectory
+
+Kind = Literal["nf4", "dense"]
+"""Of a policy's base: 4 bits, or 16 (32 on a CPU). Each has an adapter."""
+
+
+class Bench:
+    """Makes what the parts need when one needs it first, and keeps it.
+
+    Args:
+        folder: For the models.
+        tiny: A small shape.
+        results: What was measured so far.
+    """
+
+    def __init__(self, folder: Path, tiny: bool, results: Results) -> None:
+        self.folder, self.tiny, self.results = folder, tiny, results
+        self.setting = SMALL if tiny else WHOLE
+        self.device = device.device()
+        self.on_gpu = self.device.type == "cuda"
+        self.net = Network.of(self.setting.network, 2 if self.on_gpu else 4, RANK)
+        self._policies: dict[Kind, Policy] = {}
+        self._played: list[Trajectory] = []
+
+    @property
+    def model(self) -> Path:
+        """The folder of the model, which `task` makes."""
+        return self.folder / "model"
+
+    def task(self) -> Task:
+        """The questions and the script. The first call also makes the model."""
+        return self.made(self.model, self.setting.network, self.setting.shape)
+
+    def made(self, folder: Path, network: Mapping[str, Any], shape: Shape) -> Task:
+        """A task and a model with random weights, drawn on the device.
+
+        Raises:
+            RecipeError: If the disk has no room for it.
+        """
+        whole = folder / "whole.json"  # written last: a model that was cut off has none
+        if not whole.exists():
+            check_disk(folder.parent, model_bytes(network, 2 if self.on_gpu else 4))
+            dtype = "bfloat16" if self.on_gpu else "float32"
+            make(folder, shape, network=network, device=str(self.device), dtype=dtype)
+            device.free()
+            whole.write_text(json.dumps(asdict(shape)), "utf-8")
+        return Task.read(folder)
+
+    def policy(self, kind: Kind) -> Policy:
+        """A policy on the device, loaded as Lightning does: inside its device's context."""
+        from turnrl_bench.ours import policy_of
+
+        if kind not in self._policies:
+            self.task()
+            # a 16-bit base beside one in 4 bits, and room to sample, take some 40 GB at most
+            room = device.free_bytes()
+            if room is not None and room < 3 * self.net.all_bytes:
+                self.drop()
+            options = {"quantization": "nf4"} if kind == "nf4" else {}
+            policy = policy_of(str(self.model), RANK, **options)
+            with self.device:
+                policy.load(self.device)
+            self._policies[kind] = policy.to(self.device)
+        policy = self._policies[kind]
+        if next(policy.parameters()).device != self.device:  # Lightning leaves it on the CPU
+            policy.to(self.device)
+        return policy
+
+    def keep(self, kind: Kind, policy: Policy, played: Sequence[Trajectory]) -> None:
+        """Take a policy that somebody else has loaded, and the task's trajectories."""
+        self._policies[kind], self._played = policy, list(played)
+
+    def drop(self) -> None:
+        """Let all policies go."""
+        self._policies.clear()
+        device.free()
+
+    def played(self) -> list[Trajectory]:
+        """The trajectories of the task, from the script, without an engine."""
+        from turnrl import MTGRPO
+        from turnrl_bench.ours import AnswerHash, questions_of, rollout_of, script_of
+
+        if not self._played:
+            task, policy = self.task(), self.policy("nf4")
+            rollout = rollout_of(task, 0)
+            engine = Forced(None, script_of(task, rollout, policy))
+            module = MTGRPO(policy, rollout, [AnswerHash()], engine=engine)
+            self._played = module.ask(questions_of(task), task.shape.group_size)
+        return self._played
+
+    def floor(self, *works: Work) -> float | None:
+        """The floor of some work by the ceilings of part `machine`. None without these."""
+        card = self.card
+        return None if card is None else card.seconds(works)
+
+    @property
+    def card(self) -> Card | None:
+        """The device's measured ceilings, or None."""
+        copy, matmul = (self.results.case("machine", name) for name in ("copy", "matmul"))
+        return Card(copy["rate"], matmul["rate"]) if copy and matmul else None
+
+    def against(self, seconds: float, works: list[Work]) -> Found:
+        """A time beside its floor."""
+        floor = self.floor(*works)
+        return {"floor_s": floor, "ratio": None if floor is None else seconds / floor}
+
+
+def decoder_of(policy: Policy) -> torch.nn.Module:
+    """The layers of a policy's network, without the head."""
+    network: Any = policy.load()
+    base = network.get_base_model() if hasattr(network, "get_base_model") else network
+    decoder: torch.nn.Module = base.get_decoder()
+    return decoder

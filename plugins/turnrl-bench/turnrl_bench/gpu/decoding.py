@@ -1,0 +1,258 @@
+"""Sampling alone, by each way to hold weights, with graphs and without, and by each attention.
+
+Two turns with a tool's result between them. Turns have ragged lengths, so rows drop out from step
+to step. Without lockstep each trajectory begins its second turn at once, and its result is read in
+the middle of the others' steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+
+import torch
+import torch.nn.attention
+
+from turnrl import Engine, Sampling, installed
+from turnrl_bench.gpu import device, floors
+from turnrl_bench.gpu.bench import Bench, Kind
+from turnrl_bench.gpu.floors import Network, Work
+from turnrl_bench.gpu.loading import options
+from turnrl_bench.gpu.passes import TimedPolicy, summary
+from turnrl_bench.gpu.results import Cases
+from turnrl_bench.measure import Found
+from turnrl_bench.ours import slots_of
+from turnrl_bench.task import Shape
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to sample.
+
+    Args:
+        kind: Of the base.
+        weights: `adapter`, or `merged`.
+        graphs: Whether CUDA graphs may be used.
+        rows: Trajectories at once.
+        attention: The engine's option of that name; None leaves it.
+        lockstep: Whether second turns begin together.
+    """
+
+    kind: Kind = "nf4"
+    weights: str = "merged"
+    graphs: bool = True
+    rows: int = 128
+    attention: str | None = None
+    lockstep: bool = True
+
+    @property
+    def name(self) -> str:
+        """In the JSON file."""
+        weights = self.weights if self.weights == "merged" else f"{self.kind} + adapter"
+        parts = [weights, f"graphs {'on' if self.graphs else 'off'}", f"{self.rows} rows"]
+        parts += [f"attention {self.attention}"] if self.attention else []
+        return ", ".join(parts if self.lockstep else [*parts, "free"])
+
+    @property
+    def floor(self) -> str:
+        """As `floors` names the weights."""
+        return "merged" if self.weights == "merged" else self.kind
+
+
+def cases_of(setting_rows: tuple[int, int], attentions: Sequence[str]) -> list[Case]:
+    """All cases, the most telling first. The 16-bit base comes last because it has to be loaded."""
+    few, many = setting_rows
+    found = [Case(weights=w, graphs=g, rows=few) for g in (True, False) for w in _WEIGHTS]
+    found += [Case(weights=w, rows=many) for w in _WEIGHTS]
+    found += [Case(rows=few, attention=way) for way in attentions]
+    found += [Case(rows=few, lockstep=False)]
+    found += [Case(weights=w, graphs=False, rows=many) for w in _WEIGHTS]
+    dense = partial(Case, kind="dense", weights="adapter")
+    return [*found, *(dense(graphs=g, rows=n) for n in (few, many) for g in (True, False))]
+
+
+_WEIGHTS = ("merged", "adapter")
+
+
+def attentions() -> tuple[str, ...]:
+    """The values of the engine's option `attention`, but for `auto`."""
+    engine = installed("turnrl_engines").get("Slots")
+    if engine is None or "attention" not in inspect.signature(engine).parameters:
+        return ()
+    hint = get_type_hints(cast(Any, engine).__init__)["attention"]
+    values = get_args(hint) if get_origin(hint) is Literal else ()
+    return tuple(value for value in values if value != "auto")
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Rows to be sampled: prompts, lengths, and what is said.
+
+    Args:
+        prompts: One for each group.
+        group: Rows of each.
+        lengths: Of each turn, for each row.
+        result: Tokens between the turns.
+    """
+
+    prompts: list[tuple[int, ...]]
+    group: int
+    lengths: list[list[int]]
+    result: tuple[int, ...]
+
+    @classmethod
+    def drawn(
+        cls, rows: int, shape: Shape, turns: tuple[int, ...], vocabulary: int, ragged: bool = True
+    ) -> Wave:
+        """A wave of turns of so many tokens on average; ragged ones have between half and half as
+        many again."""
+        draw = random.Random(rows)
+        group = next(g for g in range(min(shape.group_size, rows), 0, -1) if rows % g == 0)
+
+        def ids(n: int) -> tuple[int, ...]:
+            return tuple(draw.randrange(16, vocabulary) for _ in range(n))
+
+        spread = [(-(-mean // 2), mean + mean // 2) if ragged else (mean, mean) for mean in turns]
+        lengths = [[draw.randint(*span) for _ in range(rows)] for span in spread]
+        prompts = [ids(shape.prompt_tokens) for _ in range(rows // group)]
+        return cls(prompts, group, lengths, ids(shape.result_tokens))
+
+    @property
+    def rows(self) -> int:
+        """Rows in all."""
+        return len(self.prompts) * self.group
+
+    @property
+    def sampled(self) -> int:
+        """Tokens sampled in all."""
+        return sum(map(sum, self.lengths))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest history."""
+        own: int = max(sum(turns) for turns in zip(*self.lengths, strict=True))
+        return len(self.prompts[0]) + (len(self.lengths) - 1) * len(self.result) + own
+
+    def works(self, net: Network, weights: str) -> list[Work]:
+        """The least work of the wave: prompts once a group, results for each row, and the steps of
+        turns that begin together."""
+        prompt, result = len(self.prompts[0]), len(self.result)
+        each = floors.pairs_of(0, prompt)
+        found = floors.reading(
+            net, weights, prompt * len(self.prompts), each * len(self.prompts), self.rows
+        )
+        seen = [prompt] * self.rows
+        for turn, lengths in enumerate(self.lengths):
+            if turn:
+                pairs = sum(floors.pairs_of(h, result) for h in seen)
+                found += floors.reading(net, weights, result * self.rows, pairs, self.rows)
+                seen = [h + result for h in seen]
+            for rows, history in floors.turn_steps(seen, lengths):
+                found += floors.decode_step(net, weights, rows, history)
+            seen = [h + n for h, n in zip(seen, lengths, strict=True)]
+        return found
+
+
+def measure(bench: Bench, cases: Cases) -> None:
+    """See `parts`."""
+    # a CPU has no choice of kernels
+    ways = [way for way in attentions() if bench.on_gpu or way == "plain"]
+    for case in cases_of(bench.setting.rows, ways):
+        loads = case.kind == "dense" and bench.on_gpu
+        cases.run(case.name, partial(sampled, bench, case), 30 if loads else 0)
+
+
+def sampled(bench: Bench, case: Case) -> Found:
+    """Sample a wave in one way."""
+    setting = bench.setting
+    vocabulary = int(setting.network["vocab_size"])
+    wave = Wave.drawn(case.rows, setting.shape, setting.turns, vocabulary)
+    policy = TimedPolicy(bench.policy(case.kind))
+    engine = engine_of(bench, wave, case)
+    device.free()
+    device.peak()
+    began = device.clock()
+    engine.start(cast(Any, policy), wave.longest)
+    started = device.clock()
+    try:
+        engine.sync(1)
+        policy.begin()
+        asyncio.run(play(engine, wave, policy, case.lockstep))
+        seconds = device.clock() - started
+        in_force = dict(engine.in_force)
+    finally:
+        engine.close()
+        if torch.nn.attention.current_flash_attention_impl() is not None:
+            # an engine that was told to has activated another one, for the whole process
+            torch.nn.attention.restore_flash_attention_impl()
+        device.free()
+    return {
+        "tokens_per_s": wave.sampled / seconds,
+        "wave_s": seconds,
+        **bench.against(seconds, wave.works(bench.net, case.floor)),
+        "sampled": wave.sampled,
+        "started_s": started - began,
+        "peak_bytes": device.peak(),
+        "in_force": in_force,
+        "options": options(engine),
+        "step_floor_ms": _step_floor(bench, wave, case),
+        **summary(policy.passes),
+    }
+
+
+def engine_of(bench: Bench, wave: Wave, case: Case) -> Engine:
+    """The engine, with room for all rows if the device has it."""
+    tokens = (wave.longest + 32) * (wave.rows + 1)
+    needed = int(1.05 * tokens * bench.net.kv_bytes)
+    room = device.free_bytes()
+    if room is not None:
+        merged = bench.net.weights_bytes("merged") if case.weights == "merged" else 0
+        needed = min(needed, int(0.6 * max(room - merged, 0)))
+    more: dict[str, Any] = {} if case.attention is None else {"attention": case.attention}
+    return slots_of(
+        kv_memory=f"{max(needed // 10**6, 1)}MB",
+        decode_weights=case.weights,
+        cuda_graphs=case.graphs,
+        **more,
+    )
+
+
+async def play(engine: Engine, wave: Wave, policy: TimedPolicy, lockstep: bool = True) -> None:
+    """Sample all turns of all rows."""
+    roots = [engine.open(prompt) for prompt in wave.prompts]
+    sessions = [root.fork() for root in roots for _ in range(wave.group)]
+    for root in roots:
+        root.close()
+
+    async def turn(row: int, k: int) -> None:
+        said = [16 + (31 * row + 7 * n) % 900 for n in range(wave.lengths[k][row])]
+        asked = Sampling(max_tokens=len(said), seed=row, forced_ids=tuple(said))
+        await sessions[row].generate(wave.result if k else (), asked)
+
+    async def both(row: int) -> None:
+        for k in range(len(wave.lengths)):
+            await turn(row, k)
+
+    if lockstep:
+        for k in range(len(wave.lengths)):
+            await asyncio.gather(*(turn(row, k) for row in range(wave.rows)))
+            policy.pause()
+    else:
+        await asyncio.gather(*map(both, range(wave.rows)))
+        policy.pause()
+    for session in sessions:
+        session.close()
+    await engine.drain()
+
+
+def _step_floor(bench: Bench, wave: Wave, case: Case) -> float | None:
+    """Milliseconds that a step of all rows takes at least, in the middle of both turns."""
+    seen = len(wave.prompts[0]) + len(wave.result) // 2 + sum(bench.setting.turns) // 2
+    works = floors.decode_step(bench.net, case.floor, wave.rows, wave.rows * seen)
+    floor = bench.floor(*works)
+    return None if floor is None else 1e3 * floor

@@ -1,0 +1,86 @@
+"""A device: waiting for it, its peaks of memory, and what it does at best."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def device() -> torch.device:
+    """The GPU, or the CPU where there is none."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def synchronize() -> None:
+    """Wait for the device."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def clock() -> float:
+    """Seconds, once all that was asked of the device is done."""
+    synchronize()
+    return time.perf_counter()
+
+
+def free() -> None:
+    """Give back the device's memory that nobody holds any more. Nothing on a CPU."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def peak() -> int | None:
+    """The most bytes that tensors took on the device since this was last asked; None without a
+    GPU."""
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return int(found)
+
+
+def free_bytes() -> int | None:
+    """Bytes of the device that no tensor takes; None without a GPU."""
+    if not torch.cuda.is_available():
+        return None
+    kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return int(torch.cuda.mem_get_info()[0] + kept)
+
+
+def copy_bytes_per_s(size: int) -> float:
+    """Bytes a second that a large copy reads and writes.
+
+    Args:
+        size: Bytes copied.
+    """
+    source = torch.zeros(size, dtype=torch.uint8, device=device())
+    target = torch.empty_like(source)
+    return 2 * size / best_seconds(lambda: target.copy_(source))
+
+
+def matmul_flops(size: int) -> float:
+    """Operations a second of a product of two square matrices, in bfloat16 on a GPU.
+
+    Args:
+        size: Rows.
+    """
+    dtype = torch.bfloat16 if device().type == "cuda" else torch.float32
+    one = torch.randn(size, size, device=device(), dtype=dtype)
+    return 2 * size**3 / best_seconds(lambda: one @ one)
+
+
+def best_seconds(work: Callable[[], Any], repetitions: int = 10) -> float:
+    """The least seconds of some repetitions, after one that warms up."""
+    work()
+    least = math.inf
+    for _ in range(repetitions):
+        began = clock()
+        work()
+        least = min(least, clock() - began)
+    return least

@@ -1,0 +1,215 @@
+"""The least that an iteration costs: bytes and operations over what the device does at best.
+
+A *floor* is the sum, over products of matrices, attention, head and elementwise work, of
+
+    max(bytes / bytes a second of a large copy, operations / operations a second of a large product)
+
+with both rates measured in the same run. It counts what the mathematics needs, in the precision
+that is in use: weights read once a step (as they lie: 4 bits and their scales, or 2 bytes), keys
+and values of each row's whole history, two operations for each weight and token. Not counted are
+activations that are computed again, launches, sampling, biases and norms' weights, and tables of
+embeddings, of which a step reads a few rows. A kernel that reads a shared prompt once for all rows
+can go below the floor of attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Of a weight: 4 bits, a byte of scale for 64 of them, 4 bytes for 256 of those."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """The measured ceilings of a device.
+
+    Args:
+        bytes_per_s: Read and written by a large copy.
+        flops: Operations a second of a large product of matrices.
+    """
+
+    bytes_per_s: float
+    flops: float
+
+    def seconds(self, works: Iterable[Work]) -> float:
+        """The floor of some work."""
+        return sum(max(w.bytes / self.bytes_per_s, w.flops / self.flops) for w in works)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes moved and operations done, which overlap."""
+
+    bytes: float
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class Network:
+    """The sizes of a Qwen2 that decide the work.
+
+    Args:
+        width: Bytes of an activation, a key, and a weight that is not in 4 bits.
+        rank: Of the adapter.
+    """
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    width: int
+    rank: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], width: int, rank: int) -> Network:
+        """The sizes of a transformers configuration."""
+        return cls(
+            hidden=config["hidden_size"],
+            intermediate=config["intermediate_size"],
+            layers=config["num_hidden_layers"],
+            heads=config["num_attention_heads"],
+            kv_heads=config["num_key_value_heads"],
+            vocabulary=config["vocab_size"],
+            width=width,
+            rank=rank,
+        )
+
+    @property
+    def kv(self) -> int:
+        """Width of the keys of a layer."""
+        return self.hidden * self.kv_heads // self.heads
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of a layer's linear parts."""
+        hidden, inner = self.hidden, self.intermediate
+        attention = [(hidden, hidden), (hidden, self.kv), (hidden, self.kv), (hidden, hidden)]
+        return [*attention, (hidden, inner), (hidden, inner), (inner, hidden)]
+
+    @property
+    def linear(self) -> int:
+        """Weights of the linear layers, without the head."""
+        return self.layers * sum(a * b for a, b in self.shapes)
+
+    @property
+    def adapter(self) -> int:
+        """Weights of the adapter."""
+        return self.layers * self.rank * sum(a + b for a, b in self.shapes)
+
+    @property
+    def head(self) -> int:
+        """Weights of the head."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of a token's keys and values in all layers."""
+        return 2 * self.layers * self.kv * self.width
+
+    @property
+    def all_bytes(self) -> int:
+        """Of the model on disk, its head and its table of embeddings apart."""
+        return self.width * (self.linear + 2 * self.head)
+
+    def weights_bytes(self, weights: str) -> float:
+        """Bytes of the linear layers that a forward pass reads, without the head.
+
+        Args:
+            weights: `nf4` (4 bits, and the adapter), `merged` (dense), or `dense` with the adapter.
+        """
+        adapter = self.width * self.adapter
+        if weights == "merged":
+            return self.width * self.linear
+        return self.linear * (NF4_BYTES if weights == "nf4" else self.width) + adapter
+
+    def used(self, weights: str) -> int:
+        """Weights that a token is multiplied with, without the head."""
+        return self.linear + (0 if weights == "merged" else self.adapter)
+
+
+def decode_step(net: Network, weights: str, rows: int, history: int) -> list[Work]:
+    """One token of each row.
+
+    Args:
+        net: The network.
+        weights: See `Network.weights_bytes`.
+        rows: How many.
+        history: Tokens that they attend to, all together.
+    """
+    return [
+        Work(net.weights_bytes(weights), 2.0 * net.used(weights) * rows),
+        Work(history * net.kv_bytes, 4.0 * net.hidden * net.layers * history),
+        _head(net, rows, 1),
+    ]
+
+
+def reading(net: Network, weights: str, tokens: int, pairs: int, asked: int) -> list[Work]:
+    """A forward pass over tokens that come together: a prefill, or log-probabilities.
+
+    Args:
+        net: The network.
+        weights: See `Network.weights_bytes`.
+        tokens: How many are computed.
+        pairs: Pairs of a token and one that it attends to.
+        asked: Tokens whose logits are taken.
+    """
+    return [
+        Work(net.weights_bytes(weights), 2.0 * net.used(weights) * tokens),
+        Work(tokens * net.kv_bytes, 4.0 * net.hidden * net.layers * pairs),
+        Work(tokens * _elementwise(net)),
+        _head(net, asked, 1),
+    ]
+
+
+def learning(net: Network, weights: str, tokens: int, pairs: int, asked: int) -> list[Work]:
+    """Forward and backward of an adapter over a frozen base: four operations for a base's weight
+    and token (its own gradient is not taken), six for the adapter's; attention's backward is twice
+    its forward. See `reading` for the arguments."""
+    base, own = 4.0 * net.linear, 6.0 * net.adapter
+    return [
+        Work(2 * net.weights_bytes(weights), (base + own) * tokens),
+        Work(3 * tokens * net.kv_bytes, 12.0 * net.hidden * net.layers * pairs),
+        Work(3 * tokens * _elementwise(net)),
+        _head(net, asked, 2),
+    ]
+
+
+def flops(works: Iterable[Work]) -> float:
+    """All operations."""
+    return sum(work.flops for work in works)
+
+
+def _head(net: Network, asked: int, times: int) -> Work:
+    return Work(times * net.width * net.head, 2.0 * times * net.head * asked)
+
+
+def _elementwise(net: Network) -> float:
+    """Bytes of a token, by fused kernels: two norms with their additions, two rotations, and the
+    gated activation; each reads its inputs and writes its outputs once."""
+    values = 8 * net.hidden + 2 * (net.hidden + net.kv) + 3 * net.intermediate
+    return float(net.layers * values * net.width)
+
+
+def pairs_of(seen: int, own: int) -> int:
+    """Pairs of a stretch of `own` tokens that come after `seen` others."""
+    return own * seen + own * (own + 1) // 2
+
+
+def turn_steps(histories: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """The decode steps of a turn whose rows all begin together: (rows, tokens attended to) each.
+
+    Args:
+        histories: Tokens before each row's turn.
+        lengths: Tokens that each samples; the first comes from what was read before, so a turn of
+            n tokens has n - 1 steps.
+    """
+    steps = []
+    for t in range(1, max(lengths)):
+        alive = [h + t for h, n in zip(histories, lengths, strict=True) if n > t]
+        steps.append((len(alive), sum(alive)))
+    return steps

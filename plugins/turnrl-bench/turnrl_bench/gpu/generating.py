@@ -1,0 +1,110 @@
+"""The same turns by transformers' `generate`: TRL's way without a server, which reads the whole
+history anew in each turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from turnrl import Policy, Trajectory
+from turnrl_bench.gpu import device
+from turnrl_bench.gpu.bench import Bench
+from turnrl_bench.gpu.results import Cases
+from turnrl_bench.measure import Found
+
+_MLP_COPIES = 7
+"""Tensors as wide as the network's inner layer that a prefill holds at once, by the dry run: 42 GB
+for 160,000 tokens of a 7B."""
+
+
+def measure(bench: Bench, cases: Cases) -> None:
+    """See `parts`."""
+    for turn in range(len(bench.setting.shape.turn_tokens)):
+        cases.run(f"turn {turn}", partial(_turn, bench, cases, turn))
+
+
+def _turn(bench: Bench, cases: Cases, turn: int) -> Found:
+    """As many slices of rows as there is time for, one at least."""
+    policy, trajectories = bench.policy("nf4"), bench.played()
+    longest = max(len(t.token_ids) for t in trajectories)
+    size = rows_at_once(bench, longest, len(trajectories))
+    done, seconds, sampled = 0, 0.0, 0
+    device.peak()
+    while done < len(trajectories) and (not done or cases.left_s > seconds * size / done):
+        some = trajectories[done : done + size]
+        taken = _unless_full(policy, some, turn)
+        if taken is None:
+            if size == 1:
+                raise torch.OutOfMemoryError("one row at a time does not fit")
+            size //= 2
+            device.free()
+            continue
+        done, seconds = done + len(some), seconds + taken
+        sampled += sum(len(t.turns[turn].token_ids) for t in some)
+    return {
+        "generate_s": seconds,
+        "tokens_per_s": sampled / seconds,
+        "sampled": sampled,
+        "rows": done,
+        "of_rows": len(trajectories),
+        "rows_at_once": size,
+        "peak_bytes": device.peak(),
+    }
+
+
+def rows_at_once(bench: Bench, tokens: int, rows: int) -> int:
+    """Rows of so many tokens that fit, by what a prefill and its keys and values take."""
+    room = device.free_bytes()
+    if room is None:
+        return rows
+    net = bench.net
+    each = tokens * (net.kv_bytes + _MLP_COPIES * net.intermediate * net.width)
+    return max(1, min(rows, int(0.85 * room / each)))
+
+
+def _unless_full(policy: Policy, trajectories: Sequence[Trajectory], turn: int) -> float | None:
+    """Seconds of a slice, or None if memory runs out."""
+    try:
+        return generate_seconds(policy, trajectories, turn)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def generate_seconds(policy: Policy, trajectories: Sequence[Trajectory], turn: int) -> float:
+    """Time `generate` on one turn of some trajectories."""
+    from transformers import LogitsProcessorList
+
+    from turnrl_bench.trl import ScriptedTokens
+
+    network, tokenizer = cast(Any, policy.load()), policy.tokenizer
+    where = next(network.parameters()).device
+    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    histories = [
+        torch.tensor([*t.prompt_ids, *(i for one in t.turns[:turn] for i in _ids(one))])
+        for t in trajectories
+    ]
+    said = [t.turns[turn].token_ids for t in trajectories]
+    ids = pad_sequence(histories, True, pad, "left").to(where)
+    real = torch.tensor([[len(h)] for h in histories], device=where)
+    mask = (torch.arange(ids.shape[1], device=where) >= ids.shape[1] - real).long()
+    with policy.evaluating(), torch.inference_mode():
+        began = device.clock()
+        network.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=max(map(len, said)),
+            do_sample=True,
+            eos_token_id=end,
+            pad_token_id=pad,
+            logits_processor=LogitsProcessorList([ScriptedTokens(said, end)]),
+        )
+        return device.clock() - began
+
+
+def _ids(turn: Any) -> tuple[int, ...]:
+    """A turn's tokens, and what the tool replied."""
+    return (*turn.token_ids, *turn.observation_ids)

@@ -1,0 +1,175 @@
+"""A whole iteration as `turnrl fit` runs it: rollouts, old log-probabilities, two updates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import lightning as L
+import torch
+
+from turnrl import ClippedSurrogate, OutcomeOnly, Policy, Trajectory, installed
+from turnrl_bench.forced import Forced
+from turnrl_bench.gpu import device, floors
+from turnrl_bench.gpu.bench import Bench
+from turnrl_bench.gpu.decoding import Wave
+from turnrl_bench.gpu.floors import Work
+from turnrl_bench.gpu.learning import pairs_in
+from turnrl_bench.gpu.results import Cases
+from turnrl_bench.gpu.shapes import RANK, UPDATES
+from turnrl_bench.measure import Found
+from turnrl_bench.ours import (
+    AnswerHash,
+    Timed,
+    Watch,
+    policy_of,
+    rollout_of,
+    sampled_tokens,
+    script_of,
+    slots_of,
+    train,
+)
+
+_LONG_S = 45
+"""After an iteration that took longer there is none to compare it with: there are minutes to do."""
+_ALL_KEPT = 100e9
+"""With so much memory or more nothing has to be computed again, where no plan says so."""
+
+
+class _Watch(Watch):
+    """Notes the most memory of both phases, and for how long an iteration may go on."""
+
+    def __init__(self, until: float) -> None:
+        super().__init__(0)
+        self.until = until
+        self.acting: list[int | None] = []
+        self.learning: list[int | None] = []
+        self.planned: Found = {}
+        self.chosen: Found = {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        device.peak()
+        super().on_train_start(trainer, pl_module)
+        module = cast(Timed, pl_module)
+        plan = getattr(module, "planned", {})
+        self.planned = {phase: [int(size), setting] for phase, (size, setting) in plan.items()}
+        self.chosen = {
+            "minibatch_tokens": module.budget,
+            "gradient_checkpointing": module.policy.gradient_checkpointing,
+        }
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        super().on_train_batch_start(*args)
+        if args[-1] == 0:
+            self.acting.append(device.peak())
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        device.synchronize()
+        super().on_train_epoch_end(trainer, pl_module)
+        self.learning.append(device.peak())
+        taken = self.clock.times["whole step"][-1][0]
+        late = time.monotonic() + taken > self.until
+        trainer.should_stop = taken > _LONG_S or late
+
+
+def measure(bench: Bench, cases: Cases) -> None:
+    """See `parts`."""
+    cases.run("iteration", lambda: _iteration(bench, cases.until))
+
+
+Options = dict[str, Any]
+
+
+def options_of(bench: Bench) -> tuple[Options, Options, Options]:
+    """Options of the policy, the module and the engine: left open where a plan fills them in, and
+    otherwise chosen by the device's memory."""
+    if installed("turnrl_checks") and bench.on_gpu:
+        return {}, {}, {}
+    shape = bench.setting.shape
+    tokens = shape.tokens * shape.prompts * shape.group_size
+    room = f"{int(1.1 * tokens * bench.net.kv_bytes) // 10**6 + 1}MB"
+    total = torch.cuda.mem_get_info()[1] if bench.on_gpu else 0
+    again = not bench.on_gpu or total < _ALL_KEPT
+    learning = {"minibatch_tokens": bench.setting.minibatch_tokens}
+    return {"gradient_checkpointing": again}, learning, {"kv_memory": room}
+
+
+def _iteration(bench: Bench, until: float) -> Found:
+    task = bench.task()
+    bench.drop()  # this one is loaded by Lightning
+    of_policy, of_module, of_engine = options_of(bench)
+    policy = policy_of(str(bench.model), RANK, quantization="nf4", **of_policy)
+    rollout = rollout_of(task, 0)
+    watch = _Watch(until)
+    engine = slots_of(**of_engine)
+    module = Timed(
+        policy,
+        rollout,
+        [AnswerHash()],
+        OutcomeOnly(),
+        ClippedSurrogate(aggregation="token"),
+        Forced(engine, script_of(task, rollout, policy)),
+        group_size=task.shape.group_size,
+        updates_per_iteration=UPDATES,
+        **of_module,
+    )
+    try:
+        train(module, watch, task, 2, accelerator="gpu" if bench.on_gpu else "cpu")
+        return _found(bench, module, watch, dict(engine.in_force))
+    finally:
+        device.free()
+
+
+def _found(bench: Bench, module: Timed, watch: _Watch, in_force: Found) -> Found:
+    played = module.experience
+    assert played is not None
+    trajectories = list(played.trajectories)
+    names = ("rollouts", "before learning", "whole step", "learning")
+    rolled, before, whole, rest = (watch.clock.times[name][-1][0] for name in names)
+    learnt = rest - before
+    bench.keep("nf4", module.policy, trajectories)
+    rolling, learning = floor_of(bench, module.policy, trajectories)
+    found: Found = {
+        "iterations": len(watch.clock.times["whole step"]),
+        "first_s": watch.clock.times["whole step"][0][0],
+        "whole": {"whole_s": whole, **bench.against(whole, [*rolling, *learning])},
+        "rollouts": {"rollouts_s": rolled, **bench.against(rolled, rolling)},
+        # the pass before the first update gives them, so that they cost nothing at least
+        "old log-probabilities": {"read_s": before},
+        "learning": {"learning_s": learnt, **bench.against(learnt, learning)},
+        "memory": {
+            "sampling": {"peak_bytes": watch.acting[-1]},
+            "learning": {"peak_bytes": watch.learning[-1]},
+        },
+        "plan": watch.planned or "no plan",
+        "chosen": watch.chosen,
+        "in_force": in_force,
+        "sampled": sampled_tokens(trajectories),
+        "tokens_per_s": sampled_tokens(trajectories) / rolled,
+        "trajectories": len(trajectories),
+        "tokens_each": len(trajectories[0].token_ids),
+    }
+    for phase, (size, _) in watch.planned.items():
+        measured = found["memory"].get(phase, {})
+        if measured.get("peak_bytes"):
+            measured["planned_over_measured"] = size / measured["peak_bytes"]
+    return found
+
+
+def floor_of(
+    bench: Bench, policy: Policy, trajectories: Sequence[Trajectory]
+) -> tuple[list[Work], list[Work]]:
+    """The least work of the rollouts, and of all updates."""
+    shape, net = bench.setting.shape, bench.net
+    rows = shape.prompts * shape.group_size
+    lengths = [[n] * rows for n in shape.turn_tokens]
+    prompts = [(0,) * shape.prompt_tokens] * shape.prompts
+    wave = Wave(prompts, shape.group_size, lengths, (0,) * shape.result_tokens)
+    learnt: list[Work] = []
+    asked_for = [(t.token_ids, [k >= 0 for k in t.turn_index]) for t in trajectories]
+    for some, layout in policy.passes(asked_for, bench.setting.minibatch_tokens):
+        pairs = pairs_in([asked_for[i] for i in some], policy.share_prefixes)
+        sizes = (layout.input_ids.numel(), pairs, layout.targets.numel())
+        learnt += floors.learning(net, "nf4", *sizes)
+    return wave.works(net, "nf4"), UPDATES * learnt

@@ -1,0 +1,162 @@
+"""Learning from one minibatch, part by part, with activations computed again and with all kept."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+
+from turnrl import Policy, Row
+from turnrl_bench.gpu import device, floors
+from turnrl_bench.gpu.bench import Bench, decoder_of
+from turnrl_bench.gpu.floors import pairs_of
+from turnrl_bench.gpu.results import Cases
+from turnrl_bench.measure import Found
+
+PARTS = ("forward", "head", "backward")
+_LONG_S = 8.0
+"""A minibatch that takes longer is measured once."""
+
+
+def measure(bench: Bench, cases: Cases) -> None:
+    """See `parts`."""
+    for name, again in (("recomputed", True), ("kept", False)):
+        cases.run(name, partial(_minibatch, bench, again))
+    cases.run("old log-probabilities", partial(_reading, bench))
+    cases.run("optimiser", partial(_optimiser, bench))
+
+
+def rows_of(bench: Bench) -> list[Row]:
+    """The trajectories as a layout takes them; their sampled tokens are asked for."""
+    return [(t.token_ids, [k >= 0 for k in t.turn_index]) for t in bench.played()]
+
+
+def minibatch(bench: Bench) -> tuple[list[int], Any]:
+    """The first full minibatch: which trajectories it has, and how they are laid out."""
+    policy = bench.policy("nf4")
+    some, layout = next(iter(policy.passes(rows_of(bench), bench.setting.minibatch_tokens)))
+    return list(some), move_data_to_device(layout, bench.device)
+
+
+def pairs_in(rows: Sequence[Row], share: bool = True) -> int:
+    """Pairs of a token and one that it attends to, in a pass over some sequences.
+
+    Args:
+        rows: The sequences.
+        share: Count what they begin with in common once.
+    """
+    found = 0
+    last: tuple[int, ...] = ()
+    for ids in sorted(tuple(ids) for ids, _ in rows):
+        alike = (n for n, (a, b) in enumerate(zip(last, ids, strict=False)) if a != b)
+        seen = next(alike, min(len(last), len(ids))) if share else 0
+        found += pairs_of(seen, len(ids) - seen)
+        last = ids
+    return found
+
+
+@contextlib.contextmanager
+def recomputing(policy: Policy, again: bool) -> Iterator[None]:
+    """Within it activations are computed again in the backward pass, or all are kept."""
+    network: Any = policy.load()
+    base = network.get_base_model() if hasattr(network, "get_base_model") else network
+
+    def switch(on: bool) -> None:
+        if on:
+            base.activation_checkpointing_enable({"use_reentrant": False})
+            base.enable_input_require_grads()
+        else:
+            base.activation_checkpointing_disable()
+
+    before = bool(base.is_gradient_checkpointing)
+    switch(again)
+    try:
+        yield
+    finally:
+        switch(before)
+
+
+def step(policy: Policy, layout: Any) -> Found:
+    """Forward, head and backward of one minibatch, in seconds. The loss is a weighted sum of
+    log-probabilities, whose gradient is of the size of the surrogate's."""
+    marks: list[float] = []
+    hook = decoder_of(policy).register_forward_hook(lambda *_: marks.append(device.clock()))
+    try:
+        began = device.clock()
+        logprobs, *_ = policy.logprobs(layout)
+        asked = device.clock()
+        weights = torch.linspace(-1, 1, len(logprobs), device=logprobs.device) / len(logprobs)
+        (logprobs * weights).sum().backward()
+        ended = device.clock()
+    finally:
+        hook.remove()
+    # with checkpointing the layers, not the decoder, are run again, so there is one mark
+    return {"forward": marks[0] - began, "head": asked - marks[0], "backward": ended - asked}
+
+
+def _minibatch(bench: Bench, again: bool) -> Found:
+    policy = bench.policy("nf4")
+    some, layout = minibatch(bench)
+    with recomputing(policy, again):
+        device.free()
+        device.peak()
+        runs, first = [], step(policy, layout)
+        peak = device.peak()
+        for _ in range(1 if sum(first.values()) > _LONG_S else 3):
+            runs.append(step(policy, layout))
+    _forget(policy)
+    typical = {f"{part}_s": statistics.median(run[part] for run in runs) for part in PARTS}
+    seconds = statistics.median(sum(run.values()) for run in runs)
+    asked = int(layout.targets.numel())
+    tokens = int(layout.input_ids.numel())
+    pairs = pairs_in([rows_of(bench)[i] for i in some], policy.share_prefixes)
+    works = floors.learning(bench.net, "nf4", tokens, pairs, asked)
+    card = bench.card
+    rate = floors.flops(works) / seconds
+    return {
+        "minibatch_s": seconds,
+        **typical,
+        **bench.against(seconds, works),
+        "first_s": sum(first.values()),
+        "tflops": rate / 1e12,
+        "share": None if card is None else rate / card.flops,
+        "peak_bytes": peak,
+        "tokens": tokens,
+        "asked": asked,
+        "trajectories": len(some),
+    }
+
+
+def _reading(bench: Bench) -> Found:
+    """Old log-probabilities of the same trajectories."""
+    policy = bench.policy("nf4")
+    some, layout = minibatch(bench)
+    rows = [rows_of(bench)[i] for i in some]
+    read: Callable[[], Any] = partial(policy.read, rows, bench.setting.minibatch_tokens)
+    seconds = device.best_seconds(read, 2)
+    pairs = pairs_in(rows, policy.share_prefixes)
+    sizes = (int(layout.input_ids.numel()), pairs, int(layout.targets.numel()))
+    return {"read_s": seconds, **bench.against(seconds, floors.reading(bench.net, "nf4", *sizes))}
+
+
+def _optimiser(bench: Bench) -> Found:
+    """One step of AdamW on what is trained."""
+    policy = bench.policy("nf4")
+    trained = list(policy.trainable_parameters().values())
+    for one in trained:
+        one.grad = torch.zeros_like(one)
+    optimizer = torch.optim.AdamW(trained, lr=0.0)
+    seconds = device.best_seconds(optimizer.step, 3)
+    _forget(policy)
+    return {"step_s": seconds, "trained": sum(p.numel() for p in trained)}
+
+
+def _forget(policy: Policy) -> None:
+    for one in policy.parameters():
+        one.grad = None
+    device.free()

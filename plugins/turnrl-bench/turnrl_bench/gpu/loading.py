@@ -1,0 +1,72 @@
+"""Loading a policy as a run does, and what is in force then."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from turnrl_bench.gpu import device
+from turnrl_bench.gpu.bench import Bench, Kind
+from turnrl_bench.gpu.results import Cases
+from turnrl_bench.measure import Found
+from turnrl_bench.ours import slots_of
+
+
+def measure(bench: Bench, cases: Cases) -> None:
+    """See `parts`."""
+    cases.run("model", lambda: _make(bench))
+    cases.run("nf4", lambda: _load(bench, "nf4"), 10 if bench.on_gpu else 0)
+    cases.run("in force", lambda: _in_force(bench))
+
+
+def _make(bench: Bench) -> Found:
+    began = time.perf_counter()
+    bench.task()
+    size = sum(file.stat().st_size for file in bench.model.iterdir())
+    return {"made_s": time.perf_counter() - began, "disk_bytes": size}
+
+
+def _load(bench: Bench, kind: Kind) -> Found:
+    bench.drop()
+    device.peak()
+    began = device.clock()
+    policy = bench.policy(kind)
+    taken = device.clock() - began
+    parameters = list(policy.parameters())
+    types: dict[str, int] = {}
+    for one in parameters:
+        key = f"{one.dtype}{', trained' if one.requires_grad else ''}"
+        types[key] = types.get(key, 0) + one.numel() * one.element_size()
+    found: Found = {
+        "loaded_s": taken,
+        "peak_bytes": device.peak(),
+        "bytes_by_type": types,
+        "trained": sum(p.numel() for p in parameters if p.requires_grad),
+        "share_prefixes": policy.share_prefixes,
+        "in_force": dict(policy.in_force),
+    }
+    if bench.on_gpu:
+        found["held_bytes"] = torch.cuda.memory_allocated()
+    return found
+
+
+def _in_force(bench: Bench) -> Found:
+    """The choices of an engine with its defaults."""
+    engine = slots_of(kv_memory="64MB" if bench.tiny else "4GB")
+    began = device.clock()
+    engine.start(bench.policy("nf4"), bench.setting.shape.tokens)
+    found: Found = {
+        "started_s": device.clock() - began,
+        "engine": dict(engine.in_force),
+        "capacity": engine.capacity,
+        "options": options(engine),
+    }
+    engine.close()
+    return found
+
+
+def options(engine: object) -> Found:
+    """The engine's public options as they stand."""
+    kept = {k: v for k, v in vars(engine).items() if not k.startswith("_")}
+    return {k: v for k, v in kept.items() if isinstance(v, str | int | float | bool | None)}

@@ -1,0 +1,70 @@
+"""The machine, its libraries, and its measured ceilings."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from turnrl_bench.gpu import device
+from turnrl_bench.gpu.bench import Bench
+from turnrl_bench.gpu.results import Cases
+from turnrl_bench.measure import Found, processor
+
+LIBRARIES = (
+    *("turnrl", "torch", "transformers", "peft", "bitsandbytes", "triton", "liger-kernel"),
+    *("flash-attn", "flash-attn-3", "lightning"),
+)
+
+
+def measure(bench: Bench, cases: Cases) -> None:
+    """See `parts`."""
+    cases.run("device", _device)
+    cases.run("versions", versions)
+    setting = bench.setting
+    cases.run("copy", lambda: {"rate": device.copy_bytes_per_s(_size(setting.copied))})
+    cases.run("matmul", lambda: {"rate": device.matmul_flops(setting.multiplied)})
+
+
+def _size(wanted: int) -> int:
+    """Bytes that can be copied: a quarter of what is free at most."""
+    room = device.free_bytes()
+    return wanted if room is None else min(wanted, room // 4)
+
+
+def _device() -> Found:
+    found: Found = {"processor": processor(), "cores": os.cpu_count(), "name": "CPU"}
+    if torch.cuda.is_available():
+        seen = torch.cuda.get_device_properties(0)
+        free, total = torch.cuda.mem_get_info()
+        found |= {
+            "name": seen.name,
+            "bytes": total,
+            "free_bytes": free,
+            "capability": f"{seen.major}.{seen.minor}",
+            "multiprocessors": seen.multi_processor_count,
+            "gpus": torch.cuda.device_count(),
+            "driver": _driver(),
+        }
+    return found
+
+
+def _driver() -> str | None:
+    """The driver's version, where Linux tells it."""
+    with suppress(OSError), Path("/proc/driver/nvidia/version").open(encoding="utf-8") as file:
+        return file.readline().strip()
+    return None
+
+
+def versions() -> Found:
+    """Of Python, CUDA, and the libraries; None for one that is not installed."""
+    found: Found = {"python": platform.python_version(), "cuda": torch.version.cuda}
+    for name in LIBRARIES:
+        found[name] = None
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

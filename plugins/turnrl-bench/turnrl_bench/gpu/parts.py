@@ -1,0 +1,68 @@
+"""The parts of the benchmark in the order of what they are worth."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnrl import RecipeError
+
+MINUTES = 9.0
+"""All parts together, unless `--minutes` says otherwise."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part.
+
+    Args:
+        name: As in `--parts` and in the JSON file.
+        function: `module:function`, which takes a `Bench` and `Cases`.
+        least_s: With fewer seconds left on a GPU it is skipped.
+        most_s: Its share of the time, relative to the other parts' shares. No case begins later.
+    """
+
+    name: str
+    function: str
+    least_s: float
+    most_s: float
+
+    def measure(self) -> Callable[[Any, Any], None]:
+        """The function."""
+        module, _, name = self.function.partition(":")
+        found: Callable[[Any, Any], None] = getattr(importlib.import_module(module), name)
+        return found
+
+
+def _part(name: str, module: str, least_s: float, most_s: float) -> Part:
+    return Part(name, f"turnrl_bench.gpu.{module}:measure", least_s, most_s)
+
+
+PARTS = {
+    part.name: part
+    for part in (
+        _part("machine", "machine", 3, 20),
+        _part("loading", "loading", 30, 120),
+        _part("decoding", "decoding", 20, 130),
+        _part("learning", "learning", 10, 60),
+        _part("profile", "profiling", 10, 45),
+        _part("iteration", "iteration", 40, 120),
+        _part("trl", "generating", 15, 70),
+        _part("train", "training", 60, 240),
+    )
+}
+DEFAULT = tuple(name for name in PARTS if name != "train")
+"""All but `train`: three runs of a smaller model, on request."""
+
+
+def chosen(names: Sequence[str]) -> list[Part]:
+    """The parts of these names, in their own order.
+
+    Raises:
+        RecipeError: Naming one that there is not.
+    """
+    if odd := [name for name in names if name not in PARTS]:
+        raise RecipeError(f"--parts has {odd[0]!r}. There are: {', '.join(PARTS)}.")
+    return [part for name, part in PARTS.items() if name in names]

@@ -1,0 +1,146 @@
+"""Some decode steps and one minibatch under torch's profiler: the largest kernels, and the gaps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from turnrl_bench.gpu import device, learning
+from turnrl_bench.gpu.bench import Bench
+from turnrl_bench.gpu.decoding import Case, Wave, engine_of, play
+from turnrl_bench.gpu.passes import TimedPolicy
+from turnrl_bench.gpu.results import Cases
+from turnrl_bench.measure import Found
+
+LARGEST = 10
+_BEFORE = 8
+"""Steps before those that are profiled: by then all sizes are warm, and recorded."""
+
+
+def measure(bench: Bench, cases: Cases) -> None:
+    """See `parts`."""
+    # the profiler wants to be set up by the main thread, not by an engine's
+    with profile(activities=_activities(bench.on_gpu)):
+        torch.zeros(1, device=bench.device)
+    for weights, graphs in (("merged", True), ("adapter", False), ("adapter", True)):
+        case = Case(weights=weights, graphs=graphs, rows=bench.setting.rows[0])
+        cases.run(f"decode: {case.name}", partial(_decode, bench, case))
+        if graphs and weights == "merged":
+            cases.run("minibatch", partial(_minibatch, bench))
+
+
+def union(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of what some intervals cover together."""
+    covered, end = 0.0, float("-inf")
+    for begin, stop in sorted(spans):
+        covered += max(0.0, stop - max(begin, end))
+        end = max(end, stop)
+    return covered
+
+
+def kernels(found: Any, on_gpu: bool) -> Found:
+    """The largest kernels of a profile by their own time, and how long the device did nothing
+    between the first one's begin and the last one's end.
+
+    Args:
+        found: The profile.
+        on_gpu: Count a GPU's kernels; otherwise the operations of a CPU.
+    """
+    wanted = "CUDA" if on_gpu else "CPU"
+    events = [e for e in found.events() if e.device_type.name == wanted and not _is_note(e)]
+    took: dict[str, list[float]] = {}
+    for event in events:
+        own = event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total
+        took.setdefault(event.name, []).append(own)
+    spans = [(e.time_range.start, e.time_range.end) for e in events]
+    whole = max(e for _, e in spans) - min(b for b, _ in spans) if spans else 0.0
+    busy, all_us = union(spans), sum(map(sum, took.values()))
+    largest = sorted(took.items(), key=lambda pair: -sum(pair[1]))[:LARGEST]
+    return {
+        "span_ms": whole / 1e3,
+        "busy_ms": busy / 1e3,
+        "gap_share": 1 - busy / whole if whole else None,
+        "kernels": len(events),
+        "largest": [
+            {"name": name[:120], "count": len(us), "ms": sum(us) / 1e3, "share": sum(us) / all_us}
+            for name, us in largest
+        ],
+    }
+
+
+def _is_note(event: Any) -> bool:
+    """Tell a named range, for example `Optimizer.step`, from a kernel."""
+    return bool(getattr(event, "is_user_annotation", False))
+
+
+def _activities(on_gpu: bool) -> list[ProfilerActivity]:
+    return [ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
+
+
+class _Window:
+    """A profile of the passes between two, begun and ended in the thread that computes them."""
+
+    def __init__(self, on_gpu: bool, first: int, count: int) -> None:
+        self.profile = profile(activities=_activities(on_gpu), acc_events=True)
+        self.first, self.last = first, first + count
+        self.ended = False
+
+    def at(self, number: int) -> None:
+        """Called before each pass's logits."""
+        if number == self.first:
+            torch.zeros(1, device=device.device())
+            device.synchronize()
+            self.profile.start()
+        elif number == self.last:
+            device.synchronize()
+            self.profile.stop()
+            self.ended = True
+
+
+def _decode(bench: Bench, case: Case) -> Found:
+    setting = bench.setting
+    steps = setting.profiled
+    vocabulary = int(setting.network["vocab_size"])
+    length = _BEFORE + steps + 4
+    wave = Wave.drawn(case.rows, setting.shape, (length,), vocabulary, ragged=False)
+    window = _Window(bench.on_gpu, _BEFORE, steps)
+    policy = TimedPolicy(bench.policy(case.kind), window.at)
+    engine = engine_of(bench, wave, case)
+    # its own passes while it starts are not those to be profiled
+    window.first, first = -1, window.first
+    engine.start(cast(Any, policy), wave.longest)
+    try:
+        engine.sync(1)
+        policy.begin()
+        window.first = first
+        asyncio.run(play(engine, wave, policy))
+    finally:
+        engine.close()
+        device.free()
+    if not window.ended:
+        raise RuntimeError(f"the {steps} steps to be profiled were not reached")
+    return {
+        "steps": steps,
+        "in_force": dict(engine.in_force),
+        **kernels(window.profile, bench.on_gpu),
+    }
+
+
+def _minibatch(bench: Bench) -> Found:
+    policy = bench.policy("nf4")
+    _, layout = learning.minibatch(bench)
+    again = not bench.results.case("learning", "kept")
+    with learning.recomputing(policy, again):
+        learning.step(policy, layout)
+        device.synchronize()
+        with profile(activities=_activities(bench.on_gpu), acc_events=True) as found:
+            learning.step(policy, layout)
+            device.synchronize()
+    for one in policy.parameters():
+        one.grad = None
+    return {"recomputed": again, **kernels(found, bench.on_gpu)}

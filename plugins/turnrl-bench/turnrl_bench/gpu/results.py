@@ -1,0 +1,166 @@
+"""The results as a JSON file that is never half written, and the cases of a part."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from turnrl import RecipeError
+from turnrl_bench.measure import Found
+
+DONE = "done"
+
+
+def now() -> str:
+    """The time, for people."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def error_of(error: BaseException) -> Found:
+    """An exception as JSON: its kind and text, and where it came from."""
+    text = " ".join(str(error).split())[:600]
+    lines = traceback.format_exception(error)
+    return {
+        "status": "error",
+        "error": f"{type(error).__name__}: {text}",
+        "where": "".join(lines)[-3000:].splitlines(),
+    }
+
+
+class Results:
+    """The file: `about`, and by its name each part with a status and its cases.
+
+    A part is `running`, `done`, `partial` (some of its cases failed or were skipped), `error` or
+    `skipped`. Every change is written to a file beside it, which then takes its place.
+
+    Args:
+        file: Where.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.found: Found = {"about": {}, "parts": {}}
+        if file.is_file():
+            self.read()
+
+    def read(self) -> None:
+        """Take what another process has written.
+
+        Raises:
+            RecipeError: If the file is not one of these.
+        """
+        try:
+            found = json.loads(self.file.read_text("utf-8"))
+            known = isinstance(found["about"], dict) and isinstance(found["parts"], dict)
+        except (ValueError, KeyError, TypeError):
+            known = False
+        if not known:
+            raise RecipeError(
+                f"{str(self.file)!r} is not a file of 'turnrl bench gpu'. Give another --json."
+            )
+        self.found = found
+
+    def save(self) -> None:
+        """Write the file."""
+        beside = self.file.with_name(self.file.name + ".part")
+        beside.write_text(json.dumps(self.found, indent=1) + "\n", "utf-8")
+        beside.replace(self.file)
+
+    def describe(self, about: Mapping[str, Any]) -> None:
+        """Note the subject of the measurement."""
+        self.found["about"] |= about
+        self.save()
+
+    def check(self, about: Mapping[str, Any]) -> None:
+        """Refuse to go on with results of another subject.
+
+        Raises:
+            RecipeError: Naming it.
+        """
+        before = self.found["about"].get("tiny")
+        if before is not None and before != about["tiny"]:
+            size = "the tiny shape" if before else "the whole shape"
+            raise RecipeError(f"{str(self.file)!r} has results of {size}. Give another --json.")
+
+    def part(self, name: str) -> Found:
+        """A part, empty if there is none."""
+        found: Found = self.found["parts"].get(name, {})
+        return found
+
+    def note(self, name: str, **values: Any) -> None:
+        """Change some entries of a part, and write the file."""
+        self.found["parts"].setdefault(name, {"status": "running", "cases": {}}).update(values)
+        self.save()
+
+    def is_done(self, name: str) -> bool:
+        """Tell if a part was measured in full."""
+        return self.part(name).get("status") == DONE
+
+    def case(self, part: str, name: str) -> Found:
+        """A case that was measured, empty if it was not."""
+        found: Found = self.part(part).get("cases", {}).get(name, {})
+        return found if found.get("status") == DONE else {}
+
+    def end(self, name: str) -> None:
+        """Give a part that has run to its end the status that its cases make."""
+        cases = self.part(name).get("cases", {}).values()
+        whole = all(case["status"] == DONE for case in cases)
+        self.note(name, status=DONE if whole else "partial", ended=now())
+
+
+class Cases:
+    """The cases of one part: each is recorded as soon as it is over, and none ends the others.
+
+    Args:
+        results: Where they are recorded.
+        part: The part's name.
+        until: `time.monotonic()` after which no case begins.
+        clean: Called after a case that failed.
+    """
+
+    def __init__(
+        self, results: Results, part: str, until: float, clean: Callable[[], None] = lambda: None
+    ) -> None:
+        self.results, self.part, self.until, self.clean = results, part, until, clean
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until no case begins any more."""
+        return self.until - time.monotonic()
+
+    def run(self, name: str, work: Callable[[], Found], least_s: float = 0.0) -> Found | None:
+        """Measure one case, unless an earlier run has done so.
+
+        Args:
+            name: Of the case.
+            work: Measures it.
+            least_s: With fewer seconds left it is skipped.
+        Returns:
+            The measurement, or None if it failed or was skipped.
+        """
+        if before := self.results.case(self.part, name):
+            return before
+        if self.left_s < least_s or self.left_s <= 0:
+            why = f"needs about {least_s:.0f} s, and {max(self.left_s, 0):.0f} s are left"
+            self._keep(name, {"status": "skipped", "why": why})
+            return None
+        began = time.monotonic()
+        found: Found | None = None
+        try:
+            found = work()
+            entry = {"status": DONE, "seconds": time.monotonic() - began, **found}
+        except Exception as error:
+            entry = error_of(error)
+        self._keep(name, entry)
+        if found is None:
+            self.clean()  # here, where the exception and what its frames held are gone
+        return found
+
+    def _keep(self, name: str, entry: Found) -> None:
+        cases = self.results.part(self.part).get("cases", {})
+        self.results.note(self.part, cases={**cases, name: entry})

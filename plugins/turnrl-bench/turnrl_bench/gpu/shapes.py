@@ -1,0 +1,112 @@
+"""The networks and iterations that are measured. Imports no torch."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnrl import RecipeError
+from turnrl_bench.gpu.floors import Network
+from turnrl_bench.task import TINY, Shape
+
+RANK, UPDATES = 16, 2
+SEVEN_B: Mapping[str, Any] = {
+    "vocab_size": 152_064,
+    "hidden_size": 3584,
+    "intermediate_size": 18_944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+"""Qwen2.5-7B."""
+ONE_AND_A_HALF_B: Mapping[str, Any] = {
+    "vocab_size": 151_936,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+"""Qwen2.5-1.5B."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The sizes of one benchmark, whole or tiny.
+
+    Args:
+        network: Of the policy.
+        shape: Of the iteration.
+        smaller: Network of the run that is killed.
+        short: Shape of its iterations.
+        rows: Trajectories that are sampled at once, the default and the recipe's.
+        turns: Tokens sampled in a turn when decoding alone is measured, on average.
+        minibatch_tokens: Computed at once while learning.
+        copied: Bytes of the large copy.
+        multiplied: Rows of the large product.
+        profiled: Decode steps that are profiled.
+    """
+
+    network: Mapping[str, Any]
+    shape: Shape
+    smaller: Mapping[str, Any]
+    short: Shape
+    rows: tuple[int, int]
+    turns: tuple[int, int]
+    minibatch_tokens: int
+    copied: int
+    multiplied: int
+    profiled: int = 3
+
+
+WHOLE = Setting(
+    network=SEVEN_B,
+    shape=Shape(8, 16, 600, (150, 200), 500),
+    smaller=ONE_AND_A_HALF_B,
+    short=Shape(4, 8, 300, (80, 60), 200),
+    rows=(128, 336),
+    turns=(48, 64),
+    minibatch_tokens=8192,
+    copied=2**32,
+    multiplied=8192,
+)
+_TINY = {**TINY, "num_hidden_layers": 2}
+SMALL = Setting(
+    network={**_TINY, "tie_word_embeddings": False},
+    shape=Shape(2, 2, 160, (40, 8), 16),
+    smaller=_TINY,
+    short=Shape(2, 2, 160, (40, 8), 16),
+    rows=(4, 6),
+    turns=(3, 3),
+    minibatch_tokens=512,
+    copied=2**20,
+    multiplied=256,
+    profiled=1,
+)
+
+
+def model_bytes(network: Mapping[str, Any], width: int = 2) -> int:
+    """Bytes of a model on disk, each weight of `width`. Tied weights are counted twice."""
+    return Network.of(network, width, RANK).all_bytes
+
+
+def check_disk(folder: Path, needed: int) -> None:
+    """Refuse to begin a model that the disk cannot hold.
+
+    Args:
+        folder: Where it is to be written.
+        needed: Bytes of it.
+    Raises:
+        RecipeError: Naming both numbers.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < 1.05 * needed:
+        raise RecipeError(
+            f"the model with random weights takes {needed / 1e9:.1f} GB, and the disk of "
+            f"{str(folder)!r} has {free / 1e9:.1f} GB free. Set TMPDIR to a folder with more room."
+        )

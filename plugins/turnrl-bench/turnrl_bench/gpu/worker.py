@@ -1,0 +1,103 @@
+"""The process that measures: part after part, each within its time.
+
+Its settings come from `driver`. Its results go to the file.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from turnrl_bench.gpu import device
+from turnrl_bench.gpu.bench import Bench
+from turnrl_bench.gpu.parts import Part
+from turnrl_bench.gpu.results import Cases, Results, error_of, now
+from turnrl_bench.measure import Found
+
+LOST = "the device answers no more; the parts that are left run in another process"
+
+
+def measure(
+    file: str, folder: str, parts: Sequence[Found], tiny: bool, left_s: float, scale: float
+) -> Found:
+    """Measure parts.
+
+    Args:
+        file: Of the results.
+        folder: For models.
+        parts: As dictionaries, in order.
+        tiny: A small shape, on whatever device there is.
+        left_s: Seconds that are left for all.
+        scale: Seconds for each second of a part's share.
+    Returns:
+        `finished`: False if the device is lost and another process has to go on.
+    """
+    until = time.monotonic() + left_s
+    results = Results(Path(file))
+    bench = Bench(Path(folder), tiny, results)
+    for given in parts:
+        part = Part(**given)
+        if not results.is_done(part.name) and not run(part, bench, until, scale):
+            return {"finished": False}
+    return {"finished": True}
+
+
+def run(part: Part, bench: Bench, until: float, scale: float = 1.0) -> bool:
+    """Measure one part, or say why not.
+
+    Args:
+        part: Which.
+        bench: Everything that it needs.
+        until: `time.monotonic()` at which all parts are to be over.
+        scale: Seconds for each second of the part's share.
+    Returns:
+        Whether the device still answers.
+    """
+    results, left = bench.results, until - time.monotonic()
+    least = min(part.least_s, 1.0) if bench.tiny else part.least_s
+    if left < least:
+        why = f"takes {least:.0f} s at least, and {max(left, 0):.0f} s are left"
+        results.note(part.name, status="skipped", why=why)
+        _tell(f"{part.name}: skipped, it {why}")
+        return True
+    before = results.part(part.name).get("cases", {})
+    kept = {name: case for name, case in before.items() if case["status"] == "done"}
+    results.found["parts"].pop(part.name, None)
+    results.note(part.name, status="running", began=now(), cases=kept)
+    _tell(f"{part.name} ...")
+    began = time.monotonic()
+    ends = min(until, began + scale * part.most_s)
+    try:
+        part.measure()(bench, Cases(results, part.name, ends, device.free))
+    except (Exception, KeyboardInterrupt) as error:
+        results.note(part.name, **error_of(error))
+    else:
+        results.end(part.name)
+    results.note(part.name, seconds=time.monotonic() - began)
+    ended = results.part(part.name)
+    more = f": {ended['error']}" if "error" in ended else ""
+    _tell(f"{part.name}: {ended['status']} after {ended['seconds']:.0f} s{more}")
+    for name, case in ended["cases"].items():
+        if case["status"] != "done":
+            _tell(f"    {name}: {case['status']}, {case.get('error') or case.get('why')}")
+    return _answers()
+
+
+def _answers() -> bool:
+    """Try the device: after some CUDA errors a process cannot use it any more."""
+    device.free()
+    try:
+        device.synchronize()
+        torch.zeros(1, device=device.device())
+    except RuntimeError:
+        _tell(LOST)
+        return False
+    return True
+
+
+def _tell(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)

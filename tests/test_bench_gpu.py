@@ -1,0 +1,512 @@
+"""`turnrl bench gpu` on a CPU, in its tiny shape: every part runs, the error of one leaves the
+others alone, and measured results stay. No speed here means anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from turnrl_bench.gpu import decoding, driver, floors, generating, learning, profiling, worker
+from turnrl_bench.gpu.bench import Bench
+from turnrl_bench.gpu.floors import NF4_BYTES, Card, Network, Work
+from turnrl_bench.gpu.parts import DEFAULT, PARTS, Part, chosen
+from turnrl_bench.gpu.passes import Pass, summary
+from turnrl_bench.gpu.report import report_of
+from turnrl_bench.gpu.results import Cases, Results
+from turnrl_bench.gpu.shapes import ONE_AND_A_HALF_B, SEVEN_B, WHOLE, check_disk
+from turnrl_bench.gpu.training import differences, prepared, rows_of
+from turnrl_bench.measure import NONE, BenchError
+
+from commands import fails
+from turnrl import RecipeError
+from turnrl.cli import main
+
+ROOT = Path(__file__).parents[1]
+quiet = pytest.mark.filterwarnings("ignore")  # a user's script shows Lightning's remarks
+NAME = "--trainer.logger.init_args.name"
+TINY = ("bench", "gpu", "--tiny", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """All parts, measured in this process."""
+    folder = tmp_path_factory.mktemp("gpu")
+    results = Results(folder / "found.json")
+    results.describe({"tiny": True})
+    parts = [asdict(part) for part in chosen(DEFAULT)]
+    assert worker.measure(str(results.file), str(folder), parts, True, 300, 1) == {"finished": True}
+    results.read()
+    return Bench(folder, True, results)
+
+
+def part(name, function="right", least_s=0.0, most_s=100.0):
+    return Part(name, f"bench_parts:{function}", least_s, most_s)
+
+
+def run(tmp_path, *parts, left_s=100.0):
+    results = Results(tmp_path / "found.json")
+    results.describe({"tiny": True})
+    bench = Bench(tmp_path, True, results)
+    for one in parts:
+        assert worker.run(one, bench, time.monotonic() + left_s)
+    return Results(tmp_path / "found.json")
+
+
+# -------------------------------------------------------------------------------- all of it
+
+
+@quiet
+def test_every_part_runs_without_a_gpu_and_every_case_is_there(bench):
+    parts = bench.results.found["parts"]
+    assert list(parts) == list(DEFAULT)
+    assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys(DEFAULT, "done")
+    machine, loading = (parts[name]["cases"] for name in ("machine", "loading"))
+    assert machine["versions"]["torch"] == torch.__version__
+    assert machine["copy"]["rate"] > 1e6
+    assert loading["nf4"]["share_prefixes"] is True
+    assert "attention while learning" in loading["nf4"]["in_force"]
+    assert loading["in force"]["options"]["cuda_graphs"] is True
+
+
+@quiet
+def test_rows_become_fewer_and_every_sampled_token_is_in_a_pass(bench):
+    for name, case in bench.results.part("decoding")["cases"].items():
+        rows = [rows for rows, _, _ in case["timeline_rows_read_ms"]]
+        assert sum(rows) == case["sampled"], name
+        assert min(rows) < max(rows), name
+        assert case["step_ms"] > 0
+        assert case["ratio"] == pytest.approx(case["wave_s"] / case["floor_s"])
+        assert case["kinds"]["reading"]["tokens"] > 2 * 160  # prompts and results
+    free = bench.results.case("decoding", "merged, graphs on, 4 rows, free")
+    together = bench.results.case("decoding", "merged, graphs on, 4 rows")
+    assert free["kinds"]["reading"]["passes"] > together["kinds"]["reading"]["passes"]
+
+
+@quiet
+def test_a_minibatch_is_measured_in_parts_with_activations_kept_and_computed_again(bench):
+    cases = bench.results.part("learning")["cases"]
+    for name in ("recomputed", "kept"):
+        case = cases[name]
+        parts = sum(case[f"{part}_s"] for part in ("forward", "head", "backward"))
+        assert parts == pytest.approx(case["minibatch_s"], rel=0.5)
+        # 2 prompts of 160 read once, as are other beginnings, and 4 trajectories
+        assert 320 < case["tokens"] < 4 * 300
+        assert case["trajectories"] == 4
+        assert case["asked"] == 4 * 48
+
+
+@quiet
+def test_a_profile_names_the_largest_kernels_and_its_gaps(bench):
+    cases = bench.results.part("profile")["cases"]
+    assert len(cases) == 4
+    for case in cases.values():
+        assert len(case["largest"]) == 10
+        assert case["largest"][0]["ms"] >= case["largest"][1]["ms"]
+        assert 0 <= case["gap_share"] < 1
+        assert case["busy_ms"] <= case["span_ms"]
+    assert "mm" in "".join(one["name"] for one in cases["minibatch"]["largest"])
+
+
+@quiet
+def test_an_iteration_has_its_phases_a_floor_and_no_plan(bench):
+    case = bench.results.case("iteration", "iteration")
+    assert case["sampled"] == 4 * 48
+    phases = ("rollouts", "learning", "whole")
+    floor = {phase: case[phase]["floor_s"] for phase in phases}
+    assert floor["whole"] == pytest.approx(floor["rollouts"] + floor["learning"])
+    taken = [case["rollouts"]["rollouts_s"], case["learning"]["learning_s"]]
+    assert sum(taken) < case["whole"]["whole_s"]
+    assert case["plan"] == "no plan"
+    turns = bench.results.part("trl")["cases"].values()
+    assert [(turn["rows"], turn["sampled"]) for turn in turns] == [(4, 160), (4, 32)]
+
+
+@quiet
+def test_the_tables_have_no_gap_but_a_gpus_memory_and_fit_a_terminal(bench):
+    report = report_of(bench.results, (4, 6))
+    assert all(len(line) <= 80 for line in report.show(markdown=False).splitlines())
+    empty = [(t.header[0], row[0]) for t in report.tables for row in t.rows if NONE in row]
+    assert {name for _, name in empty} == {
+        *("peak memory", "rollouts", "learning, 2 updates", "peak memory while loading"),
+    }
+
+
+def test_the_page_shows_the_table_of_what_nobody_has_measured():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    tables = report_of(Results(Path("none.json"))).tables
+    for table in tables:
+        assert table.markdown() in page
+        assert all(NONE in row for row in table.rows)
+
+
+# ----------------------------------------------------------------- errors, time, and resuming
+
+
+def test_what_one_part_raises_is_its_own_and_the_next_goes_on(tmp_path, capsys):
+    names = ("breaks", "one_case_breaks", "interrupted", "right")
+    found = run(tmp_path, *(part(name, name) for name in names)).found["parts"]
+    statuses = [found[name]["status"] for name in names]
+    assert statuses == ["error", "partial", "error", "done"]
+    assert found["breaks"]["error"] == "ValueError: the part itself"
+    assert found["breaks"]["cases"]["good"]["value"] == 1
+    assert any("in breaks" in line for line in found["breaks"]["where"])
+    full = found["one_case_breaks"]["cases"]["full"]
+    assert full["error"] == "OutOfMemoryError: tried to allocate 72 GB"
+    assert found["one_case_breaks"]["cases"]["good"]["value"] == 2
+    assert found["interrupted"]["error"].startswith("KeyboardInterrupt")
+    assert "full: error, OutOfMemoryError" in capsys.readouterr().err
+
+
+def test_a_part_and_a_case_for_which_there_is_no_time_say_so(tmp_path):
+    found = run(tmp_path, part("late", least_s=1.0), left_s=0.5).part("late")
+    assert found["status"] == "skipped"
+    assert found["why"] == "takes 1 s at least, and 0 s are left"
+    results = Results(tmp_path / "found.json")
+    cases = Cases(results, "slow", time.monotonic() + 5)
+    assert cases.run("long", dict, least_s=30) is None
+    assert results.part("slow")["cases"]["long"]["why"] == "needs about 30 s, and 5 s are left"
+
+
+def test_a_part_that_is_done_in_part_goes_on_with_what_is_missing(tmp_path):
+    asked = []
+
+    def case(name):
+        return lambda: asked.append(name) or {"value": name}
+
+    results = Results(tmp_path / "found.json")
+    first = Cases(results, "some", time.monotonic() + 50)
+    first.run("a", case("a"))
+    first.run("b", lambda: 1 / 0)
+    results.end("some")
+    assert results.part("some")["status"] == "partial"
+    again = Cases(Results(tmp_path / "found.json"), "some", time.monotonic() + 50)
+    assert again.run("a", case("a again"))["value"] == "a"
+    assert again.run("b", case("b"))["value"] == "b"
+    again.results.end("some")
+    assert asked == ["a", "b"]
+    assert Results(tmp_path / "found.json").is_done("some")
+
+
+def test_a_process_that_dies_or_hangs_costs_its_part_alone(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    results = Results(tmp_path / "found.json")
+    parts = [part("first"), part("dies", "dies"), part("next"), part("hangs", "hangs", most_s=0.3)]
+    minutes = sum(p.most_s for p in parts) / 60
+    driver.drive(results, parts, tmp_path, True, minutes, 1, grace_s=0.5)
+    found = Results(tmp_path / "found.json").found["parts"]
+    assert [found[p.name]["status"] for p in parts] == ["done", "error", "done", "error"]
+    assert found["dies"]["error"] == "its process ended with 9"
+    assert found["dies"]["cases"]["before"]["value"] == 3
+    assert found["hangs"]["error"] == "it did not come back in time"
+
+
+def test_a_command_that_is_ended_keeps_what_it_has_and_goes_on_from_there(tmp_path, capsys):
+    file, folder = tmp_path / "found.json", tmp_path / "models"
+    folder.mkdir()
+    command = [sys.executable, "-m", "turnrl", *TINY, "--json", str(file)]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    running = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    while running.poll() is None and not (file.exists() and Results(file).is_done("machine")):
+        time.sleep(0.05)
+    assert list(folder.glob("turnrl-bench-gpu-*"))
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(30) == 128 + signal.SIGTERM
+    assert list(folder.iterdir()) == []
+    kept = Results(file).part("machine")
+    assert kept["status"] == "done"
+    assert Results(file).part("loading")["status"] == "error"
+    # what is there is not measured again, and not overwritten
+    only = [*TINY, "--parts", "machine", "--json", str(file)]
+    assert "Add --resume to go on with it" in fails(capsys, only)
+    assert main([*only, "--resume", "--markdown"]) == 0
+    assert Results(file).part("machine") == kept
+    assert "| a copy, read and written |" in capsys.readouterr().out
+
+
+def test_a_folder_of_a_run_that_was_killed_is_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    old, other = (tmp_path / f"turnrl-bench-gpu-{n}-x" for n in (ended.pid, os.getpid()))
+    old.mkdir()
+    other.mkdir()
+    with driver.models(0) as folder:
+        assert folder.is_dir()
+        assert not old.exists()
+        assert other.exists()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--parts", "machine,sampling"], "--parts has 'sampling'. There are: machine, loading"),
+        (["--resume", "--json", "OTHER"], "is not a file of 'turnrl bench gpu'"),
+        (["--resume", "--json", "WHOLE"], "has results of the whole shape"),
+    ],
+)
+def test_a_mistake_is_a_sentence(tmp_path, capsys, arguments, told):
+    (tmp_path / "OTHER").write_text('{"blocks": []}')
+    (tmp_path / "WHOLE").write_text('{"about": {"tiny": false}, "parts": {"machine": {}}}')
+    named = [str(tmp_path / a) if a.isupper() else a for a in arguments]
+    assert told in fails(capsys, [*TINY, "--json", str(tmp_path / "new"), *named])
+
+
+def test_a_disk_without_room_is_told_before_anything_is_made(tmp_path):
+    with pytest.raises(RecipeError, match=r"takes 1000.0 GB, .* Set TMPDIR"):
+        check_disk(tmp_path, 10**12)
+    check_disk(tmp_path, 10**6)
+
+
+# ------------------------------------------------------------------------------ arithmetic
+
+
+def test_the_least_work_of_a_7b_step_is_counted_by_hand():
+    net = Network.of(SEVEN_B, width=2, rank=16)
+    # 28 x (2 x 3584^2 + 2 x 3584 x 512 + 3 x 3584 x 18944)
+    assert net.linear == 6_525_288_448
+    # 28 x 16 x (2 x 7168 + 2 x 4096 + 3 x 22528)
+    assert net.adapter == 40_370_176
+    assert net.kv_bytes == 57_344
+    assert net.weights_bytes("merged") == 2 * 6_525_288_448
+    # an unread table of embeddings is not among what is read
+    assert net.weights_bytes("nf4") == 6_525_288_448 * NF4_BYTES + 2 * 40_370_176
+    weights, attention, head = floors.decode_step(net, "merged", rows=128, history=128 * 1000)
+    assert weights.flops == 2 * 6_525_288_448 * 128
+    assert attention.bytes == 128_000 * 57_344
+    # a query meets each key twice, in 28 heads of 128
+    assert attention.flops == 4 * 28 * 28 * 128 * 128_000
+    assert (head.bytes, head.flops) == (2 * 3584 * 152_064, 2 * 3584 * 152_064 * 128)
+    card = Card(4e12, 700e12)
+    # memory bound: 13.05 GB, 7.34 GB and 1.09 GB at 4 TB/s
+    assert card.seconds([weights, attention, head]) == pytest.approx(21.48e9 / 4e12, rel=1e-3)
+    assert card.seconds([Work(4e12, 1400e12)]) == 2
+
+
+def test_the_least_work_of_learning_is_counted_by_hand():
+    net = Network.of(ONE_AND_A_HALF_B, width=2, rank=16)
+    # 28 x (2 x 1536^2 + 2 x 1536 x 256 + 3 x 1536 x 8960) = Qwen2.5-1.5B without its embeddings
+    assert net.linear == 1_310_195_712
+    linear, attention, elementwise, head = floors.learning(net, "dense", 8000, 4_000_000, 2000)
+    assert linear.flops == 4 * net.linear * 8000 + 6 * net.adapter * 8000
+    assert attention.flops == 3 * 4 * 1536 * 28 * 4_000_000
+    # a layer: 8 x 1536 + 2 x 1792 + 3 x 8960 values of 2 bytes, forward, and twice that backward
+    assert elementwise.bytes == 3 * 8000 * 28 * 2 * (12_288 + 3584 + 26_880)
+    assert head.flops == 4 * 1536 * 151_936 * 2000
+    assert floors.flops([linear, head]) == linear.flops + head.flops
+
+
+def test_the_steps_of_ragged_turns_are_those_of_a_walk_token_by_token():
+    histories, lengths = [5, 7, 11], [1, 4, 3]
+    walked: dict[int, list[int]] = {}
+    for history, length in zip(histories, lengths, strict=True):
+        for t in range(1, length):  # the first token comes with what was read before
+            walked.setdefault(t, []).append(history + t)
+    wanted = [(len(seen), sum(seen)) for _, seen in sorted(walked.items())]
+    assert floors.turn_steps(histories, lengths) == wanted == [(2, 20), (2, 22), (1, 10)]
+    assert floors.pairs_of(10, 3) == 11 + 12 + 13
+
+
+def test_a_wave_of_ragged_turns_has_room_for_its_longest_history():
+    wave = decoding.Wave.drawn(128, WHOLE.shape, WHOLE.turns, 1000)
+    assert (wave.rows, len(wave.prompts), wave.group) == (128, 8, 16)
+    assert {len(set(lengths)) > 20 for lengths in wave.lengths} == {True}
+    assert min(wave.lengths[0]) >= 24
+    assert max(wave.lengths[0]) <= 72
+    longest = max(600 + a + 500 + b for a, b in zip(*wave.lengths, strict=True))
+    assert wave.longest == longest
+    assert decoding.Wave.drawn(336, WHOLE.shape, WHOLE.turns, 1000).rows == 336
+    # each prompt once, 336 results, and a step less than the longest turn for each turn
+    works = wave.works(Network.of(SEVEN_B, 2, 16), "merged")
+    steps = sum(max(lengths) - 1 for lengths in wave.lengths)
+    assert len(works) == 4 + 4 + 3 * steps
+
+
+def test_every_row_of_the_table_is_a_case_that_is_measured():
+    cases = [case.name for case in decoding.cases_of((128, 336), ("gather",))]
+    assert len(cases) == len(set(cases)) == 14
+    assert "merged, graphs on, 128 rows, attention gather" in cases
+    kinds = ("merged", "nf4 + adapter", "dense + adapter")
+    for rows in (128, 336):
+        for graphs in ("on", "off"):
+            assert {f"{kind}, graphs {graphs}, {rows} rows" for kind in kinds} <= set(cases)
+
+
+def test_passes_are_told_apart_by_what_was_computed_for_them():
+    passes = [Pass(0, 8, 1000, 0.5), Pass(0, 8, 8, 0.2), Pass(0, 5, 8, 0.1), Pass(0, 8, 0, 0.05)]
+    assert [p.kind for p in passes] == ["reading", "computed", "computed", "replayed"]
+    found = summary(passes)
+    assert (found["step_rows"], found["step_ms"]) == (8, 50)
+    assert found["kinds"]["computed"] == {
+        "passes": 2,
+        "seconds": pytest.approx(0.3),
+        "median_ms": pytest.approx(150),
+        "tokens": 16,
+    }
+
+
+def test_gaps_are_what_no_kernel_covers():
+    assert profiling.union([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
+    assert profiling.union([]) == 0
+
+
+@quiet
+def test_pairs_of_a_layout_are_those_of_each_distinct_beginning(bench):
+    rows = [([1, 2, 3, *rest], [False] * 4 + [True] * 2) for rest in ([4, 5, 6], [4, 7, 8])]
+    policy = bench.policy("nf4")
+    for share in (True, False):
+        policy.share_prefixes = share
+        (_, layout), *_ = policy.passes(rows, 64)
+        whole = [tuple(ids[:n]) for ids, _ in rows for n in range(1, len(ids) + 1)]
+        wanted = sum(map(len, set(whole) if share else whole))
+        assert learning.pairs_in(rows, share) == wanted
+        assert layout.input_ids.numel() == (8 if share else 12)
+    policy.share_prefixes = True
+
+
+@quiet
+def test_a_slice_that_does_not_fit_is_halved(bench, monkeypatch):
+    tried = []
+
+    def seconds(policy, trajectories, turn):
+        tried.append(len(trajectories))
+        if len(trajectories) > 1:
+            raise torch.OutOfMemoryError("too many rows")
+        return 0.5
+
+    monkeypatch.setattr(generating, "generate_seconds", seconds)
+    cases = Cases(bench.results, "trl", time.monotonic() + 100)
+    found = generating._turn(bench, cases, 0)
+    assert tried == [4, 2, 1, 1, 1, 1]
+    assert (found["rows"], found["rows_at_once"], found["generate_s"]) == (4, 1, 2)
+
+
+# ------------------------------------------------------------------- the first run on a GPU
+
+STUB = r"""#!/usr/bin/env bash
+# a turnrl whose first quickstart learns and whose second does not, and whose training crashes
+echo "$@" >> "$CALLED"
+for word in "$@"; do
+    [ "$before" = --json ] && file=$word
+    [ "$before" = --trainer.logger.init_args.save_dir ] && folder=$word/v
+    before=$word
+done
+case "$*" in
+    *--parts\ train*) exit 3 ;;
+    bench*) echo '{"parts": {"machine": {"status": "done"}}}' > "$file" ;;
+    *) mkdir -p "$folder"
+       case "$*" in *dtype\ bfloat16*) best=0.5 ;; *) best=0.953 ;; esac
+       printf 'epoch,val/exact_match\n0,0.1\n9,%s\n19,\n' "$best" > "$folder/metrics.csv" ;;
+esac
+"""
+PYTHON = """#!/usr/bin/env bash
+if [ "$2" = pytest ]; then echo "8 skipped in 1 s"; exit 0; fi
+exec "$REAL" "$@"
+"""
+
+
+def test_the_script_for_a_first_gpu_goes_on_after_what_fails_and_says_what_did(tmp_path):
+    for name, text in (("turnrl", STUB), ("python", PYTHON)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    results, called = tmp_path / "results", tmp_path / "called"
+    environment = {
+        **os.environ,
+        "TURNRL": str(tmp_path / "turnrl"),
+        "PYTHON": str(tmp_path / "python"),
+        "REAL": sys.executable,
+        "CALLED": str(called),
+    }
+    command = ["bash", str(ROOT / "docs" / "first_gpu.sh"), str(results)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = [line.split() for line in (results / "verdicts.txt").read_text().splitlines()]
+    assert [line[:2] for line in lines] == [
+        ["FAIL", "tests"],  # all skipped
+        ["PASS", "float32"],
+        ["FAIL", "bfloat16"],
+        ["PASS", "bench-gpu"],
+        ["FAIL", "train"],
+    ], done.stderr
+    assert done.returncode == 3
+    assert "2 of 5 passed" in done.stdout
+    text = (results / "verdicts.txt").read_text()
+    for told in ("8 skipped", "exact_match 0.953", "exact_match 0.500", "machine done", "code 3"):
+        assert told in text
+    calls = called.read_text().splitlines()
+    assert len(calls) == 4
+    assert "--trainer.accelerator gpu" in calls[0]
+    assert "--parts train" in calls[3]
+
+
+def test_the_steps_of_the_script_take_less_than_25_minutes_together():
+    script = (ROOT / "docs" / "first_gpu.sh").read_text()
+    limits = [int(n) for n in re.findall(r"^ *step \S+ (\d+) ", script, re.MULTILINE)]
+    assert len(limits) == 4
+    assert all(limit < 9 * 60 for limit in limits)
+    tests, quickstart, gpu, train = (limits[1], limits[0], *limits[2:])
+    assert tests + 2 * quickstart + gpu + train + 5 * 15 < 25 * 60  # 15 s to end after each
+
+
+# --------------------------------------------------------------------------------- training
+
+
+@quiet
+def test_the_recipe_of_forced_turns_learns_from_unequal_rewards(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bench = Bench(tmp_path, True, Results(tmp_path / "found.json"))
+    recipe = prepared(bench, tmp_path)
+    assert main(["fit", str(recipe), "--trainer.max_epochs", "1", NAME, "whole"]) == 0
+    (learnt,) = (row for row in rows_of(tmp_path, "whole") if "train/grad_norm" in row)
+    assert learnt["train/grad_norm"] > 0
+    assert learnt["rollout/sampled_tokens"] == 48  # forced, on average
+    assert learnt["rollout/degenerate_groups"] == 0
+
+
+@pytest.mark.slow
+@quiet
+def test_a_run_that_is_killed_and_resumed_ends_like_one_that_was_not(tmp_path):
+    results = run(tmp_path, PARTS["train"])
+    assert results.part("train").get("error") is None
+    cases = results.part("train")["cases"]
+    assert [case["status"] for case in cases.values()] == ["done"] * 4, cases
+    rows = cases["undisturbed"]["metrics"]
+    learnt = [row["train/grad_norm"] for row in rows if "train/grad_norm" in row]
+    assert len(learnt) == 3
+    assert min(learnt) > 0  # unequal rewards
+    # killed in its second iteration, so the resumed run learns in two
+    resumed = [row for row in cases["resumed"]["metrics"] if "train/grad_norm" in row]
+    assert [row["epoch"] for row in resumed] == [1, 2]
+    assert cases["the same end"]["weights_off"] == 0
+    assert set(cases["the same end"]["off"].values()) == {0.0}
+
+
+def row(step, **more):
+    return {"epoch": step // 2, "step": step, "train/loss": 0.1, **more}
+
+
+def test_a_metric_is_off_by_a_share_of_what_it_moved():
+    whole = [row(2, entropy=3.0), row(4, entropy=2.0), row(6, entropy=1.0)]
+    assert differences(whole, [row(4, entropy=2.0), row(6, entropy=1.1)])["entropy"] == (
+        pytest.approx(0.05)
+    )
+    assert set(differences(whole, whole[1:]).values()) == {0.0}
+    with pytest.raises(BenchError, match="no row of step 8"):
+        differences(whole, [row(8, entropy=1.0)])
+    with pytest.raises(BenchError, match="no rows"):
+        differences(whole, [])
+
+
+def test_parts_run_in_the_order_of_their_worth_whatever_order_they_are_asked_in():
+    assert [one.name for one in chosen(["trl", "machine"])] == ["machine", "trl"]
+    assert json.dumps([asdict(one) for one in PARTS.values()])
+    assert all(one.least_s <= one.most_s for one in PARTS.values())
