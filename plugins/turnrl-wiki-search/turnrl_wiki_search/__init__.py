@@ -4,6 +4,7 @@
     sources     where passages come from, how articles are split, how reading resumes
     embedded    an index in a folder (tantivy), no server
     elastic     an index on an Elasticsearch server: access, faults, search, building
+    progress    how far a build has come
     cache       answers kept on disk, for repeated epochs and for replay without a server
     tool        `WikiSearch`, which the policy calls
     command     `turnrl index build | info | search`

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from turnrl import Question, RecipeError, contains_answer
 from turnrl_wiki_search.elastic.access import Server, explained
 from turnrl_wiki_search.index import Analyzer, Backend, Hit, IndexInfo, SearchIndex, clean_query
+from turnrl_wiki_search.progress import Progress
 
 _BATCH = 64
 _RANKS = (1, 3, 5)
@@ -34,7 +35,8 @@ def add_index_command(commands: Any) -> None:
         "--source",
         required=True,
         help="a .jsonl, .jsonl.gz, .parquet or .csv file with id, title and text; an installed "
-        "corpus, such as Atlas; a folder with a data set's files; or a hub data set, "
+        "corpus, such as Atlas, or one with settings, '{class_path: HotpotParagraphs, init_args: "
+        "{limit: 5000}}'; a folder with a data set's files; or a hub data set, "
         "NAME[:CONFIG[:SPLIT]], such as wikimedia/wikipedia",
     )
     _add_index_arguments(build)
@@ -126,7 +128,7 @@ def _build(args: argparse.Namespace) -> int:
     given = _server_arguments(args, "shards", "k1", "b")
     splitter = None if args.split is None else Splitter.parse(args.split)
     corpus = Corpus(open_source(args.source), splitter)
-    progress = _Progress(corpus.source.fraction)
+    progress = Progress(corpus.source.fraction)
     existing = "replace" if args.overwrite else "refuse"
     if args.backend == "embedded":
         from turnrl_wiki_search import embedded
@@ -265,60 +267,3 @@ def _hit(hit: Hit) -> dict[str, Any]:
         "text": hit.passage.text,
         "score": hit.score,
     }
-
-
-class _Progress:
-    """A line on stderr, rewritten on a terminal and repeated every ten seconds elsewhere."""
-
-    def __init__(self, fraction: Any) -> None:
-        self._fraction = fraction
-        self._terminal = sys.stderr.isatty()
-        self._start = self._last = time.perf_counter()
-        self._first: tuple[int, float | None, float] | None = None
-        self._passages = 0
-
-    def __call__(self, passages: int) -> None:
-        now = time.perf_counter()
-        if (
-            self._first is None
-        ):  # a build that was taken up has passages already; they were not made now
-            self._first = (passages, self._fraction(), now)
-        self._passages = passages
-        if now - self._last < (0.5 if self._terminal else 10):
-            return
-        self._last = now
-        parts = [f"{passages:,} passages", f"{self.rate:,.0f}/s"]
-        fraction = self._fraction()
-        if fraction:
-            parts.append(f"{fraction:.1%}")
-            first, start = self._first[1] or 0.0, self._first[2]
-            if fraction > first:
-                left = (1 - fraction) * (now - start) / (fraction - first)
-                parts.append(f"{_duration(left)} left")
-        print(
-            ", ".join(parts),
-            end="\x1b[K\r" if self._terminal else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._start
-
-    @property
-    def rate(self) -> float:
-        """Passages per second since the first report."""
-        if self._first is None:
-            return 0.0
-        return (self._passages - self._first[0]) / max(time.perf_counter() - self._first[2], 1e-9)
-
-    def end(self) -> None:
-        if self._terminal:
-            print(end="\x1b[K", file=sys.stderr, flush=True)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -101,7 +102,10 @@ def clean_query(text: str) -> str:
 
 def build_command(backend: Backend, index: str, source: str = "SOURCE") -> str:
     """The command that builds an index, for messages."""
-    return f"turnrl index build --backend {backend} --index {index} --source {source}"
+    return (
+        f"turnrl index build --backend {backend} --index {shlex.quote(index)} "
+        f"--source {shlex.quote(source)}"
+    )
 
 
 def say(message: str) -> None:

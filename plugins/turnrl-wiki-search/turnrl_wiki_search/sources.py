@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import difflib
 import gzip
 import hashlib
+import inspect
 import itertools
 import json
+import operator
 import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -251,18 +254,53 @@ class _File(_Rows):
                 self._fraction = done / total
 
 
-class _Installed(_Rows):
-    """The corpus of a `QuestionSource` that a plugin brings."""
+class _Installed(Source):
+    """The corpus of a `QuestionSource` that a plugin brings.
 
-    def __init__(self, cls: type[QuestionSource]) -> None:
-        super().__init__()
-        self.name = cls.__name__
-        self.identity = {"class": f"{cls.__module__}.{cls.__qualname__}"}
-        self._cls = cls
+    A source that cannot be taken up in its midst is read again from its beginning. A digest of what
+    is skipped tells whether it is still the same.
+    """
 
-    def _rows(self, skip: int) -> Iterator[Mapping[str, Any]]:
-        for passage in itertools.islice(self._cls().passages(), skip, None):
-            yield {"id": passage.id, "title": passage.title, "text": passage.text}
+    def __init__(self, source: QuestionSource) -> None:
+        cls = type(source)
+        self.name = source_name(source)
+        self.identity = {
+            "class": f"{cls.__module__}.{cls.__qualname__}",
+            "settings": _settings(source),
+        }
+        self._source = source
+        self._passages: Iterator[Passage] = iter(())
+        self._row = 0
+        self._digest = hashlib.blake2b()
+
+    def read(self, position: Any = None) -> Iterator[Passage]:
+        position = position or {"row": 0, "digest": hashlib.blake2b().hexdigest()}
+        self._passages = iter(self._source.passages())
+        self._row, self._digest = 0, hashlib.blake2b()
+        for _ in itertools.islice(self._each(), position["row"]):
+            pass
+        if self._digest.hexdigest() != position["digest"]:
+            raise DataError(
+                f"{self.name}: its first {position['row']:,} passages are others than when this "
+                "build was interrupted. Delete the unfinished build, the folder that ends in "
+                "'.building', and build again."
+            )
+        yield from self._each()
+
+    def position(self) -> Any:
+        return {"row": self._row, "digest": self._digest.hexdigest()}
+
+    def fraction(self) -> float | None:
+        left = operator.length_hint(self._passages, -1)
+        return None if left < 0 else self._row / max(self._row + left, 1)
+
+    def _each(self) -> Iterator[Passage]:
+        for passage in self._passages:
+            self._row += 1
+            row = {"id": passage.id, "title": passage.title, "text": passage.text}
+            article = _article(row, self.name, self._row)
+            self._digest.update(f"{article.id}\n{article.title}\n{article.text}\n".encode())
+            yield article
 
 
 class _Hub(Source):
@@ -307,33 +345,110 @@ class _Hub(Source):
         return min(self._row / self._total, 1.0) if self._total else None
 
 
-def open_source(name: str) -> Source:
+def source_name(source: str | QuestionSource) -> str:
+    """A source in the words of `--source`, which an index records.
+
+    Args:
+        source: Such words already, or an installed source. One with settings becomes
+            `{class_path: HotpotParagraphs, init_args: {limit: 5000}}`.
+    Raises:
+        RecipeError: If the source does not keep its settings.
+    """
+    if isinstance(source, str):
+        return source
+    name, settings = type(source).__name__, _settings(source)
+    if not settings:
+        return name
+    import yaml
+
+    parts = {"class_path": name, "init_args": settings}
+    return yaml.safe_dump(parts, default_flow_style=True, width=10**9, allow_unicode=True).strip()
+
+
+def _settings(source: QuestionSource) -> dict[str, Any]:
+    """The arguments that a source was made with, as JSON, but for those with their default."""
+    settings: dict[str, Any] = {}
+    for name, parameter in inspect.signature(type(source)).parameters.items():
+        try:
+            value = getattr(source, name)
+        except AttributeError as error:
+            raise RecipeError(
+                f"an index made from {type(source).__name__} cannot record its setting {name!r}, "
+                f"which the source does not keep in an attribute {name!r}. Keep it there."
+            ) from error
+        if value != parameter.default:
+            settings[name] = dataclasses.asdict(value) if is_dataclass(value) else value  # type: ignore[arg-type]
+    return settings
+
+
+def open_source(source: str | QuestionSource) -> Source:
     """The source that `--source` and `build_from` name.
 
     Args:
-        name: A `.jsonl`, `.jsonl.gz`, `.parquet` or `.csv` file with `id`, `title` and `text`; the
-            short name of an installed question source that has a corpus; or a hub data set,
-            `NAME[:CONFIG[:SPLIT]]`.
+        source: A `.jsonl`, `.jsonl.gz`, `.parquet` or `.csv` file with `id`, `title` and `text`;
+            the short name of an installed question source that has a corpus, the words that
+            `source_name` has for it, or itself; or a hub data set, `NAME[:CONFIG[:SPLIT]]`.
     Raises:
         DataError: If there is no such source; the message lists those installed.
+        RecipeError: If its settings are none that it takes.
     """
-    if name.endswith(_SUFFIXES):
-        return _File(Path(name))
-    if "/" in name or Path(name).is_dir():
-        return _Hub(name)
+    if isinstance(source, QuestionSource):
+        return _Installed(source)
     classes = {
         k: v for k, v in installed("turnrl_datasets").items() if issubclass(v, QuestionSource)
     }
-    if name in classes:
-        return _Installed(classes[name])
+    if source.lstrip().startswith("{"):
+        return _Installed(_made(source, classes))
+    if source in classes:
+        return _Installed(classes[source]())
+    if source.endswith(_SUFFIXES):
+        return _File(Path(source))
+    if "/" in source or Path(source).is_dir():
+        return _Hub(source)
+    raise _unknown(source, classes)
+
+
+def _unknown(name: str, classes: Mapping[str, type[QuestionSource]]) -> DataError:
     corpora = [k for k, v in classes.items() if v.passages is not QuestionSource.passages]
     near = difflib.get_close_matches(name, corpora, 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise DataError(
+    return DataError(
         f"no source {name!r}.{hint} It can be a file (*{', *'.join(_SUFFIXES)}), a hub "
         "data set such as wikimedia/wikipedia:20231101.en, or an installed corpus (found: "
         f"{', '.join(corpora) or 'none'})."
     )
+
+
+def _made(text: str, classes: Mapping[str, type[QuestionSource]]) -> QuestionSource:
+    """The source that a class and its settings in braces stand for."""
+    import jsonargparse
+    import yaml
+
+    try:
+        parts = yaml.safe_load(text)
+        name, settings = parts.pop("class_path"), parts.pop("init_args", None) or {}
+        if parts or not isinstance(settings, dict):
+            raise KeyError(*parts)
+        name = name.rpartition(".")[2]
+    except (yaml.YAMLError, AttributeError, KeyError) as error:
+        raise RecipeError(
+            f"no source {text!r}. One with settings is written "
+            "{class_path: HotpotParagraphs, init_args: {limit: 5000}}."
+        ) from error
+    if name not in classes:
+        raise _unknown(name, classes)
+    cls = classes[name]
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, "source")
+    try:
+        checked = parser.parse_object({"source": settings})
+    except (jsonargparse.ArgumentError, TypeError) as error:
+        takes = ", ".join(inspect.signature(cls).parameters) or "none"
+        raise RecipeError(
+            f"{name} cannot be made with {settings} ({_first_line(error).rstrip(':')}). "
+            f"It takes: {takes}."
+        ) from error
+    return parser.instantiate_classes(checked).source  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

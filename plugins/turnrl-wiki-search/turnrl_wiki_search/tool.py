@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from turnrl import RecipeError, Tool, ToolCall, ToolError, ToolResult
+from turnrl import QuestionSource, RecipeError, Tool, ToolCall, ToolError, ToolResult
 from turnrl_wiki_search import embedded
 from turnrl_wiki_search.cache import AnswerCache, CachedIndex
 from turnrl_wiki_search.elastic import ElasticIndex, Server
 from turnrl_wiki_search.elastic.faults import longest_answer_s
-from turnrl_wiki_search.index import Backend, Hit, SearchIndex, clean_query, say
-from turnrl_wiki_search.sources import Corpus, open_source
+from turnrl_wiki_search.index import Backend, Hit, SearchIndex, build_command, clean_query, say
+from turnrl_wiki_search.progress import Progress
+from turnrl_wiki_search.sources import Corpus, open_source, source_name
 
 _CHARACTERS_PER_TOKEN = 4
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
@@ -36,7 +37,8 @@ class WikiSearch(Tool):
         index: Folder of an embedded index, or name of an index on the server.
         backend: embedded, or elasticsearch.
         build_from: If the embedded index is not there, build it from this source before the run;
-            the words are those of `turnrl index build --source`.
+            the words are those of `turnrl index build --source`, and a source with settings is
+            `class_path` and `init_args`.
         top_k: Passages shown per query, at most. The paper shows 1.
         max_result_tokens: Passages are left out, last first, beyond this many tokens; a first
             passage that is longer by itself is cut at a sentence end. Tokens are estimated, at 4
@@ -62,7 +64,7 @@ class WikiSearch(Tool):
         self,
         index: str,
         backend: Backend = "embedded",
-        build_from: str | None = None,
+        build_from: str | QuestionSource | None = None,
         top_k: int = 3,
         max_result_tokens: int = 600,
         cache: str | None = None,
@@ -81,13 +83,15 @@ class WikiSearch(Tool):
             raise RecipeError(
                 "WikiSearch: offline needs a cache to answer from. Set 'cache' to its file."
             )
+        self._source = build_from
+        self.build_from = None if build_from is None else source_name(build_from)
         self._server = Server(**server)
         if backend == "elasticsearch":
-            if build_from is not None:
+            if self.build_from is not None:
+                command = build_command(backend, index, self.build_from)
                 raise RecipeError(
                     "WikiSearch: build_from builds embedded indexes only. Build the one on the "
-                    f"server with 'turnrl index build --backend elasticsearch --index {index} "
-                    f"--source {build_from}', and leave build_from out."
+                    f"server with {command!r}, and leave build_from out."
                 )
             self.timeout_s = longest_answer_s(self._server)
         elif backend == "embedded":
@@ -104,7 +108,6 @@ class WikiSearch(Tool):
             )
         self.index = index
         self.backend: Backend = backend
-        self.build_from = build_from
         self.top_k = top_k
         self.max_result_tokens = max_result_tokens
         self._cache = cache
@@ -119,8 +122,8 @@ class WikiSearch(Tool):
         Raises:
             ToolError: Naming what is missing, and the next step.
         """
-        if self.build_from is not None and not self._offline:
-            self._build(self.build_from)
+        if self._source is not None and not self._offline:
+            self._build(self._source)
         self._opened().info()
 
     def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
@@ -153,17 +156,26 @@ class WikiSearch(Tool):
             return ElasticIndex(self._server, self.index)
         return embedded.EmbeddedIndex(self.index)
 
-    def _build(self, source: str) -> None:
-        path = Path(self.index)
+    def _build(self, source: str | QuestionSource) -> None:
+        path, name = Path(self.index), source_name(source)
         if not path.exists():
-            say(f"building the search index {self.index!r} from {source}")
-            embedded.build(path, Corpus(open_source(source)), existing="keep")
+            say(f"building the search index {self.index!r} from {name}")
+            corpus = Corpus(open_source(source))
+            progress = Progress(corpus.source.fraction)
+            try:
+                embedded.build(path, corpus, existing="keep", on_progress=progress)
+            except KeyboardInterrupt:
+                say(f"the search index {self.index!r} is unfinished; the next run goes on with it")
+                raise
+            finally:
+                progress.end()
         found = embedded.read_info(path).source
-        if found != source:
+        if found != name:
+            command = build_command("embedded", self.index, name)
             raise ToolError(
                 f"the search index in {self.index!r} was built from {found!r}, and the recipe says "
-                f"build_from {source!r}. Choose another folder, or build it anew: 'turnrl index "
-                f"build --index {self.index} --source {source} --overwrite'."
+                f"build_from {name!r}. Choose another folder, or build it anew: "
+                f"{command} --overwrite"
             )
 
     def _result(self, hits: Sequence[Hit]) -> ToolResult:

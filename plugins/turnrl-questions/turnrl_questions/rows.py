@@ -1,0 +1,219 @@
+"""Rows of files and of data sets on the hub, one after the other, and the questions made of them.
+
+Rows are never all in memory, for those of HotpotQA and its like carry ten paragraphs each.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnrl import DataError, Fields, Question, reach_hub
+
+if TYPE_CHECKING:
+    import datasets
+
+Row = Mapping[str, Any]
+
+FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv")
+
+_AT_ONCE = 1000
+
+
+# JSON and CSV are read here, not by `datasets`: its readers guess types, so that the answer
+# "1999-05-04" comes back as a timestamp, the id "007" as 7 and Namibia's code "NA" as nothing.
+def read_file(source: str) -> Iterator[Row]:
+    """The rows of a file.
+
+    Raises:
+        DataError: If it is no file of one of `FILE_KINDS`, or cannot be read.
+    """
+    path, kind = Path(source), Path(source).suffix.lower()
+    if not path.is_file():
+        raise DataError(
+            f"no file {source!r} in {path.absolute().parent}. Check data.train and data.val."
+        )
+    if kind not in FILE_KINDS:
+        raise DataError(f"cannot tell the format of {source!r}. Name it {', '.join(FILE_KINDS)}.")
+    try:
+        for row in _parquet(path) if kind == ".parquet" else _text(path, kind):
+            if not isinstance(row, dict):
+                raise DataError(
+                    f"{source!r} is not a list of objects. Give one JSON object per question."
+                )
+            yield row
+    except (OSError, ValueError, csv.Error) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"cannot read {source!r}: {error}") from error
+
+
+def _parquet(path: Path) -> Iterator[Any]:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=_AT_ONCE):
+            yield from batch.to_pylist()
+
+
+def _text(path: Path, kind: str) -> Iterator[Any]:
+    with path.open(encoding="utf-8-sig", newline="" if kind == ".csv" else None) as file:
+        if kind == ".csv":
+            yield from csv.DictReader(file, strict=True)
+        elif kind == ".jsonl":
+            yield from _json_lines(file)
+        else:
+            rows = json.load(file)
+            yield from rows if isinstance(rows, list) else [None]
+
+
+def _json_lines(lines: Iterable[str]) -> Iterator[Any]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number} is not JSON ({error.msg})") from error
+
+
+def open_hub(path: str, config: str | None, split: str) -> datasets.Dataset:
+    """A split of a data set on the hub, or of a folder with the files of one.
+
+    It is downloaded once and lies in the cache of `datasets`, from which rows are read as they are
+    needed.
+
+    Raises:
+        DataError: If there is none.
+    """
+    if not Path(path).is_dir():  # which `datasets` takes too
+        reach_hub()
+    import datasets
+
+    try:
+        return datasets.load_dataset(path, config, split=split)
+    except Exception as error:  # the hub's client raises what its transport raises
+        cause = str(error).strip().split("\n")[0]
+        if cause.startswith("Split name should match"):  # and says no more
+            cause = f"Should be one of {datasets.get_dataset_split_names(path, config)}."
+        raise DataError(
+            f"cannot load {path!r} (configuration {config}, split {split!r}) from the hub: {cause} "
+            "Check data.train and data.val, data.config and the splits, or name a local file."
+        ) from error
+
+
+def read_hub(rows: datasets.Dataset) -> Iterator[Row]:
+    """The rows of an opened data set, twice as fast as it gives them itself."""
+    for batch in rows.with_format("arrow").iter(_AT_ONCE):
+        yield from batch.to_pylist()
+
+
+_ABSENT = object()
+
+
+def _at(row: Any, path: str) -> Any:
+    """The value at a dotted path, through lists too; `_ABSENT` if there is no such field."""
+    if isinstance(row, list):
+        found = [_at(item, path) for item in row]
+        return [value for value in found if value is not _ABSENT] or (_ABSENT if found else [])
+    if row is None:
+        return None
+    if not isinstance(row, Mapping):
+        return _ABSENT
+    if path in row:
+        return row[path]
+    head, _, rest = path.partition(".")
+    return _at(row[head], rest) if rest and head in row else _ABSENT
+
+
+def _texts(value: Any, setting: str) -> Iterator[str]:
+    """The answers in a value: a text, a number, a list of them, or a JSON list in a text."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            yield value
+            return
+    if isinstance(value, list):
+        for item in value:
+            if isinstance(item, Mapping):
+                raise DataError(
+                    f"the answers are lists of objects. Set {setting}.answers to a path into "
+                    f"them, such as answers.{next(iter(item), 'text')!s}."
+                )
+            yield from _texts(item, setting)
+    elif value is not None:
+        yield str(value)
+
+
+def questions_of(
+    rows: Iterable[Row], fields: Fields, where: str, setting: str = "data.fields"
+) -> Iterator[Question]:
+    """Rows as questions; what no field names and is plain, or a plain list, becomes metadata.
+
+    Args:
+        rows: Rows in their order, read once.
+        fields: Where they keep what is needed.
+        where: The source, for messages.
+        setting: The setting that `fields` is, for messages.
+    Raises:
+        DataError: If no row has a field that is needed (at the end, when all have been seen), or
+            answers are nested.
+    """
+    of_answers = [fields.answers] if isinstance(fields.answers, str) else list(fields.answers)
+    paths = [("id", fields.id)] if fields.id else []
+    paths += [("question", fields.question), *(("answers", path) for path in of_answers)]
+    used = {path.split(".")[0] for _, path in paths}
+    missing, found, number = paths, set[str](), -1
+    for number, row in enumerate(rows):
+        missing = [(name, path) for name, path in missing if _at(row, path) is _ABSENT]
+        if missing and number < 100:
+            found.update(_names(row))
+        answers = [_at(row, path) for path in of_answers]
+        nested = next((a for a in answers if isinstance(a, Mapping)), None)
+        if nested is not None:
+            raise DataError(
+                f"the answers of {where} are nested. Set {setting}.answers to a path such as "
+                f"{of_answers[0]}.{next(iter(nested), 'text')!s}."
+            )
+        yield Question(
+            id=str(number if fields.id is None else _known(_at(row, fields.id), number)),
+            text=str(_known(_at(row, fields.question), "")).strip(),
+            answers=tuple(
+                text
+                for answer in answers
+                if answer is not _ABSENT
+                for text in _texts(answer, setting)
+            ),
+            metadata={
+                name: value for name, value in row.items() if name not in used and _is_plain(value)
+            },
+        )
+    if missing and number >= 0:
+        name, path = missing[0]
+        numbered = ", or to null to number the rows" if name == "id" else ""
+        raise DataError(
+            f"{where} has no field {path!r}. It has: {', '.join(sorted(found))}. "
+            f"Set {setting}.{name} to the one that holds it{numbered}."
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a text or a number, or a list of them (ids of supporting passages, say)."""
+    several = value if isinstance(value, list) else [value]
+    return all(isinstance(one, str | int | float) for one in several)
+
+
+def _known(value: Any, default: Any) -> Any:
+    return default if value is _ABSENT or value is None else value
+
+
+def _names(row: Mapping[str, Any]) -> Iterator[str]:
+    """A row's field names, nested ones dotted."""
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in _names(value))
+        else:
+            yield name

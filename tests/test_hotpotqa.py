@@ -1,0 +1,589 @@
+"""HotpotQA's own paragraphs as the corpus: questions, passages, the index, and the recipe that
+needs no server. The data set on the hub is a small folder of the same name, in the same layout."""
+
+import argparse
+import csv
+import json
+import shlex
+import signal
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import yaml
+from turnrl_questions import HotpotParagraphs
+from turnrl_turn_rewards import Progress, SupportSeen
+from turnrl_wiki_search import WikiSearch, embedded, tool
+from turnrl_wiki_search.command import add_index_command
+from turnrl_wiki_search.progress import Progress as BuildProgress
+from turnrl_wiki_search.sources import Corpus, open_source, source_name
+
+from turnrl import (
+    DataError,
+    Fields,
+    Question,
+    Reading,
+    RecipeError,
+    ToolCall,
+    ToolError,
+    Trajectory,
+    Turn,
+    installed,
+    load_questions,
+)
+from turnrl.cli import main
+from turnrl.testing import check_source
+
+ROOT = Path(__file__).parents[1]
+RECIPE = ROOT / "recipes" / "hotpotqa_qwen2.5_1.5b.yaml"
+SHARED = ROOT.parent / "shared" / "data" / "multihop" / "hotpotqa"
+TOWERS = {
+    "Dom Tower": ["The Dom Tower is in Utrecht.", " It was begun in 1321."],
+    "Utrecht": ["Utrecht is a city in the Netherlands."],
+    "Eiffel Tower": ["The Eiffel Tower is in Paris."],
+    "Paris": ["Paris is the capital of France.", " It lies on the Seine."],
+}
+
+
+def row(number: int, titles: list[str], support: list[str], answer: str = "France") -> dict:
+    """A row as the hub has it; what the paragraphs of other titles say is made up."""
+    return {
+        "id": f"q{number}",
+        "question": f"Question {number}?",
+        "answer": answer,
+        "type": "bridge",
+        "level": "hard",
+        "supporting_facts": {"title": support, "sent_id": [0] * len(support)},
+        "context": {
+            "title": titles,
+            "sentences": [
+                TOWERS.get(t, [f"{t} is a page.", f" Nobody links {t}."]) for t in titles
+            ],
+        },
+    }
+
+
+TRAIN = [
+    row(1, ["Dom Tower", "Utrecht", "Eiffel Tower"], ["Dom Tower", "Utrecht"], "the Netherlands"),
+    row(2, ["Paris", "Utrecht", "Eiffel Tower"], ["Eiffel Tower", "Paris"]),
+    row(3, ["Paris", "Page A"], ["Page A"], "Nobody"),
+]
+VALIDATION = [row(4, ["Utrecht", "Page B"], ["Page B"], "yes")]
+
+
+def put_hub(folder: Path, train: list[dict], validation: list[dict] = VALIDATION) -> Path:
+    """A folder that `datasets` reads as it reads HotpotQA on the hub."""
+    path = folder / "hotpotqa" / "hotpot_qa"
+    path.mkdir(parents=True, exist_ok=True)
+    files = {"train": train, "validation": validation}
+    of_split = [{"split": split, "path": f"{split}-*.parquet"} for split in files]
+    configs = [{"config_name": "distractor", "data_files": of_split}]
+    (path / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
+    for split, rows in files.items():
+        table = pyarrow.Table.from_pylist(rows)
+        pyarrow.parquet.write_table(table, path / f"{split}-00000-of-00001.parquet")
+    return path
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Puts a small HotpotQA under the name that the hub has for it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+    def put(train=TRAIN, validation=VALIDATION):
+        return put_hub(tmp_path, train, validation)
+
+    put()
+    return put
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def titles(passages) -> list[str]:
+    return [passage.title for passage in passages]
+
+
+def turnrl(*words: object) -> int:
+    """Run `turnrl index`."""
+    parser = argparse.ArgumentParser()
+    add_index_command(parser.add_subparsers())
+    args = parser.parse_args([str(word) for word in words])
+    return args.run(args)
+
+
+# --- questions and passages ---
+
+
+def test_the_corpus_is_every_distinct_paragraph_of_both_splits(hub):
+    passages = list(HotpotParagraphs().passages())
+    assert titles(passages) == [
+        *("Dom Tower", "Utrecht", "Eiffel Tower", "Paris", "Page A"),
+        "Page B",
+    ]
+    # sentences are joined whether they begin with a space or not
+    assert passages[0].text == "The Dom Tower is in Utrecht. It was begun in 1321."
+    assert len({passage.id for passage in passages}) == 6
+    assert titles(HotpotParagraphs(splits=["validation"]).passages()) == ["Utrecht", "Page B"]
+
+
+def test_questions_name_the_passages_that_support_them(hub):
+    ids = {passage.title: passage.id for passage in HotpotParagraphs().passages()}
+    first, second, _ = load_questions("HotpotParagraphs", "train")
+    support = [ids["Dom Tower"], ids["Utrecht"]]
+    plain = {"type": "bridge", "level": "hard"}
+    assert first == Question(
+        "q1", "Question 1?", ("the Netherlands",), {**plain, "supporting_ids": support}
+    )
+    # in the order of the paragraphs
+    assert second.metadata["supporting_ids"] == [ids["Paris"], ids["Eiffel Tower"]]
+    (held_out,) = load_questions(HotpotParagraphs())
+    assert held_out.metadata["supporting_ids"] == [ids["Page B"]]
+
+
+def test_one_title_with_two_texts_is_two_passages(hub):
+    other = row(5, ["Paris"], ["Paris"])
+    other["context"]["sentences"] = [["Paris is a town in Texas."]]
+    hub([*TRAIN, other])
+    source = HotpotParagraphs()
+    assert titles(source.passages()).count("Paris") == 2
+    texts = {passage.id: passage.text for passage in source.passages()}
+    *_, last = source.questions("train")
+    assert [texts[i] for i in last.metadata["supporting_ids"]] == ["Paris is a town in Texas."]
+
+
+def test_a_paragraph_that_stands_twice_in_a_row_supports_it_once(tmp_path):
+    rows = [row(1, ["Paris", "Utrecht", "Paris"], ["Paris", "Paris"])]
+    source = HotpotParagraphs(path=write_jsonl(tmp_path / "mine.jsonl", rows))
+    (question,) = source.questions("")
+    (paris, _) = source.passages()
+    assert question.metadata["supporting_ids"] == [paris.id]
+
+
+def test_a_limit_is_of_questions_and_of_their_paragraphs(hub):
+    source = HotpotParagraphs(limit=1)
+    assert titles(source.passages()) == ["Dom Tower", "Utrecht", "Eiffel Tower", "Page B"]
+    assert [question.id for question in source.questions("train")] == ["q1"]
+    ids = {passage.id for passage in source.passages()}
+    for split in ("train", "validation"):
+        for question in source.questions(split):
+            assert ids >= set(question.metadata["supporting_ids"])
+
+
+def in_its_own_files(row: dict) -> dict:
+    """A row as HotpotQA's own JSON has it."""
+    facts, context = row["supporting_facts"], row["context"]
+    pairs = [list(pair) for pair in zip(facts["title"], facts["sent_id"], strict=True)]
+    paragraphs = [list(pair) for pair in zip(context["title"], context["sentences"], strict=True)]
+    own = {k: v for k, v in row.items() if k != "id"}
+    return {"_id": row["id"], **own, "supporting_facts": pairs, "context": paragraphs}
+
+
+@pytest.mark.parametrize("ending", [".json", ".jsonl", ".parquet"])
+def test_a_file_of_ones_own_is_one_split_in_either_layout(hub, tmp_path, ending):
+    path = tmp_path / f"mine{ending}"
+    fields = None
+    if ending == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(TRAIN), path)
+    elif ending == ".jsonl":
+        write_jsonl(path, TRAIN)
+    else:
+        path.write_text(json.dumps([in_its_own_files(row) for row in TRAIN]))
+        fields = Fields("_id", answers="answer")
+    source = HotpotParagraphs(path=str(path), fields=fields)
+    hub(TRAIN, TRAIN)
+    assert list(source.passages()) == list(HotpotParagraphs().passages())
+    assert load_questions(source) == load_questions(HotpotParagraphs())
+    with pytest.raises(DataError, match=r"is one split; leave out the split 'train'"):
+        list(source.questions("train"))
+
+
+def test_the_source_keeps_to_the_contract(hub):
+    check_source(HotpotParagraphs())
+    assert installed("turnrl_datasets")["HotpotParagraphs"] is HotpotParagraphs
+
+
+def test_the_number_of_passages_left_is_estimated(hub):
+    hub([row(n, [f"Page {n}", f"Page {n + 1}"], [f"Page {n}"]) for n in range(3000)])
+    source = open_source("HotpotParagraphs")
+    shares = []
+    for number, _ in enumerate(source.read()):
+        if number % 500 == 250:
+            shares.append(source.fraction())
+    # 3,000 rows of one new page each, and one more
+    assert shares == pytest.approx([(250 + 500 * i) / 3001 for i in range(6)], abs=0.01)
+    assert source.fraction() == 1
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"needs the HotpotQA questions in {SHARED}")
+def test_real_questions_find_their_own_paragraphs(tmp_path):
+    rows, asked = (
+        [json.loads(line) for line in (SHARED / name).read_text(encoding="utf-8").splitlines()]
+        for name in ("corpus.jsonl", "dev.jsonl")
+    )
+    known = {p["id"]: p for p in rows}
+    for number, question in enumerate(asked):
+        support = [known[i] for i in question.pop("supporting_ids")]
+        question["answer"] = question.pop("answers")
+        # its own two, which have their titles to themselves, and thirty others
+        names = {p["title"] for p in support}
+        others = [p for p in rows[30 * number :][:30] if p["title"] not in names]
+        question["context"] = [[p["title"], [p["text"]]] for p in (*support, *others)]
+        question["supporting_facts"] = [[p["title"], 0] for p in support]
+    path = write_jsonl(tmp_path / "dev.jsonl", asked)
+    source = HotpotParagraphs(path=path)
+    search = WikiSearch(str(tmp_path / "index"), build_from=source, top_k=3)
+    search.check()
+    questions = load_questions(source)
+    results = search.run([ToolCall("search", {"query": q.text}) for q in questions])
+    found = [
+        len(set(q.metadata["supporting_ids"]) & set(r.metadata["passage_ids"]))
+        for q, r in zip(questions, results, strict=True)
+    ]
+    assert embedded.read_info(tmp_path / "index").passages > 5000
+    # two of each are there to be found: by the question alone, more than half of them are
+    assert sum(found) / (2 * len(questions)) > 0.5
+    assert {len(q.metadata["supporting_ids"]) for q in questions} == {2}
+
+
+# --- what is wrong with the data ---
+
+
+def without(name: str) -> list[dict]:
+    return [{k: v for k, v in row.items() if k != name} for row in TRAIN]
+
+
+def changed(number: int, **fields) -> list[dict]:
+    return [{**row, **fields} if n == number else row for n, row in enumerate(TRAIN)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            without("context"),
+            r"mine.jsonl, row 1: no paragraphs in a field 'context' \(found: id, question, answer, "
+            r".*reads rows with context: \{title: .*name their file or data set itself in data",
+        ),
+        (changed(1, context=None), r"mine.jsonl, row 2: no paragraphs in a field 'context'"),
+        (
+            changed(2, context={"title": ["Paris"], "sentences": []}),
+            r"row 3: its context is not laid out as HotpotQA's \(ValueError: .*as titles",
+        ),
+        (changed(0, context={"titles": []}), r"row 1: its context is .*KeyError: 'title'"),
+        (changed(0, context=["Paris"]), r"row 1: its context is not laid out"),
+        (changed(0, context=7), r"row 1: its context is not laid out"),
+    ],
+)
+def test_a_row_without_paragraphs_is_named(tmp_path, rows, message):
+    source = HotpotParagraphs(path=write_jsonl(tmp_path / "mine.jsonl", rows))
+    with pytest.raises(DataError, match=message):
+        WikiSearch(str(tmp_path / "index"), build_from=source).check()
+    assert not (tmp_path / "index").exists()
+    with pytest.raises(DataError, match=message.partition("reads rows")[0]):
+        load_questions(source)
+
+
+def test_support_in_another_layout_is_named(tmp_path):
+    rows = changed(1, supporting_facts=[7])
+    source = HotpotParagraphs(path=write_jsonl(tmp_path / "mine.jsonl", rows))
+    with pytest.raises(DataError, match=r"row 2: its supporting_facts are not laid out .*, or no"):
+        load_questions(source)
+
+
+def test_paragraphs_without_text_are_left_out_and_a_corpus_of_them_is_refused(tmp_path):
+    empty = {"title": ["Paris", "", "Utrecht"], "sentences": [[], ["  "], ["A city."]]}
+    source = HotpotParagraphs(path=write_jsonl(tmp_path / "a.jsonl", changed(0, context=empty)[:1]))
+    (passage,) = source.passages()
+    assert (passage.title, passage.text) == ("Utrecht", "A city.")
+    (question,) = load_questions(source)
+    assert question.metadata["supporting_ids"] == [passage.id]  # of two, the one with a text
+    nothing = {"title": ["Paris"], "sentences": [[""]]}
+    path = write_jsonl(tmp_path / "b.jsonl", changed(0, context=nothing)[:1])
+    with pytest.raises(DataError, match=r"b.jsonl.* has no passages: every text is empty"):
+        WikiSearch(str(tmp_path / "b"), build_from=HotpotParagraphs(path=path)).check()
+
+
+def test_without_supporting_facts_all_works_but_the_reward_for_them_which_says_so(tmp_path):
+    source = HotpotParagraphs(path=write_jsonl(tmp_path / "a.jsonl", without("supporting_facts")))
+    questions = load_questions(source)
+    assert questions[0].metadata == {"type": "bridge", "level": "hard"}
+    assert len(list(source.passages())) == 5
+    trajectory = Trajectory(questions[0], (), (), "answer")
+    with pytest.raises(
+        RecipeError, match=r"SupportSeen.field is 'supporting_ids', and no question"
+    ):
+        Progress(SupportSeen()).prepare([trajectory], None)
+
+
+def test_a_missing_field_is_answered_with_the_setting_of_the_source(tmp_path):
+    rows = [in_its_own_files(row) for row in TRAIN]
+    source = HotpotParagraphs(path=write_jsonl(tmp_path / "mine.jsonl", rows))
+    with pytest.raises(
+        DataError, match=r"no field 'id'. It has: _id, .*HotpotParagraphs.fields.id"
+    ):
+        load_questions(source)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limit": 0}, "limit is 0; it must be 1 or more"),
+        ({"splits": []}, "splits is empty"),
+        ({"path": "nowhere.jsonl"}, r"no file 'nowhere.jsonl'"),
+        ({"splits": ["test"]}, r"split 'test'.*Should be one of \['train', 'validation'\]"),
+        ({"config": "fullwiki"}, r"configuration fullwiki, .*'distractor'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(hub, settings, message):
+    with pytest.raises((RecipeError, DataError), match=message):
+        list(HotpotParagraphs(**settings).passages())
+
+
+# --- the index ---
+
+
+def many(rows: int) -> list[dict]:
+    """Rows of which each has one page that no row before it had."""
+    return [row(n, [f"Page {n}", f"Page {n + 1}"], [f"Page {n}"]) for n in range(rows)]
+
+
+def test_the_index_is_built_once_and_finds_what_supports_a_question(hub, capsys):
+    for _ in range(2):
+        search = WikiSearch("indexes/hotpotqa", build_from="HotpotParagraphs", top_k=1)
+        search.check()
+    built = "turnrl: building the search index 'indexes/hotpotqa' from HotpotParagraphs"
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("turnrl:")]
+    assert said == [built]
+    assert embedded.read_info("indexes/hotpotqa").passages == 6
+    question = load_questions(HotpotParagraphs(), "train")[0]
+    calls = [ToolCall("search", {"query": query}) for query in ("Utrecht Netherlands", "Dom Tower")]
+    results = search.run(calls)
+    readings = [Reading((call,)) for call in calls]
+    turns = [
+        Turn((), "", (), reading, (result,))
+        for reading, result in zip(readings, results, strict=True)
+    ]
+    trajectory = Trajectory(question, (), tuple(turns), "answer")
+    reward = Progress(SupportSeen())
+    # each search shows one of the two passages
+    assert [reward.score(trajectory, k) for k in range(2)] == [0.5, 0.5]
+
+
+def test_an_index_of_another_limit_is_refused_with_a_command_that_builds_it(hub, capsys):
+    WikiSearch("index", build_from=HotpotParagraphs(limit=1)).check()
+    assert embedded.read_info("index").passages == 4
+    with pytest.raises(ToolError, match=r"built from '{class_path: .*limit: 1}}'.*limit: 2}}") as e:
+        WikiSearch("index", build_from=HotpotParagraphs(limit=2)).check()
+    command = shlex.split(str(e.value).partition("anew: ")[2])
+    assert command[:3] == ["turnrl", "index", "build"]
+    assert turnrl(*command[1:]) == 0
+    assert embedded.read_info("index").passages == 5
+    capsys.readouterr()
+    WikiSearch("index", build_from=HotpotParagraphs(limit=2)).check()
+    # the class without settings is another source still
+    with pytest.raises(ToolError, match=r"the recipe says build_from 'HotpotParagraphs'"):
+        WikiSearch("index", build_from="HotpotParagraphs").check()
+    assert "building" not in capsys.readouterr().err
+
+
+def test_a_source_has_one_name_however_it_is_given():
+    source = HotpotParagraphs(limit=5, splits=["train"], fields=Fields("_id"))
+    name = source_name(source)
+    assert name == (
+        "{class_path: HotpotParagraphs, init_args: {fields: {answers: answers, id: _id, question: "
+        "question}, limit: 5, splits: [train]}}"
+    )
+    assert open_source(name).name == open_source(source).name == source_name(name) == name
+    assert open_source(name).identity == open_source(source).identity
+    assert source_name(HotpotParagraphs()) == "HotpotParagraphs"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("{class_path: HotpotParagraphs", r"no source .*settings is written {class_path: Hotpot"),
+        ("{class_path: HotpotParagraphs, init_args: 5}", "no source .*settings is written"),
+        ("{limit: 5}", "no source .*settings is written"),
+        ("{class_path: HotpotParagraphs, init_args: {limt: 5}}", r"'limt'.*It takes: path, conf"),
+        ("{class_path: HotpotParagraphs, init_args: {limit: some}}", r"\{'limit': 'some'\}.*takes"),
+        ("{class_path: HotpotParagraphs, init_args: {limit: 0}}", r"limit is 0; it must be"),
+        ("{class_path: Hotpots}", r"no source 'Hotpots'. Did you mean 'HotpotParagraphs'\?"),
+    ],
+)
+def test_a_source_that_is_written_wrongly_is_answered_with_the_right_way(name, message):
+    with pytest.raises((RecipeError, DataError), match=message):
+        open_source(name)
+
+
+class Forgetful(HotpotParagraphs.__base__):
+    """Keeps its setting under another name."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def questions(self, split):
+        return []
+
+
+def test_a_source_that_keeps_its_settings_to_itself_is_refused():
+    with pytest.raises(RecipeError, match=r"Forgetful cannot record its setting 'size'.*Keep it"):
+        WikiSearch("index", build_from=Forgetful(3))
+
+
+def interrupted_at(passages: int, monkeypatch) -> None:
+    """Ctrl-C while an index is built, when so many passages have been read."""
+
+    class Interrupted(BuildProgress):
+        def __call__(self, read: int) -> None:
+            super().__call__(read)
+            if read >= passages:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(tool, "Progress", Interrupted)
+
+
+@pytest.mark.parametrize("at", [2000, 8000])
+def test_an_interrupted_build_is_taken_up_without_losing_or_doubling_a_passage(
+    hub, monkeypatch, capsys, at
+):
+    hub(many(9000))
+    monkeypatch.setattr(embedded, "_COMMIT_EVERY", 3000)
+    with monkeypatch.context() as patch:
+        interrupted_at(at, patch)
+        with pytest.raises(KeyboardInterrupt):
+            WikiSearch("index", build_from="HotpotParagraphs").check()
+    assert "'index' is unfinished; the next run goes on with it" in capsys.readouterr().err
+    assert not Path("index").exists()
+    begun = []
+    monkeypatch.setattr(tool, "Progress", lambda fraction: Begun(begun))
+    WikiSearch("index", build_from="HotpotParagraphs").check()
+    # commits are at 4,000 and 8,000, the next chunks 2,000 further
+    assert begun[0] == (2000 if at == 2000 else 6000)
+    whole = embedded.build("whole", Corpus(open_source("HotpotParagraphs")))
+    assert embedded.read_info("index").version == whole.version
+    assert embedded.read_info("index").passages == 9003
+    hits = embedded.EmbeddedIndex("index").search(["page nobody links"], 10_000)[0]
+    assert len({hit.passage.id for hit in hits}) == len(hits) == 9002  # all but Utrecht
+
+
+class Begun:
+    """Notes where a build has come to."""
+
+    def __init__(self, seen: list[int]) -> None:
+        self.seen = seen
+
+    def __call__(self, passages: int) -> None:
+        self.seen.append(passages)
+
+    def end(self) -> None: ...
+
+
+def test_an_interrupted_build_of_another_limit_is_begun_anew(hub, monkeypatch):
+    hub(many(5000))
+    monkeypatch.setattr(embedded, "_COMMIT_EVERY", 1000)
+    with monkeypatch.context() as patch:
+        interrupted_at(4000, patch)
+        with pytest.raises(KeyboardInterrupt):
+            WikiSearch("index", build_from="HotpotParagraphs").check()
+    WikiSearch("index", build_from=HotpotParagraphs(limit=10)).check()
+    assert embedded.read_info("index").passages == 13
+    assert not Path("index.building").exists()
+
+
+def test_data_that_changed_while_a_build_lay_unfinished_are_noticed(hub, monkeypatch):
+    def put(rows: list[dict]) -> None:  # without a README, which would name a configuration
+        for file in hub(rows).glob("*.parquet"):
+            Path("mine").mkdir(exist_ok=True)
+            file.rename(Path("mine", file.name))
+
+    put(many(5000))
+    source = HotpotParagraphs(path="mine")
+    monkeypatch.setattr(embedded, "_COMMIT_EVERY", 1000)
+    with monkeypatch.context() as patch:
+        interrupted_at(4000, patch)
+        with pytest.raises(KeyboardInterrupt):
+            WikiSearch("index", build_from=source).check()
+    put(many(5000)[1:])
+    with pytest.raises(DataError, match=r"first 2,000 passages are others than .*'.building'"):
+        WikiSearch("index", build_from=source).check()
+
+
+# --- the recipe ---
+
+
+def small(model: Path) -> list[str]:
+    """What makes the recipe small: size alone, and a model in place of the hub's."""
+    return [
+        *("--model.policy.model", str(model), "--model.policy.chat_template", "qwen3"),
+        *("--trainer.accelerator", "cpu"),
+        *("--model.group_size", "2", "--data.questions_per_iteration", "2"),
+        *("--model.rollout.max_turn_tokens", "12", "--model.rollout.max_tokens", "2048"),
+        *("--data.val_limit", "1"),
+        *("--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "1"),
+    ]
+
+
+def test_the_recipe_builds_its_index_and_trains(hub, tiny_model):
+    assert main(["fit", str(RECIPE), *small(tiny_model)]) == 0
+    assert embedded.read_info("indexes/hotpotqa").passages == 6
+    run = Path("runs", RECIPE.stem, "version_0")
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows if row["train/exact_match"]] == ["0.0", "1.0", "2.0"]
+    assert (run / "adapter").is_dir()
+    # the run's own recipe goes on, with the index that is there
+    built = Path("indexes/hotpotqa/turnrl-index.json").stat().st_mtime_ns
+    more = ["--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--trainer.max_epochs", "4"]
+    assert main(["fit", str(run / "config.yaml"), *more]) == 0
+    assert Path("indexes/hotpotqa/turnrl-index.json").stat().st_mtime_ns == built
+
+
+def test_a_limit_in_the_recipe_is_one_setting_of_each_source(hub, tiny_model):
+    source = {"class_path": "HotpotParagraphs", "init_args": {"limit": 1}}
+    search = {"class_path": "WikiSearch", "init_args": {"index": "i", "build_from": source}}
+    limited = {
+        "model": {"rollout": {"tools": [search]}},
+        "data": {"train": source, "val": source},
+        "trainer": {"max_epochs": 1},
+    }
+    Path("limited.yaml").write_text(yaml.safe_dump(limited))
+    one = ["--data.questions_per_iteration", "1", "--trainer.max_epochs", "1"]
+    assert main(["fit", str(RECIPE), "limited.yaml", *small(tiny_model), *one]) == 0
+    info = embedded.read_info("i")
+    assert (info.passages, info.source) == (4, source_name(HotpotParagraphs(limit=1)))
+
+
+# --- the pages ---
+
+PAGE = (ROOT / "docs" / "wikipedia-search.md").read_text()
+
+
+def fenced(language: str) -> list[str]:
+    return [block.partition("```")[0] for block in PAGE.split(f"```{language}\n")[1:]]
+
+
+@pytest.mark.parametrize("limit", [None, 2000])
+def test_what_the_page_shows_is_a_run_over_paragraphs(hub, tiny_model, limit):
+    blocks = [yaml.safe_load(text) for text in fenced("yaml")]
+    shown = [block for block in blocks if "data" in block]
+    assert len(shown) == 2
+    Path("shown.yaml").write_text(yaml.safe_dump(shown[limit is not None]))
+    few = ["--trainer.max_epochs", "1"]
+    assert main(["fit", str(RECIPE), "shown.yaml", *small(tiny_model), *few]) == 0
+    (index,) = [path for path in Path("indexes").iterdir() if path.is_dir()]
+    assert embedded.read_info(index).source == source_name(HotpotParagraphs(limit=limit))
+
+
+def test_the_row_that_the_page_shows_is_read(tmp_path):
+    (text,) = fenced("json")
+    path = write_jsonl(tmp_path / "mine.jsonl", [json.loads(text)])
+    source = HotpotParagraphs(path=path)
+    ids = [passage.id for passage in source.passages()]
+    (question,) = load_questions(source)
+    assert question.metadata["supporting_ids"] == ids
+    assert question.answers == ("the Netherlands",)
