@@ -442,21 +442,48 @@ def test_a_logger_whose_package_is_missing_is_told_without_a_traceback(recipe, c
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
-def test_every_recipe_parses_and_instantiates(path, tmp_path, monkeypatch):
-    """All components are made; the run itself is a dry one that stops before anything is loaded."""
+VARIANTS = sorted((ROOT / "recipes" / "variants").glob("*.yaml"))
+
+
+@pytest.fixture
+def dry(tmp_path, monkeypatch):
+    """Runs `turnrl fit` with all components made, up to where anything would be loaded; gives what
+    would have been trained, and by which trainer."""
     import lightning as L
 
-    made = {}
+    made = []
 
     def stop(self, model, *args, **kwargs):
-        made["model"] = model
+        made[:] = model, self
+
+    def fit(*arguments):
+        # whatever accelerator the recipe asks for, this machine has a CPU
+        assert main(["fit", *map(str, arguments), "--trainer.accelerator", "cpu"]) == 0
+        return made
 
     monkeypatch.setattr(L.Trainer, "fit", stop)
     monkeypatch.chdir(tmp_path)
-    # whatever accelerator the recipe asks for, this machine has a CPU
-    assert main(["fit", str(path), "--trainer.accelerator", "cpu"]) == 0
-    assert isinstance(made["model"], L.LightningModule)
+    return fit
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_every_recipe_parses_and_instantiates(path, dry):
+    import lightning as L
+
+    model, _ = dry(path)
+    assert isinstance(model, L.LightningModule)
+
+
+@pytest.mark.parametrize("path", VARIANTS, ids=lambda p: p.stem)
+def test_every_variant_goes_over_its_recipe(path, dry):
+    (command,) = re.findall(r"^#   turnrl fit (.+)$", path.read_text(), re.MULTILINE)
+    files = [ROOT / file for file in command.split()]
+    assert files[1:] == [path]
+    model, trainer = dry(*files)
+    settings = yaml.safe_load(path.read_text())
+    for name, value in settings.get("model", {}).get("policy", {}).items():
+        assert getattr(model.policy, name) == value
+    assert trainer.num_devices == settings.get("trainer", {}).get("devices", 1)
 
 
 @pytest.mark.parametrize("base", ["quickstart", "triviaqa_qwen2.5_7b_qlora"])

@@ -138,6 +138,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             "test_estimators.test_the_table_has_every_installed_estimator_within_80_columns"
         ),
         "turnrl plugins": Runs(("two-turn  (turnrl", "WikiSearch")),
+        "turnrl doctor": Runs(("pass  tool search", "pass  learning")),
         "plugin new weather": Runs(("Next:",), ("turnrl-weather/recipe.yaml",)),
         "turnrl index search": Runs(("Utrecht is a city",)),
         "turnrl fit --help": Runs(("--model.group_size", "--data.train_limit"), slow=True),
@@ -151,7 +152,8 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "ruff check": Runs(("no issues found",), clone=True, slow=True),
     },
     "docs/changelog.md": {
-        "--model.optimizer SGD": Fits(),
+        "--model.optimizer torch.optim.SGD": Fits(),
+        "turnrl doctor RECIPE": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "plugin new --with engine": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "turnrl completion": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
@@ -224,6 +226,13 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--trainer.devices 2": Fits(),
         "[my_module.MyTool]": Fits(),
     },
+    "docs/gpu.md": {
+        "turnrl doctor": NotRun("the hub and a search server; test_doctor.py has smaller recipes"),
+        "--model.profile 24GB": NotRun("the hub and a GPU; test_plan.py applies a profile"),
+        "memory plan for": Elsewhere(
+            "test_plan.test_the_tables_on_the_page_are_what_the_plan_computes"
+        ),
+    },
     "docs/performance.md": {
         "pip install 'turnrl[bench]'": NotRun("the package index; the tests use what is installed"),
         "turnrl bench trl": Elsewhere(
@@ -234,7 +243,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl bench learn": Elsewhere("test_bench.test_learning_is_measured"),
         "turnrl bench tools": Elsewhere("test_bench.test_lockstep_is_measured"),
         "turnrl bench scale": Elsewhere("test_bench.test_many_trajectories_are_measured"),
-        "turnrl bench gpu": Elsewhere("test_bench.test_the_script_for_a_gpu_runs_without_one"),
+        "turnrl bench gpu": Elsewhere(
+            "test_bench_gpu.test_every_part_runs_without_a_gpu_and_every_case_is_there"
+        ),
         "--": Elsewhere("test_bench.test_the_options_on_the_page_are_those_of_the_help_pages"),
     },
     "docs/plugins.md": {
@@ -250,6 +261,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         '"""A tool: ': SHOWN_FILE,
         "class_path: ExampleLookup": Fits("model.rollout", plugin="turnrl_example"),
         "class Page(ToolSession)": EXAMPLE,
+        "class Compiler(Check)": EXAMPLE,
         '"""A segmenter: ': SHOWN_FILE,
         '"""A turn reward: ': SHOWN_FILE,
         '"""A source: ': SHOWN_FILE,
@@ -289,9 +301,20 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
         "backend: elasticsearch": Fits("model.rollout"),
         "--split none": Runs(("300 passages",), before=f"{BUILD} corpus.jsonl --index i2 "),
+        "build_from: HotpotParagraphs": Elsewhere(
+            "test_hotpotqa.test_what_the_page_shows_is_a_run_over_paragraphs"
+        ),
+        "init_args: {limit: 2000}": Elsewhere(
+            "test_hotpotqa.test_what_the_page_shows_is_a_run_over_paragraphs"
+        ),
+        '"question": "In which country': Elsewhere(
+            "test_hotpotqa.test_the_row_that_the_page_shows_is_read"
+        ),
     },
     "recipes/README.md": {
+        "--card 24GB": Elsewhere("test_doctor.test_a_card_prints_its_plan"),
         "recipes/NAME.yaml": Elsewhere("test_cli.test_every_recipe_parses_and_instantiates"),
+        "recipes/variants": Elsewhere("test_cli.test_every_variant_goes_over_its_recipe"),
         "OutcomeOnly": Runs((FINISHED,), ("runs/grpo_or/version_0/metrics.csv",), slow=True),
         "Merged": Runs((FINISHED,), ("runs/grpo_mr/version_0/metrics.csv",), slow=True),
         "--data.val_split test": Fits(),
@@ -313,6 +336,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "import Forced": Elsewhere("test_bench.test_the_example_in_the_readme_forces_tokens"),
     },
     "plugins/turnrl-completion/README.md": {"completion bash": Runs(("complete -o bashdefault",))},
+    "plugins/turnrl-doctor/README.md": {"turnrl doctor": Runs(("pass  learning",))},
     "plugins/turnrl-estimators/README.md": {
         "class_path: GroupInGroup": Fits("model"),
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
@@ -791,5 +815,5 @@ def test_links_and_paths_of_a_page_lead_somewhere(page):
 
 def test_every_recipe_stands_in_the_table():
     table = (ROOT / "recipes" / "README.md").read_text()
-    for recipe in (ROOT / "recipes").glob("*.yaml"):
-        assert f"[{recipe.name}]" in table
+    for recipe in (ROOT / "recipes").rglob("*.yaml"):
+        assert f"[{recipe.name}]({recipe.relative_to(ROOT / 'recipes')})" in table

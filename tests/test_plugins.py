@@ -163,7 +163,7 @@ def test_commands_are_kept_as_functions(install):
         ),
         (
             "def turnrl_qqqqqqqqqqqqqqqq():\n    return []\n",
-            r"'turnrl_qqqqqqqqqqqqqqqq', which is no hook of turnrl\. Hooks: turnrl_commands, ",
+            r"'turnrl_qqqqqqqqqqqqqqqq', which is no hook of turnrl\. Hooks: turnrl_checks, ",
         ),
         (GOOD.replace("turnrl_tools", "tools"), r"does not fit turnrl's hooks \(.*'tools'"),
         (GOOD.replace("tools()", "tools(first)"), r"does not fit turnrl's hooks \(.*first"),
