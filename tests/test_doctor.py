@@ -8,6 +8,7 @@ import re
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -151,6 +152,44 @@ def test_a_tokenizer_without_its_vocabulary_is_refused(recipe, doctor, tiny_mode
     code, told = doctor(recipe(model__policy__model=str(folder)))
     assert code == 1
     assert any("makes no tokens" in text for status, text in told.values() if status == "fail")
+
+
+def test_a_missing_question_file_is_named_and_the_other_is_counted(recipe, doctor):
+    code, told = doctor(recipe(data__train="nowhere.jsonl"))
+    assert (code, failed(told)) == (1, {"data train"})
+    assert "no file 'nowhere.jsonl'" in told["data train"][1]
+    assert told["data val"] == ("pass", "3 questions")
+
+
+def test_a_field_that_a_question_file_lacks_is_named(recipe, doctor):
+    Path("mine.jsonl").write_text('{"id": 1, "query": "Where?", "answers": ["here"]}\n')
+    code, told = doctor(recipe(data__val="mine.jsonl"))
+    assert (code, failed(told)) == (1, {"data val"})
+    assert "has no field 'question'" in told["data val"][1]
+
+
+def test_a_data_set_that_is_not_there_yet_is_not_downloaded(recipe, doctor, monkeypatch):
+    asked = []
+
+    def builder(path, config):
+        asked.append(path)
+        return SimpleNamespace(cache_dir="nothing/here")
+
+    monkeypatch.setattr("turnrl_questions.rows.reach_hub", lambda: None)
+    monkeypatch.setattr("datasets.load_dataset_builder", builder)
+    monkeypatch.setattr("datasets.load_dataset", None)
+    code, told = doctor(recipe(data__train="owner/name"))
+    assert code == 0
+    assert told["data train"] == ("pass", "owner/name is on the hub, and will be downloaded")
+    assert asked == ["owner/name"]
+
+
+def test_a_data_set_that_the_hub_lacks_is_named(recipe, doctor, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    code, told = doctor(recipe(data__train="owner/name"))
+    assert (code, failed(told)) == (1, {"data train"})
+    assert "cannot load 'owner/name'" in told["data train"][1]
 
 
 def test_an_index_that_a_run_will_build_is_not_built(recipe, doctor):

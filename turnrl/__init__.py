@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from turnrl.scoring import assign_credit as assign_credit
     from turnrl.scoring import score_group as score_group
     from turnrl.sources import load_questions as load_questions
+    from turnrl.sources import open_source as open_source
     from turnrl.sources import reach_hub as reach_hub
     from turnrl.toolbox import read_call as read_call
 
@@ -61,7 +62,7 @@ _LAZY = {
     "recipe": ["build", "load"],
     "rollout": ["Rollout"],
     "scoring": ["assign_credit", "score_group"],
-    "sources": ["load_questions", "reach_hub"],
+    "sources": ["load_questions", "open_source", "reach_hub"],
     "toolbox": ["read_call"],
 }
 _GROUND = ("turnrl.plugins", "turnrl.text", "turnrl.types")

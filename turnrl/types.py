@@ -539,6 +539,14 @@ class QuestionSource(ABC):
             DataError: If there is no such split; the message lists those there are.
         """
 
+    def at_hand(self, split: str) -> bool:
+        """Whether a split can be read without downloading it. `turnrl doctor` asks.
+
+        Raises:
+            DataError: If it is neither here nor where it would be downloaded from.
+        """
+        return True
+
     def passages(self) -> Iterable[Passage]:
         """The corpus that answers the questions.
 

@@ -36,6 +36,7 @@ def turnrl_checks() -> Iterable[type[Check]]:
         checks.Folder,
         checks.Disk,
         checks.ModelFiles,
+        checks.Questions,
         checks.Window,
         checks.Template,
         checks.Tools,

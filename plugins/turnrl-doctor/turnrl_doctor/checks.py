@@ -16,7 +16,17 @@ import torch
 from packaging.requirements import Requirement
 from safetensors import SafetensorError, safe_open
 
-from turnrl import MTGRPO, Check, Finding, Start, TurnRLError
+from turnrl import (
+    MTGRPO,
+    Check,
+    Finding,
+    QuestionData,
+    RecipeError,
+    Start,
+    TurnRLError,
+    load_questions,
+    open_source,
+)
 from turnrl_doctor.memory import work_of
 from turnrl_doctor.plan import gigabytes
 
@@ -186,7 +196,7 @@ class Disk(Check):
             return
         try:
             work = work_of(start)
-        except LookupError:
+        except (LookupError, RecipeError):  # of a model that cannot be read, which others tell
             return
         # weights and what the optimiser keeps; last, its successor and best; what is exported
         one = int(4 * work.trained * (1 + work.moments))
@@ -282,6 +292,32 @@ class ModelFiles(Check):
                 "fail", "model", text, "Check policy.model, and your access (hf auth login)."
             )
         return Finding("pass", "model", f"{name} is on the hub, and will be downloaded")
+
+
+class Questions(Check):
+    """The questions to train on and to evaluate with, as a run would read them."""
+
+    quick = False  # a run reads them at its start
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        if not isinstance(start.data, QuestionData):
+            return
+        data = start.data
+        for role, source in data.sources.items():
+            if source is None:
+                continue
+            name = f"data {role}"
+            try:
+                opened = open_source(source, data.fields, data.config)
+                split = data.splits[role] or opened.default_splits[role]
+                if split is None or opened.at_hand(split):
+                    found = len(load_questions(opened, split, role=role))
+                    yield Finding("pass", name, f"{found} questions")
+                else:
+                    text = f"{source} is on the hub, and will be downloaded"
+                    yield Finding("pass", name, text)
+            except Exception as error:  # a source is anybody's code, and both are to be seen
+                yield of_error(name, error)
 
 
 class Window(Check):

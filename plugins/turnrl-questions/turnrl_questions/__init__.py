@@ -13,7 +13,14 @@ from typing import final
 
 from turnrl import DataError, Fields, Question, QuestionSource, SourceOpener, hookimpl
 from turnrl_questions.paragraphs import HotpotParagraphs
-from turnrl_questions.rows import FILE_KINDS, open_hub, questions_of, read_file, read_hub
+from turnrl_questions.rows import (
+    FILE_KINDS,
+    cached_hub,
+    open_hub,
+    questions_of,
+    read_file,
+    read_hub,
+)
 
 __all__ = ["PRESETS", "HotpotParagraphs", "HubDataset", "Preset", "QuestionFile"]
 
@@ -120,6 +127,9 @@ class HubDataset(QuestionSource):
         preset = self._preset
         rows = read_hub(open_hub(preset.path, preset.config, split))
         return questions_of(rows, preset.fields, f"{preset.path} ({split})")
+
+    def at_hand(self, split: str) -> bool:
+        return cached_hub(self._preset.path, self._preset.config, split)
 
 
 class _ByName:

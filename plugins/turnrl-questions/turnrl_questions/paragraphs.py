@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any, final
 
 from turnrl import DataError, Fields, Passage, Question, QuestionSource, RecipeError
-from turnrl_questions.rows import FILE_KINDS, Row, open_hub, questions_of, read_file, read_hub
+from turnrl_questions.rows import (
+    FILE_KINDS,
+    Row,
+    cached_hub,
+    open_hub,
+    questions_of,
+    read_file,
+    read_hub,
+)
 
 HOTPOTQA = "hotpotqa/hotpot_qa"
 """HotpotQA on the hub (Yang et al. 2018, https://arxiv.org/abs/1809.09600, CC BY-SA 4.0)."""
@@ -59,6 +67,7 @@ class HotpotParagraphs(QuestionSource):
             raise RecipeError("HotpotParagraphs: splits is empty. Name one, or leave it out.")
         self.path = path
         self.config = config
+        self._config = config or ("distractor" if path == HOTPOTQA else None)
         self.splits = splits
         self.limit = limit
         self.fields = fields
@@ -72,6 +81,9 @@ class HotpotParagraphs(QuestionSource):
         named = (self._with_support(row, f"{self._where(split)}, row {n}") for n, row in rows)
         fields = self.fields or Fields(answers="answer")
         return questions_of(named, fields, self._where(split), "HotpotParagraphs.fields")
+
+    def at_hand(self, split: str) -> bool:
+        return self._is_file or cached_hub(self.path, self._config, split)
 
     def passages(self) -> Iterator[Passage]:
         """The distinct paragraphs, in the order in which they first appear.
@@ -93,8 +105,7 @@ class HotpotParagraphs(QuestionSource):
                     "another file"
                 )
             return enumerate(itertools.islice(read_file(self.path), self.limit), 1), None
-        default = "distractor" if self.path == HOTPOTQA else None
-        data = open_hub(self.path, self.config or default, split)
+        data = open_hub(self.path, self._config, split)
         if self.limit is not None and self.limit < len(data):
             data = data.select(range(self.limit))
         return enumerate(read_hub(data), 1), len(data)

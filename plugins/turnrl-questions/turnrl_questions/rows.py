@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,19 +89,43 @@ def open_hub(path: str, config: str | None, split: str) -> datasets.Dataset:
     Raises:
         DataError: If there is none.
     """
+    import datasets
+
+    with _hub_errors(path, config, split):
+        rows: datasets.Dataset = datasets.load_dataset(path, config, split=split)
+    return rows
+
+
+def cached_hub(path: str, config: str | None, split: str) -> bool:
+    """Whether `open_hub` would find a data set in the cache. The hub is asked for its name only.
+
+    Raises:
+        DataError: If it is not on the hub either.
+    """
+    import datasets
+
+    with _hub_errors(path, config, split):
+        found = datasets.load_dataset_builder(path, config)
+    return Path(path).is_dir() or Path(found.cache_dir).is_dir()
+
+
+@contextmanager
+def _hub_errors(path: str, config: str | None, split: str) -> Iterator[None]:
+    """What goes wrong with the hub's client becomes a `DataError` with the next step."""
     if not Path(path).is_dir():  # which `datasets` takes too
         reach_hub()
     import datasets
 
     try:
-        return datasets.load_dataset(path, config, split=split)
+        yield
     except Exception as error:  # the hub's client raises what its transport raises
         cause = str(error).strip().split("\n")[0]
         if cause.startswith("Split name should match"):  # and says no more
             cause = f"Should be one of {datasets.get_dataset_split_names(path, config)}."
         raise DataError(
-            f"cannot load {path!r} (configuration {config}, split {split!r}) from the hub: {cause} "
-            "Check data.train and data.val, data.config and the splits, or name a local file."
+            f"cannot load {path!r} (configuration {config}, split {split!r}) from the hub: "
+            f"{cause.rstrip('.')}. Check data.train and data.val, data.config and the splits, "
+            "or name a local file."
         ) from error
 
 
