@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 # models this small are slower on more threads, and far slower where other work wants the cores
@@ -15,6 +15,8 @@ os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 import lightning  # noqa: F401  its log handler keeps the stderr of its first import: pytest's own
 import pytest
+
+from nursery import Nursery
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -139,3 +141,11 @@ def recipe(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     save(contents)
     return contents
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Where commands start without waiting for what they import."""
+    begun = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield begun
+    begun.close()

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nursery import Nursery
+
 ROOT = Path(__file__).parent.parent
 SHELLS = ("bash", "sh", "console")
 
@@ -101,13 +103,20 @@ class Done:
 
 class Terminal:
     """A folder in which commands are typed: each in a bash of its own, in a terminal of 80 columns;
-    what is exported holds for those that follow."""
+    what is exported holds for those that follow.
 
-    def __init__(self, folder: Path, **environment: str) -> None:
+    Args:
+        nursery: What starts `turnrl` in a moment; None if it is to start as it does for a user.
+    """
+
+    def __init__(self, folder: Path, nursery: Nursery | None, **environment: str) -> None:
         self.folder = folder
         unwanted = ("COLUMNS", "LINES", "JSONARGPARSE_DEPRECATION_WARNINGS")
         kept = {k: v for k, v in os.environ.items() if k not in unwanted}
         path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+        if nursery is not None:
+            path = f"{nursery.bin}{os.pathsep}{path}"
+            kept |= nursery.environment
         hub = {"HF_HOME": str(folder / ".cache"), "HF_HUB_OFFLINE": "1"}
         self.environment = {**kept, "PATH": path, "TERM": "xterm-256color", **hub, **environment}
         self._exports: list[str] = []

@@ -27,6 +27,7 @@ import pytest
 import yaml
 from turnrl_atlas import Atlas
 
+from nursery import Nursery
 from pages import ROOT, Done, Piece, Terminal, pieces, snippet_of
 from turnrl.cli import main
 from turnrl.plugins import load_plugins
@@ -509,9 +510,11 @@ class MyTool(turnrl.Tool):
 class Page:
     """A page that is followed in a folder, from its first line to its last."""
 
-    def __init__(self, name: str, folder: Path, **environment: str) -> None:
+    def __init__(self, name: str, folder: Path, nursery: Nursery | None) -> None:
         self.name, self.folder = name, folder
-        self.terminal = Terminal(folder, **environment)
+        # what README shows is typed as a new user types it
+        self._nursery = None if name == "README.md" else nursery
+        self.terminal = Terminal(folder, self._nursery)
         self.leaving = False
         self._done: dict[Piece, Future[Done]] = {
             piece: Future()
@@ -566,7 +569,7 @@ class Page:
             folder = self.folder / "alone"
             folder.mkdir()
             put_recipes(folder)
-            terminal = Terminal(folder)
+            terminal = Terminal(folder, self._nursery)
         return terminal.type(f"{claim.before}{command.strip()}{claim.after}", timeout_s=1500)
 
     def result(self, piece: Piece) -> Done:
@@ -596,11 +599,12 @@ def start_server():
 
 
 @pytest.fixture(scope="module")
-def following(request, tmp_path_factory) -> Iterator[dict[str, Page]]:
+def following(request, tmp_path_factory, nursery) -> Iterator[dict[str, Page]]:
     """The pages that are asked about, followed two at a time."""
     params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     asked = {p["piece"].page for p in params if "piece" in p}
-    pages = {name: Page(name, tmp_path_factory.mktemp("page")) for name in PAGES if name in asked}
+    folders = {name: tmp_path_factory.mktemp("page") for name in PAGES if name in asked}
+    pages = {name: Page(name, folder, nursery) for name, folder in folders.items()}
     if any("elasticsearch" in item.keywords for item in request.session.items):
         with contextlib.suppress(pytest.skip.Exception):  # which `server` will say again
             start_server()
@@ -618,7 +622,7 @@ def clone(tmp_path_factory) -> Page:
     folder = tmp_path_factory.mktemp("clone") / "turnrl"
     unwanted = (".git", ".venv", "runs", "indexes", "__pycache__", ".*_cache")
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*unwanted))
-    page = Page("README.md", folder)
+    page = Page("README.md", folder, None)
     del page.terminal.environment["PYTHONPATH"]
     put_recipes(folder)
     return page

@@ -1,0 +1,151 @@
+"""A process that has imported what every command needs, and forks a command whenever one is asked
+for: on two cores the imports take longer than most commands do.
+
+Run as a script this file is `turnrl`: it hands its arguments, folder, environment and terminal to
+the nursery, passes signals on, and ends as the command ended. What is decided while modules are
+imported (`HF_HOME`, say) is the nursery's own; a test that is about this starts Python itself.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+WHERE = "TURNRL_TEST_NURSERY"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def command(*arguments: str) -> list[str]:
+    """What to start in place of `python -m turnrl`."""
+    return [sys.executable, "-I", "-S", __file__, *arguments]
+
+
+class Nursery:
+    """The process, in a folder that it may fill."""
+
+    def __init__(self, folder: Path) -> None:
+        self._address = folder / "socket"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "import nursery; nursery.serve()"],
+            cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).parent),
+                "HF_HUB_OFFLINE": "1",
+                "HF_HOME": str(folder / "hub"),
+                WHERE: str(self._address),
+            },
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        while not self._address.exists():
+            assert self._process.poll() is None, "the nursery could not start"
+            time.sleep(0.01)
+        shell = folder / "bin" / "turnrl"
+        shell.parent.mkdir()
+        shell.write_text(f'#!/bin/sh\nexec {" ".join(command())} "$@"\n')
+        shell.chmod(0o755)
+        self.bin = shell.parent
+        """A folder for `PATH`, in which `turnrl` is."""
+        self.environment = {WHERE: str(self._address)}
+        """What a command needs to find it."""
+
+    def close(self) -> None:
+        """End it; what it started goes on."""
+        self._process.kill()
+        self._process.wait()
+
+
+# --------------------------------------------------------------------------------- the nursery
+
+
+def serve() -> None:
+    """Fork a command for each that connects."""
+    # the first of them may wait for the imports: it has somewhere to knock
+    server = socket.socket(socket.AF_UNIX)
+    unready = Path(os.environ[WHERE]).with_suffix(".new")
+    server.bind(str(unready))
+    server.listen(64)
+    unready.rename(os.environ[WHERE])
+    import turnrl.recipe  # noqa: F401
+    from turnrl.plugins import load_plugins
+
+    load_plugins()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    while True:
+        asked, _ = server.accept()
+        if os.fork() == 0:
+            server.close()
+            _keep(asked)
+        asked.close()
+
+
+def _keep(asked: socket.socket) -> None:
+    """Start the command, and say how it ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    text, streams, _, _ = socket.recv_fds(asked, 1 << 20, 3)
+    while not text.endswith(b"\n"):
+        text += asked.recv(1 << 20)
+    given = json.loads(text)
+    pid = os.fork()
+    if pid:
+        for stream in streams:
+            os.close(stream)
+        asked.sendall(f"{pid}\n".encode())
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            if select.select([asked], [], [], 0.05)[0]:  # who asked was killed outright
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(BrokenPipeError):
+            asked.sendall(f"{os.waitstatus_to_exitcode(ended[1])}\n".encode())
+        os._exit(0)
+    asked.close()
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(given["folder"])
+    os.environ.clear()
+    os.environ.update(given["environment"])
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.argv = [str(Path(sys.executable).parent / "turnrl"), *given["arguments"]]
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - it stays open
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    from turnrl.cli import main
+
+    sys.exit(main())
+
+
+# --------------------------------------------------------------------------------- in its place
+
+
+def _ask() -> None:
+    with socket.socket(socket.AF_UNIX) as nursery:
+        nursery.connect(os.environ[WHERE])
+        given = {
+            "arguments": sys.argv[1:],
+            "folder": str(Path.cwd()),
+            "environment": dict(os.environ),
+        }
+        text = json.dumps(given).encode() + b"\n"
+        sent = socket.send_fds(nursery, [text], [0, 1, 2])
+        nursery.sendall(text[sent:])
+        answers = nursery.makefile()
+        pid = int(answers.readline())
+        for number in _SIGNALS:
+            signal.signal(number, lambda number, _: os.kill(pid, number))
+        code = int(answers.readline())
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _ask()
