@@ -7,6 +7,7 @@ imported (`HF_HOME`, say) is the nursery's own; a test that is about this starts
 """
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -77,6 +78,7 @@ def serve() -> None:
     from turnrl.plugins import load_plugins
 
     load_plugins()
+    gc.freeze()  # a command need not look through what is here
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     while True:
         asked, _ = server.accept()
