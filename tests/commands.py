@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from pathlib import Path
 
 import yaml
 
+import turnrl
 from turnrl.cli import main
 
 RECIPE = {
@@ -40,3 +43,14 @@ def fails(capsys, arguments, code=2):
     assert "Traceback" not in captured.err
     (message,) = [line for line in captured.err.splitlines() if line.startswith("turnrl: ")]
     return message
+
+
+def forget(package):
+    """Remove a package that was imported for a test, and its classes: a message of another test
+    lists the subclasses that there are."""
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        del sys.modules[name]
+    gc.collect()
+    bases = (turnrl.Tool, turnrl.Segmenter, turnrl.Engine, turnrl.QuestionSource)
+    left = [cls for base in bases for cls in base.__subclasses__()]
+    assert [cls for cls in left if cls.__module__.split(".")[0] == package] == []

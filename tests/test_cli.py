@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import importlib.util
 import json
 import math
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -414,6 +416,20 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on_from_its_checkpoint(recipe):
     )
     with Path("runs/recipe/version_1/metrics.csv").open() as file:
         assert {float(row["epoch"]) for row in csv.DictReader(file)} == {done}
+
+
+def test_a_command_in_a_program_keeps_none_of_its_objects_from_being_collected(recipe):
+    import turnrl.recipe  # noqa: F401  the first command of a process imports it
+
+    class Mine:
+        pass
+
+    mine = Mine()
+    mine.itself, gone = mine, weakref.ref(mine)
+    assert main(["fit", "recipe.yaml", "--print_config"]) == 0
+    del mine
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_plugin_that_is_not_installed_is_named(tmp_path):

@@ -27,6 +27,7 @@ import pytest
 import yaml
 from turnrl_atlas import Atlas
 
+from commands import forget
 from nursery import Nursery
 from pages import ROOT, Done, Piece, Terminal, pieces, snippet_of
 from turnrl.cli import main
@@ -719,9 +720,13 @@ def put_plugin(tmp_path, monkeypatch):
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
         (info / "entry_points.txt").write_text(f"[turnrl]\nexample = {name}\n")
         load_plugins.cache_clear()
+        packages.append(name)
 
+    packages: list[str] = []
     yield put
     load_plugins.cache_clear()
+    for package in packages:
+        forget(package)
 
 
 def scalars(value: object) -> Iterator[object]:

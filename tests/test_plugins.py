@@ -1,5 +1,4 @@
 import asyncio
-import gc
 import importlib
 import json
 import re
@@ -12,6 +11,7 @@ import torch
 import yaml
 
 import turnrl
+from commands import forget
 from test_rollout import Brackets
 from turnrl import PluginError, record
 from turnrl.cli import main
@@ -367,11 +367,8 @@ def examples(monkeypatch):
     for example in documented("python"):
         exec(compile(example, "docs/plugins.md", "exec"), space)
     yield space
-    for name in [name for name in sys.modules if name.split(".")[0] == "turnrl_example"]:
-        del sys.modules[name]
-    # their classes too: a message of another test lists the subclasses that there are
     space.clear()
-    gc.collect()
+    forget("turnrl_example")
 
 
 def test_the_examples_in_the_docs_run(examples):

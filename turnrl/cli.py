@@ -79,11 +79,14 @@ def _dispatch(arguments: list[str]) -> int:
         given = read_given(arguments[0], arguments[1:])
         if not given.asks:
             print(f"turnrl {arguments[0]}: {' + '.join(given.files)}", flush=True)
-        gc.disable()  # a fifth of the time that importing torch and Lightning takes
+        first = "turnrl.recipe" not in sys.modules
+        if first:
+            gc.disable()  # a fifth of the time that importing torch and Lightning takes
         from turnrl.recipe import run_recipe
 
-        gc.freeze()  # what was imported stays
-        gc.enable()
+        if first:
+            gc.freeze()  # what was imported stays; later it would be what a program has made
+            gc.enable()
         return run_recipe(given)
     for plugin in load_plugins():
         for add in plugin.brings("turnrl_commands"):
