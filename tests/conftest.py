@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 # models this small are slower on more threads, and far slower where other work wants the cores
@@ -15,6 +15,7 @@ os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 import lightning  # noqa: F401  its log handler keeps the stderr of its first import: pytest's own
 import pytest
+from filelock import FileLock
 
 from nursery import Nursery
 
@@ -144,8 +145,10 @@ def recipe(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """Where commands start without waiting for what they import."""
-    begun = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield begun
-    begun.close()
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
+    """Where commands start without waiting for what they import; all workers share it."""
+    folder, owner = tmp_path_factory.getbasetemp(), os.getpid()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder, owner = folder.parent, os.getppid()
+    with FileLock(folder / "nursery.lock"):
+        return Nursery(folder / "nursery", owner)

@@ -28,46 +28,48 @@ def command(*arguments: str) -> list[str]:
 
 
 class Nursery:
-    """The process, in a folder that it may fill."""
+    """The process, in a folder of its own.
 
-    def __init__(self, folder: Path) -> None:
-        self._address = folder / "socket"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "import nursery; nursery.serve()"],
+    Args:
+        folder: Made if it is not there. If it is, its nursery is used.
+        owner: The process with which it ends.
+    """
+
+    def __init__(self, folder: Path, owner: int) -> None:
+        address = folder / "socket"
+        self.bin = folder / "bin"
+        """A folder for `PATH`, in which `turnrl` is."""
+        self.environment = {WHERE: str(address)}
+        """What a command needs to find it."""
+        if address.exists():
+            return
+        self.bin.mkdir(parents=True)
+        shell = self.bin / "turnrl"
+        shell.write_text(f'#!/bin/sh\nexec {" ".join(command())} "$@"\n')
+        shell.chmod(0o755)
+        self._begun = begun = subprocess.Popen(  # kept: one that is dropped is complained of
+            [sys.executable, "-c", f"import nursery; nursery.serve({owner})"],
             cwd=folder,
             env={
                 **os.environ,
+                **self.environment,
                 "PYTHONPATH": str(Path(__file__).parent),
                 "HF_HUB_OFFLINE": "1",
                 "HF_HOME": str(folder / "hub"),
-                WHERE: str(self._address),
             },
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        while not self._address.exists():
-            assert self._process.poll() is None, "the nursery could not start"
+        while not address.exists():
+            assert begun.poll() is None, "the nursery could not start"
             time.sleep(0.01)
-        shell = folder / "bin" / "turnrl"
-        shell.parent.mkdir()
-        shell.write_text(f'#!/bin/sh\nexec {" ".join(command())} "$@"\n')
-        shell.chmod(0o755)
-        self.bin = shell.parent
-        """A folder for `PATH`, in which `turnrl` is."""
-        self.environment = {WHERE: str(self._address)}
-        """What a command needs to find it."""
-
-    def close(self) -> None:
-        """End it; what it started goes on."""
-        self._process.kill()
-        self._process.wait()
 
 
 # --------------------------------------------------------------------------------- the nursery
 
 
-def serve() -> None:
-    """Fork a command for each that connects."""
+def serve(owner: int) -> None:
+    """Fork a command for each that connects, as long as a process is there."""
     # the first of them may wait for the imports: it has somewhere to knock
     server = socket.socket(socket.AF_UNIX)
     unready = Path(os.environ[WHERE]).with_suffix(".new")
@@ -80,7 +82,9 @@ def serve() -> None:
     load_plugins()
     gc.freeze()  # a command need not look through what is here
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
-    while True:
+    while Path(f"/proc/{owner}").exists():
+        if not select.select([server], [], [], 1.0)[0]:
+            continue
         asked, _ = server.accept()
         if os.fork() == 0:
             server.close()
@@ -120,7 +124,9 @@ def _keep(asked: socket.socket) -> None:
     sys.stdout.reconfigure(line_buffering=os.isatty(1))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     from turnrl.cli import main
+    from turnrl.plugins import load_plugins
 
+    load_plugins.cache_clear()  # this command's environment may choose others
     sys.exit(main())
 
 

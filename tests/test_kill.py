@@ -3,7 +3,6 @@ a run that nobody disturbed. Slow; `pytest -m slow tests/test_kill.py -s`."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
@@ -18,59 +17,32 @@ import pytest
 import yaml
 
 from commands import RECIPE
+from nursery import command
 
 TIMED = ("rollout/seconds", "rollout/tokens_per_s")
 ITERATIONS = 8
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
 
-# imports once what every run needs, then forks a run for each line that it is told
-NURSERY = """
-import json, os, sys
-import turnrl.recipe
-from turnrl.cli import main
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 1), os.dup2(quiet, 2)
-        os._exit(main(json.loads(line)))
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
 
 class Runs:
-    """Starts runs of a recipe, in a folder."""
+    """Starts runs of a recipe, in a folder.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        program: What starts `turnrl`.
+    """
+
+    def __init__(self, folder: Path, program: list[str], **environment: str) -> None:
+        self._folder = folder
+        self._program = program
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        self.nursery = subprocess.Popen(
-            [sys.executable, "-c", NURSERY],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._environment = {**os.environ, "PYTHONPATH": path, **environment}
 
-    def forked(self, arguments: list[str], kill_after_s: float | None) -> int:
-        """The exit code of one run, killed if it is not over in time."""
-        print(json.dumps(arguments), file=self.nursery.stdin, flush=True)
-        pid = int(self.nursery.stdout.readline())
-        if kill_after_s is not None:
-            time.sleep(kill_after_s)
-            with contextlib.suppress(ProcessLookupError):  # it may be over
-                os.kill(pid, signal.SIGKILL)
-        return int(self.nursery.stdout.readline())
-
-    def started(self, arguments: list[str], kill_after_s: float | None) -> int:
-        """The same, as a command of its own, which starts further processes itself."""
-        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    def run(self, arguments: list[str], kill_after_s: float | None) -> int:
+        """The exit code of one run, killed with all its processes if it is not over in time."""
         running = subprocess.Popen(
-            [sys.executable, "-m", "turnrl", *arguments],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": path},
+            [*self._program, *arguments],
+            cwd=self._folder,
+            env=self._environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -120,15 +92,16 @@ def _version(file: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "runs"), [(1, 50), (2, 10)])
 def test_a_run_killed_at_random_moments_ends_like_one_that_was_not(
-    tiny_model, tmp_path, processes, runs
+    tiny_model, tmp_path, nursery, processes, runs
 ):
     recipe = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
     recipe["trainer"]["max_epochs"] = ITERATIONS
     recipe["trainer"]["check_val_every_n_epoch"] = ITERATIONS
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     options = TWO if processes == 2 else []
-    nursery = Runs(tmp_path)
-    start = nursery.started if processes == 2 else nursery.forked
+    # two processes start each other, as Lightning does it
+    program = [sys.executable, "-m", "turnrl"] if processes == 2 else command()
+    start = Runs(tmp_path, program, **nursery.environment).run
     for name in ("warm", "whole"):  # the first also waits for the imports
         began = time.monotonic()
         named = ["--trainer.logger.init_args.name", name]
@@ -141,6 +114,5 @@ def test_a_run_killed_at_random_moments_ends_like_one_that_was_not(
         kills, found = drill(tmp_path, start, number, options, whole_s)
         total += kills
         assert found == expected, f"run {number}, killed {kills} times"
-    nursery.nursery.communicate()
     print(f"{runs} runs of {processes} processes, killed {total} times, all ended alike")
     assert total > runs / 2

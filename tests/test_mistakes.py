@@ -499,12 +499,13 @@ def test_only_what_asks_for_help_asks_for_help(recipe):
 # processes and shells
 
 
-def shell(line):
+def shell(nursery, line):
     """Run a line of a shell; its exit code, and what it says."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    programs = os.pathsep.join([str(nursery.bin), os.environ["PATH"]])
     done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line.replace("turnrl", f"{sys.executable} -m turnrl", 1)],
-        env={**os.environ, "PYTHONPATH": path},
+        ["bash", "-o", "pipefail", "-c", line],
+        env={**os.environ, **nursery.environment, "PYTHONPATH": path, "PATH": programs},
         capture_output=True,
         text=True,
         timeout=120,
@@ -539,15 +540,15 @@ def test_a_recipe_through_a_pipe(recipe, capsys):
     os.close(reading)
 
 
-def test_a_reader_that_has_seen_enough_and_an_empty_pipe():
-    assert shell("turnrl plugins | head -1") == (0, "")
-    code, told = shell("turnrl fit - < /dev/null")
+def test_a_reader_that_has_seen_enough_and_an_empty_pipe(nursery):
+    assert shell(nursery, "turnrl plugins | head -1") == (0, "")
+    code, told = shell(nursery, "turnrl fit - < /dev/null")
     assert code == 2
     assert "it holds None" in told
 
 
-def test_plugins_that_are_not_there_by_the_environment():
-    code, told = shell("TURNRL_LOAD_PLUGINS='*, slots, two_turn' turnrl plugins")
+def test_plugins_that_are_not_there_by_the_environment(nursery):
+    code, told = shell(nursery, "TURNRL_LOAD_PLUGINS='*, slots, two_turn' turnrl plugins")
     assert code == 2
     assert "TURNRL_LOAD_PLUGINS asks for *, two_turn, which no" in told
     assert "Installed: atlas, bench, completion," in told
