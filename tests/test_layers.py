@@ -85,6 +85,10 @@ def test_importing_turnrl_and_its_plugins_loads_no_torch():
     assert found.strip() == "set()"
 
 
-def test_importing_turnrl_takes_less_than_a_fifth_of_a_second():
-    code = "import time; t = time.perf_counter(); import turnrl; print(time.perf_counter() - t)"
-    assert min(float(run(code)) for _ in range(3)) < 0.2
+def test_importing_turnrl_takes_little_longer_than_what_it_imports_of_python():
+    def seconds(names):
+        took = "import time; t = time.process_time(); import {}; print(time.process_time() - t)"
+        return min(float(run(took.format(names))) for _ in range(4))
+
+    # they take about the same; torch alone would be thirty times as long
+    assert seconds("turnrl") < 3 * seconds("asyncio, importlib.metadata, inspect, json, pluggy")
