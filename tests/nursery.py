@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 WHERE = "TURNRL_TEST_NURSERY"
@@ -47,7 +46,7 @@ class Nursery:
         shell = self.bin / "turnrl"
         shell.write_text(f'#!/bin/sh\nexec {" ".join(command())} "$@"\n')
         shell.chmod(0o755)
-        self._begun = begun = subprocess.Popen(  # kept: one that is dropped is complained of
+        subprocess.run(
             [sys.executable, "-c", f"import nursery; nursery.serve({owner})"],
             cwd=folder,
             env={
@@ -59,10 +58,8 @@ class Nursery:
             },
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            check=True,
         )
-        while not address.exists():
-            assert begun.poll() is None, "the nursery could not start"
-            time.sleep(0.01)
 
 
 # --------------------------------------------------------------------------------- the nursery
@@ -70,12 +67,11 @@ class Nursery:
 
 def serve(owner: int) -> None:
     """Fork a command for each that connects, as long as a process is there."""
-    # the first of them may wait for the imports: it has somewhere to knock
     server = socket.socket(socket.AF_UNIX)
-    unready = Path(os.environ[WHERE]).with_suffix(".new")
-    server.bind(str(unready))
+    server.bind(os.environ[WHERE])
     server.listen(64)
-    unready.rename(os.environ[WHERE])
+    if os.fork():  # whoever started it goes on: it can be asked, though it has imported nothing yet
+        os._exit(0)
     import turnrl.recipe  # noqa: F401
     from turnrl.plugins import load_plugins
 

@@ -15,6 +15,7 @@ from turnrl_atlas import places
 from turnrl_scaffold import COMPONENTS, TEMPLATE
 
 import turnrl
+from nursery import command
 from turnrl.cli import main
 from turnrl.plugins import KINDS
 
@@ -187,35 +188,41 @@ def test_an_empty_folder_is_written_into(here):
 # ----------------------------------------------------------------------- for real
 
 
-def write_and_install(folder, *arguments):
+def write_and_install(nursery, folder, *arguments):
     """Have the package written, and installed by pip beside what is installed; the environment of
     a process that has it."""
     options = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
     target = folder / "site"
-    run(folder, "turnrl", "plugin", "new", "weather", *arguments)
-    run(folder, "pip", "install", *options, "--target", target, "./turnrl-weather")
-    return {**os.environ, "PYTHONPATH": str(target)}
+    environment = {**os.environ, **nursery.environment}
+    run(folder, environment, "turnrl", "plugin", "new", "weather", *arguments)
+    run(folder, environment, "pip", "install", *options, "--target", target, "./turnrl-weather")
+    return {**environment, "PYTHONPATH": str(target)}
 
 
-def run(folder, module, *arguments, environment=None):
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+def run(folder, environment, module, *arguments):
+    program = command() if module == "turnrl" else [sys.executable, "-m", module]
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [*program, *map(str, arguments)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
+def installed(tmp_path_factory, nursery):
     """The package with everything, installed like any third party's."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    return folder, write_and_install(folder)
+    return folder, write_and_install(nursery, folder)
 
 
 def test_an_installed_package_works_like_a_bundled_one(installed):
     folder, environment = installed
-    listing = run(folder, "turnrl", "plugins", environment=environment)
+    listing = run(folder, environment, "turnrl", "plugins")
     block = listing[listing.index("weather  (turnrl-weather 0.1.0)\n") :].split("\n")[1:7]
     assert [line.split(maxsplit=1) for line in block] == [
         ["turnrl_tools", "WeatherLookup"],
@@ -225,14 +232,8 @@ def test_an_installed_package_works_like_a_bundled_one(installed):
         ["turnrl_engines", "WeatherEngine"],
         ["turnrl_datasets", "WeatherQuestions"],
     ]
-    told = run(
-        folder,
-        "turnrl",
-        "fit",
-        "--model.rewards.help",
-        "WeatherLookedUp",
-        environment=environment,
-    )
+    asked = ("fit", "--model.rewards.help", "WeatherLookedUp")
+    told = run(folder, environment, "turnrl", *asked)
     assert "Reward of a right answer that was looked up." in told
     # and it is gone where it is not installed
     assert "WeatherLookup" not in turnrl.installed("turnrl_tools")
@@ -241,28 +242,38 @@ def test_an_installed_package_works_like_a_bundled_one(installed):
 def test_the_plugins_that_are_installed_cost_a_command_no_torch(installed):
     _, environment = installed
     code = "import sys, turnrl; turnrl.installed('turnrl_tools'); print('torch' in sys.modules)"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False\n"
 
 
-def test_an_installed_package_passes_its_tests_and_trains(installed):
-    folder, environment = installed
-    passes_and_trains(folder, environment, EVERY)
+def test_an_installed_package_trains(installed):
+    trains(*installed, EVERY, "--data.val_limit", "2", "--model.group_size", "4")
+
+
+@pytest.mark.slow
+def test_an_installed_package_passes_its_tests_and_its_recipe_trains(installed):
+    passes(*installed)
+    trains(*installed, EVERY)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", SOME, ids="-".join)
-def test_a_package_of_some_kinds_passes_its_tests_and_trains(tmp_path, kinds):
-    environment = write_and_install(tmp_path, "--with", *kinds)
-    passes_and_trains(tmp_path, environment, kinds)
+def test_a_package_of_some_kinds_passes_its_tests_and_trains(nursery, tmp_path, kinds):
+    environment = write_and_install(nursery, tmp_path, "--with", *kinds)
+    passes(tmp_path, environment)
+    trains(tmp_path, environment, kinds)
 
 
-def passes_and_trains(folder, environment, kinds):
+def passes(folder, environment):
     options = ("-q", "-W", "error", "-p", "no:cacheprovider", "turnrl-weather")
-    run(folder, "pytest", *options, environment=environment)
-    run(folder, "turnrl", "fit", "turnrl-weather/recipe.yaml", environment=environment)
-    done = folder / "runs" / "recipe" / "version_0"
+    run(folder, environment, "pytest", *options)
+
+
+def trains(folder, environment, kinds, *smaller):
+    run(folder, environment, "turnrl", "fit", "turnrl-weather/recipe.yaml", *smaller)
+    done = max((folder / "runs" / "recipe").iterdir(), key=lambda run: run.stat().st_mtime)
     used = (done / "config.yaml").read_text()
     for kind in EVERY:
         name = COMPONENTS[kind][0].replace("Example", "Weather")
