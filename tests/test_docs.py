@@ -513,9 +513,8 @@ class Page:
 
     def __init__(self, name: str, folder: Path, nursery: Nursery | None) -> None:
         self.name, self.folder = name, folder
-        # what README shows is typed as a new user types it
-        self._nursery = None if name == "README.md" else nursery
-        self.terminal = Terminal(folder, self._nursery)
+        self._nursery = nursery
+        self.terminal = Terminal(folder, nursery)
         self.leaving = False
         self._done: dict[Piece, Future[Done]] = {
             piece: Future()
@@ -540,7 +539,8 @@ class Page:
         put_recipes(self.folder)
         put_data(self.folder)
         if self.name == "README.md":  # what the first line of it does once turnrl is installed
-            self.check(self.terminal.type("turnrl fit recipes/quickstart.yaml"), Runs((FINISHED,)))
+            begun = Terminal(self.folder, None)  # as a new user types it
+            self.check(begun.type("turnrl fit recipes/quickstart.yaml"), Runs((FINISHED,)))
         if self.name == "docs/howto.md":
             put_recipes(
                 self.folder,
