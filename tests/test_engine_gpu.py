@@ -68,21 +68,26 @@ def by_triton(*jobs, **environment):
     return json.loads(done.stdout)
 
 
-def test_the_triton_kernel_attends_to_pages_in_place(tiny_model, tmp_path):
+def test_the_triton_kernel_attends_to_pages_in_place(tiny_model):
     # the interpreter computes no products in bfloat16, so these are float16 and float32
-    found = by_triton(
-        "correct", f"mutants={tmp_path}", f"sampled={tiny_model}", TRITON_INTERPRET="1"
-    )
+    found = by_triton("correct", f"sampled={tiny_model}", TRITON_INTERPRET="1")
     for name, gap in found["correct"].items():
         assert gap < (2e-3 if "28/4" in name else 2e-6), name
-    for name, gap in found["mutants"].items():
-        assert gap > 0.01, name
     sampled = found["sampled"]
     assert sampled["way"] == "triton"
     assert sampled["right"] == [True] * 3
     assert sampled["attention while sampling"].startswith("Triton kernel, pages read in place")
 
 
+@pytest.mark.slow
+def test_a_mistake_in_the_triton_kernel_is_seen(tmp_path):
+    found = by_triton(f"mutants={tmp_path}", TRITON_INTERPRET="1")["mutants"]
+    assert found
+    for name, gap in found.items():
+        assert gap > 0.01, name
+
+
+@pytest.mark.slow
 def test_the_triton_kernel_compiles_for_cards_that_are_not_here(tmp_path):
     found = by_triton("compiled", TRITON_CACHE_DIR=str(tmp_path))["compiled"]
     for card, code in found.items():
