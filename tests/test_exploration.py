@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import random
+import signal
+import threading
+import time
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
@@ -15,6 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from runs import column, data, last, module, rows, trainer, weights
 from test_rollout import Brackets, Look, chat  # noqa: F401 - a fixture
 from test_scoring import Calls, attempt, turn
+from test_toolbox import ctrl_c  # noqa: F401 - a fixture
 from turnrl import (
     AdvantageEstimator,
     CheckpointError,
@@ -516,3 +522,124 @@ def test_rewards_see_all_trajectories_before_any_is_scored(tiny_model, tmp_path)
     it.rewards.append(reward)
     trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
     assert reward.batches == [16]
+
+
+class Slow(ToolSession):
+    """Takes a while to be copied; its tool counts what is open."""
+
+    def __init__(self, tool):
+        self.tool = tool
+        tool.made.append(self)
+
+    def fork(self):
+        self.tool.begins.release()
+        time.sleep(0.15)
+        return Slow(self.tool)
+
+    def close(self):
+        self.tool.closed.append(self)
+
+
+class PatientlySlow(Slow):
+    async def fork(self):
+        self.tool.begins.release()
+        copy = PatientlySlow(self.tool)
+        await asyncio.sleep(0.15)
+        return copy
+
+    async def close(self):
+        await asyncio.sleep(0.01)
+        super().close()
+
+
+class Keeps(Look):
+    """A tool with such sessions."""
+
+    def __init__(self, kind=Slow, timeout_s=5.0):
+        super().__init__()
+        self.kind, self.timeout_s = kind, timeout_s
+        self.made, self.closed, self.begins = [], [], threading.Semaphore(0)
+
+    def open(self, question):
+        return self.kind(self)
+
+    def check_closed(self):
+        """Every session was closed, once; of a copy that nobody waits for, soon after it comes."""
+        until = time.monotonic() + 5
+        while any(t.name == "turnrl-tool" for t in threading.enumerate()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert len(self.made) > 1
+        while len(self.closed) < len(self.made) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert Counter(map(id, self.closed)) == Counter(map(id, self.made))
+
+
+class Down(Look):
+    """Fails while the other tool's session is being copied."""
+
+    name = "down"
+
+    def __init__(self, keeps):
+        super().__init__()
+        self.keeps = keeps
+
+    def run(self, calls):
+        assert self.keeps.begins.acquire(timeout=5)
+        raise OSError("no route to host")
+
+
+@pytest.mark.parametrize("kind", [Slow, PatientlySlow])
+def test_a_copy_that_is_being_made_when_another_trajectory_fails_is_closed(chat, kind):  # noqa: F811
+    keeps = Keeps(kind)
+    rollout = Rollout(Brackets(), [keeps, Down(keeps)], lockstep=False)
+    says = lambda session, k: CALL.replace("look", "down") if session == 3 else CALL  # noqa: E731
+    engine = ScriptedEngine(chat._tokenizer, says)
+    with pytest.raises(ToolError, match="no route to host"):
+        rollout.explore(engine, chat, QUESTIONS, 2, (0,), probes=2)
+    keeps.check_closed()
+    assert not engine.open_sessions
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_a_copy_that_is_being_made_at_ctrl_c_is_closed(chat, lockstep, ctrl_c):  # noqa: F811
+    keeps = Keeps()
+
+    def interrupt():
+        assert keeps.begins.acquire(timeout=5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    rollout = Rollout(Brackets(), [keeps], lockstep=lockstep)
+    engine = ScriptedEngine(chat._tokenizer, lambda session, k: CALL)
+    watch = threading.Thread(target=interrupt)
+    watch.start()
+    with pytest.raises(KeyboardInterrupt):
+        rollout.explore(engine, chat, QUESTIONS, 2, (0,), probes=2)
+    watch.join()
+    keeps.check_closed()
+    assert not engine.open_sessions
+
+
+@pytest.mark.parametrize("kind", [Slow, PatientlySlow])
+def test_a_copy_that_takes_too_long_is_closed_when_it_comes(chat, kind):  # noqa: F811
+    class Plain(kind):
+        def fork(self):  # a thread, which cannot be stopped
+            time.sleep(0.15)
+            return type(self)(self.tool)
+
+    keeps = Keeps(Plain, timeout_s=0.05)
+    engine = ScriptedEngine(chat._tokenizer, lambda session, k: CALL)
+    with pytest.raises(ToolError, match=r"did not answer to fork within timeout_s = 0\.05"):
+        Rollout(Brackets(), [keeps]).explore(engine, chat, QUESTIONS[:1], 1, (0,), probes=1)
+    keeps.check_closed()
+
+
+def test_a_copy_that_is_no_session_is_named(chat):  # noqa: F811
+    class Forgets(Slow):
+        def fork(self):
+            Slow(self.tool).close()
+
+    engine = ScriptedEngine(chat._tokenizer, lambda session, k: CALL)
+    rollout = Rollout(Brackets(), [Keeps(Forgets)])
+    with pytest.raises(ToolError, match="gave None from fork; it gives a ToolSession"):
+        rollout.explore(engine, chat, QUESTIONS, 2, (0,), probes=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import json
 import re
@@ -169,17 +170,24 @@ class Bench:
         tool = self._box.desks[name].tool
         if type(tool).open is Tool.open:  # it keeps nothing, so there is nothing to wait for
             self._sessions[name] = None
-            return
+        else:
+            await self._keep(name, ToolSession | None, "open", tool.open, self._question)
+
+    async def _keep(
+        self, name: str, kind: Any, verb: str, make: Callable[..., Any], *arguments: Any
+    ) -> None:
+        """Have a tool make a session, and keep it; its making is not cut short, because whatever
+        comes of it has to be closed like any other."""
+        tool = self._box.desks[name].tool
 
         async def work() -> None:
-            session = await run_tool(tool, "open", tool.open, self._question)
-            if not isinstance(session, ToolSession | None):
-                raise ToolError(
-                    f"{tool} gave {session!r} from open; it gives a ToolSession or None."
-                )
+            session = await run_tool(tool, verb, make, *arguments)
+            if not isinstance(session, kind):
+                wanted = "a ToolSession or None" if verb == "open" else "a ToolSession"
+                raise ToolError(f"{tool} gave {session!r} from {verb}; it gives {wanted}.")
             self._sessions[name] = session
 
-        await _to_its_end(work())  # what is being opened has to be closed like any other
+        await _to_its_end(work())
 
     async def fork(self) -> Bench:
         """The place of a branch: every session copied.
@@ -190,13 +198,14 @@ class Bench:
         branch = self._box.bench(self._question)
         try:
             for name, session in self._sessions.items():
-                if session is not None:
-                    if type(session).fork is ToolSession.fork:
-                        what = f"{self._box.desks[name].tool} keeps a {type(session).__name__}"
-                        advice = "Give it a fork, or take an estimator without probes."
-                        raise ToolError(f"{what} for each trajectory, without fork. {advice}")
-                    session = await run_tool(self._box.desks[name].tool, "fork", session.fork)
-                branch._sessions[name] = session
+                if session is None:
+                    branch._sessions[name] = None
+                    continue
+                if type(session).fork is ToolSession.fork:
+                    what = f"{self._box.desks[name].tool} keeps a {type(session).__name__}"
+                    advice = "Give it a fork, or take an estimator without probes."
+                    raise ToolError(f"{what} for each trajectory, without fork. {advice}")
+                await branch._keep(name, ToolSession, "fork", session.fork)
         except BaseException:
             await branch.close()
             raise
@@ -327,4 +336,15 @@ async def _in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
             done.set_exception(error if plain else RuntimeError(f"{type(error).__name__}: {error}"))
 
     threading.Thread(target=work, daemon=True, name="turnrl-tool").start()
-    return await asyncio.wrap_future(done)
+    try:
+        return await asyncio.wrap_future(done)
+    except asyncio.CancelledError:
+        done.add_done_callback(functools.partial(_close_late, loop=asyncio.get_running_loop()))
+        raise
+
+
+def _close_late(done: concurrent.futures.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+    """Close a session that comes when nobody waits for it any more."""
+    late = None if done.exception() else done.result()
+    if isinstance(late, ToolSession) and not loop.is_closed():
+        asyncio.run_coroutine_threadsafe(result_of(late.close), loop)
