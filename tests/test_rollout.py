@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import re
 import threading
 import time
 from dataclasses import replace
@@ -28,6 +30,7 @@ from turnrl import (
     ToolResult,
     neutralise,
 )
+from turnrl.rollout import Agent
 from turnrl.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
 from turnrl.toolbox import MAX_RESULT_CHARACTERS
@@ -481,6 +484,24 @@ def test_a_long_result_is_cut_to_the_budget_and_rewards_see_what_the_policy_saw(
     assert len(chat._ids(result.content)) <= 20
     assert "Paris" not in result.content
     assert result.content in chat._tokenizer.decode(groups[0][0].turns[0].observation_ids)
+
+
+def test_no_cut_of_a_result_makes_a_tag_again(chat):
+    class Tagged(Brackets):
+        tags = ("tool", "answer")
+
+    rest = ("<tool>", "<answer>", "</tool", "<|im_end|>", "<", ">", " ", "a", "é")
+    draw, pieces = random.Random(0), ("<tools", "<answered", "< / toolbox", "<answer_", *rest)
+    for _ in range(600):
+        text, budget = "".join(draw.choices(pieces, k=6)), draw.randint(1, 24)
+        rollout = Rollout(Tagged(), [], max_result_tokens=budget)
+        agent = Agent(rollout, ScriptedEngine(chat._tokenizer, say()), chat)
+        safe = agent.tools.make_safe(text)
+        assert not re.search(r"<\s*/?\s*(tool|answer)\b", safe), (text, budget)
+        assert "<|im_end|>" not in safe
+        assert len(chat._ids(safe, control=False)) <= budget
+        if len(chat._ids(text, control=False)) < budget / 3:
+            assert safe == neutralise(text, Tagged.tags, chat.control_tokens)
 
 
 INJECTION = (

@@ -177,8 +177,12 @@ class Agent:
     def _make_safe(self, text: str) -> str:
         """A tool's text, cut to the budget and inert."""
         budget = self._rollout.max_result_tokens
-        safe = self._chat.inert(self._chat.cut(text, budget), self._rollout.segmenter.tags)
-        return self._chat.cut(safe, budget)  # what is inert may be longer
+        tags = self._rollout.segmenter.tags
+        safe = self._chat.inert(self._chat.cut(text, budget), tags)
+        # what is inert may be longer, and a cut may make a tag of `<tools`: so inert comes last
+        while (shorter := self._chat.cut(safe, budget)) != safe:
+            safe = self._chat.inert(shorter, tags)
+        return safe
 
 
 @final
