@@ -948,6 +948,7 @@ def model(random_model):
         ("Llama", {}),
         ("Mistral", {"sliding_window": 256}),
         ("Gemma", {"head_dim": 8}),
+        ("Llama4Text", {"intermediate_size_mlp": 64, "num_local_experts": 2}),
     ],
 )
 def test_greedy_turns_are_those_of_the_models_own_generate(model, name, options):

@@ -216,6 +216,12 @@ def test_models_compute_the_same_from_a_shared_layout(random_model, name, option
         ),
         # what a token reads is more than the tokens that it attends to
         ("Jamba", {"use_mamba_kernels": False, "num_experts": 2}),
+        # layers that see a chunk, and layers that scale by the place in the row
+        ("Llama4Text", {"intermediate_size_mlp": 64, "num_local_experts": 2}),
+        (
+            "Llama4Text",
+            {"intermediate_size_mlp": 64, "num_local_experts": 2, "no_rope_layers": [0, 0]},
+        ),
     ],
 )
 def test_a_model_that_would_compute_something_else_from_a_shared_layout_is_given_padded_rows(

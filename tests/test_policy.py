@@ -88,6 +88,23 @@ def test_nf4_with_lora_trains_and_the_adapter_loads_in_peft(tiny_model, tmp_path
         assert torch.allclose(loaded(ids).logits, network(ids).logits, atol=1e-5)
 
 
+def test_an_adapter_leaves_out_what_is_more_than_a_product(random_model):
+    # the routers of Llama 4 are linear layers, and give a pair
+    folder = random_model("Llama4Text", intermediate_size_mlp=64, num_local_experts=2)
+    policy = Policy(str(folder), lora=Lora(r=4))
+    network = policy.load()
+    assert {n.split(".")[-4] for n in policy.trainable_state() if "lora_A" in n} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    }
+    with policy.evaluating():
+        expected, _ = naive_logprobs(network, 1.0)
+        found, *_ = policy.logprobs(lay_out(ROWS, share=False))
+    assert torch.allclose(found, expected, atol=1e-5)
+    found.sum().backward()
+    up = [v.grad for n, v in policy.named_parameters() if "lora_B" in n]
+    assert all(gradient.abs().max() > 0 for gradient in up)
+
+
 def test_a_whole_model_is_exported_for_transformers(tiny_model, tmp_path):
     it = module(tiny_model)
     trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())

@@ -105,7 +105,8 @@ class _Adapted(torch.autograd.Function):
         found: Tensor = torch.addmm(base(rows).to(x.dtype), narrow, up.to(x.dtype).t(), alpha=scale)
         ctx.save_for_backward(rows, narrow, down, up)
         ctx.base, ctx.scale, ctx.shape = base, scale, x.shape
-        return found.view(*x.shape[:-1], -1)
+        # a model may add to what it is given, which autograd forbids for a view
+        return found if x.dim() == 2 else found.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

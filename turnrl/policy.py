@@ -85,6 +85,18 @@ def _fingerprint(folder: str, revision: str | None) -> str:
     return digest.hexdigest()[:16]
 
 
+def _not_products(network: nn.Module) -> list[str]:
+    """Linear layers of a model's own kind, whose output is more than a product: routers, say. No
+    adapter can be added to it."""
+    return [
+        name
+        for name, part in network.named_modules()
+        if isinstance(part, nn.Linear)
+        and type(part).forward is not nn.Linear.forward
+        and type(part).__module__.startswith("transformers.models.")
+    ]
+
+
 @final
 class Policy(nn.Module):
     """A causal language model to be trained.
@@ -311,6 +323,7 @@ class Policy(nn.Module):
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=lora.target_modules,
+            exclude_modules=_not_products(network) or None,
             task_type="CAUSAL_LM",
         )
         try:
@@ -334,6 +347,13 @@ class Policy(nn.Module):
         """The transformers model itself, inside the adapter if there is one."""
         assert self.network is not None, "Policy.load() comes first"
         return cast(Any, self.network).get_base_model() if self.lora is not None else self.network
+
+    @property
+    def _decoder(self) -> Any:
+        """The base without its head."""
+        decoder = self._base.get_decoder()
+        # transformers 5.23 finds none in Llama4ForCausalLM, and gives the whole model
+        return self._base.model if decoder is self._base else decoder
 
     @property
     def _device(self) -> torch.device:
@@ -384,6 +404,8 @@ class Policy(nn.Module):
         kinds = set(getattr(self.config.get_text_config(), "layer_types", None) or ())
         if other := kinds - {"full_attention", "sliding_attention"}:
             return f"it has layers of {min(other)}"
+        if getattr(self.config.get_text_config(), "attn_temperature_tuning", False):
+            return "its attention depends on a token's place in the row"
         rows = [([1, 2, 3, 4, *rest], [False] * 5 + [True] * 3) for rest in ([5, 6, 7, 8], [9] * 4)]
         device = self._device
         told: set[int | None] = set()
@@ -453,7 +475,7 @@ class Policy(nn.Module):
             kwargs["attend"] = attend
             attention_mask = no_mask(position_ids)
         with self._precision():
-            output = self._base.get_decoder()(
+            output = self._decoder(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
