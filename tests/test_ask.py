@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 
 import pytest
 import torch
@@ -290,6 +291,49 @@ def test_asking_draws_other_samples_than_training_and_by_the_runs_seed(tiny_mode
     assert one.question.text == question.text
     with pytest.raises(RecipeError, match="samples is 0"):
         it.ask(question, samples=0)
+
+
+def test_samples_have_the_temperature_that_is_asked_for(tiny_model):
+    it = module(tiny_model, rollout={"temperature": 0.7})
+    it.policy.load()
+    question = "Number 7?"
+    (greedy,) = it.ask(question)
+    assert [t.token_ids for t in it.ask(question, temperature=0)] == [greedy.token_ids]
+    cold, own = it.ask(question, 4, temperature=0.01), it.ask(question, 4)
+    same = it.ask(question, 4, temperature=0.7)
+    assert [t.token_ids for t in same] == [t.token_ids for t in own]
+    assert {t.token_ids for t in cold} != {t.token_ids for t in own}
+    # the log-probabilities are those of the tempered distribution: nearly certain, nearly uniform
+    turn = cold[0].turns[0]
+    assert sum(turn.sampler_logprobs) > -1e-3
+    (hot,) = it.ask(question, temperature=1000.0)
+    vocabulary = it.policy.config.vocab_size
+    assert hot.turns[0].sampler_logprobs[0] == pytest.approx(-math.log(vocabulary), abs=0.2)
+    assert it.rollout.temperature == 0.7
+    for wrong in (-1, math.nan, math.inf):
+        with pytest.raises(RecipeError, match=f"temperature is {wrong}"):
+            it.ask(question, temperature=wrong)
+    with pytest.raises(RecipeError, match=r"temperature is 0, which is greedy, so 4 samples"):
+        it.ask(question, 4, temperature=0)
+
+
+def test_what_was_asked_has_a_score(tiny_model):
+    it = module(tiny_model)
+    asked = [Question("a", "Number 7?", ("7",)), Question("b", "Number 8?", ("8",))]
+    tried = it.ask(asked, samples=3)
+    scores = it.scores(tried)
+    assert len(scores) == 6
+    for attempt, score in zip(tried, scores, strict=True):
+        calls = sum(0.1 * len(turn.results) for turn in attempt.turns)
+        answered = float(attempt.answer is not None)
+        assert score["reward/outcome/answered"] == score["reward/outcome"] == answered
+        assert score["reward/turn"] == pytest.approx(calls)
+        assert score["reward/total"] == pytest.approx(calls + answered)
+        assert score["exact_match"] == float(attempt.answer in attempt.question.answers)
+        assert {"tool_execution", "answer_in_results", "format"} < set(score)
+    assert len({score["reward/total"] for score in scores}) > 1
+    with pytest.raises(turnrl.DataError, match=r"'Number 7\?' has no accepted answer"):
+        it.scores(it.ask("Number 7?"))
 
 
 def test_a_run_whose_recipe_names_the_modules_class_is_loaded(run):

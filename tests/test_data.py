@@ -372,11 +372,23 @@ def test_answers_that_normalise_to_nothing_are_dropped_and_the_rest_stays(tmp_pa
     assert question.answers == ("x",)
 
 
-def test_different_questions_with_one_id_get_ids_of_their_own(tmp_path):
+def test_different_questions_with_one_id_get_ids_of_their_own_and_that_is_said(tmp_path, caplog):
     texts = ("One?", "Two?", "One?", "Three?")
     rows = [{"id": "7", "question": text, "answers": "x"} for text in texts]
     usable = load_questions(write_jsonl(tmp_path / "q.jsonl", rows))
     assert [(q.id, q.text) for q in usable] == [("7", "One?"), ("7#2", "Two?"), ("7#3", "Three?")]
+    assert "3 questions share an id with another, such as '7'" in caplog.text
+    # also where another row has such an id already, before or after
+    caplog.clear()
+    rows = [
+        {"id": name, "question": f"{n}?", "answers": "x"}
+        for n, name in enumerate(("7#2", "7", "7", "8", "8", "8#2"))
+    ]
+    usable = load_questions(write_jsonl(tmp_path / "q.jsonl", rows))
+    assert [q.id for q in usable] == ["7#2", "7", "7#3", "8", "8#2", "8#2#2"]
+    caplog.clear()
+    load_questions(write_jsonl(tmp_path / "q.jsonl", rows[:2]))
+    assert caplog.text == ""
 
 
 # ------------------------------------------------------- sources of packages

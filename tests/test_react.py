@@ -626,6 +626,25 @@ def test_a_template_that_refuses_the_messages_of_a_wrong_turn_is_told_before_the
         Rollout(ReAct(), [Search()]).check(ChatFormat(tokenizer))
 
 
+def test_a_plain_template_is_told_which_bundled_one_describes_tools(tiny_model):
+    rollout = Rollout(ReAct(), [Search()])
+    plain = ChatFormat(Policy(str(tiny_model)).tokenizer)
+    with pytest.raises(RecipeError, match=r"does not\. Set policy\.chat_template: qwen3, which"):
+        rollout.check(plain)
+    named = ChatFormat(Policy(str(tiny_model), chat_template="qwen3").tokenizer)
+    rollout.check(named)
+    # and that one is as good as its own: without tools it writes the same
+    messages = SearchR1().prompt(QUESTION, [Search()])
+    assert named.prompt(messages) == plain.prompt(messages)
+    # whose markup none of them has is told of all
+    tokenizer = Policy(str(tiny_model)).tokenizer
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
+    )
+    with pytest.raises(RecipeError, match=r"Give a file with one that does .*deepseek_r1, .*qwq"):
+        rollout.check(ChatFormat(tokenizer))
+
+
 def test_what_was_sampled_and_what_was_appended_make_up_the_trajectory(chat):
     for number, text in enumerate(itertools.islice(texts(10_000, 2), 60)):
         segmenter = [*EVERY, SearchR1()][number % 19]

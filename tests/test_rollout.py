@@ -704,6 +704,11 @@ class NoSchema(Look):
     parameters = {"type": "objekt"}
 
 
+def bare(**attributes):
+    """A tool with these attributes and no others."""
+    return type("Bare", (Tool,), {"run": lambda self, calls: [], **attributes})()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -717,6 +722,9 @@ class NoSchema(Look):
             {"tools": [NoSchema()]},
             r"tool 'look' \(NoSchema\) has parameters that are no JSON Schema",
         ),
+        ({"tools": [bare(description="x", parameters={})]}, 'Bare has no name. .*name = "search"'),
+        ({"tools": [bare(name="x", parameters={})]}, "Bare has no description"),
+        ({"tools": [bare(name="x", description="x")]}, 'no parameters. Set .*= {"type": "object"'),
         ({"segmenter": Brackets(0)}, "Brackets.max_turns is 0"),
         ({"top_p": 0.0}, r"rollout\.top_p is 0\.0; it must be above 0, and at most 1"),
         ({"min_p": 1.5}, r"rollout\.min_p is 1\.5; it must be from 0 to 1"),
@@ -764,3 +772,11 @@ def test_the_preflight_runs_the_check_of_every_tool(chat):
 
 def test_the_scheme_of_these_tests_keeps_to_the_contract():
     check_segmenter(Brackets())
+
+
+def test_turns_without_a_tool_to_call_are_warned_about(chat, caplog):
+    Rollout(Brackets(1), []).check(chat)
+    Rollout(Brackets(3), [Look()]).check(chat)
+    assert caplog.text == ""
+    Rollout(Brackets(3), []).check(chat)
+    assert "rollout.tools is empty, and Brackets takes up to 3 turns" in caplog.text

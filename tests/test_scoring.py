@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from turnrl import (
     AdvantageEstimator,
+    DataError,
     OutcomeReward,
     PluginError,
     Question,
@@ -224,3 +226,17 @@ def test_the_interval_of_a_mean_of_shares_is_a_percentile_bootstrap():
     # whichever process scored which of them
     assert interval(values) == interval(values[::2] + values[1::2])
     assert interval([0.5] * 9) == (0.5, 0.5)
+
+
+def test_a_group_is_of_one_question_and_of_one_attempt_at_least():
+    other = replace(SEARCHED, question=Question("r", "The river?", ("Seine",)))
+    with pytest.raises(DataError, match=r"attempts at 'The capital\?' and at 'The river\?'"):
+        score_group([SEARCHED, GUESSED, other], [Calls()])
+    with pytest.raises(DataError, match="no trajectory to score"):
+        score_group([], [Calls()])
+    with pytest.raises(DataError, match="no trajectory to score"):
+        score_group([], [Calls()], turns=2)
+    # texts that were asked one by one all have the number 0
+    asked = [replace(SEARCHED, question=Question("0", text, ("x",))) for text in ("A?", "B?")]
+    with pytest.raises(DataError, match=r"'A\?' and at 'B\?'"):
+        score_group(asked, [Calls()])

@@ -8,6 +8,7 @@ own template does so, the package has one that does not (`chat_templates/`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -121,6 +122,21 @@ class ChatFormat:
             return text
         return cast(str, self._tokenizer.decode(ids[:tokens])).rstrip("\ufffd")
 
+    def advice_on_tools(self, tool: Tool) -> str:
+        """The setting that has a tool described: a bundled template that does so and otherwise
+        writes the same conversation, if there is one."""
+        conversation = _marked(("system", "user", "assistant", "user"))
+        own, schemas = self._render(conversation), [tool_schema(tool)]
+        for name in _bundled():
+            template = (_BUNDLED / f"{name}.jinja").read_text(encoding="utf-8")
+            with contextlib.suppress(RecipeError):
+                told = self._render(conversation, schemas, template)
+                if own == self._render(conversation, None, template) != told:
+                    what = "which comes with turnrl, describes tools and otherwise writes the same"
+                    return f"Set policy.chat_template: {name}, {what}."
+        known = ", ".join(_bundled())
+        return f"Give a file with one that does in policy.chat_template, or one of {known}."
+
     def _fill(self, markup: list[str], texts: Sequence[Message], goes_on: bool) -> tuple[int, ...]:
         ids = list(self._ids(markup[0], goes_on=goes_on))
         for message, after in zip(texts, markup[1:], strict=True):
@@ -169,8 +185,14 @@ class ChatFormat:
             pieces.append(before)
         return [*pieces, text]
 
-    def _render(self, messages: Sequence[Message], tools: list[Any] | None = None) -> str:
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: list[Any] | None = None,
+        template: str | None = None,
+    ) -> str:
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True, "tools": tools}
+        options["chat_template"] = template  # None is the tokenizer's own
         try:
             return cast(str, self._tokenizer.apply_chat_template(list(messages), **options))
         except Exception as error:

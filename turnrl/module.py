@@ -17,6 +17,7 @@ baselines GRPO-OR and GRPO-MR.
 import contextlib
 import itertools
 import logging
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
 from turnrl.errors import (
     CheckpointError,
+    DataError,
     DeviceMemoryError,
     RecipeError,
     TrainingError,
@@ -315,13 +317,16 @@ class MTGRPO(L.LightningModule):
         questions: str | Question | Sequence[str | Question],
         samples: int | None = None,
         seed: int = 0,
+        temperature: float | None = None,
     ) -> list[Trajectory]:
         """What the policy does with questions of one's own. Needs no Trainer.
 
         Args:
             questions: Texts, or questions with their accepted answers; or one of them.
-            samples: Trajectories to sample for each question; None for one greedy trajectory.
+            samples: Trajectories to sample for each question; None for one greedy trajectory, or
+                for one sample if there is a temperature.
             seed: Of the samples.
+            temperature: Of the samples; that of the rollout if None, and 0 for greedy.
         Returns:
             The trajectories, those of one question together; `print` shows the turns of one.
         Raises:
@@ -329,6 +334,13 @@ class MTGRPO(L.LightningModule):
         """
         if samples is not None and samples < 1:
             raise RecipeError(f"samples is {samples}; it must be at least 1, or None for greedy")
+        if temperature is not None and not 0 <= temperature < math.inf:
+            raise RecipeError(f"temperature is {temperature}; give 0 for greedy, or a number above")
+        if temperature == 0 and samples is not None:
+            same = (
+                f"temperature is 0, which is greedy, so {samples} samples would be one. Leave out"
+            )
+            raise RecipeError(f"{same} samples, or raise temperature.")
         several = [questions] if isinstance(questions, str | Question) else questions
         asked = [
             Question(str(n), question, ()) if isinstance(question, str) else question
@@ -337,8 +349,30 @@ class MTGRPO(L.LightningModule):
         if self._trainer is None:
             self._check()
             self.configure_model()
-        groups = self.act(asked, samples, (_ASK, self.seed, seed), "asking")
+        size, rollout = samples, self.rollout
+        if temperature:
+            size, rollout = samples or 1, replace(rollout, temperature=temperature)
+        groups, _ = self._explore(asked, size, (_ASK, self.seed, seed), "asking", 0, rollout)
         return [trajectory for group in groups for trajectory in group]
+
+    def scores(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float]]:
+        """The score of each of some trajectories, of one question or of several.
+
+        Args:
+            trajectories: From `ask`, of questions with accepted answers.
+        Returns:
+            The four curves and the rewards, by the names that they have in `metrics.csv`, such as
+            `exact_match`, `reward/turn/tool_executed` and `reward/total`.
+        Raises:
+            DataError: If a question has no accepted answer, as one that was asked as a text.
+            PluginError: If a reward raises, or gives something that is not a finite number.
+        """
+        for trajectory in trajectories:
+            if not trajectory.question.answers:
+                asked = f"{trajectory.question.text!r} has no accepted answer to compare with"
+                raise DataError(f"{asked}. Ask turnrl.Question(id, text, answers) instead.")
+        groups = self.score([[trajectory] for trajectory in trajectories])
+        return [scoring.group_sums([group], self.rewards) for group in groups]
 
     def act(
         self, questions: Sequence[Question], size: int | None, key: tuple[int, ...], what: str
@@ -354,8 +388,9 @@ class MTGRPO(L.LightningModule):
         key: tuple[int, ...],
         what: str,
         probes: int,
+        rollout: Rollout | None = None,
     ) -> tuple[list[list[Trajectory]], list[list[Probe]]]:
-        """As `act`, with probes; see `Rollout.explore`."""
+        """As `act`, with probes; see `Rollout.explore`. `rollout` stands in for the recipe's."""
         run = self._trainer
         shown = run is None or (run.is_global_zero and run.progress_bar_callback is not None)
         bar = what if shown else None
@@ -364,7 +399,7 @@ class MTGRPO(L.LightningModule):
                 self._start_engine()
                 self._sampling = True
             self.engine.sync(self._iteration_and_version[1])
-            return self.rollout.explore(
+            return (rollout or self.rollout).explore(
                 self.engine, self.chat, questions, size or 1, key, probes, size is None, bar
             )
 

@@ -259,12 +259,19 @@ class Rollout:
                 "their ratio is biased; a policy gradient assumes that all of it was drawn from."
             )
         self.ask("check", self.tools)
+        if not self.tools and self.segmenter.max_turns > 1:
+            _logger.warning(
+                f"rollout.tools is empty, and {type(self.segmenter).__name__} takes up to "
+                f"{self.segmenter.max_turns} turns: whatever the policy calls, it reads that there "
+                "is no such tool. Name tools in model.rollout.tools, unless it is to answer from "
+                "memory."
+            )
         example = types.Question("check", "?", ("!",))
         plain = chat.prompt(self.ask("prompt", example, self.tools))
         if self.segmenter.tools_in_template and self.tools and self.prompt(example, chat) == plain:
             raise RecipeError(
                 f"{type(self.segmenter).__name__} leaves it to the chat template to describe the "
-                "tools, and the policy's does not. Give one that does in policy.chat_template."
+                f"tools, and the policy's does not. {chat.advice_on_tools(self.tools[0])}"
             )
         call, replies = (types.ToolCall("check"),), (types.ToolResult("checked"),)
         for calls, wrong in ((call, None), (call, "wrong"), ((), "wrong")):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from turnrl.credit import returns_to_go
-from turnrl.errors import PluginError, blaming
+from turnrl.errors import DataError, PluginError, blaming
 from turnrl.text import contains_answer, exact_match
 from turnrl.types import (
     AdvantageEstimator,
@@ -52,6 +52,7 @@ def score_group(
         turns: K, columns of the group's tensors; by default the most turns that one of them took.
         policy: The policy that acted, for rewards that ask it.
     Raises:
+        DataError: If there is no trajectory, or they are of several questions.
         PluginError: If a reward raises, or gives something that is not a finite number.
     """
     return score_groups([trajectories], rewards, turns, policy)[0]
@@ -64,12 +65,26 @@ def score_groups(
     policy: SampledPolicy | None = None,
 ) -> tuple[Group, ...]:
     """Apply every reward to the trajectories of several questions; see `score_group`."""
+    for group in groups:
+        _check_group(group)
     every = [trajectory for group in groups for trajectory in group]
     for reward in rewards:
         what = f"reward {type(reward).__name__} on {len(every)} trajectories"
         with blaming(PluginError, what, "A reward must score any trajectory."):
             reward.prepare(every, policy)
     return tuple(_scored(group, rewards, turns) for group in groups)
+
+
+def _check_group(trajectories: Sequence[Trajectory]) -> None:
+    if not trajectories:
+        raise DataError("a group has no trajectory to score. Give at least one attempt.")
+    first, *others = (trajectory.question for trajectory in trajectories)
+    for other in others:
+        if (other.id, other.text) != (first.id, first.text):
+            what = f"a group has attempts at {first.text!r} and at {other.text!r}"
+            raise DataError(
+                f"{what}, which are not comparable. Score each question's on their own."
+            )
 
 
 def _scored(

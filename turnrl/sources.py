@@ -2,6 +2,7 @@
 hub, which has data sets and models, can be reached."""
 
 import functools
+import itertools
 import logging
 import sys
 from collections.abc import Iterable, Sequence
@@ -43,7 +44,8 @@ def load_questions(
     """All usable questions of a source, in its own order.
 
     Answers that normalise to nothing are dropped, and so are questions without any answer left and
-    repetitions; a warning counts them. Questions that share an id get suffixes: `7`, `7#2`.
+    repetitions; a warning counts them. Questions that share an id get suffixes, `7` and `7#2`, and
+    a warning says how many do.
 
     Args:
         source: What `open_source` takes.
@@ -101,6 +103,7 @@ def _usable(questions: Iterable[Question], where: str) -> list[Question]:
     """Questions with a text and an answer that can be matched, each once, with ids of their own."""
     kept: list[Question] = []
     seen: dict[str, list[str]] = {}
+    names: set[str] = set()
     unanswered = repeated = 0
     for question in questions:
         answers = tuple(dict.fromkeys(a for a in question.answers if normalize_answer(a)))
@@ -111,13 +114,22 @@ def _usable(questions: Iterable[Question], where: str) -> list[Question]:
             repeated += 1
         else:
             texts.append(question.text)
-            name = question.id if len(texts) == 1 else f"{question.id}#{len(texts)}"
+            numbers = itertools.count(len(texts))
+            free = (question.id if n == 1 else f"{question.id}#{n}" for n in numbers)
+            names.add(name := next(name for name in free if name not in names))
             kept.append(Question(name, question.text, answers, question.metadata))
     total = len(kept) + unanswered + repeated
     if not kept:
         why = f"none of its {total} rows has a question and an answer" if total else "it is empty"
         advice = "Check data.fields, or name another source."
         raise DataError(f"{where} has no usable question: {why}. {advice}")
+    if shared := [name for name, texts in seen.items() if len(texts) > 1]:
+        count = sum(len(seen[name]) for name in shared)
+        told = (
+            "%s: %d questions share an id with another, such as %r; ids with numbers (%r) are made "
+        )
+        told += "of them. Give each question an id of its own, or see data.fields.id."
+        _logger.warning(told, where, count, shared[0], f"{shared[0]}#2")
     if unanswered or repeated:
         why = f"{unanswered} without a question or a usable answer, {repeated} repeated"
         _logger.warning("%s: left out %d of %d rows (%s)", where, total - len(kept), total, why)

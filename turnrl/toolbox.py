@@ -33,6 +33,12 @@ _GATHER_S = 0.003
 _DEEPEST = 100
 """Brackets of a call within each other; many more exhaust the stack of whoever writes it down."""
 _NO_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[^][{}"]+', re.DOTALL)
+_ATTRIBUTES = {
+    "name": '"search"',
+    "description": '"Search an encyclopaedia."',
+    "parameters": '{"type": "object", "properties": {"query": {"type": "string"}}}',
+}
+"""What a tool must have, with an example of each."""
 
 
 def read_call(text: str, keys: Sequence[str] = ("arguments", "args")) -> ToolCall:
@@ -80,8 +86,15 @@ def check_tools(tools: Sequence[Tool]) -> None:
     """Refuse tools that no policy could call.
 
     Raises:
-        RecipeError: If two share a name, or parameters are no JSON Schema.
+        RecipeError: If one lacks an attribute, two share a name, or parameters are no JSON Schema.
     """
+    for tool in tools:
+        for attribute, example in _ATTRIBUTES.items():
+            if not hasattr(tool, attribute):
+                raise RecipeError(
+                    f"the tool {type(tool).__name__} has no {attribute}. Set it in the class: "
+                    f"{attribute} = {example}"
+                )
     names = [tool.name for tool in tools]
     if twice := [name for name in names if names.count(name) > 1]:
         raise RecipeError(f"two tools are called {twice[0]!r}; no policy can tell. Rename one.")
