@@ -83,12 +83,14 @@ def weights(policy):
 
 
 class KeepWeights(Callback):
-    """Leaves each process' weights at the end of training, and the questions that it asked."""
+    """Leaves each process' weights at the end of training, the questions that it asked, and how the
+    tokens of each step were weighed."""
 
     def __init__(self):
-        self.asked = []
+        self.asked, self.shares = [], []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.shares.append(torch.cat([part.weights for part in batch]))
         if batch_idx == 0:
             self.asked += [group.question.id for group in pl_module.experience.groups]
 
@@ -96,6 +98,7 @@ class KeepWeights(Callback):
         kept = {
             "weights": weights(pl_module.policy),
             "asked": self.asked,
+            "shares": self.shares,
             "steps": trainer.global_step,
             "stream": pl_module.stream(0),
         }

@@ -444,6 +444,11 @@ def test_the_order_depends_on_seed_and_iteration_and_on_nothing_else(tmp_path):
     assert [one.iteration_questions(i, 0, 1) for i in range(6)][5] == late
     assert same.iteration_questions(5, 0, 1) == late
     assert other.iteration_questions(5, 0, 1) != late
+    # and each time that all have been asked it is another
+    whole = QuestionData(path, questions_per_iteration=100, seed=1)
+    orders = [tuple(q.id for q in whole.iteration_questions(i, 0, 1)) for i in range(4)]
+    assert len(set(orders)) == 4
+    assert len({frozenset(order) for order in orders}) == 1
     # two processes together ask what one process asks
     assert one.iteration_questions(5, 0, 2) + one.iteration_questions(5, 1, 2) == late
 

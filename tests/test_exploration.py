@@ -129,7 +129,23 @@ def test_probes_change_nothing_for_the_trajectories(tiny_model):
     assert none == [[], []]
     said = [[p.trajectory.token_ids for p in some if not p.trajectory.begins] for some in tried]
     assert [len(some) for some in said] == [6, 6]
-    assert len({ids for some in said for ids in some}) > 6  # each with random streams of its own
+    assert len({ids for some in said for ids in some}) > 6
+    # nor does a probe of a later turn say what its trajectory said
+    trunks = [(p, groups[q][p.member]) for q, some in enumerate(tried) for p in some]
+    later = [(p.trajectory.token_ids, t.token_ids) for p, t in trunks if p.trajectory.begins]
+    assert sum(probe != trunk for probe, trunk in later) > len(later) / 2 > 0
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_every_turn_of_every_probe_has_a_random_stream_of_its_own(chat, lockstep):  # noqa: F811
+    # nobody answers: three turns of four trajectories, and after 0, 1 and 2 turns two probes, each
+    # of which takes the turns that are left
+    groups, tried, engine, _ = explore(chat, lambda session, k: CALL, probes=2, lockstep=lockstep)
+    assert [len(t.turns) for group in groups for t in group] == [3] * 4
+    assert [len(some) for some in tried] == [12, 12]
+    seeds = [sampling.seed for *_, sampling in engine.asked]
+    assert len(seeds) == 4 * (3 + 2 * (3 + 2 + 1))
+    assert len(set(seeds)) == len(seeds)
 
 
 def test_state_values_are_means_of_what_probes_earned_from_there_on():
@@ -441,14 +457,16 @@ def test_a_run_with_a_critic_goes_on_exactly(tiny_model, tmp_path):
 
 
 class Fussy(AdvantageEstimator):
-    """Finds every group idle until it was asked so often."""
+    """Finds every group idle until it was asked so often. From then on two of a group's members
+    teach something, in opposite directions, and the others nothing."""
 
     def __init__(self, patience):
         self.patience, self.asked = patience, 0
 
     def __call__(self, group):
         self.asked += 1
-        return group.reached.float() * (self.asked > self.patience)
+        weights = torch.tensor([0.0, 1.0, 0.0, -1.0])[:, None] * (self.asked > self.patience)
+        return group.reached.float() * (weights / group.reached.sum(1, keepdim=True))
 
 
 def test_groups_that_teach_nothing_are_sampled_anew_within_a_bound(tiny_model, tmp_path, caplog):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -103,6 +105,44 @@ def planned(trajectories, given, logprobs_now=None, **options):
         "mean_over_processes": lambda total: total,
     }
     return plan(trajectories, given, **(settings | options))
+
+
+@pytest.mark.parametrize("aggregation", ["token", "trajectory", "constant"])
+def test_processes_weigh_their_tokens_by_the_whole_step(aggregation):
+    # two processes, of five and of four trajectories with other lengths
+    trajectories, _, given = made_up_iteration()
+    members = [list(range(5)), list(range(5, 9))]
+    both, totals = threading.Barrier(2, timeout=10), [None, None]
+
+    def mean(rank, total):
+        totals[rank] = total
+        both.wait()
+        found = (totals[0] + totals[1]) / 2
+        both.wait()  # nobody begins the next step before both have read
+        return found
+
+    def steps(rank):
+        own = [[column[i] for i in members[rank]] for column in (trajectories, given)]
+        return list(
+            planned(
+                *own,
+                objective=ClippedSurrogate(aggregation=aggregation, constant_tokens=100),
+                steps_per_update=2,
+                mean_over_processes=partial(mean, rank),
+            )
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        each = list(pool.map(steps, range(2)))
+    for parts in zip(*each, strict=True):
+        numbers = [[members[r][i] for i in learnt_from(part)] for r, part in enumerate(parts)]
+        whole = [trajectories[i] for some in numbers for i in some]
+        for rank, part in enumerate(parts):
+            for batch in part:
+                for i, weight in zip(batch.trajectory.tolist(), batch.weights, strict=True):
+                    share = naive_weight(aggregation, trajectories[members[rank][i]], whole)
+                    # Lightning averages over the processes what should be summed
+                    assert float(weight) == pytest.approx(2 * share, rel=1e-6)
 
 
 def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead():

@@ -143,6 +143,17 @@ def test_two_processes_learn_the_same_from_shared_and_from_padded_layouts(folder
         assert float(first[name]) == pytest.approx(float(other[name]), rel=1e-4), name
 
 
+@pytest.mark.parametrize("run", ["two", "plain"])
+def test_each_token_of_a_step_weighs_the_same_on_both_processes(folder, run):
+    first, second = (some["shares"] for some in agree(folder / "runs" / run))
+    for shares in zip(first, second, strict=True):
+        # the loss is the mean over the step's tokens, and Lightning averages over the processes
+        whole = torch.cat(shares)
+        assert torch.allclose(whole, torch.full_like(whole, 2 / len(whole)))
+    # which totals of their own would not give
+    assert any(len(one) != len(other) for one, other in zip(first, second, strict=True))
+
+
 def test_two_processes_share_the_questions_and_sample_apart(folder):
     first, second = agree(folder / "runs" / "two")
     assert not set(first["asked"]) & set(second["asked"])  # a group never spans processes

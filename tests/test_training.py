@@ -84,21 +84,23 @@ def test_the_policy_collects_in_eval_mode_and_learns_in_train_mode(tiny_model, t
             modes.append(("learn", pl_module.policy.network.training))
 
     it = module(tiny_model, policy={"gradient_checkpointing": True})
-    act = it.act
 
-    def acting(*args, **kwargs):
-        network = it.policy.network
-        hook = network.get_decoder().register_forward_pre_hook(
-            lambda m, _: modes.append(("collect", m.training))
-        )
-        trajectories = act(*args, **kwargs)
-        hook.remove()
-        return trajectories
+    def watched(what, done):
+        def doing(*args, **kwargs):
+            hook = it.policy.network.get_decoder().register_forward_pre_hook(
+                lambda m, _: modes.append((what, m.training))
+            )
+            found = done(*args, **kwargs)
+            hook.remove()
+            return found
 
-    it.act = acting
+        return doing
+
+    # not `act`: what an iteration calls may change, and then nothing would be watched
+    it.collect = watched("collect", it.collect)
+    it.validation_step = watched("evaluate", it.validation_step)
     trainer(tmp_path, 1, [Modes()]).fit(it, data())
-    assert {m for m in modes if m[0] == "collect"} == {("collect", False)}
-    assert {m for m in modes if m[0] == "learn"} == {("learn", True)}
+    assert set(modes) == {("collect", False), ("evaluate", False), ("learn", True)}
 
 
 def test_metrics_begin_with_the_untrained_policy_and_have_the_names_that_matter(
@@ -304,6 +306,20 @@ def test_a_run_resumed_at_an_iterations_boundary_ends_like_one_that_never_stoppe
     whole, second = rows(tmp_path / "whole"), rows(tmp_path / "second")
     assert second == whole[-len(second) :]
     assert len(second) == 4  # two iterations, a row of training and one of validation each
+
+
+def test_a_run_resumed_with_a_dropout_of_its_adapter_drops_what_it_would_have(tiny_model, tmp_path):
+    options = {"policy": {"lora": Lora(r=4, dropout=0.5)}, "updates_per_iteration": 2}
+    whole = module(tiny_model, **options)
+    trainer(tmp_path / "whole", 2, limit_val_batches=0).fit(whole, data())
+    trainer(tmp_path / "first", 1, limit_val_batches=0).fit(module(tiny_model, **options), data())
+    later = module(tiny_model, **options)
+    torch.rand(7)  # the process has drawn other numbers by then
+    run = trainer(tmp_path / "later", 2, limit_val_batches=0)
+    torch.rand(7)
+    run.fit(later, data(), ckpt_path=last(tmp_path / "first"))
+    assert torch.equal(weights(later.policy), weights(whole.policy))
+    assert rows(tmp_path / "later")[-1] == rows(tmp_path / "whole")[-1]
 
 
 def test_a_run_resumed_inside_an_iteration_collects_anew(tiny_model, tmp_path):
