@@ -28,6 +28,7 @@ from commands import fails, save
 from test_rollout import FORGETFUL
 from turnrl import record
 from turnrl.cli import main
+from turnrl.given import find_recipe
 from turnrl.scoring import interval
 
 ROOT = Path(__file__).parent.parent
@@ -233,6 +234,10 @@ def test_the_tab_completes_commands_and_settings(capsys, tmp_path):
     assert offered("fit", "r.yaml", "--model.rollout.max_t") == [
         *("--model.rollout.max_tokens", "--model.rollout.max_turn_tokens")
     ]
+    assert offered("fit", "quick") == offered("doctor", "quick") == ["quickstart"]
+    assert offered("fit", "variants/triviaqa_qwen2.5_7b_l") == ["variants/triviaqa_qwen2.5_7b_lora"]
+    (tmp_path / "quicker.yaml").touch()
+    assert offered("fit", "quicker") == ["quicker.yaml"]
     assert offered("eval", "r.yaml", "--data.val_") == [
         *("--data.val_batch_size", "--data.val_limit", "--data.val_split")
     ]
@@ -493,7 +498,7 @@ def test_every_recipe_parses_and_instantiates(path, dry):
 @pytest.mark.parametrize("path", VARIANTS, ids=lambda p: p.stem)
 def test_every_variant_goes_over_its_recipe(path, dry):
     (command,) = re.findall(r"^#   turnrl fit (.+)$", path.read_text(), re.MULTILINE)
-    files = [ROOT / file for file in command.split()]
+    files = [Path(find_recipe(name)) for name in command.split()]
     assert files[1:] == [path]
     model, trainer = dry(*files)
     settings = yaml.safe_load(path.read_text())

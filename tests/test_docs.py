@@ -125,6 +125,9 @@ BUILD = "turnrl index build --source"
 FINISHED = "`Trainer.fit` stopped: `max_"
 SHOWN_FILE = Elsewhere("test_plugins.test_the_files_in_the_docs_are_those_that_the_command_writes")
 EXAMPLE = Elsewhere("test_plugins.test_the_examples_in_the_docs_run")
+NAMED = "test_recipes.test_a_recipe_is_given_by_its_name_wherever_one_is"
+LISTED = "test_recipes.test_every_recipe_is_listed_with_its_command_and_its_row"
+COPIED = "test_recipes.test_a_copy_is_a_file_to_change_and_replaces_none"
 PAPER = Elsewhere("test_cli.test_the_papers_baselines_are_a_recipe_with_another_estimator")
 
 # By page: what stands in a command or block (the longest text decides), and how it is tested.
@@ -136,6 +139,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--trainer.devices 2": Runs(("MEMBER: 2/2", FINISHED), slow=True),
         "max_epochs 50 --ckpt_path": Runs(("max_epochs 2 -> 50", "iteration   3/50"), slow=True),
         "turnrl eval": Runs(("8 questions, greedy", "val/exact_match", "every trajectory in")),
+        "turnrl recipes": Elsewhere(LISTED),
+        "turnrl recipes copy": Runs(("turnrl fit quickstart.yaml",), ("quickstart.yaml",)),
+        "turnrl fit quickstart": Elsewhere(NAMED),
         "turnrl credit-check": Elsewhere(
             "test_estimators.test_the_table_has_every_installed_estimator_within_80_columns"
         ),
@@ -155,6 +161,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "docs/changelog.md": {
         "--model.optimizer torch.optim.SGD": Fits(),
+        "pip install -e .": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "turnrl doctor RECIPE": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "plugin new --with engine": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
@@ -197,6 +204,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "index build": Runs(("300 passages",), ("indexes/mine",)),
         "index search --questions": Runs(("answer@5",)),
         "--data.val questions.jsonl \\": Runs(("8 questions, greedy",)),
+        "turnrl recipes": Elsewhere(LISTED),
+        "turnrl recipes copy": Runs(("turnrl fit mine_react.yaml",), ("mine_react.yaml",)),
+        "turnrl fit quickstart": Elsewhere(NAMED),
         "quickstart.yaml mine.yaml": Runs(("quickstart.yaml + mine.yaml", FINISHED), slow=True),
         "echo 'trainer": Runs(("iteration   2/2", FINISHED)),
         "bitsandbytes.optim.AdamW8bit": Runs(("bitsandbytes.optim.AdamW8bit",), slow=True),
@@ -315,7 +325,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "recipes/README.md": {
         "--card 24GB": Elsewhere("test_doctor.test_a_card_prints_its_plan"),
-        "recipes/NAME.yaml": Elsewhere("test_cli.test_every_recipe_parses_and_instantiates"),
+        "turnrl fit NAME": NotRun("a placeholder"),
+        "turnrl fit quickstart": Elsewhere(NAMED),
+        "turnrl recipes": Elsewhere(LISTED),
+        "turnrl recipes copy": Elsewhere(COPIED),
         "recipes/variants": Elsewhere("test_cli.test_every_variant_goes_over_its_recipe"),
         "OutcomeOnly": Runs((FINISHED,), ("runs/grpo_or/version_0/metrics.csv",), slow=True),
         "Merged": Runs((FINISHED,), ("runs/grpo_mr/version_0/metrics.csv",), slow=True),
@@ -346,6 +359,11 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "plugins/turnrl-qa-rewards/README.md": {"rewards:": Fits("model")},
     "plugins/turnrl-questions/README.md": {},
     "plugins/turnrl-react/README.md": {"class_path: ReAct": Fits("model.rollout")},
+    "plugins/turnrl-recipes/README.md": {
+        "turnrl recipes": Elsewhere(LISTED),
+        "turnrl recipes copy": Elsewhere(COPIED),
+        "turnrl fit quickstart": Elsewhere(NAMED),
+    },
     "plugins/turnrl-scaffold/README.md": {
         "plugin new weather": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
     },

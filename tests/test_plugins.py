@@ -92,7 +92,7 @@ def test_the_bundled_entry_points_are_those_of_the_folders():
     assert root["project"]["entry-points"]["turnrl"] == union
     wheel = root["tool"]["hatch"]["build"]["targets"]["wheel"]
     packages = {f"{path.relative_to(ROOT)}/{path.name.replace('-', '_')}" for path in folders}
-    assert set(wheel["packages"]) == packages | {"turnrl"}
+    assert set(wheel["packages"]) == packages | {"turnrl", "recipes"}
     found_in = {str(path.relative_to(ROOT)) for path in folders}
     assert set(wheel["dev-mode-dirs"]) == found_in | {"."}
 

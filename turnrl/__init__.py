@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from turnrl.credit import returns_to_go as returns_to_go
     from turnrl.credit import standardize as standardize
     from turnrl.data import QuestionData as QuestionData
+    from turnrl.given import bundled_recipes as bundled_recipes
     from turnrl.layout import takes_ragged as takes_ragged
     from turnrl.module import MTGRPO as MTGRPO
     from turnrl.objective import ClippedSurrogate as ClippedSurrogate
@@ -55,6 +56,7 @@ _LAZY = {
         "standardize",
     ],
     "data": ["QuestionData"],
+    "given": ["bundled_recipes"],
     "layout": ["takes_ragged"],
     "module": ["MTGRPO"],
     "objective": ["ClippedSurrogate"],

@@ -51,6 +51,28 @@ class Given:
         return Path(self.files[-1]).stem if self.files else ""
 
 
+def bundled_recipes() -> dict[str, Path]:
+    """The recipes that come with turnrl, by name: `quickstart`, `variants/triviaqa_qwen2.5_3b`.
+
+    An installed turnrl has them inside the package, a clone beside it.
+    """
+    package = Path(__file__).parent
+    inside = package / "recipes"
+    folder = inside if inside.is_dir() else package.parent / "recipes"
+    files = sorted(folder.rglob("*.yaml"))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def find_recipe(name: str) -> str:
+    """The file of a recipe that is given by its path, or is bundled and given by its name. A file
+    of that name in the current folder, with or without `.yaml`, goes before a bundled one."""
+    bundled = bundled_recipes().get(name)
+    if bundled is None or Path(name).is_file():
+        return name
+    own = Path(f"{name}.yaml")
+    return str(own if own.is_file() else bundled)
+
+
 def read_given(command: str, arguments: Sequence[str]) -> Given:
     """Read what follows a command: recipes, then options.
 
@@ -69,6 +91,7 @@ def read_given(command: str, arguments: Sequence[str]) -> Given:
             see = f"'turnrl {command} --help' lists what there is."
             raise RecipeError(f"{option} has no value. Give it as {option} VALUE; {see}")
         if option == "--config":
+            value = find_recipe(value)
             new = read_recipe(value)
             given.files.append("stdin" if "\n" in value else value)
         else:
@@ -161,9 +184,13 @@ def read_recipe(path: str) -> dict[str, Any]:
     except OSError as error:
         folder = Path(path) if isinstance(error, IsADirectoryError) else Path(path).parent
         here = sorted(map(str, folder.glob("*.y*ml")))
-        near = did_you_mean(path, here) if isinstance(error, FileNotFoundError) else ""
+        near = ""
+        if isinstance(error, FileNotFoundError):
+            bare = path.removeprefix("recipes/").removesuffix(".yaml")
+            near = did_you_mean(path, here) or did_you_mean(bare, bundled_recipes())
         there = near or f" Recipes there: {', '.join(here) or 'none'}."
-        what = f"no recipe at {path!r}: {error.strerror}.{there} Give the path of a YAML file."
+        give = "Give the path of a YAML file, or a name that 'turnrl recipes' lists."
+        what = f"no recipe at {path!r}: {error.strerror}.{there} {give}"
         raise RecipeError(what) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         what = f"recipe {name!r} is no YAML mapping: {' '.join(str(error).split())}."

@@ -27,7 +27,7 @@ from turnrl.callbacks import BestCheckpoint, IterationLines, LastCheckpoint, is_
 from turnrl.data import QuestionData
 from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean
 from turnrl.explain import explain, explain_class, explain_section, parameters
-from turnrl.given import LATEST, SECTIONS, Given, check_checkpoint, read_given
+from turnrl.given import LATEST, SECTIONS, Given, check_checkpoint, find_recipe, read_given
 from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
 from turnrl.scoring import CURVES, interval
@@ -41,17 +41,18 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
     """A policy to `ask`, and whatever else its recipe says: a module with its weights loaded.
 
     Args:
-        path: A checkpoint, a run's folder (its `last.ckpt`), or a recipe, whose policy it is as it
-            was before any training.
+        path: A checkpoint, a run's folder (its `last.ckpt`), or a recipe, by its path or its name,
+            whose policy it is as it was before any training.
         device: Where the weights go.
     Raises:
         CheckpointError: If there is no such checkpoint, or it holds no recipe.
         RecipeError: If there is no such recipe, or it describes no `MTGRPO`.
     """
+    path = find_recipe(str(path))
     file, checkpoint = Path(path), None
     file = file / "checkpoints" / "last.ckpt" if file.is_dir() else file
     if file.suffix in (".yaml", ".yml"):
-        recipe = read_given("fit", ["--config", str(path)]).contents
+        recipe = read_given("fit", ["--config", path]).contents
         sys.path += [str(file.absolute().parent)]  # classes of one's own; none beside a checkpoint
     else:
         check_checkpoint(str(file))

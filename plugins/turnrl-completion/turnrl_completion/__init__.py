@@ -1,4 +1,5 @@
-"""`turnrl completion SHELL`: a script with which the tab key completes commands and settings."""
+"""`turnrl completion SHELL`: a script with which the tab key completes commands, recipes and
+settings."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import shtab
 
-from turnrl import hookimpl
+from turnrl import bundled_recipes, hookimpl
 
 
 @hookimpl
@@ -24,12 +25,27 @@ def add_completion_command(commands: Any) -> None:
     parser.set_defaults(run=lambda parsed: print(_script(commands, parsed.shell)))
 
 
+def _recipe() -> dict[str, Any]:
+    """What completes a recipe: files and the names of those that come with turnrl, in shells that
+    can mix the two."""
+    names, function = " ".join(bundled_recipes()), "_turnrl_recipe_file"
+    bash = f"{function}() {{ compgen -W '{names}' -- $1; compgen -f -- $1; }}"
+    zsh = f"{function}() {{ compadd -- {names}; _files; }}"
+    fish = f"{shtab.FILE['fish']} {names}"
+    ours = {"bash": function, "zsh": function, "fish": fish}
+    return {**shtab.FILE, **ours, "preamble": {"bash": bash, "zsh": zsh}}
+
+
 def _script(commands: Any, shell: str) -> str:
     for command in ("fit", "eval"):
         parser = commands.choices[command]
-        parser.add_argument("recipe", nargs="*").complete = shtab.FILE
+        parser.add_argument("recipe", nargs="*")
         for key in _settings():
             parser.add_argument(f"--{key}")
+    for parser in commands.choices.values():
+        for action in parser._actions:
+            if action.dest == "recipe":
+                action.complete = _recipe()
     every: Any = argparse.ArgumentParser(prog="turnrl")
     every._add_action(commands)  # shtab wants the parser that they belong to
     return str(shtab.complete(every, shell))

@@ -34,12 +34,12 @@ def add_doctor_command(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor", help="examine a recipe and this machine", prefix_chars="\0", add_help=False
     )
-    parser.add_argument("words", nargs="*")
+    parser.add_argument("recipe", nargs="*")  # and options
     parser.set_defaults(run=_run)
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    words, card = _split(parsed.words)
+    words, card = _split(parsed.recipe)
     if {"-h", "--help"} & {*words}:
         print(USAGE, end="")
         return 0
