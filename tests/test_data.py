@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 from turnrl_questions import PRESETS, Preset
 
+from commands import fails, save
 from turnrl import (
     DataError,
     Fields,
@@ -59,6 +60,11 @@ def write_file(tmp_path, suffix):
         path.write_text(json.dumps(ROWS, indent=1))
     elif suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    elif suffix.endswith(".arrow"):
+        table = pyarrow.Table.from_pylist(ROWS)
+        kinds = {".arrow": pyarrow.ipc.new_stream, ".file.arrow": pyarrow.ipc.new_file}
+        with kinds[suffix](path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
     else:
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, ROWS[0])
@@ -70,7 +76,7 @@ def write_file(tmp_path, suffix):
 # ---------------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".csv"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".csv", ".arrow", ".file.arrow"])
 def test_every_kind_of_file_gives_the_same_questions(tmp_path, suffix):
     assert load_questions(write_file(tmp_path, suffix)) == [
         Question("a", "Who?", ("Ada", "Ada Lovelace"), {"level": "easy"}),
@@ -91,6 +97,115 @@ def test_fields_name_other_columns_nested_ones_by_a_dotted_path(tmp_path):
     path = write_jsonl(tmp_path / "q.jsonl", rows)
     fields = Fields(None, "ask", ["gold.text", "aka.name"])
     assert load_questions(path, fields=fields) == [Question("0", "Who?", ("Ada", "A. L."))]
+
+
+# ------------------------------------------------------- the answer within a field
+
+
+def solved(*answers):
+    return [{"question": f"{i}?", "answer": answer} for i, answer in enumerate(answers)]
+
+
+def test_a_pattern_finds_the_answer_within_a_field(tmp_path, caplog):
+    rows = solved("7 of 6 are <<7*6=42>>42.\n#### 42", "So #### 1,000 ", "It is lost.")
+    path = write_jsonl(tmp_path / "q.jsonl", rows)
+    fields = Fields(None, answers="answer", answer_pattern="#### (.*)")
+    with caplog.at_level(logging.WARNING, "turnrl.sources"):
+        assert [q.answers for q in load_questions(path, fields=fields)] == [("42",), ("1,000",)]
+    assert "left out 1 of 3 rows" in caplog.text
+    whole = Fields(None, answers="answer", answer_pattern="[0-9,]+$")
+    assert [q.answers for q in load_questions(path, fields=whole)] == [("42",)]
+
+
+def test_a_pattern_that_is_nowhere_or_no_pattern_is_told(tmp_path, recipe, capsys):
+    path = write_jsonl(tmp_path / "q.jsonl", solved("The answer is 42"))
+    with pytest.raises(DataError, match=r"'### \(.*\)' is in no answer of .*'The answer is 42'"):
+        load_questions(path, fields=Fields(None, answers="answer", answer_pattern="### (.*)"))
+    with pytest.raises(DataError, match=r"is no regular expression: missing \)"):
+        Fields(answer_pattern="#### (.*")
+    recipe["data"] |= {"train": path, "val": None}
+    save(recipe)
+    # without quotes: to YAML the pattern is a comment
+    Path("fields.yaml").write_text("data: {fields: {id: null,\n  answer_pattern: #### (.*)\n}}")
+    told = fails(capsys, ["fit", "recipe.yaml", "fields.yaml"])
+    assert "answer_pattern is null" in told
+    assert "In YAML a # begins a comment: put a text with one in quotes." in told
+    told = fails(capsys, ["fit", "recipe.yaml", "--data.fields.answer_pattern", "#### (.*"])
+    assert "data.fields.answer_pattern '#### (.*' is no regular expression" in told
+    recipe["data"]["fields"] = {"id": None, "answers": "answer", "answer_pattern": "answer (.*)"}
+    save(recipe)
+    pattern = ["--data.fields.answer_pattern", "#### (.*)"]
+    told = fails(capsys, ["fit", "recipe.yaml", *pattern])  # it arrives as it is
+    assert "answer_pattern '#### (.*)' is in no answer" in told
+
+
+# ------------------------------------------------------------ of the datasets library
+
+
+@pytest.fixture
+def hub_rows(monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    datasets.disable_progress_bars()
+    return datasets.Dataset.from_list(ROWS)
+
+
+EXPECTED = [(row["id"], tuple(row["answers"])) for row in ROWS]
+
+
+def loaded(source, *arguments, **options):
+    return [(q.id, q.answers) for q in load_questions(source, *arguments, **options)]
+
+
+def test_what_save_to_disk_wrote_is_a_question_set(hub_rows, tmp_path):
+    import datasets
+
+    hub_rows.save_to_disk(tmp_path / "one")
+    assert loaded(str(tmp_path / "one")) == EXPECTED
+    (arrow,) = (tmp_path / "one").glob("*.arrow")
+    assert loaded(str(arrow)) == EXPECTED
+    both = datasets.DatasetDict({"train": hub_rows, "test": hub_rows.select([2])})
+    both.save_to_disk(tmp_path / "two")
+    folder = str(tmp_path / "two")
+    assert loaded(folder, role="train") == EXPECTED
+    assert loaded(folder, "test") == EXPECTED[2:]
+    with pytest.raises(DataError, match=r"two has no split 'validation'. It has train, test. Set"):
+        load_questions(folder)
+    with pytest.raises(DataError, match=r"one has no split 'test'. It has none: leave the split"):
+        load_questions(str(tmp_path / "one"), "test")
+    next((tmp_path / "one").glob("*.arrow")).write_bytes(b"no arrow")
+    with pytest.raises(DataError, match=r"cannot read the data set in '.*one': "):
+        load_questions(str(tmp_path / "one"))
+
+
+def test_a_data_set_in_memory_is_a_question_set(hub_rows):
+    import datasets
+
+    data = QuestionData(hub_rows.shuffle(seed=3).select([0, 1]), val=hub_rows)
+    data.setup()
+    shuffled = [(q.id, q.answers) for q in data.iteration_questions(0, 0, 1)]
+    assert {*shuffled} < {*EXPECTED}
+    assert len({*shuffled}) == 2
+    assert [(q.id, q.answers) for q in data.eval_questions()] == EXPECTED
+    assert loaded(hub_rows.to_iterable_dataset()) == EXPECTED
+    both = datasets.DatasetDict({"train": hub_rows, "dev": hub_rows.select([1])})
+    data = QuestionData(both, both, val_split="dev", train_limit=1)
+    assert [(q.id, q.answers) for q in data.eval_questions()] == EXPECTED[1:2]
+    renamed = hub_rows.rename_columns({"question": "ask", "id": "key"})
+    data = QuestionData(renamed, fields=Fields("key", "ask"), questions_per_iteration=3)
+    data.setup("fit")
+    assert sorted(q.id for q in data.iteration_questions(0, 0, 1)) == ["007", "a", "b"]
+    with pytest.raises(DataError, match=r"the Dataset has no field 'id'\. It has: answers"):
+        load_questions(renamed)
+
+
+def test_rows_in_memory_are_a_question_set_and_other_things_are_none():
+    assert loaded(ROWS) == EXPECTED
+    with pytest.raises(DataError, match=r"a set is no data set: \{7\}\. Give questions, rows"):
+        load_questions({7})
+    with pytest.raises(DataError, match=r"a list is no data set: \['Who\?'\]"):
+        load_questions(["Who?"])
 
 
 def test_a_real_question_file_loads_whole():
@@ -159,6 +274,10 @@ HUB_ROWS = {
             "answerable": True,
         },
         Question("2hop__1", "Who?", ("Ada", "A. L."), {"answerable": True}),
+    ),
+    "gsm8k": (
+        {"question": "How many?", "answer": "21 and 21 are <<21+21=42>>42.\n#### 42"},
+        Question("0", "How many?", ("42",)),
     ),
     "popqa": (
         {"id": 42, "question": "Who?", "possible_answers": '["Ada", "A. L."]', "s_pop": 142},
@@ -345,7 +464,7 @@ def test_a_split_of_a_file_and_a_folder_are_errors(tmp_path):
     path = numbered(tmp_path, 2)
     with pytest.raises(DataError, match="is one split; leave out the split 'dev'"):
         load_questions(path, "dev")
-    with pytest.raises(DataError, match=r"is a folder. Name a file in it \(many.jsonl\)"):
+    with pytest.raises(DataError, match=r"is a folder. Name a file in it \(many.jsonl\), or a f"):
         load_questions(str(tmp_path))
 
 

@@ -559,3 +559,38 @@ def test_a_place_for_runs_that_cannot_be_written(recipe, capsys):
     message = fails(capsys, ["fit", "recipe.yaml"], code=1)
     assert re.search(r"(NotADirectoryError|FileExistsError).*runs", message)
     assert Path("runs").read_text() == "a file of the user's"
+
+
+def test_variables_and_the_home_folder_are_filled_in_in_paths(tmp_path, monkeypatch, recipe):
+    monkeypatch.setenv("SCRATCH", "/scratch/me")
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("NOWHERE", raising=False)
+    recipe["model"]["policy"]["model"] = "$SCRATCH/models/tiny"
+    recipe["model"]["rollout"]["tools"] = [
+        {"class_path": "WikiSearch", "init_args": {"index": "indexes/$SCRATCH-wiki"}}
+    ]
+    recipe["data"] |= {"train": "~/questions.jsonl", "val": "${SCRATCH}/val.jsonl"}
+    recipe["trainer"]["logger"] = False
+    texts = ["Costs $SCRATCH or ~/x.", "'(\\$[0-9]+)$'", "$x/y$", "pa$NOWHERE", "~5", "$", "a$"]
+    recipe["model"]["rewards"] = texts
+    save(recipe)
+    options = ["--ckpt_path=~/runs/../last", "--model.policy.chat_template=$HOME"]
+    monkeypatch.setattr("turnrl.given.check_checkpoint", lambda path: None)
+    given = read_given("fit", ["recipe.yaml", *options])
+    contents = given.contents
+    policy = {"model": "/scratch/me/models/tiny", "chat_template": "/home/me"}
+    assert contents["model"]["policy"] == policy
+    (tool,) = contents["model"]["rollout"]["tools"]
+    assert tool["init_args"]["index"] == "indexes//scratch/me-wiki"
+    assert contents["data"]["train"] == "/home/me/questions.jsonl"
+    assert contents["data"]["val"] == "/scratch/me/val.jsonl"
+    assert contents["ckpt_path"] == "/home/me/runs/../last"
+    assert contents["model"]["rewards"] == texts  # these are no paths
+    assert read_given("fit", given.arguments).contents == contents  # in another process
+
+
+@pytest.mark.parametrize("path", ["$NOWHERE/q.jsonl", "${NOWHERE}", "data/$NOWHERE/q.jsonl"])
+def test_a_path_with_a_variable_that_is_not_set_is_refused(path, monkeypatch, recipe, capsys):
+    monkeypatch.delenv("NOWHERE", raising=False)
+    told = fails(capsys, ["fit", "recipe.yaml", "--data.train", path])
+    assert f"data.train is {path!r}, and no variable NOWHERE is set. Run 'export NOWHERE=" in told

@@ -40,10 +40,12 @@ def _limited(questions: list[Question], limit: int | None) -> list[Question]:
 class QuestionData(L.LightningDataModule):
     """The questions to train on and to evaluate with.
 
-    A source is a local .jsonl, .json, .parquet or .csv file; a preset (triviaqa, nq_open, hotpotqa,
-    2wikimultihopqa, musique, popqa, bamboogle); the data set of an installed package, by its class,
-    with `init_args` if it has settings; the name of a data set on the Hugging Face hub, owner/name;
-    or the questions themselves.
+    A source is a local .jsonl, .json, .parquet, .csv or .arrow file; a folder that a
+    `datasets.Dataset` was saved to; a preset (triviaqa, nq_open, hotpotqa, 2wikimultihopqa,
+    musique, popqa, bamboogle, gsm8k); the data set of an installed package, by its class, with
+    `init_args` if it has settings; the name of a data set on the Hugging Face hub, owner/name; or
+    the questions themselves. From Python it may also be a `datasets.Dataset`, a `DatasetDict`, or
+    rows as a list of mappings.
 
     Args:
         train: Source of the questions to train on.

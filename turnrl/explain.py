@@ -55,7 +55,9 @@ def explain(value: Any, kind: Any, key: str) -> str | None:
         return next(filter(None, told), None)
     shown = "null" if value is None else repr(value)
     named = " or ".join(dict.fromkeys(map(_named, _members(kind))))
-    return f"{key} is {shown}; it must be {named}.{did_you_mean(str(value), choices)}"
+    quotes = " In YAML a # begins a comment: put a text with one in quotes."
+    hint = quotes if value is None and str in _members(kind) else ""
+    return f"{key} is {shown}; it must be {named}.{did_you_mean(str(value), choices)}{hint}"
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ once. It is put together here alone: what is explained, chosen and built is one 
 """
 
 import io
+import os
 import re
 import sys
 import zipfile
@@ -24,6 +25,7 @@ SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path", "split")
 _MAPPINGS = ("model", "data", "trainer")
 _PARTS = {"class_path", "init_args", "dict_kwargs"}
 _ASKS = ("--help", "--print_config")
+_VARIABLE = r"\$(?:[A-Za-z_]\w*|\{\w+\})"
 _DASHES = ("-", "\N{EN DASH}", "\N{EM DASH}")  # word processors join two hyphens
 
 
@@ -103,6 +105,8 @@ def read_given(command: str, arguments: Sequence[str]) -> Given:
     if not given.files and not given.asks:
         usage = f"turnrl {command} RECIPE.yaml [--key value ...]"
         raise RecipeError(f"'turnrl {command}' needs a recipe: {usage}")
+    for key, value in given.contents.items():
+        given.contents[key] = _filled_in(value, key)
     for key in _MAPPINGS:
         section = given.contents[key] or {}
         given.contents[key] = section if isinstance(section, dict) else {"class_path": section}
@@ -110,6 +114,27 @@ def read_given(command: str, arguments: Sequence[str]) -> Given:
     if isinstance(checkpoint, str) and checkpoint not in LATEST and not given.asks:
         check_checkpoint(checkpoint)
     return given
+
+
+def _filled_in(value: Any, key: str) -> Any:
+    """A recipe's value with `~`, `$NAME` and `${NAME}` filled in, as a shell would, in texts that
+    may be paths: those without spaces, in which a $ is nothing but the beginning of a name.
+
+    Raises:
+        RecipeError: If the path, or a folder in it, is a variable that is not set.
+    """
+    if isinstance(value, dict):
+        return {name: _filled_in(item, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, list):
+        return [_filled_in(item, f"{key}[{i}]") for i, item in enumerate(value)]
+    if not isinstance(value, str) or not re.fullmatch(rf"(?:[^\s$]|{_VARIABLE})+", value):
+        return value
+    filled = os.path.expandvars(Path(value).expanduser() if value.startswith("~/") else value)
+    if missing := re.search(rf"(?:^|/){_VARIABLE}", filled):
+        name = missing[0].strip("/${}")
+        step = f"Run 'export {name}=...' first, or write the path out."
+        raise RecipeError(f"{key} is {value!r}, and no variable {name} is set. {step}")
+    return filled
 
 
 def check_checkpoint(path: str) -> None:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from turnrl.errors import DataError, did_you_mean
 from turnrl.plugins import contributed, find_class, installed
@@ -16,8 +16,9 @@ from turnrl.types import Fields, Question, QuestionSource, SourceOpener
 _logger = logging.getLogger(__name__)
 
 Role = Literal["train", "val"]
-Source = str | QuestionSource | Sequence[Question]
-"""A name as a recipe has it, an opened source, or the questions themselves."""
+Source = str | QuestionSource | Sequence[Question] | Any
+"""A name as a recipe has it, an opened source, the questions themselves, or rows that an installed
+package makes questions of."""
 
 
 class GivenQuestions(QuestionSource):
@@ -73,21 +74,29 @@ def open_source(
     """The data set that a recipe names.
 
     Args:
-        name: An opened source, questions, or a name: in this order, the class of an installed
-            package; whatever an installed package opens (a file; `triviaqa` and its like; the name
-            of a data set on the hub, `owner/name`); the dotted path of any `QuestionSource`.
+        name: An opened source, questions, a data set in memory that an installed package opens, or
+            a name: in this order, the class of an installed package; whatever an installed package
+            opens (a file; `triviaqa` and its like; the name of a data set on the hub,
+            `owner/name`); the dotted path of any `QuestionSource`.
         fields: Where rows keep what is needed.
         config: A configuration of the data set.
     Raises:
         DataError: If there is none of that name.
     """
-    if not isinstance(name, str):
-        return name if isinstance(name, QuestionSource) else GivenQuestions(name)
+    if isinstance(name, QuestionSource):
+        return name
+    several: Any = name if isinstance(name, Sequence) and not isinstance(name, str) else [name]
+    if all(isinstance(one, Question) for one in several):
+        return GivenQuestions(several)
     classes = installed("turnrl_datasets")
-    openers: list[SourceOpener] = [] if name in classes else contributed("turnrl_openers")
+    ours = isinstance(name, str) and name in classes
+    openers: list[SourceOpener] = [] if ours else contributed("turnrl_openers")
     for opener in openers:
         if found := opener(name, fields, config):
             return found
+    if not isinstance(name, str):
+        can = "Give questions, rows as mappings, a datasets.Dataset, or a name"
+        raise DataError(f"a {type(name).__name__} is no data set: {name!r:.60}. {can}.")
     if name not in classes and ("." not in name or "/" in name):
         known = [*classes, *(n for opener in openers for n in opener.names)]
         there = f"{', '.join(known)}. Or name {' or '.join(opener.takes for opener in openers)}"

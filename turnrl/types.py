@@ -18,6 +18,7 @@ Axes, wherever tensors appear: B batch, G group, K turn, T token.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -508,11 +509,32 @@ class Fields:
         id: Field of the question's id; null numbers the rows.
         question: Field of the question's text.
         answers: Field, or fields, of accepted answers: a text, a list, or a JSON list in a text.
+        answer_pattern: Regular expression that finds the answer within such a text: its first
+            group, or all of it. GSM8K's answers end with `#### 42`, which is `'#### (.*)'`; in YAML
+            it needs the quotes. By default the whole text is the answer.
+    Raises:
+        DataError: If the pattern is no regular expression.
     """
 
     id: str | None = "id"
     question: str = "question"
     answers: str | list[str] = "answers"
+    answer_pattern: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.answer_pattern)
+        except re.error as error:
+            what = f"data.fields.answer_pattern {self.answer_pattern!r} is no regular expression"
+            raise DataError(f"{what}: {error}. Mend it; '#### (.*)' is one.") from error
+
+    def answer_in(self, text: str) -> str | None:
+        """The answer within a text of an answers' field; None if the pattern is not there."""
+        if not self.answer_pattern:
+            return text
+        found = re.search(self.answer_pattern, text)
+        answer = found and found[min(1, found.re.groups)]
+        return answer.strip() if answer is not None else None
 
 
 class QuestionSource(ABC):
@@ -557,7 +579,7 @@ class QuestionSource(ABC):
 
 
 class SourceOpener(Protocol):
-    """Opens data sets by a name that is no class's: a file, say.
+    """Opens data sets by a name that is no class's, a file say, or what they are in memory.
 
     Attributes:
         names: Names it is sure to know, offered where another was meant.
@@ -568,12 +590,13 @@ class SourceOpener(Protocol):
     takes: str
 
     def __call__(
-        self, name: str, fields: Fields | None, config: str | None
+        self, name: Any, fields: Fields | None, config: str | None
     ) -> QuestionSource | None:
         """The data set of a name, or None if the name is not of its kind.
 
         Args:
-            name: As the recipe has it.
+            name: As the recipe has it; or, from Python, an object that is neither a source nor a
+                list of questions, a `datasets.Dataset` say.
             fields: Where rows keep what is needed, if the recipe says.
             config: A configuration of the data set, if the recipe names one.
         Raises:

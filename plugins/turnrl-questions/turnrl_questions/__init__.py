@@ -1,4 +1,4 @@
-"""Question sets by name: files, known data sets, and the Hugging Face hub.
+"""Question sets: files, folders and objects of `datasets`, known data sets, the Hugging Face hub.
 
 rows            rows of files and of the hub, and the questions made of them
 paragraphs      `HotpotParagraphs`: questions with the paragraphs that answer them
@@ -6,23 +6,27 @@ paragraphs      `HotpotParagraphs`: questions with the paragraphs that answer th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from turnrl import DataError, Fields, Question, QuestionSource, SourceOpener, hookimpl
 from turnrl_questions.paragraphs import HotpotParagraphs
 from turnrl_questions.rows import (
     FILE_KINDS,
+    Row,
     cached_hub,
+    is_saved,
     open_hub,
+    open_saved,
     questions_of,
     read_file,
     read_hub,
 )
 
-__all__ = ["PRESETS", "HotpotParagraphs", "HubDataset", "Preset", "QuestionFile"]
+__all__ = ["PRESETS", "GivenRows", "HotpotParagraphs", "HubDataset", "Preset", "QuestionFile"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,13 @@ PRESETS: Mapping[str, Preset] = {
         "validation",
         Fields(answers=["answer", "answer_aliases"]),
     ),
+    "gsm8k": Preset(
+        "openai/gsm8k",
+        "main",
+        "train",
+        "test",
+        Fields(None, answers="answer", answer_pattern="#### (.*)"),
+    ),
     "popqa": Preset("akariasai/PopQA", None, None, "test", Fields(answers="possible_answers")),
     "bamboogle": Preset(
         "chiayewken/bamboogle", None, None, "test", Fields(None, "Question", "Answer")
@@ -110,6 +121,50 @@ class QuestionFile(QuestionSource):
 
 
 @final
+class GivenRows(QuestionSource):
+    """The questions of rows that are there already: a data set of the `datasets` library, which may
+    have splits, or a list of mappings.
+
+    Args:
+        rows: The rows of each split; of the split without a name, if there is but one.
+        fields: Where they keep what is needed.
+        where: What they are, for messages.
+    """
+
+    uses = ("fields",)
+
+    def __init__(self, rows: Mapping[str, Any], fields: Fields | None, where: str) -> None:
+        self._rows = rows
+        self._fields = fields or Fields()
+        self._where = where
+        train, val = ("", "") if "" in rows else ("train", "validation")
+        self.default_splits = {"train": train, "val": val}
+
+    def questions(self, split: str) -> Iterable[Question]:
+        if split not in self._rows:
+            there = ", ".join(self._rows) or "none: leave the split out"
+            advice = "Set data.train_split and data.val_split to what it has."
+            raise DataError(f"{self._where} has no split {split!r}. It has {there}. {advice}")
+        rows = self._rows[split]
+        of_list: Iterable[Row] = rows if isinstance(rows, list) else read_hub(rows)
+        where = f"{self._where} ({split})" if split else self._where
+        return questions_of(of_list, self._fields, where)
+
+
+def _in_memory(given: Any, fields: Fields | None, where: str | None = None) -> GivenRows | None:
+    """The questions of a data set that is no name; None if it is no data set either."""
+    hub = sys.modules.get("datasets")  # whoever has an object of it has imported it
+    kind = type(given).__name__
+    if hub is not None and isinstance(given, hub.DatasetDict | hub.IterableDatasetDict):
+        return GivenRows(given, fields, where or f"the {kind}")
+    if hub is not None and isinstance(given, hub.Dataset | hub.IterableDataset):
+        return GivenRows({"": given}, fields, where or f"the {kind}")
+    if isinstance(given, list) and all(isinstance(row, Mapping) for row in given):
+        return GivenRows({"": given}, fields, where or "the list of rows")
+    return None
+
+
+@final
 class HubDataset(QuestionSource):
     """The questions of a data set on the hub, read with the `datasets` library.
 
@@ -136,18 +191,26 @@ class _ByName:
     """See `turnrl.SourceOpener`."""
 
     names: Sequence[str] = tuple(PRESETS)
-    takes = f"a file ({', '.join(FILE_KINDS)}), or a data set on the hub, 'owner/name'"
+    takes = (
+        f"a file ({', '.join(FILE_KINDS)}), a folder of save_to_disk, or a data set on the hub, "
+        "'owner/name'"
+    )
 
     def __call__(
-        self, name: str, fields: Fields | None, config: str | None
+        self, name: Any, fields: Fields | None, config: str | None
     ) -> QuestionSource | None:
+        if not isinstance(name, str):
+            return _in_memory(name, fields)
         path = Path(name)
         if path.is_file() or path.suffix.lower() in FILE_KINDS:
             return QuestionFile(name, fields)
+        if is_saved(path):
+            return _in_memory(open_saved(name), fields, name)
         if path.is_dir():
             found = [p.name for p in sorted(path.iterdir()) if p.suffix.lower() in FILE_KINDS]
             raise DataError(
-                f"{name!r} is a folder. Name a file in it ({', '.join(found) or 'it has none'})."
+                f"{name!r} is a folder. Name a file in it ({', '.join(found) or 'it has none'}), "
+                "or a folder of save_to_disk."
             )
         known = PRESETS.get(name)
         if known is None and name.count("/") != 1:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv")
+FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 
 _AT_ONCE = 1000
 
@@ -40,7 +40,8 @@ def read_file(source: str) -> Iterator[Row]:
     if kind not in FILE_KINDS:
         raise DataError(f"cannot tell the format of {source!r}. Name it {', '.join(FILE_KINDS)}.")
     try:
-        for row in _parquet(path) if kind == ".parquet" else _text(path, kind):
+        of_tables = {".parquet": _parquet, ".arrow": _arrow}
+        for row in of_tables[kind](path) if kind in of_tables else _text(path, kind):
             if not isinstance(row, dict):
                 raise DataError(
                     f"{source!r} is not a list of objects. Give one JSON object per question."
@@ -58,6 +59,23 @@ def _parquet(path: Path) -> Iterator[Any]:
     with pyarrow.parquet.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=_AT_ONCE):
             yield from batch.to_pylist()
+
+
+def _arrow(path: Path) -> Iterator[Any]:
+    """Of a file of either format: `datasets` writes the one that can be streamed."""
+    import pyarrow
+
+    with pyarrow.memory_map(str(path)) as file:
+        magic = file.read(6)
+        file.seek(0)
+        if magic == b"ARROW1":
+            table = pyarrow.ipc.open_file(file)
+            batches = (table.get_batch(n) for n in range(table.num_record_batches))
+        else:
+            batches = iter(pyarrow.ipc.open_stream(file))
+        for batch in batches:
+            for first in range(0, batch.num_rows, _AT_ONCE):
+                yield from batch.slice(first, _AT_ONCE).to_pylist()
 
 
 def _text(path: Path, kind: str) -> Iterator[Any]:
@@ -129,6 +147,27 @@ def _hub_errors(path: str, config: str | None, split: str) -> Iterator[None]:
         ) from error
 
 
+def is_saved(folder: Path) -> bool:
+    """Whether `save_to_disk` of `datasets` wrote a folder."""
+    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def open_saved(folder: str) -> datasets.Dataset | datasets.DatasetDict:
+    """What `save_to_disk` wrote.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    import datasets
+
+    try:
+        return datasets.load_from_disk(folder)
+    except Exception as error:  # of json, pyarrow or the file system
+        cause = str(error).strip().split("\n")[0] or type(error).__name__
+        again = "Write the folder again with save_to_disk, or name a file."
+        raise DataError(f"cannot read the data set in {folder!r}: {cause}. {again}") from error
+
+
 def read_hub(rows: datasets.Dataset) -> Iterator[Row]:
     """The rows of an opened data set, twice as fast as it gives them itself."""
     for batch in rows.with_format("arrow").iter(_AT_ONCE):
@@ -192,6 +231,8 @@ def questions_of(
     paths += [("question", fields.question), *(("answers", path) for path in of_answers)]
     used = {path.split(".")[0] for _, path in paths}
     missing, found, number = paths, set[str](), -1
+    without: str | None = None
+    matched = False
     for number, row in enumerate(rows):
         missing = [(name, path) for name, path in missing if _at(row, path) is _ABSENT]
         if missing and number < 100:
@@ -203,15 +244,14 @@ def questions_of(
                 f"the answers of {where} are nested. Set {setting}.answers to a path such as "
                 f"{of_answers[0]}.{next(iter(nested), 'text')!s}."
             )
+        texts = [t for a in answers if a is not _ABSENT for t in _texts(a, setting)]
+        accepted = [a for a in map(fields.answer_in, texts) if a is not None]
+        matched = matched or bool(accepted)
+        without = without or next(iter(texts), None)
         yield Question(
             id=str(number if fields.id is None else _known(_at(row, fields.id), number)),
             text=str(_known(_at(row, fields.question), "")).strip(),
-            answers=tuple(
-                text
-                for answer in answers
-                if answer is not _ABSENT
-                for text in _texts(answer, setting)
-            ),
+            answers=tuple(accepted),
             metadata={
                 name: value for name, value in row.items() if name not in used and _is_plain(value)
             },
@@ -222,6 +262,11 @@ def questions_of(
         raise DataError(
             f"{where} has no field {path!r}. It has: {', '.join(sorted(found))}. "
             f"Set {setting}.{name} to the one that holds it{numbered}."
+        )
+    if without is not None and not matched:
+        raise DataError(
+            f"{setting}.answer_pattern {fields.answer_pattern!r} is in no answer of {where}, of "
+            f"which the first ends with {without[-60:]!r}. Mend the pattern, or leave it out."
         )
 
 
