@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import json
 import os
 import re
@@ -30,8 +31,10 @@ from turnrl_atlas import Atlas
 from commands import forget
 from nursery import Nursery
 from pages import ROOT, Done, Piece, Terminal, pieces, snippet_of
+from turnrl import Fields, Reading, ToolCall, Trajectory, Turn, load_questions
 from turnrl.cli import main
 from turnrl.plugins import load_plugins
+from turnrl.testing import check_tool
 
 PAGES = [
     "README.md",
@@ -125,6 +128,7 @@ BUILD = "turnrl index build --source"
 FINISHED = "`Trainer.fit` stopped: `max_"
 SHOWN_FILE = Elsewhere("test_plugins.test_the_files_in_the_docs_are_those_that_the_command_writes")
 EXAMPLE = Elsewhere("test_plugins.test_the_examples_in_the_docs_run")
+CALCULATOR = "test_docs.test_the_calculator_and_the_rows_of_the_page_fit_together"
 NAMED = "test_recipes.test_a_recipe_is_given_by_its_name_wherever_one_is"
 LISTED = "test_recipes.test_every_recipe_is_listed_with_its_command_and_its_row"
 COPIED = "test_recipes.test_a_copy_is_a_file_to_change_and_replaces_none"
@@ -204,6 +208,14 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "index build": Runs(("300 passages",), ("indexes/mine",)),
         "index search --questions": Runs(("answer@5",)),
         "--data.val questions.jsonl \\": Runs(("8 questions, greedy",)),
+        "rows.shuffle(seed=1)": Runs(("Question(id=",)),
+        "answer_pattern '####": Fits(),
+        "Tom has 6 boxes": Elsewhere(CALCULATOR),
+        '"""A calculator': Elsewhere(CALCULATOR),
+        "answer_pattern: '####": Elsewhere(CALCULATOR),
+        "fit gsm8k.yaml --model": Runs((FINISHED,), ("runs/gsm8k/version_0/metrics.csv",)),
+        "turnrl doctor gsm8k": NotRun("the hub; test_doctor.py has smaller recipes"),
+        "turnrl fit gsm8k": NotRun("the hub and a GPU; the command before it needs neither"),
         "turnrl recipes": Elsewhere(LISTED),
         "turnrl recipes copy": Runs(("turnrl fit mine_react.yaml",), ("mine_react.yaml",)),
         "turnrl fit quickstart": Elsewhere(NAMED),
@@ -513,6 +525,24 @@ def put_data(folder: Path) -> None:
     (hub / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
 
 
+def put_gsm8k(folder: Path) -> dict[str, str]:
+    """The files of the page about GSM8K, with a few rows in its format; the page's blocks."""
+    words = {"json": "Tom has 6", "python": "class Calculator", "yaml": "arithmetic.Calculator"}
+    blocks = {
+        kind: next(p.text for p in pieces("docs/howto.md") if p.kind == kind and word in p.text)
+        for kind, word in words.items()
+    }
+    rows = [json.loads(blocks["json"])]
+    for a, b in [(2, 3), (40, 25), (7, 9)]:
+        solution = f"There are {a} * {b} = <<{a}*{b}={a * b}>>{a * b} of them.\n#### {a * b:,}"
+        rows.append({"question": f"How many are {a} times {b} hens?", "answer": solution})
+    lines(rows, folder / "train.jsonl")
+    lines(rows, folder / "test.jsonl")
+    (folder / "arithmetic.py").write_text(blocks["python"])
+    (folder / "gsm8k.yaml").write_text(blocks["yaml"])
+    return blocks
+
+
 MY_TOOL = '''
 import turnrl
 
@@ -560,6 +590,7 @@ class Page:
             begun = Terminal(self.folder, None)  # as a new user types it
             self.check(begun.type("turnrl fit recipes/quickstart.yaml"), Runs((FINISHED,)))
         if self.name == "docs/howto.md":
+            put_gsm8k(self.folder)
             put_recipes(
                 self.folder,
                 trainer={"max_epochs": 50},
@@ -818,6 +849,28 @@ def test_the_script_that_trains_by_hand_runs(tmp_path, monkeypatch):
 
 
 SMALLER = "questions_per_iteration=2, val_limit=8"
+
+
+def test_the_calculator_and_the_rows_of_the_page_fit_together(tmp_path):
+    blocks = put_gsm8k(tmp_path)
+    space = {"__name__": "arithmetic"}
+    exec(compile(blocks["python"], "arithmetic.py", "exec"), space)
+    tool, reward = space["Calculator"](), space["NumberGiven"]()
+    wrong = ["1 +", "'a' * 3", "2 ** 9", "1 / 0", "x", "", "(" * 100, "-" * 99, "\0"]
+    calls = [{"expression": text} for text in ("(3 + 4) * 6", "-1/4", " 1e300 * 1e300")]
+    check_tool(tool, calls, [{"expression": text} for text in wrong])
+    told = [result.content for result in tool.run([ToolCall("calculate", c) for c in calls])]
+    assert told == ["42", "-0.25", "inf"]
+    settings = yaml.safe_load(blocks["yaml"])["data"]
+    questions = load_questions(str(tmp_path / "train.jsonl"), fields=Fields(**settings["fields"]))
+    assert [q.answers for q in questions] == [("42",), ("6",), ("1,000",), ("63",)]
+
+    turns = [Turn("", (1,), (0.0,), Reading(answer=a)) for a in ("1,000", "-4.5", "42 pens", None)]
+    tried = [Trajectory(questions[0], (1,), (turn,), "answer") for turn in turns]
+    assert [reward.score(one) for one in tried] == [0.1, 0.1, 0, 0]
+    space.clear()  # a message of another test lists the tools that there are
+    del tool, reward
+    gc.collect()
 
 
 def test_readme_has_one_line_to_train_and_one_to_test():
