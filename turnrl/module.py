@@ -15,6 +15,7 @@ baselines GRPO-OR and GRPO-MR.
 """
 
 import contextlib
+import hashlib
 import itertools
 import logging
 import math
@@ -287,8 +288,18 @@ class MTGRPO(L.LightningModule):
 
     def on_train_end(self) -> None:
         """Leave what was trained in the run's folder, in a form that others can load."""
-        if self.trainer.is_global_zero and self._folder:
-            self.policy.export(self._folder / ("model" if self.policy.lora is None else "adapter"))
+        run = self.trainer
+        if run.is_global_zero and self._folder:
+            recipe = self._folder / "config.yaml"
+            digest = hashlib.sha256(recipe.read_bytes()).hexdigest() if recipe.is_file() else ""
+            facts = {
+                "iterations": f"{run.current_epoch}, in {run.global_step} optimiser steps",
+                "recipe": f"`config.yaml` of the run, SHA-256 `{digest}`"
+                if digest
+                else "of Python",
+            }
+            kind = "model" if self.policy.lora is None else "adapter"
+            self.policy.export(self._folder / kind, facts)
 
     def teardown(self, stage: str) -> None:
         """Let the engine go."""

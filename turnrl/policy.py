@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from turnrl.attention import no_mask, take_over
+from turnrl.card import base_name, write_card
 from turnrl.chat import read_template
 from turnrl.compute import InOnePass, adapt_in_place, fuse, head_logits, recompute
 from turnrl.errors import CheckpointError, RecipeError, did_you_mean, in_short, of_the_device
@@ -642,11 +643,16 @@ class Policy(nn.Module):
                 f"only in {where}. Use the recipe that it was made with."
             )
 
-    def export(self, folder: str | Path) -> Path:
-        """Write what was trained, for use without turnrl, with the tokenizer beside it.
+    def export(self, folder: str | Path, facts: Mapping[str, str] | None = None) -> Path:
+        """Write what was trained, for use without turnrl, with the tokenizer and a model card
+        beside it.
 
         Under LoRA the adapter, which `peft.PeftModel.from_pretrained` loads; otherwise the whole
         model, which `AutoModelForCausalLM.from_pretrained` loads.
+
+        Args:
+            folder: Where to.
+            facts: What the card says of the training, by name.
         """
         assert self.network is not None, "Policy.load() comes first"
         folder = Path(folder)
@@ -655,4 +661,6 @@ class Policy(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         self.network.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+        base = base_name(self.model, self.folder, folder)
+        write_card(folder, base, self.revision, self.lora is not None, facts or {})
         return folder

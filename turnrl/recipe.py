@@ -6,6 +6,7 @@ says what a resumed run changed.
 
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -62,7 +63,7 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
                 f"{str(file)!r} holds no recipe: it was made from Python. Give what it was made of "
                 "to MTGRPO.load_from_checkpoint(path, policy=..., rollout=..., rewards=...)."
             )
-        recipe = yaml.safe_load(checkpoint["recipe"])
+        recipe = _relocated(yaml.safe_load(checkpoint["recipe"]), file)
     _prepare()
     _refuse_unknown(recipe, SECTIONS)
     sys.path += [str(Path.cwd())]
@@ -82,6 +83,26 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
     return module.to(device)
+
+
+def _relocated(value: Any, file: Path, key: str = "") -> Any:
+    """A value of a saved recipe, whose paths started from the folder that the run was begun in.
+    Those that lead nowhere from here are tried from the folders above the checkpoint. A model,
+    which the checkpoint knows again, is also found by the end of its path, after a move."""
+    if isinstance(value, dict):
+        return {name: _relocated(item, file, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_relocated(item, file) for item in value]
+    model, exists = (
+        key == "model",
+        os.path.exists,
+    )  # unlike Path's, at home with texts of any length
+    if not isinstance(value, str) or not (model or "/" in value) or exists(value):
+        return value
+    parts = Path(value).parts
+    ends = [Path(*parts[n:]) for n in range(len(parts) if model else 1)]
+    there = (folder / end for end in ends for folder in file.resolve().parents)
+    return next((str(path) for path in there if exists(path)), value)
 
 
 Split = Literal["train", "val", "test"]

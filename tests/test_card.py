@@ -1,0 +1,126 @@
+"""What a run exports says what it is of, and is found again: elsewhere, and after a move."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import warnings
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+
+import turnrl
+from commands import save
+from turnrl.card import base_name, write_card
+from turnrl.cli import main
+
+HUB = "Qwen/Qwen2.5-7B"
+IDS = torch.tensor([[5, 9, 33, 71, 120, 8]])
+
+
+def test_a_base_is_named_by_the_hub_by_its_package_or_from_the_export(tmp_path):
+    base, run = tmp_path / "models" / "base", tmp_path / "runs" / "adapter"
+    base.mkdir(parents=True)
+    assert base_name(HUB, HUB, run) == HUB
+    assert base_name("package://some/folder", str(base), run) == "package://some/folder"
+    assert base_name(str(base), str(base), run) == "../../models/base"
+    assert base_name("base", "/usr", run) == "/usr"  # they have nothing in common
+
+
+@pytest.fixture
+def export(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/one/machine"}')
+    return tmp_path
+
+
+def test_a_card_of_a_hub_model_has_what_peft_and_the_hub_read(export):
+    write_card(export, HUB, "v1", True, {"recipe": "mine"})
+    card = huggingface_hub.ModelCard.load(export / "README.md")
+    assert card.data.base_model == HUB
+    assert card.data.library_name == "peft"
+    assert {f"base_model:adapter:{HUB}", "lora"} < {*card.data.tags}
+    assert "| recipe | mine |" in card.text
+    assert f"turnrl {turnrl.__version__}" in card.text
+    assert f"from_pretrained('{HUB}', revision='v1')" in card.text
+    config = json.loads((export / "adapter_config.json").read_text())
+    assert config == {"base_model_name_or_path": HUB, "revision": "v1"}
+
+
+def test_a_card_of_a_whole_model_and_of_a_base_that_is_no_hub_name(export):
+    write_card(export, HUB, None, False, {})
+    card = huggingface_hub.ModelCard.load(export / "README.md")
+    assert card.data.library_name == "transformers"
+    assert "PeftModel" not in card.text
+    write_card(export, "../base", None, True, {})
+    card = huggingface_hub.ModelCard.load(export / "README.md")
+    assert card.data.base_model is None  # the hub takes names of its own alone
+    assert "| base model | `../base` |" in card.text
+    write_card(export, "package://turnrl_atlas/starter", None, True, {})
+    assert "Policy('package://turnrl_atlas/starter').folder" in (export / "README.md").read_text()
+
+
+def test_a_run_is_found_again_from_elsewhere_and_after_a_move(
+    recipe, tiny_model, tmp_path, monkeypatch, capsys
+):
+    project = tmp_path / "project"
+    shutil.copytree(tiny_model, project / "models" / "base")
+    monkeypatch.chdir(project)
+    recipe["model"]["policy"] = {"model": "models/base", "lora": {"r": 4}}
+    recipe["trainer"] |= {"max_epochs": 1, "limit_val_batches": 0}
+    save(recipe)
+    assert main(["fit", "recipe.yaml"]) == 0
+    run = Path("runs/recipe/version_0")
+    config = json.loads((run / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "../../../../models/base"
+    card = (run / "adapter" / "README.md").read_text()
+    assert str(tmp_path) not in card
+    digest = hashlib.sha256((run / "config.yaml").read_bytes()).hexdigest()
+    assert f"`config.yaml` of the run, SHA-256 `{digest}`" in card
+    assert "| iterations | 1, in 2 optimiser steps |" in card
+    with torch.no_grad():
+        trained = turnrl.load(run).policy.network.eval()(IDS).logits
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    for folder in (project, tmp_path / "moved"):
+        if not folder.exists():
+            project.rename(folder)
+        again = turnrl.load(folder / run)
+        assert Path(again.policy.model) == (folder / "models" / "base").resolve()
+        # as the card says
+        (code,) = re.findall(r"^```python\n(.*?)^```", card, re.MULTILINE | re.DOTALL)
+        space = {}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            exec(code.replace('Path(".")', f"Path({str(folder / run / 'adapter')!r})"), space)
+        with torch.no_grad():
+            for network in (again.policy.network, space["model"]):
+                assert torch.allclose(network.eval()(IDS).logits, trained, atol=1e-5)
+        assert space["tokenizer"]("text")["input_ids"]
+
+
+def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypatch):
+    from turnrl.recipe import _relocated
+
+    run = tmp_path / "old" / "runs" / "x" / "last.ckpt"
+    for path in ("old/indexes/mine", "old/models/base", "here/models/base", "old/a"):
+        (tmp_path / path).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    saved = {
+        "model": {"policy": {"model": "models/base"}},
+        "tools": [{"index": "indexes/mine", "name": "a", "text": "</answer>" * 99}],
+        "data": "/gone/indexes/mine",
+    }
+    found = _relocated(saved, run)
+    assert found["model"]["policy"]["model"] == "models/base"
+    (tool,) = found["tools"]
+    assert tool == {**saved["tools"][0], "index": str(tmp_path / "old/indexes/mine")}
+    assert found["data"] == "/gone/indexes/mine"
+    monkeypatch.chdir(tmp_path)
+    saved["model"]["policy"]["model"] = "/gone/models/base"
+    assert _relocated(saved, run)["model"]["policy"]["model"] == str(tmp_path / "old/models/base")
