@@ -1,17 +1,19 @@
 """On two CPU processes, in a folder with a recipe: trains and evaluates by the command line, and
-trains with a Trainer of Lightning's own that shows its bar. Run by test_processes.py."""
+trains with Trainers of Lightning's own, with and without a bar of theirs. Run by
+test_processes.py."""
 
 from pathlib import Path
 
 import lightning as L
 import yaml
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
 from runs import KeepWeights, data, module
 from turnrl.cli import main
 
 
-def plain(model: str, name: str, share: bool) -> None:
+def plain(model: str, name: str, share: bool, *callbacks: L.Callback) -> None:
     L.seed_everything(0, verbose=False)
     trainer = L.Trainer(
         max_epochs=2,
@@ -19,7 +21,7 @@ def plain(model: str, name: str, share: bool) -> None:
         devices=2,
         strategy="ddp",
         logger=CSVLogger("runs", name=name),
-        callbacks=[KeepWeights()],
+        callbacks=[KeepWeights(), *callbacks],
         log_every_n_steps=1,
     )
     policy = {"share_prefixes": share}
@@ -39,4 +41,4 @@ if __name__ == "__main__":
     by_recipe()
     model = yaml.safe_load(Path("two.yaml").read_text())["model"]["policy"]["model"]
     plain(model, "plain", share=True)
-    plain(model, "padded", share=False)
+    plain(model, "padded", False, TQDMProgressBar())

@@ -74,7 +74,7 @@ def test_rows_agree_with_what_was_learnt_from(run):
             ]
             for i, trajectory in enumerate(group.trajectories):
                 row = next(rows)
-                assert (row["iteration"], row["policy_version"]) == (iteration, 2 * iteration)
+                assert (row["iteration"], row["policy_version"]) == (iteration + 1, 2 * iteration)
                 assert (row["split"], row["group"], row["member"]) == ("train", number, i)
                 assert row["question_id"] == group.question.id
                 assert row["question"] == group.question.text
@@ -112,7 +112,7 @@ def test_an_evaluation_has_a_row_for_each_question_and_no_credit(run):
     folder, _, _ = run
     rows = record.read(kept(folder), "val-*")
     assert [(row["policy_version"], row["iteration"]) for row in rows[::3]] == [
-        *[(0, 0), (2, 0), (4, 1)]
+        *[(0, 0), (2, 1), (4, 2)]
     ]
     assert [row["question_id"] for row in rows] == ["n100", "n101", "n102"] * 3
     assert {(row["split"], row["group_mean"], row["group_std"]) for row in rows} == {
@@ -138,7 +138,7 @@ def test_datasets_reads_it_as_pyarrow_does(run, tmp_path, monkeypatch):
 def test_transcripts_show_the_best_and_the_worst_with_their_credit(run):
     folder, _, collected = run
     for iteration, experience in enumerate(collected):
-        file = folder / "version_0" / "transcripts" / f"iteration_{iteration:04d}.txt"
+        file = folder / "version_0" / "transcripts" / f"iteration_{iteration + 1:04d}.txt"
         texts = file.read_text(encoding="utf-8").split("\n" + "=" * 80 + "\n")
         assert len(texts) == 2
         for text, group, extreme in zip(texts, experience.groups, (max, min), strict=False):
@@ -174,7 +174,7 @@ def test_an_evaluation_of_a_checkpoint_is_recorded_as_of_its_iteration(run, tmp_
     rows = record.read(kept(tmp_path))
     assert len(rows) == 12
     assert {(row["split"], row["policy_version"], row["iteration"]) for row in rows} == {
-        ("train", 4, 1)
+        ("train", 4, 2)
     }
 
 

@@ -77,8 +77,11 @@ def _dispatch(arguments: list[str]) -> int:
     listing.set_defaults(run=_plugins)
     if arguments[:1] and arguments[0] in _TRAINING:
         given = read_given(arguments[0], arguments[1:])
-        if not given.asks:
-            print(f"turnrl {arguments[0]}: {' + '.join(given.files)}", flush=True)
+        if not given.asks and os.environ.get("LOCAL_RANK", "0") == "0":
+            place = given.folder or "checkpoints/ alone, for trainer.logger is false"
+            print(f"turnrl {arguments[0]}: {' + '.join(given.files)}")
+            print(f"writing to {place}, on {given.device}")
+            print("loading torch and Lightning", flush=True)
         first = "turnrl.recipe" not in sys.modules
         if first:
             gc.disable()  # a fifth of the time that importing torch and Lightning takes

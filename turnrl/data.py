@@ -14,6 +14,7 @@ import lightning as L
 
 from turnrl.errors import DataError, RecipeError, at_least
 from turnrl.learning import Step
+from turnrl.lines import say
 from turnrl.sources import Role, Source, load_questions, open_source
 from turnrl.types import Fields, Question, QuestionSource
 
@@ -97,6 +98,7 @@ class QuestionData(L.LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Load what a stage needs, so that whatever is wrong with a source shows at once."""
+        say(self.trainer, "reading the questions")
         opened = [self._opened(role) for role, name in self.sources.items() if name is not None]
         for option in ("fields", "config"):
             unused = not any(option in source.uses for source in opened)

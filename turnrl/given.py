@@ -6,9 +6,9 @@ once. It is put together here alone: what is explained, chosen and built is one 
 
 import io
 import os
+import platform
 import re
 import sys
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,9 @@ from typing import Any
 
 import yaml
 
-from turnrl.errors import CheckpointError, RecipeError, did_you_mean
+from turnrl.errors import RecipeError, did_you_mean
+from turnrl.folders import LATEST, checkpoint_at, next_version
 
-LATEST = ("last", "best")
-"""Checkpoints of a recipe's newest run, by name."""
 SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path", "split")
 """The top of a recipe."""
 _MAPPINGS = ("model", "data", "trainer")
@@ -51,6 +50,58 @@ class Given:
     def name(self) -> str:
         """What a run is called: the last recipe's name without its ending."""
         return Path(self.files[-1]).stem if self.files else ""
+
+    @property
+    def home(self) -> Path | None:
+        """The folder of the runs of this name, whatever logs them; None if nothing does.
+
+        `save_dir` and `name` are those of the recipe's first logger, or `runs` and the name of the
+        recipe.
+        """
+        return self.home_of(self.command)
+
+    def home_of(self, command: str) -> Path | None:
+        """The same of another command."""
+        logger = self._logger
+        if logger is None:
+            return None
+        name = f"{self.name}-{command}" if command == "eval" else self.name
+        listed = isinstance(self.contents["trainer"].get("logger"), list)
+        if listed and str(logger.get("class_path")).endswith("CSVLogger"):
+            name = "lightning_logs"  # Lightning's own name; ours is of the default logger
+        return Path(logger.get("save_dir") or "runs", logger.get("name") or name)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the run will leave its files, if no other takes the number; None if nowhere."""
+        home, version = self.home, (self._logger or {}).get("version")
+        if home is None or self.contents["trainer"].get("fast_dev_run"):
+            return None
+        number = next_version(home) if version is None else version
+        return home / (number if isinstance(number, str) else f"version_{number}")
+
+    @property
+    def device(self) -> str:
+        """Where it will compute, as far as the machine tells without torch."""
+        asked = str(self.contents["trainer"].get("accelerator") or "auto")
+        cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+        if asked in ("auto", "gpu", "cuda") and cards:
+            model = re.search(r"^Model:\s*(.+)$", cards[0].read_text("utf-8"), re.MULTILINE)
+            return model[1] if model else "a GPU"
+        on_mac = sys.platform == "darwin" and platform.machine() == "arm64"
+        if asked in ("cpu", "auto"):
+            return "mps" if on_mac and asked == "auto" else "the CPU"
+        return asked
+
+    @property
+    def _logger(self) -> dict[str, Any] | None:
+        """The settings of the first logger; None if there is to be none."""
+        loggers = self.contents["trainer"].get("logger", True)
+        first = loggers[0] if isinstance(loggers, list) and loggers else loggers
+        if first in (False, None, []):
+            return None
+        first = first if isinstance(first, dict) else {"class_path": str(first)}
+        return {**first, **first.get("init_args", {})}
 
 
 def bundled_recipes() -> dict[str, Path]:
@@ -112,7 +163,7 @@ def read_given(command: str, arguments: Sequence[str]) -> Given:
         given.contents[key] = section if isinstance(section, dict) else {"class_path": section}
     checkpoint = given.contents.get("ckpt_path")
     if isinstance(checkpoint, str) and checkpoint not in LATEST and not given.asks:
-        check_checkpoint(checkpoint)
+        given.contents["ckpt_path"] = checkpoint_at(checkpoint)
     return given
 
 
@@ -135,19 +186,6 @@ def _filled_in(value: Any, key: str) -> Any:
         step = f"Run 'export {name}=...' first, or write the path out."
         raise RecipeError(f"{key} is {value!r}, and no variable {name} is set. {step}")
     return filled
-
-
-def check_checkpoint(path: str) -> None:
-    """Refuse what is no checkpoint.
-
-    Raises:
-        CheckpointError: Naming it.
-    """
-    if "://" in path or zipfile.is_zipfile(path):
-        return
-    if Path(path).is_file():
-        raise CheckpointError(f"{path!r} is not a checkpoint. Give a last.ckpt of a run.")
-    raise CheckpointError(f"no checkpoint at {path!r}. Runs keep theirs in their checkpoints/.")
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:

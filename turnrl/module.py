@@ -35,7 +35,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from turnrl import record, scoring
-from turnrl.callbacks import InitialValidation, run_folder
+from turnrl.callbacks import FirstAndLastValidation
 from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
 from turnrl.errors import (
@@ -47,7 +47,11 @@ from turnrl.errors import (
     at_least,
     blaming,
 )
+from turnrl.folders import run_folder
+from turnrl.health import IdleWarning
 from turnrl.learning import Minibatch, Step, plan, row
+from turnrl.lines import say, take_over
+from turnrl.metrics import PolicyRows
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import examine, installed
 from turnrl.policy import Policy
@@ -163,6 +167,7 @@ class MTGRPO(L.LightningModule):
         self._first_logprobs: dict[int, Tensor] | None = None
         self._folder: Path | None = None
         self._logged = False
+        self._names: tuple[set[str], set[str]] = (set(), set())
         self._sampling = False
         self._loaded_version = (0, 0)
         self.experience: scoring.Experience | None = None
@@ -203,7 +208,8 @@ class MTGRPO(L.LightningModule):
 
     def configure_callbacks(self) -> list[L.Callback]:
         """What belongs to every run of this module."""
-        return [InitialValidation()]
+        shown = [] if getattr(self.trainer, "shows_its_own", False) else take_over(self.trainer)
+        return [*shown, FirstAndLastValidation(), PolicyRows(), IdleWarning()]
 
     def setup(self, stage: str) -> None:
         """Find a recipe's mistakes before any weights are loaded."""
@@ -242,6 +248,7 @@ class MTGRPO(L.LightningModule):
     def configure_model(self) -> None:
         """Load the weights onto the device that the strategy chose."""
         run = self._trainer
+        say(run, f"loading {self.policy.model}")
         with self._phase("loading"):
             self.policy.load(self.device if run is None else run.strategy.root_device)
 
@@ -409,7 +416,7 @@ class MTGRPO(L.LightningModule):
             if not self._sampling:
                 self._start_engine()
                 self._sampling = True
-            self.engine.sync(self._iteration_and_version[1])
+            self.engine.sync(self.iteration_and_version[1])
             return (rollout or self.rollout).explore(
                 self.engine, self.chat, questions, size or 1, key, probes, size is None, bar
             )
@@ -444,7 +451,7 @@ class MTGRPO(L.LightningModule):
             left = len(experience.idle)
             rank_zero_info(f"sampled {len(idle)} groups anew; {left} teach nothing still")
         self.experience, self._logged = experience, False
-        at = (iteration, self.global_step, self.global_rank, self.trainer.world_size)
+        at = (iteration + 1, self.global_step, self.global_rank, self.trainer.world_size)
         kept = record.rows(experience.groups, experience.credit, "train", *at)
         if (most := self.record_per_iteration) is not None:
             kept = itertools.islice(kept, -(-most // self.trainer.world_size))
@@ -611,8 +618,6 @@ class MTGRPO(L.LightningModule):
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
         """Log what was collected, once an iteration."""
-        for name in ("epoch", "step"):  # where a row stood is no figure of this step's
-            self.trainer.callback_metrics.pop(name, None)
         if self.experience is None or self._logged:
             return
         self._logged = True
@@ -633,10 +638,11 @@ class MTGRPO(L.LightningModule):
         self._log("train/grad_norm", float(norm))
 
     def _broken(self, what: str) -> TrainingError:
+        iteration, step = self.iteration_and_version
         return TrainingError(
-            f"{what} at step {self.global_step} (iteration {self.current_epoch}). Lower the "
-            "learning rate (model.optimizer.lr) or trainer.gradient_clip_val, and go on from a "
-            "checkpoint of before."
+            f"{what} at step {step} (iteration {iteration}). Lower the learning rate "
+            "(model.optimizer.lr) or trainer.gradient_clip_val, and go on from a checkpoint of "
+            "before."
         )
 
     def _log_sums(self, sums: Mapping[str, float], count: float, weigh: bool = False) -> float:
@@ -655,17 +661,20 @@ class MTGRPO(L.LightningModule):
             self._log(name, value / total, int(total) if weigh else 1)
         return float(total)
 
-    def _log_place(self) -> None:
-        """Count a row of metrics by the optimiser steps that are behind the policy. Lightning would
-        count from the last step's number, and so give two policies one number."""
-        for name, value in zip(("epoch", "step"), self._iteration_and_version, strict=True):
-            self._log(name, value)
-
-    def _log(self, name: str, value: float, weight: int = 1) -> None:
+    def _log(self, name: str, value: float, weight: int = 1, **more: Any) -> None:
         # what is logged is the same in every process: a progress bar may read it in one alone,
         # which must not wait for the others (`sync_dist` with `rank_zero_only` reduces nothing)
         options = {"on_step": False, "on_epoch": True, "sync_dist": True, "rank_zero_only": True}
-        self.log(name, value, batch_size=weight, prog_bar=name in _SHOWN, **options)  # type: ignore[arg-type]
+        options |= {"logger": False, "prog_bar": name in _SHOWN}
+        self._names[self.trainer.validating].add(name)
+        self.log(name, value, batch_size=weight, **options, **more)  # type: ignore[arg-type]
+
+    def take_figures(self, validating: bool) -> dict[str, float]:
+        """What was logged of a validation, or of training, and was not taken before."""
+        found, names = self.trainer.callback_metrics, self._names[validating]
+        taken = {name: float(found[name]) for name in sorted(names) if name in found}
+        names.clear()
+        return taken
 
     # -------------------------------------------------------------- evaluate
 
@@ -679,29 +688,24 @@ class MTGRPO(L.LightningModule):
         key = (_EVALUATE, self.seed, batch_idx, self.global_rank)
         groups = self.score(self.act(batch, None, key, "evaluating")) if batch else ()
         rank, ranks = self.global_rank, self.trainer.world_size
-        at = (*self._iteration_and_version, len(self.evaluated) * ranks + rank, ranks)
+        at = (*self.iteration_and_version, len(self.evaluated) * ranks + rank, ranks)
         self.evaluated += record.rows(groups, [None] * len(groups), split, *at)
         found = scoring.group_sums(groups, self.rewards)
         named = {f"{split}/{name}": value for name, value in found.items()}
         total = self._log_sums(named, len(batch), weigh=True)
         if self.trainer.state.fn != "fit":
-            name = f"{split}/questions"
-            self.log(name, total, reduce_fx="sum", sync_dist=True, rank_zero_only=True)
+            self._log(f"{split}/questions", total, reduce_fx="sum")
 
     def on_validation_epoch_end(self) -> None:
         """Keep the whole record of an evaluation."""
         self._keep(self.evaluated)
-        self._log_place()
-
-    def on_train_epoch_end(self) -> None:
-        """Say which policy the iteration leaves behind."""
-        self._log_place()
 
     @property
-    def _iteration_and_version(self) -> tuple[int, int]:
-        """Iteration and optimiser steps of the policy as it is now."""
+    def iteration_and_version(self) -> tuple[int, int]:
+        """Iterations that the policy has learned from, the one that is going on included, and
+        optimiser steps."""
         if self._trainer is not None and self.trainer.state.fn == "fit":
-            return self.current_epoch, self.global_step
+            return self.trainer.fit_loop.epoch_progress.current.ready, self.global_step
         return self._loaded_version
 
     # ----------------------------------------------------------- checkpoints
@@ -739,7 +743,8 @@ class MTGRPO(L.LightningModule):
         if not fit and self.policy.critic is None:  # who does not learn needs no critic
             names -= {"value_head.weight", "value_head.bias"}
         self.policy.check_identity(checkpoint["policy_identity"], names)
-        self._loaded_version = checkpoint["epoch"], checkpoint["global_step"]
+        steps = checkpoint["global_step"]
+        self._loaded_version = (checkpoint["epoch"] + 1 if steps else 0), steps
         own = type(self).configure_optimizers is MTGRPO.configure_optimizers
         if own and fit and "optimizer_states" in checkpoint:  # else Lightning says what it lacks
             self._settle(checkpoint)

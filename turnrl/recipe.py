@@ -7,12 +7,13 @@ says what a resumed run changed.
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -22,13 +23,16 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger
 from transformers.utils import logging as transformers_logging
 
-from turnrl.callbacks import BestCheckpoint, IterationLines, LastCheckpoint, is_trial, run_folder
+from turnrl.callbacks import BestCheckpoint, LastCheckpoint
 from turnrl.data import QuestionData
 from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean
 from turnrl.explain import explain, explain_class, explain_section, parameters
-from turnrl.given import LATEST, SECTIONS, Given, check_checkpoint, find_recipe, read_given
+from turnrl.folders import LATEST, checkpoint_at, newest, run_folder, tidy
+from turnrl.given import SECTIONS, Given, find_recipe, read_given
+from turnrl.lines import IterationLines
 from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
 from turnrl.scoring import CURVES, interval
@@ -51,12 +55,11 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
     """
     path = find_recipe(str(path))
     file, checkpoint = Path(path), None
-    file = file / "checkpoints" / "last.ckpt" if file.is_dir() else file
     if file.suffix in (".yaml", ".yml"):
         recipe = read_given("fit", ["--config", path]).contents
         sys.path += [str(file.absolute().parent)]  # classes of one's own; none beside a checkpoint
     else:
-        check_checkpoint(str(file))
+        file = Path(checkpoint_at(str(path)))
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
         if "recipe" not in checkpoint:
             raise CheckpointError(
@@ -182,11 +185,8 @@ class _Recipe(SaveConfigCallback):
         if trainer.logger is not None:  # else the folder is the user's own
             super().setup(trainer, pl_module, stage)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        folder = run_folder(trainer)  # a collective call
-        if trainer.is_global_zero and not is_trial(trainer):
-            alone = f"checkpoints/ in {trainer.default_root_dir} alone: trainer.logger is false"
-            print(f"writing to {folder or alone}", flush=True)
+    def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
+        tidy(trainer)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -224,6 +224,9 @@ def _flat(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 class _Trainer(L.Trainer):
     """Lightning's trainer, which can also score a split."""
+
+    shows_its_own = True
+    """The recipe's bar and summary are asked for, and not a default."""
 
     def eval(
         self, model: Any, datamodule: Any = None, ckpt_path: str | None = None, split: Split = "val"
@@ -301,15 +304,33 @@ class _CLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         given = config.get("callbacks") or []
         callbacks = [_Signals(), *(given if isinstance(given, list) else [given])]
-        ours: list[tuple[Any, type, str]] = []
+        ours: list[tuple[Any, type, str]] = []  # what makes it, what stands in for it, its switch
         ours.append((LastCheckpoint, LastCheckpoint, "enable_checkpointing"))
         if self.datamodule_class is QuestionData:
             ours.append((BestCheckpoint, BestCheckpoint, "enable_checkpointing"))
-        ours.append((IterationLines, ProgressBar, "enable_progress_bar"))
+        lines = partial(IterationLines, _Parser.given.folder)
+        ours.append((lines, ProgressBar, "enable_progress_bar"))
         for cls, kind, option in ours:
             if config.get(option) is not False and not any(isinstance(c, kind) for c in callbacks):
                 callbacks.append(cls())
-        return super().instantiate_trainer(**kwargs, callbacks=callbacks)
+        return super().instantiate_trainer(
+            **kwargs, callbacks=callbacks, logger=self._loggers(config.get("logger"))
+        )
+
+    def _loggers(self, given: Any) -> list[Any]:
+        """The recipe's loggers, after one that keeps a folder for the run: whatever else logs it,
+        its files lie where the command said, and `last` and `best` find them."""
+        several = given if isinstance(given, list) else [given] if given else []
+        home = _Parser.given.home
+        if home is None or not several:
+            return []
+        others = [logger for logger in several if logger is not True]
+        own = next((logger for logger in others if isinstance(logger, CSVLogger)), None)
+        for logger in others:
+            _ = logger.version  # before a folder is made, which would count
+        if own is None:
+            own = CSVLogger(str(home.parent), home.name, flush_logs_every_n_steps=1)
+        return [own, *(logger for logger in others if logger is not own)]
 
     def _parse_ckpt_path(self) -> None:
         """The recipe says what to build; a checkpoint gives its weights alone."""
@@ -317,19 +338,10 @@ class _CLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         path = self._get(self.config, "ckpt_path")
         if path in LATEST:
-            logger = getattr(self._get(self.config, "trainer").logger, "init_args", {})
-            name = (logger.get("name") or _Parser.given.name).removesuffix("-eval")
-            folder = Path(logger.get("save_dir") or "runs", name)
-            found = list(folder.glob(f"version_*/checkpoints/{path}.ckpt"))
-            if not found:
-                raise CheckpointError(
-                    f"ckpt_path is {path!r}, and no run in {str(folder)!r} has a {path}.ckpt "
-                    "(best.ckpt comes with the first validation: trainer.check_val_every_n_epoch). "
-                    "Give the path of one."
-                )
-            path = str(max(found, key=lambda file: file.stat().st_mtime))
-            self.config[self.subcommand]["ckpt_path"] = path
+            home = _Parser.given.home_of("fit") or Path("runs", _Parser.given.name)
+            path = str(newest(home, path))
             print(f"checkpoint {path}")
+        self.config[self.subcommand]["ckpt_path"] = path
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         # a checkpoint is data from somewhere: no code in it is run
@@ -351,7 +363,7 @@ def _prepare() -> None:
     transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning on torch 2.13
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
-        lambda record: "litlogger" not in record.getMessage()
+        lambda record: not re.search("litlogger|^.PU available: ", record.getMessage())
     )
 
 
@@ -408,6 +420,7 @@ def _cli(given: Given, run: bool = True) -> _CLI:
     contents = json.dumps(given.contents, default=str)
     name = f"{given.name}-{command}" if command == "eval" else given.name
     init_args = {"save_dir": "runs", "name": name, "flush_logs_every_n_steps": 1}
+    defaults = {"log_every_n_steps": 1, "num_sanity_val_steps": 0, "enable_model_summary": False}
     logger = {"class_path": "CSVLogger", "init_args": init_args}
     asked = [f"--config={contents}", *given.asks]
     try:
@@ -415,7 +428,7 @@ def _cli(given: Given, run: bool = True) -> _CLI:
             None if "class_path" in given.contents["model"] else MTGRPO,
             None if "class_path" in given.contents["data"] else QuestionData,
             trainer_class=_Trainer,
-            trainer_defaults={"logger": logger, "log_every_n_steps": 1, "num_sanity_val_steps": 0},
+            trainer_defaults={"logger": logger, **defaults},
             save_config_callback=_Recipe,
             save_config_kwargs={"overwrite": True},
             seed_everything_default=0,

@@ -1,7 +1,7 @@
 """The record: what a run did, as data. One row per trajectory, in Parquet.
 
-    iteration       metrics.csv's `epoch`: of the collection, or the last before an evaluation;
-                    0 for the untrained policy too, which policy_version 0 tells apart
+    iteration       metrics.csv's `iteration`: the one that collected it, from 1; of an evaluation
+                    the last one behind the policy, 0 for the untrained
     policy_version  optimiser steps behind the weights that acted
     split           `train` (sampled), or what was evaluated: `val`, `test`, ... (greedy)
     question_id, question, answers      what was asked, and what counts as right
@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
+from turnrl.folders import whole
 from turnrl.scoring import CURVES, Credit, curves, sampled_turns
 from turnrl.types import Group, Reading, ToolCall, ToolResult, Turn
 
@@ -145,10 +146,8 @@ def _text(text: str | None) -> str | None:
 
 def write(some: Sequence[Row], file: Path) -> None:
     """Write rows as one Parquet file, replacing it in one move when it is complete."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    written = file.with_suffix(".new")
-    pq.write_table(pa.Table.from_pylist(list(some), SCHEMA), written, compression="zstd")
-    written.replace(file)
+    with whole(file) as written:
+        pq.write_table(pa.Table.from_pylist(list(some), SCHEMA), written, compression="zstd")
 
 
 def keep(some: Sequence[Row], folder: Path, rank: int, transcripts: int) -> None:

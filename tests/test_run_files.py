@@ -1,0 +1,320 @@
+"""The files of a run: checkpoints that are whole, metrics that plot, and folders that are found."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import CSVLogger, Logger
+
+import turnrl
+from commands import fails
+from runs import column, data, last, module, rows, trainer
+from turnrl import CheckpointError, record
+from turnrl.callbacks import BestCheckpoint
+from turnrl.cli import main
+from turnrl.given import read_given
+from turnrl.record import SCHEMA, write
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Lets the disk fill while a checkpoint is written; by the number of the checkpoint."""
+
+    def after(count, ending="ckpt.new"):
+        saved, save = [], TorchCheckpointIO.save_checkpoint
+
+        def fill(self, checkpoint, path, storage_options=None):
+            saved.append(str(path))
+            if len(saved) <= count:
+                return save(self, checkpoint, path, storage_options)
+            Path(path).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", fill)
+        return saved
+
+    return after
+
+
+NO_VALIDATION = ["--trainer.limit_val_batches", "0"]
+
+# ------------------------------------------------------------------------------- which one is kept
+
+
+def test_a_disk_that_fills_with_the_first_iteration_keeps_the_untrained_policy(
+    recipe, capsys, full_disk
+):
+    full_disk(1)
+    assert main(["fit", "recipe.yaml", *NO_VALIDATION]) == 1
+    printed, told = capsys.readouterr()
+    assert "The untrained policy is kept." in told
+    assert "iteration is kept" not in told
+    assert "iteration   1/" not in printed  # its line comes after its checkpoint
+    (file,) = Path("runs/recipe/version_0/checkpoints").iterdir()
+    assert (file.name, torch.load(file, weights_only=True)["global_step"]) == ("last.ckpt", 0)
+
+
+def test_a_disk_that_fills_later_keeps_the_iteration_that_is_named(recipe, capsys, full_disk):
+    full_disk(2)
+    assert main(["fit", "recipe.yaml", *NO_VALIDATION]) == 1
+    printed, told = capsys.readouterr()
+    assert "Iteration 1 is kept. To go on from it, repeat the command with" in told
+    assert re.findall(r"^iteration +\S+", printed, re.MULTILINE) == ["iteration   1/2"]
+    assert (
+        torch.load("runs/recipe/version_0/checkpoints/last.ckpt", weights_only=True)["epoch"] == 0
+    )
+
+
+def test_a_best_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    tiny_model, tmp_path, full_disk
+):
+    best = BestCheckpoint("train/loss", "min")
+    full_disk(5)  # untrained; best and last of two iterations; not the best of the third
+    monitored = BestCheckpoint("step")
+    assert best.monitor == "train/loss"
+    with pytest.raises(OSError, match="No space left"):
+        trainer(tmp_path, 3, [monitored]).fit(module(tiny_model), data())
+    folder = tmp_path / "version_0" / "checkpoints"
+    assert {path.name for path in folder.iterdir()} == {"best.ckpt", "last.ckpt"}
+    for path in folder.iterdir():
+        assert torch.load(path, weights_only=True)["epoch"] == 1
+
+
+def test_half_a_record_is_removed(tmp_path, monkeypatch):
+    def fails(table, where, **options):
+        Path(where).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("turnrl.record.pq.write_table", fails)
+    with pytest.raises(OSError, match="No space left"):
+        write([dict.fromkeys(SCHEMA.names)], tmp_path / "record" / "train.parquet")
+    assert list((tmp_path / "record").iterdir()) == []
+
+
+# ---------------------------------------------------------------------------------------- metrics
+
+
+def test_metrics_have_one_row_per_policy_and_iterations_are_numbered_alike_everywhere(
+    recipe, capsys
+):
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "3"]) == 0
+    found = metrics("runs/recipe/version_0")
+    assert [row["iteration"] for row in found] == ["0", "1", "2", "3"]
+    assert [row["step"] for row in found] == ["0", "2", "4", "6"]
+    assert all(row["val/exact_match"] for row in found)
+    assert [bool(row["train/loss"]) for row in found] == [False, True, True, True]
+    printed = re.findall(r"^iteration +(\d+)/3", capsys.readouterr().out, re.MULTILINE)
+    assert printed == ["1", "2", "3"]
+    run = Path("runs/recipe/version_0")
+    files = sorted(path.name for path in (run / "transcripts").iterdir())
+    assert files == [f"iteration_000{k}.txt" for k in (1, 2, 3)]
+    for k, row in enumerate(found):
+        kept = [r for r in record.read(run / "record") if r["iteration"] == k]
+        val = [r["tool_execution"] for r in kept if r["split"] == "val"]
+        assert sum(val) / 3 == pytest.approx(float(row["val/tool_execution"]), abs=1e-6)
+        train = [r["outcome"] for r in kept if r["split"] == "train"]
+        if k:  # what iteration k collected stands in the row of the policy that it left behind
+            assert sum(train) / 16 == pytest.approx(float(row["reward/outcome"]), abs=1e-6)
+        else:
+            assert not train
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"check_val_every_n_epoch": 2}, [0, 4, 6]),
+        ({"check_val_every_n_epoch": 5}, [0, 6]),
+        ({"check_val_every_n_epoch": 2, "max_steps": 2}, [0, 2]),
+        ({"check_val_every_n_epoch": 2, "max_steps": 3}, [0, 3]),  # inside an iteration
+        ({"val_check_interval": 1}, [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_what_was_trained_is_validated_whatever_the_interval(tiny_model, tmp_path, options, steps):
+    run = trainer(tmp_path, 3, **options)
+    run.fit(module(tiny_model), data())
+    found = [int(row["step"]) for row in rows(tmp_path) if row["val/exact_match"]]
+    assert found == steps
+    assert len({row["step"] for row in rows(tmp_path)}) == len(rows(tmp_path))
+    assert run.check_val_every_n_epoch == options.get("check_val_every_n_epoch", 1)
+
+
+def test_the_last_iteration_can_be_the_best(tiny_model, tmp_path):
+    best = BestCheckpoint("step")
+    trainer(tmp_path, 3, [best], check_val_every_n_epoch=2).fit(module(tiny_model), data())
+    path = tmp_path / "version_0" / "checkpoints" / "best.ckpt"
+    assert torch.load(path, weights_only=True)["epoch"] == 2
+
+
+def test_early_stopping_on_a_figure_of_training_validates_what_it_stopped_at(tiny_model, tmp_path):
+    stop = EarlyStopping("train/entropy", mode="max", patience=1, check_on_train_epoch_end=True)
+    stop.best_score = torch.tensor(100.0)  # which nothing reaches
+    run = trainer(tmp_path, 9, [stop], check_val_every_n_epoch=4)
+    run.fit(module(tiny_model), data())
+    found = rows(tmp_path)
+    assert [(row["iteration"], bool(row["val/exact_match"])) for row in found] == [
+        ("0", True),
+        ("1", True),
+    ]
+
+
+def test_a_run_that_goes_on_has_a_row_for_each_of_its_own_iterations(tiny_model, tmp_path):
+    trainer(tmp_path / "a", 2).fit(module(tiny_model), data())
+    run = trainer(tmp_path / "b", 3)
+    run.fit(module(tiny_model), data(), ckpt_path=last(tmp_path / "a"))
+    assert column(tmp_path / "b", "iteration") == [3]
+
+
+# ---------------------------------------------------------------------------------------- folders
+
+
+def metrics(run):
+    with Path(run, "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+class Elsewhere(Logger):
+    """Logs as W&B does: a project for a name, a version that it makes up, no folder of its own."""
+
+    def __init__(self, project: str = "lightning_logs", save_dir: str = ".") -> None:
+        super().__init__()
+        self.project, self._save_dir, self.logged = project, save_dir, []
+
+    name = property(lambda self: self.project)
+    version = property(lambda self: "1a2b3c")
+    save_dir = property(lambda self: self._save_dir)
+
+    def log_metrics(self, metrics, step=None):
+        self.logged.append((step, metrics))
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+
+ELSEWHERE = ["--trainer.logger", "test_run_files.Elsewhere"]
+TENSORBOARD = ["--trainer.logger", "TensorBoardLogger", "--trainer.logger.save_dir", "boards"]
+SEVERAL = "[{class_path: test_run_files.Elsewhere}, {class_path: test_run_files.Elsewhere}]"
+
+
+@pytest.mark.parametrize(
+    ("logger", "home"),
+    [
+        (ELSEWHERE, "runs/recipe"),
+        ([*ELSEWHERE, "--trainer.logger.save_dir", "other"], "other/recipe"),
+        (["--trainer.logger", SEVERAL], "runs/recipe"),
+        (["--trainer.logger", "true"], "runs/recipe"),
+        (["--trainer.logger.init_args.name", "mine"], "runs/mine"),
+    ],
+)
+def test_every_run_has_its_own_folder_that_last_and_best_find_whatever_logs_it(
+    recipe, capsys, logger, home
+):
+    fit = ["fit", "recipe.yaml", "--trainer.max_epochs", "1", *logger]
+    assert main(fit) == 0
+    assert f"writing to {home}/version_0, on the CPU\n" in capsys.readouterr().out
+    assert main([*fit, "--model.group_size", "2"]) == 0
+    for number, size in ((0, 4), (1, 2)):
+        run = Path(home, f"version_{number}")
+        saved = yaml.safe_load((run / "config.yaml").read_text())
+        assert saved["model"]["group_size"] == size
+        assert [row["iteration"] for row in metrics(run)] == ["0", "1"]
+        assert (run / "checkpoints" / "best.ckpt").is_file()
+    assert not Path("config.yaml").exists()
+    capsys.readouterr()
+    for name in ("last", "best"):
+        assert main(["eval", "recipe.yaml", "--ckpt_path", name, *logger]) == 0
+        assert f"checkpoint {home}/version_1/checkpoints/{name}.ckpt" in capsys.readouterr().out
+
+
+def test_a_logger_gets_the_rows_of_metrics_csv(tiny_model, tmp_path):
+    elsewhere = Elsewhere(save_dir=str(tmp_path))
+    trainer(tmp_path, 2, logger=elsewhere).fit(module(tiny_model), data())
+    run = tmp_path / "lightning_logs" / "1a2b3c"  # made from Python, so it is the logger's choice
+    assert (run / "model").is_dir()
+    found = metrics(run)
+    assert (
+        [int(row["step"]) for row in found] == [step for step, _ in elsewhere.logged] == [0, 2, 4]
+    )
+    for row, (_, logged) in zip(found, elsewhere.logged, strict=True):
+        assert {k: float(v) for k, v in row.items() if v and k != "step"} == logged
+
+
+def test_tensorboards_files_lie_in_the_runs_folder_if_it_has_its_name(recipe):
+    pytest.importorskip("tensorboard")
+    named = ["--trainer.logger.name", "recipe", "--trainer.max_epochs", "1"]
+    assert main(["fit", "recipe.yaml", *TENSORBOARD, *named]) == 0
+    (run,) = Path("boards/recipe").iterdir()
+    assert list(run.glob("events.out.*"))
+    assert (run / "checkpoints" / "last.ckpt").is_file()
+    assert len(metrics(run)) == 2
+
+
+@pytest.fixture
+def run(recipe):
+    """A run of one iteration, in its folder."""
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    return Path("runs/recipe/version_0")
+
+
+def test_a_runs_folder_stands_for_its_last_checkpoint(run, capsys):
+    for folder in (run, run / "checkpoints"):
+        given = read_given("eval", ["recipe.yaml", "--ckpt_path", str(folder)])
+        assert given.contents["ckpt_path"] == str(run / "checkpoints" / "last.ckpt")
+    assert main(["eval", "recipe.yaml", "--ckpt_path", str(run)]) == 0
+    assert main(["fit", "recipe.yaml", "--ckpt_path", str(run)]) == 0
+    assert [row["iteration"] for row in metrics("runs/recipe/version_1")] == ["2"]
+    Path("empty").mkdir()
+    capsys.readouterr()
+    message = fails(capsys, ["fit", "recipe.yaml", "--ckpt_path", "empty"])
+    assert "no checkpoints/last.ckpt in 'empty'. Give the folder of a run" in message
+    message = fails(capsys, ["fit", "recipe.yaml", "--ckpt_path", "runs/recipe"])
+    assert "Runs in it: runs/recipe/version_0, runs/recipe/version_1" in message
+    with pytest.raises(CheckpointError, match=r"no checkpoints/last\.ckpt in 'empty'"):
+        turnrl.load("empty")
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        ["--data.train", "missing.jsonl"],
+        ["--model.rollout.max_tokens", "4096"],  # more than the model has positions
+        ["--model.rollout.tools", "[worlds.Raises]"],
+    ],
+)
+@pytest.mark.parametrize("logger", [[], ELSEWHERE])
+def test_a_start_that_fails_leaves_no_folder(recipe, capsys, mistake, logger):
+    there = set(Path().iterdir())
+    fails(
+        capsys, ["fit", "recipe.yaml", *mistake, *logger], code=1 if "Raises" in mistake[1] else 2
+    )
+    assert set(Path().iterdir()) == there
+
+
+def test_a_start_that_fails_leaves_other_runs_alone(run, capsys):
+    fails(capsys, ["fit", "recipe.yaml", "--data.train", "missing.jsonl"])
+    assert [path.name for path in Path("runs/recipe").iterdir()] == ["version_0"]
+    assert (run / "model").is_dir()
+
+
+def test_a_run_in_a_given_folder_that_fails_at_once_leaves_what_was_there(run, capsys):
+    version = ["--trainer.logger.init_args.version", "0"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Lightning: it writes over metrics.csv
+        fails(capsys, ["fit", "recipe.yaml", "--data.train", "missing.jsonl", *version])
+    assert (run / "checkpoints" / "last.ckpt").is_file()
+
+
+def test_a_folder_is_named_as_lightning_will_number_it(recipe):
+    for number in (0, 3, 11):
+        Path(f"runs/recipe/version_{number}").mkdir(parents=True)
+    Path("runs/recipe/version_old").mkdir()
+    given = read_given("fit", ["recipe.yaml"])
+    assert str(given.folder) == CSVLogger("runs", "recipe").log_dir == "runs/recipe/version_12"

@@ -1,0 +1,123 @@
+"""Folders of runs: where a run leaves its files, and how one of them is found again.
+
+    runs/NAME/version_N/    metrics.csv, config.yaml, record/, transcripts/, checkpoints/, model/
+
+Nothing here imports torch, so that a command can name the folder before it loads anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from turnrl.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import lightning as L
+
+LATEST = ("last", "best")
+"""Checkpoints of a recipe's newest run, by name."""
+_OF_A_START = ("config.yaml", "hparams.yaml", "events.out.")
+"""Beginnings of the names of files that are there before anything is trained or scored."""
+
+
+def is_trial(trainer: L.Trainer) -> bool:
+    """Whether this is a `fast_dev_run`, which leaves nothing behind."""
+    return bool(getattr(trainer, "fast_dev_run", False))
+
+
+def run_folder(trainer: L.Trainer) -> Path | None:
+    """Where a run leaves its files, for itself alone; None if it has no logger, or is a trial.
+
+    A collective call: every process has to make it, at the same moment.
+    """
+    logger = trainer.logger
+    if logger is None or is_trial(trainer):
+        return None
+    own = getattr(logger, "log_dir", None)  # CSVLogger and TensorBoardLogger keep runs apart
+    folder = own or Path(logger.save_dir or "runs", logger.name or "run", str(logger.version or 0))
+    return Path(trainer.strategy.broadcast(str(folder)))
+
+
+def next_version(home: Path) -> int:
+    """The number that the next run in a folder of runs gets, as Lightning's loggers count."""
+    names = [path.name.removeprefix("version_") for path in home.glob("version_*") if path.is_dir()]
+    return max((int(name) for name in names if name.isdigit()), default=-1) + 1
+
+
+def newest(home: Path, name: str) -> Path:
+    """A checkpoint of the newest run that has it.
+
+    Args:
+        home: The folder of the runs.
+        name: `last` or `best`.
+    Raises:
+        CheckpointError: If none has it.
+    """
+    found = list(home.glob(f"*/checkpoints/{name}.ckpt"))
+    if not found:
+        raise CheckpointError(
+            f"ckpt_path is {name!r}, and no run in {str(home)!r} has a {name}.ckpt (best.ckpt "
+            "comes with the first validation: trainer.check_val_every_n_epoch). Give the path of "
+            "one, or of a run's folder."
+        )
+    return max(found, key=lambda file: file.stat().st_mtime)
+
+
+def checkpoint_at(path: str) -> str:
+    """The checkpoint that a path means: the file itself, or the `last.ckpt` of a run's folder.
+
+    Raises:
+        CheckpointError: If there is none, or the file is no checkpoint.
+    """
+    if "://" in path or zipfile.is_zipfile(path):
+        return path
+    if Path(path).is_file():
+        raise CheckpointError(f"{path!r} is not a checkpoint. Give a last.ckpt of a run.")
+    if Path(path).is_dir():
+        for file in (Path(path, "checkpoints", "last.ckpt"), Path(path, "last.ckpt")):
+            if file.is_file():
+                return checkpoint_at(str(file))
+        runs = sorted(str(file.parents[1]) for file in Path(path).glob("*/checkpoints/last.ckpt"))
+        known = (
+            f"Runs in it: {', '.join(runs)}" if runs else "Give the folder of a run that has one"
+        )
+        raise CheckpointError(f"no checkpoints/last.ckpt in {path!r}. {known}.")
+    raise CheckpointError(f"no checkpoint at {path!r}. Runs keep theirs in their checkpoints/.")
+
+
+@contextlib.contextmanager
+def whole(file: Path) -> Iterator[Path]:
+    """Write a file so that it is there whole or not at all.
+
+    Yields:
+        Where to write. It takes the file's place in one move; after an error it is removed.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    written = file.with_name(f"{file.name}.new")
+    try:
+        yield written
+        written.replace(file)
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise
+
+
+def tidy(trainer: L.Trainer) -> None:
+    """Remove the folder of a run that failed before it had anything to keep, and the folder of
+    its runs if that is empty then."""
+    if not trainer.is_global_zero or is_trial(trainer):
+        return
+    for logger in trainer.loggers:
+        folder = Path(getattr(logger, "log_dir", None) or "")
+        files = [path for path in folder.rglob("*") if not path.is_dir()]
+        bare = all(path.name.startswith(_OF_A_START) for path in files)
+        if folder.name and folder.is_dir() and bare:
+            shutil.rmtree(folder)
+            with contextlib.suppress(OSError):  # there are other runs
+                for home in folder.parents[: 2 if logger.name else 0]:
+                    home.rmdir()

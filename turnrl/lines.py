@@ -1,0 +1,241 @@
+"""Lines on the console: what a run is doing, a row of figures per iteration, and how it ended.
+
+                          time    left  split  reward exact_match tool_execution
+    untrained            00:03          val     0.400       0.000          0.000
+    iteration   1/40     00:13  6m 40s  train   0.869       0.188          0.312
+
+A row is printed once its iteration is kept, so what the console shows is on disk.
+"""
+
+import importlib.util
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    ModelSummary,
+    ProgressBar,
+    RichModelSummary,
+    RichProgressBar,
+    TQDMProgressBar,
+)
+from tqdm.auto import tqdm
+
+from turnrl.folders import is_trial, run_folder
+from turnrl.metrics import PolicyRows
+
+_SPLITS = {
+    "train": ("reward/total", "train/exact_match", "train/tool_execution"),
+    "val": ("val/reward/total", "val/exact_match", "val/tool_execution"),
+}
+"""The figures that are shown of each split, in the order of the columns."""
+_COLUMNS = ("reward", "exact_match", "tool_execution")
+_HEADER_EVERY = 25
+
+
+class _Row(NamedTuple):
+    title: str
+    split: str
+    left_s: float | None = None
+
+
+def say(trainer: L.Trainer | None, text: str) -> None:
+    """Print what a run is doing, if it prints lines: once, whatever the number of processes.
+
+    Args:
+        trainer: The run's; nothing is printed without one.
+        text: What is being done.
+    """
+    if trainer is None or not isinstance(trainer.progress_bar_callback, IterationLines):
+        return
+    if trainer.is_global_zero:
+        print(text, flush=True)
+
+
+def take_over(trainer: Any) -> list[L.Callback]:
+    """Replace what Lightning shows by default: a bar, and a summary whose count of FLOPs is 0.
+
+    A bar of another class stays, and so do a deeper summary and `enable_progress_bar=False`.
+
+    Returns:
+        The callback that the trainer lacks, if any.
+    """
+    bar = trainer.progress_bar_callback
+    rich = importlib.util.find_spec("rich") is not None
+    default = type(bar) is (RichProgressBar if rich else TQDMProgressBar)
+    trainer.callbacks = [
+        callback
+        for callback in trainer.callbacks
+        if not (default and callback is bar)
+        and not (type(callback) in (ModelSummary, RichModelSummary) and callback._max_depth == 1)
+    ]
+    return [IterationLines()] if default else []
+
+
+def in_short(seconds: float) -> str:
+    """A time to wait, in at most seven characters."""
+    minutes, hours, days = (int(seconds // size) for size in (60, 3600, 86400))
+    if days:
+        return f"{days}d {hours % 24}h"
+    if hours:
+        return f"{hours}h {minutes % 60}m"
+    return f"{minutes}m {int(seconds) % 60}s" if minutes else f"{int(seconds)}s"
+
+
+class IterationLines(ProgressBar):
+    """A row of figures per iteration and per validation, within 80 columns; and on a terminal,
+    while an iteration is being learned from for more than a few seconds, a bar of its steps.
+
+    Args:
+        announced: The folder that the command has named already.
+    """
+
+    def __init__(self, announced: Path | None = None) -> None:
+        super().__init__()
+        self._announced = announced
+        self._folder: Path | None = None
+        self._start = self._trained_from = time.perf_counter()
+        self._done = 0
+        self._printed = 0
+        self._validated = False
+        self._pending: list[tuple[_Row, dict[str, float]]] = []
+        self._last: dict[str, float] = {}
+        self._steps: tqdm[NoReturn] | None = None
+
+    def disable(self) -> None:
+        """Nothing: Lightning calls this on every process but the first, which alone prints."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._start = self._trained_from = time.perf_counter()
+        self._folder = run_folder(trainer)  # a collective call
+        if self._folder != self._announced and not is_trial(trainer):
+            alone = f"checkpoints/ in {trainer.default_root_dir} alone: trainer.logger is false"
+            say(trainer, f"writing to {self._folder or alone}")
+        count = sum(p.numel() for p in pl_module.parameters() if p.requires_grad)
+        say(trainer, f"{count:,} trained parameters on {_name(pl_module.device)}")
+        if trainer.global_step == 0 and trainer.enable_validation and not is_trial(trainer):
+            say(trainer, "evaluating the untrained policy")
+        else:
+            say(trainer, "collecting trajectories")
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        if self._steps is None:
+            hidden = None if trainer.is_global_zero else True  # None: shown on a terminal only
+            total = int(trainer.num_training_batches)
+            self._steps = tqdm(total=total, desc="learning", delay=3, leave=False, disable=hidden)
+        self._steps.update()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn != "fit":
+            return
+        if trainer.global_step == 0:
+            self._add(trainer, _Row("untrained", "val"))
+            self._trained_from = time.perf_counter()
+        self._validated = trainer.global_step > 0
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+        elif trainer.is_last_batch:  # a run that goes on first ends the iteration that was over
+            return
+        total = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+        title = f"iteration {trainer.current_epoch + 1:>3}{total}"
+        self._done += 1
+        if trainer.is_last_batch:
+            self._add(trainer, _Row(title, "train", self._left(trainer)))
+        else:
+            say(trainer, f"stopped inside {title}, of which no checkpoint is kept")
+        if self._validated:
+            self._add(trainer, _Row("validation", "val"))
+        self._validated = False
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._print(trainer)  # the first moment after the checkpoint
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Say why it ended, what training changed, where it lies, and how to ask it."""
+        if self._validated:
+            self._add(trainer, _Row("validation", "val"))
+        self._print(trainer)
+        for stop in trainer.early_stopping_callbacks:
+            if why := _reason(stop):
+                say(trainer, f"stopped early after iteration {trainer.current_epoch}: {why}")
+        self._compare(trainer)
+        if self._folder is None or is_trial(trainer):
+            return
+        for kind in ("model", "adapter"):
+            if (path := self._folder / kind).is_dir():
+                say(trainer, f"the trained {kind} is in {path}")
+        loads = (self._folder / "config.yaml").is_file()
+        if loads and (self._folder / "checkpoints" / "last.ckpt").is_file():
+            say(trainer, f'ask it: turnrl.load("{self._folder}").ask("a question")')
+        elif hasattr(pl_module, "ask"):
+            say(trainer, 'ask it: module.ask("a question")')
+
+    def _compare(self, trainer: Any) -> None:
+        """Print the figures of the run's first row beside the last ones of the same split."""
+        rows = next((one for one in trainer.callbacks if isinstance(one, PolicyRows)), None)
+        first = rows.first if rows is not None else {}
+        place = int(first.get("iteration", 0))
+        for names in _SPLITS.values():
+            if shown := [name for name in names if name in first and name in self._last]:
+                before = f"iteration {place}" if place else "untrained"
+                say(trainer, f"\n{'':22}  {before:>13}  {'final':>7}")
+                for name in shown:
+                    say(trainer, f"{name:22}  {first[name]:13.3f}  {self._last[name]:7.3f}")
+
+    def _add(self, trainer: L.Trainer, row: _Row) -> None:
+        """Keep a row until it may be printed, with its figures as they are now."""
+        found = trainer.callback_metrics
+        figures = {name: float(found[name]) for name in _SPLITS[row.split] if name in found}
+        self._last |= figures
+        self._pending.append((row, figures))
+
+    def _print(self, trainer: L.Trainer) -> None:
+        width = max(17, *(len(row.title) for row, _ in self._pending)) if self._pending else 17
+        passed = tqdm.format_interval(time.perf_counter() - self._start)
+        for row, figures in self._pending:
+            if self._printed % _HEADER_EVERY == 0 and figures:
+                names = " ".join(_COLUMNS)
+                say(trainer, f"{'':{width}} {'time':>8} {'left':>7}  split  {names}")
+            self._printed += 1
+            left = "" if row.left_s is None else in_short(row.left_s)
+            values = zip(_COLUMNS, _SPLITS[row.split], strict=True)
+            shown = " ".join(
+                f"{figures[name]:{max(6, len(column))}.3f}" if name in figures else " " * 6
+                for column, name in values
+            )
+            line = f"{row.title:{width}} {passed:>8} {left:>7}  {row.split:5}  {shown}"
+            say(trainer, line.rstrip())
+        self._pending.clear()
+
+    def _left(self, trainer: L.Trainer) -> float | None:
+        """Seconds that the iterations to come take at the pace so far."""
+        to_come = [
+            total - done
+            for total, done in (
+                (trainer.max_epochs or -1, trainer.current_epoch + 1),
+                (trainer.max_steps, trainer.global_step),
+            )
+            if total > 0
+        ]
+        if trainer.max_steps > 0:
+            to_come[-1] = -(-to_come[-1] // int(trainer.num_training_batches))
+        pace = (time.perf_counter() - self._trained_from) / self._done
+        return min(to_come) * pace if to_come else None
+
+
+def _name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "the CPU" if device.type == "cpu" else str(device)
+    return f"{device} ({torch.cuda.get_device_name(device)})"
+
+
+def _reason(stop: EarlyStopping) -> str:
+    """Why an early stopping stopped the run; nothing if it did not."""
+    why = getattr(stop, "stopping_reason_message", None) or ""
+    return why.removesuffix(" Signaling Trainer to stop.")

@@ -1,0 +1,93 @@
+"""Metrics of a run: one row per policy, to every logger and to `metrics.csv`.
+
+    iteration   iterations behind the policy: 0 untrained, k after `iteration k` of the console
+    epoch       the same as Lightning counts: 0 untrained, k - 1 after iteration k
+    step        optimiser steps behind the policy
+    train/... rollout/... reward/...    what iteration k collected and learned. Its trajectories are
+                                        sampled by the policy of the row above
+    val/...     the policy that iteration k left behind, greedy; empty where it was not validated
+
+A validation inside an iteration has a row of its own, with the number of that iteration.
+"""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers import CSVLogger
+
+from turnrl.folders import run_folder, tidy, whole
+
+
+class PolicyRows(L.Callback):
+    """Write a row of metrics for each policy, once its iteration is kept.
+
+    Lightning gives loggers training and validation one after the other, so a row of CSVLogger has
+    one of them. `MTGRPO` therefore logs for callbacks alone, and this takes its figures.
+    """
+
+    def __init__(self) -> None:
+        self.first: dict[str, float] = {}
+        """The first row of the run, also of one that goes on."""
+        self._place: dict[str, int] = {}
+        self._row: dict[str, float] = {}
+        self._file: Path | None = None
+        self._rows: list[dict[str, float]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self.first}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.first = state_dict["first"]
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        folder = run_folder(trainer)  # a collective call
+        if folder is not None and not any(isinstance(made, CSVLogger) for made in trainer.loggers):
+            self._file = folder / "metrics.csv"
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._take(trainer, pl_module)
+        if trainer.state.fn != "fit":
+            self._write(trainer)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._take(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._write(trainer)  # the first moment after the checkpoint
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        self._write(trainer)  # of a validation inside an iteration
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._write(trainer)
+
+    def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
+        tidy(trainer)
+
+    def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
+        figures = pl_module.take_figures(trainer.validating)
+        if figures:
+            iteration, step = pl_module.iteration_and_version
+            self._place = {"iteration": iteration, "epoch": max(iteration - 1, 0), "step": step}
+            self._row |= figures
+            self.first = self.first or {**self._place, **figures}  # before its checkpoint
+
+    def _write(self, trainer: L.Trainer) -> None:
+        if not self._row:
+            return
+        row, self._row = {**self._place, **self._row}, {}
+        step = int(row.pop("step"))
+        if not trainer.is_global_zero:
+            return
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step)
+            logger.save()
+        if self._file is not None:
+            self._rows.append({**row, "step": step})
+            names = sorted({name for one in self._rows for name in one})
+            with whole(self._file) as written, written.open("w", newline="") as file:
+                writer = csv.DictWriter(file, names)
+                writer.writeheader()
+                writer.writerows(self._rows)
