@@ -1,0 +1,268 @@
+"""What a run shows: where it writes and what it does, a row per iteration, the end, and a warning
+if it learns nothing."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import EarlyStopping, ModelSummary, TQDMProgressBar
+from lightning.pytorch.loggers import CSVLogger
+
+from commands import save
+from runs import adamw, data, last, module, trainer
+from turnrl import OutcomeReward
+from turnrl.cli import main
+from turnrl.given import read_given
+from turnrl.health import reason
+from turnrl.lines import IterationLines, in_short
+from turnrl.rollout import Rollout
+from worlds import Answered, Echo, Letters
+
+HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0, on the CPU"]
+
+
+def fit(capsys, *options):
+    """The lines that a run prints."""
+    assert main(["fit", "recipe.yaml", *options]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+# ------------------------------------------------------------------------------------------- lines
+
+
+def test_a_run_says_what_it_does_until_its_first_figures_and_no_summary_with_flops(recipe, capsys):
+    del recipe["trainer"]["enable_model_summary"]
+    save(recipe)
+    lines = fit(capsys)
+    assert lines[:8] == [
+        *HEAD,
+        "loading torch and Lightning",
+        "reading the questions",
+        f"loading {recipe['model']['policy']['model']}",
+        "96,768 trained parameters on the CPU",
+        "evaluating the untrained policy",
+        "                      time    left  split  reward exact_match tool_execution",
+    ]
+    assert "FLOPs" not in "\n".join(lines)
+
+
+def test_lines_say_the_split_the_time_left_and_fit_into_80_columns(recipe, capsys):
+    lines = fit(capsys, "--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "2")
+    shown = [line for line in lines if re.match("untrained|iteration|validation", line)]
+    kinds = [(line[:17].strip(), line[36:41].strip(), line[27:34].strip()) for line in shown]
+    assert [(title, split) for title, split, _ in kinds] == [
+        ("untrained", "val"),
+        ("iteration   1/3", "train"),
+        ("iteration   2/3", "train"),
+        ("validation", "val"),
+        ("iteration   3/3", "train"),
+        ("validation", "val"),
+    ]
+    left = [left for title, _, left in kinds if title.startswith("iteration")]
+    assert left[2] == "0s"
+    assert all(re.fullmatch(r"(\d+[dhms] ?)+", one) for one in left)
+    assert not any(left for title, _, left in kinds if not title.startswith("iteration"))
+    assert all(len(line) <= 80 for line in lines if "model" not in line)
+
+
+def test_time_left_is_short():
+    seconds = (0.4, 59, 61, 3599, 3600, 7380, 86399, 90000, 8.6e6)
+    found = [in_short(one) for one in seconds]
+    assert found == [
+        "0s",
+        "59s",
+        "1m 1s",
+        "59m 59s",
+        "1h 0m",
+        "2h 3m",
+        "23h 59m",
+        "1d 1h",
+        "99d 12h",
+    ]
+    assert all(len(one) <= 7 for one in found)
+
+
+def test_a_run_ends_with_untrained_beside_final_and_how_to_ask_it(recipe, capsys):
+    lines = fit(capsys)
+    (title,) = [n for n, line in enumerate(lines) if line.split() == ["untrained", "final"]]
+    (untrained,) = [line.split() for line in lines if line.startswith("untrained")]
+    final = [line.split() for line in lines if line.startswith("validation")][-1]
+    table = [line.split() for line in lines[title + 1 : title + 4]]
+    names = ["val/reward/total", "val/exact_match", "val/tool_execution"]
+    assert table == [list(row) for row in zip(names, untrained[-3:], final[-3:], strict=True)]
+    assert lines[title + 4 :] == [
+        "the trained model is in runs/recipe/version_0/model",
+        'ask it: turnrl.load("runs/recipe/version_0").ask("a question")',
+    ]
+    # a run that goes on knows what it began from
+    again = fit(capsys, "--ckpt_path", "last", "--trainer.max_epochs", "3")
+    (title,) = [n for n, line in enumerate(again) if line.split() == ["untrained", "final"]]
+    assert again[title + 1].split()[:2] == table[0][:2]
+    assert "collecting trajectories" in again
+    assert not any(line.startswith("untrained  ") for line in again)
+
+
+def test_without_a_validation_the_first_iteration_stands_beside_the_last(recipe, capsys):
+    lines = fit(capsys, "--trainer.limit_val_batches", "0")
+    (title,) = [n for n, line in enumerate(lines) if line.split() == ["iteration", "1", "final"]]
+    shown = [line.split() for line in lines if re.match(r"iteration +\d+/2", line)]
+    assert lines[title + 1].split() == ["reward/total", shown[0][-3], shown[1][-3]]
+
+
+def test_early_stopping_says_why(recipe, capsys):
+    stop = "{class_path: EarlyStopping, init_args: {monitor: val/exact_match, patience: 1}}"
+    lines = fit(capsys, "--trainer.callbacks", f"[{stop}]", "--trainer.max_epochs", "9")
+    (told,) = [line for line in lines if line.startswith("stopped early")]
+    assert told.startswith("stopped early after iteration 2: Monitored metric val/exact_match did")
+    assert "Signaling" not in told
+
+
+def test_a_plain_trainer_shows_the_same_lines_and_no_summary(tiny_model, tmp_path, capsys):
+    options = {"accelerator": "cpu", "num_sanity_val_steps": 0, "log_every_n_steps": 1}
+    logger = CSVLogger(tmp_path, name="", version=0)
+    run = L.Trainer(max_epochs=1, logger=logger, enable_checkpointing=False, **options)
+    it = module(tiny_model)
+    run.fit(it, data())
+    lines = capsys.readouterr().out.splitlines()
+    assert "FLOPs" not in "\n".join(lines)
+    assert f"writing to {tmp_path}/version_0" in lines
+    for title in ("evaluating the untrained", "untrained  ", "iteration   1/1  ", "validation  "):
+        assert sum(line.startswith(title) for line in lines) == 1
+    assert lines[-2:] == [
+        f"the trained model is in {tmp_path}/version_0/model",
+        'ask it: module.ask("a question")',
+    ]
+    run.validate(it, data(), verbose=False)
+    assert sum(isinstance(c, IterationLines) for c in run.callbacks) == 1
+
+
+def test_a_bar_and_a_summary_that_were_asked_for_stay(tiny_model, tmp_path, capsys):
+    class Bar(TQDMProgressBar):
+        pass
+
+    options = {"enable_progress_bar": True, "enable_model_summary": True, "limit_val_batches": 0}
+    summary = ModelSummary(max_depth=2)
+    trainer(tmp_path, 1, [Bar(), summary], **options).fit(module(tiny_model), data())
+    printed = capsys.readouterr()
+    assert "iteration   1/1" not in printed.out
+    assert "Epoch 0: 100%" in printed.out + printed.err
+
+
+def test_no_bar_no_lines(tiny_model, tmp_path, capsys):
+    trainer(tmp_path, 1, limit_val_batches=0).fit(module(tiny_model), data())
+    assert capsys.readouterr().out == ""
+
+
+def test_the_recipe_the_folder_and_the_device_are_named_before_torch_is_loaded(recipe):
+    code = (
+        "import gc, os, sys\n"
+        # what the command does next is to import torch
+        "gc.disable = lambda: (print('torch' in sys.modules, flush=True), os._exit(0))\n"
+        "from turnrl.cli import main\n"
+        "main(['fit', 'recipe.yaml'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [*HEAD, "loading torch and Lightning", "False"]
+
+
+@pytest.mark.parametrize(("asked", "named"), [("cpu", "the CPU"), ("tpu", "tpu"), ("mps", "mps")])
+def test_the_device_is_the_one_that_is_asked_for(recipe, asked, named):
+    assert read_given("fit", ["recipe.yaml", "--trainer.accelerator", asked]).device == named
+
+
+# ----------------------------------------------------------------------------------------- warning
+
+FIGURES = {
+    "rollout/truncated": 0.0,
+    "rollout/degenerate_groups": 1.0,
+    "rollout/tokens": 30.0,
+    "reward/total": 0.0,
+    "train/exact_match": 0.0,
+    "train/entropy": 0.5,
+    "train/format": 0.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"rollout/degenerate_groups": 0.9}, ""),
+        ({"rollout/truncated": 1.0}, "Raise rollout.max_turn_tokens (it is 6)"),
+        ({"rollout/truncated": 1.0, "rollout/tokens": 127}, "Raise rollout.max_tokens (it is 128)"),
+        ({"train/exact_match": 1.0, "reward/total": 2.0}, "train on harder questions"),
+        ({"train/entropy": 0.001}, "raise rollout.temperature (it is 1)"),
+        ({"train/format": 0.0}, "make the segmenter's instructions plainer"),
+        ({}, "Add a reward that tells attempts apart"),
+    ],
+)
+def test_the_likely_cause_and_the_first_thing_to_change_are_named(figures, said):
+    rollout = Rollout(Letters(), [Echo()], max_turn_tokens=6, max_tokens=128)
+    told = reason(FIGURES | figures, rollout)
+    assert said in told
+    assert bool(told) == bool(said)
+
+
+class Same(OutcomeReward):
+    """Pays every trajectory alike until an iteration, and then as `Answered`."""
+
+    def __init__(self, until):
+        self.until = until
+        self.module = None
+
+    def score(self, trajectory):
+        alike = self.module.current_epoch in self.until
+        return 0.0 if alike else Answered().score(trajectory)
+
+
+@pytest.mark.parametrize(
+    ("alike", "warned"),
+    [
+        ((0, 1, 2, 3, 4), ["iteration 1"]),
+        ((1,), []),  # one by chance
+        ((1, 3), []),
+        ((1, 2, 3), ["iteration 4"]),
+    ],
+)
+def test_a_run_that_learns_nothing_is_warned_of_once(tiny_model, tmp_path, caplog, alike, warned):
+    it = module(tiny_model, optimizer=adamw(1e-9))
+    it.rewards = [Same(alike)]
+    object.__setattr__(it.rewards[0], "module", it)
+    trainer(tmp_path, 5, limit_val_batches=0).fit(it, data())
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert [re.search(r"iteration \d+", one)[0] for one in told] == warned
+    assert all("nothing to learn from" in one and "(mean reward 0.000)" in one for one in told)
+
+
+def test_a_run_in_which_everything_is_cut_is_warned_of(recipe, capsys, caplog):
+    cut = ["--model.rollout.max_turn_tokens", "1", "--trainer.max_epochs", "3"]
+    assert main(["fit", "recipe.yaml", *cut, "--model.rollout.segmenter", "test_console.Slow"]) == 0
+    (told,) = [r.getMessage() for r in caplog.records if "nothing to learn" in r.getMessage()]
+    assert "every trajectory ran out of tokens before it answered" in told
+    assert "Raise rollout.max_turn_tokens (it is 1)" in told
+
+
+class Slow(Letters):
+    """Never ends a turn."""
+
+    stop = ()
+
+
+def test_the_checkpoint_of_a_run_holds_the_first_figures(tiny_model, tmp_path):
+    import torch
+
+    trainer(tmp_path, 1).fit(module(tiny_model), data())
+    state = torch.load(last(tmp_path), weights_only=True)["callbacks"]["PolicyRows"]
+    assert state["first"]["iteration"] == 0
+    assert "val/exact_match" in state["first"]
+    assert "train/loss" not in state["first"]
+
+
+def test_early_stopping_of_lightning_keeps_its_reason():
+    # `lines` reads it; without it a run that stops early would not say why
+    assert hasattr(EarlyStopping("x"), "stopping_reason_message")
