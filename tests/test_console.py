@@ -7,7 +7,6 @@ import logging
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import lightning as L
 import pytest

@@ -237,6 +237,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             f" --trainer.max_epochs 80 --ckpt_path {LAST}",
             slow=True,
         ),
+        "pandas.read_csv": Runs(("iteration",)),
         "import pyarrow.dataset": Runs(("exact_match_mean",)),
         "chat_template qwen3": Fits(),
         "--model.minibatch_tokens": Fits(),
