@@ -340,8 +340,8 @@ class _CLI(LightningCLI):
         if path in LATEST:
             home = _Parser.given.home_of("fit") or Path("runs", _Parser.given.name)
             path = str(newest(home, path))
+            self.config[self.subcommand]["ckpt_path"] = path
             print(f"checkpoint {path}")
-        self.config[self.subcommand]["ckpt_path"] = path
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         # a checkpoint is data from somewhere: no code in it is run
