@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 import turnrl
+import turnrl.recipe  # what is there when it is first imported is never collected: see `forget`
 from turnrl.cli import main
 
 RECIPE = {
