@@ -38,10 +38,9 @@ def fit(capsys, *options):
 def test_a_run_says_what_it_does_until_its_first_figures_and_no_summary_with_flops(recipe, capsys):
     del recipe["trainer"]["enable_model_summary"]
     save(recipe)
-    lines = fit(capsys)
-    assert lines[:8] == [
+    lines = [line for line in fit(capsys) if line != "loading torch and Lightning"]
+    assert lines[:7] == [
         *HEAD,
-        "loading torch and Lightning",
         "reading the questions",
         f"loading {recipe['model']['policy']['model']}",
         "96,768 trained parameters on the CPU",
