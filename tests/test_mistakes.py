@@ -218,7 +218,8 @@ MISTAKES = [
     ("data of another format", {"data.train": "recipe.yaml"}, "format", "'recipe.yaml'",
      "Name it .jsonl"),
     ("a folder for data", {"data.train": "."}, "folder", "'.'", "Name a file in it"),
-    ("no last checkpoint", {"ckpt_path": "last"}, "ckpt_path", "'last'", "Give the path of one, or of a run's folder."),
+    ("no last checkpoint", {"ckpt_path": "last"}, "ckpt_path", "'last'",
+     "Give the path of one, or of a run's folder."),
     # the command line
     ("no recipe", "fit", "turnrl fit", "needs a recipe", "RECIPE.yaml [--key value ...]"),
     ("a recipe's typo", "fit recipes.yaml", "no recipe at", "'recipes.yaml'",
@@ -287,7 +288,7 @@ MISTAKES = [
     ("a name for a section as an option", "fit recipe.yaml --model.policy qwen", "model.policy",
      "'qwen'", "Policy has the keys model,"),
     ("a checkpoint that is not there", "fit recipe.yaml --ckpt_path none.ckpt", "checkpoint",
-     "'none.ckpt'", "Give the folder of a run that has one."),
+     "'none.ckpt'", "Runs keep theirs in their checkpoints/."),
     ("a folder for a checkpoint", "fit recipe.yaml --ckpt_path .", "checkpoint", "'.'",
      "Give the folder of a run that has one."),
     ("no run to go on from", "fit recipe.yaml --ckpt_path last", "ckpt_path", "'last'",
