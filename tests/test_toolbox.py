@@ -14,6 +14,8 @@ from collections import Counter as Tally
 from dataclasses import replace
 
 import pytest
+from turnrl_estimators.anchored import retrieved
+from turnrl_turn_rewards import SupportSeen
 
 from test_rollout import QUESTION, Brackets, Look, collect
 from turnrl import (
@@ -298,6 +300,56 @@ def test_calls_of_one_session_come_in_order_and_never_in_two_batches_at_once():
 
 
 # ------------------------------------------------------------------- however it ends
+
+
+class Pages(Look):
+    """Three pages of 40 characters, each under a title of 7."""
+
+    def __init__(self, starts):
+        super().__init__()
+        self.starts = starts
+
+    def run(self, calls):
+        content = "\n\n".join(f"Page {i}\n{str(i) * 33}" for i in "abc")
+        return [ToolResult(content, metadata={"passage_ids": [*"abc"], **self.starts})] * len(calls)
+
+
+@pytest.mark.parametrize(
+    ("starts", "kept", "shown"),
+    [
+        ([7, 49, 91], 200, "abc"),
+        ([7, 49, 91], 92, "abc"),  # the first character of the last page's text
+        ([7, 49, 91], 91, "ab"),  # its title alone
+        ([7, 49, 91], 60, "ab"),
+        ([7, 49, 91], 7, ""),
+        (None, 200, "abc"),
+        (None, 60, "a"),
+    ],
+)
+def test_passages_that_were_cut_off_were_not_shown(starts, kept, shown):
+    tool = Pages({} if starts is None else {"passage_starts": starts})
+
+    async def scenario():
+        bench = Toolbox([tool], lambda text: text[:kept], 8).bench(QUESTION)
+        return await bench.answer([ToolCall("look", {"query": "x"})])
+
+    (result,) = asyncio.run(scenario())
+    assert "".join(result.metadata["passage_ids"]) == shown
+
+
+def test_a_result_that_the_rollout_cuts_pays_for_no_page_that_was_cut_off(chat):
+    question = Question("q", "?", "x", {"supporting_ids": ["a", "c"]})
+
+    def says(number, turn):
+        return "=x" if turn else '[look {"query": "x"}]'
+
+    for tokens, share in ((500, 1.0), (30, 0.5)):
+        rollout = Rollout(Brackets(), [Pages({"passage_starts": [7, 49, 91]})])
+        rollout = replace(rollout, max_result_tokens=tokens)
+        (((trajectory,),), _) = collect(rollout, chat, says, [question])
+        assert SupportSeen().score(trajectory, 2) == share
+        assert [*retrieved(trajectory.turns[0])] or share == 0
+        assert ("c" in retrieved(trajectory.turns[0])) == (share == 1)
 
 
 def test_an_async_tool_that_exits_stops_the_run_and_not_the_event_loop():

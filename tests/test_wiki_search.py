@@ -102,6 +102,16 @@ def test_a_query_finds_passages_by_title_and_text_best_first(small_index):
     assert result.metadata["scores"] == sorted(result.metadata["scores"], reverse=True)
 
 
+def test_a_result_says_where_the_text_of_each_passage_begins(small_index):
+    result = ask(WikiSearch(str(small_index), top_k=3), "tower Paris")[0]
+    starts, ids = result.metadata["passage_starts"], result.metadata["passage_ids"]
+    assert len(starts) == len(ids) > 1
+    for start, block in zip(starts, result.content.split("\n\n"), strict=True):
+        title, _, text = block.partition("\n")
+        assert result.content[start:].startswith(text)
+        assert result.content[:start].endswith(f"{title}\n")
+
+
 def test_words_meet_in_their_stems(small_index):
     assert ask(WikiSearch(str(small_index), top_k=1), "serving coffees")[0].metadata[
         "passage_ids"

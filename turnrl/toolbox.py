@@ -14,7 +14,7 @@ import itertools
 import json
 import re
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast, final
 
@@ -177,7 +177,8 @@ class Bench:
             call = replace(call, session=self._sessions[call.name])
             result = await self._box.desks[call.name].call(call)
         ok = result.ok and call.mended is None
-        return replace(result, content=self._box.make_safe(result.content), ok=ok)
+        content = self._box.make_safe(result.content)
+        return replace(result, content=content, ok=ok, metadata=_read(result, len(content)))
 
     async def _open(self, name: str) -> None:
         tool = self._box.desks[name].tool
@@ -232,6 +233,17 @@ class Bench:
         for outcome in await _to_its_end(asyncio.gather(*closings, return_exceptions=True)):
             if isinstance(outcome, BaseException):
                 raise outcome
+
+
+def _read(result: ToolResult, characters: int) -> Mapping[str, Any]:
+    """The metadata of a result of which the policy reads so many characters: without the passages
+    that begin after them. Of passages whose beginnings are not told, the first is the one read."""
+    ids = result.metadata.get("passage_ids")
+    if characters >= len(result.content) or not isinstance(ids, list | tuple):
+        return result.metadata
+    starts = result.metadata.get("passage_starts", (0,))
+    shown = [i for i, start in zip(ids, starts, strict=False) if start < characters]
+    return {**result.metadata, "passage_ids": shown}
 
 
 class _Desk:

@@ -17,6 +17,7 @@ from turnrl_wiki_search.index import Backend, Hit, SearchIndex, build_command, c
 from turnrl_wiki_search.progress import Progress
 from turnrl_wiki_search.sources import Corpus, open_source, source_name
 
+_BETWEEN = "\n\n"
 _CHARACTERS_PER_TOKEN = 4
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
 
@@ -182,9 +183,13 @@ class WikiSearch(Tool):
         """The passages that fit, in order of score."""
         left = self.max_result_tokens
         shown: list[str] = []
+        starts: list[int] = []
+        end = 0
         for hit in hits:
             # no rank numbers: "2" in front of a passage would count as a retrieved answer "2"
             block = f"{hit.passage.title}\n{hit.passage.text}".strip()
+            starts.append(end + len(f"{hit.passage.title}\n".lstrip()))
+            end += len(block) + len(_BETWEEN)
             tokens = estimate_tokens(block)
             if tokens > left:
                 if not shown:
@@ -193,9 +198,13 @@ class WikiSearch(Tool):
             shown.append(block)
             left -= tokens
         kept = hits[: len(shown)]
-        metadata = {"passage_ids": [h.passage.id for h in kept], "scores": [h.score for h in kept]}
+        metadata = {
+            "passage_ids": [h.passage.id for h in kept],
+            "passage_starts": starts[: len(shown)],
+            "scores": [h.score for h in kept],
+        }
         # not "no results": that would contain the answer "no"
-        return ToolResult("\n\n".join(shown) or "Nothing found.", metadata=metadata)
+        return ToolResult(_BETWEEN.join(shown) or "Nothing found.", metadata=metadata)
 
 
 def estimate_tokens(text: str) -> int:
