@@ -99,7 +99,7 @@ def test_every_question_is_answered_by_its_page():
             (page_id,) = question.metadata["supporting_ids"]
             passage = pages[page_id]
             assert passage.title == place_of(question)
-            assert contains_answer(passage.text, question.answers)
+            assert contains_answer(passage.text, question)
 
 
 def test_an_unknown_split_is_named_with_those_there_are():

@@ -154,7 +154,7 @@ def test_one_search_reaches_the_floor_that_the_readme_states(search):
     floors = Counter()
     for name, pages in shown.items():
         pairs = zip(pages, questions, strict=True)
-        floors[name] = sum(contains_answer(text, q.answers) for text, q in pairs)
+        floors[name] = sum(contains_answer(text, q) for text, q in pairs)
     # the best policy that copies the same part of the city's page whenever it is asked for a fact,
     # or gives the same value
     home = [place for place in places() if place.kind == "country" and place.split == "train"]
@@ -164,7 +164,7 @@ def test_one_search_reaches_the_floor_that_the_readme_states(search):
         for question, text in zip(questions, shown["city"], strict=True):
             if question.metadata["fact"] == fact:
                 tried = readings(text) | {"commonest": commonest}
-                right.update(k for k, v in tried.items() if exact_match(v, question.answers))
+                right.update(k for k, v in tried.items() if exact_match(v, question))
         floors["fixed"] += max(right.values(), default=0)
     stated = re.findall(
         r"^\| the (?:question as|city's page).+\| ([0-9.]+) \|$", README.read_text(), re.M
@@ -301,7 +301,7 @@ def test_the_starter_mostly_answers_at_once_and_now_and_then_finds_its_way(start
     def act(members: int, greedy: bool):
         engine.sync(members)
         groups = rollout.collect(engine, chat, questions, members, (0,), greedy)
-        return [[exact_match(t.answer, t.question.answers) for t in g] for g in groups], groups
+        return [[exact_match(t.answer, t.question) for t in g] for g in groups], groups
 
     greedy, _ = act(1, True)
     assert sum(map(sum, greedy)) / 64 < 0.25

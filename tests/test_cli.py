@@ -270,7 +270,7 @@ def test_plugins_are_listed_with_distribution_version_hooks_and_components(capsy
         ),
         (
             [{"id": 1, "question": "Who?", "answers": ["", "The"]}],
-            "none of its 1 rows has a question and an answer",
+            "none of its 1 rows can be used",
         ),
     ],
 )

@@ -24,6 +24,7 @@ from commands import fails, save
 from turnrl import (
     DataError,
     Fields,
+    Number,
     Question,
     QuestionData,
     QuestionSource,
@@ -277,7 +278,7 @@ HUB_ROWS = {
     ),
     "gsm8k": (
         {"question": "How many?", "answer": "21 and 21 are <<21+21=42>>42.\n#### 42"},
-        Question("0", "How many?", ("42",)),
+        Question("0", "How many?", ("42",), rule=Number()),
     ),
     "popqa": (
         {"id": 42, "question": "Who?", "possible_answers": '["Ada", "A. L."]', "s_pop": 142},
@@ -438,7 +439,7 @@ def test_a_missing_field_is_answered_with_those_there_are(tmp_path):
         ("", "no usable question: it is empty"),
         (
             '{"id": 1, "question": "?", "answers": []}',
-            "none of its 1 rows has a question and an answer",
+            "none of its 1 rows can be used",
         ),
         ('{"id": 1, "question": "?", "answers": ["the", "..."]}', "none of its 1 rows"),
         ('{"id": 1, "question": " ", "answers": ["x"]}', "none of its 1 rows"),
@@ -480,8 +481,8 @@ def test_rows_that_cannot_be_used_are_counted_in_one_warning(tmp_path, caplog):
         assert len(load_questions(path)) == 3
     (record,) = caplog.records
     assert (
-        "left out 3 of 6 rows (2 without a question or a usable answer, 1 repeated)"
-        in record.message
+        "left out 3 of 6 rows (1 with an answer of articles and punctuation, 1 without an answer, "
+        "1 repeated)" in record.message
     )
 
 

@@ -205,6 +205,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--data.train questions.jsonl": Runs((FINISHED,), slow=True),
         "- {id: utrecht": Fits(),
         "--data.fields": Fits(),
+        "answers: {class_path: Number": Fits(),
         "index build": Runs(("300 passages",), ("indexes/mine",)),
         "index search --questions": Runs(("answer@5",)),
         "--data.val questions.jsonl \\": Runs(("8 questions, greedy",)),

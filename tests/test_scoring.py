@@ -166,6 +166,7 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         "tool_execution": 1,
         "answer_in_results": 1,
         "format": 5,
+        "findable": 6,
         # 0.1 + 1, and the same of the failed one
         "reward/turn/calls": pytest.approx(2.2),
         "reward/outcome/says": 5,

@@ -701,7 +701,8 @@ def test_an_estimator_is_asked_with_groups_as_small_as_it_says_and_larger():
 
 
 def ask(number, *answers, text="The capital of country {}?"):
-    return Question(number, text.format(number), answers)
+    known = {"answers": answers} if answers else {}
+    return Question(number, text.format(number), **known)
 
 
 class Capitals(QuestionSource):
@@ -799,11 +800,12 @@ def breaks_off():
         ),
         ({"questions": gives()}, r"questions\('train'\) gives nothing"),
         ({"questions": gives({"id": "1"})}, r"gives \{'id': '1'\}: a Question has an id"),
-        ({"questions": gives(ask(1, "x"))}, "gives .*id=1.*: a Question has an id, a text"),
-        ({"questions": gives(ask("", "x"))}, "gives .*: a Question has an id, a text"),
-        ({"questions": gives(ask("1", "x", text=" "))}, "gives .*: a Question has an id, a text"),
-        ({"questions": gives(Question("1", "?", "Bern"))}, "'Bern'.*and answers in a tuple"),
-        ({"questions": gives(ask("1", 1999))}, "1999.*and answers in a tuple"),
+        ({"questions": gives(ask(1, "x"))}, "gives .*id=1.*: a Question has an id and a text"),
+        ({"questions": gives(ask("", "x"))}, "gives .*: a Question has an id and a text"),
+        (
+            {"questions": gives(ask("1", "x", text=" "))},
+            "gives .*: a Question has an id and a text",
+        ),
         # both normalise to nothing
         ({"questions": gives(ask("1", "The"), ask("2", "?"))}, "none that has an answer to match"),
         (
@@ -822,8 +824,8 @@ def breaks_off():
             r"DataError\('only train'\), which does not list the splits .*: \['train', 'val'\]",
         ),
         ({"passages": lambda: []}, r"Capitals\.passages\(\) gives nothing"),
-        ({"passages": lambda: ["text"]}, "gives 'text': a Passage has an id, a text"),
-        ({"passages": lambda: [Passage("a", "", "")]}, "gives .*: a Passage has an id, a text"),
+        ({"passages": lambda: ["text"]}, "gives 'text': a Passage has an id and a text"),
+        ({"passages": lambda: [Passage("a", "", "")]}, "gives .*: a Passage has an id and a text"),
         ({"passages": lambda: [Passage("a", "", "x"), Passage("a", "", "y")]}, "gives one id to"),
         ({"passages": breaks_off}, r"Capitals\.passages\(\) raised KeyError: 'text'"),
     ],

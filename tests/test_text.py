@@ -5,9 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnrl import contained_answer, contains_answer, exact_match, neutralise, normalize_answer
+from turnrl import (
+    Question,
+    contained_answer,
+    contains_answer,
+    exact_match,
+    neutralise,
+    normalize_answer,
+)
 
 TAGS = ("tool", "result", "answer")
+HAGUE = Question("q", "Where?", ("Den Haag", "The Hague"))
 CONTROL = ("<|im_start|>", "<|im_end|>", "</s>")
 
 
@@ -37,22 +45,22 @@ def test_normalising_twice_changes_nothing(text):
 
 
 def test_an_exact_match_ignores_case_punctuation_and_articles():
-    assert exact_match("the Hague.", ["Den Haag", "The Hague"])
-    assert not exact_match("Hague city", ["The Hague"])
-    assert not exact_match(None, ["The Hague"])
+    assert exact_match("the Hague.", HAGUE)
+    assert not exact_match("Hague city", HAGUE)
+    assert not exact_match(None, HAGUE)
 
 
 @given(st.sampled_from(["", "The", "a an", "!?", " "]), st.sampled_from(["", "the", "...", "An"]))
 def test_what_normalises_to_nothing_matches_nothing(prediction, gold):
-    assert not exact_match(prediction, [gold])
+    assert not exact_match(prediction, Question("q", "?", gold))
     assert contained_answer(prediction, [gold]) is None
 
 
 def test_an_answer_is_contained_as_whole_words_in_order():
-    assert contains_answer("It is in New York, they say", ["new york"])
-    assert not contains_answer("York is new", ["new york"])
-    assert not contains_answer("Bonaparte", ["art"])
-    assert not contains_answer("", ["art"])
+    assert contains_answer("It is in New York, they say", Question("q", "?", "new york"))
+    assert not contains_answer("York is new", Question("q", "?", "new york"))
+    assert not contains_answer("Bonaparte", Question("q", "?", "art"))
+    assert not contains_answer("", Question("q", "?", "art"))
 
 
 def test_the_longest_contained_answer_is_given_in_normal_form():
@@ -63,7 +71,7 @@ def test_the_longest_contained_answer_is_given_in_normal_form():
 
 @given(st.text(), st.text(min_size=1))
 def test_an_exact_match_is_contained(text, answer):
-    if exact_match(text, [answer]):
+    if exact_match(text, Question("q", "?", answer)):
         assert contained_answer(text, [answer]) == normalize_answer(answer)
 
 

@@ -113,7 +113,7 @@ def test_metrics_begin_with_the_untrained_policy_and_have_the_names_that_matter(
     rewards = ("turn/called", "outcome/answered", "turn", "outcome", "total")
     assert set(first) == {
         *("step", "epoch", "iteration"),
-        *(f"val/{curve}" for curve in curves),
+        *(f"val/{curve}" for curve in (*curves, "findable")),
         *(f"val/reward/{reward}" for reward in rewards),
     }
     # optimiser steps behind the policy: untrained, and after two iterations of two

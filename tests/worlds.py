@@ -23,7 +23,9 @@ class Numbers(QuestionSource):
 
     def questions(self, split):
         first, count = {"train": (0, 12), "val": (100, 3)}[split]
-        return [Question(f"n{i}", f"Number {i}?", (str(i),)) for i in range(first, first + count)]
+        return [
+            Question(f"n{i}", f"Number {i}?", (f"answer {i}",)) for i in range(first, first + count)
+        ]
 
 
 class Letters(Segmenter):

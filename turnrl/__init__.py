@@ -10,7 +10,8 @@ import importlib.metadata
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from turnrl.errors import *  # noqa: F403 - `__all__` leaves out its helpers
+from turnrl.answers import *  # noqa: F403 - `__all__` leaves out helpers of this and the next
+from turnrl.errors import *  # noqa: F403
 from turnrl.errors import in_short as in_short
 from turnrl.errors import of_the_device as of_the_device
 from turnrl.plugins import hookimpl as hookimpl
@@ -67,7 +68,7 @@ _LAZY = {
     "sources": ["load_questions", "open_source", "reach_hub"],
     "toolbox": ["read_call"],
 }
-_GROUND = ("turnrl.plugins", "turnrl.text", "turnrl.types")
+_GROUND = ("turnrl.answers", "turnrl.plugins", "turnrl.text", "turnrl.types")
 
 __all__ = sorted(
     [name for name, value in globals().items() if getattr(value, "__module__", "") in _GROUND]

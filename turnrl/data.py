@@ -5,18 +5,22 @@ iteration); an evaluation asks the same questions whatever the seed.
 from __future__ import annotations
 
 import functools
+import logging
 import random
 from collections import UserList
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
 
 import lightning as L
 
+from turnrl.answers import AnswerRule, answer_rule
 from turnrl.errors import DataError, RecipeError, at_least
 from turnrl.learning import Step
 from turnrl.lines import say
-from turnrl.sources import Role, Source, load_questions, open_source
+from turnrl.sources import Role, Source, load_questions, open_source, rule_advice
 from turnrl.types import Fields, Question, QuestionSource
+
+_logger = logging.getLogger(__name__)
 
 _SELECTION_SEED = 2505_11821
 """Fixed, so that a limit means the same questions in every run and under every seed."""
@@ -55,6 +59,10 @@ class QuestionData(L.LightningDataModule):
         val_split: Split of `val`; the source's own by default.
         fields: Where the rows of files and hub data sets keep id, question and answers.
         config: Configuration of hub data sets.
+        answers: How answers compare, everywhere: `phrase`, SQuAD's rule; `number`; `choice`, the
+            letter of an option; `math`, expressions; or the path of a function of the given and an
+            accepted answer. With settings: `{class_path: Number, init_args: {tolerance: 0.01}}`.
+            Null leaves it to the question set, which is `phrase` unless it says otherwise.
         questions_per_iteration: Questions that one policy iteration asks, over all processes.
         train_limit: Train on a fixed choice of at most this many questions.
         val_limit: Evaluate with a fixed choice of at most this many questions, whatever the seed.
@@ -70,6 +78,7 @@ class QuestionData(L.LightningDataModule):
         val_split: str | None = None,
         fields: Fields | None = None,
         config: str | None = None,
+        answers: AnswerRule | Callable[[str, str], bool] | str | None = None,
         questions_per_iteration: int = 16,
         train_limit: int | None = None,
         val_limit: int | None = 500,
@@ -84,6 +93,7 @@ class QuestionData(L.LightningDataModule):
         self.splits: dict[Role, str | None] = {"train": train_split, "val": val_split}
         self.fields = fields
         self.config = config
+        self.rule = None if answers is None else answer_rule(answers)
         self.questions_per_iteration = questions_per_iteration
         self.train_limit = train_limit
         self.val_limit = val_limit
@@ -95,6 +105,7 @@ class QuestionData(L.LightningDataModule):
         """What `val_dataloader` evaluates: `val`, `train`, or another split of the `val` source."""
         self._opened = functools.cache(self._open)
         self._questions = functools.cache(self._load)
+        self._advised = False
 
     def setup(self, stage: str | None = None) -> None:
         """Load what a stage needs, so that whatever is wrong with a source shows at once."""
@@ -175,7 +186,11 @@ class QuestionData(L.LightningDataModule):
         return open_source(name, self.fields, self.config)
 
     def _load(self, role: Role, split: str | None = None) -> list[Question]:
-        questions = load_questions(self._opened(role), split or self.splits[role], role=role)
+        chosen = split or self.splits[role]
+        questions = load_questions(self._opened(role), chosen, role=role, rule=self.rule)
+        if self.rule is None and not self._advised and (advice := rule_advice(questions)):
+            self._advised = True
+            _logger.warning(advice)
         return _limited(questions, self.train_limit if role == "train" else None)
 
 

@@ -361,7 +361,7 @@ class MTGRPO(L.LightningModule):
             raise RecipeError(f"{same} samples, or raise temperature.")
         several = [questions] if isinstance(questions, str | Question) else questions
         asked = [
-            Question(str(n), question, ()) if isinstance(question, str) else question
+            Question(str(n), question) if isinstance(question, str) else question
             for n, question in enumerate(several)
         ]
         if self._trainer is None:
@@ -623,7 +623,7 @@ class MTGRPO(L.LightningModule):
         self._logged = True
         found = scoring.rollout_sums(self.experience)
         for name, value in scoring.group_sums(self.experience.groups, self.rewards).items():
-            found[f"train/{name}" if name in scoring.CURVES else name] = value
+            found[name if name.startswith("reward/") else f"train/{name}"] = value
         self._log_sums(found, sum(len(group.trunks) for group in self.experience.groups))
         seconds = self.experience.seconds
         rate = self.experience.sampled / max(seconds, 1e-9)
@@ -649,7 +649,8 @@ class MTGRPO(L.LightningModule):
         """Log the means of a batch over all processes, given this one's sums and count.
 
         One figure results per iteration or evaluation: the mean over its batches, weighed by their
-        counts if `weigh`.
+        counts if `weigh`. `answer_in_results` is a mean over the trajectories that are `findable`,
+        and there is none without any.
 
         Returns:
             The count over all processes.
@@ -657,8 +658,12 @@ class MTGRPO(L.LightningModule):
         # a process without any has sums of integers, and the others would not understand it
         mine = torch.tensor([count, *sums.values()], dtype=torch.float32, device=self.device)
         total, *values = self.trainer.strategy.reduce(mine, reduce_op="sum").tolist()
-        for name, value in zip(sums, values, strict=True):
-            self._log(name, value / total, int(total) if weigh else 1)
+        found = dict(zip(sums, values, strict=True))
+        for name, value in found.items():
+            split, _, figure = name.rpartition("/")
+            few = found[f"{split}/findable"] if figure == "answer_in_results" else total
+            if few:
+                self._log(name, value / few, int(few) if weigh else 1)
         return float(total)
 
     def _log(self, name: str, value: float, weight: int = 1, **more: Any) -> None:

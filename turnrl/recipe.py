@@ -255,17 +255,24 @@ class _Trainer(L.Trainer):
         if self.is_global_zero:
             print(f"\n{len(rows)} questions, greedy; mean and 95 % interval")
             for name in (scored := list(map(_figures, rows)))[0]:
-                values = [row[name] for row in scored]
+                values = [value for row in scored if (value := row[name]) is not None]
+                figure, few = f"    {f'{split}/{name}':36}", ""
+                if len(values) < len(rows):
+                    few = f"  of {len(values)} questions, whose answer can be found"
+                if not values:
+                    print(f"{figure} -{few}")
+                    continue
                 mean, (low, high) = sum(values) / len(values), interval(values)
-                print(f"    {f'{split}/{name}':36} {mean:.4f}  [{low:.4f}, {high:.4f}]")
+                print(f"{figure} {mean:.4f}  [{low:.4f}, {high:.4f}]{few}")
             if log_dir:
                 print(f"written to {Path(log_dir) / 'metrics.csv'}; every trajectory in record/")
 
 
-def _figures(row: Mapping[str, Any]) -> dict[str, float]:
+def _figures(row: Mapping[str, Any]) -> dict[str, float | None]:
     """What a row of the record says of how well a trajectory did."""
     rewards = {f"reward/{part['name']}": part["value"] for part in row["rewards"]}
-    return {name: row[name] for name in CURVES} | rewards | {"reward/total": sum(rewards.values())}
+    total = {"reward/total": sum(rewards.values())}
+    return {name: row[name] for name in CURVES} | rewards | total
 
 
 class _Signals(L.Callback):

@@ -9,7 +9,8 @@
     begins          its first turn of its own: above 0 for a branch, which shares those before it
     stop            why the trajectory ended: `answer`, `turns` or `length`
     answer          the final answer; null if there is none
-    exact_match, tool_execution, answer_in_results, format      the four curves (`scoring.curves`)
+    exact_match, tool_execution, answer_in_results, format      the four curves (`scoring.curves`);
+                    `answer_in_results` is null where it would say nothing
     prompt_tokens   tokens of the prompt
     outcome         outcome reward
     rewards         each component's total: a list of {name, value}

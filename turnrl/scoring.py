@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turnrl.answers import answer_in_results, can_be_found, exact_match
 from turnrl.credit import returns_to_go
 from turnrl.errors import DataError, PluginError, blaming
-from turnrl.text import contains_answer, exact_match
 from turnrl.types import (
     AdvantageEstimator,
     Group,
@@ -185,25 +185,25 @@ def token_credit(group: Group, credit: Credit) -> list[Tensor]:
     return [row[sampled_turns(t)] for row, t in zip(credit, group.trajectories, strict=True)]
 
 
-def curves(trajectory: Trajectory) -> dict[str, float]:
+def curves(trajectory: Trajectory) -> dict[str, float | None]:
     """The paper's four curves for one trajectory.
 
     `exact_match`: the answer is an accepted one. `tool_execution`: share of attempted calls that
     succeeded, 0 if none was attempted; a call that was never answered did not succeed.
-    `answer_in_results`: an accepted answer stands in what the policy read of the tools' replies.
-    `format`: every turn was well formed and the last one answered.
+    `answer_in_results`: an accepted answer stands in what the policy read of the tools' replies;
+    None where that says nothing (see `can_be_found`). `format`: every turn was well formed and the
+    last one answered.
     """
-    answers = trajectory.question.answers
-    results = trajectory.results
+    question, results = trajectory.question, trajectory.results
     attempted = sum(len(turn.reading.calls) for turn in trajectory.turns)
     well_formed = all(turn.reading.format_error is None for turn in trajectory.turns)
     values = (
-        exact_match(trajectory.answer, answers),
+        exact_match(trajectory.answer, question),
         sum(r.ok for r in results) / max(attempted, 1),
-        any(r.ok and contains_answer(r.content, answers) for r in results),
+        answer_in_results(results, question) if can_be_found(question) else None,
         well_formed and trajectory.answer is not None,
     )
-    return dict(zip(CURVES, map(float, values), strict=True))
+    return {k: None if v is None else float(v) for k, v in zip(CURVES, values, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -268,11 +268,13 @@ class Experience:
 
 def group_sums(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, float]:
     """What groups are watched by, summed over their trajectories, without branches: the four
-    curves, and the rewards by component, by kind and in total."""
+    curves, `findable` (how many of them `answer_in_results` says something of), and the rewards by
+    component, by kind and in total."""
     names = dict.fromkeys(component_name(reward) for reward in rewards)
     shown = [curves(group.trajectories[i]) for group in groups for i in group.trunks]
     components = [group.components[i] for group in groups for i in group.trunks]
-    found = {name: sum(row[name] for row in shown) for name in CURVES}
+    found = {name: sum(row[name] or 0.0 for row in shown) for name in CURVES}
+    found["findable"] = float(sum(row["answer_in_results"] is not None for row in shown))
     found |= {f"reward/{name}": sum(row[name] for row in components) for name in names}
     turn = sum(float(group.turn_rewards[group.trunks].sum()) for group in groups)
     outcome = sum(float(group.outcome[group.trunks].sum()) for group in groups)

@@ -4,13 +4,16 @@ hub, which has data sets and models, can be reached."""
 import functools
 import itertools
 import logging
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
+from turnrl.answers import AnswerRule, Phrase, usable_answers
 from turnrl.errors import DataError, did_you_mean
 from turnrl.plugins import contributed, find_class, installed
-from turnrl.text import normalize_answer
 from turnrl.types import Fields, Question, QuestionSource, SourceOpener
 
 _logger = logging.getLogger(__name__)
@@ -41,12 +44,13 @@ def load_questions(
     fields: Fields | None = None,
     config: str | None = None,
     role: Role = "val",
+    rule: AnswerRule | None = None,
 ) -> list[Question]:
     """All usable questions of a source, in its own order.
 
-    Answers that normalise to nothing are dropped, and so are questions without any answer left and
-    repetitions; a warning counts them. Questions that share an id get suffixes, `7` and `7#2`, and
-    a warning says how many do.
+    Answers that the rule cannot read are dropped, and so are questions without any answer left and
+    repetitions; a warning counts them with the reasons. Questions that share an id get suffixes,
+    `7` and `7#2`, and a warning says how many do.
 
     Args:
         source: What `open_source` takes.
@@ -55,6 +59,7 @@ def load_questions(
         fields: Where rows keep what is needed, for files and the hub.
         config: The configuration on the hub.
         role: What the questions are for, where `split` is not given.
+        rule: How answers compare; None leaves it to the questions themselves.
     Raises:
         DataError: If the source or split does not exist, lacks a field, or has no usable question.
     """
@@ -65,7 +70,7 @@ def load_questions(
         what = f"{name!r} has no split to train on, only {opened.default_splits['val']!r}"
         advice = "Set data.train to another source, or data.train_split to what it has."
         raise DataError(f"{what}. {advice}")
-    return _usable(opened.questions(chosen), f"{name} ({chosen})" if chosen else name)
+    return _usable(opened.questions(chosen), f"{name} ({chosen})" if chosen else name, rule)
 
 
 def open_source(
@@ -108,30 +113,37 @@ def open_source(
     return cls()  # type: ignore[no-any-return]
 
 
-def _usable(questions: Iterable[Question], where: str) -> list[Question]:
-    """Questions with a text and an answer that can be matched, each once, with ids of their own."""
+def _usable(questions: Iterable[Question], where: str, rule: AnswerRule | None) -> list[Question]:
+    """Questions with a text and an answer that can be compared, each once, with their own ids."""
     kept: list[Question] = []
     seen: dict[str, list[str]] = {}
     names: set[str] = set()
-    unanswered = repeated = 0
+    left_out = Counter[str]()
     for question in questions:
-        answers = tuple(dict.fromkeys(a for a in question.answers if normalize_answer(a)))
+        if rule is not None:
+            question = replace(question, rule=rule)
+        answers = tuple(dict.fromkeys(usable_answers(question)))
         texts = seen.setdefault(question.id, [])
-        if not question.text or not answers:
-            unanswered += 1
+        if not question.text:
+            left_out["without a question"] += 1
+        elif not question.answers:
+            left_out["without an answer"] += 1
+        elif not answers:
+            left_out[f"with {question.rule.unreadable}"] += 1
         elif question.text in texts:
-            repeated += 1
+            left_out["repeated"] += 1
         else:
             texts.append(question.text)
             numbers = itertools.count(len(texts))
             free = (question.id if n == 1 else f"{question.id}#{n}" for n in numbers)
             names.add(name := next(name for name in free if name not in names))
-            kept.append(Question(name, question.text, answers, question.metadata))
-    total = len(kept) + unanswered + repeated
+            kept.append(replace(question, id=name, answers=answers))
+    total = len(kept) + left_out.total()
+    why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
     if not kept:
-        why = f"none of its {total} rows has a question and an answer" if total else "it is empty"
-        advice = "Check data.fields, or name another source."
-        raise DataError(f"{where} has no usable question: {why}. {advice}")
+        told = f"none of its {total} rows can be used ({why})" if total else "it is empty"
+        step = "Check data.fields and data.answers, or name another source."
+        raise DataError(f"{where} has no usable question: {told}. {step}")
     if shared := [name for name, texts in seen.items() if len(texts) > 1]:
         count = sum(len(seen[name]) for name in shared)
         told = (
@@ -139,10 +151,35 @@ def _usable(questions: Iterable[Question], where: str) -> list[Question]:
         )
         told += "of them. Give each question an id of its own, or see data.fields.id."
         _logger.warning(told, where, count, shared[0], f"{shared[0]}#2")
-    if unanswered or repeated:
-        why = f"{unanswered} without a question or a usable answer, {repeated} repeated"
-        _logger.warning("%s: left out %d of %d rows (%s)", where, total - len(kept), total, why)
+    if left_out:
+        left = total - len(kept)
+        _logger.warning("%s: left out %d of %d rows (%s)", where, left, total, why)
     return kept
+
+
+_KINDS = {
+    # years and other whole numbers are right as phrases, but for a sign
+    "number": re.compile(r"[-+\N{MINUS SIGN}]?[$€£]?[0-9][0-9.,]*(?:\s?/\s?[0-9]+)?\s?%?"),
+    "choice": re.compile(r"\(?[A-Za-z][.)]?"),
+    "math": re.compile(r".*(?:\\[A-Za-z]|\$.+\$|\^).*", re.DOTALL),
+}
+_WRONG = {
+    "number": "numbers, and are compared as phrases, to which 1.5 is 15 and -5 is 5",
+    "choice": "single letters, and are compared as phrases, to which the letter A is an article",
+    "math": "mathematics, and are compared as phrases, without any sign or bracket",
+}
+
+
+def rule_advice(questions: Sequence[Question]) -> str | None:
+    """What to set if most answers cannot be phrases, which is what they are taken for if nobody
+    says how they compare; None if nothing is wrong."""
+    of_phrases = [q.answers for q in questions if isinstance(q.rule, Phrase)]
+    for kind, pattern in _KINDS.items():
+        count = sum(all(pattern.fullmatch(a.strip()) for a in some) for some in of_phrases)
+        if 2 * count > len(questions):
+            told = f"{count} of {len(questions)} accepted answers are {_WRONG[kind]}"
+            return f"{told}. Set data.answers to {kind}, or to phrase if that is meant."
+    return None
 
 
 @functools.cache

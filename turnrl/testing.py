@@ -25,8 +25,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from turnrl import types
+from turnrl.answers import usable_answers
 from turnrl.errors import DataError
-from turnrl.text import neutralise, normalize_answer
+from turnrl.text import neutralise
 from turnrl.toolbox import Bench, Toolbox, check_tools
 
 if TYPE_CHECKING:
@@ -307,7 +308,7 @@ def example_trajectories() -> dict[str, types.Trajectory]:
         "failed call": _attempt(_searched(no_tool), _RIGHT),
         "unreadable call": _attempt((unreadable, (types.ToolResult("bad JSON", False),)), _RIGHT),
         "two calls, one failed": _attempt(_searched(_PAGE, no_tool), _RIGHT),
-        "no accepted answers": _attempt(_SEARCHED, _RIGHT, of=types.Question("q", "What?", ())),
+        "no accepted answers": _attempt(_SEARCHED, _RIGHT, of=types.Question("q", "What?")),
         "garbage": _attempt(garbled, garbled),
         "garbage that names the answer": _attempt(garbled, garbled, text="Europe/Amsterdam"),
         "garbage of one turn": _attempt(garbled),
@@ -442,7 +443,7 @@ def check_source(source: types.QuestionSource) -> None:
         with _on(f"{name}.questions({split!r})"):
             found = list(source.questions(split))
             _check_texts(found, types.Question)
-            usable = any(normalize_answer(a) for question in found for a in question.answers)
+            usable = any(map(usable_answers, found))
             _require(usable, f"gives {found[0]!r}, and none that has an answer to match")
             for pair in itertools.zip_longest(found, source.questions(split)):
                 first, again = (q and (q.id, q.text, q.answers) for q in pair)
@@ -462,11 +463,10 @@ def _check_texts(found: Sequence[Any], kind: type) -> None:
     _require(found, "gives nothing")
     seen: dict[str, Any] = {}
     for one in found:
-        told = f"gives {one!r}: a {kind.__name__} has an id, a text, and answers in a tuple"
+        told = f"gives {one!r}: a {kind.__name__} has an id and a text"
         _require(isinstance(one, kind), told)
-        texts = (one.id, one.text, *getattr(one, "answers", ()))
-        fits = all(isinstance(text, str) for text in texts) and one.id.strip() and one.text.strip()
-        _require(fits and isinstance(getattr(one, "answers", ()), tuple), told)
+        texts = (one.id, one.text)
+        _require(all(isinstance(text, str) and text.strip() for text in texts), told)
         _require(one.id not in seen, f"gives one id to {seen.get(one.id)!r} and to {one!r}")
         seen[one.id] = one
 

@@ -1,9 +1,10 @@
-"""Rules about text that rewards, metrics and rollouts share: answer matching and neutralising; and
-sizes as recipes give them.
+"""Rules about text that rewards, metrics and rollouts share: phrases and neutralising; and sizes as
+recipes give them.
 
-Answer normalisation is SQuAD's (Rajpurkar et al. 2016, arXiv 1606.05250, evaluation script): lower
-case, no punctuation, no articles, single spaces. Unlike it, a text that normalises to nothing
-matches nothing, so neither an empty answer nor a gold answer such as "The" can be hit by accident.
+Phrases are normalised as SQuAD does it (Rajpurkar et al. 2016, arXiv 1606.05250, evaluation
+script): lower case, no punctuation, no articles, single spaces. Unlike there, a text of which that
+leaves nothing matches nothing, so neither an empty answer nor a gold answer such as "The" can be
+hit by accident.
 """
 
 import re
@@ -23,14 +24,6 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact_match(prediction: str | None, answers: Iterable[str]) -> bool:
-    """Whether the prediction equals an accepted answer after normalisation of both."""
-    if prediction is None:
-        return False
-    normal = normalize_answer(prediction)
-    return bool(normal) and any(normal == normalize_answer(answer) for answer in answers)
-
-
 def contained_answer(text: str, answers: Iterable[str]) -> str | None:
     """The longest accepted answer whose words stand in `text`, whole and in order, or None.
 
@@ -42,11 +35,6 @@ def contained_answer(text: str, answers: Iterable[str]) -> str | None:
     haystack = f" {normalize_answer(text)} "
     found = [a for a in map(normalize_answer, answers) if a and f" {a} " in haystack]
     return max(found, key=len, default=None)
-
-
-def contains_answer(text: str, answers: Iterable[str]) -> bool:
-    """Whether the words of an accepted answer stand in `text`, whole and in order."""
-    return contained_answer(text, answers) is not None
 
 
 def neutralise(text: str, tags: Iterable[str], control_tokens: Sequence[str]) -> str:

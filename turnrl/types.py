@@ -28,6 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from turnrl.answers import AnswerRule, Phrase
 from turnrl.errors import DataError, at_least
 
 if TYPE_CHECKING:
@@ -46,6 +47,13 @@ Stop = Literal["answer", "turns", "length"]
 """Why a trajectory ended: it answered, it used all its turns, or it ran out of tokens."""
 
 
+_PHRASE = Phrase()
+
+
+class _Unknown(tuple[str, ...]):
+    """No answers, because none are known."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A question and every answer that counts as right.
@@ -53,14 +61,32 @@ class Question:
     Args:
         id: Unique within its data set.
         text: The question itself.
-        answers: Accepted answers, the preferred one first.
+        answers: Accepted answers, the preferred one first; a text is the only one. Left out where
+            none are known: such a question can be asked, and no answer to it is right.
         metadata: Whatever else the data set says about it.
+        rule: How its answers compare; see `turnrl.answers`.
+    Raises:
+        DataError: If the answers are no texts, or there are none in what is given.
     """
 
     id: str
     text: str
-    answers: tuple[str, ...]
+    answers: tuple[str, ...] = _Unknown()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    rule: AnswerRule = _PHRASE
+
+    def __post_init__(self) -> None:
+        given: Any = self.answers
+        if isinstance(given, str):
+            object.__setattr__(self, "answers", (given,))
+        elif isinstance(given, list):
+            object.__setattr__(self, "answers", tuple(given))
+        texts = isinstance(self.answers, tuple) and all(isinstance(a, str) for a in self.answers)
+        if not texts or (not self.answers and not isinstance(given, _Unknown)):
+            raise DataError(
+                f"question {self.id!r} has the answers {given!r}. Give a text or a tuple of texts, "
+                "or leave answers out if none are known."
+            )
 
 
 @dataclass(frozen=True)
@@ -109,8 +135,10 @@ class ToolResult:
             neutralised before the policy sees it.
         ok: False if the call failed through the policy's own mistake, which it then reads in
             `content`, or was read only by mending it.
-        metadata: Anything a reward or a report may want (passage ids, scores). The policy never
-            sees it.
+        metadata: Anything a reward or a report may want (scores, say). The policy never sees it.
+            `passage_ids` names what stands in `content`, in order, and `passage_starts` the
+            character at which the text of each begins: of a result that is cut, those ids stay
+            whose text the policy saw, or the first if the tool gives no starts.
     """
 
     content: str
@@ -508,7 +536,7 @@ class Fields:
     Args:
         id: Field of the question's id; null numbers the rows.
         question: Field of the question's text.
-        answers: Field, or fields, of accepted answers: a text, a list, or a JSON list in a text.
+        answers: Field, or fields, of accepted answers: a text, a list, or a list in a text.
         answer_pattern: Regular expression that finds the answer within such a text: its first
             group, or all of it. GSM8K's answers end with `#### 42`, which is `'#### (.*)'`; in YAML
             it needs the quotes. By default the whole text is the answer.

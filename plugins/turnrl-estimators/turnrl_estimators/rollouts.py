@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from turnrl import AdvantageEstimator, Group, Trajectory, assign_credit, normalize_answer
+from turnrl import AdvantageEstimator, Group, Trajectory, assign_credit
 from turnrl_estimators.anchored import retrieved
 
 Done = tuple[object, ...]
@@ -54,8 +54,8 @@ def deeds(trajectory: Trajectory) -> Iterator[Done]:
     done: Done = ()
     for turn in trajectory.turns:
         succeeded = tuple(result.ok for result in turn.results)
-        answer = turn.reading.answer
-        said = None if answer is None else normalize_answer(answer)
+        answer, rule = turn.reading.answer, trajectory.question.rule
+        said = None if answer is None else rule.read(answer)
         formed = turn.reading.format_error is None
         done += ((formed, len(turn.reading.calls), succeeded, retrieved(turn), said),)
         yield done

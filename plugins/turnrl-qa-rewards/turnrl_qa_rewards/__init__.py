@@ -15,14 +15,16 @@ from typing import final
 
 from turnrl import (
     OutcomeReward,
+    Phrase,
     Reward,
     Trajectory,
     TurnReward,
+    answer_in_results,
     contained_answer,
-    contains_answer,
     exact_match,
     hookimpl,
     normalize_answer,
+    says_nothing,
 )
 
 
@@ -48,6 +50,9 @@ class ToolExecuted(TurnReward):
 class AnswerRetrieved(TurnReward):
     """weight if an accepted answer stands in a successful result of the turn, else 0.
 
+    Nothing is paid where finding it says nothing (`turnrl.can_be_found`): the answer is yes or no,
+    say, or stands in the question.
+
     Args:
         weight: Reward of a turn that brought an accepted answer.
     """
@@ -56,9 +61,7 @@ class AnswerRetrieved(TurnReward):
         self.weight = weight
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
-        answers = trajectory.question.answers
-        results = trajectory.turns[turn].results
-        found = any(result.ok and contains_answer(result.content, answers) for result in results)
+        found = answer_in_results(trajectory.turns[turn].results, trajectory.question)
         return self.weight if found else 0.0
 
 
@@ -71,6 +74,8 @@ class AnswerPresent(OutcomeReward):
     right with probability p_i, naming all earns sum(p_i w_i) / sum(w_i), a weighted mean of the
     p_i, and so never more than naming the likeliest.
 
+    An answer that is no phrase (`data.answers`) has no parts: it earns weight if it is right.
+
     Args:
         weight: Reward of an answer that is nothing but an accepted one.
     """
@@ -79,8 +84,10 @@ class AnswerPresent(OutcomeReward):
         self.weight = weight
 
     def score(self, trajectory: Trajectory) -> float:
-        given = trajectory.answer or ""
-        accepted = contained_answer(given, trajectory.question.answers)
+        given, question = trajectory.answer or "", trajectory.question
+        if not isinstance(question.rule, Phrase):
+            return self.weight if exact_match(given, question) else 0.0
+        accepted = contained_answer(given, question.answers)
         if accepted is None:
             return 0.0
         return self.weight * len(accepted.split()) / len(normalize_answer(given).split())
@@ -88,7 +95,7 @@ class AnswerPresent(OutcomeReward):
 
 @final
 class ExactMatch(OutcomeReward):
-    """weight if the given answer is an accepted one after normalisation of both, else 0.
+    """weight if the given answer is an accepted one, by the question's rule, else 0.
 
     Args:
         weight: Reward of a right answer.
@@ -98,7 +105,7 @@ class ExactMatch(OutcomeReward):
         self.weight = weight
 
     def score(self, trajectory: Trajectory) -> float:
-        return self.weight if exact_match(trajectory.answer, trajectory.question.answers) else 0.0
+        return self.weight if exact_match(trajectory.answer, trajectory.question) else 0.0
 
 
 @final
@@ -116,7 +123,7 @@ class WellFormed(OutcomeReward):
         self.weight = weight
 
     def score(self, trajectory: Trajectory) -> float:
-        if not normalize_answer(trajectory.answer or ""):
+        if says_nothing(trajectory.answer, trajectory.question):
             return 0.0
         good = sum(turn.reading.format_error is None for turn in trajectory.turns)
         return self.weight * good / len(trajectory.turns)

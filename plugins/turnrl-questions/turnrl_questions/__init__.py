@@ -12,7 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from turnrl import DataError, Fields, Question, QuestionSource, SourceOpener, hookimpl
+from turnrl import (
+    AnswerRule,
+    DataError,
+    Fields,
+    Number,
+    Phrase,
+    Question,
+    QuestionSource,
+    SourceOpener,
+    hookimpl,
+)
 from turnrl_questions.paragraphs import HotpotParagraphs
 from turnrl_questions.rows import (
     FILE_KINDS,
@@ -29,6 +39,9 @@ from turnrl_questions.rows import (
 __all__ = ["PRESETS", "GivenRows", "HotpotParagraphs", "HubDataset", "Preset", "QuestionFile"]
 
 
+_PHRASE = Phrase()
+
+
 @dataclass(frozen=True)
 class Preset:
     """A data set on the hub that is known by a short name.
@@ -39,6 +52,7 @@ class Preset:
         train: Split to train on, or None.
         val: Split with public answers to evaluate on.
         fields: Where its rows keep what is needed.
+        rule: How its answers compare.
     """
 
     path: str
@@ -46,6 +60,7 @@ class Preset:
     train: str | None
     val: str
     fields: Fields
+    rule: AnswerRule = _PHRASE
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -86,6 +101,7 @@ PRESETS: Mapping[str, Preset] = {
         "train",
         "test",
         Fields(None, answers="answer", answer_pattern="#### (.*)"),
+        Number(),
     ),
     "popqa": Preset("akariasai/PopQA", None, None, "test", Fields(answers="possible_answers")),
     "bamboogle": Preset(
@@ -181,7 +197,8 @@ class HubDataset(QuestionSource):
     def questions(self, split: str) -> Iterable[Question]:
         preset = self._preset
         rows = read_hub(open_hub(preset.path, preset.config, split))
-        return questions_of(rows, preset.fields, f"{preset.path} ({split})")
+        found = questions_of(rows, preset.fields, f"{preset.path} ({split})")
+        return (replace(question, rule=preset.rule) for question in found)
 
     def at_hand(self, split: str) -> bool:
         return cached_hub(self._preset.path, self._preset.config, split)

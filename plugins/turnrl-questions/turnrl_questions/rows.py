@@ -5,10 +5,13 @@ Rows are never all in memory, for those of HotpotQA and its like carry ten parag
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,12 +84,35 @@ def _arrow(path: Path) -> Iterator[Any]:
 def _text(path: Path, kind: str) -> Iterator[Any]:
     with path.open(encoding="utf-8-sig", newline="" if kind == ".csv" else None) as file:
         if kind == ".csv":
-            yield from csv.DictReader(file, strict=True)
+            for row in csv.DictReader(file, strict=True):
+                yield {name: _cell(value) for name, value in row.items()}
         elif kind == ".jsonl":
             yield from _json_lines(file)
         else:
             rows = json.load(file)
             yield from rows if isinstance(rows, list) else [None]
+
+
+_QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+
+
+def _cell(text: Any) -> Any:
+    """The list that a text spells: in JSON; as Python prints a list; or as numpy prints an array,
+    without commas, which is what pandas writes into CSV files. Anything else stays as it is."""
+    if not isinstance(text, str) or not re.match(r"\s*\[.*\]\s*$", text, re.DOTALL):
+        return text
+    try:
+        found: Any = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        bare = text.strip()[1:-1]
+        try:
+            if re.fullmatch(rf"\s*{_QUOTED}(?:[\s,]+{_QUOTED})*[\s,]*", bare):
+                found = [ast.literal_eval(part) for part in re.findall(_QUOTED, bare)]
+            else:
+                found = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return text
+    return found if isinstance(found, list) else text
 
 
 def _json_lines(lines: Iterable[str]) -> Iterator[Any]:
@@ -193,13 +219,9 @@ def _at(row: Any, path: str) -> Any:
 
 
 def _texts(value: Any, setting: str) -> Iterator[str]:
-    """The answers in a value: a text, a number, a list of them, or a JSON list in a text."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError:
-            yield value
-            return
+    """The answers in a value: a text, a number, a list of them, or a list in a text."""
+    if isinstance(value, str):
+        value = _cell(value)
     if isinstance(value, list):
         for item in value:
             if isinstance(item, Mapping):
@@ -248,14 +270,14 @@ def questions_of(
         accepted = [a for a in map(fields.answer_in, texts) if a is not None]
         matched = matched or bool(accepted)
         without = without or next(iter(texts), None)
-        yield Question(
+        question = Question(
             id=str(number if fields.id is None else _known(_at(row, fields.id), number)),
             text=str(_known(_at(row, fields.question), "")).strip(),
-            answers=tuple(accepted),
             metadata={
                 name: value for name, value in row.items() if name not in used and _is_plain(value)
             },
         )
+        yield replace(question, answers=tuple(accepted)) if accepted else question
     if missing and number >= 0:
         name, path = missing[0]
         numbered = ", or to null to number the rows" if name == "id" else ""

@@ -22,7 +22,14 @@ from turnrl_turn_rewards.belief import AnswerLikelihood, InformationGain, KLPena
 from turnrl_turn_rewards.calls import Repetition, SearchCost
 from turnrl_turn_rewards.judge import JudgedState, LLMJudge, LLMJudgeTurn
 from turnrl_turn_rewards.outcome import F1
-from turnrl_turn_rewards.progress import AnswerSeen, FirstHit, Progress, StateScore, SupportSeen
+from turnrl_turn_rewards.progress import (
+    AnswerSeen,
+    FirstHit,
+    Progress,
+    StateScore,
+    SupportSeen,
+    passages_shown,
+)
 from turnrl_turn_rewards.server import Server
 
 __all__ = [
@@ -41,6 +48,7 @@ __all__ = [
     "Server",
     "StateScore",
     "SupportSeen",
+    "passages_shown",
 ]
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, final
 
-from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, normalize_answer
+from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, usable_answers
 from turnrl_turn_rewards.calls import lost
 from turnrl_turn_rewards.progress import Progress, StateScore, informed
 
@@ -21,10 +21,10 @@ _State = tuple[str, tuple[int, ...]]
 class AnswerLikelihood(StateScore):
     """How likely the policy holds the accepted answer, having read what it has read so far.
 
-    phi(s) = log p(a | s, opening), with a the tokens of the first accepted answer that is not empty
-    after normalisation, under the policy as it is now, at temperature 1. s is the history up to and
-    including the last successful result: an error, or the policy's own words after it, are not
-    information. 0 where there is no such answer.
+    phi(s) = log p(a | s, opening), with a the tokens of the first accepted answer that the
+    question's rule can read, under the policy as it is now, at temperature 1. s is the history up
+    to and including the last successful result: an error, or the policy's own words after it, are
+    not information. 0 where there is no such answer.
 
     Args:
         opening: Text after which the answer is put; see `InformationGain`.
@@ -203,8 +203,8 @@ def _unprepared(name: str) -> RecipeError:
 
 
 def _accepted(trajectory: Trajectory) -> str | None:
-    """The first accepted answer that is not empty after normalisation."""
-    return next((a for a in trajectory.question.answers if normalize_answer(a)), None)
+    """The first accepted answer that the question's rule can read."""
+    return next(iter(usable_answers(trajectory.question)), None)
 
 
 def _history(trajectory: Trajectory, turns: int) -> tuple[int, ...]:

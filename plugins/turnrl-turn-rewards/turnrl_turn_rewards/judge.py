@@ -14,7 +14,7 @@ from turnrl import (
     SampledPolicy,
     Trajectory,
     TurnReward,
-    normalize_answer,
+    says_nothing,
 )
 from turnrl_turn_rewards.progress import Progress, StateScore, informed
 from turnrl_turn_rewards.server import Server
@@ -98,7 +98,7 @@ class LLMJudge(OutcomeReward):
 
     def _case(self, trajectory: Trajectory) -> Case | None:
         answer = trajectory.answer
-        if answer is None or not normalize_answer(answer):
+        if answer is None or says_nothing(answer, trajectory.question):
             return None
         return {**_asked(trajectory), "answer": answer}
 

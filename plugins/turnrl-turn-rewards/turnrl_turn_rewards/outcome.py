@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import final
 
-from turnrl import OutcomeReward, Trajectory, normalize_answer
+from turnrl import OutcomeReward, Phrase, Trajectory, exact_match, normalize_answer
 
 
 @final
@@ -18,7 +18,8 @@ class F1(OutcomeReward):
     there; unlike it, a text that normalises to nothing scores 0 even against another such. An
     outcome of its own, not a shaping: it pays for a part of an answer, and so for naming several.
     Of two equally likely names of one word, giving both earns 0.67 and giving one 0.5 on average.
-    Set it beside `ExactMatch`, or take `AnswerPresent`, which a list never beats.
+    Set it beside `ExactMatch`, or take `AnswerPresent`, which a list never beats. An answer that is
+    no phrase (`data.answers`) has no parts: it earns weight if it is right.
 
     Args:
         weight: Reward of an answer that has the words of an accepted one, and no others.
@@ -28,8 +29,11 @@ class F1(OutcomeReward):
         self.weight = weight
 
     def score(self, trajectory: Trajectory) -> float:
+        question = trajectory.question
+        if not isinstance(question.rule, Phrase):
+            return self.weight if exact_match(trajectory.answer, question) else 0.0
         given = _words(trajectory.answer or "")
-        accepted = map(_words, trajectory.question.answers)
+        accepted = map(_words, question.answers)
         # 2 P R / (P + R) with P = shared / given and R = shared / wanted; none shared is 0
         shares = (2 * (given & a).total() / max(given.total() + a.total(), 1) for a in accepted)
         return self.weight * max(shares, default=0.0)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import final
 
-from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, contains_answer
+from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, answer_in_results
 
 
 class StateScore(ABC):
@@ -60,12 +60,13 @@ class Progress(TurnReward):
 
 @final
 class AnswerSeen(StateScore):
-    """1 if an accepted answer stands in a successful result so far, else 0."""
+    """1 if an accepted answer stands in a successful result so far, else 0. It is 0 throughout
+    where finding the answer says nothing (`turnrl.can_be_found`): it is yes or no, say, or stands
+    in the question."""
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
-        answers = trajectory.question.answers
         results = (result for turn in trajectory.turns[:turns] for result in turn.results)
-        return float(any(r.ok and contains_answer(r.content, answers) for r in results))
+        return float(answer_in_results(results, trajectory.question))
 
 
 @final
@@ -95,9 +96,7 @@ class SupportSeen(StateScore):
     def score(self, trajectory: Trajectory, turns: int) -> float:
         named = trajectory.question.metadata.get(self.field, ())
         wanted = {named} if isinstance(named, str) else set(named)
-        results = (result for turn in trajectory.turns[:turns] for result in turn.results)
-        shown = {i for r in results if r.ok for i in r.metadata.get("passage_ids", ())}
-        return len(wanted & shown) / max(len(wanted), 1)
+        return len(wanted & passages_shown(trajectory, turns)) / max(len(wanted), 1)
 
 
 @final
@@ -105,7 +104,8 @@ class FirstHit(TurnReward):
     """weight in the turn in which an accepted answer first stands in a successful result, else 0.
 
     This is `Progress` of `AnswerSeen`, so potential-based: the sum over a trajectory is weight if
-    the answer was found at all. `AnswerRetrieved` pays in every turn that finds it again.
+    the answer was found at all, and nothing where finding it says nothing. `AnswerRetrieved` pays
+    in every turn that finds it again.
 
     Args:
         weight: Reward of the turn that found the answer.
@@ -116,6 +116,13 @@ class FirstHit(TurnReward):
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         return Progress(AnswerSeen(), self.weight).score(trajectory, turn)
+
+
+def passages_shown(trajectory: Trajectory, turns: int) -> set[str]:
+    """Ids of the passages that the policy read in successful results of its first `turns` turns, as
+    tools name them in `metadata["passage_ids"]`."""
+    results = (result for turn in trajectory.turns[:turns] for result in turn.results)
+    return {i for result in results if result.ok for i in result.metadata.get("passage_ids", ())}
 
 
 def informed(trajectory: Trajectory, turns: int) -> int:

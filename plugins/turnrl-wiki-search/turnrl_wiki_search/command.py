@@ -221,7 +221,7 @@ def score_retrieval(index: SearchIndex, questions: Sequence[Question], k: int) -
         answers = index.search([clean_query(question.text) for question in batch], k)
         seconds += time.perf_counter() - begin
         for question, hits in zip(batch, answers, strict=True):
-            rank = next((i for i, h in enumerate(hits, 1) if _holds(h, question.answers)), None)
+            rank = next((i for i, h in enumerate(hits, 1) if _holds(h, question)), None)
             for n in ranks:
                 found[n] += rank is not None and rank <= n
     total = len(questions)
@@ -229,8 +229,8 @@ def score_retrieval(index: SearchIndex, questions: Sequence[Question], k: int) -
     return {**scores, "queries_per_s": total / seconds, "questions": total}
 
 
-def _holds(hit: Hit, answers: Sequence[str]) -> bool:
-    return contains_answer(f"{hit.passage.title}\n{hit.passage.text}", answers)
+def _holds(hit: Hit, question: Question) -> bool:
+    return contains_answer(f"{hit.passage.title}\n{hit.passage.text}", question)
 
 
 def _print_score(args: argparse.Namespace, score: dict[str, float], info: IndexInfo) -> None:

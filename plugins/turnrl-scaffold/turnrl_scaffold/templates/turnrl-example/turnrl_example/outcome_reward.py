@@ -2,7 +2,7 @@
 
 from typing import final
 
-from turnrl import OutcomeReward, Trajectory, contains_answer, exact_match
+from turnrl import OutcomeReward, Trajectory, answer_in_results, exact_match
 
 
 @final
@@ -22,8 +22,8 @@ class ExampleLookedUp(OutcomeReward):
         self.from_memory = from_memory
 
     def score(self, trajectory: Trajectory) -> float:
-        answers = trajectory.question.answers
-        if not exact_match(trajectory.answer, answers):  # no answer at all is None, and no match
+        question = trajectory.question
+        if not exact_match(trajectory.answer, question):  # no answer at all is None, and no match
             return 0.0
-        read = any(r.ok and contains_answer(r.content, answers) for r in trajectory.results)
+        read = answer_in_results(trajectory.results, question)
         return self.weight if read else self.weight * self.from_memory

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 from typing import final
 
-from turnrl import Tool, ToolCall, ToolResult, contains_answer
+from turnrl import Tool, ToolCall, ToolResult, contained_answer
 from turnrl_example.facts import FACTS, countries
 
 
@@ -38,7 +38,7 @@ class ExampleLookup(Tool):
 
     def _find(self, query: str) -> ToolResult:
         for name, row in countries().items():
-            if contains_answer(query, [name]):
+            if contained_answer(query, [name]):
                 facts = " ".join(f"Its {fact} is {row[fact]}." for fact in FACTS)
                 return ToolResult(f"{name} is a country. {facts}")
         # The policy's own mistake, told so that its next turn can do better. A broken world (a

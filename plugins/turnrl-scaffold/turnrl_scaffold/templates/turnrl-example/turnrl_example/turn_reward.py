@@ -2,7 +2,7 @@
 
 from typing import final
 
-from turnrl import Trajectory, TurnReward, contains_answer
+from turnrl import Trajectory, TurnReward, answer_in_results
 
 
 @final
@@ -20,9 +20,6 @@ class ExampleNewlyFound(TurnReward):
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         # later turns are there to be seen as well, but a turn's reward shall not depend on them
-        answers = trajectory.question.answers
-        found = [
-            any(result.ok and contains_answer(result.content, answers) for result in taken.results)
-            for taken in trajectory.turns[: turn + 1]
-        ]
+        turns, question = trajectory.turns[: turn + 1], trajectory.question
+        found = [answer_in_results(taken.results, question) for taken in turns]
         return self.weight if found[-1] and not any(found[:-1]) else 0.0

@@ -1,0 +1,571 @@
+"""How answers compare: each rule beside a naive reading, and one rule wherever answers count."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import logging
+import pickle
+import random
+import re
+import string
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from turnrl_estimators import rollouts
+from turnrl_qa_rewards import AnswerPresent, AnswerRetrieved, ExactMatch, WellFormed
+from turnrl_turn_rewards import F1, FirstHit
+from turnrl_turn_rewards.belief import _accepted
+
+from commands import fails, save
+from turnrl import (
+    AnswerRule,
+    Choice,
+    DataError,
+    Math,
+    Number,
+    Phrase,
+    PluginError,
+    Question,
+    QuestionData,
+    Reading,
+    RecipeError,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    answer_in_results,
+    answer_rule,
+    can_be_found,
+    contains_answer,
+    exact_match,
+    load_questions,
+    record,
+    says_nothing,
+    score_group,
+)
+from turnrl.cli import main
+from turnrl.scoring import curves, group_sums
+
+PAIRS = 10_000
+
+
+def asking(*answers: str, rule: AnswerRule | None = None, text: str = "What?") -> Question:
+    return Question("q", text, answers, rule=rule or Phrase())
+
+
+# ------------------------------------------------------------ each rule beside a naive reading
+
+
+def squad(text):
+    """The steps of SQuAD's evaluation script, one by one."""
+    text = text.lower()
+    text = "".join(character for character in text if character not in set(string.punctuation))
+    text = re.sub(r"\b(a|an|the)\b", " ", text)
+    return " ".join(text.split())
+
+
+PIECES = ["the", "The", "a", "An", "Peru", "peru", "of", "Lord", "U.S.", "1.5", "15", "-5", "é"]
+PIECES += [" ", "  ", "-", ".", ",", "'s", "!", "\t", "theatre", "can't", "\N{EN DASH}"]
+
+
+def test_phrases_compare_as_squad_compares_them():
+    draw, hits = random.Random(0), 0
+    for _ in range(PAIRS):
+        first, second = (draw.choices(PIECES, k=draw.randint(0, 3)) for _ in range(2))
+        if draw.random() < 0.3:  # the same but for a piece
+            second = [*first, draw.choice(PIECES)]
+        first, second = "".join(first), "".join(second)
+        same = squad(first) == squad(second) != ""
+        assert exact_match(first, asking(second)) == same, (first, second)
+        hits += same
+    assert PAIRS / 100 < hits < PAIRS / 2
+
+
+def naive_number(text):
+    text = text.strip().rstrip(".").replace("\N{MINUS SIGN}", "-").replace("minus ", "-")
+    text = text.removesuffix(" apples").removeprefix("The answer is ").removeprefix("#### ")
+    text = re.sub("[$%]", "", text)
+    if re.search(r",(?!\d{3}(?!\d))", text) or re.search("[a-df-z]", text):
+        return None
+    top, _, below = text.replace(",", "").partition("/")
+    try:
+        return Fraction(top) / Fraction(below or "1")
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def written(draw, value):
+    """A number in one of the ways in which people write it."""
+    sign, size = ("-" if value < 0 else ""), abs(value)
+    ways = [f"{sign}{size:.2f}", f"{sign}${size:,.2f}", f"{sign}{size:.2f}%", f"{sign}{size:e}"]
+    ways += [f"\N{MINUS SIGN}{size:.2f}" if sign else f"+{size:.2f}", f"{sign}{size:,.2f}"]
+    if value == int(value):
+        ways += [
+            f"{sign}{size:.0f}",
+            f"{sign}{size:,.0f}",
+            f"{sign}{size:.1f}",
+            f"{sign}0{size:.0f}",
+        ]
+        ways += [f"{sign}{size:.0f}.", f"{sign}{size * 2:.0f}/2", f"{sign}{size:.0f}/0"]
+        ways += [f"minus {size:.0f}"] if sign else [f"{size:.0f} apples", f"#### {size:.0f}"]
+    return f"The answer is {draw.choice(ways)}" if draw.random() < 0.2 else draw.choice(ways)
+
+
+ODD = ["five", "nan", "NaN", "inf", "-inf", "Infinity", "", " ", "-", "$", "1,00", "12,34", "Paris"]
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.5])
+def test_numbers_compare_as_a_naive_reading_compares_them(tolerance):
+    draw, hits = random.Random(1), 0
+    rule = Number(tolerance)
+    values = [0, 5, -5, 15, 1.5, 0.5, 1000, 1000.5, 12345, -1234567, 0.25, 12]
+    for _ in range(PAIRS):
+        one, other = (
+            draw.choice(ODD) if draw.random() < 0.1 else written(draw, draw.choice(values))
+            for _ in range(2)
+        )
+        first, second = naive_number(one), naive_number(other)
+        same = None not in (first, second) and abs(first - second) <= Fraction(str(tolerance))
+        assert exact_match(one, asking(other, rule=rule)) == same, (one, other)
+        assert rule.read(one) == first, one
+        hits += same
+    assert PAIRS / 50 < hits < PAIRS / 2
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("1,000", 1000), ("1000", 1000), ("1\N{NO-BREAK SPACE}000", 1000), ("50%", 50)),
+        *(("$5", 5), ("-$1,234.50", Fraction("-1234.5")), ("$-3", -3), ("\N{MINUS SIGN}5", -5)),
+        *(
+            ("1/2", Fraction(1, 2)),
+            (".5", Fraction(1, 2)),
+            ("1.5e3", 1500),
+            ("5e-3", Fraction(1, 200)),
+        ),
+        *(("1.5 × 10^3", 1500), (r"1.5 \times 10^{3}", 1500), (r"$\boxed{42}$", 42)),
+        *(("(5)", 5), ("18 dollars", 18), ("$18/day", 18), ("x=42", 42), ("minus 5", -5)),
+        *(("42, that is 42.0", 42), ("20 °C", 20), ("The answer is 42.", 42)),
+        # two candidates, or none
+        *(("42 or 43", None), ("10-4", None), ("3\N{EN DASH}5", None), ("1 000", None)),
+        *(("five", None), ("nan", None), ("-inf", None), ("", None), ("1/0", None)),
+        # digits that are parts of something else
+        *(("2x", None), ("B52", None), ("COVID-19", None), ("5th", None), ("10^3", None)),
+        *(("sqrt(2)", None), ("√2", None), ("f(-5)", None), ("5/12/2020", None), ("10:30", None)),
+        *(("1.2.3", None), ("1,5", None), ("2 thousand", None), ("5 million", None)),
+        # which would take for ever
+        *(("1e999999999", None), ("1e-999999999", None), ("9" * 9999, None)),
+    ],
+)
+def test_a_number_is_read_as_people_write_it(text, number):
+    started = time.perf_counter()
+    assert Number().read(text) == number
+    assert time.perf_counter() - started < 1
+
+
+@given(st.text(alphabet="0123456789.,-+eE/^x() %$", max_size=40), st.floats(0, 2))
+def test_any_text_is_a_number_or_none(text, tolerance):
+    rule = Number(tolerance, tolerance)
+    assert rule.same(text, text) == (rule.read(text) is not None)
+    assert not rule.stands_in("", text)
+
+
+def test_a_tolerance_is_absolute_or_a_share_of_the_accepted_number():
+    assert exact_match("3.15", asking("3.14", rule=Number(0.01)))  # in floats 3.15 - 3.14 > 0.01
+    assert not exact_match("3.16", asking("3.14", rule=Number(0.01)))
+    assert exact_match("101", asking("100", rule=Number(relative=0.01)))
+    assert not exact_match("100", asking("102", rule=Number(relative=0.01)))  # 1.02 is less than 2
+    for options in ({"tolerance": -1}, {"relative": float("nan")}, {"tolerance": float("inf")}):
+        with pytest.raises(RecipeError, match=r"Number\.(tolerance|relative)"):
+            Number(**options)
+
+
+def naive_letter(text):
+    """What is left of a text without brackets and words about answers, if it begins with a letter
+    that nothing sticks to."""
+    text = text.strip().replace("**", "")
+    for lead in ("The correct answer is ", "The answer is ", "Answer: ", "answer: ", "Option "):
+        text = text.removeprefix(lead)
+    text = text.removeprefix("(")
+    if len(text) > 1 and text[1] not in ").:":
+        return None
+    if len(text) > 2 and text[1] in ".:" and text[2] != " ":
+        return None
+    return text[0].upper() if text[:1].isalpha() else None
+
+
+FORMS = ["{0}", "({0})", "{0}.", "{0})", "{0}) Paris", "({0}) Paris", "{0}. Paris", "{0}: Rome"]
+FORMS += ["Answer: {0}", "The answer is {0}.", "The correct answer is ({0}).", "**{0}**", " {0} "]
+FORMS += [
+    "Option {0}",
+    "answer: {0}) f(x) = 2",
+    "{0} dog",
+    "{0}nd",
+    "{0}.G.",
+    "{0} or B",
+    "",
+    "Paris",
+]
+
+
+def test_choices_compare_as_a_naive_reading_compares_them():
+    draw, hits = random.Random(2), 0
+    for _ in range(PAIRS):
+        one, other = (draw.choice(FORMS).format(draw.choice("ABCDabcd")) for _ in range(2))
+        first, second = naive_letter(one), naive_letter(other)
+        same = first is not None and first == second
+        assert exact_match(one, asking(other, rule=Choice())) == same, (one, other)
+        hits += same
+    assert PAIRS / 50 < hits < PAIRS / 2
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        *(("A", "A"), ("a", "A"), ("(A)", "A"), ("A.", "A"), ("A) Paris", "A"), ("[b]", "B")),
+        *(("Answer: B", "B"), ("So the answer is D", "D"), ("Final answer: C. Rome", "C")),
+        *((r"\boxed{\text{B}}", "B"), ("B - Paris", "B"), ("2", "2"), ("3) x", "3")),
+        *(("B) f(x) = 2", "B"), ("B) point (2)", "B")),
+        *(("A dog", None), ("The answer is a dog", None), ("e.g. Paris", None), ("U.S.", None)),
+        *(("A or B", None), ("A) Paris B) Rome", None), ("a) x (b) y", None), ("A, C", None)),
+        *(("Paris", None), ("", None), ("1.5", None), ("AB", None)),
+    ],
+)
+def test_an_option_is_read_as_people_write_it(text, option):
+    assert Choice().read(text) == option
+
+
+@pytest.mark.parametrize(
+    ("given_answer", "accepted", "right"),
+    [
+        *((r"\frac{1}{2}", "0.5", True), (r"$\frac12$", "1/2", True), ("15", "1.5", False)),
+        *(("x^2+1", "1+x^2", True), (r"\sqrt{8}", r"2\sqrt{2}", True), ("[0,1]", "[0,1)", False)),
+        *(("The answer is 42", "42", True), ("five", "5", False), ("", "5", False)),
+    ],
+)
+def test_expressions_compare_by_math_verify(given_answer, accepted, right):
+    pytest.importorskip("math_verify")
+    assert exact_match(given_answer, asking(accepted, rule=Math())) == right
+
+
+def test_math_without_its_package_names_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match=r"'math-verify'.*pip install 'turnrl\[math\]'"):
+        QuestionData(answers="math")
+
+
+# ------------------------------------------------------------------- the rule of a question set
+
+
+def same_length(given_answer, accepted):
+    return len(given_answer) == len(accepted)
+
+
+def broken(given_answer, accepted):
+    raise ZeroDivisionError("division by zero")
+
+
+def test_a_rule_is_named_given_or_a_function_of_ones_own():
+    assert answer_rule("number") == Number()
+    assert answer_rule("Choice") == answer_rule("turnrl.Choice") == Choice()
+    assert answer_rule(Number(0.1)) == Number(0.1)
+    for named in (same_length, f"{__name__}.same_length"):
+        rule = answer_rule(named)
+        assert exact_match("abc", asking("xyz", rule=rule))
+        assert not exact_match("", asking("", rule=rule))
+        assert not can_be_found(asking("xyz", rule=rule))
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("numbr", "data.answers is 'numbr', which is no rule. Did you mean number"),
+        ("exact", "There are phrase, number, choice, math; or give the path of a function"),
+        ("nowhere.same", "data.answers names 'nowhere.same', which cannot be taken: No module"),
+        ("string.digits", "cannot be taken: it is '0123456789'"),
+    ],
+)
+def test_a_rule_that_there_is_not_is_told(named, told):
+    with pytest.raises(RecipeError, match=re.escape(told)):
+        QuestionData(answers=named)
+
+
+def test_a_function_that_raises_is_told_with_what_it_was_given():
+    question = asking("x", rule=answer_rule(f"{__name__}.broken"))
+    what = r"data.answers .*broken on 'y' and 'x' raised ZeroDivisionError: division by zero"
+    with pytest.raises(PluginError, match=what):
+        exact_match("y", question)
+
+
+def test_answers_in_the_place_of_a_question_are_told():
+    with pytest.raises(PluginError, match=r"exact_match takes the question.*\('Peru',\)"):
+        exact_match("Peru", ("Peru",))
+
+
+def search(text, ok=True):
+    reading = Reading((ToolCall("search", {"query": "x"}),))
+    return Turn("", (7,), (-0.5,), reading, (ToolResult(text, ok),))
+
+
+def attempt(question, *turns, answer=None):
+    last = [] if answer is None else [Turn("", (7,), (-0.5,), Reading(answer=answer))]
+    return Trajectory(question, (1,), (*turns, *last), "turns" if answer is None else "answer")
+
+
+@pytest.mark.parametrize(
+    ("rule", "accepted", "right", "wrong"),
+    [
+        (Number(), "1.5", ["1.50", "$1.5"], ["15", "-1.5", "1 or 5"]),
+        (Number(), "-5", ["\N{MINUS SIGN}5.0", "minus 5"], ["5"]),
+        (Choice(), "A", ["a", "(A)", "Answer: A"], ["B", "a dog"]),
+        (Phrase(), "The Hague", ["hague!"], ["Hague city", "the"]),
+    ],
+)
+def test_one_rule_decides_rewards_and_curves(rule, accepted, right, wrong):
+    question = asking(accepted, rule=rule)
+    for answer in right + wrong:
+        some = attempt(question, answer=answer)
+        paid = float(answer in right)
+        assert curves(some)["exact_match"] == paid
+        assert ExactMatch().score(some) == paid
+        if answer in right or rule != Phrase():
+            assert F1().score(some) == paid
+            assert AnswerPresent(1.0).score(some) == paid
+        group = score_group([some], [ExactMatch()])
+        assert float(group.outcome[0]) == paid
+        assert WellFormed().score(some) == (0.0 if answer == "the" else 0.4)
+    assert _accepted(attempt(question, answer="x")) == accepted
+
+
+def test_what_a_trajectory_did_is_told_apart_by_the_rule():
+    first, second = (attempt(asking("5", rule=Number()), answer=text) for text in ("5", "-5"))
+    assert [*rollouts.deeds(first)] != [*rollouts.deeds(second)]
+
+
+def test_an_answer_says_nothing_if_no_rule_leaves_anything_of_it():
+    assert says_nothing("the", asking("x"))
+    assert says_nothing("...", asking("1", rule=Number()))
+    assert not says_nothing("forty-two", asking("42", rule=Number()))
+    assert not says_nothing("A", asking("A", rule=Choice()))
+    assert says_nothing(None, asking("x"))
+
+
+def letters(count=40):
+    return [
+        Question(f"q{i}", f"Which of the four is number {i}?", "ABCD"[i % 4]) for i in range(count)
+    ]
+
+
+def test_rows_left_out_are_counted_with_the_reason(caplog):
+    odd = [Question("n", "No answer?"), Question("t", "", "x"), Question("q1", "Again?", "B")]
+    with caplog.at_level(logging.WARNING):
+        assert len(load_questions([*letters(), *odd, odd[2]])) == 31
+    told = "left out 13 of 44 rows (10 with an answer of articles and punctuation, 1 without an "
+    told += "answer, 1 without a question, 1 repeated)"
+    assert told in caplog.text
+    caplog.clear()
+    assert len(load_questions(letters(), rule=Choice())) == 40
+    assert not caplog.records
+    kept = load_questions([*letters(), Question("n", "How many?", "12")], rule=Number())
+    assert [q.answers for q in kept] == [("12",)]
+    assert "40 with an answer that is no number" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answers", "setting"),
+    [
+        (["1.5", "-2", "$1,000", "50%", "1/2", "Paris"], "number"),
+        (["B", "(C)", "D.", "b"], "choice"),
+        ([r"\frac{1}{2}", "$x$", "x^2", "Paris"], "math"),
+        (["Paris", "15", "B", "x^2"], None),
+    ],
+)
+def test_a_default_that_cannot_be_right_is_said_once(answers, setting, caplog):
+    some = [Question(str(i), f"Which {i}?", answer) for i, answer in enumerate(answers)]
+    data = QuestionData(some, some)
+    data.setup("fit")
+    found = [r.message for r in caplog.records if "Set data.answers to" in r.message]
+    assert len(found) == (setting is not None)
+    assert all(f"Set data.answers to {setting}" in message for message in found)
+    caplog.clear()
+    QuestionData(some, some, answers="phrase").setup("fit")
+    assert "Set data.answers" not in caplog.text
+    ruled = [dataclasses.replace(q, rule=answer_rule(same_length)) for q in some]
+    QuestionData(ruled, ruled).setup("fit")
+    assert "Set data.answers" not in caplog.text
+
+
+# -------------------------------------------------------------------------- finding an answer
+
+
+@pytest.mark.parametrize(
+    ("question", "text", "findable"),
+    [
+        (asking("Peru"), "Cusco is in Peru.", True),
+        (asking("no"), "There is no such place.", False),
+        (asking("Yes."), "Yes, it is.", False),
+        (asking("Radio City", text="Which is older, Radio City or Ashoka?"), "Radio City", False),
+        (
+            asking("Radio City (India)", "Radio City", text="Radio City or Ashoka?"),
+            "Radio City",
+            False,
+        ),
+        (asking("art", text="Which party?"), "art", True),  # whole words
+        (asking("42", rule=Number(), text="What is 6 x 7?"), "It is 42.0", True),
+        (asking("7", rule=Number(), text="The greater of 6 and 7.0?"), "It is 7", False),
+        (asking("B", rule=Choice()), "B) Paris", False),
+        (Question("q", "Known to nobody?"), "anything", False),
+    ],
+)
+def test_nothing_is_paid_where_finding_the_answer_says_nothing(question, text, findable):
+    assert can_be_found(question) == findable
+    some = attempt(question, search(text))
+    assert AnswerRetrieved().score(some, 0) == (0.5 if findable else 0)
+    assert FirstHit().score(some, 0) == (0.5 if findable else 0)
+    assert curves(some)["answer_in_results"] == (1.0 if findable else None)
+    assert answer_in_results(some.results, question) == findable
+    assert not answer_in_results(search(text, ok=False).results, question)
+
+
+def test_a_number_is_found_as_a_number():
+    question = asking("1000", rule=Number())
+    assert contains_answer("In all 1,000.0 people", question)
+    assert not contains_answer("In all 10000 people, 100 of them", question)
+
+
+def test_the_curve_leaves_out_what_says_nothing_and_counts_the_rest():
+    real, verdict = asking("Peru"), asking("no")
+    groups = [
+        score_group([attempt(real, search("Peru")), attempt(real, search("Rome"))], [ExactMatch()]),
+        score_group(
+            [attempt(verdict, search("no")), attempt(verdict, search("no"))], [ExactMatch()]
+        ),
+    ]
+    found = group_sums(groups, [ExactMatch()])
+    assert (found["answer_in_results"], found["findable"]) == (1, 2)
+
+
+# ------------------------------------------------------------------------ answers of a question
+
+
+def test_a_text_is_one_answer_and_what_is_none_is_told():
+    question = Question("q", "Where is Cusco?", "Peru")
+    assert question.answers == ("Peru",)
+    assert exact_match("peru", question)
+    assert not exact_match("P", question)
+    assert Question("q", "?", ["Peru", "Perú"]).answers == ("Peru", "Perú")
+    for odd in (None, 5, 1.5, (), [], ("Peru", 5), ("Peru", None), {"Peru": 1}):
+        with pytest.raises(DataError, match=r"question 'q' has the answers .*Give a text or"):
+            Question("q", "?", odd)
+
+
+def test_answers_that_nobody_knows_are_left_out():
+    unknown = Question("q", "Where?")
+    assert unknown.answers == ()
+    assert not exact_match("", unknown)
+    assert not exact_match("Peru", unknown)
+    again = dataclasses.replace(pickle.loads(pickle.dumps(unknown)), id="other")
+    assert again.answers == ()
+
+
+def test_cells_of_a_csv_file_that_are_lists_are_lists(tmp_path):
+    cells = [
+        '["Peru", "Perú"]',
+        "['Peru', 'Perú']",
+        "['Peru' 'Perú']",  # numpy
+        "['Peru'\n 'Perú']",
+        "('Peru', 'Perú')",
+        "[it's, no list]",
+        "[Peru]",
+        "Peru",
+        """["Hell's Kitchen", 'the "Pit"']""",
+    ]
+    path = tmp_path / "q.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "question", "answers", "supporting_ids", "note"])
+        for i, cell in enumerate(cells):
+            writer.writerow([i, f"Where {i}?", cell, "['p1', 'p2']", "[sic]"])
+    questions = load_questions(str(path))
+    both = ("Peru", "Perú")
+    assert [q.answers for q in questions] == [
+        *[both] * 4,
+        ("('Peru', 'Perú')",),
+        ("[it's, no list]",),
+        ("[Peru]",),
+        ("Peru",),
+        ("Hell's Kitchen", 'the "Pit"'),
+    ]
+    assert questions[0].metadata == {"supporting_ids": ["p1", "p2"], "note": "[sic]"}
+
+
+# ------------------------------------------------------------------------------- whole runs
+
+
+def anything(given_answer, accepted):
+    return True
+
+
+def metrics(name="recipe"):
+    with Path("runs", name, "version_0", "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_its_record_and_an_evaluation_go_by_the_recipes_rule(recipe, capsys):
+    rule = ["--data.answers", f"{__name__}.anything"]
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1", *rule]) == 0
+    rows = [row for row in metrics() if row["val/exact_match"]]
+    assert [row["val/exact_match"] for row in rows] == [
+        row["val/reward/outcome/answered"] for row in rows
+    ]
+    assert float(rows[0]["val/exact_match"]) > 0  # no phrase of this policy would match
+    # a function finds no answer in a text, so there is no figure
+    assert all(row["val/findable"] == "0.0" for row in rows)
+    assert "val/answer_in_results" not in rows[0]
+    kept = record.read("runs/recipe/version_0/record")
+    assert [row["exact_match"] for row in kept] == [float(r["stop"] == "answer") for r in kept]
+    assert {row["answer_in_results"] for row in kept} == {None}
+    saved = Path("runs/recipe/version_0/config.yaml")
+    assert f"answers: {__name__}.anything" in saved.read_text()
+    capsys.readouterr()
+    assert main(["eval", "runs/recipe/version_0/config.yaml"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{float(rows[0]['val/exact_match']):.4f}" in re.search("val/exact_match .*", printed)[0]
+    assert re.search(r"val/answer_in_results +-  of 0 questions, whose answer can be", printed)
+
+
+def test_an_evaluation_says_of_how_many_questions_a_figure_is(recipe, capsys):
+    recipe["data"]["val"] = [
+        {"id": "a", "text": "Where is Cusco?", "answers": ["Peru"]},
+        {"id": "b", "text": "Is Cusco in Peru?", "answers": ["yes"]},
+    ]
+    recipe["data"]["answers"] = {"class_path": "Phrase"}
+    save(recipe)
+    assert main(["eval", "recipe.yaml"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"val/answer_in_results +0\.0000  \[.*\]  of 1 questions, whose", printed)
+    (row,) = metrics("recipe-eval")
+    assert (row["val/findable"], row["val/answer_in_results"]) == ("0.5", "0.0")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("numbr", ["data.answers", "'numbr'", "Did you mean number"]),
+        ({"class_path": "Number", "init_args": {"tolerance": -1}}, ["Number.tolerance is -1"]),
+        ({"class_path": "Number", "init_args": {"tol": 1}}, ["'data.answers.tol'", "tolerance"]),
+        ("nowhere.same", ["'nowhere.same'", "No module"]),
+        (7, ["data.answers is 7"]),
+    ],
+)
+def test_a_mistake_about_the_rule_is_told_at_the_start(recipe, capsys, setting, words):
+    recipe["data"]["answers"] = setting
+    save(recipe)
+    message = fails(capsys, ["fit", "recipe.yaml"])
+    for word in words:
+        assert word in message
