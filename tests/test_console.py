@@ -3,10 +3,12 @@ if it learns nothing."""
 
 from __future__ import annotations
 
+import csv
 import logging
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import lightning as L
 import pytest
@@ -67,6 +69,19 @@ def test_lines_say_the_split_the_time_left_and_fit_into_80_columns(recipe, capsy
     assert all(re.fullmatch(r"(\d+[dhms] ?)+", one) for one in left)
     assert not any(left for title, _, left in kinds if not title.startswith("iteration"))
     assert all(len(line) <= 80 for line in lines if "model" not in line)
+
+
+def test_a_line_is_printed_when_its_row_is_written(recipe, monkeypatch):
+    seen = []
+
+    def say(trainer, text):
+        if line := re.match(r"iteration +(\d+)/", text):
+            with Path("runs/recipe/version_0/metrics.csv").open() as file:
+                seen.append((int(line[1]), int([*csv.DictReader(file)][-1]["iteration"])))
+
+    monkeypatch.setattr("turnrl.lines.say", say)
+    assert main(["fit", "recipe.yaml"]) == 0
+    assert seen == [(1, 1), (2, 2)]  # who stops a run at a line finds its figures
 
 
 def test_time_left_is_short():

@@ -154,7 +154,10 @@ class IterationLines(ProgressBar):
         self._validated = False
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._print(trainer)  # the first moment after the checkpoint
+        # the first moment after the checkpoint; what is shown is in metrics.csv as well
+        if (rows := _rows(trainer)) is not None:
+            rows.write(trainer)
+        self._print(trainer)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say why it ended, what training changed, where it lies, and how to ask it."""
@@ -178,7 +181,7 @@ class IterationLines(ProgressBar):
 
     def _compare(self, trainer: Any) -> None:
         """Print the figures of the run's first row beside the last ones of the same split."""
-        rows = next((one for one in trainer.callbacks if isinstance(one, PolicyRows)), None)
+        rows = _rows(trainer)
         first = rows.first if rows is not None else {}
         place = int(first.get("iteration", 0))
         for names in _SPLITS.values():
@@ -227,6 +230,10 @@ class IterationLines(ProgressBar):
             to_come[-1] = -(-to_come[-1] // int(trainer.num_training_batches))
         pace = (time.perf_counter() - self._trained_from) / self._done
         return min(to_come) * pace if to_come else None
+
+
+def _rows(trainer: Any) -> PolicyRows | None:
+    return next((one for one in trainer.callbacks if isinstance(one, PolicyRows)), None)
 
 
 def _name(device: torch.device) -> str:

@@ -49,19 +49,19 @@ class PolicyRows(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._take(trainer, pl_module)
         if trainer.state.fn != "fit":
-            self._write(trainer)
+            self.write(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._take(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._write(trainer)  # the first moment after the checkpoint
+        self.write(trainer)  # the first moment after the checkpoint
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        self._write(trainer)  # of a validation inside an iteration
+        self.write(trainer)  # of a validation inside an iteration
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._write(trainer)
+        self.write(trainer)
 
     def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
         tidy(trainer)
@@ -74,7 +74,8 @@ class PolicyRows(L.Callback):
             self._row |= figures
             self.first = self.first or {**self._place, **figures}  # before its checkpoint
 
-    def _write(self, trainer: L.Trainer) -> None:
+    def write(self, trainer: L.Trainer) -> None:
+        """Write the row that is finished, if there is one."""
         if not self._row:
             return
         row, self._row = {**self._place, **self._row}, {}
