@@ -180,8 +180,10 @@ class Agent:
         tags = self._rollout.segmenter.tags
         safe = self._chat.inert(self._chat.cut(text, budget), tags)
         # what is inert may be longer, and a cut may make a tag of `<tools`: so inert comes last
-        while (shorter := self._chat.cut(safe, budget)) != safe:
-            safe = self._chat.inert(shorter, tags)
+        most = budget
+        while self._chat.cut(safe, budget) != safe and most:
+            most -= 1  # of a vocabulary that cannot say what is inert, the same would come again
+            safe = self._chat.inert(self._chat.cut(text, most), tags)
         return safe
 
 
