@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import os
 import re
 import warnings
 from pathlib import Path
@@ -18,7 +19,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 import turnrl
 from commands import fails
 from runs import column, data, last, module, rows, trainer
-from turnrl import CheckpointError, record
+from turnrl import CheckpointError, RecipeError, record
 from turnrl.callbacks import BestCheckpoint
 from turnrl.cli import main
 from turnrl.given import read_given
@@ -241,6 +242,37 @@ def test_a_logger_gets_the_rows_of_metrics_csv(tiny_model, tmp_path):
     )
     for row, (_, logged) in zip(found, elsewhere.logged, strict=True):
         assert {k: float(v) for k, v in row.items() if v and k != "step"} == logged
+
+
+def test_an_evaluation_and_a_second_fit_leave_the_rows_that_were_there(tiny_model, tmp_path):
+    it = trainer(tmp_path, 2, logger=Elsewhere(save_dir=str(tmp_path)))
+    policy = module(tiny_model)
+    it.fit(policy, data())
+    before = metrics(tmp_path / "lightning_logs" / "1a2b3c")
+    it.validate(policy, data(), verbose=False)
+    after = metrics(tmp_path / "lightning_logs" / "1a2b3c")
+    assert [row["step"] for row in after[:3]] == [row["step"] for row in before]
+    assert len(after) == 4
+
+
+class Shared(Elsewhere):
+    """Writes events as TensorBoard does, into one folder whatever the run."""
+
+    log_dir = "boards"
+
+
+def test_a_run_that_fails_leaves_folders_with_files_of_others(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("boards").mkdir()
+    events = Path("boards/events.out.tfevents.1")
+    events.write_text("of earlier runs")
+    os.utime(events, (0, 0))
+    too_long = {"max_tokens": 10**6}
+    for loggers in (Shared(), [CSVLogger("runs", name="mine"), Shared()]):
+        with pytest.raises(RecipeError):
+            trainer(tmp_path, 1, logger=loggers).fit(module(tiny_model, rollout=too_long), data())
+        assert events.is_file()
+    assert not Path("runs").exists()
 
 
 def test_tensorboards_files_lie_in_the_runs_folder_if_it_has_its_name(recipe):

@@ -107,17 +107,23 @@ def whole(file: Path) -> Iterator[Path]:
         raise
 
 
-def tidy(trainer: L.Trainer) -> None:
+def tidy(trainer: L.Trainer, since: float) -> None:
     """Remove the folder of a run that failed before it had anything to keep, and the folder of
-    its runs if that is empty then."""
-    if not trainer.is_global_zero or is_trial(trainer):
+    its runs if that is empty then. Folders of further loggers are theirs.
+
+    Args:
+        since: When the run began, in seconds of `time.time`; a folder with older files stays.
+    """
+    if trainer.logger is None or not trainer.is_global_zero or is_trial(trainer):
         return
-    for logger in trainer.loggers:
-        folder = Path(getattr(logger, "log_dir", None) or "")
-        files = [path for path in folder.rglob("*") if not path.is_dir()]
-        bare = all(path.name.startswith(_OF_A_START) for path in files)
-        if folder.name and folder.is_dir() and bare:
-            shutil.rmtree(folder)
-            with contextlib.suppress(OSError):  # there are other runs
-                for home in folder.parents[: 2 if logger.name else 0]:
-                    home.rmdir()
+    folder = Path(getattr(trainer.logger, "log_dir", None) or "")
+    if not folder.name or not folder.is_dir():
+        return
+    files = [path for path in folder.rglob("*") if not path.is_dir()]
+    of_a_start = all(path.name.startswith(_OF_A_START) for path in files)
+    # clocks of file systems are coarse
+    if of_a_start and all(path.stat().st_mtime > since - 1 for path in files):
+        shutil.rmtree(folder)
+        with contextlib.suppress(OSError):  # there are other runs
+            for home in folder.parents[: 2 if trainer.logger.name else 0]:
+                home.rmdir()

@@ -11,6 +11,7 @@ A validation inside an iteration has a row of its own, with the number of that i
 """
 
 import csv
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ class PolicyRows(L.Callback):
         self._place: dict[str, int] = {}
         self._row: dict[str, float] = {}
         self._file: Path | None = None
-        self._rows: list[dict[str, float]] = []
+        self._rows: list[dict[str, Any]] = []
+        self._begun = time.time()
 
     def state_dict(self) -> dict[str, Any]:
         return {"first": self.first}
@@ -45,6 +47,10 @@ class PolicyRows(L.Callback):
         folder = run_folder(trainer)  # a collective call
         if folder is not None and not any(isinstance(made, CSVLogger) for made in trainer.loggers):
             self._file = folder / "metrics.csv"
+            self._rows = []
+            if self._file.is_file():  # of a run that goes on in its folder, or is evaluated there
+                with self._file.open(newline="") as file:
+                    self._rows += csv.DictReader(file)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._take(trainer, pl_module)
@@ -64,7 +70,7 @@ class PolicyRows(L.Callback):
         self.write(trainer)
 
     def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
-        tidy(trainer)
+        tidy(trainer, self._begun)
 
     def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
         figures = pl_module.take_figures(trainer.validating)

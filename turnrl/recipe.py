@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -177,6 +178,10 @@ class _Parser(LightningArgumentParser):
 class _Recipe(SaveConfigCallback):
     """Saves the recipe with the run and in its checkpoints; says what a resumed run changed."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begun = time.time()
+
     @cached_property
     def _text(self) -> str:  # which takes a fifth of a second to write
         return str(self.parser.dump(self.config, skip_none=False))
@@ -186,7 +191,7 @@ class _Recipe(SaveConfigCallback):
             super().setup(trainer, pl_module, stage)
 
     def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
-        tidy(trainer)
+        tidy(trainer, self._begun)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
