@@ -328,7 +328,8 @@ ASKED = {
 # each is the first that asks the hub, in a process that has imported the libraries
 ASKING = """
 import os, sys, time
-import turnrl, transformers
+import turnrl, torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 from turnrl_wiki_search.sources import open_source
 for asks in sys.stdin:
     if os.fork() == 0:
@@ -365,7 +366,7 @@ def test_a_hub_out_of_reach_is_told_at_once_and_what_is_cached_is_used(tiny_mode
         assert re.match(told, answer)
         assert ("Error: " in answer) == (error is not None), answer
         assert error is None or re.search(f"Error: .*{error}", answer)
-        assert float(answer.split()[-2]) < 15, answer  # on its own the client tries for longer
+        assert float(answer.split()[-2]) < 25, answer  # on its own the client tries for longer
 
 
 def test_a_hub_that_answers_is_used_and_asked_once_whether_it_is_there(monkeypatch):
