@@ -25,6 +25,7 @@ from turnrl import (
     DataError,
     Fields,
     Number,
+    Phrase,
     Question,
     QuestionData,
     QuestionSource,
@@ -297,8 +298,20 @@ def test_a_preset_maps_the_rows_of_its_data_set(name, tmp_path):
     path = tmp_path / "hub.parquet"
     # through Arrow, which is how the rows arrive from the hub
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
-    (loaded,) = load_questions(str(path), fields=PRESETS[name].fields)
+    preset = PRESETS[name]
+    (loaded,) = load_questions(str(path), fields=preset.fields, rule=preset.rule)
     assert loaded == question
+
+
+def test_a_preset_says_how_its_answers_compare(monkeypatch):
+    import datasets
+
+    rows = datasets.Dataset.from_list([HUB_ROWS["gsm8k"][0]])
+    monkeypatch.setattr("turnrl_questions.open_hub", lambda *_: rows)
+    (question,) = load_questions("gsm8k")
+    assert question == HUB_ROWS["gsm8k"][1]
+    (question,) = load_questions("gsm8k", rule=Phrase())  # a recipe's rule goes first
+    assert question.rule == Phrase()
 
 
 @pytest.mark.parametrize("name", ["popqa", "bamboogle"])
