@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelSummary, TQDMProgres
 from lightning.pytorch.loggers import CSVLogger
 
 from commands import save
-from runs import adamw, data, last, module, trainer
+from runs import adamw, data, last, module, rows, trainer
 from turnrl import OutcomeReward
 from turnrl.cli import main
 from turnrl.given import read_given
@@ -137,7 +137,7 @@ def test_early_stopping_says_why(recipe, capsys):
 
 
 def test_a_plain_trainer_shows_the_same_lines_and_no_summary(tiny_model, tmp_path, capsys):
-    options = {"accelerator": "cpu", "num_sanity_val_steps": 0, "log_every_n_steps": 1}
+    options = {"accelerator": "cpu", "log_every_n_steps": 1}  # and a check of sanity first
     logger = CSVLogger(tmp_path, name="", version=0)
     run = L.Trainer(max_epochs=1, logger=logger, enable_checkpointing=False, **options)
     it = module(tiny_model)
@@ -151,6 +151,12 @@ def test_a_plain_trainer_shows_the_same_lines_and_no_summary(tiny_model, tmp_pat
         f"the trained model is in {tmp_path}/version_0/model",
         'ask it: module.ask("a question")',
     ]
+    found = rows(tmp_path)
+    assert [(row["iteration"], bool(row["train/loss"])) for row in found] == [
+        ("0", False),
+        ("1", True),
+    ]
+    assert found[0]["val/reward/total"] != found[1]["val/reward/total"]
     run.validate(it, data(), verbose=False)
     assert sum(isinstance(c, IterationLines) for c in run.callbacks) == 1
 

@@ -129,7 +129,7 @@ class IterationLines(ProgressBar):
         self._steps.update()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn != "fit":
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         if trainer.global_step == 0:
             self._add(trainer, _Row("untrained", "val"))

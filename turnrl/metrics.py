@@ -53,6 +53,8 @@ class PolicyRows(L.Callback):
                     self._rows += csv.DictReader(file)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
         self._take(trainer, pl_module)
         if trainer.state.fn != "fit":
             self.write(trainer)

@@ -671,7 +671,8 @@ class MTGRPO(L.LightningModule):
         # which must not wait for the others (`sync_dist` with `rank_zero_only` reduces nothing)
         options = {"on_step": False, "on_epoch": True, "sync_dist": True, "rank_zero_only": True}
         options |= {"logger": False, "prog_bar": name in _SHOWN}
-        self._names[self.trainer.validating].add(name)
+        if not self.trainer.sanity_checking:
+            self._names[self.trainer.validating].add(name)
         self.log(name, value, batch_size=weight, **options, **more)  # type: ignore[arg-type]
 
     def take_figures(self, validating: bool) -> dict[str, float]:
