@@ -395,8 +395,8 @@ def test_a_source_has_one_name_however_it_is_given():
     source = HotpotParagraphs(limit=5, splits=["train"], fields=Fields("_id"))
     name = source_name(source)
     assert name == (
-        "{class_path: HotpotParagraphs, init_args: {fields: {answers: answers, id: _id, question: "
-        "question}, limit: 5, splits: [train]}}"
+        "{class_path: HotpotParagraphs, init_args: {fields: {answer_pattern: '', answers: answers, "
+        "id: _id, question: question}, limit: 5, splits: [train]}}"
     )
     assert open_source(name).name == open_source(source).name == source_name(name) == name
     assert open_source(name).identity == open_source(source).identity
