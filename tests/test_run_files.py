@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import json
 import os
 import re
 import warnings
@@ -338,6 +339,29 @@ def test_a_run_in_a_given_folder_that_fails_at_once_leaves_what_was_there(run, c
         warnings.simplefilter("ignore")  # of Lightning: it writes over metrics.csv
         fails(capsys, ["fit", "recipe.yaml", "--data.train", "missing.jsonl", *version])
     assert (run / "checkpoints" / "last.ckpt").is_file()
+
+
+def csv_logger(**settings):
+    return json.dumps({"class_path": "CSVLogger", "init_args": settings})
+
+
+@pytest.mark.parametrize(
+    "logger",
+    [
+        [],
+        ["--trainer.logger", f"[{csv_logger(save_dir='out')}]"],
+        ["--trainer.logger", "[CSVLogger]"],
+        ["--trainer.logger", csv_logger(save_dir="out", name="")],
+        ["--trainer.logger.init_args.version", "3"],
+        ["--trainer.logger.init_args.version", "mine"],
+        ["--trainer.logger", f"[test_run_files.Elsewhere, {csv_logger(save_dir='o', name='x')}]"],
+        [*ELSEWHERE, "--trainer.logger.save_dir", "other"],
+    ],
+    ids=str,
+)
+def test_the_folder_that_is_announced_is_the_one_that_is_used(recipe, logger):
+    start = turnrl.build(["recipe.yaml", *logger])
+    assert read_given("fit", ["recipe.yaml", *logger]).folder == start.folder
 
 
 def test_a_folder_is_named_as_lightning_will_number_it(recipe):

@@ -66,19 +66,20 @@ class Given:
         if logger is None:
             return None
         name = f"{self.name}-{command}" if command == "eval" else self.name
-        listed = isinstance(self.contents["trainer"].get("logger"), list)
-        if listed and str(logger.get("class_path")).endswith("CSVLogger"):
-            name = "lightning_logs"  # Lightning's own name; ours is of the default logger
-        return Path(logger.get("save_dir") or "runs", logger.get("name") or name)
+        own = logger.get("name")
+        bare = own == "" and self._csv(logger)  # runs then lie in `save_dir` itself
+        return Path(logger.get("save_dir") or "runs", "" if bare else own or name)
 
     @property
     def folder(self) -> Path | None:
         """Where the run will leave its files, if no other takes the number; None if nowhere."""
-        home, version = self.home, (self._logger or {}).get("version")
+        home, logger = self.home, self._logger or {}
         if home is None or self.contents["trainer"].get("fast_dev_run"):
             return None
-        number = next_version(home) if version is None else version
-        return home / (number if isinstance(number, str) else f"version_{number}")
+        # of another logger the number is its own: a CSVLogger goes before it
+        version = str(logger.get("version")) if self._csv(logger) else "None"
+        number = str(next_version(home)) if version == "None" else version
+        return home / (f"version_{number}" if number.isdigit() else number)
 
     @property
     def device(self) -> str:
@@ -95,13 +96,24 @@ class Given:
 
     @property
     def _logger(self) -> dict[str, Any] | None:
-        """The settings of the first logger; None if there is to be none."""
-        loggers = self.contents["trainer"].get("logger", True)
-        first = loggers[0] if isinstance(loggers, list) and loggers else loggers
-        if first in (False, None, []):
+        """The settings of the first CSVLogger, or else of the first logger; None if there is to be
+        none."""
+        given = self.contents["trainer"].get("logger", True)
+        loggers = given if isinstance(given, list) else [given]
+        if loggers in ([], [False], [None]):
             return None
-        first = first if isinstance(first, dict) else {"class_path": str(first)}
-        return {**first, **first.get("init_args", {})}
+        if loggers == [True]:
+            return {}
+        named: list[dict[str, Any]] = [
+            one if isinstance(one, dict) else {"class_path": str(one)} for one in loggers
+        ]
+        first = next(filter(self._csv, named), named[0])
+        return {**first, **(first.get("init_args") or {})}
+
+    @staticmethod
+    def _csv(logger: dict[str, Any]) -> bool:
+        """Whether it is a CSVLogger, as the logger of a recipe is that names none."""
+        return str(logger.get("class_path", "CSVLogger")).endswith("CSVLogger")
 
 
 def bundled_recipes() -> dict[str, Path]:

@@ -54,7 +54,7 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
         CheckpointError: If there is no such checkpoint, or it holds no recipe.
         RecipeError: If there is no such recipe, or it describes no `MTGRPO`.
     """
-    path = find_recipe(str(path))
+    path = str(path) if Path(path).is_dir() else find_recipe(str(path))
     file, checkpoint = Path(path), None
     if file.suffix in (".yaml", ".yml"):
         recipe = read_given("fit", ["--config", path]).contents
