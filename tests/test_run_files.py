@@ -253,7 +253,13 @@ def test_an_evaluation_and_a_second_fit_leave_the_rows_that_were_there(tiny_mode
     it.validate(policy, data(), verbose=False)
     after = metrics(tmp_path / "lightning_logs" / "1a2b3c")
     assert [row["step"] for row in after[:3]] == [row["step"] for row in before]
-    assert len(after) == 4
+    # the policy that was trained is evaluated, and so is one that was saved after its run
+    assert [row["iteration"] for row in after] == ["0", "1", "2", "2"]
+    it.save_checkpoint(tmp_path / "later.ckpt")
+    policy = module(tiny_model)
+    policy.configure_model()
+    policy.on_load_checkpoint(torch.load(tmp_path / "later.ckpt", weights_only=True))
+    assert policy.iteration_and_version == (2, 4)
 
 
 class Shared(Elsewhere):

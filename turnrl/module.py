@@ -209,7 +209,10 @@ class MTGRPO(L.LightningModule):
     def configure_callbacks(self) -> list[L.Callback]:
         """What belongs to every run of this module."""
         shown = [] if getattr(self.trainer, "shows_its_own", False) else take_over(self.trainer)
-        return [*shown, FirstAndLastValidation(), PolicyRows(), IdleWarning()]
+        own = (FirstAndLastValidation, PolicyRows, IdleWarning)
+        trainer: Any = self.trainer
+        there = {type(callback) for callback in trainer.callbacks}  # of a fit before this one
+        return [*shown, *(kind() for kind in own if kind not in there)]
 
     def setup(self, stage: str) -> None:
         """Find a recipe's mistakes before any weights are loaded."""
@@ -295,6 +298,7 @@ class MTGRPO(L.LightningModule):
 
     def on_train_end(self) -> None:
         """Leave what was trained in the run's folder, in a form that others can load."""
+        self._loaded_version = self.iteration_and_version  # of whoever evaluates it next
         run = self.trainer
         if run.is_global_zero and self._folder:
             recipe = self._folder / "config.yaml"
@@ -750,7 +754,10 @@ class MTGRPO(L.LightningModule):
             names -= {"value_head.weight", "value_head.bias"}
         self.policy.check_identity(checkpoint["policy_identity"], names)
         steps = checkpoint["global_step"]
-        self._loaded_version = (checkpoint["epoch"] + 1 if steps else 0), steps
+        current = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
+        # a checkpoint that is saved after a run counts one epoch more
+        iterations = current.get("current", {}).get("ready", checkpoint["epoch"] + 1)
+        self._loaded_version = (iterations if steps else 0), steps
         own = type(self).configure_optimizers is MTGRPO.configure_optimizers
         if own and fit and "optimizer_states" in checkpoint:  # else Lightning says what it lacks
             self._settle(checkpoint)

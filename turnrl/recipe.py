@@ -97,15 +97,17 @@ def _relocated(value: Any, file: Path, key: str = "") -> Any:
         return {name: _relocated(item, file, name) for name, item in value.items()}
     if isinstance(value, list):
         return [_relocated(item, file) for item in value]
-    model, exists = (
-        key == "model",
-        os.path.exists,
-    )  # unlike Path's, at home with texts of any length
+    exists = os.path.exists  # unlike Path's, at home with texts of any length
+    model = key == "model" and "://" not in str(value)
     if not isinstance(value, str) or not (model or "/" in value) or exists(value):
         return value
-    parts = Path(value).parts
-    ends = [Path(*parts[n:]) for n in range(len(parts) if model else 1)]
-    there = (folder / end for end in ends for folder in file.resolve().parents)
+    above = file.resolve().parents
+    there = [folder / value for folder in above]
+    if model:  # the hub's names end as folders may: one with a model in it is meant
+        parts = Path(value).parts
+        ends = [Path(*parts[n:]) for n in range(1, len(parts))]
+        moved = (folder / end for end in ends for folder in above)
+        there += [path for path in moved if exists(path / "config.json")]
     return next((str(path) for path in there if exists(path)), value)
 
 
