@@ -122,5 +122,15 @@ def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypat
     assert tool == {**saved["tools"][0], "index": str(tmp_path / "old/indexes/mine")}
     assert found["data"] == "/gone/indexes/mine"
     monkeypatch.chdir(tmp_path)
-    saved["model"]["policy"]["model"] = "/gone/models/base"
-    assert _relocated(saved, run)["model"]["policy"]["model"] == str(tmp_path / "old/models/base")
+
+    def found_as(model):
+        saved["model"]["policy"]["model"] = model
+        return _relocated(saved, run)["model"]["policy"]["model"]
+
+    # a folder is no model, and a name of the hub may end as one does
+    for name in ("/gone/models/base", "Qwen/base", "hub://models/base"):
+        assert found_as(name) == name
+    base = tmp_path / "old/models/base"
+    (base / "config.json").write_text("{}")
+    assert found_as("/gone/models/base") == str(base)
+    assert found_as("hub://models/base") == "hub://models/base"

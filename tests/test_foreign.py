@@ -89,7 +89,7 @@ def test_a_run_on_another_device_has_the_digits_of_the_cpu(recipe, options, tiny
     with counting():
         far = fit(f"{name}-far", recipe, *options, *FAR)
     assert LEDGER.peak > 1e6, "nothing was computed there"
-    assert len(near) == len(far) >= 5
+    assert len(near) == len(far) >= 4  # of the untrained policy, and of each iteration
     for one, other in zip(near, far, strict=True):
         assert one.keys() == other.keys()
         for key, value in one.items():
