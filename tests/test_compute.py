@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from turnrl import Lora, Policy
 from turnrl.compute import adapt_in_place, dense_weight, fuse, head_logits, wide_mm
-from turnrl.errors import of_the_device
+from turnrl.errors import of_the_device, out_of_memory
 from turnrl.layout import lay_out
 
 ROWS = [([5, 6, 7, 8, *rest], [False] * 5 + [True] * 3) for rest in ([9, 10, 11, 12], [13] * 4)]
@@ -192,6 +192,20 @@ def test_fused_kernels_are_for_gpus(tiny_model):
 )
 def test_faults_of_a_device_say_nothing_of_a_model(error, wanted):
     assert of_the_device(error) is wanted
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (torch.OutOfMemoryError("Tried to allocate 2 GiB."), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("the search server is out of memory"), False),
+    ],
+)
+def test_memory_that_ran_out_is_told_from_other_faults(error, wanted):
+    assert out_of_memory(error) is wanted
 
 
 def test_what_says_no_to_a_kernel_is_told_from_what_breaks_the_device():

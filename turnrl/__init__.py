@@ -14,6 +14,7 @@ from turnrl.answers import *  # noqa: F403 - `__all__` leaves out helpers of thi
 from turnrl.errors import *  # noqa: F403
 from turnrl.errors import in_short as in_short
 from turnrl.errors import of_the_device as of_the_device
+from turnrl.errors import out_of_memory as out_of_memory
 from turnrl.plugins import hookimpl as hookimpl
 from turnrl.plugins import installed as installed
 from turnrl.text import *  # noqa: F403 - and what they import themselves
@@ -81,6 +82,7 @@ __all__ = sorted(
         "hookimpl",
         "in_short",
         "of_the_device",
+        "out_of_memory",
     ]
 )
 

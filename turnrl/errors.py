@@ -129,6 +129,14 @@ def at_least(minimum: float, where: str, owner: object, *names: str) -> None:
             raise RecipeError(f"{where}{name} is {value}; it must be at least {minimum:g}")
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """True for an error of memory that ran out, on a device or beside it."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & {"OutOfMemoryError", "MemoryError"}:
+        return True
+    return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+
+
 _REFUSALS = {98, 209, 701, 801, *range(900, 910)}
 """CUDA errors that say no and leave the device as it was: no such kernel for this card, too little
 room for a launch, not supported, not while a graph is captured
@@ -147,10 +155,9 @@ def of_the_device(error: BaseException) -> bool:
     It says nothing about the thing that was tried, so a check that tries something must raise it:
     two devices are a mistake of turnrl's, and memory that is short now is short later.
     """
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if kinds & {"OutOfMemoryError", "MemoryError"}:
+    if out_of_memory(error):
         return True
-    if "AcceleratorError" in kinds:
+    if "AcceleratorError" in {kind.__name__ for kind in type(error).__mro__}:
         return getattr(error, "error_code", None) not in _REFUSALS
     text = str(error).lower()
     return isinstance(error, RuntimeError | ValueError) and any(w in text for w in _DEVICE_WORDS)

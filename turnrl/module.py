@@ -46,6 +46,7 @@ from turnrl.errors import (
     TrainingError,
     at_least,
     blaming,
+    out_of_memory,
 )
 from turnrl.folders import run_folder
 from turnrl.health import IdleWarning
@@ -569,7 +570,7 @@ class MTGRPO(L.LightningModule):
         try:
             yield
         except RuntimeError as error:
-            if "out of memory" not in str(error).lower():
+            if not out_of_memory(error):
                 raise
             planned, setting = self.planned.get(name, (None, _LOWERS[name]))
             plan = "" if planned is None else f", planned with {planned / 1e9:.1f} GB"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from turnrl import RecipeError, SampledPolicy, Sampling, in_short, of_the_device
+from turnrl import RecipeError, SampledPolicy, Sampling, in_short, of_the_device, out_of_memory
 from turnrl_slots.attention import Feed
 from turnrl_slots.limits import refuse
 from turnrl_slots.pages import PAGE, Pool, Shapes, pages_of
@@ -136,7 +136,7 @@ def fill(
         plain = [Sampling(1, 0.9)] * len(some)
         sample(policy.logits, some, plain, [0.5] * len(some), [None] * len(some))
     except RuntimeError as error:
-        if not _of_memory(error):
+        if not out_of_memory(error):
             raise
         held = pool.bytes / 1e9
         raise RecipeError(
@@ -147,7 +147,3 @@ def fill(
         ) from error
     for feed in feeds:
         pool.release(feed.table)
-
-
-def _of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
