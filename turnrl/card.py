@@ -3,6 +3,7 @@
 Neither holds a folder of one machine, as far as that can be: runs are moved, and put on the hub.
 """
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -38,6 +39,22 @@ def base_name(model: str, loaded_from: str, folder: Path) -> str:
     base, here = Path(loaded_from).resolve(), folder.resolve()
     apart = os.path.commonpath([base, here]) == here.anchor
     return str(base) if apart else Path(os.path.relpath(base, here)).as_posix()
+
+
+def facts_of(run: Path, iterations: int, steps: int) -> dict[str, str]:
+    """What a card says of a run, by name: how long it trained, and the digest of its recipe.
+
+    Args:
+        run: Its folder.
+        iterations: That are done.
+        steps: Of the optimiser.
+    """
+    recipe = run / "config.yaml"
+    told = "of Python"
+    if recipe.is_file():
+        digest = hashlib.sha256(recipe.read_bytes()).hexdigest()
+        told = f"`config.yaml` of the run, SHA-256 `{digest}`"
+    return {"iterations": f"{iterations}, in {steps} optimiser steps", "recipe": told}
 
 
 def write_card(

@@ -15,7 +15,6 @@ baselines GRPO-OR and GRPO-MR.
 """
 
 import contextlib
-import hashlib
 import itertools
 import logging
 import math
@@ -36,6 +35,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from turnrl import record, scoring
 from turnrl.callbacks import FirstAndLastValidation
+from turnrl.card import facts_of
 from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
 from turnrl.errors import (
@@ -300,17 +300,9 @@ class MTGRPO(L.LightningModule):
     def on_train_end(self) -> None:
         """Leave what was trained in the run's folder, in a form that others can load."""
         self._loaded_version = self.iteration_and_version  # of whoever evaluates it next
-        run = self.trainer
-        if run.is_global_zero and self._folder:
-            recipe = self._folder / "config.yaml"
-            digest = hashlib.sha256(recipe.read_bytes()).hexdigest() if recipe.is_file() else ""
-            facts = {
-                "iterations": f"{run.current_epoch}, in {run.global_step} optimiser steps",
-                "recipe": f"`config.yaml` of the run, SHA-256 `{digest}`"
-                if digest
-                else "of Python",
-            }
+        if self.trainer.is_global_zero and self._folder:
             kind = "model" if self.policy.lora is None else "adapter"
+            facts = facts_of(self._folder, self.trainer.current_epoch, self.trainer.global_step)
             self.policy.export(self._folder / kind, facts)
 
     def teardown(self, stage: str) -> None:
