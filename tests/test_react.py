@@ -643,6 +643,10 @@ def test_a_plain_template_is_told_which_bundled_one_describes_tools(tiny_model):
     )
     with pytest.raises(RecipeError, match=r"Give a file with one that does .*deepseek_r1, .*qwq"):
         rollout.check(ChatFormat(tokenizer))
+    # so is one that takes no system message, which a segmenter may do without
+    refused = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    tokenizer.chat_template = refused + tokenizer.chat_template
+    assert ChatFormat(tokenizer).advice_on_tools(Search()).startswith("Give a file with one that")
 
 
 def test_what_was_sampled_and_what_was_appended_make_up_the_trajectory(chat):

@@ -126,10 +126,11 @@ class ChatFormat:
         """The setting that has a tool described: a bundled template that does so and otherwise
         writes the same conversation, if there is one."""
         conversation = _marked(("system", "user", "assistant", "user"))
-        own, schemas = self._render(conversation), [tool_schema(tool)]
+        schemas = [tool_schema(tool)]
         for name in _bundled():
             template = (_BUNDLED / f"{name}.jinja").read_text(encoding="utf-8")
-            with contextlib.suppress(RecipeError):
+            with contextlib.suppress(RecipeError):  # a template may refuse one of the roles
+                own = self._render(conversation)
                 told = self._render(conversation, schemas, template)
                 if own == self._render(conversation, None, template) != told:
                     what = "which comes with turnrl, describes tools and otherwise writes the same"
