@@ -125,6 +125,8 @@ def test_a_pattern_that_is_nowhere_or_no_pattern_is_told(tmp_path, recipe, capsy
         load_questions(path, fields=Fields(None, answers="answer", answer_pattern="### (.*)"))
     with pytest.raises(DataError, match=r"is no regular expression: missing \)"):
         Fields(answer_pattern="#### (.*")
+    with pytest.raises(DataError, match=r"answer_pattern None is no regular expression"):
+        Fields(answer_pattern=None)
     recipe["data"] |= {"train": path, "val": None}
     save(recipe)
     # without quotes: to YAML the pattern is a comment

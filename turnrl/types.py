@@ -552,7 +552,7 @@ class Fields:
     def __post_init__(self) -> None:
         try:
             re.compile(self.answer_pattern)
-        except re.error as error:
+        except (re.error, TypeError) as error:
             what = f"data.fields.answer_pattern {self.answer_pattern!r} is no regular expression"
             raise DataError(f"{what}: {error}. Mend it; '#### (.*)' is one.") from error
 
