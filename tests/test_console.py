@@ -266,6 +266,22 @@ def test_a_run_in_which_everything_is_cut_is_warned_of(recipe, capsys, caplog):
     assert "Raise rollout.max_turn_tokens (it is 1)" in told
 
 
+def test_where_all_is_cut_but_rewards_differ_there_is_something_to_learn(recipe, caplog):
+    cut = ["--model.rollout.max_turn_tokens", "1", "--trainer.max_epochs", "1"]
+    rewards = ["--model.rewards", "[test_console.FirstToken]"]
+    slow = ["--model.rollout.segmenter", "test_console.Slow"]
+    assert main(["fit", "recipe.yaml", *cut, *rewards, *slow]) == 0
+    (told,) = [r.getMessage() for r in caplog.records if "ran out of tokens" in r.getMessage()]
+    assert told.startswith("no answer in iteration 1: every trajectory ran out of tokens")
+
+
+class FirstToken(OutcomeReward):
+    """Tells attempts apart, well formed or not."""
+
+    def score(self, trajectory):
+        return trajectory.turns[0].token_ids[0] / 1000
+
+
 class Slow(Letters):
     """Never ends a turn."""
 

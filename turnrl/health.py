@@ -31,8 +31,9 @@ class IdleWarning(L.Callback):
         if why and not self._said and (first or self._idle >= _IN_A_ROW):
             self._said = True
             if trainer.is_global_zero:
-                of = f"iteration {trainer.current_epoch + 1}"
-                _logger.warning(f"nothing to learn from in {of}: {why}")
+                idle = figures.get("rollout/degenerate_groups", 0.0) > 1 - 1e-6
+                what = "nothing to learn from" if idle else "no answer"
+                _logger.warning(f"{what} in iteration {trainer.current_epoch + 1}: {why}")
 
 
 def reason(figures: Mapping[str, float], rollout: Any) -> str:
