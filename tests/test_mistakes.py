@@ -572,8 +572,21 @@ def test_variables_and_the_home_folder_are_filled_in_in_paths(tmp_path, monkeypa
     ]
     recipe["data"] |= {"train": "~/questions.jsonl", "val": "${SCRATCH}/val.jsonl"}
     recipe["trainer"]["logger"] = False
-    texts = ["Costs $SCRATCH or ~/x.", "'(\\$[0-9]+)$'", "$x/y$", "pa$NOWHERE", "~5", "$", "a$"]
+    texts = [
+        "Costs $SCRATCH or ~/x.",
+        "'(\\$[0-9]+)$'",
+        "$x/y$",
+        "pa$NOWHERE",
+        "~5",
+        "$",
+        "a$",
+        r"\$SCRATCH",
+    ]
     recipe["model"]["rewards"] = texts
+    # neither a pattern nor instructions are a path, whatever they look like
+    recipe["data"]["fields"] = {"answer_pattern": "/$SCRATCH"}
+    segmenter = {"class_path": "TwoTurn", "init_args": {"instructions": "~/$NOWHERE"}}
+    recipe["model"]["rollout"]["segmenter"] = segmenter
     save(recipe)
     options = ["--ckpt_path=~/runs/../last", "--model.policy.chat_template=$HOME"]
     monkeypatch.setattr("turnrl.given.checkpoint_at", lambda path: path)
@@ -587,6 +600,8 @@ def test_variables_and_the_home_folder_are_filled_in_in_paths(tmp_path, monkeypa
     assert contents["data"]["val"] == "/scratch/me/val.jsonl"
     assert contents["ckpt_path"] == "/home/me/runs/../last"
     assert contents["model"]["rewards"] == texts  # these are no paths
+    assert contents["data"]["fields"] == {"answer_pattern": "/$SCRATCH"}
+    assert contents["model"]["rollout"]["segmenter"] == segmenter
     assert read_given("fit", given.arguments).contents == contents  # in another process
 
 

@@ -24,7 +24,9 @@ SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path", "split")
 _MAPPINGS = ("model", "data", "trainer")
 _PARTS = {"class_path", "init_args", "dict_kwargs"}
 _ASKS = ("--help", "--print_config")
-_VARIABLE = r"\$(?:[A-Za-z_]\w*|\{\w+\})"
+_NO_PATHS = ("answer_pattern", "instructions")
+"""Settings in which a $ is a $."""
+_VARIABLE = r"(?<!\\)\$(?:[A-Za-z_]\w*|\{\w+\})"
 _DASHES = ("-", "\N{EN DASH}", "\N{EM DASH}")  # word processors join two hyphens
 
 
@@ -187,7 +189,10 @@ def _filled_in(value: Any, key: str) -> Any:
         RecipeError: If the path, or a folder in it, is a variable that is not set.
     """
     if isinstance(value, dict):
-        return {name: _filled_in(item, f"{key}.{name}") for name, item in value.items()}
+        return {
+            name: item if name in _NO_PATHS else _filled_in(item, f"{key}.{name}")
+            for name, item in value.items()
+        }
     if isinstance(value, list):
         return [_filled_in(item, f"{key}[{i}]") for i, item in enumerate(value)]
     if not isinstance(value, str) or not re.fullmatch(rf"(?:[^\s$]|{_VARIABLE})+", value):
