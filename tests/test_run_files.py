@@ -370,6 +370,44 @@ def test_the_folder_that_is_announced_is_the_one_that_is_used(recipe, logger):
     assert read_given("fit", ["recipe.yaml", *logger]).folder == start.folder
 
 
+@pytest.mark.parametrize(
+    ("command", "options", "said"),
+    [
+        ("fit", [], "to runs/recipe/version_0"),
+        ("fit", ["--trainer.fast_dev_run", "0"], "to runs/recipe/version_0"),
+        ("fit", ["--trainer.fast_dev_run", "true"], "no files: trainer.fast_dev_run is a trial"),
+        ("fit", ["--trainer.fast_dev_run", "2"], "no files: trainer.fast_dev_run is a trial"),
+        ("fit", ["--trainer.logger", "false"], "checkpoints/ alone: trainer.logger is false"),
+        ("eval", [], "to runs/recipe-eval/version_0"),
+        ("eval", ["--trainer.logger", "false"], "no files: trainer.logger is false"),
+    ],
+)
+def test_where_files_go_is_said_as_it_will_be(recipe, capsys, command, options, said):
+    if command == "eval":
+        assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+        options = [*options, "--ckpt_path", "last"]
+    before = {path for path in Path().rglob("*") if path.is_dir()}
+    options = [*options, "--trainer.max_epochs", "1"]
+    capsys.readouterr()
+    assert main([command, "recipe.yaml", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == f"writing {said}, on the CPU"
+    made = {str(path) for path in Path().rglob("*") if path.is_dir() and path not in before}
+    folders = {path for path in made if path.startswith("runs/") and "version" in path}
+    assert bool(folders) == said.startswith("to ")
+    assert ("checkpoints" in made) == said.startswith("checkpoints")
+
+
+def test_a_recipe_that_an_evaluation_saved_finds_the_runs_of_the_training(run):
+    assert main(["eval", "recipe.yaml", "--ckpt_path", "best"]) == 0
+    saved = "runs/recipe-eval/version_0/config.yaml"
+    for name in ("last", "best"):
+        given = read_given("eval", [saved, "--ckpt_path", name])
+        assert given.home_of("fit") == Path("runs/recipe")
+    assert main(["eval", saved, "--ckpt_path", "best"]) == 0
+    assert Path("runs/recipe-eval/version_1/metrics.csv").is_file()
+
+
 def test_a_folder_is_named_as_lightning_will_number_it(recipe):
     for number in (0, 3, 11):
         Path(f"runs/recipe/version_{number}").mkdir(parents=True)

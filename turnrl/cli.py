@@ -78,9 +78,8 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] and arguments[0] in _TRAINING:
         given = read_given(arguments[0], arguments[1:])
         if not given.asks and os.environ.get("LOCAL_RANK", "0") == "0":
-            place = given.folder or "checkpoints/ alone, for trainer.logger is false"
             print(f"turnrl {arguments[0]}: {' + '.join(given.files)}")
-            print(f"writing to {place}, on {given.device}")
+            print(f"writing {given.place}, on {given.device}")
             print("loading torch and Lightning", flush=True)
         first = "turnrl.recipe" not in sys.modules
         if first:

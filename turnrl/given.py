@@ -57,8 +57,8 @@ class Given:
     def home(self) -> Path | None:
         """The folder of the runs of this name, whatever logs them; None if nothing does.
 
-        `save_dir` and `name` are those of the recipe's first logger, or `runs` and the name of the
-        recipe.
+        `save_dir` and `name` are those of the recipe's first CSVLogger, or else of its first
+        logger; without one `runs` and the name of the recipe.
         """
         return self.home_of(self.command)
 
@@ -69,6 +69,8 @@ class Given:
             return None
         name = f"{self.name}-{command}" if command == "eval" else self.name
         own = logger.get("name")
+        if command == "fit" and own:  # as an evaluation saved it
+            own = str(own).removesuffix("-eval")
         bare = own == "" and self._csv(logger)  # runs then lie in `save_dir` itself
         return Path(logger.get("save_dir") or "runs", "" if bare else own or name)
 
@@ -76,12 +78,26 @@ class Given:
     def folder(self) -> Path | None:
         """Where the run will leave its files, if no other takes the number; None if nowhere."""
         home, logger = self.home, self._logger or {}
-        if home is None or self.contents["trainer"].get("fast_dev_run"):
+        if home is None or self._is_trial:
             return None
         # of another logger the number is its own: a CSVLogger goes before it
         version = str(logger.get("version")) if self._csv(logger) else "None"
         number = str(next_version(home)) if version == "None" else version
         return home / (f"version_{number}" if number.isdigit() else number)
+
+    @property
+    def place(self) -> str:
+        """What is said of the folder, after `writing`."""
+        if self._is_trial:
+            return "no files: trainer.fast_dev_run is a trial"
+        if self.folder is None:
+            what = "no files" if self.command == "eval" else "checkpoints/ alone"
+            return f"{what}: trainer.logger is false"
+        return f"to {self.folder}"
+
+    @property
+    def _is_trial(self) -> bool:
+        return self.contents["trainer"].get("fast_dev_run") not in (None, False, 0, "0")
 
     @property
     def device(self) -> str:
