@@ -161,6 +161,52 @@ def test_a_plain_trainer_shows_the_same_lines_and_no_summary(tiny_model, tmp_pat
     assert sum(isinstance(c, IterationLines) for c in run.callbacks) == 1
 
 
+def test_a_validation_inside_an_iteration_is_no_validation_of_its_end(tiny_model, tmp_path, capsys):
+    run = trainer(tmp_path, 2, [IterationLines()], val_check_interval=1, enable_progress_bar=True)
+    run.fit(module(tiny_model), data())
+    lines = capsys.readouterr().out.splitlines()
+    shown = [
+        line.split() for line in lines if re.match("untrained  |iter.*/|validation|at s", line)
+    ]
+    titles = [" ".join(line[: 3 if line[0] == "at" else 2]) for line in shown]
+    assert [re.sub(r"\d\d:\d\d", "", title).strip() for title in titles] == [
+        "untrained",
+        *["at step 1", "iteration 1/2", "validation"],
+        *["at step 3", "iteration 2/2", "validation"],
+    ]
+    # each with the figures of its own policy
+    rewards = {row["step"]: float(row["val/reward/total"]) for row in rows(tmp_path)}
+    of_val = [line[-3] for line in shown if "val" in line]
+    assert of_val == [f"{rewards[step]:.3f}" for step in "01234"]
+
+
+def test_a_second_run_shows_nothing_of_the_first(tiny_model, tmp_path, capsys):
+    class Fails(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            raise OSError("disk full")
+
+    lines, shown = IterationLines(), {"enable_progress_bar": True}
+    with pytest.raises(OSError, match="disk full"):
+        trainer(tmp_path / "a", 1, [lines, Fails()], **shown).fit(module(tiny_model), data())
+    assert "iteration   1/1" not in capsys.readouterr().out  # its checkpoint was not written
+    trainer(tmp_path / "b", 1, [lines], **shown).fit(module(tiny_model), data())
+    printed = capsys.readouterr().out.splitlines()
+    for title in ("iteration   1/1", "untrained"):
+        assert sum(line.startswith(title) for line in printed) == 1
+
+
+def test_without_a_logger_it_is_said_where_checkpoints_lie_and_how_to_ask(
+    tiny_model, tmp_path, capsys
+):
+    options = {"enable_progress_bar": True, "logger": False, "default_root_dir": tmp_path}
+    run = trainer(tmp_path, 1, [IterationLines()], **options)
+    run.fit(module(tiny_model), data())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count(f"writing to checkpoints/ in {tmp_path} alone: trainer.logger is false") == 1
+    assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
+    assert lines[-1] == 'ask it: module.ask("a question")'
+
+
 def test_a_bar_and_a_summary_that_were_asked_for_stay(tiny_model, tmp_path, capsys):
     class Bar(TQDMProgressBar):
         pass

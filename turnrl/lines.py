@@ -9,6 +9,7 @@ A row is printed once its iteration is kept, so what the console shows is on dis
 
 import importlib.util
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -90,10 +91,10 @@ class IterationLines(ProgressBar):
     while an iteration is being learned from for more than a few seconds, a bar of its steps.
 
     Args:
-        announced: The folder that the command has named already.
+        announced: Folders that the command has named already, None for nowhere.
     """
 
-    def __init__(self, announced: Path | None = None) -> None:
+    def __init__(self, announced: Sequence[Path | None] = ()) -> None:
         super().__init__()
         self._announced = announced
         self._folder: Path | None = None
@@ -110,8 +111,9 @@ class IterationLines(ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start = self._trained_from = time.perf_counter()
+        self._done, self._validated, self._pending, self._last = 0, False, [], {}
         self._folder = run_folder(trainer)  # a collective call
-        if self._folder != self._announced and not is_trial(trainer):
+        if self._folder not in self._announced and not is_trial(trainer):
             alone = f"checkpoints/ in {trainer.default_root_dir} alone: trainer.logger is false"
             say(trainer, f"writing to {self._folder or alone}")
         count = sum(p.numel() for p in pl_module.parameters() if p.requires_grad)
@@ -134,7 +136,10 @@ class IterationLines(ProgressBar):
         if trainer.global_step == 0:
             self._add(trainer, _Row("untrained", "val"))
             self._trained_from = time.perf_counter()
-        self._validated = trainer.global_step > 0
+        elif trainer.is_last_batch:
+            self._validated = True
+        else:
+            self._add(trainer, _Row(f"at step {trainer.global_step}", "val"))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._steps is not None:
@@ -168,13 +173,14 @@ class IterationLines(ProgressBar):
             if why := _reason(stop):
                 say(trainer, f"stopped early after iteration {trainer.current_epoch}: {why}")
         self._compare(trainer)
-        if self._folder is None or is_trial(trainer):
+        if is_trial(trainer):
             return
+        folder = self._folder or Path(trainer.default_root_dir)
         for kind in ("model", "adapter"):
-            if (path := self._folder / kind).is_dir():
+            if self._folder and (path := folder / kind).is_dir():
                 say(trainer, f"the trained {kind} is in {path}")
-        loads = (self._folder / "config.yaml").is_file()
-        if loads and (self._folder / "checkpoints" / "last.ckpt").is_file():
+        loads = self._folder and (folder / "config.yaml").is_file()
+        if loads and (folder / "checkpoints" / "last.ckpt").is_file():
             say(trainer, f'ask it: turnrl.load("{self._folder}").ask("a question")')
         elif hasattr(pl_module, "ask"):
             say(trainer, 'ask it: module.ask("a question")')

@@ -322,7 +322,7 @@ class _CLI(LightningCLI):
         ours.append((LastCheckpoint, LastCheckpoint, "enable_checkpointing"))
         if self.datamodule_class is QuestionData:
             ours.append((BestCheckpoint, BestCheckpoint, "enable_checkpointing"))
-        lines = partial(IterationLines, _Parser.given.folder)
+        lines = partial(IterationLines, [_Parser.given.folder])
         ours.append((lines, ProgressBar, "enable_progress_bar"))
         for cls, kind, option in ours:
             if config.get(option) is not False and not any(isinstance(c, kind) for c in callbacks):
