@@ -11,7 +11,6 @@ import re
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -31,7 +30,7 @@ from turnrl.callbacks import BestCheckpoint, LastCheckpoint
 from turnrl.data import QuestionData
 from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean
 from turnrl.explain import explain, explain_class, explain_section, parameters
-from turnrl.folders import LATEST, checkpoint_at, newest, run_folder, tidy
+from turnrl.folders import LATEST, checkpoint_at, newest, run_folder
 from turnrl.given import SECTIONS, Given, find_recipe, read_given
 from turnrl.lines import IterationLines
 from turnrl.module import MTGRPO
@@ -180,10 +179,6 @@ class _Parser(LightningArgumentParser):
 class _Recipe(SaveConfigCallback):
     """Saves the recipe with the run and in its checkpoints; says what a resumed run changed."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._begun = time.time()
-
     @cached_property
     def _text(self) -> str:  # which takes a fifth of a second to write
         return str(self.parser.dump(self.config, skip_none=False))
@@ -191,9 +186,6 @@ class _Recipe(SaveConfigCallback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if trainer.logger is not None:  # else the folder is the user's own
             super().setup(trainer, pl_module, stage)
-
-    def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
-        tidy(trainer, self._begun)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
