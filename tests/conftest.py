@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 # models this small are slower on more threads, and far slower where other work wants the cores
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -17,7 +18,10 @@ import lightning  # noqa: F401  its log handler keeps the stderr of its first im
 import pytest
 from filelock import FileLock
 
+from nodes import LOCKED, Node
 from nursery import Nursery
+
+T = TypeVar("T")
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -144,11 +148,28 @@ def recipe(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return contents
 
 
-@pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
-    """Where commands start without waiting for what they import; all workers share it."""
-    folder, owner = tmp_path_factory.getbasetemp(), os.getpid()
+def _shared(factory: pytest.TempPathFactory, name: str, kind: Callable[..., T], *options: str) -> T:
+    """What all workers share: the first that asks makes it, and it ends with the test run."""
+    folder, owner = factory.getbasetemp(), os.getpid()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder, owner = folder.parent, os.getppid()
-    with FileLock(folder / "nursery.lock"):
-        return Nursery(folder / "nursery", owner)
+    with FileLock(folder / f"{name}.lock"):
+        return kind(folder / name, owner, *options)
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
+    """Where commands start without waiting for what they import."""
+    return _shared(tmp_path_factory, "nursery", Nursery)
+
+
+@pytest.fixture(scope="session")
+def open_node(tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """A search server without a password, which nobody kills or stops."""
+    return _shared(tmp_path_factory, "open-node", Node)
+
+
+@pytest.fixture(scope="session")
+def locked_node(tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """A search server with a password and a certificate, which tests of one file kill and stop."""
+    return _shared(tmp_path_factory, "locked-node", Node, *LOCKED)

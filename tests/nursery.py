@@ -1,15 +1,17 @@
 """A process that has imported what every command needs, and forks a command whenever one is asked
 for: on two cores the imports take longer than most commands do.
 
-Run as a script this file is `turnrl`: it hands its arguments, folder, environment and terminal to
-the nursery, passes signals on, and ends as the command ended. What is decided while modules are
-imported (`HF_HOME`, say) is the nursery's own; a test that is about this starts Python itself.
+Run as a script this file is `turnrl`, or with `--python` Python: it hands its arguments, folder,
+environment and terminal to the nursery, passes signals on, and ends as the command ended. What is
+decided while modules are imported (`HF_HOME`, say) is the nursery's own; a test that is about this
+starts Python itself.
 """
 
 import contextlib
 import gc
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -18,12 +20,18 @@ import sys
 from pathlib import Path
 
 WHERE = "TURNRL_TEST_NURSERY"
+_PYTHON = sys.executable
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def command(*arguments: str) -> list[str]:
     """What to start in place of `python -m turnrl`."""
-    return [sys.executable, "-I", "-S", __file__, *arguments]
+    return [_PYTHON, "-I", "-S", __file__, *arguments]
+
+
+def python(*arguments: str) -> list[str]:
+    """What to start in place of `python`."""
+    return command("--python", *arguments)
 
 
 class Nursery:
@@ -37,17 +45,18 @@ class Nursery:
     def __init__(self, folder: Path, owner: int) -> None:
         address = folder / "socket"
         self.bin = folder / "bin"
-        """A folder for `PATH`, in which `turnrl` is."""
+        """A folder for `PATH`, in which `turnrl` and `python` are."""
         self.environment = {WHERE: str(address)}
         """What a command needs to find it."""
         if address.exists():
             return
         self.bin.mkdir(parents=True)
-        shell = self.bin / "turnrl"
-        shell.write_text(f'#!/bin/sh\nexec {" ".join(command())} "$@"\n')
-        shell.chmod(0o755)
+        for name, words in (("turnrl", command()), ("python", python())):
+            shell = self.bin / name
+            shell.write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@"\n')
+            shell.chmod(0o755)
         subprocess.run(
-            [sys.executable, "-c", f"import nursery; nursery.serve({owner})"],
+            [_PYTHON, "-c", f"import nursery; nursery.serve({owner})"],
             cwd=folder,
             env={
                 **os.environ,
@@ -115,15 +124,28 @@ def _keep(asked: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(given["environment"])
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    sys.argv = [str(Path(sys.executable).parent / "turnrl"), *given["arguments"]]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - it stays open
     sys.stdout.reconfigure(line_buffering=os.isatty(1))
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # for the other processes of a run
+    sys.executable = str(Path(os.environ[WHERE]).parent / "bin" / "python")
     from turnrl.cli import main
     from turnrl.plugins import load_plugins
 
     load_plugins.cache_clear()  # this command's environment may choose others
-    sys.exit(main())
+    program, *rest = given["arguments"] or [""]
+    if program != "--python":
+        sys.argv = [str(Path(_PYTHON).parent / "turnrl"), *given["arguments"]]
+        sys.exit(main())
+    if rest[:2] == ["-m", "turnrl"]:
+        sys.argv = rest[1:]
+        sys.exit(main())
+    if not rest or rest[0].startswith("-"):
+        os.execv(_PYTHON, [_PYTHON, *rest])
+    sys.argv = rest
+    sys.path[0] = str(Path(rest[0]).resolve().parent)
+    runpy.run_path(rest[0], run_name="__main__")
+    sys.exit()
 
 
 # --------------------------------------------------------------------------------- in its place

@@ -606,7 +606,8 @@ class Page:
     def run(self, piece: Piece) -> Done:
         claim = claim_of(piece)
         if isinstance(claim, Printed):
-            return self.terminal.type(claim.by)
+            typed = [done for piece, done in self._done.items() if piece.text.strip() == claim.by]
+            return typed[0].result() if typed else self.terminal.type(claim.by)
         assert isinstance(claim, Runs)
         command = piece.text
         if piece.kind == "python":
@@ -642,13 +643,6 @@ class Page:
         assert [line for line in [*own, *drawn] if len(line) > 80] == []
 
 
-def start_server():
-    """The server that all tests share; it takes a while, in the background."""
-    from test_elasticsearch import shared_node
-
-    return shared_node(locked=False)
-
-
 @pytest.fixture(scope="module")
 def following(request, tmp_path_factory, nursery) -> Iterator[dict[str, Page]]:
     """The pages that are asked about, followed two at a time."""
@@ -658,7 +652,7 @@ def following(request, tmp_path_factory, nursery) -> Iterator[dict[str, Page]]:
     pages = {name: Page(name, folder, nursery) for name, folder in folders.items()}
     if any("elasticsearch" in item.keywords for item in request.session.items):
         with contextlib.suppress(pytest.skip.Exception):  # which `server` will say again
-            start_server()
+            request.getfixturevalue("open_node")  # it starts in the background
     with ThreadPoolExecutor(2) as pool:
         for page in pages.values():
             pool.submit(page.follow)
@@ -680,9 +674,10 @@ def clone(tmp_path_factory) -> Page:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def server(request) -> Iterator[str]:
     """The address of a search server that has no index 'wikipedia', and has none afterwards."""
-    address = os.environ.get("TURNRL_TEST_ES_URL") or start_server().url
+    given = os.environ.get("TURNRL_TEST_ES_URL")
+    address = given or request.getfixturevalue("open_node").url
 
     def asked(method: str) -> None:
         request = urllib.request.Request(f"{address}/wikipedia", method=method)
@@ -719,6 +714,7 @@ def test_a_command_does_what_its_page_says(piece, claim, request):
 NOTEBOOKS = [param for param in each(Runs) if param.values[1].notebook]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("piece", "claim"), NOTEBOOKS)
 def test_a_block_for_a_notebook_runs_in_one(piece, claim, following):
     page = following[piece.page]

@@ -6,22 +6,16 @@ a password, share a second one, which is always our own.
 """
 
 import argparse
-import atexit
 import base64
 import collections
 import contextlib
-import functools
 import json
 import logging
 import os
 import random
 import re
-import shutil
-import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -35,6 +29,7 @@ from turnrl_wiki_search.elastic import ElasticIndex, Server
 from turnrl_wiki_search.elastic.access import explained
 from turnrl_wiki_search.sources import Corpus, open_source
 
+from nodes import PASSWORD
 from turnrl import (
     DataError,
     Question,
@@ -49,7 +44,6 @@ from turnrl import (
 pytestmark = pytest.mark.elasticsearch
 
 BESIDE = Path(__file__).parents[2] / "shared"
-STARTER = BESIDE / "elasticsearch" / "server"
 SHARED = BESIDE / "data"
 needs_shared_data = pytest.mark.skipif(
     not SHARED.is_dir(), reason=f"needs the SQuAD passages in {SHARED}"
@@ -71,81 +65,15 @@ ROWS = [
         "text": "A café serves coffee, and the cities of Europe have many.",
     },
 ]
-PASSWORD = "correct-horse-battery"
 API_KEY = "VuaCfGcBCdbkQm-e5aOx:ui2lp2axTNmsyakw9tvNnw"
 CLOUD_HOST = "0123456789abcdef"
 QUICK = {"timeout_s": 2.0, "retries": 1, "wait_s": 30.0}
 
 
-class Node:
-    """A server of our own, which may be crashed and stopped. It starts in the background."""
-
-    def __init__(self, *options: str) -> None:
-        if not STARTER.is_file() or shutil.which("java") is None:
-            pytest.skip(f"needs {STARTER} and Java 17 to start an Elasticsearch server")
-        self.home = tempfile.mkdtemp(prefix="turnrl-es-")
-        self.certificate = str(Path(self.home, "http.crt"))
-        self._start = self._do("start", "--port", str(free_port()), *options)
-
-    @functools.cached_property
-    def url(self) -> str:
-        """Its address, once it answers."""
-        out, error = self._start.communicate()
-        assert self._start.returncode == 0, error
-        return out.strip()
-
-    def _do(self, action: str, *options: str) -> subprocess.Popen:
-        command = [str(STARTER), action, "--home", self.home, *options]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def signal(self, number: int) -> None:
-        os.kill(int(Path(self.home, "pid").read_text()), number)
-
-    def resume(self) -> None:
-        """Start it again, and return when it answers."""
-        with self._do("resume") as resuming:
-            _, error = resuming.communicate()
-        assert resuming.returncode == 0, error
-
-    def close(self) -> None:
-        assert self.url
-        self.signal(signal.SIGKILL)
-        shutil.rmtree(self.home, ignore_errors=True)
-
-
-@functools.cache
-def shared_node(locked: bool) -> Node:
-    """The one server of its kind, for all test files; `locked`: with password and certificate."""
-    node = Node("--password", PASSWORD, "--tls", "--heap", "384m") if locked else Node()
-    atexit.register(node.close)
-    return node
-
-
-def free_port() -> int:
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port < 65_000:  # the node's transport port is 100 above
-            return port
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _start_early(request) -> None:
-    """A server takes ten seconds to start; the tests that need none of its kind may go first."""
-    if any("locked_node" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        with contextlib.suppress(pytest.skip.Exception):  # which `locked_node` will say again
-            shared_node(locked=True)
-
-
 @pytest.fixture(scope="session")
-def locked_node() -> Node:
-    return shared_node(locked=True)
-
-
-@pytest.fixture(scope="session")
-def url() -> str:
-    return os.environ.get("TURNRL_TEST_ES_URL") or shared_node(locked=False).url
+def url(request) -> str:
+    given = os.environ.get("TURNRL_TEST_ES_URL")
+    return given or request.getfixturevalue("open_node").url
 
 
 class Proxy:
@@ -609,45 +537,6 @@ def test_the_tools_time_limit_leaves_room_for_the_whole_wait(url):
     assert WikiSearch("x", "elasticsearch", url=url).timeout_s > 900
 
 
-# a server that crashes under a whole run is in the default run: test_outage_elasticsearch
-@pytest.mark.parametrize("how", [pytest.param("crash", marks=pytest.mark.slow), "stop"])
-def test_a_real_server_that_goes_away_and_comes_back_is_waited_for(
-    locked_node, tmp_path, name, how, monkeypatch, capsys
-):
-    monkeypatch.setenv("TURNRL_ES_PASSWORD", PASSWORD)
-    monkeypatch.setenv("TURNRL_ES_CA_CERTS", locked_node.certificate)
-    elastic.build(Server(url=locked_node.url), name, corpus_of(write_rows(tmp_path)))
-    tool = search_tool(name, locked_node.url, top_k=1, timeout_s=1.0, wait_s=90.0)
-    words = ["Utrecht", "Paris", "coffee", "zebra"]
-    calm = dict(zip(words, ask(tool, *words), strict=True))
-    back = threading.Event()
-
-    def callers(number: int) -> list[tuple[str, ToolResult]]:
-        answers = []
-        while not back.is_set() or len(answers) < 10:
-            word = words[(number + len(answers)) % len(words)]
-            answers.append((word, ask(tool, word)[0]))
-        return answers
-
-    with ThreadPoolExecutor(8) as pool:
-        calls = [pool.submit(callers, i) for i in range(8)]
-        time.sleep(0.2)
-        if how == "crash":
-            locked_node.signal(signal.SIGKILL)
-            locked_node.resume()  # takes some seconds
-        else:
-            locked_node.signal(signal.SIGSTOP)
-            time.sleep(4)  # two attempts of 1 s each and their pause, and then it counts as away
-            locked_node.signal(signal.SIGCONT)
-        back.set()
-        answers = [answer for call in calls for answer in call.result(timeout=90)]
-    told = capsys.readouterr().err
-    assert "does not answer" in told
-    assert "answers again after" in told
-    assert len(answers) >= 80
-    assert all(result == calm[word] for word, result in answers)
-
-
 # --- building through faults ---
 
 
@@ -747,48 +636,6 @@ def test_a_repeated_question_costs_no_request_and_a_replay_no_server(small_index
 
 
 # --- secrets ---
-
-
-def test_a_locked_server_opens_to_secrets_that_nothing_else_ever_shows(
-    locked_node, name, tmp_path, monkeypatch, caplog, capsys
-):
-    monkeypatch.setenv("MY_PASSWORD", PASSWORD)
-    caplog.set_level(logging.DEBUG)
-    access = {"url": locked_node.url, "ca_certs": locked_node.certificate}
-    elastic.build(
-        Server(**access, password="${MY_PASSWORD}"), name, corpus_of(write_rows(tmp_path))
-    )
-    tool = search_tool(
-        name, **access, password="${MY_PASSWORD}", cache=str(tmp_path / "cache.sqlite")
-    )
-    tool.check()
-    assert ask(tool, "Paris")[0].ok
-    shown = [repr(tool), repr(tool.__dict__), repr(tool._opened().__dict__), caplog.text]
-    errors = []
-    with pytest.raises(ToolError, match=r"certificate .* is not trusted .*Set ca_certs") as error:
-        search_tool(name, locked_node.url, password="${MY_PASSWORD}").check()
-    errors.append(error)
-    with pytest.raises(ToolError, match=r"refused no credentials \(set TURNRL_ES_API_KEY") as error:
-        search_tool(name, **access).check()
-    errors.append(error)
-    monkeypatch.setenv("TURNRL_ES_API_KEY", API_KEY)
-    with pytest.raises(
-        ToolError, match=r"refused the API key in \$\{TURNRL_ES_API_KEY\} \(status 401"
-    ) as error:
-        search_tool(name, **access).check()
-    errors.append(error)
-    monkeypatch.setenv("MY_PASSWORD", "wrong-" + PASSWORD)
-    with pytest.raises(
-        ToolError, match=r"refused user 'elastic' with the password in \$\{MY_PASSWORD\}"
-    ) as error:
-        search_tool(name, **access, password="${MY_PASSWORD}").check()
-    errors.append(error)
-    shown += [str(e.getrepr(style="long", showlocals=False)) for e in errors] + [
-        *capsys.readouterr()
-    ]
-    shown += [path.read_bytes().decode("latin-1") for path in tmp_path.iterdir()]
-    basic = base64.b64encode(f"elastic:{PASSWORD}".encode()).decode()
-    assert not [text for text in shown for secret in (PASSWORD, API_KEY, basic) if secret in text]
 
 
 def test_the_api_key_is_sent_and_struck_out_of_what_a_server_says_back(

@@ -1,5 +1,6 @@
 """Whole runs on a second device (`foreign.py`): nothing of them may lie on the CPU by mistake."""
 
+import contextlib
 import csv
 import json
 from pathlib import Path
@@ -52,7 +53,7 @@ def _there(folder, monkeypatch):
     LEDGER.limit = None
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tiny(tiny_model, folder):
     """A recipe of the small world."""
     contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
@@ -73,22 +74,37 @@ def fit(name, recipe, *options):
         return [{k: v for k, v in row.items() if v and k not in TIMINGS} for row in rows]
 
 
+def fit_there(name, recipe, *options):
+    """The same on the other device, on which it has to be computed."""
+    with counting():
+        rows = fit(name, recipe, *options, *FAR)
+    assert LEDGER.peak > 1e6, "nothing was computed there"
+    return rows
+
+
+@pytest.fixture(scope="module")
+def whole(tiny, folder):
+    """A run there that is not interrupted."""
+    with contextlib.chdir(folder):
+        return fit_there("whole", tiny, *NF4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "options"),
-    [
-        pytest.param(RECIPES / "quickstart.yaml", [], id="quickstart", marks=pytest.mark.slow),
-        pytest.param(RECIPES / "atlas_react.yaml", [], id="two-hops", marks=pytest.mark.slow),
-        pytest.param(RECIPES / "quickstart.yaml", NF4, id="starter-nf4", marks=pytest.mark.slow),
-        pytest.param(None, NF4, id="nf4"),
-    ],
+    [("quickstart", []), ("atlas_react", []), ("quickstart", NF4)],
+    ids=["quickstart", "two-hops", "starter-nf4"],
 )
-def test_a_run_on_another_device_has_the_digits_of_the_cpu(recipe, options, tiny, request):
-    name = request.node.callspec.id
-    recipe = recipe or tiny
-    near = fit(f"{name}-near", recipe, *options)
-    with counting():
-        far = fit(f"{name}-far", recipe, *options, *FAR)
-    assert LEDGER.peak > 1e6, "nothing was computed there"
+def test_a_bundled_recipe_has_the_digits_of_the_cpu_there(recipe, options, request):
+    name, recipe = request.node.callspec.id, RECIPES / f"{recipe}.yaml"
+    alike(fit(f"{name}-near", recipe, *options), fit_there(f"{name}-far", recipe, *options))
+
+
+def test_a_run_on_another_device_has_the_digits_of_the_cpu(tiny, whole):
+    alike(fit("near", tiny, *NF4), whole)
+
+
+def alike(near, far):
     assert len(near) == len(far) >= 4  # of the untrained policy, and of each iteration
     for one, other in zip(near, far, strict=True):
         assert one.keys() == other.keys()
@@ -96,14 +112,13 @@ def test_a_run_on_another_device_has_the_digits_of_the_cpu(recipe, options, tiny
             assert float(other[key]) == pytest.approx(float(value), rel=1e-4, abs=2e-6), key
 
 
-def test_a_run_goes_on_there_and_leaves_weights_that_others_load(tiny):
-    whole = fit("unbroken", tiny, *FAR, *NF4)
+def test_a_run_goes_on_there_and_leaves_weights_that_others_load(tiny, whole):
     fit("first", tiny, *FAR, *NF4, "--trainer.max_epochs", "2")
     checkpoint = "runs/first/version_0/checkpoints/last.ckpt"
     rest = fit("rest", tiny, *FAR, *NF4, "--ckpt_path", checkpoint)
     assert rest[-1] == whole[-1]
     trained = load_file("runs/rest/version_0/adapter/adapter_model.safetensors")
-    again = load_file("runs/unbroken/version_0/adapter/adapter_model.safetensors")
+    again = load_file("runs/whole/version_0/adapter/adapter_model.safetensors")
     assert trained.keys() == again.keys()
     assert all(torch.equal(trained[name], again[name]) for name in again)
     assert any(value.abs().sum() > 0 for name, value in trained.items() if "lora_B" in name)

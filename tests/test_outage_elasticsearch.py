@@ -15,13 +15,18 @@ import shutil
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from turnrl_wiki_search import elastic
+from turnrl_wiki_search.elastic import Server
 
-from test_elasticsearch import PASSWORD, shared_node
+from nodes import PASSWORD
+from test_elasticsearch import API_KEY, ask, corpus_of, search_tool, write_rows
+from turnrl import ToolError, ToolResult
 from turnrl.cli import main
 
 pytestmark = pytest.mark.elasticsearch
@@ -41,12 +46,11 @@ def _one_thread():
 
 
 @pytest.fixture(scope="module")
-def node():
-    node = shared_node(locked=True)
+def node(locked_node):
     build = "index build --source Atlas --backend elasticsearch --index atlas --split none"
-    code, _, told = turnrl(node, ROOT, build.split())
+    code, _, told = turnrl(locked_node, ROOT, build.split())
     assert code == 0, told
-    return node
+    return locked_node
 
 
 def environment_of(node, **more):
@@ -125,9 +129,7 @@ def calm(node, tmp_path_factory):
 
 
 def crash(node, seconds):
-    node.signal(signal.SIGKILL)
-    time.sleep(seconds)
-    node.resume()  # takes some seconds
+    node.crash(seconds)
 
 
 def hang(node, seconds):
@@ -225,3 +227,85 @@ def assert_hidden(folder, secrets):
     for path in folder.rglob("*"):
         for secret in secrets:
             assert not path.is_file() or secret.encode() not in path.read_bytes(), (path, secret)
+
+
+# --- without a run ---
+
+
+@pytest.mark.parametrize("how", [pytest.param("crash", marks=pytest.mark.slow), "stop"])
+def test_a_real_server_that_goes_away_and_comes_back_is_waited_for(
+    locked_node, tmp_path, how, monkeypatch, capsys
+):
+    monkeypatch.setenv("TURNRL_ES_PASSWORD", PASSWORD)
+    monkeypatch.setenv("TURNRL_ES_CA_CERTS", locked_node.certificate)
+    elastic.build(Server(url=locked_node.url), how, corpus_of(write_rows(tmp_path)))
+    tool = search_tool(how, locked_node.url, top_k=1, timeout_s=1.0, wait_s=90.0)
+    words = ["Utrecht", "Paris", "coffee", "zebra"]
+    calm = dict(zip(words, ask(tool, *words), strict=True))
+    back = threading.Event()
+
+    def callers(number: int) -> list[tuple[str, ToolResult]]:
+        answers = []
+        while not back.is_set() or len(answers) < 10:
+            word = words[(number + len(answers)) % len(words)]
+            answers.append((word, ask(tool, word)[0]))
+        return answers
+
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(callers, i) for i in range(8)]
+        time.sleep(0.2)
+        if how == "crash":
+            locked_node.crash()
+        else:
+            locked_node.signal(signal.SIGSTOP)
+            time.sleep(4)  # two attempts of 1 s each and their pause, and then it counts as away
+            locked_node.signal(signal.SIGCONT)
+        back.set()
+        answers = [answer for call in calls for answer in call.result(timeout=90)]
+    told = capsys.readouterr().err
+    assert "does not answer" in told
+    assert "answers again after" in told
+    assert len(answers) >= 80
+    assert all(result == calm[word] for word, result in answers)
+
+
+def test_a_locked_server_opens_to_secrets_that_nothing_else_ever_shows(
+    locked_node, tmp_path, monkeypatch, caplog, capsys
+):
+    name = "secrets"
+    monkeypatch.setenv("MY_PASSWORD", PASSWORD)
+    caplog.set_level(logging.DEBUG)
+    access = {"url": locked_node.url, "ca_certs": locked_node.certificate}
+    elastic.build(
+        Server(**access, password="${MY_PASSWORD}"), name, corpus_of(write_rows(tmp_path))
+    )
+    tool = search_tool(
+        name, **access, password="${MY_PASSWORD}", cache=str(tmp_path / "cache.sqlite")
+    )
+    tool.check()
+    assert ask(tool, "Paris")[0].ok
+    shown = [repr(tool), repr(tool.__dict__), repr(tool._opened().__dict__), caplog.text]
+    errors = []
+    with pytest.raises(ToolError, match=r"certificate .* is not trusted .*Set ca_certs") as error:
+        search_tool(name, locked_node.url, password="${MY_PASSWORD}").check()
+    errors.append(error)
+    with pytest.raises(ToolError, match=r"refused no credentials \(set TURNRL_ES_API_KEY") as error:
+        search_tool(name, **access).check()
+    errors.append(error)
+    monkeypatch.setenv("TURNRL_ES_API_KEY", API_KEY)
+    with pytest.raises(
+        ToolError, match=r"refused the API key in \$\{TURNRL_ES_API_KEY\} \(status 401"
+    ) as error:
+        search_tool(name, **access).check()
+    errors.append(error)
+    monkeypatch.setenv("MY_PASSWORD", "wrong-" + PASSWORD)
+    with pytest.raises(
+        ToolError, match=r"refused user 'elastic' with the password in \$\{MY_PASSWORD\}"
+    ) as error:
+        search_tool(name, **access, password="${MY_PASSWORD}").check()
+    errors.append(error)
+    shown += [str(e.getrepr(style="long", showlocals=False)) for e in errors] + [
+        *capsys.readouterr()
+    ]
+    shown += [path.read_bytes().decode("latin-1") for path in tmp_path.iterdir()]
+    assert not [text for text in shown for secret in (PASSWORD, API_KEY, BASIC) if secret in text]

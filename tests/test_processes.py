@@ -7,13 +7,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from nursery import python
 from turnrl import record
 from turnrl.cli import main
 from turnrl.scoring import CURVES
@@ -54,13 +54,13 @@ def recipe(model, file, **trainer):
     file.write_text(yaml.safe_dump(contents))
 
 
-def start(folder, *arguments, **environment):
+def start(nursery, folder, *arguments, **environment):
     """Run Python, and end it with all its children if it hangs."""
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
+        python(*map(str, arguments)),
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, **environment},
+        env={**os.environ, **nursery.environment, "PYTHONPATH": path, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -77,12 +77,12 @@ def start(folder, *arguments, **environment):
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_model, tmp_path_factory):
+def folder(tiny_model, tmp_path_factory, nursery):
     """Where `ddp_script.py` has run on two processes."""
     folder = tmp_path_factory.mktemp("two")
     recipe(tiny_model, folder / "two.yaml", **TWO)
     recipe(tiny_model, folder / "one.yaml")
-    (folder / "printed").write_text("".join(start(folder, TESTS / "ddp_script.py")))
+    (folder / "printed").write_text("".join(start(nursery, folder, TESTS / "ddp_script.py")))
     return folder
 
 
@@ -111,11 +111,11 @@ def shares_at_most_one(run):
 
 
 @pytest.mark.slow
-def test_two_processes_finish_with_a_bar_by_the_command_line(tiny_model, tmp_path):
+def test_two_processes_finish_with_a_bar_by_the_command_line(tiny_model, tmp_path, nursery):
     recipe(tiny_model, tmp_path / "bar.yaml")
     options = ("--trainer.devices", 2, "--trainer.strategy", "ddp")
     bar = ("--trainer.callbacks+", "TQDMProgressBar")
-    out, err = start(tmp_path, "-m", "turnrl", "fit", "bar.yaml", *options, *bar)
+    out, err = start(nursery, tmp_path, "-m", "turnrl", "fit", "bar.yaml", *options, *bar)
     assert "Epoch 1: 100%" in out + err
     agree(tmp_path / "runs" / "bar")
     assert shares_at_most_one(tmp_path / "runs" / "bar" / "version_0")
@@ -202,9 +202,11 @@ def test_an_evaluation_on_two_processes_gives_the_figures_of_one(
     assert all(line in (folder / "printed").read_text() for line in account)
 
 
-def test_a_process_that_was_forked_after_a_collection_collects_and_trains(tiny_model, tmp_path):
+def test_a_process_that_was_forked_after_a_collection_collects_and_trains(
+    tiny_model, tmp_path, nursery
+):
     # GNU's OpenMP itself hangs in a process that was forked from one that used its threads
-    start(tmp_path, TESTS / "fork_script.py", tiny_model, tmp_path, OMP_NUM_THREADS="1")
+    start(nursery, tmp_path, TESTS / "fork_script.py", tiny_model, tmp_path, OMP_NUM_THREADS="1")
     checkpoint = torch.load(tmp_path / "version_0" / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["global_step"] == 2
     assert len(record.read(tmp_path / "version_0" / "record")) == 16

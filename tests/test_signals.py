@@ -15,6 +15,7 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
 
+from nursery import command
 from test_processes import TWO, recipe
 from worlds import Echo
 
@@ -38,12 +39,14 @@ class Says(Callback):
         print("STEPPING", flush=True)
 
 
-def fit(folder, *options):
+def fit(folder, *options, nursery=None):
+    """Start a run: as a user does, or from a nursery."""
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    words = ["fit", "run.yaml", *options]
     return subprocess.Popen(
-        [sys.executable, "-m", "turnrl", "fit", "run.yaml", *options],
+        command(*words) if nursery else [sys.executable, "-m", "turnrl", *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, **(nursery.environment if nursery else {}), "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -53,7 +56,7 @@ def fit(folder, *options):
     )
 
 
-def started(folder, model, where, processes):
+def started(folder, model, where, processes, nursery):
     """A run that is in the middle of a collection, or of a step of seconds."""
     recipe(model, folder / "run.yaml", **(TWO if processes == 2 else {}))
     contents = yaml.safe_load((folder / "run.yaml").read_text())
@@ -65,7 +68,7 @@ def started(folder, model, where, processes):
         # some 500 passes of a trajectory each
         contents["model"] |= {"group_size": 128, "steps_per_update": 1, "minibatch_tokens": 1}
     (folder / "run.yaml").write_text(yaml.safe_dump(contents))
-    process = fit(folder)
+    process = fit(folder, nursery=nursery)
     said = []
     for line in process.stdout:
         said.append(line)
@@ -74,11 +77,12 @@ def started(folder, model, where, processes):
     raise AssertionError("".join(said))
 
 
-def stops(folder, model, sent, where, processes, whom):
-    process = started(folder, model, where, processes)
+def stops(folder, model, sent, where, processes, whom, nursery=None):
+    process = started(folder, model, where, processes, nursery)
     time.sleep(0.3)
-    family = [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]
-    assert len(family) == processes
+    family = [p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(folder)]
+    # before each that a nursery made stands the one that asked for it
+    assert len(family) == processes * (2 if nursery else 1)
     begun = time.perf_counter()
     (os.killpg if whom == "all" else os.kill)(process.pid, sent)
     told = process.communicate(timeout=60)[0]
@@ -94,12 +98,12 @@ def stops(folder, model, sent, where, processes, whom):
         assert gone, f"process {pid} is left"
 
 
-def test_sigterm_stops_two_processes_in_a_collection(tiny_model, tmp_path):
-    stops(tmp_path, tiny_model, signal.SIGTERM, "COLLECTING", 2, "the first")
+def test_sigterm_stops_two_processes_in_a_collection(tiny_model, tmp_path, nursery):
+    stops(tmp_path, tiny_model, signal.SIGTERM, "COLLECTING", 2, "the first", nursery)
 
 
-def test_sigterm_stops_a_step(tiny_model, tmp_path):
-    stops(tmp_path, tiny_model, signal.SIGTERM, "STEPPING", 1, "the first")
+def test_sigterm_stops_a_step(tiny_model, tmp_path, nursery):
+    stops(tmp_path, tiny_model, signal.SIGTERM, "STEPPING", 1, "the first", nursery)
 
 
 @pytest.mark.slow
