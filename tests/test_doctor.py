@@ -168,6 +168,14 @@ def test_a_field_that_a_question_file_lacks_is_named(recipe, doctor):
     assert "has no field 'question'" in told["data val"][1]
 
 
+def test_questions_are_read_by_the_recipes_rule_of_answers(recipe, doctor):
+    rows = [{"id": n, "question": f"{n}?", "answers": ["here"]} for n in range(3)]
+    Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, told = doctor(recipe(data__val="mine.jsonl", data__answers="number"))
+    assert code == 1
+    assert "none of its 3 rows can be used" in told["data val"][1]
+
+
 def test_a_data_set_that_is_not_there_yet_is_not_downloaded(recipe, doctor, monkeypatch):
     asked = []
 

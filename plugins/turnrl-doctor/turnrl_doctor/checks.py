@@ -311,7 +311,7 @@ class Questions(Check):
                 opened = open_source(source, data.fields, data.config)
                 split = data.splits[role] or opened.default_splits[role]
                 if split is None or opened.at_hand(split):
-                    found = len(load_questions(opened, split, role=role))
+                    found = len(load_questions(opened, split, role=role, rule=data.rule))
                     yield Finding("pass", name, f"{found} questions")
                 else:
                     text = f"{source} is on the hub, and will be downloaded"
