@@ -333,6 +333,13 @@ def test_a_start_that_fails_leaves_no_folder(recipe, capsys, mistake, logger):
     assert set(Path().iterdir()) == there
 
 
+def test_a_start_that_fails_leaves_an_empty_folder_of_the_users_own(recipe, capsys):
+    Path("out").mkdir()
+    own = ["--trainer.logger.init_args.save_dir", "out"]
+    fails(capsys, ["fit", "recipe.yaml", "--model.rollout.max_tokens", "4096", *own])
+    assert list(Path("out").iterdir()) == []
+
+
 def test_a_start_that_fails_leaves_other_runs_alone(run, capsys):
     fails(capsys, ["fit", "recipe.yaml", "--data.train", "missing.jsonl"])
     assert [path.name for path in Path("runs/recipe").iterdir()] == ["version_0"]

@@ -126,4 +126,5 @@ def tidy(trainer: L.Trainer, since: float) -> None:
         shutil.rmtree(folder)
         with contextlib.suppress(OSError):  # there are other runs
             for home in folder.parents[: 2 if trainer.logger.name else 0]:
-                home.rmdir()
+                if home == folder.parent or home.name == "runs":
+                    home.rmdir()
