@@ -21,7 +21,7 @@ from turnrl import OutcomeReward
 from turnrl.cli import main
 from turnrl.given import read_given
 from turnrl.health import reason
-from turnrl.lines import IterationLines, in_short
+from turnrl.lines import IterationLines, duration
 from turnrl.rollout import Rollout
 from worlds import Answered, Echo, Letters
 
@@ -86,7 +86,7 @@ def test_a_line_is_printed_when_its_row_is_written(recipe, monkeypatch):
 
 def test_time_left_is_short():
     seconds = (0.4, 59, 61, 3599, 3600, 7380, 86399, 90000, 8.6e6)
-    found = [in_short(one) for one in seconds]
+    found = [duration(one) for one in seconds]
     assert found == [
         "0s",
         "59s",
@@ -239,6 +239,17 @@ def test_the_recipe_the_folder_and_the_device_are_named_before_torch_is_loaded(r
 @pytest.mark.parametrize(("asked", "named"), [("cpu", "the CPU"), ("tpu", "tpu"), ("mps", "mps")])
 def test_the_device_is_the_one_that_is_asked_for(recipe, asked, named):
     assert read_given("fit", ["recipe.yaml", "--trainer.accelerator", asked]).device == named
+
+
+def test_a_card_is_named_unless_it_is_hidden(recipe, monkeypatch, tmp_path):
+    information = tmp_path / "information"
+    information.write_text("Model: \t\t NVIDIA H200\nIRQ:   35\n")
+    monkeypatch.setattr("turnrl.given.Path.glob", lambda *_: iter([information]))
+    arguments = ["recipe.yaml", "--trainer.accelerator", "auto"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert read_given("fit", arguments).device == "NVIDIA H200"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert read_given("fit", arguments).device in ("the CPU", "mps")
 
 
 # ----------------------------------------------------------------------------------------- warning

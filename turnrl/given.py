@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Given:
         bare = own == "" and self._csv(logger)  # runs then lie in `save_dir` itself
         return Path(logger.get("save_dir") or "runs", "" if bare else own or name)
 
-    @property
+    @cached_property
     def folder(self) -> Path | None:
         """Where the run will leave its files, if no other takes the number; None if nowhere."""
         home, logger = self.home, self._logger or {}
@@ -104,7 +105,8 @@ class Given:
         """Where it will compute, as far as the machine tells without torch."""
         asked = str(self.contents["trainer"].get("accelerator") or "auto")
         cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-        if asked in ("auto", "gpu", "cuda") and cards:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        if asked in ("auto", "gpu", "cuda") and cards and not hidden:
             model = re.search(r"^Model:\s*(.+)$", cards[0].read_text("utf-8"), re.MULTILINE)
             return model[1] if model else "a GPU"
         on_mac = sys.platform == "darwin" and platform.machine() == "arm64"

@@ -76,7 +76,7 @@ def take_over(trainer: Any) -> list[L.Callback]:
     return [IterationLines()] if default else []
 
 
-def in_short(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """A time to wait, in at most seven characters."""
     minutes, hours, days = (int(seconds // size) for size in (60, 3600, 86400))
     if days:
@@ -212,7 +212,7 @@ class IterationLines(ProgressBar):
                 names = " ".join(_COLUMNS)
                 say(trainer, f"{'':{width}} {'time':>8} {'left':>7}  split  {names}")
             self._printed += 1
-            left = "" if row.left_s is None else in_short(row.left_s)
+            left = "" if row.left_s is None else duration(row.left_s)
             values = zip(_COLUMNS, _SPLITS[row.split], strict=True)
             shown = " ".join(
                 f"{figures[name]:{max(6, len(column))}.3f}" if name in figures else " " * 6
