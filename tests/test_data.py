@@ -119,6 +119,16 @@ def test_a_pattern_finds_the_answer_within_a_field(tmp_path, caplog):
     assert [q.answers for q in load_questions(path, fields=whole)] == [("42",)]
 
 
+def test_rows_left_out_are_told_with_their_file(tmp_path, caplog):
+    path = write_jsonl(tmp_path / "mine.jsonl", [*solved("42"), {"question": "?", "answer": None}])
+    fields = Fields(None, answers="answer")
+    data = QuestionData(path, path, questions_per_iteration=1, fields=fields)
+    data.setup("fit")
+    told = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert len(told) == 2
+    assert all(one.startswith(f"{path}: left out 1 of 2 rows") for one in told)
+
+
 def test_a_pattern_that_is_nowhere_or_no_pattern_is_told(tmp_path, recipe, capsys):
     path = write_jsonl(tmp_path / "q.jsonl", solved("The answer is 42"))
     with pytest.raises(DataError, match=r"'### \(.*\)' is in no answer of .*'The answer is 42'"):

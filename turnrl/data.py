@@ -187,7 +187,10 @@ class QuestionData(L.LightningDataModule):
 
     def _load(self, role: Role, split: str | None = None) -> list[Question]:
         chosen = split or self.splits[role]
-        questions = load_questions(self._opened(role), chosen, role=role, rule=self.rule)
+        source = self.sources[role]
+        name = source if isinstance(source, str) else ""
+        opened = self._opened(role)
+        questions = load_questions(opened, chosen, role=role, rule=self.rule, name=name)
         if self.rule is None and not self._advised and (advice := rule_advice(questions)):
             self._advised = True
             _logger.warning(advice)

@@ -45,6 +45,7 @@ def load_questions(
     config: str | None = None,
     role: Role = "val",
     rule: AnswerRule | None = None,
+    name: str = "",
 ) -> list[Question]:
     """All usable questions of a source, in its own order.
 
@@ -60,11 +61,12 @@ def load_questions(
         config: The configuration on the hub.
         role: What the questions are for, where `split` is not given.
         rule: How answers compare; None leaves it to the questions themselves.
+        name: Of the source in messages.
     Raises:
         DataError: If the source or split does not exist, lacks a field, or has no usable question.
     """
     opened = open_source(source, fields, config)
-    name = source if isinstance(source, str) else type(opened).__name__
+    name = name or (source if isinstance(source, str) else type(opened).__name__)
     chosen = opened.default_splits[role] if split is None else split
     if chosen is None:
         what = f"{name!r} has no split to train on, only {opened.default_splits['val']!r}"
