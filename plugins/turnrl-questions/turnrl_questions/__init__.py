@@ -34,6 +34,7 @@ from turnrl_questions.rows import (
     questions_of,
     read_file,
     read_hub,
+    refuse_split,
 )
 
 __all__ = ["PRESETS", "GivenRows", "HotpotParagraphs", "HubDataset", "Preset", "QuestionFile"]
@@ -128,11 +129,7 @@ class QuestionFile(QuestionSource):
         self._fields = fields or Fields()
 
     def questions(self, split: str) -> Iterable[Question]:
-        if split:
-            raise DataError(
-                f"the file {self._path!r} is one split; leave out the split {split!r}, or name "
-                "another file"
-            )
+        refuse_split(self._path, split)
         return questions_of(read_file(self._path), self._fields, self._path)
 
 

@@ -25,6 +25,7 @@ from turnrl_questions.rows import (
     questions_of,
     read_file,
     read_hub,
+    refuse_split,
 )
 
 HOTPOTQA = "hotpotqa/hotpot_qa"
@@ -99,11 +100,7 @@ class HotpotParagraphs(QuestionSource):
     def _open(self, split: str) -> tuple[Iterator[tuple[int, Row]], int | None]:
         """The numbered rows of a split, from 1, and how many there are if that is known."""
         if self._is_file:
-            if split:
-                raise DataError(
-                    f"the file {self.path!r} is one split; leave out the split {split!r}, or name "
-                    "another file"
-                )
+            refuse_split(self.path, split)
             return enumerate(itertools.islice(read_file(self.path), self.limit), 1), None
         data = open_hub(self.path, self._config, split)
         if self.limit is not None and self.limit < len(data):

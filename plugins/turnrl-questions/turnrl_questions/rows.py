@@ -56,6 +56,17 @@ def read_file(source: str) -> Iterator[Row]:
         raise DataError(f"cannot read {source!r}: {error}") from error
 
 
+def refuse_split(path: str, split: str) -> None:
+    """A file is one split without a name.
+
+    Raises:
+        DataError: If another is asked for.
+    """
+    if split:
+        what = f"the file {path!r} is one split; leave out the split {split!r}"
+        raise DataError(f"{what}, or name another file")
+
+
 def _parquet(path: Path) -> Iterator[Any]:
     import pyarrow.parquet
 
