@@ -50,7 +50,7 @@ def facts_of(run: Path, iterations: int, steps: int) -> dict[str, str]:
         steps: Of the optimiser.
     """
     recipe = run / "config.yaml"
-    told = "of Python"
+    told = "none: made from Python"
     if recipe.is_file():
         digest = hashlib.sha256(recipe.read_bytes()).hexdigest()
         told = f"`config.yaml` of the run, SHA-256 `{digest}`"

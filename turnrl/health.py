@@ -17,15 +17,16 @@ _IN_A_ROW = 3
 
 
 class IdleWarning(L.Callback):
-    """Warn once if iterations teach nothing: the first one, or several in a row later."""
+    """Warn once if iterations teach nothing, or if no trajectory answers: the first iteration, or
+    several in a row later."""
 
     def __init__(self) -> None:
         self._idle = 0
         self._said = False
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        why = reason(figures, getattr(pl_module, "rollout", None))
+        why = reason(figures, pl_module.rollout)
         self._idle = self._idle + 1 if why else 0
         first = trainer.current_epoch == 0
         if why and not self._said and (first or self._idle >= _IN_A_ROW):
@@ -37,7 +38,8 @@ class IdleWarning(L.Callback):
 
 
 def reason(figures: Mapping[str, float], rollout: Any) -> str:
-    """The likely cause if an iteration taught nothing, and the first thing to change; else nothing.
+    """The likely cause if an iteration taught nothing or none of its trajectories answered, and the
+    first thing to change; else nothing.
 
     Args:
         figures: Of the iteration, as in `metrics.csv`.

@@ -259,7 +259,7 @@ class Policy(nn.Module):
         """Load the weights, once. Later calls return the same network.
 
         Args:
-            device: Where a quantised base is put; other weights are moved by Lightning later.
+            device: Where the base is put. On a CPU, Lightning moves weights that are not quantised.
         Raises:
             RecipeError: If the model cannot be loaded, or is of a kind whose log-probabilities
                 would be wrong.

@@ -544,7 +544,7 @@ class Plan:
         given: Those of them that the recipe gives.
         memory: Bytes of each part in each phase.
         seconds: Of an iteration, computed.
-        gave_up: Settings that would be faster and do not fit: what, seconds saved, bytes, instead.
+        gave_up: Settings that would be faster and do not fit: what, seconds saved, bytes.
     """
 
     work: Work
