@@ -986,11 +986,11 @@ def test_greedy_turns_are_those_of_the_models_own_generate(model, name, options)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("Llama", {}),
+        pytest.param("Llama", {}, marks=pytest.mark.slow),
         ("Mistral", {"sliding_window": 128}),
-        ("Qwen3", {"head_dim": 8}),
+        pytest.param("Qwen3", {"head_dim": 8}, marks=pytest.mark.slow),
         ("Gemma", {"head_dim": 8}),
-        ("Olmo2", {}),
+        pytest.param("Olmo2", {}, marks=pytest.mark.slow),
     ],
 )
 def test_the_engine_keeps_to_the_contract_with_other_models(model, name, options):
@@ -1402,7 +1402,7 @@ KERNELS = {"pages": naive_varlen, "gathered": takes_no_pages}
 @pytest.fixture(params=KERNELS)
 def kernel(request, monkeypatch):
     """A CPU that takes a kernel for pages, with or without a table of them, for its own."""
-    monkeypatch.setattr(turnrl_slots.kernel, "takes_ragged", lambda *_: True)
+    monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
     monkeypatch.setattr(turnrl_slots.kernel, "varlen_attn", KERNELS[request.param])
     return request.param
 
@@ -1457,7 +1457,7 @@ def refuses(*_, **options):
 
 @pytest.mark.parametrize("broken", [off_by_one, refuses])
 def test_a_kernel_that_is_wrong_or_refuses_is_not_used(tiny_policy, broken, monkeypatch, caplog):
-    monkeypatch.setattr(turnrl_slots.kernel, "takes_ragged", lambda *_: True)
+    monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
     monkeypatch.setattr(turnrl_slots.kernel, "varlen_attn", broken)
     before = torch.get_rng_state()
     with caplog.at_level("INFO"):

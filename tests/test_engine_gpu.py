@@ -126,7 +126,7 @@ def test_errors_of_memory_and_devices_are_no_answer_to_a_try_out(
 
     policy = Watched(tiny_policy)
     if when == "a kernel is tried":
-        monkeypatch.setattr(turnrl_slots.kernel, "takes_ragged", lambda *_: True)
+        monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
         monkeypatch.setattr(turnrl_slots.kernel, "varlen_attn", fails)
     elif when == "two tokens are read":
         policy.hidden = fails
@@ -151,7 +151,7 @@ def test_memory_that_runs_out_while_a_step_is_recorded_stops_the_run(tiny_policy
 def test_a_run_that_gathers_is_warned_of_its_cost_and_one_that_chose_so_is_not(
     tiny_policy, monkeypatch, caplog
 ):
-    monkeypatch.setattr(turnrl_slots.kernel, "takes_ragged", lambda *_: True)
+    monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
     monkeypatch.setattr(turnrl_slots.kernel, "varlen_attn", takes_no_pages)
     assert started(tiny_policy, attention="gathered")._pool.kernel == "gathered"
     assert started(tiny_policy, attention="plain")._pool.kernel is None
@@ -174,7 +174,7 @@ def test_a_way_that_cannot_be_had_is_refused_with_the_next_step(tiny_policy, mon
     for attention, package in (("triton", "triton"), ("fa3", "flash_attn_interface")):
         with pytest.raises(RecipeError, match=rf"is '{attention}', which needs {package}, and"):
             Slots(attention=attention).check(tiny_policy, 64)
-    monkeypatch.setattr(turnrl_slots.kernel, "takes_ragged", lambda *_: True)
+    monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
     # torch itself says that the package is missing
     with pytest.raises(RecipeError, match=r"'fa3', and FlashAttention 3 cannot be activated \("):
         started(tiny_policy, attention="fa3")

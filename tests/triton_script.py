@@ -95,7 +95,7 @@ def sampled(model):
     from test_engine import takes_no_pages
     from turnrl import Policy, Sampling
 
-    turnrl_slots.kernel.takes_ragged = lambda *_: True
+    turnrl_slots.ways.takes_ragged = lambda *_: True
     turnrl_slots.kernel.varlen_attn = takes_no_pages
     policy = Policy(model)
     policy.load()

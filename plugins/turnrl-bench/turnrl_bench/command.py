@@ -128,7 +128,7 @@ def add_bench_command(commands: Any) -> None:
     one.add_argument(
         "--resume", action="store_true", help="leave out what the JSON file has already"
     )
-    one.set_defaults(run=_run_gpu, json=Path("bench-gpu.json"))
+    one.set_defaults(json=Path("bench-gpu.json"))
 
 
 def _count(text: str) -> int:
@@ -161,17 +161,9 @@ def _run(args: argparse.Namespace) -> int:
     _check_file(args)
     report, code = args.measurement(args)
     print(report.show(args.markdown), flush=True)
-    if args.json is not None:
+    if args.json is not None and args.measurement is not _gpu:  # which writes it all along
         report.save(args.json)
     return int(code)
-
-
-def _run_gpu(args: argparse.Namespace) -> int:
-    """The same, but that the file is written all along."""
-    _check_file(args)
-    report, code = _gpu(args)
-    print(report.show(args.markdown), flush=True)
-    return code
 
 
 def _check_file(args: argparse.Namespace) -> None:

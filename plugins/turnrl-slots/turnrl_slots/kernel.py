@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnrl import takes_ragged as takes_ragged
 from turnrl_slots.attention import Feed
 from turnrl_slots.pages import PAGE, Pool, Way, pages_of, rectangle
 from turnrl_slots.transfer import pack

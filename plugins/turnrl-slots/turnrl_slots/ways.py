@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl
 
-from turnrl import RecipeError, in_short, of_the_device
+from turnrl import RecipeError, in_short, of_the_device, takes_ragged
 from turnrl_slots import kernel
 from turnrl_slots.pages import PAGE, Shapes, Way
 
@@ -58,7 +58,7 @@ def find_way(shapes: Shapes, device: torch.device, attention: Attention = "auto"
     """
     if attention == "plain":
         return None
-    if not kernel.takes_ragged(device, shapes.dtype):
+    if not takes_ragged(device, shapes.dtype):
         name = str(shapes.dtype).removeprefix("torch.")
         if attention != "auto":
             raise RecipeError(
