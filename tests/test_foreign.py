@@ -133,7 +133,7 @@ def test_a_run_goes_on_there_and_leaves_weights_that_others_load(tiny, whole):
 @pytest.mark.parametrize(
     ("room", "phase", "step"),
     [
-        (100_000, "loading", "policy.quantization to nf4"),
+        (100_000, "loading", "the size of model.policy.model (nf4 in model.policy"),
         (3_000_000, "learning", "Lower model.minibatch_tokens"),
     ],
 )

@@ -76,7 +76,7 @@ _TRAIN, _EVALUATE, _ASK = 0, 1, 2
 """First number of every random stream, so that no two purposes share one."""
 _MINIBATCH_TOKENS = 16_384
 _LOWERS = {
-    "loading": "the size of policy.model, or set policy.quantization to nf4",
+    "loading": "the size of model.policy.model (nf4 in model.policy.quantization takes the least)",
     "sampling": "model.engine.kv_memory or model.engine.prefill_tokens",
     "learning": "model.minibatch_tokens",
 }
@@ -168,7 +168,7 @@ class MTGRPO(L.LightningModule):
         self._first_logprobs: dict[int, Tensor] | None = None
         self._folder: Path | None = None
         self._logged = False
-        self._names: tuple[set[str], set[str]] = (set(), set())
+        self._names: dict[bool, set[str]] = {False: set(), True: set()}  # by whether it validated
         self._sampling = False
         self._loaded_version = (0, 0)
         self.experience: scoring.Experience | None = None
@@ -237,12 +237,12 @@ class MTGRPO(L.LightningModule):
         run = self.trainer
         data = getattr(run, "datamodule", None)
         start = Start(run.strategy.root_device, self, data, self._folder, run.world_size)
-        for found in examine(start):
-            told = f"{found.name}: {found.text}. {found.step}".strip()
-            if found.status == "fail":
-                raise RecipeError(told)
-            if found.status == "warn" and run.is_global_zero:
-                _logger.warning(told)
+        for finding in examine(start):
+            text = f"{finding.name}: {finding.text}. {finding.step}".strip()
+            if finding.status == "fail":
+                raise RecipeError(text)
+            if finding.status == "warn" and run.is_global_zero:
+                _logger.warning(text)
 
     def _check(self) -> None:
         self.policy.check_length(self.rollout.max_tokens)
