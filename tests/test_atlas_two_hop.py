@@ -290,6 +290,7 @@ def test_a_warm_up_of_four_steps_goes_on_from_the_starter_of_one_hop(
     assert made.tokenizer.chat_template == starter.tokenizer.chat_template
 
 
+@pytest.mark.slow
 def test_the_starter_mostly_answers_at_once_and_now_and_then_finds_its_way(starter, search):
     engine, chat = Slots(), ChatFormat(starter.tokenizer)
     rollout = Rollout(

@@ -750,6 +750,7 @@ def said(capsys, *arguments):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_table_has_every_installed_estimator_within_80_columns(capsys):
     told = said(capsys)
     assert max(map(len, told.splitlines())) <= 80

@@ -27,10 +27,10 @@ SMALL = {
     "--model.group_size": 2,
     "--model.steps_per_update": 1,
     "--model.updates_per_iteration": 2,
-    "--model.minibatch_tokens": 1024,
+    "--model.minibatch_tokens": 512,
     "--data.questions_per_iteration": 2,
     "--data.val_limit": 4,
-    "--trainer.max_epochs": 3,
+    "--trainer.max_epochs": 2,
     "--trainer.check_val_every_n_epoch": 2,
     "--trainer.enable_model_summary": "false",
 }
@@ -38,6 +38,7 @@ NF4 = ["--model.policy.quantization", "nf4", "--model.policy.lora.r", "4"]
 NF4 += ["--model.policy.gradient_checkpointing", "1"]
 # with room to spare: a device that is no GPU and no CPU has to be told
 PAGES = ["--model.engine", "Slots", "--model.engine.kv_memory", "20MB"]
+PAGES += ["--model.engine.prefill_tokens", "512"]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def test_a_run_on_another_device_has_the_digits_of_the_cpu(tiny, whole):
 
 
 def alike(near, far):
-    assert len(near) == len(far) >= 4  # of the untrained policy, and of each iteration
+    assert len(near) == len(far) >= 3  # of the untrained policy, and of each iteration
     for one, other in zip(near, far, strict=True):
         assert one.keys() == other.keys()
         for key, value in one.items():
@@ -113,7 +114,7 @@ def alike(near, far):
 
 
 def test_a_run_goes_on_there_and_leaves_weights_that_others_load(tiny, whole):
-    fit("first", tiny, *FAR, *NF4, "--trainer.max_epochs", "2")
+    fit("first", tiny, *FAR, *NF4, "--trainer.max_epochs", "1")
     checkpoint = "runs/first/version_0/checkpoints/last.ckpt"
     rest = fit("rest", tiny, *FAR, *NF4, "--ckpt_path", checkpoint)
     assert rest[-1] == whole[-1]

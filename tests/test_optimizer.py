@@ -39,11 +39,16 @@ def run(folder, model, epochs, ckpt=None, **options):
 @pytest.mark.parametrize(
     "schedule",
     [
-        functools.partial(CosineAnnealingLR, T_max=8),
-        functools.partial(LinearLR, start_factor=0.2, total_iters=5),
-        functools.partial(OneCycleLR, max_lr=1e-2, total_steps=8),
+        pytest.param(
+            functools.partial(CosineAnnealingLR, T_max=8), id="cosine", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            functools.partial(LinearLR, start_factor=0.2, total_iters=5),
+            id="linear",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(functools.partial(OneCycleLR, max_lr=1e-2, total_steps=8), id="one cycle"),
     ],
-    ids=["cosine", "linear", "one cycle"],
 )
 def test_a_schedule_goes_on_as_if_the_run_had_not_stopped(tiny_model, tmp_path, schedule):
     options = {"scheduler": schedule, "optimizer": adamw(3e-3)}

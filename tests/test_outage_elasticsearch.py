@@ -32,7 +32,7 @@ from turnrl.cli import main
 pytestmark = pytest.mark.elasticsearch
 
 ROOT = Path(__file__).parent.parent
-ITERATIONS, TRAJECTORIES = 6, 8
+ITERATIONS, TRAJECTORIES = 5, 8
 TIMED = ("rollout/seconds", "rollout/tokens_per_s")
 
 

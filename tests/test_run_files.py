@@ -208,8 +208,10 @@ SEVERAL = "[{class_path: test_run_files.Elsewhere}, {class_path: test_run_files.
         (ELSEWHERE, "runs/recipe"),
         ([*ELSEWHERE, "--trainer.logger.save_dir", "other"], "other/recipe"),
         (["--trainer.logger", SEVERAL], "runs/recipe"),
-        (["--trainer.logger", "true"], "runs/recipe"),
-        (["--trainer.logger.init_args.name", "mine"], "runs/mine"),
+        pytest.param(["--trainer.logger", "true"], "runs/recipe", marks=pytest.mark.slow),
+        pytest.param(
+            ["--trainer.logger.init_args.name", "mine"], "runs/mine", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_every_run_has_its_own_folder_that_last_and_best_find_whatever_logs_it(

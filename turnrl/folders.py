@@ -108,8 +108,9 @@ def whole(file: Path) -> Iterator[Path]:
 
 
 def tidy(trainer: L.Trainer, since: float) -> None:
-    """Remove the folder of a run that failed before it had anything to keep, and the folder of
-    its runs if that is empty then. Folders of further loggers are theirs.
+    """Remove the folder of a run that failed before it had anything to keep, and if they are empty
+    then, the folder of its runs and `runs` itself. Other folders are the user's own, and those of
+    further loggers are theirs.
 
     Args:
         since: When the run began, in seconds of `time.time`; a folder with older files stays.
