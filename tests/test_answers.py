@@ -13,6 +13,7 @@ import time
 from fractions import Fraction
 from pathlib import Path
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -287,12 +288,30 @@ def test_a_rule_is_named_given_or_a_function_of_ones_own():
         ("numbr", "data.answers is 'numbr', which is no rule. Did you mean number"),
         ("exact", "There are phrase, number, choice, math; or give the path of a function"),
         ("nowhere.same", "data.answers names 'nowhere.same', which cannot be taken: No module"),
-        ("string.digits", "cannot be taken: it is '0123456789'"),
+        ("string.digits", "'string.digits' ('0123456789'), which cannot be taken: it is no func"),
+        (3, "data.answers is 'int' (3), which cannot be taken: it is no function"),
+        (len, "which cannot be taken: too many positional arguments"),
     ],
 )
 def test_a_rule_that_there_is_not_is_told(named, told):
     with pytest.raises(RecipeError, match=re.escape(told)):
         QuestionData(answers=named)
+
+
+def test_a_question_takes_what_a_recipe_takes_for_its_rule():
+    assert exact_match("1.0", asking("1", rule="number"))
+    assert exact_match("abc", asking("xyz", rule=same_length))
+    with pytest.raises(RecipeError, match=r"data\.answers is 'numbr', which is no rule"):
+        asking("1", rule="numbr")
+
+
+@pytest.mark.parametrize("found", ["no", None, 1, 0.5])
+def test_a_function_that_returns_no_truth_is_told(found):
+    question = asking("x", rule=lambda given, accepted: found)
+    told = f"on 'y' and 'x' returned {found!r}. It must return True or False."
+    with pytest.raises(PluginError, match=re.escape(told)):
+        exact_match("y", question)
+    assert exact_match("x", asking("x", rule=lambda given, accepted: numpy.bool_(True)))
 
 
 def test_a_function_that_raises_is_told_with_what_it_was_given():

@@ -12,6 +12,7 @@ answers does it in the same way. A recipe sets the rule of a question set in `da
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -254,7 +255,10 @@ class Compared(AnswerRule):
             return False
         what = f"data.answers {self.name} on {given!r} and {accepted!r}"
         with blaming(PluginError, what, "It must compare any two texts."):
-            return bool(self.function(given, accepted))
+            found: object = self.function(given, accepted)
+        if type(found).__name__ not in ("bool", "bool_"):  # NumPy's has either name
+            raise PluginError(f"{what} returned {found!r}. It must return True or False.")
+        return bool(found)
 
 
 _RULES: dict[str, type[AnswerRule]] = {
@@ -277,7 +281,7 @@ def answer_rule(named: AnswerRule | Callable[[str, str], bool] | str) -> AnswerR
     if isinstance(named, AnswerRule):
         return named
     if not isinstance(named, str):
-        return Compared(named, getattr(named, "__name__", type(named).__name__))
+        return _compared(named, getattr(named, "__name__", type(named).__name__))
     if named.lower() in _RULES:
         return _RULES[named.lower()]()
     module, _, attribute = named.rpartition(".")
@@ -289,13 +293,29 @@ def answer_rule(named: AnswerRule | Callable[[str, str], bool] | str) -> AnswerR
     try:
         found = getattr(importlib.import_module(module), attribute)
         made = found() if inspect.isclass(found) and issubclass(found, AnswerRule) else found
-        if not isinstance(made, AnswerRule) and (inspect.isclass(made) or not callable(made)):
-            raise TypeError(f"it is {made!r}")
     except Exception as error:  # a module may do anything
         cause = str(error) or type(error).__name__
         what = f"data.answers names {named!r}, which cannot be taken: {cause}"
         raise RecipeError(f"{what}. {some}") from error
-    return made if isinstance(made, AnswerRule) else Compared(made, named)
+    return made if isinstance(made, AnswerRule) else _compared(made, named)
+
+
+def _compared(function: object, name: str) -> Compared:
+    """The rule that a function is.
+
+    Raises:
+        RecipeError: If it is none, or does not take two texts.
+    """
+    try:
+        if inspect.isclass(function) or not callable(function):
+            raise TypeError("it is no function")
+        with contextlib.suppress(ValueError):  # one of C, say, that does not tell
+            inspect.signature(function).bind("", "")
+    except TypeError as error:
+        what = f"data.answers is {name!r} ({function!r}), which cannot be taken: {error}"
+        step = "Give a rule, its name, or a function of two texts, the given and the accepted one."
+        raise RecipeError(f"{what}. {step}") from error
+    return Compared(function, name)
 
 
 class Answered(Protocol):

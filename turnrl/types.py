@@ -28,7 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from turnrl.answers import AnswerRule, Phrase
+from turnrl.answers import AnswerRule, Phrase, answer_rule
 from turnrl.errors import DataError, at_least
 
 if TYPE_CHECKING:
@@ -64,9 +64,11 @@ class Question:
         answers: Accepted answers, the preferred one first; a text is the only one. Left out where
             none are known: such a question can be asked, and no answer to it is right.
         metadata: Whatever else the data set says about it.
-        rule: How its answers compare; see `turnrl.answers`.
+        rule: How its answers compare; a name or a function stands for what `answer_rule` makes of
+            it.
     Raises:
         DataError: If the answers are no texts, or there are none in what is given.
+        RecipeError: If there is no such rule.
     """
 
     id: str
@@ -87,6 +89,7 @@ class Question:
                 f"question {self.id!r} has the answers {given!r}. Give a text or a tuple of texts, "
                 "or leave answers out if none are known."
             )
+        object.__setattr__(self, "rule", answer_rule(self.rule))
 
 
 @dataclass(frozen=True)
