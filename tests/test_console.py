@@ -121,6 +121,17 @@ def test_a_run_ends_with_untrained_beside_final_and_how_to_ask_it(recipe, capsys
     assert not any(line.startswith("untrained  ") for line in again)
 
 
+def test_what_was_scored_otherwise_stands_beside_nothing(recipe, capsys):
+    fit(capsys)
+    few = ["--data.val_limit", "2", "--trainer.max_epochs", "4"]
+    lines = fit(capsys, "--ckpt_path", "last", *few)
+    (title,) = [n for n, line in enumerate(lines) if line.split()[-1:] == ["final"]]
+    assert lines[title].split() == ["iteration", "3", "final"]
+    validated = [line.split()[-3:] for line in lines if line.startswith("validation")]
+    table = [line.split()[1:] for line in lines[title + 1 : title + 4]]
+    assert table == [list(pair) for pair in zip(validated[0], validated[-1], strict=True)]
+
+
 def test_without_a_validation_the_first_iteration_stands_beside_the_last(recipe, capsys):
     lines = fit(capsys, "--trainer.limit_val_batches", "0")
     (title,) = [n for n, line in enumerate(lines) if line.split() == ["iteration", "1", "final"]]

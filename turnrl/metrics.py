@@ -21,6 +21,12 @@ from lightning.pytorch.loggers import CSVLogger
 from turnrl.folders import run_folder, tidy, whole
 
 
+def forget_first(checkpoint: dict[str, Any]) -> None:
+    """Take the first row of a run out of a checkpoint: what goes on from it is scored in another
+    way, so the two are not to be compared."""
+    checkpoint["callbacks"].get(PolicyRows().state_key, {})["first"] = {}
+
+
 class PolicyRows(L.Callback):
     """Write a row of metrics for each policy, once its iteration is kept.
 

@@ -33,6 +33,7 @@ from turnrl.explain import explain, explain_class, explain_section, parameters
 from turnrl.folders import LATEST, checkpoint_at, newest, run_folder
 from turnrl.given import SECTIONS, Given, find_recipe, read_given
 from turnrl.lines import IterationLines
+from turnrl.metrics import forget_first
 from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
 from turnrl.scoring import CURVES, interval
@@ -176,6 +177,13 @@ class _Parser(LightningArgumentParser):
         return str(super().format_help(*args))
 
 
+_SCORING = (
+    *("data.val", "data.answers", "data.fields", "data.config"),
+    *("model.rewards", "model.rollout"),
+)
+"""Beginnings of the keys that decide what a figure of the validation is of."""
+
+
 class _Recipe(SaveConfigCallback):
     """Saves the recipe with the run and in its checkpoints; says what a resumed run changed."""
 
@@ -198,16 +206,19 @@ class _Recipe(SaveConfigCallback):
         if trainer.state.fn != "fit" or "recipe" not in checkpoint:  # made from Python, say
             return
         saved, now = (dict(_flat(yaml.safe_load(t))) for t in (checkpoint["recipe"], self._text))
-        changed = [
-            f"{key} {saved.get(key)} -> {now.get(key)}"
+        changed = {
+            key: f"{saved.get(key)} -> {now.get(key)}"
             for key in sorted(saved | now)
             if saved.get(key) != now.get(key)
             and key.startswith(("seed_everything", "model", "data", "trainer"))
             and not key.startswith("trainer.logger")
-        ]
+        }
+        if any(key.startswith(_SCORING) for key in changed):
+            forget_first(checkpoint)
         done, most = checkpoint["epoch"] + 1, trainer.max_epochs or -1
         if trainer.is_global_zero and changed:
-            print(f"turnrl: goes on with other settings: {', '.join(changed)}", file=sys.stderr)
+            told = ", ".join(f"{key} {values}" for key, values in changed.items())
+            print(f"turnrl: goes on with other settings: {told}", file=sys.stderr)
         if trainer.is_global_zero and done >= most > 0:
             told = f"{done} iterations are done, and trainer.max_epochs is {most}. Raise it."
             print(f"turnrl: nothing is left to train: {told}", file=sys.stderr)
