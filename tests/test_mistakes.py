@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -555,10 +554,24 @@ def test_plugins_that_are_not_there_by_the_environment(nursery):
     assert "Installed: atlas, bench, completion," in told
 
 
+def test_a_module_beside_the_recipe_is_suggested(recipe, capsys):
+    Path("arithmetic.py").touch()
+    told = fails(capsys, ["fit", "recipe.yaml", "--model.rollout.tools", "[arithmetc.Echo]"])
+    assert "No module named 'arithmetc'. Did you mean arithmetic?" in told
+
+
+def test_answers_in_a_recipe_are_a_list_of_any_length(recipe, capsys):
+    questions = '[{id: a, text: "Where?", answers: here}]'
+    told = fails(capsys, ["fit", "recipe.yaml", "--data.val", questions])
+    assert "data.val[0].answers is 'here'; it must be a list, such as [NAME]" in told
+
+
 def test_a_place_for_runs_that_cannot_be_written(recipe, capsys):
     Path("runs").write_text("a file of the user's")
-    message = fails(capsys, ["fit", "recipe.yaml"], code=1)
-    assert re.search(r"(NotADirectoryError|FileExistsError).*runs", message)
+    message = fails(capsys, ["fit", "recipe.yaml"])
+    assert "runs is a file. Set trainer.logger.init_args.save_dir to" in message
+    nowhere = ["--trainer.logger.init_args.save_dir", "/proc/nope"]
+    assert "/proc takes no folder (" in fails(capsys, ["fit", "recipe.yaml", *nowhere])
     assert Path("runs").read_text() == "a file of the user's"
 
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from turnrl.credit import returns_to_go as returns_to_go
     from turnrl.credit import standardize as standardize
     from turnrl.data import QuestionData as QuestionData
+    from turnrl.folders import writable_part as writable_part
     from turnrl.given import bundled_recipes as bundled_recipes
+    from turnrl.given import recipe_like as recipe_like
     from turnrl.layout import takes_ragged as takes_ragged
     from turnrl.module import MTGRPO as MTGRPO
     from turnrl.objective import ClippedSurrogate as ClippedSurrogate
@@ -58,7 +60,8 @@ _LAZY = {
         "standardize",
     ],
     "data": ["QuestionData"],
-    "given": ["bundled_recipes"],
+    "folders": ["writable_part"],
+    "given": ["bundled_recipes", "recipe_like"],
     "layout": ["takes_ragged"],
     "module": ["MTGRPO"],
     "objective": ["ClippedSurrogate"],

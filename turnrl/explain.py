@@ -110,7 +110,8 @@ def _named(kind: Any) -> str:
         return f"a mapping with keys of {', '.join(parameters(kind))}"
     if base := _base(kind):
         return f"the name of a class, such as {', '.join(_classes(base)) or 'my_package.MyClass'}"
-    few = f"a list of {len(args)}" if get_origin(kind) is tuple else "a list, such as [NAME]"
+    exact = get_origin(kind) is tuple and ... not in args
+    few = f"a list of {len(args)}" if exact else "a list, such as [NAME]"
     return _NAMES.get(get_origin(kind) or kind, few)
 
 

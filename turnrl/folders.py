@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnrl.errors import CheckpointError
+from turnrl.errors import CheckpointError, RecipeError, did_you_mean
 
 if TYPE_CHECKING:
     import lightning as L
@@ -41,6 +42,23 @@ def run_folder(trainer: L.Trainer) -> Path | None:
     own = getattr(logger, "log_dir", None)  # CSVLogger and TensorBoardLogger keep runs apart
     folder = own or Path(logger.save_dir or "runs", logger.name or "run", str(logger.version or 0))
     return Path(trainer.strategy.broadcast(str(folder)))
+
+
+def writable_part(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists, once it has taken a file.
+
+    Raises:
+        RecipeError: If it takes none.
+    """
+    folder = folder.absolute()
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    try:  # permissions do not tell all: a file system may be read-only, or take no folders
+        with tempfile.TemporaryDirectory(dir=there, prefix=".turnrl-"):
+            return there
+    except OSError as error:
+        why = f"takes no folder ({error.strerror})" if there.is_dir() else "is a file"
+        step = "Set trainer.logger.init_args.save_dir to a folder that can be written."
+        raise RecipeError(f"{there} {why}. {step}") from error
 
 
 def next_version(home: Path) -> int:

@@ -18,6 +18,7 @@ import inspect
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -195,7 +196,10 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
         cause = str(error) or type(error).__name__
         why = f"cannot be taken: {cause}" if module else "is not installed"
         some = f" Installed: {', '.join(known) or 'none'}. Or give a path, such as package.MyClass."
-        raise LookupError(f"which {why}.{did_you_mean(attribute, known) or some}") from error
+        near = did_you_mean(attribute, known)
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            near = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
+        raise LookupError(f"which {why}.{near or some}") from error
     return cls
 
 

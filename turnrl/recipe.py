@@ -30,7 +30,7 @@ from turnrl.callbacks import BestCheckpoint, LastCheckpoint
 from turnrl.data import QuestionData
 from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean
 from turnrl.explain import explain, explain_class, explain_section, parameters
-from turnrl.folders import LATEST, checkpoint_at, newest, run_folder
+from turnrl.folders import LATEST, checkpoint_at, newest, run_folder, writable_part
 from turnrl.given import SECTIONS, Given, find_recipe, read_given
 from turnrl.lines import IterationLines
 from turnrl.metrics import forget_first
@@ -394,6 +394,8 @@ def run_recipe(given: Given) -> int:
     Raises:
         RecipeError: If something is wrong with them.
     """
+    if given.folder is not None and not given.asks:
+        writable_part(given.folder)  # before a logger tries to
     # DDP starts its other processes from sys.argv, so this is where the arguments have to be
     argv, sys.argv = sys.argv, [sys.argv[0], given.command, *given.arguments]
     try:

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.metadata
 import json
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from turnrl import (
     TurnRLError,
     load_questions,
     open_source,
+    writable_part,
 )
 from turnrl_doctor.memory import work_of
 from turnrl_doctor.plan import gigabytes
@@ -159,26 +159,16 @@ class FourBit(Check):
             yield Finding("pass", "4 bit", text)
 
 
-def _there(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    folder = folder.absolute()
-    return next(one for one in (folder, *folder.parents) if one.exists())
-
-
 class Folder(Check):
     """Whether the run may write where it will."""
 
     def run(self, start: Start) -> Iterable[Finding]:
         if start.folder is None:
             return
-        at = _there(start.folder)
-        try:  # permissions do not tell all: a file system may be read-only, or take no folders
-            with tempfile.TemporaryDirectory(dir=at, prefix=".turnrl-"):
-                pass
-        except OSError as error:
-            why = f"takes no folder ({error.strerror})" if at.is_dir() else "is a file"
-            step = "Set trainer.logger.init_args.save_dir to a folder that can be written."
-            yield Finding("fail", "run folder", f"{at} {why}", step)
+        try:
+            writable_part(start.folder)
+        except RecipeError as error:
+            yield of_error("run folder", error)
         else:
             yield Finding("pass", "run folder", f"{start.folder} can be written")
 
@@ -195,15 +185,15 @@ class Disk(Check):
         if start.folder is None or module is None:
             return
         try:
-            work = work_of(start)
-        except (LookupError, RecipeError):  # of a model that cannot be read, which others tell
+            work, there = work_of(start), writable_part(start.folder)
+        except (LookupError, RecipeError):  # of a model or a folder, which others tell
             return
         # weights and what the optimiser keeps; last, its successor and best; what is exported
         one = int(4 * work.trained * (1 + work.moments))
         kept = module.record_per_iteration
         record = _RECORD * (work.trajectories if kept is None else kept) * 100
         needed = 3 * one + 4 * work.trained + record
-        free = shutil.disk_usage(_there(start.folder)).free
+        free = shutil.disk_usage(there).free
         text = (
             f"{gigabytes(free)} GB free, about {gigabytes(needed)} needed: checkpoints of "
             f"{gigabytes(one)} GB, the record of 100 iterations {gigabytes(record)}"
