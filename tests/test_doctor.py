@@ -270,11 +270,29 @@ def test_a_card_prints_its_plan(recipe, doctor, capsys):
     assert "pass  memory plan" in out
 
 
+def test_what_this_machine_lacks_is_no_failure_of_a_card_elsewhere(
+    recipe, doctor, capsys, tiny_model
+):
+    folder = Path(shutil.copytree(tiny_model, "plan/model"))
+    (folder / "model.safetensors").unlink()
+    recipe = recipe(model__policy__model=str(folder))
+    assert main(["doctor", recipe, "--card", "24GB", "--data.train", "nowhere.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert "pass  memory plan" in out
+    assert f"warn  model          {folder} has no model.safetensors" in out
+    assert "warn  data train     no file 'nowhere.jsonl'" in out
+    code, told = doctor(recipe)
+    assert code == 1
+    assert "model" in failed(told)
+
+
 def test_a_card_without_a_recipe_or_a_size_is_a_mistake(capsys):
     assert main(["doctor", "--card", "24GB"]) == 2
     assert "Name a recipe" in capsys.readouterr().err
     assert main(["doctor", "recipe.yaml", "--card"]) == 2
     assert "such as --card 24GB" in capsys.readouterr().err
+    assert main(["doctor", "recipe.yaml", "--card", "24"]) == 2
+    assert "--card is '24'; give a size with its unit, such as '24GB'" in capsys.readouterr().err
 
 
 class Broken(Check):

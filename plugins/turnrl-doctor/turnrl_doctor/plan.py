@@ -758,6 +758,11 @@ def gigabytes(size: float) -> str:
     return f"{size / 1e9:.2f}" if size < 9.995e9 else f"{size / 1e9:.1f}"
 
 
+def _seconds(time: float) -> str:
+    """One digit where there is but one: small models take less than a second."""
+    return f"{time:.0f}" if time >= 9.5 else f"{time:.1g}"
+
+
 def table(plan: Plan) -> str:
     """The plan as lines of at most 80 columns."""
     card, choice = plan.card, plan.choice
@@ -787,8 +792,8 @@ def table(plan: Plan) -> str:
     whose = "" if card.known else f", with the rates of {stand_in(card)}"
     lines.append("  computed, not measured" + whose)
     lines.append(
-        f"    an iteration takes {sum(spent.values()):.0f} s: rollouts {spent['rollouts']:.0f}, "
-        f"learning {spent['learning']:.0f}"
+        f"    an iteration takes {_seconds(sum(spent.values()))} s: "
+        f"rollouts {_seconds(spent['rollouts'])}, learning {_seconds(spent['learning'])}"
     )
     for what, saved, more in plan.gave_up:
         lines.append(
