@@ -61,6 +61,10 @@ def test_a_recipe_that_is_not_there_is_named_with_what_is(folder, capsys):
     assert "Did you mean quickstart?" in fails(capsys, ["fit", "recipes/quickstart.yaml"])
     assert "Did you mean quickstart?" in fails(capsys, ["fit", "quikstart"])
     assert "'turnrl recipes' lists" in fails(capsys, ["fit", "nothing_like_it"])
+    variant = " Did you mean variants/hotpotqa_qwen2.5_3b? "
+    assert variant in fails(capsys, ["fit", "hotpotqa_qwen2.5_3b"])
+    assert variant in fails(capsys, ["recipes", "copy", "hotpotqa_qwen2.5_3b"])
+    assert " Did you mean atlas_react" in fails(capsys, ["recipes", "copy", "atlas_reac"])
 
 
 def test_every_recipe_is_listed_with_its_command_and_its_row(capsys):

@@ -148,6 +148,13 @@ def bundled_recipes() -> dict[str, Path]:
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 
+def recipe_like(name: str) -> str:
+    """` Did you mean variants/triviaqa_qwen2.5_3b?` if a bundled recipe is called nearly so."""
+    bare, known = name.removeprefix("recipes/").removesuffix(".yaml"), bundled_recipes()
+    of_a_folder = [full for full in known if full.endswith(f"/{bare}")]
+    return did_you_mean((of_a_folder or [bare])[0], known, 0.99 if of_a_folder else 0.6)
+
+
 def find_recipe(name: str) -> str:
     """The file of a recipe that is given by its path, or is bundled and given by its name. A file
     of that name in the current folder, with or without `.yaml`, goes before a bundled one."""
@@ -284,8 +291,7 @@ def read_recipe(path: str) -> dict[str, Any]:
         here = sorted(map(str, folder.glob("*.y*ml")))
         near = ""
         if isinstance(error, FileNotFoundError):
-            bare = path.removeprefix("recipes/").removesuffix(".yaml")
-            near = did_you_mean(path, here) or did_you_mean(bare, bundled_recipes())
+            near = did_you_mean(path, here) or recipe_like(path)
         there = near or f" Recipes there: {', '.join(here) or 'none'}."
         give = "Give the path of a YAML file, or a name that 'turnrl recipes' lists."
         what = f"no recipe at {path!r}: {error.strerror}.{there} {give}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from turnrl import RecipeError, bundled_recipes, hookimpl
+from turnrl import RecipeError, bundled_recipes, hookimpl, recipe_like
 
 _WIDTH = 80
 _UNKNOWN = "not measured"
@@ -77,7 +77,8 @@ def _copy(parsed: argparse.Namespace) -> None:
     name: str = parsed.name.removeprefix("recipes/").removesuffix(".yaml")
     if name not in known:
         there = "'turnrl recipes' lists those that do."
-        raise RecipeError(f"no recipe {parsed.name!r} comes with turnrl; {there}")
+        what = f"no recipe {parsed.name!r} comes with turnrl"
+        raise RecipeError(f"{what}.{recipe_like(name)} {there}")
     file = Path(parsed.file or known[name].name)
     try:
         with file.open("x", encoding="utf-8") as new:
