@@ -119,6 +119,16 @@ def test_a_pattern_finds_the_answer_within_a_field(tmp_path, caplog):
     assert [q.answers for q in load_questions(path, fields=whole)] == [("42",)]
 
 
+def test_a_path_is_a_file_and_an_empty_one_is_named(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    write_jsonl(path, [{"id": "a", "question": "?", "answers": ["x"]}])
+    data = QuestionData(path, path, questions_per_iteration=1)
+    assert data.eval_questions()[0].id == "a"
+    path.write_text("")
+    with pytest.raises(DataError, match=rf"^{path} has no usable question: it is empty\. Name an"):
+        QuestionData(path, path, questions_per_iteration=1).eval_questions()
+
+
 def test_rows_left_out_are_told_with_their_file(tmp_path, caplog):
     path = write_jsonl(tmp_path / "mine.jsonl", [*solved("42"), {"question": "?", "answer": None}])
     fields = Fields(None, answers="answer")
@@ -216,7 +226,7 @@ def test_a_data_set_in_memory_is_a_question_set(hub_rows):
 
 def test_rows_in_memory_are_a_question_set_and_other_things_are_none():
     assert loaded(ROWS) == EXPECTED
-    with pytest.raises(DataError, match=r"a set is no data set: \{7\}\. Give questions, rows"):
+    with pytest.raises(DataError, match=r"a set is no data set: \{7\}\. Give a path, questions"):
         load_questions({7})
     with pytest.raises(DataError, match=r"a list is no data set: \['Who\?'\]"):
         load_questions(["Who?"])

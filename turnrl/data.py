@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import random
+import warnings
 from collections import UserList
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
@@ -165,6 +167,8 @@ class QuestionData(L.LightningDataModule):
         each batch is scored together.
         """
         if self.sources["val"] is None and self.split == "val":
+            # Lightning asks whether this was meant
+            warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
             return []
         run = self.trainer
         rank, ranks = (run.global_rank, run.world_size) if run is not None else (0, 1)
@@ -188,7 +192,7 @@ class QuestionData(L.LightningDataModule):
     def _load(self, role: Role, split: str | None = None) -> list[Question]:
         chosen = split or self.splits[role]
         source = self.sources[role]
-        name = source if isinstance(source, str) else ""
+        name = str(source) if isinstance(source, str | os.PathLike) else ""
         opened = self._opened(role)
         questions = load_questions(opened, chosen, role=role, rule=self.rule, name=name)
         if self.rule is None and not self._advised and (advice := rule_advice(questions)):

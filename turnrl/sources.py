@@ -4,6 +4,7 @@ hub, which has data sets and models, can be reached."""
 import functools
 import itertools
 import logging
+import os
 import re
 import sys
 from collections import Counter
@@ -66,7 +67,8 @@ def load_questions(
         DataError: If the source or split does not exist, lacks a field, or has no usable question.
     """
     opened = open_source(source, fields, config)
-    name = name or (source if isinstance(source, str) else type(opened).__name__)
+    text = isinstance(source, str | os.PathLike)
+    name = name or (str(source) if text else type(opened).__name__)
     chosen = opened.default_splits[role] if split is None else split
     if chosen is None:
         what = f"{name!r} has no split to train on, only {opened.default_splits['val']!r}"
@@ -92,6 +94,8 @@ def open_source(
     """
     if isinstance(name, QuestionSource):
         return name
+    if isinstance(name, os.PathLike):
+        name = os.fspath(name)
     several: Any = name if isinstance(name, Sequence) and not isinstance(name, str) else [name]
     if all(isinstance(one, Question) for one in several):
         return GivenQuestions(several)
@@ -102,7 +106,7 @@ def open_source(
         if found := opener(name, fields, config):
             return found
     if not isinstance(name, str):
-        can = "Give questions, rows as mappings, a datasets.Dataset, or a name"
+        can = "Give a path, questions, rows as mappings, a datasets.Dataset, or a name"
         raise DataError(f"a {type(name).__name__} is no data set: {name!r:.60}. {can}.")
     if name not in classes and ("." not in name or "/" in name):
         known = [*classes, *(n for opener in openers for n in opener.names)]
@@ -143,8 +147,10 @@ def _usable(questions: Iterable[Question], where: str, rule: AnswerRule | None) 
     total = len(kept) + left_out.total()
     why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
     if not kept:
-        told = f"none of its {total} rows can be used ({why})" if total else "it is empty"
-        step = "Check data.fields and data.answers, or name another source."
+        told, step = "it is empty", "Name another source."
+        if total:
+            told = f"none of its {total} rows can be used ({why})"
+            step = "Check data.fields and data.answers, or name another source."
         raise DataError(f"{where} has no usable question: {told}. {step}")
     if shared := [name for name, texts in seen.items() if len(texts) > 1]:
         count = sum(len(seen[name]) for name in shared)
