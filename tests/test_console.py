@@ -121,6 +121,12 @@ def test_a_run_ends_with_untrained_beside_final_and_how_to_ask_it(recipe, capsys
     assert not any(line.startswith("untrained  ") for line in again)
 
 
+def test_nothing_is_said_of_an_evaluation_of_no_questions(recipe, capsys):
+    lines = fit(capsys, "--data.val", "null", "--trainer.max_epochs", "1")
+    assert "evaluating the untrained policy" not in lines
+    assert "collecting trajectories" in lines
+
+
 def test_what_was_scored_otherwise_stands_beside_nothing(recipe, capsys):
     fit(capsys)
     few = ["--data.val_limit", "2", "--trainer.max_epochs", "4"]

@@ -314,6 +314,12 @@ def test_a_runs_folder_stands_for_its_last_checkpoint(run, capsys):
     assert "no checkpoints/last.ckpt in 'empty'. Give the folder of a run" in message
     message = fails(capsys, ["fit", "recipe.yaml", "--ckpt_path", "runs/recipe"])
     assert "Runs in it: runs/recipe/version_0, runs/recipe/version_1" in message
+    message = fails(capsys, ["fit", "recipe.yaml", "--ckpt_path", "lst"])
+    assert "no checkpoint at 'lst'. Did you mean last?" in message
+    Path("empty/checkpoints").mkdir()
+    Path("empty/checkpoints/epoch=0.ckpt").touch()
+    message = fails(capsys, ["fit", "recipe.yaml", "--ckpt_path", "empty"])
+    assert "It has empty/checkpoints/epoch=0.ckpt." in message
     with pytest.raises(CheckpointError, match=r"no checkpoints/last\.ckpt in 'empty'"):
         turnrl.load("empty")
 

@@ -101,11 +101,13 @@ def checkpoint_at(path: str) -> str:
             if file.is_file():
                 return checkpoint_at(str(file))
         runs = sorted(str(file.parents[1]) for file in Path(path).glob("*/checkpoints/last.ckpt"))
-        known = (
-            f"Runs in it: {', '.join(runs)}" if runs else "Give the folder of a run that has one"
-        )
+        others = sorted(str(file) for file in Path(path, "checkpoints").glob("*.ckpt"))
+        known = "Give the folder of a run that has one"
+        if runs or others:
+            known = f"Runs in it: {', '.join(runs)}" if runs else f"It has {', '.join(others)}"
         raise CheckpointError(f"no checkpoints/last.ckpt in {path!r}. {known}.")
-    raise CheckpointError(f"no checkpoint at {path!r}. Runs keep theirs in their checkpoints/.")
+    near = did_you_mean(path, LATEST) or " Runs keep theirs in their checkpoints/."
+    raise CheckpointError(f"no checkpoint at {path!r}.{near}")
 
 
 @contextlib.contextmanager

@@ -118,7 +118,8 @@ class IterationLines(ProgressBar):
             say(trainer, f"writing to {self._folder or alone}")
         count = sum(p.numel() for p in pl_module.parameters() if p.requires_grad)
         say(trainer, f"{count:,} trained parameters on {_name(pl_module.device)}")
-        if trainer.global_step == 0 and trainer.enable_validation and not is_trial(trainer):
+        validates = trainer.enable_validation and sum(trainer.num_val_batches) > 0
+        if trainer.global_step == 0 and validates and not is_trial(trainer):
             say(trainer, "evaluating the untrained policy")
         else:
             say(trainer, "collecting trajectories")
