@@ -3,6 +3,7 @@ a tool that looks things up."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -167,6 +168,14 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
 def open_node(tmp_path_factory: pytest.TempPathFactory) -> Node:
     """A search server without a password, which nobody kills or stops."""
     return _shared(tmp_path_factory, "open-node", Node)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _start_early(request: pytest.FixtureRequest) -> None:
+    """Begin what takes half a minute in the background: the file that needs it comes late."""
+    if any("locked_node" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        with contextlib.suppress(pytest.skip.Exception):  # which those tests will say again
+            request.getfixturevalue("locked_node")
 
 
 @pytest.fixture(scope="session")
