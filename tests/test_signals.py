@@ -133,6 +133,20 @@ def test_sigterm_while_a_run_begins(tiny_model, tmp_path, after_s):
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
+def test_an_interrupt_inside_of_exec_gives_the_same_exit_code(tmp_path):
+    # classes of the standard library are made by `exec`, so imports are full of it
+    (tmp_path / "stopped.py").write_text("""
+import sys
+import turnrl.cli
+turnrl.cli._dispatch = lambda arguments: exec("raise KeyboardInterrupt")
+sys.exit(turnrl.cli.main(["fit"]))
+""")
+    command = [sys.executable, "-m", "stopped"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr == "\nturnrl: stopped by Ctrl-C\n"
+
+
 def test_what_ends_because_of_a_signal_has_its_time_and_other_alarms_are_left_alone():
     script = """
 import os, signal, time
