@@ -134,11 +134,9 @@ def _keep(asked: socket.socket) -> None:
 
     load_plugins.cache_clear()  # this command's environment may choose others
     program, *rest = given["arguments"] or [""]
-    if program != "--python":
-        sys.argv = [str(Path(_PYTHON).parent / "turnrl"), *given["arguments"]]
-        sys.exit(main())
-    if rest[:2] == ["-m", "turnrl"]:
-        sys.argv = rest[1:]
+    if program != "--python" or rest[:2] == ["-m", "turnrl"]:
+        words = rest[2:] if program == "--python" else given["arguments"]
+        sys.argv = [str(Path(_PYTHON).parent / "turnrl"), *words]
         sys.exit(main())
     if not rest or rest[0].startswith("-"):
         os.execv(_PYTHON, [_PYTHON, *rest])
@@ -168,7 +166,8 @@ def _ask() -> None:
             signal.signal(number, lambda number, _: os.kill(pid, number))
         code = int(answers.readline())
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # nobody hears SIGKILL
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
 

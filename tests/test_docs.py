@@ -668,7 +668,7 @@ def clone(tmp_path_factory) -> Page:
     unwanted = (".git", ".venv", "runs", "indexes", "__pycache__", ".*_cache")
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*unwanted))
     page = Page("README.md", folder, None)
-    del page.terminal.environment["PYTHONPATH"]
+    page.terminal.environment.pop("PYTHONPATH", None)
     put_recipes(folder)
     return page
 
