@@ -26,12 +26,22 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from turnrl_atlas import Atlas
 
 from nursery import Nursery, command
 from pages import ROOT, Done, Piece, Terminal, pieces, snippet_of
-from turnrl import Fields, Reading, ToolCall, Trajectory, Turn, load_questions
+from turnrl import (
+    Fields,
+    OutcomeOnly,
+    Reading,
+    ToolCall,
+    Trajectory,
+    Turn,
+    TurnLevel,
+    load_questions,
+)
 from turnrl.cli import main
 from turnrl.testing import check_tool
 
@@ -136,6 +146,9 @@ PAPER = Elsewhere("test_cli.test_the_papers_baselines_are_a_recipe_with_another_
 # By page: what stands in a command or block (the longest text decides), and how it is tested.
 CLAIMS: dict[str, dict[str, Claim]] = {
     "README.md": {
+        "capital of Netherlands": Elsewhere(
+            "test_docs.test_the_advantages_that_the_readme_shows_are_those_of_a_group"
+        ),
         "pip install . &&": Runs((FINISHED,), (LAST,), clone=True, slow=True),
         "metrics.csv            val/": Lists("runs/quickstart/version_0"),
         "OutcomeOnly": Runs((FINISHED,), slow=True),
@@ -875,6 +888,20 @@ def test_readme_has_one_line_to_train_and_one_to_test():
         assert block, name
         assert "\n" not in block.group(1)
         assert word in block.group(1)
+
+
+def test_the_advantages_that_the_readme_shows_are_those_of_a_group():
+    (block,) = (p.text for p in pieces("README.md") if "capital of Netherlands" in p.text)
+    shown = [
+        [float(x) for x in re.findall(r"[+-]\d\.\d\d", line)] for line in block.splitlines()[2:]
+    ]
+    # of docs/turns.md: four attempts, of which the first and the third find the answer in turn 2
+    reached = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]]).bool()
+    found = torch.tensor([[0, 0.5, 0], [0, 0, 0], [0, 0.5, 0], [0, 0, 0]])
+    right = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    rules = TurnLevel(), OutcomeOnly()
+    third = torch.stack([rule.advantages(found, right, reached)[2] for rule in rules], dim=1)
+    assert torch.allclose(torch.tensor(shown), third, atol=0.005)
 
 
 @pytest.mark.parametrize("page", PAGES)
