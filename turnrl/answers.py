@@ -1,4 +1,4 @@
-"""How the answers of a question compare: one rule for rewards, curves, checkpoints and reports.
+"""Comparison of answers to a question: one rule for rewards, curves, checkpoints and reports.
 
     Phrase      words, compared as SQuAD compares them; the default
     Number      numbers, within a tolerance
@@ -49,12 +49,12 @@ class AnswerRule(ABC):
         """An answer as something to compare; None if it is none of the kind. Total."""
 
     def same(self, given: str, accepted: str) -> bool:
-        """Whether a given answer says what an accepted one says."""
+        """True if a given answer says what an accepted one says."""
         read = self.read(given)
         return read is not None and read == self.read(accepted)
 
     def stands_in(self, text: str, accepted: str) -> bool:
-        """Whether an accepted answer stands somewhere in a text."""
+        """True if an accepted answer stands somewhere in a text."""
         return False
 
 
@@ -319,7 +319,7 @@ def _compared(function: object, name: str) -> Compared:
 
 
 class Answered(Protocol):
-    """What a `Question` says of its answers."""
+    """Part of a `Question` that concerns its answers."""
 
     @property
     def text(self) -> str:
@@ -331,11 +331,11 @@ class Answered(Protocol):
 
     @property
     def rule(self) -> AnswerRule:
-        """How they compare."""
+        """The rule that compares them."""
 
 
 class Told(Protocol):
-    """What a `ToolResult` says of its content."""
+    """Part of a `ToolResult` that concerns its content."""
 
     @property
     def content(self) -> str:
@@ -343,7 +343,7 @@ class Told(Protocol):
 
     @property
     def ok(self) -> bool:
-        """Whether the call succeeded."""
+        """True if the call succeeded."""
 
 
 def _rule(question: Answered, function: str) -> AnswerRule:
@@ -358,7 +358,7 @@ def _rule(question: Answered, function: str) -> AnswerRule:
 
 
 def exact_match(answer: str | None, question: Answered) -> bool:
-    """Whether an answer is one that the question accepts, by the question's rule.
+    """True if an answer is one that the question accepts, by the question's rule.
 
     Args:
         answer: The policy's; None if it gave none, which is no match.
@@ -369,7 +369,7 @@ def exact_match(answer: str | None, question: Answered) -> bool:
 
 
 def contains_answer(text: str, question: Answered) -> bool:
-    """Whether an answer that the question accepts stands in a text, by the question's rule."""
+    """True if an answer that the question accepts stands in a text, by the question's rule."""
     rule = _rule(question, "contains_answer")
     return rule.seeks and any(rule.stands_in(text, accepted) for accepted in question.answers)
 
@@ -381,7 +381,7 @@ def usable_answers(question: Answered) -> tuple[str, ...]:
 
 
 def says_nothing(answer: str | None, question: Answered) -> bool:
-    """Whether an answer is none, or so empty that neither the question's rule nor SQuAD's
+    """True if an answer is none, or so empty that neither the question's rule nor SQuAD's
     normalisation leaves anything of it."""
     rule = _rule(question, "says_nothing")
     return answer is None or (rule.read(answer) is None and not normalize_answer(answer))
@@ -391,7 +391,7 @@ _VERDICTS = {"yes", "no", "true", "false"}
 
 
 def can_be_found(question: Answered) -> bool:
-    """Whether it says anything of a text that an accepted answer stands in it.
+    """True if an accepted answer in a text says anything of that text.
 
     It does not where an accepted answer is yes, no, true or false, which stand in many texts, or
     stands in the question itself ("Which is older, Radio City or Ashoka?"), where any search brings
@@ -407,7 +407,7 @@ def can_be_found(question: Answered) -> bool:
 
 
 def answer_in_results(results: Iterable[Told], question: Answered) -> bool:
-    """Whether an accepted answer was found: it stands in a successful result, and it `can_be_found`
+    """True if an accepted answer was found: it stands in a successful result, and it `can_be_found`
     at all.
 
     Args:

@@ -18,7 +18,7 @@ from turnrl.types import Attend
 
 _NAME = "turnrl"
 _FOREIGN = ("softcap", "s_aux", "position_bias")
-"""What some models add to attention, and an `Attend` knows nothing of."""
+"""Additions of some models to attention, of which an `Attend` knows nothing."""
 
 
 def _attention(
@@ -56,6 +56,6 @@ def take_over(network: PreTrainedModel) -> bool:
 
 
 def no_mask(like: Tensor) -> Tensor:
-    """What to give as a mask beside an `Attend`: transformers takes any mask of four dimensions as
-    it is, and would make one itself if there were none."""
+    """Mask to give beside an `Attend`: transformers takes any mask of four dimensions as it is, and
+    would make one itself if there were none."""
     return like.new_ones(1, 1, 1, 1, dtype=torch.bool)

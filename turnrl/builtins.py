@@ -1,4 +1,4 @@
-"""What the core itself brings to a recipe, through the hooks that every plugin uses.
+"""Classes that the core itself brings to a recipe, through the hooks that every plugin uses.
 
 The classes are imported when they are asked for, because they need torch.
 """

@@ -24,7 +24,7 @@ here = Path(".")  # this folder
 
 
 def base_name(model: str, loaded_from: str, folder: Path) -> str:
-    """What an export calls the model that it was trained from.
+    """Name by which an export calls the model that it was trained from.
 
     Args:
         model: As the recipe names it.
@@ -42,7 +42,7 @@ def base_name(model: str, loaded_from: str, folder: Path) -> str:
 
 
 def facts_of(run: Path, iterations: int, steps: int) -> dict[str, str]:
-    """What a card says of a run, by name: how long it trained, and the digest of its recipe.
+    """Facts of a run for its card, by name: how long it trained, and the digest of its recipe.
 
     Args:
         run: Its folder.

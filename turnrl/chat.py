@@ -58,7 +58,7 @@ def tool_schema(tool: Tool) -> dict[str, Any]:
 
 @final
 class ChatFormat:
-    """How a policy's tokenizer writes a conversation.
+    """Format in which a policy's tokenizer writes a conversation.
 
     Args:
         tokenizer: With a chat template.
@@ -105,7 +105,7 @@ class ChatFormat:
         return ids[1:] if after is not None and after == self.end_of_turn == ids[0] else ids
 
     def text(self, ids: Sequence[int]) -> str:
-        """What was said: decoded ids without the token that ended it."""
+        """Text of a turn: decoded ids without the token that ended it."""
         said = ids[:-1] if ids and ids[-1] in self.end_ids else ids
         return cast(str, self._tokenizer.decode(list(said)))
 
@@ -147,11 +147,11 @@ class ChatFormat:
         return tuple(ids)
 
     def _find_markup(self, roles: tuple[str, ...], schemas: str) -> list[str]:
-        """What the template writes around the texts of messages that open a conversation."""
+        """Markup that the template writes around the texts of messages that open a conversation."""
         return self._split(self._render(_marked(roles), json.loads(schemas) or None), roles)
 
     def _find_between(self, roles: tuple[str, ...]) -> list[str]:
-        """What it writes between an assistant's text and the next, around messages that come
+        """Markup that it writes between an assistant's text and the next, around messages that come
         between."""
         said = "<think>turnrl thought</think>turnrl action"
         user: Message = {"role": "user", "content": "turnrl question"}

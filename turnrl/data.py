@@ -104,7 +104,7 @@ class QuestionData(L.LightningDataModule):
         at_least(1, "data.", self, *counts)
         self.seed = seed
         self.split = "val"
-        """What `val_dataloader` evaluates: `val`, `train`, or another split of the `val` source."""
+        """Split that `val_dataloader` evaluates: `val`, `train`, or another of the `val` source."""
         self._opened = functools.cache(self._open)
         self._questions = functools.cache(self._load)
         self._advised = False
@@ -123,7 +123,7 @@ class QuestionData(L.LightningDataModule):
             self.eval_questions()
 
     def iteration_questions(self, iteration: int, rank: int, world_size: int) -> list[Question]:
-        """What one process asks in one iteration.
+        """Questions that one process asks in one iteration.
 
         The training questions are walked in one seeded permutation after the other, so each is
         asked once before any is asked again. The processes share out an iteration's questions.

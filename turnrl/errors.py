@@ -1,4 +1,5 @@
-"""What can go wrong, by whose hand; how a program is stopped; and helpers that every module shares.
+"""Errors, by whose mistake they are; how a program is stopped; and helpers that every module
+shares.
 
 The policy's own mistakes (bad JSON, an unknown tool, no answer) are data and never an exception:
 see `ToolResult.ok` and `Reading.format_error`. Everything here is a mistake of the recipe, of a

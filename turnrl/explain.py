@@ -30,7 +30,7 @@ _NAMES = {
 
 
 def explain(value: Any, kind: Any, key: str) -> str | None:
-    """What is wrong with a value of a recipe; None if it may do.
+    """Explain the fault in a value of a recipe; None if it may do.
 
     Args:
         value: The value, as YAML gives it.
@@ -66,7 +66,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether jsonargparse takes it, which lets null pass everywhere."""
+    """True if jsonargparse takes it. It lets null pass everywhere, so null is judged here."""
     if value is None:
         return not {Any, types.NoneType}.isdisjoint(_members(kind))
     parser = ArgumentParser(exit_on_error=False)
@@ -89,7 +89,7 @@ def _items(kind: Any, count: int) -> tuple[Any, ...]:
 
 
 def _is_section(kind: Any) -> bool:
-    """Whether it is described without a `class_path`: there is nothing to choose."""
+    """True if it is described without a `class_path`: there is nothing to choose."""
     return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__final__")
 
 
@@ -116,7 +116,7 @@ def _named(kind: Any) -> str:
 
 
 def explain_section(value: Mapping[str, Any], cls: Any, key: str, skip: int = 0) -> str | None:
-    """What is wrong with the settings of a class; see `explain`.
+    """Explain the fault in the settings of a class; see `explain`.
 
     Args:
         value: Settings by name.
@@ -160,7 +160,7 @@ def parameters(cls: Any) -> dict[str, inspect.Parameter]:
 
 
 def explain_class(value: Any, kind: Any, key: str) -> str | None:
-    """What is wrong with a class given by its name, perhaps with `init_args`; see `explain`."""
+    """Explain the fault in a class given by its name, perhaps with `init_args`; see `explain`."""
     base = _base(kind)
     known = _classes(base)
     some = f" Installed: {', '.join(known) or 'none'}. Or give a path, such as my_package.MyClass."

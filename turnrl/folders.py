@@ -27,7 +27,7 @@ _OF_A_START = ("config.yaml", "hparams.yaml", "events.out.")
 
 
 def is_trial(trainer: L.Trainer) -> bool:
-    """Whether this is a `fast_dev_run`, which leaves nothing behind."""
+    """True if this is a `fast_dev_run`, which leaves nothing behind."""
     return bool(getattr(trainer, "fast_dev_run", False))
 
 

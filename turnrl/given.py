@@ -1,4 +1,4 @@
-"""What a user gave to `fit` or `eval`: recipes and options, put together.
+"""Recipes and options that a user gave to `fit` or `eval`, put together.
 
 It is read before anything heavy is imported, so that a missing file or a broken line is told at
 once. It is put together here alone: what is explained, chosen and built is one and the same.
@@ -51,7 +51,7 @@ class Given:
 
     @property
     def name(self) -> str:
-        """What a run is called: the last recipe's name without its ending."""
+        """Name of a run: the last recipe's name without its ending."""
         return Path(self.files[-1]).stem if self.files else ""
 
     @property
@@ -88,7 +88,7 @@ class Given:
 
     @property
     def place(self) -> str:
-        """What is said of the folder, after `writing`."""
+        """Phrase about the folder, which follows `writing`."""
         if self._is_trial:
             return "no files: trainer.fast_dev_run is a trial"
         if self.folder is None:
@@ -132,7 +132,7 @@ class Given:
 
     @staticmethod
     def _csv(logger: dict[str, Any]) -> bool:
-        """Whether it is a CSVLogger, as the logger of a recipe is that names none."""
+        """True if it is a CSVLogger, as the logger of a recipe is that names none."""
         return str(logger.get("class_path", "CSVLogger")).endswith("CSVLogger")
 
 

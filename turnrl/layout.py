@@ -168,7 +168,7 @@ class Layout:
 
 
 Pass = tuple[list[int], Layout]
-"""Which of some sequences are read at once, and how they are laid out."""
+"""Numbers of the sequences that are read at once, and their layout."""
 
 
 def passes(
@@ -204,7 +204,7 @@ def passes(
 
 
 def takes_ragged(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel for sequences of any length is made for this device and type."""
+    """True if the kernel for sequences of any length is made for this device and type."""
     half = dtype in (torch.bfloat16, torch.float16)
     return varlen_attn is not None and device.type == "cuda" and half
 
@@ -259,7 +259,7 @@ def lay_out(rows: Sequence[Row], share: bool = True, kernel: bool = False) -> La
 
 
 _Segment = tuple[int, np.ndarray]
-"""How many tokens a segment sees before its own, and the places of these and its own."""
+"""Number of tokens that a segment sees before its own, and the places of these and its own."""
 
 
 def _shared(sequences: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[_Segment]]:
@@ -282,7 +282,7 @@ def _alike(sequences: Sequence[np.ndarray]) -> list[int]:
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """How many tokens two sequences begin with in common."""
+    """Number of tokens that two sequences begin with in common."""
     size = min(len(one), len(other))
     differ = np.flatnonzero(one[:size] != other[:size])
     return int(differ[0]) if len(differ) else size

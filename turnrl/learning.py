@@ -61,7 +61,7 @@ _SAMPLE, _SAME_NATS = 8, 1e-5
 """Trajectories that are compared, and how far apart two log-probabilities of one token may be."""
 
 Step = list[Minibatch]
-"""What one update of the weights is computed from."""
+"""Minibatches of one update of the weights."""
 
 Column = Sequence[Tensor]
 """For each trajectory (N_i,), a number for each of its sampled tokens, in order."""

@@ -82,7 +82,7 @@ _LOWERS = {
 }
 """Settings that lower the memory of a phase, the first to change first."""
 _SHOWN = ("train/exact_match", "train/tool_execution", "reward/total", "val/exact_match")
-"""What a progress bar shows."""
+"""Metrics that a progress bar shows."""
 
 
 def _default_engine() -> Engine:
@@ -208,7 +208,7 @@ class MTGRPO(L.LightningModule):
     # ---------------------------------------------------------------- set-up
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """What belongs to every run of this module."""
+        """Callbacks that belong to every run of this module."""
         shown = [] if getattr(self.trainer, "shows_its_own", False) else take_over(self.trainer)
         own = (FirstAndLastValidation, PolicyRows, IdleWarning)
         trainer: Any = self.trainer
@@ -334,7 +334,7 @@ class MTGRPO(L.LightningModule):
         seed: int = 0,
         temperature: float | None = None,
     ) -> list[Trajectory]:
-        """What the policy does with questions of one's own. Needs no Trainer.
+        """Let the policy answer questions of your own. Needs no Trainer.
 
         Args:
             questions: Texts, or questions with their accepted answers; or one of them.
@@ -484,7 +484,7 @@ class MTGRPO(L.LightningModule):
         return scoring.Experience(tuple(groups), credit, seconds, acted + probed, for_values)
 
     def _token_values(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """What the critic as it is expects of each sampled token of each trajectory."""
+        """The current critic's value of each sampled token of each trajectory."""
         return [values for *_, values in self._now(list(map(row, trajectories)))]
 
     def _keep(self, rows: Sequence[record.Row]) -> None:
@@ -530,7 +530,7 @@ class MTGRPO(L.LightningModule):
         )
 
     def _now(self, rows: Sequence[Row]) -> list[tuple[Tensor, ...]]:
-        """What the learner as it is computes for sampled tokens; see `Policy.read`."""
+        """Results of the current learner for sampled tokens; see `Policy.read`."""
         with self._phase("learning"):
             return self.policy.read(rows, self.budget, self.rollout.temperature)
 
@@ -673,7 +673,7 @@ class MTGRPO(L.LightningModule):
         self.log(name, value, batch_size=weight, **options, **more)  # type: ignore[arg-type]
 
     def take_figures(self, validating: bool) -> dict[str, float]:
-        """What was logged of a validation, or of training, and was not taken before."""
+        """Figures logged of a validation, or of training, that were not taken before."""
         found, names = self.trainer.callback_metrics, self._names[validating]
         taken = {name: float(found[name]) for name in sorted(names) if name in found}
         names.clear()
@@ -756,7 +756,8 @@ class MTGRPO(L.LightningModule):
             self._settle(checkpoint)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """What is trained, and so all that a checkpoint holds; `on_load_checkpoint` is strict."""
+        """Load the trained weights, which are all that a checkpoint holds; `on_load_checkpoint` is
+        strict."""
         found = super().load_state_dict(state_dict, strict=False)
         found.missing_keys.clear()
         return found

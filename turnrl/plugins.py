@@ -72,13 +72,13 @@ class Plugin:
         return f"plugin {self.name!r} of {self.distribution} {self.version}"
 
     def fault(self, what: str, cause: Exception | None = None) -> PluginError:
-        """What is wrong with it, and the way round."""
+        """Error that says what is wrong with it, and the way round."""
         told = f" ({type(cause).__name__}: {' '.join(str(cause).split())})" if cause else ""
         way = f"set {LOAD_VARIABLE} to the comma-separated plugins to load, without {self.name!r}"
         return PluginError(f"{self} {what}{told}. Mend or uninstall it, or {way}, to skip it.")
 
     def brings(self, hook: str) -> tuple[Any, ...]:
-        """What it returns from a hook, checked; nothing if it does not implement it.
+        """Values that it returns from a hook, checked; nothing if it does not implement it.
 
         Raises:
             PluginError: If that is not what the hook is for.

@@ -195,7 +195,7 @@ class Policy(nn.Module):
         return model
 
     def _from_pretrained(self, kind: str, **options: Any) -> Any:
-        """What one of transformers' `Auto` classes loads."""
+        """Load a part of the model by one of transformers' `Auto` classes."""
         folder = self.folder
         if not Path(folder).is_dir():
             reach_hub()
@@ -512,7 +512,7 @@ class Policy(nn.Module):
     def read(
         self, rows: Sequence[Row], minibatch_tokens: int, temperature: float = 1.0
     ) -> list[tuple[Tensor, ...]]:
-        """What `logprobs` gives for each of some token sequences, in eval mode and on the CPU.
+        """Results of `logprobs` for each of some token sequences, in eval mode and on the CPU.
 
         Args:
             rows: The sequences, and which of their tokens are asked for.
@@ -606,12 +606,12 @@ class Policy(nn.Module):
         return {name: p.detach() for name, p in self.trainable_parameters().items()}
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained, by name; `value_head` is the critic's."""
+        """Trained parameters by name; `value_head` is the critic's."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree on to fit this policy, wherever its model lies."""
+        """Facts on which a checkpoint must agree to fit this policy, wherever its model lies."""
         shape = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
         return {
             **{name: getattr(self._base.config, name) for name in shape},

@@ -40,7 +40,7 @@ from turnrl.scoring import CURVES, interval
 from turnrl.types import Start
 
 _CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
-"""What a recipe describes if it names no class."""
+"""Classes of a recipe that names none."""
 
 
 def load(path: str | Path, device: str = "cpu") -> MTGRPO:
@@ -131,7 +131,7 @@ def _refuse_unknown(contents: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def _faults(contents: Mapping[str, Any]) -> Iterator[str | None]:
-    """What is wrong with each part of a recipe, None if nothing is found."""
+    """Fault of each part of a recipe, None if nothing is found."""
     for key, value in contents.items():
         cls = _CLASSES.get(key)
         if cls is None:
@@ -143,7 +143,7 @@ def _faults(contents: Mapping[str, Any]) -> Iterator[str | None]:
 
 
 def _told(error: BaseException, contents: Mapping[str, Any]) -> RecipeError:
-    """What is wrong with a recipe that jsonargparse refuses, in a user's words."""
+    """Explain the fault in a recipe that jsonargparse refuses, in a user's words."""
     for found in filter(None, _faults(contents)):
         return RecipeError(found)
     # what a component says of its own settings, below what jsonargparse makes of it
@@ -279,7 +279,7 @@ class _Trainer(L.Trainer):
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """What a row of the record says of how well a trajectory did."""
+    """Figures in a row of the record on how well a trajectory did."""
     rewards = {f"reward/{part['name']}": part["value"] for part in row["rewards"]}
     total = {"reward/total": sum(rewards.values())}
     return {name: row[name] for name in CURVES} | rewards | total

@@ -80,7 +80,7 @@ class State:
 
     @property
     def trajectory(self) -> types.Trajectory:
-        """What came of it, once it has ended."""
+        """Trajectory that came of it, once it has ended."""
         assert self.stop is not None, "the trajectory goes on"
         return types.Trajectory(self.question, self.prompt_ids, self.turns, self.stop)
 
@@ -190,7 +190,7 @@ class Agent:
 @final
 @dataclass(frozen=True)
 class Rollout:
-    """How the agent acts: the turn scheme, the tools, and the limits.
+    """Rules by which the agent acts: the turn scheme, the tools, and the limits.
 
     Args:
         segmenter: What a turn is.
@@ -241,7 +241,7 @@ class Rollout:
 
     @property
     def truncated(self) -> bool:
-        """Whether tokens are drawn from a part of the distribution."""
+        """True if tokens are drawn from a part of the distribution."""
         cut = types.Sampling(1, top_k=self.top_k, min_p=self.min_p, top_p=self.top_p)
         return cut.truncated
 
@@ -289,7 +289,7 @@ class Rollout:
                 tool.check()
 
     def at_once(self, engine: types.Engine, probes: int) -> int | None:
-        """How many trajectories may be under way at a time; None for any number.
+        """Number of trajectories that may be under way at a time; None for any number.
 
         Args:
             engine: What samples; it may come to hold more than it says now.
@@ -307,7 +307,7 @@ class Rollout:
         return chat.prompt(messages, self.tools if self.segmenter.tools_in_template else ())
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """What the segmenter says; it is to be total, so an exception is a fault of its package."""
+        """Ask the segmenter; it is to be total, so an exception is a fault of its package."""
         what = f"{type(self.segmenter).__name__}.{method} on {str(arguments[0])[:200]!r}"
         advice = "A segmenter must accept any text; mend it, and try turnrl.testing.check_segmenter"
         with blaming(PluginError, what, f"{advice} on it."):

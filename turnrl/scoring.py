@@ -208,7 +208,7 @@ def curves(trajectory: Trajectory) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class Experience:
-    """What one iteration collected in this process.
+    """Groups and their credit that one iteration collected in this process.
 
     Args:
         groups: The groups.
@@ -258,8 +258,8 @@ class Experience:
 
     @property
     def returns(self) -> list[Tensor] | None:
-        """What a critic should have expected of each one's sampled tokens: GAE's lambda-return, the
-        advantage and what was expected; None without a critic."""
+        """Target of a critic for each one's sampled tokens: GAE's lambda-return, the advantage plus
+        the value; None without a critic."""
         values = [expected for group in self.groups for expected in group.token_values]
         if not values:
             return None
@@ -267,9 +267,9 @@ class Experience:
 
 
 def group_sums(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, float]:
-    """What groups are watched by, summed over their trajectories, without branches: the four
-    curves, `findable` (how many of them `answer_in_results` says something of), and the rewards by
-    component, by kind and in total."""
+    """Figures that groups are watched by, summed over their trajectories, without branches: the
+    four curves, `findable` (the number of them of which `answer_in_results` says something), and
+    the rewards by component, by kind and in total."""
     names = dict.fromkeys(component_name(reward) for reward in rewards)
     shown = [curves(group.trajectories[i]) for group in groups for i in group.trunks]
     components = [group.components[i] for group in groups for i in group.trunks]
@@ -307,7 +307,7 @@ def rollout_sums(experience: Experience) -> dict[str, float]:
 
 
 def is_idle(credit: Credit) -> bool:
-    """Whether a group teaches nothing: all its advantages are zero. Rounding leaves 1e-8 where
+    """True if a group teaches nothing: all its advantages are zero. Rounding leaves 1e-8 where
     rewards are equal."""
     return all(float(part.abs().max()) < 1e-6 for part in credit)
 

@@ -179,8 +179,8 @@ _WRONG = {
 
 
 def rule_advice(questions: Sequence[Question]) -> str | None:
-    """What to set if most answers cannot be phrases, which is what they are taken for if nobody
-    says how they compare; None if nothing is wrong."""
+    """Advice on the rule to set if most answers cannot be phrases, which they are taken for if no
+    rule is set; None if nothing is wrong."""
     of_phrases = [q.answers for q in questions if isinstance(q.rule, Phrase)]
     for kind, pattern in _KINDS.items():
         count = sum(all(pattern.fullmatch(a.strip()) for a in some) for some in of_phrases)

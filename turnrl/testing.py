@@ -1,4 +1,4 @@
-"""What a plugin must keep to, as functions to call in its tests.
+"""Checks that a plugin keeps its contracts, as functions to call in its tests.
 
     def test_my_tool_keeps_to_the_contract():
         check_tool(MyTool(), good_calls=[{"query": "Utrecht"}], bad_calls=[{"query": ""}])
@@ -38,7 +38,8 @@ _Calls = Sequence[Mapping[str, Any]]  # the arguments of each
 
 
 class _Breach(AssertionError):
-    """What `_require` raises, so that it can be told from an assertion of the plugin's own."""
+    """Error that `_require` raises, so that it can be told from an assertion of the plugin's
+    own."""
 
 
 def _require(condition: object, message: str) -> None:
@@ -102,7 +103,7 @@ def check_tool(tool: types.Tool, good_calls: _Calls, bad_calls: _Calls = ()) -> 
 
 
 def _replies(tool: types.Tool, some: _Calls) -> list[types.ToolResult]:
-    """What calls are replied that meet in a rollout, each of a trajectory of its own."""
+    """Replies to calls that meet in a rollout, each of a trajectory of its own."""
 
     async def play() -> list[types.ToolResult]:
         box = Toolbox([tool], str, 1)
@@ -518,7 +519,7 @@ async def _check_engine(engine: types.Engine, policy: types.SampledPolicy, heat:
             raise
 
     def like(one: types.Completion, other: types.Completion) -> bool:
-        """Whether two differ by rounding alone: what is sampled in company is rounded otherwise."""
+        """True if two differ by rounding alone: what is sampled in company is rounded otherwise."""
         gaps = (abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True))
         return one.token_ids == other.token_ids and max(gaps) < 0.05
 

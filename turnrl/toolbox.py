@@ -38,7 +38,7 @@ _ATTRIBUTES = {
     "description": '"Search an encyclopaedia."',
     "parameters": '{"type": "object", "properties": {"query": {"type": "string"}}}',
 }
-"""What a tool must have, with an example of each."""
+"""Attributes that a tool must have, with an example of each."""
 
 
 def read_call(text: str, keys: Sequence[str] = ("arguments", "args")) -> ToolCall:
@@ -135,7 +135,7 @@ class Toolbox:
         return Bench(self, question, {})
 
     def problem(self, call: ToolCall, number: int) -> str | None:
-        """What is wrong with a call, the `number`-th of its turn from 0."""
+        """Fault of a call, the `number`-th of its turn from 0; None if it can be run."""
         if number >= self._max_calls:
             return f"too many calls: at most {self._max_calls} a turn"
         if call.error is not None:
@@ -291,8 +291,8 @@ class _Desk:
 
 
 async def _to_its_end(work: Awaitable[T]) -> T:
-    """What is awaited ends also when whoever waits is cancelled, because another trajectory failed,
-    say; only then is that one."""
+    """Await work to its end even if whoever waits is cancelled, because another trajectory failed,
+    say; the cancellation is raised only then."""
     begun = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(begun)
@@ -305,7 +305,7 @@ async def _to_its_end(work: Awaitable[T]) -> T:
 async def run_tool(
     tool: Tool, verb: str, function: Callable[..., T | Awaitable[T]], *arguments: Any, on: str = ""
 ) -> T:
-    """What a tool's own code gives, within its time; see `result_of`.
+    """Run a tool's own code within its time; see `result_of`.
 
     Args:
         tool: Whose code it is.
@@ -335,7 +335,7 @@ async def run_tool(
 
 
 async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
-    """What a function gives that may block, or be a coroutine's.
+    """Result of a function that may block, or be a coroutine's.
 
     A plain one runs in a daemon thread; what it returns may be awaitable all the same.
     """

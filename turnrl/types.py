@@ -131,7 +131,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a tool replies to one call.
+    """Reply of a tool to one call.
 
     Args:
         content: Text for the policy to read. It is untrusted: control tokens and tags in it are
@@ -151,7 +151,7 @@ class ToolResult:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a segmenter saw in one turn's text.
+    """Content of one turn's text, as a segmenter read it.
 
     Args:
         calls: Tool calls attempted, unreadable ones included.
@@ -318,7 +318,7 @@ class Group:
 
 
 class ToolSession:
-    """What a tool keeps for one trajectory: an interpreter, a browser, a sandbox. Extend it.
+    """State that a tool keeps for one trajectory: an interpreter, a browser, a sandbox. Extend it.
 
     `fork` and `close` may take their time, and may be coroutines.
     """
@@ -373,7 +373,7 @@ class Tool(ABC):
         """
 
     def open(self, question: Question) -> ToolSession | Awaitable[ToolSession | None] | None:
-        """What the tool keeps for one trajectory; None (the default) for a tool without state.
+        """Open the tool's state for one trajectory; None (the default) for a tool without state.
 
         Called before the trajectory's first call, in a worker thread or on the event loop like
         `run`.
@@ -424,7 +424,7 @@ class Segmenter(ABC):
 
     @abstractmethod
     def read(self, text: str, turn: int, cut: bool) -> Reading:
-        """What the policy did in one turn. Total: any text gives a `Reading`, none raises.
+        """Read what the policy did in one turn. Total: any text gives a `Reading`, none raises.
 
         Args:
             text: The turn's sampled text.
@@ -435,7 +435,7 @@ class Segmenter(ABC):
 
     @abstractmethod
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        """What the policy reads after a turn: messages of role `user` or `tool`, at least one.
+        """Messages that the policy reads after a turn: of role `user` or `tool`, at least one.
 
         Args:
             reading: What was read in the turn; `format_error` is worth repeating to the policy.
@@ -593,7 +593,7 @@ class QuestionSource(ABC):
         """
 
     def at_hand(self, split: str) -> bool:
-        """Whether a split can be read without downloading it. `turnrl doctor` asks.
+        """True if a split can be read without downloading it. `turnrl doctor` asks.
 
         Raises:
             DataError: If it is neither here nor where it would be downloaded from.
@@ -637,7 +637,7 @@ class SourceOpener(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample one turn.
+    """Settings to sample one turn.
 
     Args:
         max_tokens: The most tokens to sample; at least 1.
@@ -669,13 +669,13 @@ class Sampling:
 
     @property
     def truncated(self) -> bool:
-        """Whether it draws from a part of the distribution."""
+        """True if it draws from a part of the distribution."""
         return self.temperature > 0 and (self.top_k > 0 or self.min_p > 0 or self.top_p < 1)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What was sampled in one turn.
+    """Tokens sampled in one turn.
 
     Args:
         token_ids: Sampled ids, an end-of-turn token included.
@@ -725,7 +725,7 @@ class Attend(Protocol):
         scale: float | None,
         window: int | None,
     ) -> Tensor:
-        """What the tokens of the pass read in one layer.
+        """Attention output of the pass's tokens in one layer.
 
         Args:
             layer: Its number, from 0.
@@ -740,7 +740,7 @@ class Attend(Protocol):
 
 
 class SampledPolicy(Protocol):
-    """What an engine, or a reward, may ask of the policy that acts; `turnrl.Policy` is one."""
+    """Acting policy, as far as an engine or a reward may use it; `turnrl.Policy` is one."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
