@@ -1,4 +1,4 @@
-"""How the starter policies got their habits: supervised warm-up from demonstrations.
+"""Supervised warm-up from demonstrations, which gives the starter policies their habits.
 
     turnrl fit recipes/atlas_starter.yaml           one search, in the form of TwoTurn
     turnrl fit recipes/atlas_react_starter.yaml     up to three searches, in the form of ReAct
@@ -71,7 +71,8 @@ class Trace:
 
 @dataclass(frozen=True)
 class Habits:
-    """How often a demonstration does what; shares of 1, the rest of the traces search well.
+    """Frequency of each habit in the demonstrations, as shares of 1; the rest of the traces search
+    well.
 
     Args:
         direct: Answers at once.
@@ -96,7 +97,7 @@ class Habits:
 
 @dataclass(frozen=True)
 class Form:
-    """How a turn scheme writes what a policy does.
+    """Format in which a policy writes its turns under a turn scheme.
 
     Args:
         segmenter: The scheme.
@@ -201,7 +202,7 @@ class Facts:
         return front[: (len(front) + 1) // 2].rstrip(" -'") + back[len(back) // 2 :].lstrip(" -'")
 
     def recall(self, place: Place, fact: str, memory: float, rng: random.Random) -> str:
-        """What comes to mind: of a famous place, with this probability, the truth."""
+        """Answer from memory: of a famous place, with this probability, the truth."""
         known = place.famous and rng.random() < memory
         return place.facts[fact] if known else rng.choice(self.values[fact])
 

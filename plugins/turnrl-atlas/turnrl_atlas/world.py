@@ -65,13 +65,13 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "Name the internet domain of {}.",
     ),
 }
-"""How each fact is asked for; the key is the fact's name on a page and in a query."""
+"""Wordings that ask for each fact; the key is the fact's name on a page and in a query."""
 
 COUNTRIES = ("the country that {} is in", "the country of {}", "the country where {} lies")
-"""How a question speaks of a city's country without naming it."""
+"""Wordings that speak of a city's country without naming it."""
 
 TWO_HOP_FACTS = ("capital", "currency", "phone code", "internet domain")
-"""What is asked about a city's country: not the continent, which the city's time zone tells."""
+"""Facts asked about a city's country: not the continent, which the city's time zone tells."""
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 _FAMOUS: Mapping[Kind, int] = {"city": 300, "country": 80}
@@ -102,7 +102,7 @@ class Place:
 
 
 def page(place: Place) -> Passage:
-    """What Atlas knows of a place: a sentence per fact."""
+    """Page of a place in Atlas: a sentence per fact."""
     sentences = [f"{place.name} is a {place.kind}."]
     sentences += [f"Its {fact} is {value}." for fact, value in place.facts.items()]
     return Passage(place.id, place.name, " ".join(sentences))

@@ -1,4 +1,5 @@
-"""Whether turnrl and TRL do equal work: before anything is timed, one step of each is compared."""
+"""Check that turnrl and TRL do equal work: before anything is timed, one step of each is
+compared."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _PARTS: dict[str, Callable[[dict[str, Any]], list[Any]]] = {
     "tool calls": lambda did: did["calls"],
     "rewards": lambda did: [did["reward"]],
 }
-"""What has to be equal of each trajectory."""
+"""Parts of each trajectory that have to be equal."""
 
 
 def template() -> str:
@@ -44,15 +45,15 @@ def template() -> str:
 def compare(
     ours: Found, theirs: Found, gradients: tuple[Path, Path]
 ) -> tuple[list[tuple[str, str, str]], bool]:
-    """Whether both sides did the same work in a first step.
+    """Compare the work that both sides did in a first step.
 
     Args:
         ours: What `ours.iterations` gave.
         theirs: What `trl.iterations` gave.
         gradients: Where the two have left their gradients.
     Returns:
-        A row for each thing that has to be equal (what, whether it is, what was found), and whether
-        all are.
+        A row for each thing that has to be equal (its name, the verdict, the figures), and True if
+        all are equal.
     """
     sides = [sorted(f["work"], key=lambda w: (w["prompt"], w["ids"])) for f in (ours, theirs)]
     rows = []

@@ -11,8 +11,8 @@ from typing import Any, final
 from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
 
 Script = Callable[[tuple[int, ...], int, int], Sequence[int]]
-"""What is said: of a prompt's ids, the number of the trajectory among those of its question, and
-the number of the turn, the ids that the turn begins with. No ids force nothing."""
+"""Gives the ids that a turn begins with, from a prompt's ids, the number of the trajectory among
+those of its question, and the number of the turn. No ids force nothing."""
 
 _OWN = ("engine", "script", "seeded")
 

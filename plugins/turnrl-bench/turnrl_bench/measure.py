@@ -27,7 +27,7 @@ from typing import Any
 from turnrl import TurnRLError
 
 Found = dict[str, Any]
-"""What a block returns. `times`: by what is timed, the (wall, CPU) seconds of each repetition."""
+"""Result of a block. `times`: for each thing timed, the (wall, CPU) seconds of each repetition."""
 
 NONE = "not measured"
 
@@ -40,7 +40,7 @@ class BenchError(TurnRLError, RuntimeError):
 
 @dataclass(frozen=True)
 class Side:
-    """What runs a block.
+    """Process that runs a block.
 
     Args:
         name: In tables and lines of progress.
@@ -112,7 +112,7 @@ def alternate(sides: Sequence[Side], blocks: int, what: str = "") -> dict[str, l
 
 @dataclass(frozen=True)
 class Ratio:
-    """How much more one side needs than another.
+    """Factor by which one side needs more than another.
 
     Args:
         value: Of the medians.
@@ -186,7 +186,7 @@ def _load() -> tuple[float, ...]:
 
 @dataclass
 class Report:
-    """What a command has found.
+    """Results of a command.
 
     Args:
         title: Of the measurement.

@@ -139,7 +139,7 @@ def slots_of(**options: Any) -> Engine:
 
 
 def sampled_tokens(trajectories: Sequence[Trajectory]) -> int:
-    """How many tokens of some trajectories were sampled."""
+    """Number of sampled tokens in some trajectories."""
     return sum(len(turn.token_ids) for t in trajectories for turn in t.turns)
 
 
@@ -213,7 +213,8 @@ def train(module: Timed, watch: Watch, task: Task, epochs: int, **options: Any) 
 
 
 def script_of(task: Task, rollout: Rollout, policy: Policy) -> Script:
-    """What the task says to each of its prompts, whatever order they come in."""
+    """Build the script of a task, which finds its turns by prompt, whatever order prompts come
+    in."""
     chat = ChatFormat(policy.tokenizer)
     said = {rollout.prompt(q, chat): task.script[n] for n, q in enumerate(questions_of(task))}
     return lambda prompt_ids, member, turn: said[prompt_ids][member][turn]
@@ -243,7 +244,7 @@ def rollout_of(task: Task, tool_ms: float) -> Rollout:
 
 
 def _work(trajectory: Trajectory) -> dict[str, Any]:
-    """What a trajectory did, to be compared."""
+    """Prompt, tokens, loss mask, calls and reward of a trajectory, to be compared."""
     size = len(trajectory.prompt_ids)
     return {
         "prompt": list(trajectory.prompt_ids),

@@ -57,7 +57,7 @@ TINY: Mapping[str, int] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """How much there is to do.
+    """Size of the task.
 
     Args:
         prompts: Questions of an iteration.
@@ -82,7 +82,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked, and what is said.
+    """Questions, and the turns that are sampled in reply.
 
     Args:
         shape: How much of it there is.
@@ -106,13 +106,13 @@ class Task:
         return cls(**{**found, "shape": Shape(**found["shape"])})
 
     def article(self, query: str) -> str:
-        """What the tool finds: the same article for the same query."""
+        """Article that the tool finds: the same for the same query."""
         draw = random.Random(zlib.crc32(query.encode()))
         return " ".join(draw.choices(self.words, k=self.shape.result_tokens))
 
 
 def reward(text: str) -> float:
-    """What an answer earns, in [0, 1]: anything that differs from answer to answer will do."""
+    """Reward of an answer, in [0, 1]: anything that differs from answer to answer will do."""
     return zlib.crc32(text.strip().encode()) % 1000 / 1000
 
 
@@ -236,5 +236,5 @@ def _task(shape: Shape, tokenizer: Any) -> Task:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a token is a piece of a word, or one with the space before it."""
+    """True if a token is a piece of a word, or one with the space before it."""
     return text.removeprefix(" ").isascii() and text.removeprefix(" ").isalpha()

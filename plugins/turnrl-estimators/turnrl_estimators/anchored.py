@@ -12,7 +12,7 @@ from turnrl_estimators.relative import check_discounts, rewards_and_outcome
 
 
 def retrieved(turn: Turn) -> frozenset[str]:
-    """What the calls of a turn brought: ids of passages where the tool tells them
+    """Results that the calls of a turn brought: ids of passages where the tool tells them
     (`metadata["passage_ids"]`), else the contents of results that are no failures."""
     found: set[str] = set()
     for result in turn.results:

@@ -1,4 +1,4 @@
-"""How much of the advantages that an estimator gives to a policy's own turns is signal."""
+"""Share of signal in the advantages that an estimator gives to a policy's own turns."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from turnrl import AdvantageEstimator, Group, Trajectory, assign_credit
 from turnrl_estimators.anchored import retrieved
 
 Done = tuple[object, ...]
-"""What a trajectory did, turn by turn."""
+"""Actions of a trajectory, turn by turn."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """What an estimator gives to the turns of one number.
+    """Signal and noise in the advantages that an estimator gives to the turns of one number.
 
     For each question there are two groups, sampled independently. Of each advantage the mean over
     those of its group is taken off that did the same before the turn: what all actions of a state
@@ -64,7 +64,8 @@ def deeds(trajectory: Trajectory) -> Iterator[Done]:
 def signals(
     name: str, estimator: AdvantageEstimator, pairs: Sequence[tuple[Group, Group]]
 ) -> list[Signal]:
-    """What an estimator gives to the turns of a policy, by the turn's number.
+    """Measure the advantages that an estimator gives to the turns of a policy, by the turn's
+    number.
 
     Args:
         name: What the estimator is called.

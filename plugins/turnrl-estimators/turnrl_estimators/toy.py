@@ -176,8 +176,9 @@ class Member:
 
 @dataclass(frozen=True)
 class Figures:
-    """What an estimator does to the gradient. A factor in units of reward, as `scale: std` brings
-    it, is a bias along the gradient; the learning rate can take it up, and never the angle.
+    """Bias and variance of the gradient that an estimator gives. A factor in units of reward, as
+    `scale: std` brings it, is a bias along the gradient; the learning rate can take it up, and
+    never the angle.
 
     Args:
         estimator: Which, and with what options if not its own.
@@ -305,18 +306,19 @@ def figures(name: str, estimator: AdvantageEstimator, toy: Toy, group_size: int 
 
 
 def _count(toy: Toy, size: int, probes: int) -> int:
-    """How many groups there are."""
+    """Number of possible groups."""
     members = len(_members(toy, probes))
     return math.comb(members + size - 1, size) * len(_shared(toy, size, probes))
 
 
 def _shared(toy: Toy, size: int, probes: int) -> dict[float, float]:
-    """What the probes of the first turn can earn on average: those of the whole group."""
+    """Possible averages of the probes of the first turn, those of the whole group, and their
+    chances."""
     return _means(toy.to_go[0], size * probes) if probes else {0.0: 1.0}
 
 
 def _means(chances: Mapping[float, float], count: int) -> dict[float, float]:
-    """What the mean of some draws can be, and the chance of each."""
+    """Possible means of some draws, and the chance of each."""
     sums: dict[float, float] = {0.0: 1.0}
     for _ in range(count):
         longer: dict[float, float] = defaultdict(float)
@@ -389,7 +391,7 @@ def _ways_on(toy: Toy, fate: Fate) -> list[list[tuple[Fate, float]]]:
 
 
 def _count_trees(toy: Toy, size: int, probes: int) -> int:
-    """How many trees there are, of one trunk each."""
+    """Number of possible trees, of one trunk each."""
     ways = ([len(one) ** probes for one in _ways_on(toy, fate)] for fate in toy.fates)
     return sum(map(math.prod, ways)) if size == 1 else MOST_GROUPS + 1
 

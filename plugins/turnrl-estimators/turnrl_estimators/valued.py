@@ -27,7 +27,7 @@ def check_probes(probes: int) -> None:
 @final
 @dataclass
 class Branched(AdvantageEstimator):
-    """What each turn changed: its reward, and the value of the state after it less that before.
+    """Change that each turn made: its reward, and the value of the state after it less that before.
 
     A_{i,k} = r_{i,k} + V(s_{i,k+1}) - V(s_{i,k}), with the outcome R_i in place of V(s_{i,k+1})
     after the last turn, and V the mean of what `probes` continuations from the beginning of the
