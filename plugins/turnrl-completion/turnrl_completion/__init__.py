@@ -26,7 +26,7 @@ def add_completion_command(commands: Any) -> None:
 
 
 def _recipe() -> dict[str, Any]:
-    """What completes a recipe: files and the names of those that come with turnrl, in shells that
+    """Completion of a recipe: files and the names of those that come with turnrl, in shells that
     can mix the two."""
     names, function = " ".join(bundled_recipes()), "_turnrl_recipe_file"
     bash = f"{function}() {{ compgen -W '{names}' -- $1; compgen -f -- $1; }}"

@@ -24,7 +24,7 @@ def turnrl_commands() -> Iterable[Callable[[Any], None]]:
 
 @hookimpl
 def turnrl_checks() -> Iterable[type[Check]]:
-    """What is examined, in the order in which it is shown."""
+    """Checks of `turnrl doctor`, in the order in which they are shown."""
     from turnrl_doctor import checks
     from turnrl_doctor.memory import MemoryPlan
     from turnrl_doctor.trial import Trial

@@ -1,4 +1,5 @@
-"""What is examined. Every check looks at one thing, says what it saw, and names the next step."""
+"""Checks of `turnrl doctor`. Every check looks at one thing, says what it saw, and names the next
+step."""
 
 from __future__ import annotations
 
@@ -160,7 +161,7 @@ class FourBit(Check):
 
 
 class Folder(Check):
-    """Whether the run may write where it will."""
+    """Check that the run may write to its folder."""
 
     def run(self, start: Start) -> Iterable[Finding]:
         if start.folder is None:

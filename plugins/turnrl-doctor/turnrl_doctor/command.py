@@ -77,7 +77,7 @@ def _of_another_machine(found: Finding) -> Finding:
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """What is the recipe's, and the card."""
+    """Split the words of a command line into the recipe's and the card."""
     rest, card = [], None
     left = list(words)
     while left:
@@ -100,7 +100,7 @@ def _device() -> Any:
 
 
 def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Finding]]:
-    """What the recipe describes, and what is wrong with it."""
+    """Build the recipe as far as it can be built, and list its mistakes."""
     from turnrl import build
     from turnrl_doctor.checks import of_error
 
@@ -121,7 +121,7 @@ def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Findi
 
 
 def diagnose(start: Start) -> Iterator[Finding]:
-    """What all installed checks find. One that raises is a line itself, and hides no other.
+    """Run all installed checks. One that raises is a line itself, and hides no other.
 
     Args:
         start: What is examined.

@@ -152,7 +152,7 @@ def open_hub(path: str, config: str | None, split: str) -> datasets.Dataset:
 
 
 def cached_hub(path: str, config: str | None, split: str) -> bool:
-    """Whether `open_hub` would find a data set in the cache. The hub is asked for its name only.
+    """True if `open_hub` would find a data set in the cache. The hub is asked for its name only.
 
     Raises:
         DataError: If it is not on the hub either.
@@ -166,7 +166,7 @@ def cached_hub(path: str, config: str | None, split: str) -> bool:
 
 @contextmanager
 def _hub_errors(path: str, config: str | None, split: str) -> Iterator[None]:
-    """What goes wrong with the hub's client becomes a `DataError` with the next step."""
+    """Turn an error of the hub's client into a `DataError` with the next step."""
     if not Path(path).is_dir():  # which `datasets` takes too
         reach_hub()
     import datasets
@@ -185,12 +185,12 @@ def _hub_errors(path: str, config: str | None, split: str) -> Iterator[None]:
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether `save_to_disk` of `datasets` wrote a folder."""
+    """True if a folder was written by `save_to_disk` of `datasets`."""
     return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
 
 def open_saved(folder: str) -> datasets.Dataset | datasets.DatasetDict:
-    """What `save_to_disk` wrote.
+    """Open a folder that `save_to_disk` wrote.
 
     Raises:
         DataError: If it cannot be read.
@@ -304,7 +304,7 @@ def questions_of(
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is a text or a number, or a list of them (ids of supporting passages, say)."""
+    """True if it is a text or a number, or a list of them (ids of supporting passages, say)."""
     several = value if isinstance(value, list) else [value]
     return all(isinstance(one, str | int | float) for one in several)
 

@@ -90,7 +90,7 @@ def _new(args: argparse.Namespace) -> int:
 
 
 def _programs() -> str:
-    """What to write before `pip` to get this environment's: nothing if it is on the path."""
+    """Prefix of `pip` that calls this environment's: empty if it is on the path."""
     folder, found = Path(sys.executable).parent, shutil.which("python")
     if found and Path(found).parent == folder:
         return ""

@@ -1,4 +1,4 @@
-"""What turnrl relies on, checked; and what the classes promise of their own."""
+"""Checks of the contracts that turnrl relies on, and of what the classes promise of their own."""
 
 from turnrl import Policy, Question, Reading, ToolCall, ToolResult, Trajectory, Turn, testing
 from turnrl_example.engine import ExampleEngine

@@ -1,4 +1,4 @@
-"""What the package brings to turnrl: each hook returns classes, which recipes know by name."""
+"""Classes that the package brings to turnrl: each hook returns some, which recipes know by name."""
 
 from collections.abc import Iterable
 

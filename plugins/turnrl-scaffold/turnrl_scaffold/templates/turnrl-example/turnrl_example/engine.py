@@ -82,7 +82,7 @@ class ExampleEngine(Engine):
 
 
 class _History(Session):
-    """What was read and sampled, as token ids."""
+    """Token ids that were read and sampled."""
 
     def __init__(self, engine: ExampleEngine, ids: Sequence[int]) -> None:
         self.engine, self.ids, self.syncs = engine, list(ids), engine.syncs

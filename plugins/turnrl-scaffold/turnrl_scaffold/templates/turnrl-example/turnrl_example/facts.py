@@ -1,4 +1,4 @@
-"""What the tool finds and the questions ask about: countries.csv, a row for each country."""
+"""Facts that the tool finds and the questions ask about: countries.csv, a row for each country."""
 
 import csv
 import functools
