@@ -44,8 +44,8 @@ def read_tool_call(body: str, fault: str | None, lenient: bool) -> ToolCall:
 
 
 def _mend(body: str) -> tuple[ToolCall | None, list[str]]:
-    """What a block means though it is no JSON of a call, and how it differs; None if that is not
-    plain."""
+    """Call that a block means though it is no JSON of a call, and how it differs; None if that is
+    not plain."""
     text, slips = body.strip(), dict[str, None]()
     if "name" not in text or not text.endswith(("}", "```")):  # spares most of them six readings
         return None, []
@@ -81,7 +81,7 @@ _ESCAPE = re.compile(r'\\(.)|"', re.DOTALL)
 
 
 def _requoted(found: re.Match[str]) -> str:
-    """What stands in single quotes, as it stands in double ones."""
+    """Rewrite a piece of a single-quoted text as it stands in double quotes."""
     return {'"': r"\"", r"\'": "'"}.get(found[0], found[0])
 
 
@@ -102,7 +102,7 @@ def _unquoted(text: str) -> str:
 
 
 def _reason(body: str, told: str) -> str:
-    """What is wrong with a call, where `read_call` says no more than that it is bad JSON."""
+    """Reason that a call is wrong, where `read_call` says no more than that it is bad JSON."""
     if not told.startswith("bad JSON"):
         return told
     body = body.strip()

@@ -109,7 +109,7 @@ class ReAct(Segmenter):
         return [*opening, {"role": "user", "content": question.text}]
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
-        """What one turn does: calls, or an answer, whichever stands first; whatever else is wrong
+        """Read the calls or the answer of one turn, whichever stands first; whatever else is wrong
         with its form leaves that in force.
 
         A block that is not closed, or has tags inside, cannot be used. A call that cannot be used
@@ -162,7 +162,7 @@ class ReAct(Segmenter):
             yield from pieces
 
     def _faults(self, before: Sequence[_Block], after: Sequence[_Block]) -> Iterator[str]:
-        """What is wrong with a turn around what it does.
+        """Faults in a turn outside its calls or its answer.
 
         Args:
             before: Its pieces before the first call or answer.

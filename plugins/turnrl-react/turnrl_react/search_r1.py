@@ -77,7 +77,7 @@ class SearchR1(Segmenter):
         return [*opening, {"role": "user", "content": question.text}]
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
-        """What one turn does.
+        """Read the search or the answer of one turn.
 
         The first `<search>` or `<answer>` that is closed counts, as sampling stops there, whatever
         else is wrong with the turn; but one with tags inside is not used. A search that cannot be
@@ -122,7 +122,7 @@ def _forged(found: Sequence[str]) -> str | None:
 
 
 def _form_error(text: str, tags: Sequence[re.Match[str]]) -> str | None:
-    """What is wrong with a turn around its action.
+    """Fault in a turn around its action; None if there is none.
 
     Args:
         text: The turn.

@@ -198,7 +198,7 @@ def _content(response: Response) -> str | None:
 
 
 def _complaint(response: Response) -> object:
-    """What an answer that is an error says at its clearest."""
+    """Clearest message of a response that is an error."""
     with contextlib.suppress(ValueError, LookupError, TypeError):
         told = response.json()["error"]
         return told["message"] if isinstance(told, Mapping) else told

@@ -1,5 +1,5 @@
-"""What the policy itself holds likely: of the accepted answer, and beside its reference of what it
-did. All forward passes are made in `prepare`."""
+"""Likelihoods that the policy itself holds: of the accepted answer, and beside its reference of
+what it did. All forward passes are made in `prepare`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _State = tuple[str, tuple[int, ...]]
 
 @final
 class AnswerLikelihood(StateScore):
-    """How likely the policy holds the accepted answer, having read what it has read so far.
+    """Likelihood that the policy gives the accepted answer, having read what it has read so far.
 
     phi(s) = log p(a | s, opening), with a the tokens of the first accepted answer that the
     question's rule can read, under the policy as it is now, at temperature 1. s is the history up

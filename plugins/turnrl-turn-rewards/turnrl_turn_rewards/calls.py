@@ -1,4 +1,4 @@
-"""What calls cost."""
+"""Costs of calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turnrl import RecipeError, ToolCall, Trajectory, TurnReward
 
 
 def lost(reward: TurnReward, name: str, value: float) -> float:
-    """What a cost takes, which may not be what a reward gives.
+    """Check the amount of a cost, which would be a reward below 0.
 
     Raises:
         RecipeError: If it is below 0.
@@ -72,7 +72,7 @@ class Repetition(TurnReward):
 
 
 def _signatures(trajectory: Trajectory, first: int, end: int) -> Iterator[str]:
-    """What the readable calls of some turns ask, each as a text."""
+    """Signature of each readable call of some turns, as a text."""
     for turn in trajectory.turns[first:end]:
         yield from (_signature(call) for call in turn.reading.calls if call.error is None)
 

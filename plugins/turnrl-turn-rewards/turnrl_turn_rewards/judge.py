@@ -105,7 +105,7 @@ class LLMJudge(OutcomeReward):
 
 @final
 class JudgedState(StateScore):
-    """How much of what is needed a language model finds in what was read so far, 0 to 1; see
+    """Share of what is needed that a language model finds in the text read so far, 0 to 1; see
     `LLMJudgeTurn`."""
 
     def __init__(self, server: Server, prompt: str | None = None) -> None:

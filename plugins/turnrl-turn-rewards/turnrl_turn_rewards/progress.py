@@ -126,8 +126,8 @@ def passages_shown(trajectory: Trajectory, turns: int) -> set[str]:
 
 
 def informed(trajectory: Trajectory, turns: int) -> int:
-    """How many of the first `turns` turns there are up to the last that brought a successful
-    result; 0 if none did.
+    """Number of turns, of the first `turns`, up to the last that brought a successful result; 0 if
+    none did.
 
     What was read before then is all there is to know: an error, or the policy's own words, tell
     nothing of the world. A score that asks a model about the state this many turns in cannot pay

@@ -12,8 +12,8 @@ from turnrl import RecipeError
 
 @dataclass(frozen=True)
 class Server:
-    """How to reach a server that speaks OpenAI's chat completions, without any secret in it: this
-    is what a recipe holds.
+    """Access to a server that speaks OpenAI's chat completions, without any secret in it: this is
+    what a recipe holds.
 
     Args:
         base_url: Address up to `/chat/completions`, such as http://localhost:8000/v1.
@@ -75,7 +75,7 @@ class Server:
         return self.base_url.rstrip("/") + "/chat/completions"
 
     def body(self, prompt: str) -> dict[str, Any]:
-        """What is asked for a prompt; the key is not in it."""
+        """Body of the request for a prompt; the key is not in it."""
         asked = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],

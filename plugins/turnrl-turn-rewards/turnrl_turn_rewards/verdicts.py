@@ -26,7 +26,7 @@ _CONTROL = re.compile(r"<[|｜][^<>]*[|｜]>|\[/?INST\]|</?s>|<(?:start|end)_of_
 _MOST_CHARACTERS = 20_000
 
 Case = Mapping[str, str]
-"""What stands in the places of a prompt, by their names."""
+"""Texts for the places of a prompt, by their names."""
 
 
 class Verdicts:

@@ -77,7 +77,7 @@ class TwoTurn(Segmenter):
         return [*opening, {"role": "user", "content": question.text}]
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
-        """What one turn does.
+        """Read the call or the answer of one turn.
 
         The first `<tool>` or `<answer>` that is closed counts, as sampling stops there. Whatever
         else is wrong with the turn is a format error that leaves it in force; but a block with tags
@@ -107,7 +107,7 @@ class TwoTurn(Segmenter):
 
 
 def _action(text: str) -> tuple[str | None, str | None, int]:
-    """What a turn does: "tool", "answer" or None; its content, None if unusable; where it ends."""
+    """Action of a turn: "tool", "answer" or None; its content, None if unusable; where it ends."""
     tags = list(_TAG.finditer(text))
     close = next((n for n, tag in enumerate(tags) if tag[1] and tag[2] in _ACTIONS), None)
     if close is None:
@@ -122,7 +122,7 @@ def _action(text: str) -> tuple[str | None, str | None, int]:
 
 
 def _form_error(text: str, kind: str | None, body: str | None, end: int) -> str | None:
-    """What is wrong with a turn's form, the gravest thing first, or None."""
+    """Gravest fault in a turn's form, or None."""
     found = [tag.group() for tag in _TAG.finditer(text)]
     if any(tag in found for tag in ("<result>", "</result>", "<error>", "</error>")):
         return "results are not yours to write"
