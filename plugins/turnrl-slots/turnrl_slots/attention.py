@@ -78,8 +78,8 @@ class _Chains:
 def _runs(
     tables: Sequence[tuple[int, ...]],
 ) -> tuple[list[list[tuple[int, int, list[int]]]], list[int]]:
-    """What rows share, as runs (begin, end, rows) of pages by depth in the tree that they form,
-    and how many pages of each row are shared."""
+    """Pages that rows share, as runs (begin, end, rows) of pages by depth in the tree that they
+    form, and the number of shared pages of each row."""
     levels: list[list[tuple[int, int, list[int]]]] = []
     own = [0] * len(tables)
     todo = [(0, 0, list(range(len(tables))))]

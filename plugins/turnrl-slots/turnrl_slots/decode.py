@@ -36,7 +36,7 @@ Hidden = Callable[[Tensor, Tensor, KernelPass], Tensor]
 """Reads tokens (R,) at positions (R,): the hidden state after each, (R, H)."""
 
 _GAP = 0.05
-"""How far the first replay may be from the plain step, relatively; bfloat16 alone makes 0.01."""
+"""Largest relative difference of a first replay from the plain step; bfloat16 alone: 0.01."""
 
 
 def padded(rows: int) -> int:
@@ -82,7 +82,7 @@ class Graphs:
         main.wait_stream(self._stream)
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """What replays a computation, and where each replay leaves its result.
+        """Record a computation; return what replays it, and where each replay leaves its result.
 
         Raises:
             RuntimeError: If it does something that cannot be recorded.

@@ -40,8 +40,8 @@ from turnrl_slots.trial import compare, fill, measure
 from turnrl_slots.ways import NAMES, Attention, find_way, unavailable
 
 _CPU_TOKENS = 512
-"""What a CPU reads at once: with more, activations leave its cache, and a token of a small model
-takes half as long again."""
+"""Tokens that a CPU reads at once: with more, activations leave its cache, and a token of a small
+model takes half as long again."""
 
 _SMALL = 20_000_000
 """Weights of a model whose passes are sampled on one thread of a CPU. The thread of the engine and
@@ -171,7 +171,7 @@ class Slots(Engine):
         """Of the rows of the last pass: how they are read."""
         self._merged: Merged | None = None
         self._stale = False
-        """Whether the weights may have changed since they were merged."""
+        """True if the weights may have changed since they were merged."""
         self._decoder: Decoder | None = None
         self._addresses: tuple[int, ...] = ()
         """Of the weights that graphs were recorded with."""
@@ -264,7 +264,7 @@ class Slots(Engine):
         return Pool(count, shapes, device, way)
 
     def _made_decoder(self, longest: int) -> Decoder:
-        """What computes passes of rows alone, where a kernel attends."""
+        """Decoder that computes passes of rows alone, where a kernel attends."""
 
         def hidden(tokens: Tensor, positions: Tensor, attend: KernelPass) -> Tensor:
             return self._policy.hidden(tokens[None], None, positions[None], attend=attend)[0]
@@ -273,7 +273,7 @@ class Slots(Engine):
         return Decoder(self._pool, hidden, Graphs(self._device) if graphs else None, longest)
 
     def _plan_of(self, tables: Sequence[Sequence[int]]) -> Plan | Tables:
-        """How rows with these pages are read."""
+        """Plan for reading rows with these pages."""
         return (Tables if self._pool.kernel else Plan)(tables, self._pool)
 
     def _compute(
@@ -461,7 +461,8 @@ class Slots(Engine):
         return self._sample(torch.cat([found[: len(rows)], *states, found[len(rows) :]]))
 
     def _pieces(self, requests: list[Request]) -> list[list[Feed]]:
-        """What is to be read, in portions of one forward pass each; one at least, perhaps empty."""
+        """Tokens to read, in portions of one forward pass each; one portion at least, perhaps
+        empty."""
         pieces: list[list[Feed]] = [[]]
         room = self._piece_tokens
         for request in requests:

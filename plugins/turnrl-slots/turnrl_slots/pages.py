@@ -30,7 +30,7 @@ sequences of one token, and gathered for the others; or gathered for all."""
 
 
 def pages_of(tokens: int) -> int:
-    """How many pages so many tokens take."""
+    """Number of pages that so many tokens take."""
     return -(-tokens // PAGE)
 
 
@@ -43,7 +43,8 @@ def rectangle(rows: Sequence[Sequence[int]], dtype: type = np.int64) -> np.ndarr
 
 
 class Shapes:
-    """What one token leaves behind in each layer, found by reading two tokens.
+    """Shapes of keys and values that one token leaves behind in each layer, found by reading two
+    tokens.
 
     It is an `Attend` that notes the shapes of keys and values, and attends to nothing. `heads` are
     those of keys and values, `asking` those of queries.
@@ -173,8 +174,8 @@ class Pool:
         return sum(1 / self._holders[page] for page in pages)
 
     def freed(self, tables: Sequence[Sequence[int]], own: Sequence[int] = ()) -> Iterator[int]:
-        """How many pages are free once the first holder has let go, the first two, and so on; or,
-        of one's own, are nobody else's, so that no copy is needed."""
+        """Number of pages freed by releasing the first 1, 2, ... tables. Pages of `own` count once
+        nobody else holds them, so that no copy is needed."""
         gone = Counter(own)
         free = 0
         for table in tables:
@@ -183,7 +184,7 @@ class Pool:
             yield free
 
     def shared(self, page: int) -> bool:
-        """Whether it has several holders."""
+        """True if a page has several holders."""
         return self._holders[page] > 1
 
     def find(self, before: int | None, tokens: tuple[int, ...]) -> int | None:

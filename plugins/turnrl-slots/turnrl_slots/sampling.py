@@ -105,7 +105,7 @@ def draw(
 
 
 def truncated(log_p: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """What is left of each distribution by its `top_k`, `min_p` and `top_p`, renormalised.
+    """Cut each distribution by its `top_k`, `min_p` and `top_p`, and renormalise it.
 
     Args:
         log_p: (R, V).

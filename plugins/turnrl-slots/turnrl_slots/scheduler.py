@@ -86,9 +86,9 @@ class Scheduler:
                 history.table, history.covered = [], 0
             self._holders.clear()
             self._sampled: set[History] = set()
-            """Those of them whose turn is being sampled."""
+            """The holders whose turn is being sampled."""
             self.capacity = self._least
-            """How many sessions are likely to fit."""
+            """Number of sessions that are likely to fit."""
             self._ended = (0, 0.0)
             """Sessions that have ended, and pages that they held."""
             self.pool.reset(keep)

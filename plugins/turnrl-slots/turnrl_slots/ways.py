@@ -131,8 +131,8 @@ def _fault(way: Way, shapes: Shapes, device: torch.device) -> str | None:
 def _gap(
     way: Way, counts: tuple[int, int], parts: int | None, shapes: Shapes, device: torch.device
 ) -> float:
-    """How far the kernel is from plain attention, at most, for two sequences of three pages and
-    one, which have so many tokens more than was read of them."""
+    """Largest difference between the kernel and plain attention, for the last `counts` tokens of
+    two sequences, one of three pages and one of a single page."""
     rng = torch.Generator().manual_seed(0)  # of its own: a run's numbers shall not depend on this
 
     def noise(*shape: int) -> Tensor:

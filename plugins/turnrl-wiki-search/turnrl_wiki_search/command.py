@@ -198,7 +198,7 @@ def _search(args: argparse.Namespace) -> int:
 
 
 def score_retrieval(index: SearchIndex, questions: Sequence[Question], k: int) -> dict[str, float]:
-    """How often an accepted answer stands in the best passages, each question being its own query.
+    """Share of questions whose best passages hold an accepted answer, each being its own query.
 
     An answer counts if its words stand, whole and in order, in title and text of a passage, after
     SQuAD normalisation of both.

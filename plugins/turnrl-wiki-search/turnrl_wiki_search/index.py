@@ -1,4 +1,4 @@
-"""What a search index is, whichever library is behind it."""
+"""Search index, whichever library is behind it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT = 1
 """Version of the layout of fields and metadata; an index of another version is refused."""
 
 MAX_QUERY_CHARACTERS = 1000
-"""What a query is cut at: some 170 words, far below the clause limit of any server."""
+"""Length at which a query is cut: some 170 words, far below the clause limit of any server."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How far a build has come, for whoever waits for it."""
+"""Progress of a build, for whoever waits for it."""
 
 from __future__ import annotations
 

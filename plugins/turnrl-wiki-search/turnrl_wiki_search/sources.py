@@ -155,7 +155,7 @@ class Source(ABC):
         """Where `read` stands, as JSON."""
 
     def fraction(self) -> float | None:
-        """How much of it has been read, from 0 to 1; None if its size is not known."""
+        """Share that has been read, from 0 to 1; None if the size is not known."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""How a server is reached, and where the secrets that open it live.
+"""Access to a server, and the place of the secrets that open it.
 
 Secrets are read from the environment when a connection is made, live in the client alone, and are
 struck out of every message and log line.
@@ -30,7 +30,7 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 @dataclass(frozen=True)
 class Server:
-    """How to reach an Elasticsearch server, without any secret in it: this is what a recipe holds.
+    """Access to an Elasticsearch server, without any secret in it: this is what a recipe holds.
 
     The three secrets are given as `${NAME}`, which names an environment variable; a literal is
     refused, so that none can be saved with a run.
@@ -91,7 +91,7 @@ class Server:
 
 
 def explained() -> dict[str, str]:
-    """What the docstring of `Server` says about each argument."""
+    """Text of each argument in the docstring of `Server`."""
     args = (inspect.getdoc(Server) or "").partition("Args:")[2].partition("Raises:")[0]
     found = re.findall(r"\n    (\w+): (.+(?:\n {8}.+)*)", args)
     return {name: " ".join(text.split()) for name, text in found}
@@ -203,7 +203,7 @@ class Access:
 
 
 def _cloud_hosts(cloud_id: str) -> list[str]:
-    """What tells as much as a cloud id: its encoded part, and the host names in that."""
+    """Texts that tell as much as a cloud id: its encoded part, and the host names in that."""
     encoded = cloud_id.rpartition(":")[2]
     try:
         domain, *names = base64.b64decode(encoded).decode().split("$")

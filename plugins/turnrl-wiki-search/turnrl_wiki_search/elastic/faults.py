@@ -1,4 +1,4 @@
-"""What a server's faults mean, what is tried again and when, and how an outage is waited out.
+"""Meaning of a server's faults, the requests to try again and when, and the wait through an outage.
 
 What an outage produced is never an answer: it is `Unavailable`, which is tried again, or an error.
 """
@@ -45,7 +45,7 @@ class Unavailable(Exception):
 
 
 def translate(error: Exception, access: Access) -> Exception:
-    """What an error of the client's means: `Unavailable` if the same request may succeed later."""
+    """Translate an error of the client's: `Unavailable` if the same request may succeed later."""
     import elastic_transport
     import elasticsearch
 
@@ -88,7 +88,7 @@ def translate(error: Exception, access: Access) -> Exception:
 
 
 def _cause(error: Exception) -> object:
-    """What an error of the client's says at its fullest; its own text leaves the cause out."""
+    """Fullest cause of an error of the client's; its own text leaves the cause out."""
     import elastic_transport
 
     if isinstance(error, elastic_transport.TransportError):

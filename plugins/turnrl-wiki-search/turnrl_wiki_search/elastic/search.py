@@ -161,7 +161,7 @@ def check_version(client: Elasticsearch, access: Access, retries: int) -> None:
 
 
 def describe(client: Elasticsearch, access: Access, name: str, retries: int) -> dict[str, Any]:
-    """What turnrl wrote into an index's mapping."""
+    """Description that turnrl wrote into an index's mapping."""
     check_version(client, access, retries)
     quiet = client.options(ignore_status=[404])
     response = call(access, lambda: quiet.indices.get_mapping(index=name), retries)
