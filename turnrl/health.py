@@ -16,7 +16,7 @@ _IN_A_ROW = 3
 """Iterations that teach nothing before a run that has learned before is warned of."""
 
 
-class IdleWarning(L.Callback):
+class LearnsNothing(L.Callback):
     """Warn once if iterations teach nothing, or if no trajectory answers: the first iteration, or
     several in a row later."""
 

@@ -49,7 +49,7 @@ from turnrl.errors import (
     out_of_memory,
 )
 from turnrl.folders import run_folder
-from turnrl.health import IdleWarning
+from turnrl.health import LearnsNothing
 from turnrl.learning import Minibatch, Step, plan, row
 from turnrl.lines import say, take_over
 from turnrl.metrics import PolicyRows
@@ -210,7 +210,7 @@ class MTGRPO(L.LightningModule):
     def configure_callbacks(self) -> list[L.Callback]:
         """Callbacks that belong to every run of this module."""
         shown = [] if getattr(self.trainer, "shows_its_own", False) else take_over(self.trainer)
-        own = (FirstAndLastValidation, PolicyRows, IdleWarning)
+        own = (FirstAndLastValidation, PolicyRows, LearnsNothing)
         trainer: Any = self.trainer
         there = {type(callback) for callback in trainer.callbacks}  # of a fit before this one
         return [*shown, *(kind() for kind in own if kind not in there)]
