@@ -1,0 +1,92 @@
+"""Check of a tool."""
+
+import asyncio
+import contextlib
+import math
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
+from typing import Any
+
+from turnrl import types
+from turnrl.testing.contract import on, require
+from turnrl.testing.examples import QUESTION
+from turnrl.toolbox import Bench, Toolbox, check_tools
+
+_Calls = Sequence[Mapping[str, Any]]  # the arguments of each
+
+
+def check_tool(tool: types.Tool, good_calls: _Calls, bad_calls: _Calls = ()) -> None:
+    """Check a tool: its description, its preflight check, its sessions, its replies, and that
+    `open`, `run` and `close` take no longer than `timeout_s`.
+
+    Each call has a session of its own, if the tool opens them; each is closed, whatever happens.
+    As in a rollout, plain methods run in threads, and coroutines on one event loop.
+
+    Args:
+        tool: The tool, with whatever it needs at hand.
+        good_calls: Arguments of calls that must succeed.
+        bad_calls: Arguments that are the policy's mistake: the schema rejects them, or the result
+            is not `ok` and says why.
+    """
+    name, limit = type(tool).__name__, tool.timeout_s
+    require(good_calls, f"give check_tool a good call of {name}")
+    named = isinstance(tool.name, str) and re.fullmatch(r"\w[\w.-]*", tool.name)
+    require(named, f"{name}.name is {tool.name!r}: use letters, digits, _, - and .")
+    require(tool.description.strip(), f"{name}.description is empty")
+    timed = isinstance(limit, int | float) and 0 < limit < math.inf
+    require(timed, f"{name}.timeout_s is {limit!r}: give a number of seconds")
+    with on(f"{name}.parameters"):
+        described = tool.parameters.get("type") == "object"
+        require(described, f"must be the JSON Schema of an object, not {tool.parameters!r}")
+        check_tools([tool])
+    with on(f"{name}.check()"):
+        tool.check()
+
+    alone = [_replies(tool, [arguments])[0] for arguments in good_calls]
+    together = _replies(tool, good_calls)
+    for arguments, one, same in zip(good_calls, alone, together, strict=True):
+        told = f"{name}.run on the good call {arguments!r} gives {one!r}"
+        require(one.ok and one.content, f"{told}, which is no success with a text")
+        ordered = one.content == same.content
+        require(ordered, f"{told}, and in a batch {same!r}: keep the order of the calls")
+    for arguments in bad_calls:
+        (one,) = _replies(tool, [arguments])
+        told = f"{name}.run on the bad call {arguments!r} gives {one!r}"
+        require(not one.ok and one.content, f"{told}, which is no failure with a reason")
+
+
+def _replies(tool: types.Tool, some: _Calls) -> list[types.ToolResult]:
+    """Replies to calls that meet in a rollout, each of a trajectory of its own."""
+
+    async def play() -> list[types.ToolResult]:
+        box = Toolbox([tool], str, 1)
+        benches = [box.bench(QUESTION) for _ in some]
+        calls = ([types.ToolCall(tool.name, arguments)] for arguments in some)
+        try:
+            answers = map(Bench.answer, benches, calls)
+            found = [result for (result,) in await asyncio.gather(*answers)]
+        finally:
+            closed = await asyncio.gather(*map(Bench.close, benches), return_exceptions=True)
+        for error in filter(None, closed):
+            raise error
+        return found
+
+    # what hangs cannot be ended, only left: so the event loop runs in a daemon thread
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    loop, end = runner.get_loop(), asyncio.Event()
+
+    def serve() -> None:
+        with runner:
+            runner.run(end.wait())
+
+    threading.Thread(target=serve, daemon=True).start()
+    found = asyncio.run_coroutine_threadsafe(play(), loop)
+    with on(f"a rollout with {type(tool).__name__}"), contextlib.ExitStack() as last:
+        last.callback(loop.call_soon_threadsafe, end.set)
+        while not wait([found], tool.timeout_s).done:
+            alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+            held = f"stands still on {[*some]!r}: a coroutine of the tool's blocks the event loop"
+            require(wait([alive], 1).done, held)
+        return found.result()
