@@ -1,21 +1,17 @@
-"""Rollouts: one turn as a function from state to state, and the agent loop around it.
+"""Rollouts: one turn as a function from state to state, and the rules it follows.
 
-`Rollout` is what a recipe configures; `explore` is what the module calls: trajectories side by
-side, with tools running beside generation. Whatever the policy does is data. Whatever the
-world does wrong is an exception, and ends the collection with nothing collected.
+A recipe configures `Rollout`, and the module calls its `explore`; `turnrl/explore.py` has the loop
+around the turns. Whatever the policy does is data. Whatever the world does wrong is an exception,
+and ends the collection with nothing collected.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import functools
 import logging
-import os
-import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -23,66 +19,10 @@ from tqdm.auto import tqdm
 from turnrl import types
 from turnrl.chat import ChatFormat
 from turnrl.errors import DataError, PluginError, RecipeError, ToolError, at_least, blaming
-from turnrl.toolbox import Bench, Toolbox, check_tools
-
-T = TypeVar("T")
+from turnrl.explore import Exploration, State, on_loop
+from turnrl.toolbox import Toolbox, check_tools
 
 _logger = logging.getLogger(__name__)
-
-_SHUTDOWN_S = 30.0
-"""After Ctrl-C, how long the forward pass under way may take to end."""
-
-
-@dataclass(frozen=True)
-class State:
-    """Where a trajectory stands between two turns.
-
-    Args:
-        question: What is asked.
-        prompt_ids: Token ids of the rendered prompt.
-        session: The engine's; its history is the prompt and all turns, up to `new_ids`.
-        bench: The trajectory's place at the tools.
-        seed: Integers that name the trajectory's random streams; the turn's number is added.
-        turns: The turns so far.
-        new_ids: Ids to append before the next turn is sampled.
-        room: Tokens left, `new_ids` taken off.
-        stop: Why it ended, if it has.
-    """
-
-    question: types.Question
-    prompt_ids: tuple[int, ...]
-    session: types.Session
-    bench: Bench
-    seed: tuple[int, ...]
-    room: int
-    turns: tuple[types.Turn, ...] = ()
-    new_ids: tuple[int, ...] = ()
-    stop: types.Stop | None = None
-
-    async def fork(self, seed: tuple[int, ...]) -> State:
-        """A branch that goes on from here with random streams of its own.
-
-        Raises:
-            ToolError: If a tool's session cannot be copied.
-        """
-        bench = await self.bench.fork()
-        try:
-            session = self.session.fork()
-        except BaseException:
-            await bench.close()
-            raise
-        return replace(self, session=session, bench=bench, seed=seed)
-
-    async def close(self) -> None:
-        """Give back what the engine and the tools hold for the trajectory."""
-        self.session.close()  # at once: what it keeps on the device is large
-        await self.bench.close()
-
-    @property
-    def trajectory(self) -> types.Trajectory:
-        """Trajectory that came of it, once it has ended."""
-        assert self.stop is not None, "the trajectory goes on"
-        return types.Trajectory(self.question, self.prompt_ids, self.turns, self.stop)
 
 
 @final
@@ -372,131 +312,14 @@ class Rollout:
         agent, total = Agent(self, engine, chat, greedy), len(questions) * group_size
         hidden = True if description is None else None  # None: shown on a terminal only
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
-
-        origins: list[tuple[int, int]] = []
-        """Of each probe: which trajectory it branched off, and at which turn."""
-
-        async def work() -> list[State]:
-            states: list[State] = []
-
-            async def branch(i: int) -> list[int]:
-                """Fork the probes of the turn that comes next; a probe has none itself."""
-                at, begun = len(states[i].turns), []
-                for n in range(probes if i < total else 0):
-                    forked = await states[i].fork((*states[i].seed, at, n))
-                    begun.append(len(states))  # others may have forked meanwhile
-                    states.append(forked)
-                    origins.append((i, at))
-                return begun
-
-            async def turn(i: int) -> None:
-                states[i] = await agent.turn(states[i])
-                if states[i].stop is not None:
-                    await states[i].close()
-                    bar.update(i < total)
-
-            async def play(members: Sequence[int]) -> None:
-                """The decision process itself: one turn after the other, until all have ended."""
-                while members := [i for i in members if states[i].stop is None]:
-                    begun = [j for i in members for j in await branch(i)]
-                    async with asyncio.TaskGroup() as crowd:
-                        for i in (members := [*members, *begun]):
-                            crowd.create_task(turn(i))
-
-            def at_once() -> int:
-                return self.at_once(engine, probes) or total
-
-            async def in_waves() -> None:
-                """So many together, and the next when all of them have ended."""
-                begun = 0
-                while begun < total:
-                    end = begun + (most := at_once())
-                    if most >= group_size:  # the first waves may have been smaller
-                        end -= end % group_size
-                    await play(range(begun, min(end, total)))
-                    begun = end
-
-            async def as_places_come() -> None:
-                """The next begins when one has ended, and another if the engine turns out to hold
-                more than it knew."""
-                known = at_once()
-                places = asyncio.Semaphore(known)
-
-                async def alone(i: int) -> None:
-                    nonlocal known
-                    async with places:
-                        await play([i])
-                    while known < at_once():
-                        known += 1
-                        places.release()
-
-                async with asyncio.TaskGroup() as crowd:
-                    for i in range(total):
-                        crowd.create_task(alone(i))
-
-            try:
-                for q, question in enumerate(questions):
-                    states += agent.begin(question, group_size, (*seed, q))
-                await (in_waves() if self.lockstep else as_places_come())
-            except BaseExceptionGroup as group:
-                raise _first_error(group) from None
-            finally:
-                bar.close()
-                for state in states:
-                    state.session.close()  # at once: what it keeps on the device is large
-                closings = (state.bench.close() for state in states)
-                await asyncio.gather(*closings, return_exceptions=True)
-                agent.tools.close()
-                await engine.drain()
-            return states
-
-        done = [state.trajectory for state in _on_loop(work())]
-        groups = [done[i : i + group_size] for i in range(0, total, group_size)]
-        found: list[list[types.Probe]] = [[] for _ in questions]
-        for (i, at), trajectory in zip(origins, done[total:], strict=True):
-            branch = replace(trajectory, begins=at)
-            found[i // group_size].append(types.Probe(i % group_size, branch))
-        return groups, found
-
-
-def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The exception that a user should see of a group in which one failure cancelled the rest."""
-    error = group.exceptions[0]
-    return _first_error(error) if isinstance(error, BaseExceptionGroup) else error
+        exploration = Exploration(
+            agent.turn, self.at_once, agent.tools, engine, group_size, probes, bar
+        )
+        # lazily: what has been begun is closed if the next group cannot be
+        groups = (agent.begin(q, group_size, (*seed, n)) for n, q in enumerate(questions))
+        return on_loop(exploration.run(groups, self.lockstep))
 
 
 def stream_seed(*key: int) -> int:
     """A random stream's number from what it belongs to; different keys give independent streams."""
     return int(np.random.SeedSequence([k % 2**32 for k in key]).generate_state(1, np.uint64)[0])
-
-
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all collections, in a thread of its own: it works inside a notebook, whose
-    own is running already."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True, name="turnrl-rollout").start()
-    return loop
-
-
-# a forked process has the loop but not its thread; it begins with one of its own
-os.register_at_fork(after_in_child=_loop.cache_clear)
-
-
-def _on_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the event loop and wait for it; Ctrl-C cancels it first."""
-    ended = threading.Event()
-
-    async def supervised() -> T:
-        try:
-            return await work
-        finally:
-            ended.set()
-
-    future = asyncio.run_coroutine_threadsafe(supervised(), _loop())
-    try:
-        return future.result()
-    except KeyboardInterrupt:
-        future.cancel()
-        ended.wait(_SHUTDOWN_S)  # a cancelled future is done at once; the work behind it is not
-        raise
