@@ -51,8 +51,9 @@ class Node:
     @property
     def url(self) -> str:
         """Its address, once it answers."""
-        code = self._folder / "code"
+        code, late = self._folder / "code", time.monotonic() + 180
         while not code.exists():
+            assert time.monotonic() < late, "the starter neither started the server nor gave up"
             time.sleep(0.1)
         assert code.read_text() == "0\n", (self._folder / "error").read_text()
         return (self._folder / "url").read_text().strip()

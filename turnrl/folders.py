@@ -103,8 +103,10 @@ def checkpoint_at(path: str) -> str:
         runs = sorted(str(file.parents[1]) for file in Path(path).glob("*/checkpoints/last.ckpt"))
         others = sorted(str(file) for file in Path(path, "checkpoints").glob("*.ckpt"))
         known = "Give the folder of a run that has one"
-        if runs or others:
-            known = f"Runs in it: {', '.join(runs)}" if runs else f"It has {', '.join(others)}"
+        if runs:
+            known = f"Runs in it: {', '.join(runs)}"
+        elif others:
+            known = f"It has {', '.join(others)}"
         raise CheckpointError(f"no checkpoints/last.ckpt in {path!r}. {known}.")
     near = did_you_mean(path, LATEST) or " Runs keep theirs in their checkpoints/."
     raise CheckpointError(f"no checkpoint at {path!r}.{near}")

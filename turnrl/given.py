@@ -151,8 +151,8 @@ def bundled_recipes() -> dict[str, Path]:
 def recipe_like(name: str) -> str:
     """` Did you mean variants/triviaqa_qwen2.5_3b?` if a bundled recipe is called nearly so."""
     bare, known = name.removeprefix("recipes/").removesuffix(".yaml"), bundled_recipes()
-    of_a_folder = [full for full in known if full.endswith(f"/{bare}")]
-    return did_you_mean((of_a_folder or [bare])[0], known, 0.99 if of_a_folder else 0.6)
+    variant = next((full for full in known if full.endswith(f"/{bare}")), None)
+    return f" Did you mean {variant}?" if variant else did_you_mean(bare, known)
 
 
 def find_recipe(name: str) -> str:

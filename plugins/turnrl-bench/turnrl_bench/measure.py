@@ -207,7 +207,8 @@ class Report:
         machine = self.machine()
         if markdown:
             parts = [table.markdown() for table in self.tables]
-            told = [*self.notes, f"Measured on {'; '.join(machine)}."]
+            where, libraries, load = machine
+            told = [*self.notes, f"Measured on {where}, with {libraries}. {load.capitalize()}."]
             return "\n\n".join([*parts, "\n".join(f"- {note}" for note in told)])
         notes = [
             textwrap.fill(note, 80, subsequent_indent="  ", break_on_hyphens=False)
