@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 import turnrl
-import turnrl.recipe  # what is there when it is first imported is never collected: see `forget`
+import turnrl.recipe.build  # what is there when first imported is never collected: see `forget`
 from turnrl.cli import main
 
 RECIPE = {

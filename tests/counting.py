@@ -160,10 +160,10 @@ def counted(
         return made
 
     patch.setattr(Policy, "_from_pretrained", network)
-    patch.setattr("turnrl.policy._fingerprint", lambda *args: "")
+    patch.setattr("turnrl.policy.model._fingerprint", lambda *args: "")
     patch.setattr(Policy, "_check_head", lambda self: None)
     patch.setattr(Policy, "_choose_attention", lambda self: "as on a GPU")
-    patch.setattr("turnrl.compute.wide_mm", _wide)
+    patch.setattr("turnrl.policy.compute.wide_mm", _wide)
     with count, META:  # where peft makes its weights
         policy.load(META)
     policy._kernel = policy.compute_dtype == torch.bfloat16

@@ -15,8 +15,8 @@ import torch
 
 import turnrl
 from commands import save
-from turnrl.card import base_name, write_card
 from turnrl.cli import main
+from turnrl.policy.card import base_name, write_card
 
 HUB = "Qwen/Qwen2.5-7B"
 IDS = torch.tensor([[5, 9, 33, 71, 120, 8]])
@@ -105,7 +105,7 @@ def test_a_run_is_found_again_from_elsewhere_and_after_a_move(
 
 
 def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypatch):
-    from turnrl.recipe import _relocated
+    from turnrl.recipe.build import _relocated
 
     run = tmp_path / "old" / "runs" / "x" / "last.ckpt"
     for path in ("old/indexes/mine", "old/models/base", "here/models/base", "old/a"):

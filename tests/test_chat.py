@@ -11,7 +11,7 @@ import pytest
 import turnrl
 from test_rollout import FORGETFUL, QUESTION, Brackets, Look, one, say
 from turnrl import ChatFormat, Policy, Question, Reading, RecipeError, Rollout, ToolCall, ToolResult
-from turnrl.chat import read_template, tool_schema
+from turnrl.agent.chat import read_template, tool_schema
 
 BUNDLED = Path(turnrl.__file__).parent / "chat_templates"
 FAMILIES = json.loads((BUNDLED / "families.json").read_text("utf-8"))

@@ -18,7 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 import turnrl
 from turnrl import ChatFormat
-from turnrl.chat import family
+from turnrl.agent.chat import family
 
 TEMPLATES = {
     file.stem: file.read_text(encoding="utf-8")

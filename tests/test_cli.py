@@ -26,9 +26,9 @@ from transformers import AutoModelForCausalLM
 import turnrl
 from commands import fails, save
 from test_rollout import FORGETFUL
-from turnrl import record
 from turnrl.cli import main
-from turnrl.given import find_recipe
+from turnrl.recipe.given import find_recipe
+from turnrl.run import record
 from turnrl.scoring import interval
 
 ROOT = Path(__file__).parent.parent

@@ -6,9 +6,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from turnrl import Lora, Policy
-from turnrl.compute import adapt_in_place, dense_weight, fuse, head_logits, wide_mm
 from turnrl.errors import of_the_device, out_of_memory
-from turnrl.layout import lay_out
+from turnrl.policy.compute import adapt_in_place, dense_weight, fuse, head_logits, wide_mm
+from turnrl.policy.layout import lay_out
 
 ROWS = [([5, 6, 7, 8, *rest], [False] * 5 + [True] * 3) for rest in ([9, 10, 11, 12], [13] * 4)]
 

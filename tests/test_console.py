@@ -18,11 +18,11 @@ from lightning.pytorch.loggers import CSVLogger
 from commands import save
 from runs import adamw, data, last, module, rows, trainer
 from turnrl import OutcomeReward
+from turnrl.agent.rollout import Rollout
 from turnrl.cli import main
-from turnrl.given import read_given
-from turnrl.health import reason
-from turnrl.lines import IterationLines, duration
-from turnrl.rollout import Rollout
+from turnrl.recipe.given import read_given
+from turnrl.run.health import reason
+from turnrl.run.lines import IterationLines, duration
 from worlds import Answered, Echo, Letters
 
 HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0, on the CPU"]
@@ -79,7 +79,7 @@ def test_a_line_is_printed_when_its_row_is_written(recipe, monkeypatch):
             with Path("runs/recipe/version_0/metrics.csv").open() as file:
                 seen.append((int(line[1]), int([*csv.DictReader(file)][-1]["iteration"])))
 
-    monkeypatch.setattr("turnrl.lines.say", say)
+    monkeypatch.setattr("turnrl.run.lines.say", say)
     assert main(["fit", "recipe.yaml"]) == 0
     assert seen == [(1, 1), (2, 2)]  # who stops a run at a line finds its figures
 
@@ -261,7 +261,7 @@ def test_the_device_is_the_one_that_is_asked_for(recipe, asked, named):
 def test_a_card_is_named_unless_it_is_hidden(recipe, monkeypatch, tmp_path):
     information = tmp_path / "information"
     information.write_text("Model: \t\t NVIDIA H200\nIRQ:   35\n")
-    monkeypatch.setattr("turnrl.given.Path.glob", lambda *_: iter([information]))
+    monkeypatch.setattr("turnrl.recipe.given.Path.glob", lambda *_: iter([information]))
     arguments = ["recipe.yaml", "--trainer.accelerator", "auto"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert read_given("fit", arguments).device == "NVIDIA H200"

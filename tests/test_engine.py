@@ -26,7 +26,7 @@ from turnrl_slots.sampling import truncated
 
 from conftest import greedy_reference
 from turnrl import Engine, Lora, Policy, RecipeError, Sampling, Session, parse_bytes
-from turnrl.layout import lay_out
+from turnrl.policy.layout import lay_out
 from turnrl.testing import check_engine
 
 PROMPTS = [[5, 9, 33, 71, 120, 8], [44, 2, 301], [7] * 40, [250, 251, 252, 253, 254, 255, 256]]

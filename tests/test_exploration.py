@@ -40,7 +40,7 @@ from turnrl import (
     learning,
     score_group,
 )
-from turnrl.layout import lay_out
+from turnrl.policy.layout import lay_out
 from turnrl.scoring import Experience, rollout_sums, token_credit, with_state_values
 from turnrl.testing import ScriptedEngine
 
@@ -210,7 +210,7 @@ def test_an_estimator_with_probes_is_given_values_and_the_run_says_their_price(
 
 
 def kept(folder):
-    from turnrl import record
+    from turnrl.run import record
 
     return record.read(folder / "version_0" / "record", "train-*")
 

@@ -15,7 +15,7 @@ from turnrl.plugins import HOOKS
 ROOT = Path(__file__).parents[1]
 DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 LIST = re.search(r"^## Rooms\n.*?^```\n(.*?)^```$", DESIGN, re.DOTALL | re.MULTILINE)
-ROOMS = [line.split()[0] for line in LIST.group(1).splitlines()] if LIST else []
+ROOMS = re.findall(r"^\S+", LIST.group(1), re.MULTILINE) if LIST else []
 CORE = ROOT / "turnrl"
 MODULES = [path for path in sorted(CORE.rglob("*.py")) if path != CORE / "__init__.py"]
 FOUND = sorted((ROOT / "plugins").glob("*/turnrl_*/**/*.py"))

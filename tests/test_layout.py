@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from turnrl_estimators import TurnCritic
 
-import turnrl.layout
+import turnrl.policy.layout
 from runs import adamw, column, data, module, trainer
 from turnrl import ClippedSurrogate, Lora, Policy
-from turnrl.layout import Layout, lay_out, passes
+from turnrl.policy.layout import Layout, lay_out, passes
 
 few = st.lists(st.integers(0, 2), min_size=1, max_size=9)
 sequences = st.lists(few, min_size=1, max_size=8)
@@ -81,7 +81,7 @@ def histories(layout):
 def test_attention_of_a_layout_is_that_of_each_sequence_alone(ids, window, way):
     with pytest.MonkeyPatch.context() as patch:
         if way == "many":
-            patch.setattr(turnrl.layout, "_CALL", 0)
+            patch.setattr(turnrl.policy.layout, "_CALL", 0)
         layout = lay_out(rows_of(ids), kernel=True)
     at = histories(layout)
     if way != "ragged":
@@ -93,7 +93,7 @@ def test_attention_of_a_layout_is_that_of_each_sequence_alone(ids, window, way):
     wanted = naive_attention(ids, *named, 0.7, window)
     with pytest.MonkeyPatch.context() as patch:
         if way == "ragged":
-            patch.setattr(turnrl.layout, "varlen_attn", naive_varlen)
+            patch.setattr(turnrl.policy.layout, "varlen_attn", naive_varlen)
         found = layout.attend(0, query, key, value, 0.7, window)
     assert torch.allclose(found[0], torch.stack([wanted[h] for h in at]), atol=1e-5)
 

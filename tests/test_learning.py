@@ -16,8 +16,8 @@ from turnrl_slots import Slots
 
 from runs import adamw, column, data, module, trainer, weights
 from turnrl import ClippedSurrogate, Lora, Policy, Question, Reading, Trajectory, Turn
-from turnrl.layout import lay_out, passes
 from turnrl.learning import plan, row
+from turnrl.policy.layout import lay_out, passes
 
 # ----------------------------------------------------------------------------------- streams
 

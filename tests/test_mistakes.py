@@ -14,7 +14,7 @@ import yaml
 
 from commands import fails, save
 from turnrl.cli import main
-from turnrl.given import read_given
+from turnrl.recipe.given import read_given
 
 SPARE = {"class_path": "ExactMatch", "weight": 2}
 WIKI = {"class_path": "WikiSearch", "init_args": {"index": "x"}}
@@ -602,7 +602,7 @@ def test_variables_and_the_home_folder_are_filled_in_in_paths(tmp_path, monkeypa
     recipe["model"]["rollout"]["segmenter"] = segmenter
     save(recipe)
     options = ["--ckpt_path=~/runs/../last", "--model.policy.chat_template=$HOME"]
-    monkeypatch.setattr("turnrl.given.checkpoint_at", lambda path: path)
+    monkeypatch.setattr("turnrl.recipe.given.checkpoint_at", lambda path: path)
     given = read_given("fit", ["recipe.yaml", *options])
     contents = given.contents
     policy = {"model": "/scratch/me/models/tiny", "chat_template": "/home/me"}

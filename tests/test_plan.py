@@ -32,9 +32,9 @@ from turnrl_doctor.plan import (
     table,
 )
 
-import turnrl.layout
 import turnrl.module
-import turnrl.policy
+import turnrl.policy.layout
+import turnrl.policy.model
 from counting import META, Traffic, counted
 from runs import data, module
 from turnrl import Lora, RecipeError, Start, parse_bytes
@@ -374,7 +374,7 @@ def test_the_plan_knows_the_constants_of_the_rooms_that_it_models():
     from turnrl_slots import pages, sampling, settings
 
     assert planning.LOGITS == turnrl.policy._LOGITS_PER_CHUNK
-    assert planning._GATHERED == turnrl.layout._GATHERED
+    assert planning._GATHERED == turnrl.policy.layout._GATHERED
     assert planning._PAGE == pages.PAGE
     assert Choice().prefill_tokens == settings._PREFILL_TOKENS
     assert Choice().minibatch_tokens == turnrl.module._MINIBATCH_TOKENS

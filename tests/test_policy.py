@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import turnrl.policy
+import turnrl.policy.model
 from runs import adamw, column, data, last, module, trainer
 from turnrl import MTGRPO, ChatFormat, CheckpointError, Lora, Policy, RecipeError
-from turnrl.layout import lay_out
+from turnrl.policy.layout import lay_out
 
 ROWS = [
     ([5, 9, 33, 71, 120, 8, 17, 41], [False, False, True, True, False, False, True, True]),

@@ -14,8 +14,8 @@ import torch
 import yaml
 
 from nursery import python
-from turnrl import record
 from turnrl.cli import main
+from turnrl.run import record
 from turnrl.scoring import CURVES
 
 TESTS = Path(__file__).parent

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 import turnrl
-import turnrl.given
+import turnrl.recipe.given
 from commands import fails
 from turnrl.cli import main
-from turnrl.given import find_recipe, read_given
+from turnrl.recipe.given import find_recipe, read_given
 
 ROOT = Path(__file__).parents[1]
 FILES = {
@@ -104,7 +104,7 @@ def test_an_installed_turnrl_has_its_recipes(tmp_path, monkeypatch, capsys):
     with zipfile.ZipFile(wheel) as archive:
         recipes = [name for name in archive.namelist() if name.startswith("turnrl/recipes/")]
         archive.extractall(package.parent, recipes)
-    monkeypatch.setattr(turnrl.given, "__file__", str(package / "given.py"))
+    monkeypatch.setattr(turnrl.recipe.given, "__file__", str(package / "given.py"))
     assert turnrl.bundled_recipes() == {
         name: package / "recipes" / f"{name}.yaml" for name in FILES
     }

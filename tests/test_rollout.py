@@ -30,10 +30,10 @@ from turnrl import (
     ToolResult,
     neutralise,
 )
-from turnrl.rollout import Agent
+from turnrl.agent.rollout import Agent
+from turnrl.agent.toolbox import MAX_RESULT_CHARACTERS
 from turnrl.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
-from turnrl.toolbox import MAX_RESULT_CHARACTERS
 
 QUESTION = Question("q1", "What is the capital of France?", ("Paris",))
 

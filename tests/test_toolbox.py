@@ -30,9 +30,9 @@ from turnrl import (
     ToolResult,
     ToolSession,
 )
-from turnrl.rollout import Agent
+from turnrl.agent.rollout import Agent
+from turnrl.agent.toolbox import Toolbox, run_tool
 from turnrl.testing import ScriptedEngine, check_tool
-from turnrl.toolbox import Toolbox, run_tool
 
 
 @pytest.fixture

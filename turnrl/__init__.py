@@ -21,8 +21,9 @@ from turnrl.text import *  # noqa: F403 - and what they import themselves
 from turnrl.types import *  # noqa: F403 - the same
 
 if TYPE_CHECKING:
-    from turnrl.chat import ChatFormat as ChatFormat
-    from turnrl.compute import dense_weight as dense_weight
+    from turnrl.agent.chat import ChatFormat as ChatFormat
+    from turnrl.agent.rollout import Rollout as Rollout
+    from turnrl.agent.toolbox import read_call as read_call
     from turnrl.credit import GroupRelative as GroupRelative
     from turnrl.credit import Merged as Merged
     from turnrl.credit import OutcomeOnly as OutcomeOnly
@@ -30,27 +31,26 @@ if TYPE_CHECKING:
     from turnrl.credit import returns_to_go as returns_to_go
     from turnrl.credit import standardize as standardize
     from turnrl.data import QuestionData as QuestionData
-    from turnrl.folders import writable_part as writable_part
-    from turnrl.given import bundled_recipes as bundled_recipes
-    from turnrl.given import recipe_like as recipe_like
-    from turnrl.layout import takes_ragged as takes_ragged
     from turnrl.module import MTGRPO as MTGRPO
     from turnrl.objective import ClippedSurrogate as ClippedSurrogate
-    from turnrl.policy import Lora as Lora
-    from turnrl.policy import Policy as Policy
-    from turnrl.recipe import build as build
-    from turnrl.recipe import load as load
-    from turnrl.rollout import Rollout as Rollout
+    from turnrl.policy.compute import dense_weight as dense_weight
+    from turnrl.policy.layout import takes_ragged as takes_ragged
+    from turnrl.policy.model import Lora as Lora
+    from turnrl.policy.model import Policy as Policy
+    from turnrl.recipe.build import build as build
+    from turnrl.recipe.build import load as load
+    from turnrl.recipe.given import bundled_recipes as bundled_recipes
+    from turnrl.recipe.given import recipe_like as recipe_like
+    from turnrl.run.folders import writable_part as writable_part
     from turnrl.scoring import assign_credit as assign_credit
     from turnrl.scoring import score_group as score_group
     from turnrl.sources import load_questions as load_questions
     from turnrl.sources import open_source as open_source
     from turnrl.sources import reach_hub as reach_hub
-    from turnrl.toolbox import read_call as read_call
 
 _LAZY = {
-    "chat": ["ChatFormat"],
-    "compute": ["dense_weight"],
+    "agent.chat": ["ChatFormat"],
+    "policy.compute": ["dense_weight"],
     "credit": [
         "GroupRelative",
         "Merged",
@@ -60,22 +60,26 @@ _LAZY = {
         "standardize",
     ],
     "data": ["QuestionData"],
-    "folders": ["writable_part"],
-    "given": ["bundled_recipes", "recipe_like"],
-    "layout": ["takes_ragged"],
+    "run.folders": ["writable_part"],
+    "recipe.given": ["bundled_recipes", "recipe_like"],
+    "policy.layout": ["takes_ragged"],
     "module": ["MTGRPO"],
     "objective": ["ClippedSurrogate"],
-    "policy": ["Lora", "Policy"],
-    "recipe": ["build", "load"],
-    "rollout": ["Rollout"],
+    "policy.model": ["Lora", "Policy"],
+    "recipe.build": ["build", "load"],
+    "agent.rollout": ["Rollout"],
     "scoring": ["assign_credit", "score_group"],
     "sources": ["load_questions", "open_source", "reach_hub"],
-    "toolbox": ["read_call"],
+    "agent.toolbox": ["read_call"],
 }
 _GROUND = ("turnrl.answers", "turnrl.plugins", "turnrl.text", "turnrl.types")
 
 __all__ = sorted(
-    [name for name, value in globals().items() if getattr(value, "__module__", "") in _GROUND]
+    [
+        name
+        for name, value in globals().items()
+        if getattr(value, "__module__", "").startswith(_GROUND)
+    ]
     + [name for name in globals() if name.endswith("Error")]
     + [
         *itertools.chain(*_LAZY.values()),

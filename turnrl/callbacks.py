@@ -9,7 +9,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import RunningStage
 
-from turnrl.folders import is_trial, run_folder, whole
+from turnrl.run.folders import is_trial, run_folder, whole
 
 
 class FirstAndLastValidation(L.Callback):

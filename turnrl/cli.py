@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from turnrl.errors import TurnRLError, stopping
-from turnrl.given import read_given
 from turnrl.plugins import KINDS, load_plugins
+from turnrl.recipe.given import read_given
 
 _TRAINING = {
     "fit": "train a recipe: turnrl fit RECIPE.yaml [--key value ...]",
@@ -84,10 +84,10 @@ def _dispatch(arguments: list[str]) -> int:
             print(f"turnrl {arguments[0]}: {' + '.join(given.files)}")
             print(f"writing {given.place}, on {given.device}")
             print("loading torch and Lightning", flush=True)
-        first = "turnrl.recipe" not in sys.modules
+        first = "turnrl.recipe.build" not in sys.modules
         if first:
             gc.disable()  # a fifth of the time that importing torch and Lightning takes
-        from turnrl.recipe import run_recipe
+        from turnrl.recipe.build import run_recipe
 
         if first:
             gc.freeze()  # what was imported stays; later it would be what a program has made

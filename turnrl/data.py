@@ -18,7 +18,7 @@ import lightning as L
 from turnrl.answers import AnswerRule, answer_rule
 from turnrl.errors import DataError, RecipeError, at_least
 from turnrl.learning import Step
-from turnrl.lines import say
+from turnrl.run.lines import say
 from turnrl.sources import Role, Source, load_questions, open_source, rule_advice
 from turnrl.types import Fields, Question, QuestionSource
 

@@ -12,8 +12,8 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from turnrl.layout import Layout, Pass
 from turnrl.objective import ClippedSurrogate, RatioLevel
+from turnrl.policy.layout import Layout, Pass
 from turnrl.scoring import sampled_turns
 from turnrl.types import Row, Trajectory
 

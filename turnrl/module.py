@@ -33,10 +33,10 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from turnrl import record, scoring
+from turnrl import scoring
+from turnrl.agent.chat import ChatFormat
+from turnrl.agent.rollout import Rollout, stream_seed
 from turnrl.callbacks import FirstAndLastValidation
-from turnrl.card import facts_of
-from turnrl.chat import ChatFormat
 from turnrl.credit import TurnLevel
 from turnrl.errors import (
     CheckpointError,
@@ -48,15 +48,16 @@ from turnrl.errors import (
     blaming,
     out_of_memory,
 )
-from turnrl.folders import run_folder
-from turnrl.health import LearnsNothing
 from turnrl.learning import Minibatch, Step, plan, row
-from turnrl.lines import say, take_over
-from turnrl.metrics import PolicyRows
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import examine, installed
-from turnrl.policy import Policy
-from turnrl.rollout import Rollout, stream_seed
+from turnrl.policy.card import facts_of
+from turnrl.policy.model import Policy
+from turnrl.run import record
+from turnrl.run.folders import run_folder
+from turnrl.run.health import LearnsNothing
+from turnrl.run.lines import say, take_over
+from turnrl.run.metrics import PolicyRows
 from turnrl.text import parse_bytes
 from turnrl.types import (
     AdvantageEstimator,

@@ -10,9 +10,9 @@ from concurrent.futures import wait
 from typing import Any
 
 from turnrl import types
+from turnrl.agent.toolbox import Bench, Toolbox, check_tools
 from turnrl.testing.contract import on, require
 from turnrl.testing.examples import QUESTION
-from turnrl.toolbox import Bench, Toolbox, check_tools
 
 _Calls = Sequence[Mapping[str, Any]]  # the arguments of each
 

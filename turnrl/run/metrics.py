@@ -18,7 +18,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger
 
-from turnrl.folders import run_folder, tidy, whole
+from turnrl.run.folders import run_folder, tidy, whole
 
 
 def forget_first(checkpoint: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from turnrl.errors import RecipeError, did_you_mean
-from turnrl.folders import LATEST, checkpoint_at, next_version
+from turnrl.run.folders import LATEST, checkpoint_at, next_version
 
 SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path", "split")
 """The top of a recipe."""

@@ -25,8 +25,8 @@ from lightning.pytorch.callbacks import (
 )
 from tqdm.auto import tqdm
 
-from turnrl.folders import is_trial, run_folder
-from turnrl.metrics import PolicyRows
+from turnrl.run.folders import is_trial, run_folder
+from turnrl.run.metrics import PolicyRows
 
 _SPLITS = {
     "train": ("reward/total", "train/exact_match", "train/tool_execution"),

@@ -29,13 +29,13 @@ from transformers.utils import logging as transformers_logging
 from turnrl.callbacks import BestCheckpoint, LastCheckpoint
 from turnrl.data import QuestionData
 from turnrl.errors import CheckpointError, RecipeError, TurnRLError, did_you_mean
-from turnrl.explain import explain, explain_class, explain_section, parameters
-from turnrl.folders import LATEST, checkpoint_at, newest, run_folder, writable_part
-from turnrl.given import SECTIONS, Given, find_recipe, read_given
-from turnrl.lines import IterationLines
-from turnrl.metrics import forget_first
 from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
+from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
+from turnrl.recipe.given import SECTIONS, Given, find_recipe, read_given
+from turnrl.run.folders import LATEST, checkpoint_at, newest, run_folder, writable_part
+from turnrl.run.lines import IterationLines
+from turnrl.run.metrics import forget_first
 from turnrl.scoring import CURVES, interval
 from turnrl.types import Start
 

@@ -1,8 +1,8 @@
 """Rollouts: one turn as a function from state to state, and the rules it follows.
 
-A recipe configures `Rollout`, and the module calls its `explore`; `turnrl/explore.py` has the loop
-around the turns. Whatever the policy does is data. Whatever the world does wrong is an exception,
-and ends the collection with nothing collected.
+A recipe configures `Rollout`, and the module calls its `explore`. The loop around the turns is in
+`turnrl/agent/explore.py`. Whatever the policy does is data. Whatever the world does wrong is an
+exception, and ends the collection with nothing collected.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from turnrl import types
-from turnrl.chat import ChatFormat
+from turnrl.agent.chat import ChatFormat
+from turnrl.agent.explore import Exploration, State, on_loop
+from turnrl.agent.toolbox import Toolbox, check_tools
 from turnrl.errors import DataError, PluginError, RecipeError, ToolError, at_least, blaming
-from turnrl.explore import Exploration, State, on_loop
-from turnrl.toolbox import Toolbox, check_tools
 
 _logger = logging.getLogger(__name__)
 

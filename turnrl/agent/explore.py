@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar, final
 from tqdm.auto import tqdm
 
 from turnrl import types
-from turnrl.toolbox import Bench, Toolbox
+from turnrl.agent.toolbox import Bench, Toolbox
 
 T = TypeVar("T")
 

@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from turnrl.folders import whole
+from turnrl.run.folders import whole
 from turnrl.scoring import CURVES, Credit, curves, sampled_turns
 from turnrl.types import Group, Reading, ToolCall, ToolResult, Turn
 

@@ -25,12 +25,12 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from turnrl.attention import no_mask, take_over
-from turnrl.card import base_name, write_card
-from turnrl.chat import read_template
-from turnrl.compute import InOnePass, adapt_in_place, fuse, head_logits, recompute
+from turnrl.agent.chat import read_template
 from turnrl.errors import CheckpointError, RecipeError, did_you_mean, in_short, of_the_device
-from turnrl.layout import Layout, Pass, lay_out, passes, takes_ragged
+from turnrl.policy.attention import no_mask, take_over
+from turnrl.policy.card import base_name, write_card
+from turnrl.policy.compute import InOnePass, adapt_in_place, fuse, head_logits, recompute
+from turnrl.policy.layout import Layout, Pass, lay_out, passes, takes_ragged
 from turnrl.sources import reach_hub
 from turnrl.types import Attend, Critic, Row
 
@@ -494,7 +494,7 @@ class Policy(nn.Module):
         return logits.view(*hidden.shape[:-1], -1)
 
     def passes(self, rows: Sequence[Row], budget: int) -> Iterator[Pass]:
-        """Divide token sequences among forward passes; see `turnrl.layout.passes`."""
+        """Divide token sequences among forward passes; see `turnrl.policy.layout.passes`."""
         return passes(rows, budget, self.share_prefixes, self._kernel)
 
     @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""From YAML to a module, its data and a trainer."""

@@ -1,0 +1,21 @@
+"""The words of turnrl, as types.
+
+    Question      what is asked, and the answers that count
+    Turn          one stretch of sampled text, what was read in it, and what the tools replied
+    Trajectory    a prompt and its turns, token-exact
+    Group         the trajectories of one question with their rewards, compared with each other
+    Probe         what else might have come of a trajectory, from the beginning of one of its turns
+    Critic        a value head beside the policy, which says what is to be expected
+    Completion    what an engine sampled in one turn, as `Sampling` told it to
+
+A segmenter (`Segmenter`) says what a turn is, a `Tool` acts, `TurnReward` and `OutcomeReward`
+score, an `AdvantageEstimator` turns a group into credit, a `QuestionSource` supplies questions, an
+`Engine` turns token ids into more token ids, a `Check` examines a run before it begins. Those are
+what a plugin extends. Everything here is standard library only, so `import turnrl` stays cheap.
+
+Axes, wherever tensors appear: B batch, G group, K turn, T token.
+"""
+
+from turnrl.types.contracts import *  # noqa: F403
+from turnrl.types.engine import *  # noqa: F403
+from turnrl.types.trajectory import *  # noqa: F403

@@ -1,0 +1,407 @@
+"""The contracts that a plugin extends: tools, segmenters, rewards, estimators, sources, checks."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from turnrl.errors import DataError, at_least
+from turnrl.types.engine import SampledPolicy
+from turnrl.types.trajectory import (
+    Group,
+    Message,
+    Passage,
+    Question,
+    Reading,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from lightning import LightningDataModule, LightningModule
+    from torch import Tensor
+
+
+class ToolSession:
+    """State that a tool keeps for one trajectory: an interpreter, a browser, a sandbox. Extend it.
+
+    `fork` and `close` may take their time, and may be coroutines.
+    """
+
+    def fork(self) -> ToolSession | Awaitable[ToolSession]:
+        """A copy that goes its own way from here. A session that cannot be copied leaves this."""
+        raise NotImplementedError(f"a {type(self).__name__} cannot be copied")
+
+    def close(self) -> Awaitable[None] | None:
+        """Give back what the session holds. Called once, however the trajectory ends; where a run
+        is being stopped, perhaps while `run` still works on it in its thread."""
+
+
+class Tool(ABC):
+    """Something the policy can call. Subclass it, set the three attributes, write `run`.
+
+    A tool is shared by all trajectories, and most keep nothing between calls. One that does opens a
+    session for each trajectory: `open` makes it, `run` finds it in `call.session`.
+
+    Attributes:
+        name: The name the policy calls it by.
+        description: One sentence that the prompt shows to the policy.
+        parameters: JSON Schema of the arguments object; calls are validated before `run` sees them.
+        timeout_s: A batch, or the opening or closing of a session, that takes longer than this many
+            seconds stops the run.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    timeout_s: float = 60.0
+
+    def __str__(self) -> str:
+        return f"tool {self.name!r} ({type(self).__name__})"
+
+    @abstractmethod
+    def run(
+        self, calls: Sequence[ToolCall]
+    ) -> Sequence[ToolResult] | Awaitable[Sequence[ToolResult]]:
+        """Answer a batch of valid calls, in order.
+
+        A plain method runs in a worker thread, several at once; an `async def` runs on the event
+        loop. Calls that arrive within a few milliseconds of each other come as one batch. Calls of
+        one session come in order, and never in two batches at once.
+
+        Args:
+            calls: Calls whose name and arguments have been checked.
+        Returns:
+            One result per call. A mistake of the policy is a result with `ok=False`.
+        Raises:
+            ToolError: If the world is broken. The run stops; the policy never sees it.
+        """
+
+    def open(self, question: Question) -> ToolSession | Awaitable[ToolSession | None] | None:
+        """Open the tool's state for one trajectory; None (the default) for a tool without state.
+
+        Called before the trajectory's first call, in a worker thread or on the event loop like
+        `run`.
+        """
+        return None
+
+    def check(self) -> None:  # noqa: B027 - optional: most tools need no check
+        """Verify that the tool can work (server up, index there). Runs before any model is loaded.
+
+        Raises:
+            ToolError: Naming what is missing, and the next step.
+        """
+
+
+class Segmenter(ABC):
+    """Says what a turn is: how the task is put, where a turn stops, what it means,
+    how results are shown.
+
+    Attributes:
+        max_turns: K, the most turns a trajectory may take; at least 1.
+        stop: Strings that end a turn as soon as the sampled text contains one.
+        tags: Tag names with a meaning in this scheme; they are neutralised in questions and tool
+            results.
+        tools_in_template: Whether the model's own chat template describes the tools (`tools=`);
+            otherwise `prompt` does.
+    """
+
+    max_turns: int
+    stop: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    tools_in_template: bool = False
+
+    def check(self, tools: Sequence[Tool]) -> None:  # noqa: B027 - optional: most take any tools
+        """Verify that the scheme can work with these tools. Runs before any model is loaded.
+
+        Raises:
+            RecipeError: Naming what does not fit, and the next step.
+        """
+
+    @abstractmethod
+    def prompt(self, question: Question, tools: Sequence[Tool]) -> list[Message]:
+        """The chat messages that open a trajectory; the last one is the user's.
+
+        Args:
+            question: What is asked; its text is already neutralised.
+            tools: What the policy can call.
+        """
+
+    @abstractmethod
+    def read(self, text: str, turn: int, cut: bool) -> Reading:
+        """Read what the policy did in one turn. Total: any text gives a `Reading`, none raises.
+
+        Args:
+            text: The turn's sampled text.
+            turn: Its number, from 0; the last is `max_turns - 1`.
+            cut: Whether the turn ran out of tokens. What a cut turn began and did not end is not
+                there: half an answer is none. Its calls are never run.
+        """
+
+    @abstractmethod
+    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
+        """Messages that the policy reads after a turn: of role `user` or `tool`, at least one.
+
+        Args:
+            reading: What was read in the turn; `format_error` is worth repeating to the policy.
+            results: One result per call, contents already neutralised.
+        """
+
+
+class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
+    """A component of the reward. Extend `TurnReward` or `OutcomeReward`, not this."""
+
+    name: ClassVar[str] = ""
+    """Name in metrics; the class name in snake_case if empty."""
+
+    def prepare(  # noqa: B027 - optional: most rewards look at one trajectory alone
+        self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
+    ) -> None:
+        """See all trajectories before any of them is scored: to ask a judge about all at once, or
+        the policy for log-probabilities.
+
+        Args:
+            trajectories: Those that are scored next, of several questions.
+            policy: The policy that acted; None where there is none at hand.
+        Raises:
+            ToolError: If the world that the reward needs is broken. The run stops.
+        """
+
+
+class TurnReward(Reward):
+    """Scores one turn, given everything up to and including it."""
+
+    @abstractmethod
+    def score(self, trajectory: Trajectory, turn: int) -> float:
+        """The reward of turn number `turn` (from 0)."""
+
+
+class OutcomeReward(Reward):
+    """Scores a whole trajectory."""
+
+    @abstractmethod
+    def score(self, trajectory: Trajectory) -> float:
+        """The reward of how the trajectory ended."""
+
+
+@dataclass(frozen=True)
+class Critic:
+    """A value head, trained beside the policy: linear in the policy's last hidden states, which are
+    divided by their root mean square and their number, so that one rate does for any model.
+
+    Args:
+        lr: Learning rate of the head, which is a group of its own in the optimiser. An optimiser of
+            Adam's kind moves a value by about as much a step, in units of reward.
+        coef: Weight of the value loss beside the policy's.
+        trunk: Whether the value loss trains the policy's own weights too, or the head alone.
+    """
+
+    lr: float = 0.1
+    coef: float = 0.1
+    trunk: bool = True
+
+    def __post_init__(self) -> None:
+        at_least(0, "critic.", self, "lr", "coef")
+
+
+class AdvantageEstimator(ABC):
+    """Turns a scored group into credit: a pure function of the group.
+
+    Attributes:
+        min_group_size: The smallest G for which the estimator gives any signal.
+        probes: Continuations to be sampled at the beginning of each turn, for `state_values`.
+            They are scored, and not trained on.
+        trains_probes: Whether they are members of the group instead, from the turn on at which
+            they branched off: a tree, whose shared turns are learnt from once.
+        critic: The value head to be trained, for `token_values`; None for none.
+    """
+
+    min_group_size: int = 1
+    probes: int = 0
+    trains_probes: bool = False
+    critic: Critic | None = None
+
+    @abstractmethod
+    def __call__(self, group: Group) -> Tensor | tuple[Tensor, ...]:
+        """Credit for each turn of each trajectory of one group.
+
+        Args:
+            group: Trajectories with `turn_rewards` (G, K), `outcome` (G,) and `reached` (G, K).
+        Returns:
+            A tensor (G, K), advantages of turns; zero where not reached. Or, from an estimator that
+            credits tokens, a tuple with a tensor (N_i,) for each trajectory, an advantage for each
+            token that was sampled in a turn of its own, in order. A group whose credit is all zero
+            counts as one that teaches nothing.
+        """
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Where the rows of a file or hub data set keep what turnrl needs.
+
+    A dotted path such as `answer.aliases` reaches into nested fields.
+
+    Args:
+        id: Field of the question's id; null numbers the rows.
+        question: Field of the question's text.
+        answers: Field, or fields, of accepted answers: a text, a list, or a list in a text.
+        answer_pattern: Regular expression that finds the answer within such a text: its first
+            group, or all of it. GSM8K's answers end with `#### 42`, which is `'#### (.*)'`; in YAML
+            it needs the quotes. By default the whole text is the answer.
+    Raises:
+        DataError: If the pattern is no regular expression.
+    """
+
+    id: str | None = "id"
+    question: str = "question"
+    answers: str | list[str] = "answers"
+    answer_pattern: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.answer_pattern)
+        except (re.error, TypeError) as error:
+            what = f"data.fields.answer_pattern {self.answer_pattern!r} is no regular expression"
+            raise DataError(f"{what}: {error}. Mend it; '#### (.*)' is one.") from error
+
+    def answer_in(self, text: str) -> str | None:
+        """The answer within a text of an answers' field; None if the pattern is not there."""
+        if not self.answer_pattern:
+            return text
+        found = re.search(self.answer_pattern, text)
+        answer = found and found[min(1, found.re.groups)]
+        return answer.strip() if answer is not None else None
+
+
+class QuestionSource(ABC):
+    """A data set that a package brings along, used by its class name: `train: Atlas`.
+
+    A source that also knows the corpus its questions are about lets `turnrl index build --source`
+    build the search index.
+
+    Attributes:
+        default_splits: The split for each use, `train` and `val`; None if it has none for it.
+        uses: Which of the recipe's `data.fields` and `data.config` it heeds.
+    """
+
+    uses: tuple[str, ...] = ()
+    default_splits: Mapping[str, str | None] = MappingProxyType({"train": "train", "val": "val"})
+
+    @abstractmethod
+    def questions(self, split: str) -> Iterable[Question]:
+        """All questions of a split, always in the same order.
+
+        Splits are free to name; a recipe that names none asks for `default_splits`.
+
+        Raises:
+            DataError: If there is no such split; the message lists those there are.
+        """
+
+    def at_hand(self, split: str) -> bool:
+        """True if a split can be read without downloading it. `turnrl doctor` asks.
+
+        Raises:
+            DataError: If it is neither here nor where it would be downloaded from.
+        """
+        return True
+
+    def passages(self) -> Iterable[Passage]:
+        """The corpus that answers the questions.
+
+        Raises:
+            DataError: If the source has none.
+        """
+        raise DataError(f"{type(self).__name__} has questions but no corpus to build an index from")
+
+
+class SourceOpener(Protocol):
+    """Opens data sets by a name that is no class's, a file say, or what they are in memory.
+
+    Attributes:
+        names: Names it is sure to know, offered where another was meant.
+        takes: What it takes, for messages: `a file (.jsonl, ...)`.
+    """
+
+    names: Sequence[str]
+    takes: str
+
+    def __call__(
+        self, name: Any, fields: Fields | None, config: str | None
+    ) -> QuestionSource | None:
+        """The data set of a name, or None if the name is not of its kind.
+
+        Args:
+            name: As the recipe has it; or, from Python, an object that is neither a source nor a
+                list of questions, a `datasets.Dataset` say.
+            fields: Where rows keep what is needed, if the recipe says.
+            config: A configuration of the data set, if the recipe names one.
+        Raises:
+            DataError: If the name is of its kind and there is no such data set.
+        """
+
+
+Status = Literal["pass", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of `turnrl doctor`.
+
+    Args:
+        status: `fail` if a run would stop, `warn` if it would be slower or worse than it could be.
+        name: The thing that was examined: `GPU`, `index`.
+        text: What was seen, in one line.
+        step: The next step for the user; empty for `pass`.
+    """
+
+    status: Status
+    name: str
+    text: str
+    step: str = ""
+
+
+@dataclass
+class Start:
+    """A run that is about to begin, before any weights are loaded.
+
+    Args:
+        device: Where the weights will go.
+        module: The recipe's module; None if the machine alone is examined.
+        data: The recipe's data; None if there is none at hand.
+        folder: Where the run will write; None if it will not.
+        processes: How many learn together.
+    """
+
+    device: torch.device
+    module: LightningModule | None = None
+    data: LightningDataModule | None = None
+    folder: Path | None = None
+    processes: int = 1
+
+
+class Check(ABC):
+    """Something that `turnrl doctor` examines. `turnrl fit` runs the quick ones before it starts.
+
+    Attributes:
+        quick: Whether it takes well under a second, so that every start can afford it.
+    """
+
+    quick: bool = True
+
+    def settle(self, start: Start) -> None:  # noqa: B027 - optional: most checks only look
+        """Fill in settings that the recipe leaves open (null). Called before any check is run.
+
+        Raises:
+            RecipeError: If no value would do.
+        """
+
+    @abstractmethod
+    def run(self, start: Start) -> Iterable[Finding]:
+        """Examine the machine, and the recipe's parts where there are any."""

@@ -1,0 +1,227 @@
+"""The contract between the rollouts and whatever samples tokens, and between both and the model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from turnrl.types.trajectory import Row
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings to sample one turn.
+
+    Args:
+        max_tokens: The most tokens to sample; at least 1.
+        temperature: Logits are divided by it; 0 takes the likeliest token.
+        seed: Random stream of this turn. With an engine that is `seeded`, the same seed and history
+            give the same tokens, whatever else is in the batch.
+        stop: Strings that end the turn when the sampled text contains one.
+        end_ids: Token ids that end the turn.
+        forced_ids: Tokens to take in place of the first draws, for a replay or a measurement; their
+            log-probabilities are the model's all the same. An engine that cannot take them raises
+            NotImplementedError.
+        top_k: Draw from that many of the likeliest tokens; 0 from all.
+        min_p: Draw from tokens whose probability is at least this share of the likeliest's.
+        top_p: Draw from the fewest likeliest tokens that `top_k` and `min_p` leave whose
+            probabilities, of those left, add up to this. All three are judged at the temperature;
+            log-probabilities are of what was drawn from; a greedy turn heeds none of them. An
+            engine that cannot cut distributions raises NotImplementedError.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    end_ids: tuple[int, ...] = ()
+    forced_ids: tuple[int, ...] = ()
+    top_k: int = 0
+    min_p: float = 0.0
+    top_p: float = 1.0
+
+    @property
+    def truncated(self) -> bool:
+        """True if it draws from a part of the distribution."""
+        return self.temperature > 0 and (self.top_k > 0 or self.min_p > 0 or self.top_p < 1)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Tokens sampled in one turn.
+
+    Args:
+        token_ids: Sampled ids, an end-of-turn token included.
+        logprobs: Log-probability of each under the distribution it was drawn from.
+        reason: An end token (`end`), a stop string (`stop`), or `max_tokens` (`length`).
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    reason: Literal["end", "stop", "length"]
+
+
+class Session(ABC):
+    """One trajectory's history inside an engine. It generates one turn at a time."""
+
+    @abstractmethod
+    async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Append `new_ids` after everything so far, then sample.
+
+        Raises:
+            RuntimeError: If the session is closed, generates already, was cancelled while it
+                generated, or is older than the engine's last `sync`.
+        """
+
+    @abstractmethod
+    def fork(self) -> Session:
+        """A new session that shares everything so far: a group at its prompt,
+        a branch at a turn."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the session holds. Closing twice is harmless."""
+
+
+class Attend(Protocol):
+    """Computes the attention of a forward pass over tokens that are laid out in a way of its own.
+
+    Sent along with `SampledPolicy.hidden(..., attend=...)`, in place of a mask.
+    """
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        window: int | None,
+    ) -> Tensor:
+        """Attention output of the pass's tokens in one layer.
+
+        Args:
+            layer: Its number, from 0.
+            query: (B, heads, T, D), with their positions rotated in.
+            key: (B, key-value heads, T, D), of the same tokens.
+            value: The same.
+            scale: Of the scores; None for one over the root of D.
+            window: The furthest that a token of this layer sees, itself included; None for all.
+        Returns:
+            (B, T, heads, D).
+        """
+
+
+class SampledPolicy(Protocol):
+    """Acting policy, as far as an engine or a reward may use it; `turnrl.Policy` is one."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer."""
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The model's configuration, which needs no weights."""
+
+    def load(self, device: torch.device | str = "cpu") -> PreTrainedModel:
+        """The network, loaded if it was not."""
+
+    def hidden(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor, **kwargs: Any
+    ) -> Tensor:
+        """Last hidden states, (B, T) -> (B, T, H). `attend`, an `Attend`, computes the attention
+        where it is given; NotImplementedError if the model's code cannot take one."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., H) -> (..., V), in float32."""
+
+    def read(
+        self, rows: Sequence[Row], minibatch_tokens: int, temperature: float = 1.0
+    ) -> Sequence[tuple[Tensor, ...]]:
+        """For each sequence the log-probabilities (N_i,) of the tokens that are asked for, first;
+        then the entropies of what they were drawn from, and a critic's values. In eval mode,
+        without a gradient, on the CPU; at most so many tokens are computed at once, but one
+        sequence at least, and what sequences begin with in common is read once."""
+
+    def reference(self) -> AbstractContextManager[None]:
+        """Within it the policy is the one that training began from; it has to have an adapter."""
+
+    def export(self, folder: str | Path) -> Path:
+        """Write the adapter, or the whole model if there is none."""
+
+
+class Engine(ABC):
+    """Turns token ids into more token ids. Its options are its own; its life is
+
+        start -> (sync -> open, generate ... -> drain) for every collection -> close
+
+    Attributes:
+        seeded: Whether the same seed and history give the same tokens. An engine that cannot
+            promise it says so.
+        capacity: How many sessions it can hold at once, known once it has started; None for any
+            number. It may grow while a collection shows how much of `max_tokens` they need. The
+            engine serves more, but has to read their histories again: a caller that can wait begins
+            no more than these.
+    """
+
+    seeded: bool = True
+    capacity: int | None = None
+
+    def check(self, policy: SampledPolicy, max_tokens: int) -> None:  # noqa: B027 - optional
+        """Verify that the engine can work, as far as that shows before any weights are loaded.
+
+        Args:
+            policy: Its tokenizer and configuration are there, its weights are not.
+            max_tokens: As in `start`.
+        Raises:
+            RecipeError: Naming the setting, and the next step.
+        """
+
+    @property
+    def in_force(self) -> Mapping[str, str]:
+        """The choices that the engine made when it started, for people to read: which attention,
+        with CUDA graphs or without. Empty before it starts."""
+        return {}
+
+    @abstractmethod
+    def start(self, policy: SampledPolicy, max_tokens: int) -> None:
+        """Get ready to sample a policy whose weights are loaded.
+
+        Args:
+            policy: Whose weights act.
+            max_tokens: The longest history, prompt included, that a session will have.
+        Raises:
+            RecipeError: If the engine cannot sample this policy faithfully.
+        """
+
+    @abstractmethod
+    def sync(self, version: int) -> None:
+        """The weights have changed. Sessions opened before must not go on: what they remember was
+        computed with older weights.
+
+        Args:
+            version: Number of optimiser steps behind the weights.
+        """
+
+    @abstractmethod
+    def open(self, prompt_ids: Sequence[int]) -> Session:
+        """A session whose history is the prompt, at least one token; forks share the work of
+        reading it. Sessions may generate concurrently, from one event loop."""
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """Wait until nothing is being sampled (turns that were cancelled may still be under way),
+        and give back the memory that only sampling needs."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back everything. Closing twice is harmless; `start` may follow."""

@@ -1,0 +1,297 @@
+"""The data of a rollout: questions, turns, trajectories and groups of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from turnrl.answers import AnswerRule, Phrase, answer_rule
+from turnrl.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from turnrl.types.contracts import ToolSession
+
+Message = dict[str, str]
+"""A chat message: `{"role": "system" | "user" | "assistant" | "tool", "content": text}`."""
+
+
+Row = tuple[Sequence[int], Sequence[bool]]
+"""Token ids of a sequence, and which of them are asked for; never the first."""
+
+
+Stop = Literal["answer", "turns", "length"]
+"""Why a trajectory ended: it answered, it used all its turns, or it ran out of tokens."""
+
+
+_PHRASE = Phrase()
+
+
+class _Unknown(tuple[str, ...]):
+    """No answers, because none are known."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question and every answer that counts as right.
+
+    Args:
+        id: Unique within its data set.
+        text: The question itself.
+        answers: Accepted answers, the preferred one first; a text is the only one. Left out where
+            none are known: such a question can be asked, and no answer to it is right.
+        metadata: Whatever else the data set says about it.
+        rule: How its answers compare; a name or a function stands for what `answer_rule` makes of
+            it.
+    Raises:
+        DataError: If the answers are no texts, or there are none in what is given.
+        RecipeError: If there is no such rule.
+    """
+
+    id: str
+    text: str
+    answers: tuple[str, ...] = _Unknown()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    rule: AnswerRule = _PHRASE
+
+    def __post_init__(self) -> None:
+        given: Any = self.answers
+        if isinstance(given, str):
+            object.__setattr__(self, "answers", (given,))
+        elif isinstance(given, list):
+            object.__setattr__(self, "answers", tuple(given))
+        texts = isinstance(self.answers, tuple) and all(isinstance(a, str) for a in self.answers)
+        if not texts or (not self.answers and not isinstance(given, _Unknown)):
+            raise DataError(
+                f"question {self.id!r} has the answers {given!r}. Give a text or a tuple of texts, "
+                "or leave answers out if none are known."
+            )
+        object.__setattr__(self, "rule", answer_rule(self.rule))
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A piece of text that a search can return.
+
+    Args:
+        id: Unique within its corpus.
+        title: Title of the page it comes from.
+        text: The passage.
+    """
+
+    id: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the policy attempted.
+
+    Args:
+        name: The tool's name as the policy wrote it; empty if the call could not be read.
+        arguments: Arguments by name.
+        error: Why the call could not be read (bad JSON, say). Such a call is never run: the policy
+            reads the error as its result.
+        mended: What is wrong with the form of a call that was read all the same, by a lenient
+            segmenter. It is run, but its result is not `ok`, so no reward pays for it.
+        session: What the tool keeps for the trajectory that calls, if it opened one; set when the
+            call is run. It is no part of the record.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    mended: str | None = None
+    session: ToolSession | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """Reply of a tool to one call.
+
+    Args:
+        content: Text for the policy to read. It is untrusted: control tokens and tags in it are
+            neutralised before the policy sees it.
+        ok: False if the call failed through the policy's own mistake, which it then reads in
+            `content`, or was read only by mending it.
+        metadata: Anything a reward or a report may want (scores, say). The policy never sees it.
+            `passage_ids` names what stands in `content`, in order, and `passage_starts` the
+            character at which the text of each begins: of a result that is cut, those ids stay
+            whose text the policy saw, or the first if the tool gives no starts.
+    """
+
+    content: str
+    ok: bool = True
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Content of one turn's text, as a segmenter read it.
+
+    Args:
+        calls: Tool calls attempted, unreadable ones included.
+        answer: The final answer, if the turn gives one; it ends the trajectory.
+        format_error: What is wrong with the turn's form, or None if it is well formed.
+    """
+
+    calls: tuple[ToolCall, ...] = ()
+    answer: str | None = None
+    format_error: str | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn: sampled tokens, what was read in them, what came back.
+
+    Args:
+        text: The decoded sampled tokens.
+        token_ids: Sampled token ids, length T_k.
+        sampler_logprobs: Log-probability of each sampled token under the distribution it was drawn
+            from, as the engine computed it, length T_k. The learner's own may differ.
+        reading: What the segmenter read in `text`.
+        results: One result per call of `reading`, as the policy saw them (cut and neutralised), or
+            none: calls of the last turn, of a turn that was cut, and of one after which there was
+            no room left were never answered, because nothing would have read the answer.
+        observation_ids: Token ids appended after the turn (results and chat markup); not sampled.
+        cut: Whether the turn ran out of tokens.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = field(repr=False)
+    sampler_logprobs: tuple[float, ...] = field(repr=False)
+    reading: Reading
+    results: tuple[ToolResult, ...] = ()
+    observation_ids: tuple[int, ...] = field(default=(), repr=False)
+    cut: bool = False
+
+    def __str__(self) -> str:
+        lines = [f"   {'result' if r.ok else 'error'}: {r.content}" for r in self.results]
+        form = [f"   form: {self.reading.format_error}"] if self.reading.format_error else []
+        return "\n".join([self.text, *lines, *form])
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The prompt and all turns of one attempt at a question,
+    exactly as the policy produced and read them. `print` shows the turns.
+
+    Args:
+        question: The question attempted.
+        prompt_ids: Token ids of the rendered prompt.
+        turns: The turns in order; at least one.
+        stop: Why it ended.
+        begins: Its first turn of its own, if it branched off another trajectory: what was sampled
+            before that is the other's to learn from, and context here.
+    """
+
+    question: Question
+    prompt_ids: tuple[int, ...]
+    turns: tuple[Turn, ...]
+    stop: Stop
+    begins: int = 0
+
+    def __repr__(self) -> str:
+        said = f"answer={self.answer!r}" if self.stop == "answer" else f"stop={self.stop!r}"
+        size = f"turns={len(self.turns)}, tokens={len(self.token_ids)}"
+        return f"Trajectory({self.question.text!r}, {size}, {said})"
+
+    def __str__(self) -> str:
+        turns = (f"-- turn {k}\n{turn}" for k, turn in enumerate(self.turns))
+        return "\n".join([f"question   {self.question.text}", *turns, f"ended by   {self.stop}"])
+
+    @property
+    def answer(self) -> str | None:
+        """The final answer, or None if none was given."""
+        return self.turns[-1].reading.answer if self.turns else None
+
+    @property
+    def results(self) -> tuple[ToolResult, ...]:
+        """Every tool result of every turn, in order."""
+        return tuple(result for turn in self.turns for result in turn.results)
+
+    @cached_property
+    def token_ids(self) -> tuple[int, ...]:
+        """All T token ids: prompt, then each turn's sampled tokens and observation."""
+        return tuple(token for token, _, _ in self._tokens())
+
+    @cached_property
+    def turn_index(self) -> tuple[int, ...]:
+        """Turn number of each of the T tokens where it was sampled, in a turn of its own; -1
+        elsewhere.
+
+        It is the loss mask and the route of credit. It is not the attention mask, which covers
+        observations too.
+        """
+        return tuple(k for _, k, _ in self._tokens())
+
+    @cached_property
+    def sampler_logprobs(self) -> tuple[float, ...]:
+        """The sampler's log-probability of each of the T tokens where it was sampled,
+        0 elsewhere."""
+        return tuple(logprob for _, _, logprob in self._tokens())
+
+    def _tokens(self) -> Iterator[tuple[int, int, float]]:
+        yield from ((token, -1, 0.0) for token in self.prompt_ids)
+        for k, turn in enumerate(self.turns):
+            ids, logprobs = turn.token_ids, turn.sampler_logprobs
+            yield from zip(ids, [k if k >= self.begins else -1] * len(ids), logprobs, strict=True)
+            yield from ((token, -1, 0.0) for token in turn.observation_ids)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A continuation of a trajectory: what else might have come of it.
+
+    Args:
+        member: Number of the trajectory in its group.
+        trajectory: The whole of it; its own turns begin where it branched off.
+    """
+
+    member: int
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """G trajectories of one question and their rewards, in the same order.
+
+    Args:
+        question: The question.
+        trajectories: G attempts at it, trajectory i with K_i turns.
+        turn_rewards: (G, K), reward of each turn, summed over components; zero after the last.
+        outcome: (G,), outcome reward of each trajectory, summed over components.
+        reached: (G, K), bool: whether the trajectory took that turn, as one of its own.
+        components: Each component's total for each trajectory, named `turn/...` or `outcome/...`.
+        state_values: (G, K), what the policy earns on average from the beginning of each turn on,
+            turn rewards and outcome; zero where not reached. Given to an estimator with `probes`.
+        token_values: For each trajectory (N_i,), what a critic expects of each of its N_i sampled
+            tokens before it is sampled. Given to an estimator with a `critic`.
+        parents: For each trajectory the member that it branched off, at the beginning of the turn
+            `begins`; its own number if it did not. Given to an estimator that `trains_probes`.
+    """
+
+    question: Question
+    trajectories: tuple[Trajectory, ...]
+    turn_rewards: Tensor
+    outcome: Tensor
+    reached: Tensor
+    components: tuple[Mapping[str, float], ...] = ()
+    state_values: Tensor | None = None
+    token_values: tuple[Tensor, ...] = ()
+    parents: tuple[int, ...] = ()
+
+    @property
+    def trunks(self) -> list[int]:
+        """The members that branched off no other: what the policy does when it is asked."""
+        members = range(len(self.trajectories))
+        return [i for i in members if not self.parents or self.parents[i] == i]
+
+    @property
+    def totals(self) -> Tensor:
+        """(G,), the sum of all rewards of each trajectory."""
+        return self.outcome + self.turn_rewards.sum(1)
