@@ -45,11 +45,11 @@ from turnrl import (
     contains_answer,
     exact_match,
     load_questions,
-    record,
     says_nothing,
     score_group,
 )
 from turnrl.cli import main
+from turnrl.run import record
 from turnrl.scoring import curves, group_sums
 
 PAIRS = 10_000

@@ -13,7 +13,7 @@ from test_rollout import FORGETFUL, QUESTION, Brackets, Look, one, say
 from turnrl import ChatFormat, Policy, Question, Reading, RecipeError, Rollout, ToolCall, ToolResult
 from turnrl.agent.chat import read_template, tool_schema
 
-BUNDLED = Path(turnrl.__file__).parent / "chat_templates"
+BUNDLED = Path(turnrl.__file__).parent / "agent" / "chat_templates"
 FAMILIES = json.loads((BUNDLED / "families.json").read_text("utf-8"))
 
 CHATML = (

@@ -22,10 +22,10 @@ from turnrl.agent.chat import family
 
 TEMPLATES = {
     file.stem: file.read_text(encoding="utf-8")
-    for file in sorted((Path(turnrl.__file__).parent / "chat_templates").glob("*.jinja"))
+    for file in sorted((Path(turnrl.__file__).parent / "agent" / "chat_templates").glob("*.jinja"))
 }
 FAMILIES: dict[str, list[str]] = json.loads(
-    (Path(turnrl.__file__).parent / "chat_templates" / "families.json").read_text("utf-8")
+    (Path(turnrl.__file__).parent / "agent" / "chat_templates" / "families.json").read_text("utf-8")
 )
 GOLDEN = {
     file.stem: json.loads(file.read_text(encoding="utf-8"))

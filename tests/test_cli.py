@@ -32,7 +32,7 @@ from turnrl.run import record
 from turnrl.scoring import interval
 
 ROOT = Path(__file__).parent.parent
-FAMILIES = Path(turnrl.__file__).parent / "chat_templates" / "families.json"
+FAMILIES = Path(turnrl.__file__).parent / "agent" / "chat_templates" / "families.json"
 
 
 def test_fit_leaves_metrics_recipe_checkpoint_transcripts_and_model(recipe, capsys):

@@ -13,9 +13,10 @@ import yaml
 import turnrl
 from commands import forget
 from test_rollout import Brackets
-from turnrl import PluginError, record
+from turnrl import PluginError
 from turnrl.cli import main
 from turnrl.plugins import HOOKS, KINDS, load_plugins
+from turnrl.run import record
 from turnrl.scoring import assign_credit
 from turnrl.testing import ScriptedEngine
 

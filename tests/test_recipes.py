@@ -104,7 +104,7 @@ def test_an_installed_turnrl_has_its_recipes(tmp_path, monkeypatch, capsys):
     with zipfile.ZipFile(wheel) as archive:
         recipes = [name for name in archive.namelist() if name.startswith("turnrl/recipes/")]
         archive.extractall(package.parent, recipes)
-    monkeypatch.setattr(turnrl.recipe.given, "__file__", str(package / "given.py"))
+    monkeypatch.setattr(turnrl.recipe.given, "__file__", str(package / "recipe" / "given.py"))
     assert turnrl.bundled_recipes() == {
         name: package / "recipes" / f"{name}.yaml" for name in FILES
     }

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from runs import data, last, module, trainer
-from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn, record
+from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn
+from turnrl.run import record
 from turnrl.scoring import curves, score_group
 
 

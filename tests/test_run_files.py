@@ -20,10 +20,11 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 import turnrl
 from commands import fails
 from runs import column, data, last, module, rows, trainer
-from turnrl import CheckpointError, RecipeError, record
+from turnrl import CheckpointError, RecipeError
 from turnrl.callbacks import BestCheckpoint
 from turnrl.cli import main
 from turnrl.recipe.given import read_given
+from turnrl.run import record
 from turnrl.run.record import SCHEMA, write
 
 

@@ -141,7 +141,7 @@ def bundled_recipes() -> dict[str, Path]:
 
     An installed turnrl has them inside the package, a clone beside it.
     """
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     inside = package / "recipes"
     folder = inside if inside.is_dir() else package.parent / "recipes"
     files = sorted(folder.rglob("*.yaml"))
