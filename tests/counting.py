@@ -142,7 +142,7 @@ def counted(
     count, policy = Bytes(), Policy(".", **settings)
     policy.__dict__["config"] = config
 
-    def network(self: Policy, kind: str, **options: Any) -> Any:
+    def network(*named: str | None, **options: Any) -> Any:
         before = torch.get_default_dtype()
         torch.set_default_dtype(options["dtype"])
         try:
@@ -159,10 +159,13 @@ def counted(
             made.is_loaded_in_4bit = True
         return made
 
-    patch.setattr(Policy, "_from_pretrained", network)
-    patch.setattr("turnrl.policy.model._fingerprint", lambda *args: "")
-    patch.setattr(Policy, "_check_head", lambda self: None)
-    patch.setattr(Policy, "_choose_attention", lambda self: "as on a GPU")
+    patch.setattr("turnrl.policy.model.load_part", network)
+    patch.setattr("turnrl.policy.model.fingerprint", lambda *args: "")
+    patch.setattr("turnrl.policy.model.check_head", lambda policy: None)
+    patch.setattr(
+        "turnrl.policy.model.choose_way",
+        lambda policy: (policy.share_prefixes, False, "as on a GPU"),
+    )
     patch.setattr("turnrl.policy.compute.wide_mm", _wide)
     with count, META:  # where peft makes its weights
         policy.load(META)

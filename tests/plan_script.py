@@ -65,7 +65,7 @@ def main(*words: str) -> None:
         _, layout = next(policy.passes(rows, int(tokens)))
         optimizer = torch.optim.AdamW(policy.trainable_parameters().values())
         for _ in range(2):  # gradients and moments are there at the second
-            logprobs, *_ = policy.logprobs(layout)
+            logprobs, *_ = policy(layout)
             logprobs.sum().backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

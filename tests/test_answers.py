@@ -50,7 +50,7 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.run import record
-from turnrl.scoring import curves, group_sums
+from turnrl.scoring import Figure, curves, group_figures
 
 PAIRS = 10_000
 
@@ -465,8 +465,9 @@ def test_the_curve_leaves_out_what_says_nothing_and_counts_the_rest():
             [attempt(verdict, search("no")), attempt(verdict, search("no"))], [ExactMatch()]
         ),
     ]
-    found = group_sums(groups, [ExactMatch()])
-    assert (found["answer_in_results"], found["findable"]) == (1, 2)
+    found = group_figures(groups, [ExactMatch()])
+    assert found["answer_in_results"] == Figure(1, 2)
+    assert found["findable"] == Figure(2, 4)
 
 
 # ------------------------------------------------------------------------ answers of a question

@@ -386,10 +386,10 @@ def test_the_trial_runs_a_miniature_of_the_models_kind(tiny_model, tmp_path, set
 
 
 def test_prefix_sharing_that_is_not_in_force_is_a_warning(tiny_model, monkeypatch):
-    def refuse(self, kernel):
+    def refuse(policy, kernel):
         return "of this test"
 
-    monkeypatch.setattr(Policy, "_check_sharing", refuse)
+    monkeypatch.setattr("turnrl.policy.trials.check_sharing", refuse)
     start = Start(torch.device("cpu"), module(tiny_model), data())
     told = {found.name: found for found in diagnose(start)}
     assert told["sharing"].status == "warn"

@@ -1553,7 +1553,7 @@ def test_merged_weights_are_made_anew_for_each_sync_and_given_back(adapted):
 def test_the_learner_is_as_it_was_however_sampling_with_merged_weights_ends(adapted, end):
     rows = [([5, 9, 33, 71], [False, False, True, True])]
     adapted.train()
-    adapted.logprobs(lay_out(rows))[0].sum().backward()
+    adapted(lay_out(rows))[0].sum().backward()
     before = learner(adapted)
     policy = Watched(adapted)
     engine = started(policy, decode_weights="merged")
@@ -1584,7 +1584,7 @@ def test_the_learner_is_as_it_was_however_sampling_with_merged_weights_ends(adap
     assert len(policy.read) >= 3
     same(before, learner(adapted))
     adapted.zero_grad()
-    adapted.logprobs(lay_out(rows))[0].sum().backward()
+    adapted(lay_out(rows))[0].sum().backward()
     for kept, weight in zip(before[2], adapted.parameters(), strict=True):
         assert (kept is False) == (weight.grad is None)
         assert kept is False or torch.allclose(kept[1], weight.grad, atol=1e-6)

@@ -37,11 +37,13 @@ from turnrl import (
     TrainingError,
     TurnLevel,
     TurnReward,
+    assign_credit,
     learning,
     score_group,
 )
+from turnrl.collection import Experience
 from turnrl.policy.layout import lay_out
-from turnrl.scoring import Experience, rollout_sums, token_credit, with_state_values
+from turnrl.scoring import with_state_values
 from turnrl.testing import ScriptedEngine
 
 QUESTIONS = [Question(f"q{i}", f"Number {i}?", ("x",)) for i in range(2)]
@@ -298,10 +300,10 @@ def test_the_values_of_a_critic_equal_its_head_on_the_hidden_states(tiny_model):
     it = module(tiny_model, estimator=ToGo(critic=Critic()))
     it.configure_model()
     torch.nn.init.normal_(it.policy.value_head.weight)
-    groups = it.score(it.act(QUESTIONS, 3, (1,), ""))
+    groups = it.score(it.collector.act(QUESTIONS, 3, (1,), 0))
     for group in groups:
         for trajectory, values in zip(
-            group.trajectories, it._token_values(group.trajectories), strict=True
+            group.trajectories, values_of(it, group.trajectories), strict=True
         ):
             with torch.no_grad():
                 network = it.policy.network
@@ -322,7 +324,7 @@ def test_the_value_loss_reaches_the_policy_if_the_recipe_says_so(tiny_model, tru
     policy.load()
     torch.nn.init.ones_(policy.value_head.weight)
     rows = [([5, 9, 33, 71], [False, False, True, True])]
-    values = policy.logprobs(lay_out(rows))[2]
+    values = policy(lay_out(rows))[2]
     values.sum().backward()
     embedding = policy.network.get_input_embeddings().weight
     assert (embedding.grad is not None) == trunk
@@ -367,7 +369,7 @@ def test_the_loss_of_a_step_with_a_critic_equals_its_equations(tiny_model, level
     it = module(tiny_model, estimator=ToGo(critic=Critic(coef=0.3)), objective=objective)
     it.configure_model()
     torch.nn.init.normal_(it.policy.value_head.weight)
-    trajectories = [t for group in it.act(QUESTIONS, 3, (1,), "") for t in group]
+    trajectories = [t for group in it.collector.act(QUESTIONS, 3, (1,), 0) for t in group]
     counts = [sum(k >= 0 for k in t.turn_index) for t in trajectories]
     assert max(len(t.turns) for t in trajectories) == 2
     advantages, returns = ([torch.randn(n) for n in counts] for _ in range(2))
@@ -499,26 +501,50 @@ def test_a_redrawn_group_is_another_one(tiny_model, tmp_path):
     assert sampled[2][0] == sum(learnt for _, learnt in sampled)
 
 
+@dataclass
+class Gives(AdvantageEstimator):
+    """An estimator that gives what it was made with."""
+
+    credit: torch.Tensor | tuple[torch.Tensor, ...]
+
+    def __call__(self, group):
+        return self.credit
+
+
+def values_of(it, trajectories):
+    """The critic's values of each trajectory's sampled tokens."""
+    return [scores.values for scores in it.read(list(map(learning.row, trajectories)))]
+
+
 def test_credit_by_turns_goes_to_the_sampled_tokens_of_each_turn():
     group = score_group([attempt(turn(tokens=3), turn(tokens=2)), attempt(turn(tokens=1))], [], 2)
-    given = token_credit(group, torch.tensor([[2.0, -3.0], [5.0, 0.0]]))
+    by_turns = Gives(torch.tensor([[2.0, -3.0], [5.0, 0.0]]))
+    given = assign_credit(group, by_turns).tokens
     assert [row.tolist() for row in given] == [[2, 2, 2, -3, -3], [5]]
+
+
+def test_credit_by_tokens_is_a_turns_mean_where_a_turn_is_asked_for():
+    group = score_group([attempt(turn(tokens=3), turn(tokens=2)), attempt(turn(tokens=1))], [], 2)
+    tokens = (torch.tensor([1.0, 2.0, 6.0, -1.0, -3.0]), torch.tensor([5.0]))
+    found = assign_credit(group, Gives(tokens))
+    assert found.turns.tolist() == [[3, -2], [5, 0]]
+    assert found.tokens == tokens
 
 
 def test_explained_variance_is_of_what_the_critic_should_have_expected():
     group = score_group([attempt(turn(tokens=2)), attempt(turn(tokens=2))], [Calls()], 1)
     # returns 0, 1, 2, 3; expected 0, 1, 2, 1: what is left, 0, 0, 0, 2, has variance 1, of 5 / 3
     values = (torch.tensor([0.0, 1.0]), torch.tensor([2.0, 1.0]))
-    credit = (torch.tensor([0.0, 0.0]), torch.tensor([0.0, 2.0]))
+    credit = assign_credit(group, Gives((torch.tensor([0.0, 0.0]), torch.tensor([0.0, 2.0]))))
     known = replace(group, token_values=values)
-    sums = rollout_sums(Experience((known,), (credit,), 1.0))
-    assert sums["critic/explained_variance"] / 2 == pytest.approx(1 - 1 / (5 / 3))
-    assert sums["critic/bias"] / 2 == pytest.approx(-0.5)
-    same = (torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0]))
-    nothing = replace(group, token_values=tuple(torch.zeros(2) for _ in same))
-    sums = rollout_sums(Experience((nothing,), (same,), 1.0))
-    assert sums["critic/explained_variance"] == 0  # of nothing
-    assert sums["critic/bias"] / 2 == -1
+    found = Experience((known,), (credit,), 1.0).figures([Calls()])
+    assert found["critic/explained_variance"].total / 2 == pytest.approx(1 - 1 / (5 / 3))
+    assert found["critic/bias"].total / 2 == pytest.approx(-0.5)
+    same = assign_credit(group, Gives((torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0]))))
+    nothing = replace(group, token_values=tuple(torch.zeros(2) for _ in same.tokens))
+    found = Experience((nothing,), (same,), 1.0).figures([Calls()])
+    assert found["critic/explained_variance"].total == 0  # of nothing
+    assert found["critic/bias"].total / 2 == -1
 
 
 def test_rewards_see_all_trajectories_before_any_is_scored(tiny_model, tmp_path):

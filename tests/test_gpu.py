@@ -75,7 +75,7 @@ def test_log_probabilities_on_a_gpu_are_those_of_the_cpu(tiny_model):
         policy.load(device)
         (_, layout), *_ = policy.passes(rows, 1000)
         with torch.no_grad():
-            found.append(policy.logprobs(move_data_to_device(layout, device))[0].cpu())
+            found.append(policy(move_data_to_device(layout, device))[0].cpu())
     assert torch.allclose(*found, atol=1e-3)
 
 

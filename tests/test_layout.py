@@ -160,7 +160,7 @@ def test_sequences_that_begin_alike_come_together_and_else_those_of_like_length(
 def logprobs_and_gradient(policy, rows, share, weights):
     policy.zero_grad()
     with policy.evaluating():
-        found, entropy, _ = policy.logprobs(lay_out(rows, share), 0.8)
+        found, entropy, _ = policy(lay_out(rows, share), 0.8)
         (found * weights).sum().backward()
     gradients = {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
     return found.detach(), entropy, gradients

@@ -16,7 +16,7 @@ from turnrl_slots import Slots
 
 from runs import adamw, column, data, module, trainer, weights
 from turnrl import ClippedSurrogate, Lora, Policy, Question, Reading, Trajectory, Turn
-from turnrl.learning import plan, row
+from turnrl.learning import Lesson, OldLogprobs, plan, row
 from turnrl.policy.layout import lay_out, passes
 
 # ----------------------------------------------------------------------------------- streams
@@ -53,9 +53,7 @@ def test_attention_covers_tool_results_and_the_loss_does_not(tiny_model, share):
     # a policy that could not attend to results would not notice that they changed
     changed = [(i + 1) % 300 if n == result[1] else i for n, i in enumerate(ids)]
     with torch.no_grad():
-        before, after = (
-            it.policy.logprobs(lay_out([(some, asked)], share))[0] for some in (ids, changed)
-        )
+        before, after = (it.policy(lay_out([(some, asked)], share))[0] for some in (ids, changed))
     first = len(trajectory.turns[0].token_ids)
     assert torch.equal(before[:first], after[:first])
     assert (before[first:] - after[first:]).abs().min() > 1e-4
@@ -95,8 +93,11 @@ def naive_weight(aggregation, trajectory, step):
 
 def planned(trajectories, given, logprobs_now=None, **options):
     """The steps of an iteration of padded minibatches, with any log-probabilities."""
+    read = logprobs_now or (lambda rows: [torch.zeros(sum(some)) for _, some in rows])
+    lesson = Lesson(trajectories, given)
+    about = {name: options.pop(name) for name in ("truncated", "listens") if name in options}
     settings = {
-        "logprobs_now": logprobs_now or (lambda rows: [torch.zeros(sum(some)) for _, some in rows]),
+        "old": OldLogprobs(lesson, read, **about),
         "objective": ClippedSurrogate(),
         "updates": 1,
         "steps_per_update": 1,
@@ -104,7 +105,7 @@ def planned(trajectories, given, logprobs_now=None, **options):
         "shuffle": torch.Generator().manual_seed(3),
         "mean_over_processes": lambda total: total,
     }
-    return plan(trajectories, given, **(settings | options))
+    return plan(lesson, **(settings | options))
 
 
 @pytest.mark.parametrize("aggregation", ["token", "trajectory", "constant"])
@@ -147,23 +148,21 @@ def test_processes_weigh_their_tokens_by_the_whole_step(aggregation):
 
 def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead():
     trajectories, _, given = made_up_iteration()
-    asked, heard = [], {}
+    asked = []
 
     def logprobs_now(rows):
         asked.extend(int(ids[0]) - 1000 for ids, _ in rows)
         return [torch.full((sum(some),), 50.0 + int(ids[0]) - 1000) for ids, some in rows]
 
     for number, step in enumerate(
-        planned(
-            trajectories, given, logprobs_now, updates=2, steps_per_update=2, first_logprobs=heard
-        )
+        planned(trajectories, given, logprobs_now, updates=2, steps_per_update=2, listens=True)
     ):
         if number == 0:
             first = learnt_from(step)
             assert sorted(asked) == sorted({*range(9)} - {*first})
             assert not any(batch.old_logprobs is not None for batch in step)
-            for i in first:
-                heard[i] = torch.full((len(given[i]),), float(i))
+            for batch in step:
+                batch.before.keep(batch, batch.trajectory.float())
             continue
         for batch in step:
             wanted = [i if i in first else 50 + i for i in batch.trajectory.tolist()]
@@ -424,7 +423,7 @@ def test_the_loss_of_every_step_and_its_gradient_equal_the_equations_written_as_
         minibatch_tokens=70,
         optimizer=adamw(3e-3),
     )
-    advantages = torch.cat(it.experience.credit)
+    advantages = torch.cat([credit.turns for credit in it.experience.credit])
     losses = []
     for step, states, gradient in zip(seen.batches, seen.states, seen.gradients, strict=True):
         assert len(step) > 1

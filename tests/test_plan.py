@@ -178,7 +178,7 @@ def test_planned_bytes_are_those_that_the_7b_shape_asks_for(monkeypatch, layers,
     for budget in (4096, 8192):
         host, layout = found.layout(budget, 350, 125, 1100)
         with found.bytes.above() as forward:
-            logprobs, *_ = found.policy.logprobs(layout, 0.9)
+            logprobs, *_ = found.policy(layout, 0.9)
         with found.bytes.above() as backward:
             logprobs.sum().backward()
         peak = max(forward[0], forward[1] + backward[0])
@@ -320,9 +320,9 @@ def test_a_profile_settles_what_the_recipe_leaves_open(tiny_model, capsys):
     assert made.minibatch_tokens == 2048  # given
     assert made.policy.gradient_checkpointing is False  # a tiny model needs none
     assert parse_bytes(engine.kv_memory, "kv_memory") <= 24e9
-    assert set(made.planned) == {"sampling", "learning"}
-    assert all(0 < size < 22e9 for size, _ in made.planned.values())
-    assert made.planned["learning"][1] == "model.minibatch_tokens"
+    assert set(made.memory.planned) == {"sampling", "learning"}
+    assert all(0 < size < 22e9 for size, _ in made.memory.planned.values())
+    assert made.memory.planned["learning"][1] == "model.minibatch_tokens"
     (line,) = check.run(start)
     assert (line.status, line.name) == ("pass", "memory plan")
 
@@ -347,10 +347,10 @@ def test_mixed_precision_is_planned_with_float32_weights(tiny_model):
 def test_a_module_is_planned_once(tiny_model):
     start = started(tiny_model, profile="24GB")
     MemoryPlan().settle(start)
-    planned, engine = dict(start.module.planned), vars(start.module.engine).copy()
+    planned, engine = dict(start.module.memory.planned), vars(start.module.engine).copy()
     start.module.profile = "3GB"  # as if less were free when it is set up again
     MemoryPlan().settle(start)
-    assert start.module.planned == planned
+    assert start.module.memory.planned == planned
     assert vars(start.module.engine) == engine
 
 
@@ -367,13 +367,13 @@ def test_an_engine_that_the_plan_does_not_know_is_said(tiny_model):
     assert warning.status == "warn"
     assert "does not know what ScriptedEngine takes" in warning.text
     assert line.status == "pass"
-    assert set(start.module.planned) == {"learning"}
+    assert set(start.module.memory.planned) == {"learning"}
 
 
 def test_the_plan_knows_the_constants_of_the_rooms_that_it_models():
     from turnrl_slots import pages, sampling, settings
 
-    assert planning.LOGITS == turnrl.policy._LOGITS_PER_CHUNK
+    assert planning.LOGITS == turnrl.policy.model._LOGITS_PER_CHUNK
     assert planning._GATHERED == turnrl.policy.layout._GATHERED
     assert planning._PAGE == pages.PAGE
     assert Choice().prefill_tokens == settings._PREFILL_TOKENS
@@ -387,7 +387,7 @@ def test_auto_settles_nothing_on_a_cpu(tiny_model, capsys):
     made = start.module
     assert made.minibatch_tokens is None
     assert made.policy.gradient_checkpointing is None
-    assert (made.engine.kv_memory, made.planned) == ("auto", {})
+    assert (made.engine.kv_memory, made.memory.planned) == ("auto", {})
     assert capsys.readouterr().out == ""
 
 
@@ -479,7 +479,7 @@ def test_a_minibatch_of_the_7b_shape_moves_and_computes_little(monkeypatch, agai
     _, layout = it.layout(7850, 350, 125, 1100)
     assert layout.input_ids.shape == (1, 7850)
     with (traffic := Traffic()):
-        logprobs, *_ = it.policy.logprobs(layout)
+        logprobs, *_ = it.policy(layout)
         logprobs.sum().backward()
     # forward and back through frozen weights: four operations for a weight and token
     weights, head = 6_525_288_448, 152_064 * 3584

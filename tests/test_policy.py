@@ -40,12 +40,14 @@ def naive_logprobs(network, temperature):
 def test_log_probabilities_and_their_gradient_equal_the_naive_ones(
     tiny_model, temperature, per_chunk, share, monkeypatch
 ):
-    monkeypatch.setattr(turnrl.policy, "_LOGITS_PER_CHUNK", per_chunk)  # 1024: two tokens a chunk
+    monkeypatch.setattr(
+        turnrl.policy.model, "_LOGITS_PER_CHUNK", per_chunk
+    )  # 1024: two tokens a chunk
     policy = Policy(str(tiny_model))
     network = policy.load()
     expected, entropies = naive_logprobs(network, temperature)
     (gradient,) = torch.autograd.grad(expected.sum(), network.get_input_embeddings().weight)
-    found, entropy, _ = policy.logprobs(lay_out(ROWS, share), temperature)
+    found, entropy, _ = policy(lay_out(ROWS, share), temperature)
     (other,) = torch.autograd.grad(found.sum(), network.get_input_embeddings().weight)
     assert torch.allclose(found, expected, atol=1e-5)
     assert torch.allclose(entropy, entropies, atol=1e-4)
@@ -98,7 +100,7 @@ def test_an_adapter_leaves_out_what_is_more_than_a_product(random_model):
     }
     with policy.evaluating():
         expected, _ = naive_logprobs(network, 1.0)
-        found, *_ = policy.logprobs(lay_out(ROWS, share=False))
+        found, *_ = policy(lay_out(ROWS, share=False))
     assert torch.allclose(found, expected, atol=1e-5)
     found.sum().backward()
     up = [v.grad for n, v in policy.named_parameters() if "lora_B" in n]
@@ -127,10 +129,10 @@ def test_without_its_adapter_the_policy_is_the_base(tiny_model, tiny_policy):
     policy.load()
     torch.nn.init.normal_(next(v for n, v in policy.named_parameters() if "lora_B" in n))
     with torch.no_grad():
-        base, *_ = tiny_policy.logprobs(lay_out(ROWS))
-        adapted, *_ = policy.logprobs(lay_out(ROWS))
+        base, *_ = tiny_policy(lay_out(ROWS))
+        adapted, *_ = policy(lay_out(ROWS))
         with policy.reference():
-            reference, *_ = policy.logprobs(lay_out(ROWS))
+            reference, *_ = policy(lay_out(ROWS))
     assert torch.equal(reference, base)
     assert (adapted - base).abs().max() > 1e-3
 
@@ -152,7 +154,7 @@ def test_the_head_of_a_bfloat16_base_computes_in_float32(tiny_model):
     log_p = wanted.log_softmax(-1)
     naive = [log_p[t - 1, ids[0, t]] for t, asked in enumerate(ROWS[0][1]) if asked]
     with torch.no_grad():
-        found = policy.logprobs(lay_out(ROWS[:1], share=False))[0]
+        found = policy(lay_out(ROWS[:1], share=False))[0]
     assert torch.allclose(found.double(), torch.stack(naive), atol=1e-3)
 
 

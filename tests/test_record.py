@@ -21,13 +21,13 @@ def run(tiny_model, tmp_path_factory):
     """A run of two iterations with everything kept, its module, and what was collected."""
     folder, collected = tmp_path_factory.mktemp("run"), []
     it = module(tiny_model, record_per_iteration=None, transcripts_per_iteration=2)
-    collect = it.collect
+    collect = it.collector.collect
 
-    def collecting(questions, iteration):
-        collected.append(collect(questions, iteration))
+    def collecting(*given):
+        collected.append(collect(*given))
         return collected[-1]
 
-    it.collect = collecting
+    it.collector.collect = collecting
     trainer(folder).fit(it, data())
     return folder, it, collected
 

@@ -26,13 +26,13 @@ from turnrl import (
     TurnLevel,
     TurnReward,
 )
+from turnrl.collection import Experience
 from turnrl.scoring import (
-    Experience,
+    Figure,
     assign_credit,
     curves,
-    group_sums,
+    group_figures,
     interval,
-    rollout_sums,
     score_group,
 )
 
@@ -161,7 +161,8 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         score_group([GUESSED] * 3, rewards, 2),
     )
     experience = Experience(groups, tuple(assign_credit(g, TurnLevel()) for g in groups), 1.0)
-    assert group_sums(groups, rewards) == {
+    figures = group_figures(groups, rewards)
+    assert {name: figure.total for name, figure in figures.items()} == {
         "exact_match": 1,
         "tool_execution": 1,
         "answer_in_results": 1,
@@ -174,9 +175,14 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         "reward/outcome": 5,
         "reward/total": pytest.approx(7.2),
     }
+    assert {figure.count for figure in figures.values()} == {6}
     # a process without a question has the same names, as the others wait for its sums
-    assert group_sums([], rewards).keys() == group_sums(groups, rewards).keys()
-    assert rollout_sums(experience) == {
+    assert group_figures([], rewards).keys() == figures.keys()
+    found = experience.figures(rewards)
+    assert found["train/format"] == figures["format"]
+    assert found["reward/total"] == figures["reward/total"]
+    assert found["rollout/seconds"] == Figure(1.0, 1)
+    assert {k: v.total for k, v in found.items() if v.count == 6 and k[:8] == "rollout/"} == {
         "rollout/turns": 2 + 1 + 2 + 3,
         # prompts of 3, turns of 2
         "rollout/tokens": 6 * 3 + 8 * 2,

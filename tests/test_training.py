@@ -30,7 +30,7 @@ from turnrl import (
     Session,
     TrainingError,
 )
-from turnrl.learning import plan
+from turnrl.learning import OldLogprobs
 from worlds import Letters
 
 
@@ -52,13 +52,13 @@ class Spy(Callback):
 
 def spied(tiny_model, spy, **options):
     it = module(tiny_model, **options)
-    collect = it.collect
+    collect = it.collector.collect
 
-    def collecting(questions, iteration):
-        spy.events.append(f"collect {iteration}")
-        return collect(questions, iteration)
+    def collecting(questions, key, *more):
+        spy.events.append(f"collect {key[2]}")
+        return collect(questions, key, *more)
 
-    it.collect = collecting
+    it.collector.collect = collecting
     return it
 
 
@@ -97,7 +97,7 @@ def test_the_policy_collects_in_eval_mode_and_learns_in_train_mode(tiny_model, t
         return doing
 
     # not `act`: what an iteration calls may change, and then nothing would be watched
-    it.collect = watched("collect", it.collect)
+    it.collector.collect = watched("collect", it.collector.collect)
     it.validation_step = watched("evaluate", it.validation_step)
     trainer(tmp_path, 1, [Modes()]).fit(it, data())
     assert set(modes) == {("collect", False), ("evaluate", False), ("learn", True)}
@@ -517,8 +517,8 @@ def test_two_updates_learn_the_same_whether_old_log_probabilities_are_computed_a
     for name in ("heard", "ahead"):
         it = module(tiny_model, **options, rollout={"top_k": 300})  # no sampler stands in for them
         if name == "ahead":
-            monkeypatch.setattr(turnrl.module, "plan", lambda *given: plan(*given[:-1]))
-        monkeypatch.setattr(it, "_now", partial(counted, it._now, ahead))
+            monkeypatch.setattr(turnrl.module, "OldLogprobs", ReadAhead)
+        monkeypatch.setattr(it, "read", partial(counted, it.read, ahead))
         trainer(tmp_path / name, epochs=2).fit(it, data())
         learnt.append(weights(it.policy))
     assert torch.allclose(*learnt, atol=2e-5)
@@ -527,6 +527,13 @@ def test_two_updates_learn_the_same_whether_old_log_probabilities_are_computed_a
         assert sum(ahead) == 2 * 16
     else:
         assert sum(ahead) == 2 * 8 + 2 * 16
+
+
+class ReadAhead(OldLogprobs):
+    """Reads the first step's trajectories too, before any step."""
+
+    def __init__(self, *given, listens, **more):
+        super().__init__(*given, **more)
 
 
 def counted(compute, counts, rows):

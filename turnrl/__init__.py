@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from turnrl.data import QuestionData as QuestionData
     from turnrl.module import MTGRPO as MTGRPO
     from turnrl.objective import ClippedSurrogate as ClippedSurrogate
+    from turnrl.policy.adapter import Lora as Lora
     from turnrl.policy.compute import dense_weight as dense_weight
     from turnrl.policy.layout import takes_ragged as takes_ragged
-    from turnrl.policy.model import Lora as Lora
     from turnrl.policy.model import Policy as Policy
     from turnrl.recipe.build import build as build
     from turnrl.recipe.build import load as load
@@ -65,7 +65,8 @@ _LAZY = {
     "policy.layout": ["takes_ragged"],
     "module": ["MTGRPO"],
     "objective": ["ClippedSurrogate"],
-    "policy.model": ["Lora", "Policy"],
+    "policy.adapter": ["Lora"],
+    "policy.model": ["Policy"],
     "recipe.build": ["build", "load"],
     "agent.rollout": ["Rollout"],
     "scoring": ["assign_credit", "score_group"],

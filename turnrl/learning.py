@@ -34,6 +34,7 @@ class Minibatch:
         old_logprobs: (N,), what the learner computed before the first update; None if there was no
             update yet, so that the ratio is 1 by definition.
         returns: (N,), what a critic should have expected of each token; None without one.
+        before: Where the learner's log-probabilities are kept for the later steps, if they are.
     """
 
     layout: Layout
@@ -44,6 +45,7 @@ class Minibatch:
     sampler_logprobs: Tensor
     old_logprobs: Tensor | None = None
     returns: Tensor | None = None
+    before: "OldLogprobs | None" = None
 
     def __len__(self) -> int:
         return len(self.turn)
@@ -72,97 +74,158 @@ def row(trajectory: Trajectory) -> Row:
     return trajectory.token_ids, [k >= 0 for k in trajectory.turn_index]
 
 
+class Lesson:
+    """An iteration's trajectories as rows of tokens, and columns of numbers for the sampled ones.
+
+    Args:
+        trajectories: N of them.
+        advantages: Of their sampled tokens.
+        returns: Of their sampled tokens, for a critic; None without one.
+    """
+
+    def __init__(
+        self, trajectories: Sequence[Trajectory], advantages: Column, returns: Column | None = None
+    ) -> None:
+        self.rows: list[Row] = list(map(row, trajectories))
+        self.prompts = [trajectory.prompt_ids for trajectory in trajectories]
+        self.turns = list(map(sampled_turns, trajectories))
+        self.counts = torch.tensor(list(map(len, self.turns)))
+        self.sampler_logprobs = [
+            torch.tensor(list(compress(trajectory.sampler_logprobs, asked)))
+            for trajectory, (_, asked) in zip(trajectories, self.rows, strict=True)
+        ]
+        self.advantages, self.returns = advantages, returns
+
+    def order(self, shuffle: torch.Generator) -> Tensor:
+        """(N,), the numbers of the trajectories in random order, those of one prompt together."""
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for i in torch.randperm(len(self.rows), generator=shuffle).tolist():
+            alike.setdefault(self.prompts[i], []).append(i)
+        return torch.tensor([i for some in alike.values() for i in some])
+
+    def minibatch(
+        self, some: Tensor, layout: Layout, weights: Tensor, old: "OldLogprobs", first: bool
+    ) -> Minibatch:
+        """The columns of some trajectories, in the order of a layout.
+
+        Args:
+            some: (M,), the trajectories' numbers.
+            layout: Of their rows.
+            weights: (M,), each one's share of the loss, per token.
+            old: The learner's log-probabilities from before the first update.
+            first: Whether the minibatch is of the first step.
+        """
+        counts = self.counts[some]
+
+        def column(of: Column) -> Tensor:
+            return torch.cat([of[i] for i in some.tolist()])
+
+        return Minibatch(
+            layout=layout,
+            trajectory=some.repeat_interleave(counts),
+            turn=column(self.turns),
+            advantages=column(self.advantages),
+            weights=weights.repeat_interleave(counts),
+            sampler_logprobs=column(self.sampler_logprobs),
+            old_logprobs=None if first else old.of(some),
+            returns=None if self.returns is None else column(self.returns),
+            before=old if first and old.listens else None,
+        )
+
+
+class OldLogprobs:
+    """The learner's log-probabilities of sampled tokens before the first update.
+
+    Where a few trajectories show that the sampler computes the same numbers (in process, in
+    float32), its numbers stand for the learner's, and the pass over the others is saved.
+
+    Args:
+        lesson: The trajectories.
+        read: Computes the learner's log-probabilities of rows, under its weights of now.
+        truncated: Whether the sampler draws from a part of the distribution. Then the few could be
+            alike and the others not, so all are read.
+        listens: Whether the first step's own forward pass gives the numbers of its trajectories, by
+            `keep`. Otherwise they are read ahead too.
+    """
+
+    def __init__(
+        self,
+        lesson: Lesson,
+        read: Callable[[Sequence[Row]], Column],
+        truncated: bool = False,
+        listens: bool = False,
+    ) -> None:
+        self.listens = listens
+        self._lesson, self._read, self._truncated = lesson, read, truncated
+        self._known: dict[int, Tensor] = {}
+
+    def look_ahead(self, steps: Sequence[Tensor]) -> None:
+        """Read what the steps after the first will need.
+
+        Args:
+            steps: The numbers of each step's trajectories.
+        """
+        heard = set(steps[0].tolist()) if self.listens else set()
+        later = sorted({i for step in steps[1:] for i in step.tolist()} - heard)
+        some = later[:: max(1, len(later) // _SAMPLE)][:_SAMPLE]  # of many questions
+        rest = sorted({*later} - {*some})
+        sampler = self._lesson.sampler_logprobs
+        self._take(some)
+        gaps = [(self._known[i] - sampler[i]).abs().max() for i in some]
+        alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
+        if alike and not self._truncated:
+            self._known |= {i: sampler[i] for i in rest}
+        else:
+            self._take(rest)
+
+    def _take(self, numbers: Sequence[int]) -> None:
+        found = self._read([self._lesson.rows[i] for i in numbers])
+        self._known |= zip(numbers, found, strict=True)
+
+    def keep(self, minibatch: Minibatch, logprobs: Tensor) -> None:
+        """Keep the log-probabilities (N,) that the first step computed of a minibatch."""
+        numbers, counts = minibatch.trajectory.unique_consecutive(return_counts=True)
+        parts = logprobs.detach().cpu().split(counts.tolist())
+        self._known |= zip(numbers.tolist(), parts, strict=True)
+
+    def of(self, some: Tensor) -> Tensor:
+        """(N,), of the sampled tokens of some trajectories, by their numbers."""
+        return torch.cat([self._known[i] for i in some.tolist()])
+
+
 def plan(
-    trajectories: Sequence[Trajectory],
-    advantages: Column,
-    logprobs_now: Callable[[Sequence[Row]], Column],
+    lesson: Lesson,
+    old: OldLogprobs,
     objective: ClippedSurrogate,
     updates: int,
     steps_per_update: int,
     passes: Callable[[Sequence[Row]], Iterator[Pass]],
     shuffle: torch.Generator,
     mean_over_processes: Callable[[Tensor], Tensor],
-    returns: Column | None = None,
-    truncated: bool = False,
-    first_logprobs: dict[int, Tensor] | None = None,
 ) -> Iterator[Step]:
     """The optimiser steps of one iteration.
 
     Trajectories of one prompt stay together as far as steps of equal size allow, because it is read
     once for all that are computed together: prompts are shuffled, and the trajectories of each.
 
-    Where a few trajectories show that the sampler computes what the learner does (in process, in
-    float32), its numbers stand for the learner's, and the pass over the others is saved; unless it
-    draws from a part of the distribution, where the few could be alike and others not.
-
     Args:
-        trajectories: N of them.
-        advantages: Of their sampled tokens.
-        logprobs_now: Gives the learner's log-probabilities of sampled tokens, as the learner is;
-            called before the first step, on what a later one learns from.
-        objective: Says how tokens are weighed.
+        lesson: The trajectories and their advantages.
+        old: Their log-probabilities from before the first update; read before the first step.
+        objective: Weighs tokens.
         updates: How often all trajectories are learned from.
         steps_per_update: Steps that one pass over the trajectories is divided into.
-        passes: Divides trajectories among minibatches.
+        passes: Divides rows among minibatches.
         shuffle: Of the order of trajectories.
         mean_over_processes: Averages a tensor over processes; called once a step by each.
-        returns: Of their sampled tokens, for a critic; None without one.
-        truncated: Whether the sampler draws from a part of the distribution.
-        first_logprobs: Log-probabilities of sampled tokens by the number of the trajectory, which
-            the learner fills in while it computes the first step, before it asks for the second.
-            They are then not computed ahead. None if the learner keeps none.
     """
-    rows = list(map(row, trajectories))
-    turns = list(map(sampled_turns, trajectories))
-    each = zip(trajectories, rows, strict=True)
-    sampler = [torch.tensor(list(compress(t.sampler_logprobs, asked))) for t, (_, asked) in each]
-    counts = torch.tensor(list(map(len, turns)))
-    orders = [_shuffled(trajectories, shuffle) for _ in range(updates)]
+    orders = [lesson.order(shuffle) for _ in range(updates)]
     steps = [step for order in orders for step in order.tensor_split(steps_per_update)]
-
-    def laid_out(chosen: Tensor) -> Iterator[Pass]:
-        """Numbers of the trajectories of each minibatch, and how they are laid out."""
-        for some, layout in passes([rows[i] for i in chosen]):
-            yield chosen[some].tolist(), layout
-
-    def column(of: Column | dict[int, Tensor], some: list[int]) -> Tensor:
-        return torch.cat([of[i] for i in some])
-
-    known = set() if first_logprobs is None else set(steps[0].tolist())
-    later = sorted({i for step in steps[1:] for i in step.tolist()} - known)
-    some = later[:: max(1, len(later) // _SAMPLE)][:_SAMPLE]  # of many questions
-    rest = sorted({*later} - {*some})
-    old = dict(zip(some, logprobs_now([rows[i] for i in some]), strict=True))
-    gaps = [(now - sampler[i]).abs().max() for i, now in old.items()]
-    alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
-    if alike and not truncated:
-        old |= {i: sampler[i] for i in rest}
-    else:
-        old |= zip(rest, logprobs_now([rows[i] for i in rest]), strict=True)
+    old.look_ahead(steps)
     for number, chosen in enumerate(steps):
-        if number == 1 and first_logprobs is not None:
-            old |= first_logprobs
-        total = torch.tensor([float(counts[chosen].sum()), float(len(chosen))])
-        weights = torch.zeros(len(trajectories))
-        weights[chosen] = objective.weights(counts[chosen], *mean_over_processes(total).tolist())
+        counts = lesson.counts[chosen]
+        total = mean_over_processes(torch.tensor([float(counts.sum()), float(len(chosen))]))
+        weights = objective.weights(counts, *total.tolist())
         yield [
-            Minibatch(
-                layout=layout,
-                trajectory=torch.tensor(some).repeat_interleave(counts[some]),
-                turn=column(turns, some),
-                advantages=column(advantages, some),
-                weights=weights[some].repeat_interleave(counts[some]),
-                sampler_logprobs=column(sampler, some),
-                old_logprobs=column(old, some) if number > 0 else None,
-                returns=None if returns is None else column(returns, some),
-            )
-            for some, layout in laid_out(chosen)
+            lesson.minibatch(chosen[some], layout, weights[some], old, number == 0)
+            for some, layout in passes([lesson.rows[i] for i in chosen])
         ]
-
-
-def _shuffled(trajectories: Sequence[Trajectory], shuffle: torch.Generator) -> Tensor:
-    """Numbers of the trajectories in random order, those of one prompt together."""
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for i in torch.randperm(len(trajectories), generator=shuffle).tolist():
-        alike.setdefault(trajectories[i].prompt_ids, []).append(i)
-    return torch.tensor([i for some in alike.values() for i in some])

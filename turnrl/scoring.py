@@ -1,10 +1,9 @@
-"""Scoring: rewards applied to trajectories, credit given to groups, and what a collection is
-watched by."""
+"""Scoring: rewards applied to trajectories, credit given to groups, and the figures of both."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +23,33 @@ from turnrl.types import (
     TurnReward,
 )
 
-Credit = Tensor | tuple[Tensor, ...]
-"""(G, K), advantages of turns; or (N_i,) for each trajectory, of its sampled tokens."""
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean that is still to be taken: a sum over a number of trajectories, tokens or groups."""
+
+    total: float
+    count: float
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Advantages of a group of G trajectories, in units of normalised reward.
+
+    Args:
+        turns: (G, K), of each turn. Where the estimator credits tokens, the mean of the turn's.
+        tokens: For each trajectory (N_i,), of each token that it sampled in a turn of its own.
+    """
+
+    turns: Tensor
+    tokens: tuple[Tensor, ...]
+
+    @property
+    def idle(self) -> bool:
+        """True if the group teaches nothing: all its advantages are zero. Rounding leaves 1e-8
+        where rewards are equal."""
+        return bool((torch.cat(self.tokens).abs() < 1e-6).all())
+
 
 CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
 """The paper's four curves, whatever the rewards are; see `curves`."""
@@ -150,25 +174,36 @@ def with_parents(group: Group, probes: Sequence[Probe]) -> Group:
 
 
 def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
-    """Advantages of a group: (G, K) of turns, or (N_i,) for each trajectory, of its sampled tokens.
+    """Compute the advantages of a scored group.
 
+    Args:
+        group: G trajectories of one question with their rewards.
+        estimator: The rule, for example `TurnLevel`.
     Raises:
         PluginError: If the estimator raises, or gives another shape or numbers that are not finite.
     """
     size, turns = group.turn_rewards.shape
     what = f"{type(estimator).__name__} on a group of {size} with {turns} turns"
     with blaming(PluginError, what, "Mend the estimator."):
-        credit = estimator(group)
-        parts = [credit] if isinstance(credit, Tensor) else credit
+        given = estimator(group)
+        parts = [given] if isinstance(given, Tensor) else given
         finite = all(bool(part.isfinite().all()) for part in parts)
-        shape = [tuple(part.shape) for part in credit]
-    wanted = [(turns,)] * size
-    if not isinstance(credit, Tensor):
-        wanted = [(len(sampled_turns(t)),) for t in group.trajectories]
+        shape = [tuple(part.shape) for part in given]
+    owners = list(map(sampled_turns, group.trajectories))
+    wanted = (
+        [(turns,)] * size if isinstance(given, Tensor) else [tuple(own.shape) for own in owners]
+    )
     if shape != wanted or not finite:
         told = f"{what} gave advantages of shape {shape} (finite: {finite})"
         raise PluginError(f"{told}, not {wanted}")
-    return credit
+    pairs = zip(given, owners, strict=True)
+    if isinstance(given, Tensor):
+        return Credit(given, tuple(row[own] for row, own in pairs))
+    means = torch.zeros(size, turns)
+    for mean, (row, own) in zip(means, pairs, strict=True):
+        for k in own.unique().tolist():
+            mean[k] = row[own == k].mean()
+    return Credit(means, tuple(given))
 
 
 def sampled_turns(trajectory: Trajectory) -> Tensor:
@@ -177,12 +212,9 @@ def sampled_turns(trajectory: Trajectory) -> Tensor:
     return index[index >= 0]
 
 
-def token_credit(group: Group, credit: Credit) -> list[Tensor]:
-    """For each trajectory (N_i,), the advantage of each of its sampled tokens: its turn's, if
-    credit is given by turns."""
-    if not isinstance(credit, Tensor):
-        return list(credit)
-    return [row[sampled_turns(t)] for row, t in zip(credit, group.trajectories, strict=True)]
+def sampled_tokens(trajectories: Iterable[Trajectory]) -> int:
+    """Number of tokens that were sampled in the trajectories' own turns."""
+    return sum(len(sampled_turns(trajectory)) for trajectory in trajectories)
 
 
 def curves(trajectory: Trajectory) -> dict[str, float | None]:
@@ -206,110 +238,25 @@ def curves(trajectory: Trajectory) -> dict[str, float | None]:
     return {k: None if v is None else float(v) for k, v in zip(CURVES, values, strict=True)}
 
 
-@dataclass(frozen=True)
-class Experience:
-    """Groups and their credit that one iteration collected in this process.
+def group_figures(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, Figure]:
+    """The figures of scored groups over their trajectories, without branches.
 
-    Args:
-        groups: The groups.
-        credit: Of each group.
-        seconds: How long the policy took to act.
-        sampled: Tokens sampled in that time, those included that are not learnt from.
-        probe_tokens: Those that were sampled for values alone.
-        redrawn: Trajectories of groups that were sampled anew.
+    They are the four curves, `findable` (the share of trajectories for which `answer_in_results`
+    says something, which is a mean over those alone), and the rewards by component, by kind and in
+    total.
     """
-
-    groups: tuple[Group, ...]
-    credit: tuple[Credit, ...]
-    seconds: float
-    sampled: int = 0
-    probe_tokens: int = 0
-    redrawn: int = 0
-
-    @property
-    def idle(self) -> list[int]:
-        """Groups that teach nothing."""
-        return [i for i, credit in enumerate(self.credit) if is_idle(credit)]
-
-    def redrawn_by(self, places: Sequence[int], anew: Experience) -> Experience:
-        """The same with other groups in these places."""
-        groups, credit = list(self.groups), list(self.credit)
-        for i, group, one in zip(places, anew.groups, anew.credit, strict=True):
-            groups[i], credit[i] = group, one
-        return Experience(
-            tuple(groups),
-            tuple(credit),
-            self.seconds + anew.seconds,
-            self.sampled + anew.sampled,
-            self.probe_tokens + anew.probe_tokens,
-            self.redrawn + sum(len(group.trunks) for group in anew.groups),
-        )
-
-    @property
-    def trajectories(self) -> list[Trajectory]:
-        """All of them, group by group."""
-        return [t for group in self.groups for t in group.trajectories]
-
-    @property
-    def advantages(self) -> list[Tensor]:
-        """Of each one's sampled tokens."""
-        pairs = zip(self.groups, self.credit, strict=True)
-        return [tokens for group, credit in pairs for tokens in token_credit(group, credit)]
-
-    @property
-    def returns(self) -> list[Tensor] | None:
-        """Target of a critic for each one's sampled tokens: GAE's lambda-return, the advantage plus
-        the value; None without a critic."""
-        values = [expected for group in self.groups for expected in group.token_values]
-        if not values:
-            return None
-        return [a + v for a, v in zip(self.advantages, values, strict=True)]
-
-
-def group_sums(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, float]:
-    """Figures that groups are watched by, summed over their trajectories, without branches: the
-    four curves, `findable` (the number of them of which `answer_in_results` says something), and
-    the rewards by component, by kind and in total."""
-    names = dict.fromkeys(component_name(reward) for reward in rewards)
     shown = [curves(group.trajectories[i]) for group in groups for i in group.trunks]
     components = [group.components[i] for group in groups for i in group.trunks]
-    found = {name: sum(row[name] or 0.0 for row in shown) for name in CURVES}
-    found["findable"] = float(sum(row["answer_in_results"] is not None for row in shown))
-    found |= {f"reward/{name}": sum(row[name] for row in components) for name in names}
+    size = len(shown)
+    known = {name: [v for row in shown if (v := row[name]) is not None] for name in CURVES}
+    found = {name: Figure(sum(values), len(values)) for name, values in known.items()}
+    found["findable"] = Figure(len(known["answer_in_results"]), size)
+    for name in dict.fromkeys(component_name(reward) for reward in rewards):
+        found[f"reward/{name}"] = Figure(sum(row[name] for row in components), size)
     turn = sum(float(group.turn_rewards[group.trunks].sum()) for group in groups)
     outcome = sum(float(group.outcome[group.trunks].sum()) for group in groups)
-    return found | {"reward/turn": turn, "reward/outcome": outcome, "reward/total": turn + outcome}
-
-
-def rollout_sums(experience: Experience) -> dict[str, float]:
-    """The shape of a collection's rollouts, summed over its trajectories, without branches; but for
-    `sampled_tokens`, which is what is learnt from.
-
-    A group is degenerate if all its advantages are zero: it teaches nothing.
-    """
-    trajectories = [group.trajectories[i] for group in experience.groups for i in group.trunks]
-    idle = sum(len(experience.groups[i].trunks) for i in experience.idle)
-    found: dict[str, float] = {
-        "rollout/turns": sum(len(t.turns) for t in trajectories),
-        "rollout/tokens": sum(len(t.token_ids) for t in trajectories),
-        "rollout/sampled_tokens": sum(map(len, experience.advantages)),
-        "rollout/truncated": sum(t.stop == "length" for t in trajectories),
-        "rollout/degenerate_groups": idle,
-        "rollout/probe_tokens": experience.probe_tokens,
-        "rollout/redrawn_groups": experience.redrawn,
-    }
-    if (returns := experience.returns) is not None:
-        varied, missed = torch.cat(returns).var(), torch.cat(experience.advantages)
-        explained = 1 - float(missed.var() / varied) if varied > 1e-12 else 0.0
-        found["critic/explained_variance"] = explained * len(trajectories)
-        found["critic/bias"] = -float(missed.mean()) * len(trajectories)  # which that does not see
-    return found
-
-
-def is_idle(credit: Credit) -> bool:
-    """True if a group teaches nothing: all its advantages are zero. Rounding leaves 1e-8 where
-    rewards are equal."""
-    return all(float(part.abs().max()) < 1e-6 for part in credit)
+    sums = {"turn": turn, "outcome": outcome, "total": turn + outcome}
+    return found | {f"reward/{name}": Figure(value, size) for name, value in sums.items()}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

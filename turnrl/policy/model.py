@@ -6,96 +6,49 @@ them.
 """
 
 import contextlib
-import hashlib
-import importlib.util
+import itertools
 import logging
-import warnings
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, NamedTuple, cast, final
 
 import torch
 import transformers
 from lightning.fabric.utilities import move_data_to_device
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from turnrl.agent.chat import read_template
-from turnrl.errors import CheckpointError, RecipeError, did_you_mean, in_short, of_the_device
+from turnrl.errors import RecipeError
+from turnrl.policy.adapter import Lora, with_adapter
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.card import base_name, write_card
-from turnrl.policy.compute import InOnePass, adapt_in_place, fuse, head_logits, recompute
-from turnrl.policy.layout import Layout, Pass, lay_out, passes, takes_ragged
-from turnrl.sources import reach_hub
+from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
+from turnrl.policy.files import fingerprint, load_config, load_part, load_tokenizer, locate
+from turnrl.policy.layout import Layout, Pass, passes
+from turnrl.policy.trials import check_head, choose_way
 from turnrl.types import Attend, Critic, Row
 
 _logger = logging.getLogger(__name__)
 
-PACKAGE_PREFIX = "package://"
 _LOGITS_PER_CHUNK = 2**26
 """Logits held at once when log-probabilities are taken (0.25 GB in float32, of which some five are
 there at a time)."""
 
 
-@dataclass(frozen=True)
-class Lora:
-    """A low-rank adapter (arXiv 2106.09685), trained in place of the base's weights.
+class TokenScores(NamedTuple):
+    """A policy's numbers for N sampled tokens.
 
     Args:
-        r: Rank.
-        alpha: The update is scaled by alpha / r.
-        dropout: Dropout of the adapter's input. Above 0 the learner differs from the sampler, and
-            ratios carry its noise into the clip.
-        target_modules: Names of the linear layers to adapt; `all-linear` takes every one but the
-            head.
+        logprobs: (N,), log-probabilities; they carry the gradient.
+        entropy: (N,), nats, of the distributions that the tokens were drawn from; no gradient.
+        values: (N,), the critic's values before each token; zero without a critic.
     """
 
-    r: int = 16
-    alpha: int = 32
-    dropout: float = 0.0
-    target_modules: str | list[str] = "all-linear"
-
-
-def _fingerprint(folder: str, revision: str | None) -> str:
-    """A digest of a little of every weight as it lies on disk, rounded to bfloat16.
-
-    Two models with the same one are taken for the same base, wherever they lie, and in whatever
-    precision they are loaded.
-    """
-    from huggingface_hub import snapshot_download
-    from safetensors import safe_open
-
-    local = Path(folder).is_dir()
-    here = folder if local else snapshot_download(folder, revision=revision, local_files_only=True)
-    digest = hashlib.sha256()
-    for file in sorted(Path(here).glob("model*.safetensors")):
-        with safe_open(file, "pt") as tensors:
-            for name in sorted(tensors.keys()):
-                view = tensors.get_slice(name)
-                rows = {0: None, 1: 4096}.get(len(view.get_shape()), 2)
-                some = tensors.get_tensor(name) if rows is None else view[:rows]
-                bits = some.flatten()[:4096].to(torch.bfloat16).view(torch.int16)
-                digest.update(name.encode() + bits.numpy().tobytes())
-    for file in sorted(Path(here).glob("pytorch_model*.bin")):  # archives, with sums of their parts
-        digest.update(repr(sorted(p.CRC for p in zipfile.ZipFile(file).infolist())).encode())
-    return digest.hexdigest()[:16]
-
-
-def _not_products(network: nn.Module) -> list[str]:
-    """Linear layers of a model's own kind, whose output is more than a product: routers, say. No
-    adapter can be added to it."""
-    return [
-        name
-        for name, part in network.named_modules()
-        if isinstance(part, nn.Linear)
-        and type(part).forward is not nn.Linear.forward
-        and type(part).__module__.startswith("transformers.models.")
-    ]
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor
 
 
 @final
@@ -165,50 +118,12 @@ class Policy(nn.Module):
 
     @cached_property
     def folder(self) -> str:
-        """Where transformers loads from: a folder or a hub name. `package://NAME/FOLDER` is a
-        folder inside an installed package.
+        """Where transformers loads from: a folder or a hub name.
 
         Raises:
             RecipeError: If `model` names a folder that is not there.
         """
-        model = self.model
-        if model.startswith(PACKAGE_PREFIX):
-            package, _, inside = model.removeprefix(PACKAGE_PREFIX).partition("/")
-            spec = importlib.util.find_spec(package) if package else None
-            if spec is None or not spec.submodule_search_locations:
-                raise RecipeError(f"no package {package!r} for policy.model {model!r}. Install it.")
-            folder = Path(next(iter(spec.submodule_search_locations)), inside)
-            if not folder.is_dir():
-                raise RecipeError(f"no folder {inside!r} in package {package!r} (policy.model)")
-            return str(folder)
-        path = Path(model).expanduser()
-        if path.is_dir():
-            return str(path)
-        if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-            there = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-            found = f" (found beside it: {', '.join(there[:5])})" if there else ""
-            raise RecipeError(
-                f"no model folder at {model!r}{found}.{did_you_mean(path.name, there)} Set "
-                "policy.model to a folder with config.json, or to a hub name such as "
-                "'Qwen/Qwen2.5-7B'."
-            )
-        return model
-
-    def _from_pretrained(self, kind: str, **options: Any) -> Any:
-        """Load a part of the model by one of transformers' `Auto` classes."""
-        folder = self.folder
-        if not Path(folder).is_dir():
-            reach_hub()
-        try:
-            auto = getattr(transformers, kind)
-            return auto.from_pretrained(folder, revision=self.revision, **options)
-        except (OSError, ValueError, ImportError, SafetensorError) as error:
-            cause = str(error).strip() or type(error).__name__
-            raise RecipeError(
-                f"policy.model {self.model!r} cannot be loaded: {cause.splitlines()[0]} Give a "
-                "folder with config.json and a tokenizer, or a hub model that this machine can "
-                "reach or has in its cache."
-            ) from error
+        return locate(self.model)
 
     @cached_property
     def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
@@ -217,30 +132,16 @@ class Policy(nn.Module):
         Raises:
             RecipeError: If it cannot be loaded.
         """
-        tokenizer: transformers.PreTrainedTokenizerBase = self._from_pretrained("AutoTokenizer")
-        if self.chat_template is not None:
-            tokenizer.chat_template = read_template(self.chat_template)
-        if not tokenizer("text", add_special_tokens=False)["input_ids"]:
-            raise RecipeError(
-                f"the tokenizer of policy.model {self.model!r} makes no tokens of a text: its "
-                "vocabulary is missing. Copy the whole folder, tokenizer.json included."
-            )
-        return tokenizer
+        return load_tokenizer(self.model, self.revision, self.chat_template)
 
     @cached_property
     def config(self) -> transformers.PretrainedConfig:
-        """The model's configuration, with every dropout at 0: one that is on would make ratios and
-        KL noise. (LoRA has a dropout of its own, `Lora.dropout`.)
+        """The model's configuration, with every dropout at 0.
 
         Raises:
             RecipeError: If it cannot be loaded.
         """
-        config: transformers.PretrainedConfig = self._from_pretrained("AutoConfig")
-        for part in {id(c): c for c in (config, config.get_text_config())}.values():
-            for name, value in vars(part).items():
-                if isinstance(value, float) and "drop" in name:
-                    setattr(part, name, 0.0)
-        return config
+        return load_config(self.model, self.revision)
 
     def check_length(self, tokens: int) -> None:
         """Refuse trajectories that are longer than the model's positions.
@@ -273,7 +174,7 @@ class Policy(nn.Module):
             self.value_head = None
         elif self.value_head is None:
             width = self.config.get_text_config().hidden_size
-            self.value_head = nn.Linear(width, 1, device=self._device)
+            self.value_head = nn.Linear(width, 1, device=self.device)
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
         return cast(transformers.PreTrainedModel, self.network)
@@ -299,156 +200,52 @@ class Policy(nn.Module):
             )
         if self.quantization == "nf4" or device.type != "cpu":  # without a copy on the host
             options["device_map"] = {"": device}
-        network = self._from_pretrained("AutoModelForCausalLM", config=self.config, **options)
+        network = load_part(
+            "AutoModelForCausalLM", self.model, self.revision, config=self.config, **options
+        )
         self._attends = take_over(network)
         kernels = fuse(network, device) if self.fused_kernels else "none"
         if self.lora is not None:
-            network = self._with_adapter(network, self.lora)
-            adapt_in_place(network)
+            network = with_adapter(network, self.lora, self.quantization == "nf4")
         if self.gradient_checkpointing:
             recompute(network, self.gradient_checkpointing)
             if self.lora is not None:
                 network.enable_input_require_grads()
         self.network = network
-        self._fingerprint = _fingerprint(self.folder, self.revision)
+        self._fingerprint = fingerprint(self.folder, self.revision)
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
-        self._check_head()
-        attention = self._choose_attention()
+        check_head(self)
+        self.share_prefixes, self._kernel, attention = choose_way(self)
         self.in_force = {"attention while learning": attention, "fused kernels": kernels}
 
-    def _with_adapter(self, network: Any, lora: Lora) -> Any:
-        from peft import LoraConfig, get_peft_model
-
-        config = LoraConfig(
-            r=lora.r,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules=lora.target_modules,
-            exclude_modules=_not_products(network) or None,
-            task_type="CAUSAL_LM",
-        )
-        try:
-            # peft asks transformers 5.23 by a name that it will drop in 6
-            with warnings.catch_warnings(action="ignore", category=FutureWarning):
-                if self.quantization == "nf4":
-                    # not peft's preparation: it would put norms and head, and so all
-                    # activations, in float32
-                    network.requires_grad_(False)
-                    for layer in network.modules():
-                        if hasattr(layer, "support_avx512bf16_for_cpu"):
-                            # bitsandbytes would repack the weights at the first pass in eval mode,
-                            # and from then on no gradient would pass through them
-                            layer.support_avx512bf16_for_cpu = False
-                return get_peft_model(network, config)
-        except ValueError as error:
-            raise RecipeError(f"policy.lora does not fit {self.model!r}: {error}") from error
-
     @property
-    def _base(self) -> Any:
+    def base(self) -> Any:
         """The transformers model itself, inside the adapter if there is one."""
         assert self.network is not None, "Policy.load() comes first"
         return cast(Any, self.network).get_base_model() if self.lora is not None else self.network
 
     @property
-    def _decoder(self) -> Any:
+    def decoder(self) -> Any:
         """The base without its head."""
-        decoder = self._base.get_decoder()
+        decoder = self.base.get_decoder()
         # transformers 5.23 finds none in Llama4ForCausalLM, and gives the whole model
-        return self._base.model if decoder is self._base else decoder
+        return self.base.model if decoder is self.base else decoder
 
     @property
-    def _device(self) -> torch.device:
-        return cast(torch.device, self._base.get_input_embeddings().weight.device)
+    def device(self) -> torch.device:
+        """The device of the base's embeddings."""
+        return cast(torch.device, self.base.get_input_embeddings().weight.device)
 
-    @torch.no_grad()
-    def _check_head(self) -> None:
-        """Some architectures scale or cap logits after the head; taking them by hand would be
-        silently wrong."""
-        base = self._base
-        ids = torch.tensor([[0, 1]], device=self._device)
-        with self._precision():
-            expected = base(input_ids=ids, use_cache=False).logits[0].float()
-        found = self.logits(self.hidden(ids, torch.ones_like(ids), position_ids=ids)[0])
-        if not torch.allclose(expected, found, rtol=2e-2, atol=2e-2):
-            raise RecipeError(
-                f"policy.model {self.model!r} ({type(base).__name__}) changes logits after its "
-                "head, which turnrl does not reproduce. Choose another architecture."
-            )
-
-    def _choose_attention(self) -> str:
-        """Find the fastest way to read sequences that works here, and say which it is: beginnings
-        shared, by the kernel of a GPU or in batches; or padded rows."""
-        if not self.share_prefixes:
-            return "padded rows, each sequence from its first token"
-        why: str | None = None
-        for kernel in (True, False):
-            if kernel and not takes_ragged(self._device, self.compute_dtype):
-                continue
-            if (why := self._check_sharing(kernel)) is None:
-                self._kernel = kernel
-                return "prompts once, " + ("torch's varlen kernel" if kernel else "padded batches")
-            if kernel:
-                _logger.warning(
-                    f"the kernel for ragged batches does not work here ({why}): attention while "
-                    "learning is computed in padded batches, which is slower"
-                )
-        self.share_prefixes = False
-        _logger.warning(
-            f"while learning, each trajectory is read from its first token ({why}): a group's "
-            "prompt is computed once for each of its trajectories"
-        )
-        return f"padded rows, each sequence from its first token ({why})"
-
-    def _check_sharing(self, kernel: bool) -> str | None:
-        """Read two texts with one beginning in both ways, and back; why they cannot share it, if
-        so. Errors of memory and of devices are raised: they say nothing about the model."""
-        kinds = set(getattr(self.config.get_text_config(), "layer_types", None) or ())
-        if other := kinds - {"full_attention", "sliding_attention"}:
-            return f"it has layers of {min(other)}"
-        if getattr(self.config.get_text_config(), "attn_temperature_tuning", False):
-            return "its attention depends on a token's place in the row"
-        rows = [([1, 2, 3, 4, *rest], [False] * 5 + [True] * 3) for rest in ([5, 6, 7, 8], [9] * 4)]
-        device = self._device
-        told: set[int | None] = set()
-
-        def attend(*seen: Any) -> Tensor:
-            told.add(seen[-1])
-            return Layout.attend(ways[0], *seen)
-
-        ways = [
-            move_data_to_device(lay_out(rows, share, kernel), device) for share in (True, False)
-        ]
-        ways[0].attend = attend
-        try:
-            with torch.no_grad():
-                padded = self.logprobs(ways[1])[0]
-            shared = self.logprobs(ways[0])[0]
-            trained = [p for p in self.parameters() if p.requires_grad]
-            slopes = torch.autograd.grad(shared.sum(), trained, allow_unused=True)
-        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-            if of_the_device(error):
-                raise
-            return in_short(error)
-        window = getattr(self.config.get_text_config(), "sliding_window", None)
-        if window is not None and not told - {None} and kinds != {"full_attention"}:
-            return f"its window of {window} tokens is not told to its attention"
-        if not all(slope.isfinite().all() for slope in slopes if slope is not None):
-            return "its gradient is not finite"
-        gap = float((shared.detach() - padded).abs().mean())
-        # rounding alone makes 1e-5 in float32, and some hundredths in bfloat16
-        limit = 1e-3 if self.compute_dtype == torch.float32 else 0.25
-        return None if gap < limit else f"log-probabilities were {gap:.2g} nats apart"
-
-    def _precision(self) -> AbstractContextManager[Any]:
+    def precision(self) -> AbstractContextManager[Any]:
         """Within it the network computes in `compute_dtype`, whatever its weights are kept in."""
         if not self._mixed:
             return contextlib.nullcontext()
-        return torch.autocast(self._device.type, self.compute_dtype)
+        return torch.autocast(self.device.type, self.compute_dtype)
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """Of activations."""
-        return torch.bfloat16 if self._mixed else cast(torch.dtype, self._base.dtype)
+        return torch.bfloat16 if self._mixed else cast(torch.dtype, self.base.dtype)
 
     def hidden(
         self,
@@ -472,11 +269,11 @@ class Policy(nn.Module):
         """
         if attend is not None:
             if not self._attends:
-                raise NotImplementedError(f"{type(self._base).__name__} has attention of its own")
+                raise NotImplementedError(f"{type(self.base).__name__} has attention of its own")
             kwargs["attend"] = attend
             attention_mask = no_mask(position_ids)
-        with self._precision():
-            output = self._decoder(
+        with self.precision():
+            output = self.decoder(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
@@ -487,7 +284,7 @@ class Policy(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., H) -> (..., V), in float32."""
-        head = self._base.get_output_embeddings()
+        head = self.base.get_output_embeddings()
         if type(head) is not nn.Linear:
             return cast(Tensor, head(hidden)).float()
         logits = head_logits(head, hidden.reshape(-1, hidden.shape[-1]))
@@ -511,29 +308,28 @@ class Policy(nn.Module):
     @torch.no_grad()
     def read(
         self, rows: Sequence[Row], minibatch_tokens: int, temperature: float = 1.0
-    ) -> list[tuple[Tensor, ...]]:
-        """Results of `logprobs` for each of some token sequences, in eval mode and on the CPU.
+    ) -> list[TokenScores]:
+        """Results of `forward` for each of some token sequences, in eval mode and on the CPU.
 
         Args:
             rows: The sequences, and which of their tokens are asked for.
             minibatch_tokens: The most tokens computed at once, but one sequence at least.
             temperature: As in sampling.
         Returns:
-            For each sequence three (N_i,) tensors: log-probabilities, entropies, values.
+            For each sequence, of its N_i tokens that are asked for.
         """
-        device = self._device
-        found: dict[int, tuple[Tensor, ...]] = {}
+        device = self.device
+        found: dict[int, TokenScores] = {}
         with self.evaluating():
             for some, layout in self.passes(rows, minibatch_tokens):
-                asked = self.logprobs(move_data_to_device(layout, device), temperature)
+                asked = self(move_data_to_device(layout, device), temperature)
                 counts = [sum(rows[i][1]) for i in some]
                 parts = zip(*(part.cpu().split(counts) for part in asked), strict=True)
-                found |= zip(some, parts, strict=True)
+                found |= zip(some, itertools.starmap(TokenScores, parts), strict=True)
         return [found[i] for i in range(len(rows))]
 
-    def logprobs(self, layout: Layout, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probability of the tokens that are asked for, the entropy of the distributions they
-        were drawn from, and what the critic expected before each.
+    def forward(self, layout: Layout, temperature: float = 1.0) -> TokenScores:
+        """Numbers of the tokens that are asked for. All learning goes through here.
 
         Logits exist for those tokens only, a chunk at a time. If the head is not trained, their
         gradient is taken while they are there; otherwise they are computed again for it.
@@ -542,8 +338,7 @@ class Policy(nn.Module):
             layout: Of token sequences, on the policy's device.
             temperature: As in sampling, so that these are the sampler's own probabilities.
         Returns:
-            Three (N,) tensors; the entropy carries no gradient, and the values are zero without a
-            critic.
+            Of N tokens.
         """
         ids, mask, positions = layout.input_ids, layout.attention_mask, layout.position_ids
         if mask is None:
@@ -556,7 +351,7 @@ class Policy(nn.Module):
             seen = (states if self.critic.trunk else states.detach()).float()
             width = seen.shape[1:]
             values = self.value_head(nn.functional.rms_norm(seen, width) / width[0])[:, 0]
-        head = self._base.get_output_embeddings()
+        head = self.base.get_output_embeddings()
 
         def of_chunk(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             log_p = torch.log_softmax(self.logits(states) / temperature, dim=-1)
@@ -574,27 +369,7 @@ class Policy(nn.Module):
             redone = partial(checkpoint, of_chunk, use_reentrant=False)
             parts = zip(*map(redone, states.split(size), targets.split(size)), strict=True)
             chosen, entropy = map(torch.cat, parts)
-        return chosen[layout.asked], entropy[layout.asked], values[layout.asked]
-
-    def try_out(self, tokens: int, longest: int) -> None:
-        """Compute log-probabilities of made-up sequences and their gradient, and drop both.
-
-        Args:
-            tokens: Of the sequences together.
-            longest: Of one sequence, at most.
-        """
-        draw = torch.Generator().manual_seed(0)  # of its own: a run's numbers do not depend on it
-        vocabulary = self.config.get_text_config().vocab_size
-        rows: list[Row] = []
-        for begin in range(0, tokens, longest):
-            size = max(min(longest, tokens - begin), 2)
-            ids = torch.randint(vocabulary, (size,), generator=draw).tolist()
-            rows.append((ids, [n > 0 for n in range(size)]))
-        _, layout = next(self.passes(rows, tokens))
-        logprobs, *_ = self.logprobs(move_data_to_device(layout, self._device))
-        logprobs.sum().backward()
-        for parameter in self.parameters():
-            parameter.grad = None
+        return TokenScores(*(part[layout.asked] for part in (chosen, entropy, values)))
 
     def reference(self) -> AbstractContextManager[None]:
         """Within it the policy is its own reference: the adapter is off."""
@@ -605,6 +380,16 @@ class Policy(nn.Module):
         """The trained weights by name: what a checkpoint holds."""
         return {name: p.detach() for name, p in self.trainable_parameters().items()}
 
+    def parameter_groups(self) -> list[Any]:
+        """What an optimiser is given: the trained parameters, and the critic's head with its own
+        learning rate, if there is one."""
+        trained: list[Any] = list(self.trainable_parameters().values())
+        if self.value_head is None or self.critic is None:
+            return trained
+        own = list(self.value_head.parameters())
+        rest = [p for p in trained if all(p is not one for one in own)]
+        return [{"params": rest}, {"params": own, "lr": self.critic.lr}]
+
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters by name; `value_head` is the critic's."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
@@ -614,34 +399,10 @@ class Policy(nn.Module):
         """Facts on which a checkpoint must agree to fit this policy, wherever its model lies."""
         shape = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
         return {
-            **{name: getattr(self._base.config, name) for name in shape},
+            **{name: getattr(self.base.config, name) for name in shape},
             "lora": None if self.lora is None else {"r": self.lora.r, "alpha": self.lora.alpha},
             "weights": self._fingerprint,
         }
-
-    def check_identity(self, saved: dict[str, Any], names: set[str]) -> None:
-        """Refuse a checkpoint of another policy.
-
-        Args:
-            saved: `identity` of the policy that was saved.
-            names: Names of the saved weights.
-        Raises:
-            CheckpointError: Naming the first thing that differs, and both values.
-        """
-        for key, mine in self.identity.items():
-            if saved.get(key) != mine:
-                raise CheckpointError(
-                    f"the checkpoint is of another policy than {self.model!r}: its {key} is "
-                    f"{saved.get(key)!r}, the recipe's {mine!r}. Give the recipe that the "
-                    "checkpoint was made with (config.yaml in its run's folder)."
-                )
-        if odd := sorted(names ^ set(self.trainable_state())):
-            where = "the checkpoint" if odd[0] in names else "the recipe"
-            critic = " (of the critic of model.estimator)" if "value_head" in odd[0] else ""
-            raise CheckpointError(
-                f"the checkpoint holds other weights than the recipe trains: {odd[0]!r}{critic} is "
-                f"only in {where}. Use the recipe that it was made with."
-            )
 
     def export(self, folder: str | Path, facts: Mapping[str, str] | None = None) -> Path:
         """Write what was trained, for use without turnrl, with the tokenizer and a model card

@@ -12,19 +12,80 @@ A validation inside an iteration has a row of its own, with the number of that i
 
 import csv
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from turnrl.run.folders import run_folder, tidy, whole
+from turnrl.scoring import Figure
+
+_SHOWN = ("train/exact_match", "train/tool_execution", "reward/total", "val/exact_match")
+"""Metrics that a progress bar shows."""
 
 
 def forget_first(checkpoint: dict[str, Any]) -> None:
     """Take the first row of a run out of a checkpoint: what goes on from it is scored in another
     way, so the two are not to be compared."""
     checkpoint["callbacks"].get(PolicyRows().state_key, {})["first"] = {}
+
+
+class Figures:
+    """What a module logs, reduced over processes first, so that it is the same in each.
+
+    A progress bar reads metrics in one process alone, which must not wait for the others. So
+    Lightning reduces nothing here (`sync_dist` with `rank_zero_only`), and loggers get their rows
+    from `PolicyRows`.
+
+    Args:
+        module: The module, which has a trainer by the time that it logs.
+    """
+
+    def __init__(self, module: L.LightningModule) -> None:
+        self._module = module
+        self._names: dict[bool, set[str]] = {False: set(), True: set()}  # by whether it validated
+
+    def log(self, figures: Mapping[str, Figure], weigh: bool = False) -> None:
+        """Log the means of a batch over all processes. Each process has to call it.
+
+        Args:
+            figures: Of this process, by name. One that counts nothing in any process is left out.
+            weigh: Weigh the batches of an epoch by their counts, for the mean of the epoch.
+        """
+        for name, figure in self._over_processes(figures).items():
+            if figure.count:
+                size = int(figure.count) if weigh else 1
+                self._log(name, figure.total / figure.count, batch_size=size)
+
+    def log_count(self, name: str, count: int) -> None:
+        """Log a number whose sum over all batches and processes is meant."""
+        total = self._over_processes({name: Figure(count, 0)})[name].total
+        self._log(name, total, reduce_fx="sum")
+
+    def _over_processes(self, figures: Mapping[str, Figure]) -> dict[str, Figure]:
+        # a process without any has sums of integers, and the others would not understand it
+        module = self._module
+        pairs = [(figure.total, figure.count) for figure in figures.values()]
+        mine = torch.tensor(pairs, dtype=torch.float32, device=module.device)
+        every = module.trainer.strategy.reduce(mine, reduce_op="sum").tolist()
+        return {name: Figure(*pair) for name, pair in zip(figures, every, strict=True)}
+
+    def _log(self, name: str, value: float, **more: Any) -> None:
+        module, options = self._module, {"on_step": False, "on_epoch": True, "sync_dist": True}
+        if not module.trainer.sanity_checking:
+            self._names[module.trainer.validating].add(name)
+        shown = {"logger": False, "prog_bar": name in _SHOWN, "rank_zero_only": True}
+        module.log(name, value, **{"batch_size": 1, **options, **shown, **more})
+
+    def take(self, validating: bool) -> dict[str, float]:
+        """The figures of a validation, or of training, that were not taken before."""
+        found, names = self._module.trainer.callback_metrics, self._names[validating]
+        taken = {name: float(found[name]) for name in sorted(names) if name in found}
+        names.clear()
+        return taken
 
 
 class PolicyRows(L.Callback):
@@ -81,7 +142,7 @@ class PolicyRows(L.Callback):
         tidy(trainer, self._begun)
 
     def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
-        figures = pl_module.take_figures(trainer.validating)
+        figures = pl_module.figures.take(trainer.validating)
         if figures:
             iteration, step = pl_module.iteration_and_version
             self._place = {"iteration": iteration, "epoch": max(iteration - 1, 0), "step": step}

@@ -33,10 +33,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from torch import Tensor
 
 from turnrl.run.folders import whole
-from turnrl.scoring import CURVES, Credit, curves, sampled_turns
+from turnrl.scoring import CURVES, Credit, curves
 from turnrl.types import Group, Reading, ToolCall, ToolResult, Turn
 
 Row = dict[str, Any]
@@ -113,12 +112,10 @@ def rows(
 
 
 def _advantage(credit: Credit | None, group: Group, i: int, k: int) -> float | None:
-    """A turn's advantage; the mean of its tokens', if credit is given by tokens."""
+    """A turn's advantage, where it was learnt."""
     if credit is None or k < group.trajectories[i].begins:
         return None
-    if isinstance(credit, Tensor):
-        return float(credit[i, k])
-    return float(credit[i][sampled_turns(group.trajectories[i]) == k].mean())
+    return float(credit.turns[i, k])
 
 
 def _turn(turn: Turn, reward: float, advantage: float | None) -> Row:

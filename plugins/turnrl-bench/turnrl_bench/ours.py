@@ -65,23 +65,31 @@ class AnswerHash(OutcomeReward):
         return reward(trajectory.answer or "")
 
 
-class Timed(MTGRPO):
-    """The module, which notes when it began to collect and when it had collected.
+class Timed:
+    """Notes when a module's collector began and when it was done, and passes on the rest.
 
     It says nothing of how it is done: the rest of an iteration is what it takes to learn.
+
+    Args:
+        module: Whose collector it stands in for.
     """
 
-    began: tuple[float, float]
-    collected: tuple[float, float]
-    peak: Peak | None = None
+    def __init__(self, module: MTGRPO) -> None:
+        self._collector = module.collector
+        self.began = self.collected = Clock.now()
+        self.peak: Peak | None = None
+        module.collector = cast(Any, self)
 
-    def collect(self, questions: Sequence[Question], iteration: int) -> Any:
-        """See `MTGRPO.collect`."""
+    def collect(self, *args: Any) -> Any:
+        """See `Collector.collect`."""
         self.began = Clock.now()
-        found = super().collect(questions, iteration)
+        found = self._collector.collect(*args)
         self.collected = Clock.now()
         self.peak = Peak()
         return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._collector, name)
 
 
 class Watch(L.Callback):
@@ -96,8 +104,10 @@ class Watch(L.Callback):
         self.warm_up, self.gradient = warm_up, gradient
         self.clock, self.peaks = Clock(), list[int | None]()
         self.ended = self.first = Clock.now()
+        self._timed: Timed | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._timed = Timed(cast(MTGRPO, pl_module))
         self.ended = Clock.now()
 
     def on_train_batch_start(
@@ -114,11 +124,11 @@ class Watch(L.Callback):
             save_gradient(policy.load().named_parameters(), self.gradient)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        module = cast(Timed, pl_module)
+        timed = cast(Timed, self._timed)
         if trainer.current_epoch >= self.warm_up:
-            self.clock.keep("before learning", module.collected, self.first)
-            self.clock.keep_step(self.ended, (module.began, module.collected))
-            self.peaks.append(None if module.peak is None else module.peak.bytes)
+            self.clock.keep("before learning", timed.collected, self.first)
+            self.clock.keep_step(self.ended, (timed.began, timed.collected))
+            self.peaks.append(None if timed.peak is None else timed.peak.bytes)
         self.ended = Clock.now()
 
 
@@ -167,7 +177,7 @@ def iterations(
     """
     task = Task.read(folder)
     rollout, learner = rollout_of(task, tool_ms), policy_of(folder, **(policy or {}))
-    module = Timed(
+    module = MTGRPO(
         learner,
         rollout,
         [AnswerHash()],
@@ -194,7 +204,7 @@ def iterations(
     return found
 
 
-def train(module: Timed, watch: Watch, task: Task, epochs: int, **options: Any) -> None:
+def train(module: MTGRPO, watch: Watch, task: Task, epochs: int, **options: Any) -> None:
     """Run a module, with nothing that is written or shown."""
     L.Trainer(
         **{

@@ -141,7 +141,7 @@ def apply(plan: Plan, module: MTGRPO) -> None:
             setattr(engine, name, f"{value // 1000}KB" if name == "kv_memory" else value)
     for phase in ("sampling", "learning"):
         if phase == "learning" or plan.work.sampled:
-            module.planned[phase] = plan.total(phase), plan.setting(phase)
+            module.memory.planned[phase] = plan.total(phase), plan.setting(phase)
 
 
 class MemoryPlan(Check):
@@ -158,7 +158,7 @@ class MemoryPlan(Check):
             RecipeError: If nothing fits the card.
         """
         module = start.module
-        if isinstance(module, MTGRPO) and module.planned:
+        if isinstance(module, MTGRPO) and module.memory.planned:
             self._why = "made when the module was first set up"
             return
         if not isinstance(module, MTGRPO) or (card := card_for(start)) is None:

@@ -138,7 +138,7 @@ def _learnt(policy: Policy, rows: list[Any], device: torch.device) -> Finding:
     assert policy.network is not None
     policy.network.train()
     for _, layout in policy.passes(rows, 1024):
-        chosen, _, values = policy.logprobs(move_data_to_device(layout, device))
+        chosen, _, values = policy(move_data_to_device(layout, device))
         (chosen.sum() + values.sum()).backward()
     trained = policy.trainable_parameters()
     gradients = [p.grad for p in trained.values() if p.grad is not None]

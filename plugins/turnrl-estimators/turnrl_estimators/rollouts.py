@@ -7,8 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from turnrl import AdvantageEstimator, Group, Trajectory, assign_credit
 from turnrl_estimators.anchored import retrieved
 
@@ -98,15 +96,10 @@ def signals(
 
 
 def _advantages(group: Group, estimator: AdvantageEstimator) -> Iterator[tuple[Done, float]]:
-    """For each turn what was done by then, and its advantage: the mean of its tokens', if credit is
-    given by tokens."""
+    """For each turn what was done by then, and its advantage."""
     credit = assign_credit(group, estimator)
-    for row, trajectory in zip(credit, group.trajectories, strict=True):
-        lengths = [len(turn.token_ids) for turn in trajectory.turns]
-        of_turns = isinstance(credit, Tensor)
-        parts = row[: len(lengths)].split(1) if of_turns else row.split(lengths)
-        for done, part in zip(deeds(trajectory), parts, strict=True):
-            yield done, float(part.mean())
+    for row, trajectory in zip(credit.turns, group.trajectories, strict=True):
+        yield from zip(deeds(trajectory), row[: len(trajectory.turns)].tolist(), strict=True)
 
 
 def _centred(given: Sequence[tuple[Done, float]]) -> list[tuple[Done, float]]:

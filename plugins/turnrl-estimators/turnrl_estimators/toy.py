@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from turnrl import (
     AdvantageEstimator,
@@ -281,9 +280,7 @@ def figures(name: str, estimator: AdvantageEstimator, toy: Toy, group_size: int 
         groups, scores, chances = _groups(toy, size, probes, estimator.critic is not None)
     estimates = torch.zeros(len(groups), len(toy.logits), dtype=torch.float64)
     for estimate, group, score in zip(estimates, groups, scores, strict=True):
-        credit = assign_credit(group, estimator)
-        if not isinstance(credit, Tensor):  # by tokens, of which the toy has one to a turn
-            credit = pad_sequence(list(credit), batch_first=True)
+        credit = assign_credit(group, estimator).turns  # the toy has one token to a turn
         turns = credit.shape[1]
         estimate[:turns] = (credit * score[:, :turns]).sum(0) / size
     mean = (chances[:, None] * estimates).sum(0)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import lightning as L
 import torch
 
-from turnrl import ClippedSurrogate, OutcomeOnly, Policy, Trajectory, installed
+from turnrl import MTGRPO, ClippedSurrogate, OutcomeOnly, Policy, Trajectory, installed
 from turnrl_bench.forced import Forced
 from turnrl_bench.gpu import device, floors
 from turnrl_bench.gpu.bench import Bench
@@ -21,7 +21,6 @@ from turnrl_bench.gpu.shapes import RANK, UPDATES
 from turnrl_bench.measure import Found
 from turnrl_bench.ours import (
     AnswerHash,
-    Timed,
     Watch,
     policy_of,
     rollout_of,
@@ -51,8 +50,8 @@ class _Watch(Watch):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         device.peak()
         super().on_train_start(trainer, pl_module)
-        module = cast(Timed, pl_module)
-        plan = getattr(module, "planned", {})
+        module = cast(MTGRPO, pl_module)
+        plan = module.memory.planned
         self.planned = {phase: [int(size), setting] for phase, (size, setting) in plan.items()}
         self.chosen = {
             "minibatch_tokens": module.budget,
@@ -103,7 +102,7 @@ def _iteration(bench: Bench, until: float) -> Found:
     rollout = rollout_of(task, 0)
     watch = _Watch(until)
     engine = slots_of(**of_engine)
-    module = Timed(
+    module = MTGRPO(
         policy,
         rollout,
         [AnswerHash()],
@@ -121,7 +120,7 @@ def _iteration(bench: Bench, until: float) -> Found:
         device.free()
 
 
-def _found(bench: Bench, module: Timed, watch: _Watch, in_force: Found) -> Found:
+def _found(bench: Bench, module: MTGRPO, watch: _Watch, in_force: Found) -> Found:
     played = module.experience
     assert played is not None
     trajectories = list(played.trajectories)

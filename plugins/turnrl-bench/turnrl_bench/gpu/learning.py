@@ -88,7 +88,7 @@ def step(policy: Policy, layout: Any) -> Found:
     hook = decoder_of(policy).register_forward_hook(lambda *_: marks.append(device.clock()))
     try:
         began = device.clock()
-        logprobs, *_ = policy.logprobs(layout)
+        logprobs, *_ = policy(layout)
         asked = device.clock()
         weights = torch.linspace(-1, 1, len(logprobs), device=logprobs.device) / len(logprobs)
         (logprobs * weights).sum().backward()

@@ -1,0 +1,50 @@
+"""Questions of your own: let a policy answer them, and score its answers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from turnrl import scoring
+from turnrl.collection import Collector
+from turnrl.errors import DataError, RecipeError
+from turnrl.types import Question, Trajectory
+
+
+def ask(
+    collector: Collector,
+    questions: str | Question | Sequence[str | Question],
+    samples: int | None,
+    temperature: float | None,
+    key: tuple[int, ...],
+    version: int,
+    bar: str | None,
+) -> list[Trajectory]:
+    """Trajectories of questions that need no accepted answers; see `MTGRPO.ask`."""
+    if samples is not None and samples < 1:
+        raise RecipeError(f"samples is {samples}; it must be at least 1, or None for greedy")
+    if temperature is not None and not 0 <= temperature < math.inf:
+        raise RecipeError(f"temperature is {temperature}; give 0 for greedy, or a number above")
+    if temperature == 0 and samples is not None:
+        same = f"temperature is 0, which is greedy, so {samples} samples would be one. Leave out"
+        raise RecipeError(f"{same} samples, or raise temperature.")
+    several = [questions] if isinstance(questions, str | Question) else questions
+    asked = [
+        Question(str(n), question) if isinstance(question, str) else question
+        for n, question in enumerate(several)
+    ]
+    rollout = collector.rollout
+    if temperature:
+        samples, rollout = samples or 1, replace(rollout, temperature=temperature)
+    groups, _ = collector.explore(asked, samples, key, version, bar, rollout=rollout)
+    return [trajectory for group in groups for trajectory in group]
+
+
+def scores(collector: Collector, trajectories: Sequence[Trajectory]) -> list[dict[str, float]]:
+    """The curves and rewards of each trajectory; see `MTGRPO.scores`."""
+    for trajectory in trajectories:
+        if not trajectory.question.answers:
+            asked = f"{trajectory.question.text!r} has no accepted answer to compare with"
+            raise DataError(f"{asked}. Ask turnrl.Question(id, text, answers) instead.")
+    groups = collector.score([[trajectory] for trajectory in trajectories])
+    figures = [scoring.group_figures([group], collector.rewards) for group in groups]
+    return [{name: one.total for name, one in found.items()} for found in figures]

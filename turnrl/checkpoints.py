@@ -1,0 +1,82 @@
+"""Checkpoints of a module: only trained weights, with whose they are; and going on from them."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from turnrl.errors import CheckpointError, RecipeError, blaming
+from turnrl.policy.model import Policy
+
+
+def describe(checkpoint: dict[str, Any], policy: Policy, optimizers: list[Optimizer]) -> None:
+    """Put into a checkpoint what is trained, whose it is, and the kind of its optimiser."""
+    state = policy.trainable_state()
+    checkpoint["state_dict"] = {f"policy.{name}": value for name, value in state.items()}
+    checkpoint["policy_identity"] = policy.identity
+    checkpoint["optimizer"] = [str(type(made)) for made in optimizers]
+
+
+def check_policy(checkpoint: Mapping[str, Any], policy: Policy, learns: bool) -> None:
+    """Refuse a checkpoint of another policy.
+
+    Args:
+        checkpoint: The checkpoint.
+        policy: The policy that is to take its weights.
+        learns: Whether the policy will be trained. One that is not needs no critic.
+    Raises:
+        CheckpointError: Naming the difference.
+    """
+    if "policy_identity" not in checkpoint:
+        raise CheckpointError("this checkpoint names no policy. Give one of 'turnrl fit'.")
+    names = {name.removeprefix("policy.") for name in checkpoint["state_dict"]}
+    if not learns and policy.critic is None:
+        names -= {"value_head.weight", "value_head.bias"}
+    saved = checkpoint["policy_identity"]
+    for key, mine in policy.identity.items():
+        if saved.get(key) != mine:
+            raise CheckpointError(
+                f"the checkpoint is of another policy than {policy.model!r}: its {key} is "
+                f"{saved.get(key)!r}, the recipe's {mine!r}. Give the recipe that the "
+                "checkpoint was made with (config.yaml in its run's folder)."
+            )
+    if odd := sorted(names ^ set(policy.trainable_state())):
+        where = "the checkpoint" if odd[0] in names else "the recipe"
+        critic = " (of the critic of model.estimator)" if "value_head" in odd[0] else ""
+        raise CheckpointError(
+            f"the checkpoint holds other weights than the recipe trains: {odd[0]!r}{critic} is "
+            f"only in {where}. Use the recipe that it was made with."
+        )
+
+
+def position(checkpoint: Mapping[str, Any]) -> tuple[int, int]:
+    """Iterations and optimiser steps behind the weights of a checkpoint."""
+    steps: int = checkpoint["global_step"]
+    current = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
+    # a checkpoint that is saved after a run counts one epoch more
+    iterations = current.get("current", {}).get("ready", checkpoint["epoch"] + 1)
+    return (iterations if steps else 0), steps
+
+
+def settle(checkpoint: dict[str, Any], optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
+    """Let a recipe's optimiser and schedule hold in a checkpoint that is about to be restored.
+
+    The saved settings are replaced by theirs, and the schedule is replayed to where the run stands.
+
+    Args:
+        checkpoint: The checkpoint, with the states of optimisers.
+        optimizer: As the recipe makes it.
+        scheduler: As the recipe makes it, at its beginning.
+    """
+    with warnings.catch_warnings(), blaming(RecipeError, "model.scheduler", "Mend it."):
+        warnings.simplefilter("ignore")  # torch wants a step of the optimiser before
+        for _ in range(checkpoint["global_step"] if scheduler is not None else 0):
+            scheduler.step()  # type: ignore[union-attr]
+    checkpoint["lr_schedulers"] = [scheduler.state_dict()] if scheduler is not None else []
+    (saved,) = checkpoint["optimizer_states"]
+    if checkpoint.get("optimizer", [str(AdamW)]) != [str(type(optimizer))]:
+        saved["state"] = {}  # another one's moments
+    for group, old in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        old |= {name: value for name, value in group.items() if name != "params"}

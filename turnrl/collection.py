@@ -1,0 +1,294 @@
+"""Collecting experience: the policy acts, rewards score, the estimator gives credit.
+
+    act       G trajectories for each question, and probes of them if the estimator asks   (agent/)
+    score     turn rewards and outcome rewards                                          (scoring.py)
+    prepare   other needs of the estimator: state values, branches, a critic's values
+    credit    one advantage for each turn, and so for each sampled token           (credit.py)
+
+Groups that would teach nothing may be sampled anew. Nothing here knows of a Trainer.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from turnrl import scoring
+from turnrl.agent.chat import ChatFormat
+from turnrl.agent.rollout import Rollout
+from turnrl.learning import row
+from turnrl.policy.memory import Memory
+from turnrl.policy.model import Policy, TokenScores
+from turnrl.scoring import Credit, Figure
+from turnrl.types import (
+    AdvantageEstimator,
+    Engine,
+    Group,
+    Probe,
+    Question,
+    Reward,
+    Row,
+    Trajectory,
+)
+
+
+@dataclass(frozen=True)
+class Experience:
+    """Groups with their credit, collected by one process in one iteration.
+
+    Args:
+        groups: The groups.
+        credit: Of each group.
+        seconds: Time that the policy took to act.
+        sampled: Tokens sampled in that time, including those that are not learnt from.
+        probe_tokens: Tokens that were sampled for state values alone.
+        redrawn: Trajectories of groups that were sampled anew.
+    """
+
+    groups: tuple[Group, ...]
+    credit: tuple[Credit, ...]
+    seconds: float
+    sampled: int = 0
+    probe_tokens: int = 0
+    redrawn: int = 0
+
+    @property
+    def idle(self) -> list[int]:
+        """Numbers of the groups that teach nothing."""
+        return [i for i, credit in enumerate(self.credit) if credit.idle]
+
+    def redrawn_by(self, places: Sequence[int], anew: "Experience") -> "Experience":
+        """The same experience with other groups in these places."""
+        groups, credit = list(self.groups), list(self.credit)
+        for i, group, one in zip(places, anew.groups, anew.credit, strict=True):
+            groups[i], credit[i] = group, one
+        return Experience(
+            tuple(groups),
+            tuple(credit),
+            self.seconds + anew.seconds,
+            self.sampled + anew.sampled,
+            self.probe_tokens + anew.probe_tokens,
+            self.redrawn + sum(len(group.trunks) for group in anew.groups),
+        )
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All trajectories, group by group."""
+        return [t for group in self.groups for t in group.trajectories]
+
+    @property
+    def advantages(self) -> list[Tensor]:
+        """For each trajectory (N_i,), the advantages of its sampled tokens."""
+        return [tokens for credit in self.credit for tokens in credit.tokens]
+
+    @property
+    def returns(self) -> list[Tensor] | None:
+        """For each trajectory (N_i,), a critic's target for its sampled tokens: GAE's
+        lambda-return, the advantage plus the value. None without a critic."""
+        values = [expected for group in self.groups for expected in group.token_values]
+        if not values:
+            return None
+        return [a + v for a, v in zip(self.advantages, values, strict=True)]
+
+    def figures(self, rewards: Sequence[Reward]) -> dict[str, Figure]:
+        """The figures of the iteration, by the names that they have in `metrics.csv`.
+
+        They are means over the trajectories, without branches, except for `rollout/seconds` and
+        `rollout/tokens_per_s`. A group is degenerate if all its advantages are zero.
+        """
+        found = {
+            name if name.startswith("reward/") else f"train/{name}": figure
+            for name, figure in scoring.group_figures(self.groups, rewards).items()
+        }
+        trunks = [group.trajectories[i] for group in self.groups for i in group.trunks]
+        sums: dict[str, float] = {
+            "rollout/turns": sum(len(t.turns) for t in trunks),
+            "rollout/tokens": sum(len(t.token_ids) for t in trunks),
+            "rollout/sampled_tokens": sum(map(len, self.advantages)),
+            "rollout/truncated": sum(t.stop == "length" for t in trunks),
+            "rollout/degenerate_groups": sum(len(self.groups[i].trunks) for i in self.idle),
+            "rollout/probe_tokens": self.probe_tokens,
+            "rollout/redrawn_groups": self.redrawn,
+        }
+        if (returns := self.returns) is not None:
+            varied, missed = torch.cat(returns).var(), torch.cat(self.advantages)
+            explained = 1 - float(missed.var() / varied) if varied > 1e-12 else 0.0
+            sums["critic/explained_variance"] = explained * len(trunks)
+            sums["critic/bias"] = -float(missed.mean()) * len(trunks)  # the variance hides it
+        rate = self.sampled / max(self.seconds, 1e-9)
+        once = {"rollout/seconds": self.seconds, "rollout/tokens_per_s": rate}
+        found |= {name: Figure(value, len(trunks)) for name, value in sums.items()}
+        return found | {name: Figure(value, 1) for name, value in once.items()}
+
+
+class Collector:
+    """Lets a policy act on questions, scores the trajectories, and gives credit.
+
+    Args:
+        policy: The policy that acts.
+        rollout: How it acts.
+        engine: The sampler of the policy. The collector starts it and closes it.
+        rewards: Turn rewards and outcome rewards.
+        estimator: From rewards to advantages.
+        read: Gives the learner's log-probabilities and values of token sequences.
+        group_size: G, trajectories per question.
+        redraws: The most times that groups which would teach nothing are sampled anew.
+        memory: Names the phase if a device's memory runs out.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        rollout: Rollout,
+        engine: Engine,
+        rewards: Sequence[Reward],
+        estimator: AdvantageEstimator,
+        read: Callable[[Sequence[Row]], list[TokenScores]],
+        group_size: int = 16,
+        redraws: int = 0,
+        memory: Memory | None = None,
+    ) -> None:
+        self.policy = policy
+        self.rollout = rollout
+        self.engine = engine
+        self.rewards = rewards
+        self.estimator = estimator
+        self.read = read
+        self.group_size = group_size
+        self.redraws = redraws
+        self.memory = memory or Memory()
+        self._started = False
+
+    @cached_property
+    def chat(self) -> ChatFormat:
+        """The policy's chat format."""
+        return ChatFormat(self.policy.tokenizer)
+
+    def check(self) -> None:
+        """Find what cannot work, as far as that shows before any weights are loaded.
+
+        Raises:
+            TurnRLError: About the policy, the rollout, a tool's world or the engine.
+        """
+        self.policy.check_length(self.rollout.max_tokens)
+        self.rollout.check(self.chat)
+        self.engine.check(self.policy, self.rollout.max_tokens)
+
+    def collect(
+        self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
+    ) -> Experience:
+        """Collect the experience of one iteration: act, score, prepare, credit.
+
+        Args:
+            questions: The questions, each of which is asked `group_size` times.
+            key: Names the random streams.
+            version: Optimiser steps behind the weights.
+            bar: Text of a progress bar; None for no bar.
+        """
+        experience = self._once(questions, key, version, bar)
+        for again in range(1, self.redraws + 1):
+            if not (idle := experience.idle):
+                break
+            anew = self._once([questions[i] for i in idle], (*key, again), version, bar)
+            experience = experience.redrawn_by(idle, anew)
+            left = len(experience.idle)
+            rank_zero_info(f"sampled {len(idle)} groups anew; {left} teach nothing still")
+        return experience
+
+    def _once(
+        self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
+    ) -> Experience:
+        start = time.perf_counter()
+        probes = self.estimator.probes
+        acted, probed = self.explore(questions, self.group_size, key, version, bar, probes)
+        seconds = time.perf_counter() - start
+        groups = self._prepared(acted, probed)
+        credit = tuple(scoring.assign_credit(group, self.estimator) for group in groups)
+        sampled = scoring.sampled_tokens(t for trunks in acted for t in trunks)
+        besides = scoring.sampled_tokens(p.trajectory for more in probed for p in more)
+        for_values = 0 if self.estimator.trains_probes else besides
+        return Experience(groups, credit, seconds, sampled + besides, for_values)
+
+    def _prepared(
+        self, acted: Sequence[Sequence[Trajectory]], probed: Sequence[Sequence[Probe]]
+    ) -> tuple[Group, ...]:
+        """The scored groups, with everything else that the estimator needs."""
+        probes = [[probe.trajectory for probe in more] for more in probed]
+        if self.estimator.trains_probes:
+            trees = [[*trunks, *more] for trunks, more in zip(acted, probes, strict=True)]
+            groups = tuple(map(scoring.with_parents, self.score(trees), probed))
+        elif self.estimator.probes:
+            scored = self.score(acted), probed, self.score(probes)
+            groups = tuple(map(scoring.with_state_values, *scored))
+        else:
+            groups = self.score(acted)
+        if self.estimator.critic is None:
+            return groups
+        rows = [row(trajectory) for group in groups for trajectory in group.trajectories]
+        values = iter(scores.values for scores in self.read(rows))
+        parts = [tuple(itertools.islice(values, len(group.trajectories))) for group in groups]
+        return tuple(replace(g, token_values=p) for g, p in zip(groups, parts, strict=True))
+
+    def explore(
+        self,
+        questions: Sequence[Question],
+        size: int | None,
+        key: tuple[int, ...],
+        version: int,
+        bar: str | None = None,
+        probes: int = 0,
+        rollout: Rollout | None = None,
+    ) -> tuple[list[list[Trajectory]], list[list[Probe]]]:
+        """Let the policy act on each question; see `Rollout.explore`.
+
+        Args:
+            questions: The questions.
+            size: Trajectories to sample for each; None for one greedy trajectory.
+            key: Names the random streams.
+            version: Optimiser steps behind the weights.
+            bar: Text of a progress bar; None for no bar.
+            probes: Branches from the beginning of each turn.
+            rollout: Stands in for the recipe's.
+        """
+        with self.memory.phase("sampling"):
+            if not self._started:
+                self._start()
+            self.engine.sync(version)
+            return (rollout or self.rollout).explore(
+                self.engine, self.chat, questions, size or 1, key, probes, size is None, bar
+            )
+
+    def act(
+        self, questions: Sequence[Question], size: int | None, key: tuple[int, ...], version: int
+    ) -> list[list[Trajectory]]:
+        """Trajectories for each question, as in `explore`."""
+        return self.explore(questions, size, key, version)[0]
+
+    def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
+        """The trajectories of each question with their rewards."""
+        turns = self.rollout.segmenter.max_turns
+        return scoring.score_groups(trajectories, self.rewards, turns, self.policy)
+
+    def _start(self) -> None:
+        self.engine.start(self.policy, self.rollout.max_tokens)
+        self._started = True
+        holds = self.rollout.at_once(self.engine, self.estimator.probes)
+        if holds is not None and holds < self.group_size:
+            probes = " and their probes" if self.estimator.probes else ""
+            rank_zero_info(
+                f"{type(self.engine).__name__} has room for {holds} of a group's "
+                f"{self.group_size} trajectories of rollout.max_tokens = "
+                f"{self.rollout.max_tokens}{probes}, and sampling so few at a time is slow. Give "
+                "it more memory (model.engine.kv_memory of Slots), or lower rollout.max_tokens."
+            )
+
+    def close(self) -> None:
+        """Let the engine go. The next act starts it again."""
+        if self._started:
+            self.engine.close()
+            self._started = False

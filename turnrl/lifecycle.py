@@ -1,0 +1,267 @@
+"""The life of a module around a policy: set up, loaded, optimised, kept, let go, as Lightning asks.
+
+Nothing here knows of groups, credit or a loss: see `module.py`.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from turnrl import checkpoints
+from turnrl.agent.chat import ChatFormat
+from turnrl.agent.rollout import Rollout
+from turnrl.asking import ask, scores
+from turnrl.callbacks import FirstAndLastValidation
+from turnrl.checks import check_trainer, examine_run
+from turnrl.collection import Collector, Experience
+from turnrl.errors import RecipeError, TrainingError, blaming
+from turnrl.learning import row
+from turnrl.policy.card import facts_of
+from turnrl.policy.memory import Memory
+from turnrl.policy.model import Policy, TokenScores
+from turnrl.policy.trials import try_out
+from turnrl.run.folders import run_folder
+from turnrl.run.health import LearnsNothing
+from turnrl.run.lines import say, take_over
+from turnrl.run.metrics import Figures, PolicyRows
+from turnrl.scoring import Figure
+from turnrl.types import Group, Question, Row, Trajectory
+
+_MINIBATCH_TOKENS = 16_384
+_ASK = 2
+"""First number of the random streams of `ask`; see `module.py` for the others."""
+
+
+class PolicyModule(L.LightningModule):
+    """A LightningModule whose weights are a policy's. `MTGRPO` is the only one.
+
+    Args:
+        policy: The policy.
+        rollout: How it acts.
+        optimizer: Makes the optimiser of what is trained.
+        scheduler: Makes its schedule; None keeps the rate.
+        minibatch_tokens: The most tokens computed at once while learning; None for 16,384.
+        seed: Of sampling and of the order of trajectories.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        rollout: Rollout,
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        scheduler: Callable[[Optimizer], LRScheduler] | None,
+        minibatch_tokens: int | None,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.policy = policy
+        self.rollout = rollout
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.minibatch_tokens = minibatch_tokens
+        self.seed = seed
+        self.memory = Memory()
+        self.figures = Figures(self)
+        self.folder: Path | None = None
+        """The run's folder, once it is set up."""
+        self.experience: Experience | None = None
+        """The last iteration's."""
+        self._loaded = (0, 0)
+
+    @property
+    @abstractmethod
+    def collector(self) -> Collector:
+        """The room in which the policy acts, is scored and gets credit."""
+
+    @property
+    def chat(self) -> ChatFormat:
+        """The policy's chat format."""
+        return self.collector.chat
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Callbacks that belong to every run of this module."""
+        shown = [] if getattr(self.trainer, "shows_its_own", False) else take_over(self.trainer)
+        own = (FirstAndLastValidation, PolicyRows, LearnsNothing)
+        trainer: Any = self.trainer
+        there = {type(callback) for callback in trainer.callbacks}  # of a fit before this one
+        return [*shown, *(kind() for kind in own if kind not in there)]
+
+    def setup(self, stage: str) -> None:
+        """Find a recipe's mistakes before any weights are loaded."""
+        check_trainer(self.trainer)
+        self.folder = run_folder(self.trainer)
+        if stage == "fit":
+            examine_run(self, self.folder)
+        self.collector.check()
+
+    def configure_model(self) -> None:
+        """Load the weights onto the device that the strategy chose."""
+        run = self._trainer
+        say(run, f"loading {self.policy.model}")
+        with self.memory.phase("loading"):
+            self.policy.load(self.device if run is None else run.strategy.root_device)
+
+    def on_fit_start(self) -> None:
+        """On a device whose memory has a hard end, compute a full minibatch once, forward and back:
+        a run that lacks memory fails in its first minutes."""
+        if self.device.type != "cpu":
+            with self.memory.phase("learning"):
+                longest = self.rollout.max_tokens  # one such trajectory is a minibatch, at least
+                try_out(self.policy, max(self.budget, longest), longest)
+
+    def configure_optimizers(self) -> Any:
+        """The recipe's optimiser on what is trained, and its schedule, per optimiser step."""
+        with blaming(RecipeError, "model.optimizer", "Mend its settings."):
+            optimizer = self.optimizer(self.policy.parameter_groups())
+        with blaming(RecipeError, "model.scheduler", "Mend its settings."):
+            schedule = self.scheduler(optimizer) if self.scheduler is not None else None
+        if isinstance(schedule, ReduceLROnPlateau):
+            raise RecipeError(
+                f"model.scheduler is {type(schedule).__name__}, which waits for a metric. Take one "
+                "that counts steps, such as CosineAnnealingLR or LinearLR."
+            )
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}] if schedule else []
+
+    def read(self, rows: Sequence[Row]) -> list[TokenScores]:
+        """The current learner's numbers for sampled tokens; see `Policy.read`."""
+        with self.memory.phase("learning"):
+            return self.policy.read(rows, self.budget, self.rollout.temperature)
+
+    @property
+    def budget(self) -> int:
+        """The most tokens computed at once while learning."""
+        return self.minibatch_tokens or _MINIBATCH_TOKENS
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Lightning's step, in which it calls `training_step` and its backward pass too."""
+        with self.memory.phase("learning"):
+            super().optimizer_step(*args, **kwargs)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Nothing: Lightning calls this after `training_step`, which begins by doing it."""
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Stop before a step that would ruin the weights."""
+        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not norm.isfinite():
+            raise self._broken(f"the gradient's norm is {float(norm)}")
+        self.figures.log({"train/grad_norm": Figure(float(norm), 1)})
+
+    def _broken(self, what: str) -> TrainingError:
+        iteration, step = self.iteration_and_version
+        return TrainingError(
+            f"{what} at step {step} (iteration {iteration}). Lower the learning rate "
+            "(model.optimizer.lr) or trainer.gradient_clip_val, and go on from a checkpoint of "
+            "before."
+        )
+
+    def on_train_end(self) -> None:
+        """Leave what was trained in the run's folder, in a form that others can load."""
+        self._loaded = self.iteration_and_version  # of whoever evaluates it next
+        if self.trainer.is_global_zero and self.folder:
+            kind = "model" if self.policy.lora is None else "adapter"
+            facts = facts_of(self.folder, self.trainer.current_epoch, self.trainer.global_step)
+            self.policy.export(self.folder / kind, facts)
+
+    def teardown(self, stage: str) -> None:
+        """Let the engine go."""
+        self.collector.close()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep only what is trained, and whose it is. Refuse to keep a policy that can no longer
+        act: a step can ruin weights and leave them finite, and the next forward pass is not."""
+        if self.experience is not None:
+            ((logprobs, _, values),) = self.read([row(self.experience.trajectories[0])])
+            named = (("the policy's log-probabilities", logprobs), ("its values", values))
+            for what, found in named:
+                if not found.isfinite().all():
+                    raise self._broken(f"{what} are not finite")
+        checkpoints.describe(checkpoint, self.policy, self.trainer.optimizers)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another policy, and let the recipe's optimiser hold.
+
+        Raises:
+            CheckpointError: Naming what differs.
+        """
+        fit = self._trainer is not None and self.trainer.state.fn == "fit"
+        checkpoints.check_policy(checkpoint, self.policy, learns=fit)
+        self._loaded = checkpoints.position(checkpoint)
+        if fit and "optimizer_states" in checkpoint:  # else Lightning says what it lacks
+            (optimizer,), schedules = self.configure_optimizers()
+            schedule = schedules[0]["scheduler"] if schedules else None
+            checkpoints.settle(checkpoint, optimizer, schedule)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load the trained weights, which are all that a checkpoint holds; `on_load_checkpoint` is
+        strict."""
+        found = super().load_state_dict(state_dict, strict=False)
+        found.missing_keys.clear()
+        return found
+
+    @property
+    def iteration_and_version(self) -> tuple[int, int]:
+        """Iterations that the policy has learned from, the one that is going on included, and
+        optimiser steps."""
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            return self.trainer.fit_loop.epoch_progress.current.ready, self.global_step
+        return self._loaded
+
+    def bar(self, text: str) -> str | None:
+        """Text of a progress bar, if this process shows one."""
+        run = self._trainer
+        shown = run is None or (run.is_global_zero and run.progress_bar_callback is not None)
+        return text if shown else None
+
+    def ask(
+        self,
+        questions: str | Question | Sequence[str | Question],
+        samples: int | None = None,
+        seed: int = 0,
+        temperature: float | None = None,
+    ) -> list[Trajectory]:
+        """Let the policy answer questions of your own. Needs no Trainer.
+
+        Args:
+            questions: Texts, or questions with their accepted answers; or one of them.
+            samples: Trajectories to sample for each question; None for one greedy trajectory, or
+                for one sample if there is a temperature.
+            seed: Of the samples.
+            temperature: Of the samples; that of the rollout if None, and 0 for greedy.
+        Returns:
+            The trajectories, those of one question together; `print` shows the turns of one.
+        Raises:
+            TurnRLError: As a run would, about the recipe, a tool's world or a question.
+        """
+        if self._trainer is None:
+            self.collector.check()
+            self.configure_model()
+        key, (_, version) = (_ASK, self.seed, seed), self.iteration_and_version
+        bar = self.bar("asking")
+        return ask(self.collector, questions, samples, temperature, key, version, bar)
+
+    def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
+        """The trajectories of each question with their rewards."""
+        return self.collector.score(trajectories)
+
+    def scores(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float]]:
+        """The score of each of some trajectories, of one question or of several.
+
+        Args:
+            trajectories: From `ask`, of questions with accepted answers.
+        Returns:
+            The four curves and the rewards, by the names that they have in `metrics.csv`, such as
+            `exact_match`, `reward/turn/tool_executed` and `reward/total`.
+        Raises:
+            DataError: If a question has no accepted answer, as one that was asked as a text.
+            PluginError: If a reward raises, or gives something that is not a finite number.
+        """
+        return scores(self.collector, trajectories)

@@ -1,0 +1,80 @@
+"""A low-rank adapter: its settings, and the base that it is added to."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from turnrl.errors import RecipeError
+from turnrl.policy.compute import adapt_in_place
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A low-rank adapter (arXiv 2106.09685), trained in place of the base's weights.
+
+    Args:
+        r: Rank.
+        alpha: The update is scaled by alpha / r.
+        dropout: Dropout of the adapter's input. Above 0 the learner differs from the sampler, and
+            ratios carry its noise into the clip.
+        target_modules: Names of the linear layers to adapt; `all-linear` takes every one but the
+            head.
+    """
+
+    r: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    target_modules: str | list[str] = "all-linear"
+
+
+def with_adapter(network: Any, lora: Lora, quantized: bool) -> Any:
+    """The network with a low-rank adapter, which alone is trained.
+
+    Args:
+        network: The base.
+        lora: The adapter's settings.
+        quantized: Whether the base is in 4 bits.
+    Raises:
+        RecipeError: If the settings do not fit the model.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        exclude_modules=_not_products(network) or None,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        # peft asks transformers 5.23 by a name that it will drop in 6
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            if quantized:
+                # not peft's preparation: it would put norms and head, and so all
+                # activations, in float32
+                network.requires_grad_(False)
+                for layer in network.modules():
+                    if hasattr(layer, "support_avx512bf16_for_cpu"):
+                        # bitsandbytes would repack the weights at the first pass in eval mode,
+                        # and from then on no gradient would pass through them
+                        layer.support_avx512bf16_for_cpu = False
+            network = get_peft_model(network, config)
+    except ValueError as error:
+        raise RecipeError(f"policy.lora does not fit the model: {error}") from error
+    adapt_in_place(network)
+    return network
+
+
+def _not_products(network: nn.Module) -> list[str]:
+    """Linear layers of a model's own kind, whose output is more than a product: routers, say. No
+    adapter can be added to it."""
+    return [
+        name
+        for name, part in network.named_modules()
+        if isinstance(part, nn.Linear)
+        and type(part).forward is not nn.Linear.forward
+        and type(part).__module__.startswith("transformers.models.")
+    ]

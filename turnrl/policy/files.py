@@ -1,0 +1,134 @@
+"""Where a model lies: its folder or hub name, its parts as transformers loads them, its digest."""
+
+import hashlib
+import importlib.util
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from turnrl.agent.chat import read_template
+from turnrl.errors import RecipeError, did_you_mean
+from turnrl.sources import reach_hub
+
+PACKAGE_PREFIX = "package://"
+
+
+def locate(model: str) -> str:
+    """The folder or hub name that transformers loads a model from.
+
+    Args:
+        model: As a recipe names it. `package://NAME/FOLDER` is a folder inside a package.
+    Raises:
+        RecipeError: If it names a folder that is not there.
+    """
+    if model.startswith(PACKAGE_PREFIX):
+        package, _, inside = model.removeprefix(PACKAGE_PREFIX).partition("/")
+        spec = importlib.util.find_spec(package) if package else None
+        if spec is None or not spec.submodule_search_locations:
+            raise RecipeError(f"no package {package!r} for policy.model {model!r}. Install it.")
+        folder = Path(next(iter(spec.submodule_search_locations)), inside)
+        if not folder.is_dir():
+            raise RecipeError(f"no folder {inside!r} in package {package!r} (policy.model)")
+        return str(folder)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return str(path)
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        there = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        found = f" (found beside it: {', '.join(there[:5])})" if there else ""
+        raise RecipeError(
+            f"no model folder at {model!r}{found}.{did_you_mean(path.name, there)} Set "
+            "policy.model to a folder with config.json, or to a hub name such as "
+            "'Qwen/Qwen2.5-7B'."
+        )
+    return model
+
+
+def load_part(kind: str, model: str, revision: str | None, **options: Any) -> Any:
+    """Load a part of a model by one of transformers' `Auto` classes.
+
+    Args:
+        kind: The class, such as `AutoConfig`.
+        model: As a recipe names it.
+        revision: Of a hub model.
+        options: Of `from_pretrained`.
+    Raises:
+        RecipeError: If it cannot be loaded.
+    """
+    folder = locate(model)
+    if not Path(folder).is_dir():
+        reach_hub()
+    try:
+        auto = getattr(transformers, kind)
+        return auto.from_pretrained(folder, revision=revision, **options)
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        cause = str(error).strip() or type(error).__name__
+        raise RecipeError(
+            f"policy.model {model!r} cannot be loaded: {cause.splitlines()[0]} Give a "
+            "folder with config.json and a tokenizer, or a hub model that this machine can "
+            "reach or has in its cache."
+        ) from error
+
+
+def load_tokenizer(
+    model: str, revision: str | None, chat_template: str | None
+) -> transformers.PreTrainedTokenizerBase:
+    """Load a model's tokenizer, with a recipe's chat template if it gives one.
+
+    Raises:
+        RecipeError: If it cannot be loaded.
+    """
+    tokenizer: transformers.PreTrainedTokenizerBase = load_part("AutoTokenizer", model, revision)
+    if chat_template is not None:
+        tokenizer.chat_template = read_template(chat_template)
+    if not tokenizer("text", add_special_tokens=False)["input_ids"]:
+        raise RecipeError(
+            f"the tokenizer of policy.model {model!r} makes no tokens of a text: its "
+            "vocabulary is missing. Copy the whole folder, tokenizer.json included."
+        )
+    return tokenizer
+
+
+def load_config(model: str, revision: str | None) -> transformers.PretrainedConfig:
+    """Load a model's configuration, with every dropout at 0.
+
+    A dropout that is on would make ratios and KL noise. (LoRA has a dropout of its own.)
+
+    Raises:
+        RecipeError: If it cannot be loaded.
+    """
+    config: transformers.PretrainedConfig = load_part("AutoConfig", model, revision)
+    for part in {id(c): c for c in (config, config.get_text_config())}.values():
+        for name, value in vars(part).items():
+            if isinstance(value, float) and "drop" in name:
+                setattr(part, name, 0.0)
+    return config
+
+
+def fingerprint(folder: str, revision: str | None) -> str:
+    """A digest of a little of every weight as it lies on disk, rounded to bfloat16.
+
+    Two models with the same one are taken for the same base, wherever they lie, and in whatever
+    precision they are loaded.
+    """
+    from huggingface_hub import snapshot_download
+    from safetensors import safe_open
+
+    local = Path(folder).is_dir()
+    here = folder if local else snapshot_download(folder, revision=revision, local_files_only=True)
+    digest = hashlib.sha256()
+    for file in sorted(Path(here).glob("model*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in sorted(tensors.keys()):
+                view = tensors.get_slice(name)
+                rows = {0: None, 1: 4096}.get(len(view.get_shape()), 2)
+                some = tensors.get_tensor(name) if rows is None else view[:rows]
+                bits = some.flatten()[:4096].to(torch.bfloat16).view(torch.int16)
+                digest.update(name.encode() + bits.numpy().tobytes())
+    for file in sorted(Path(here).glob("pytorch_model*.bin")):  # archives, with sums of their parts
+        digest.update(repr(sorted(p.CRC for p in zipfile.ZipFile(file).infolist())).encode())
+    return digest.hexdigest()[:16]

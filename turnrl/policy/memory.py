@@ -1,0 +1,45 @@
+"""The boundary to a GPU's memory: if it runs out, name the phase and the setting to lower."""
+
+import contextlib
+from collections.abc import Iterator
+
+from turnrl.errors import DeviceMemoryError, out_of_memory
+
+_LOWERS = {
+    "loading": "the size of model.policy.model (nf4 in model.policy.quantization takes the least)",
+    "sampling": "model.engine.kv_memory or model.engine.prefill_tokens",
+    "learning": "model.minibatch_tokens",
+}
+"""Settings that lower the memory of a phase, the first to change first."""
+
+
+class Memory:
+    """The phases of a run that fill a device's memory: `loading`, `sampling` and `learning`.
+
+    Attributes:
+        planned: For each phase that a plan was made for, its bytes and the setting that lowers
+            them.
+    """
+
+    def __init__(self) -> None:
+        self.planned: dict[str, tuple[int, str]] = {}
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Within it, name the phase and the next step if the device's memory runs out.
+
+        Raises:
+            DeviceMemoryError: In place of the device's own error.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            planned, setting = self.planned.get(name, (None, _LOWERS[name]))
+            plan = "" if planned is None else f", planned with {planned / 1e9:.1f} GB"
+            first = str(error).strip().partition(". GPU")[0].partition("\n")[0]
+            raise DeviceMemoryError(
+                f"the GPU's memory ran out while {name}{plan} ({first}). Lower {setting}, or see "
+                "'turnrl doctor RECIPE' for what takes how much."
+            ) from error

@@ -1,0 +1,131 @@
+"""Trials of a loaded policy: its head, the fastest attention that is right here, its memory."""
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
+
+from turnrl.errors import RecipeError, in_short, of_the_device
+from turnrl.policy.layout import Layout, lay_out, takes_ragged
+from turnrl.types import Row
+
+if TYPE_CHECKING:
+    from turnrl.policy.model import Policy
+
+_logger = logging.getLogger(__name__)
+
+
+class Way(NamedTuple):
+    """A way to read token sequences.
+
+    Args:
+        share: Whether shared beginnings are read once.
+        kernel: Whether a GPU's kernel for ragged batches computes the attention.
+        text: The way in words.
+    """
+
+    share: bool
+    kernel: bool
+    text: str
+
+
+@torch.no_grad()
+def check_head(policy: "Policy") -> None:
+    """Some architectures scale or cap logits after the head; taking them by hand would be
+    silently wrong."""
+    base = policy.base
+    ids = torch.tensor([[0, 1]], device=policy.device)
+    with policy.precision():
+        expected = base(input_ids=ids, use_cache=False).logits[0].float()
+    found = policy.logits(policy.hidden(ids, torch.ones_like(ids), position_ids=ids)[0])
+    if not torch.allclose(expected, found, rtol=2e-2, atol=2e-2):
+        raise RecipeError(
+            f"policy.model {policy.model!r} ({type(base).__name__}) changes logits after its "
+            "head, which turnrl does not reproduce. Choose another architecture."
+        )
+
+
+def choose_way(policy: "Policy") -> Way:
+    """Find the fastest way to read sequences that works here, and say which it is: beginnings
+    shared, by the kernel of a GPU or in batches; or padded rows."""
+    if not policy.share_prefixes:
+        return Way(False, False, "padded rows, each sequence from its first token")
+    why: str | None = None
+    for kernel in (True, False):
+        if kernel and not takes_ragged(policy.device, policy.compute_dtype):
+            continue
+        if (why := check_sharing(policy, kernel)) is None:
+            how = "torch's varlen kernel" if kernel else "padded batches"
+            return Way(True, kernel, f"prompts once, {how}")
+        if kernel:
+            _logger.warning(
+                f"the kernel for ragged batches does not work here ({why}): attention while "
+                "learning is computed in padded batches, which is slower"
+            )
+    _logger.warning(
+        f"while learning, each trajectory is read from its first token ({why}): a group's "
+        "prompt is computed once for each of its trajectories"
+    )
+    return Way(False, False, f"padded rows, each sequence from its first token ({why})")
+
+
+def check_sharing(policy: "Policy", kernel: bool) -> str | None:
+    """Read two texts with one beginning in both ways, and back; why they cannot share it, if
+    so. Errors of memory and of devices are raised: they say nothing about the model."""
+    kinds = set(getattr(policy.config.get_text_config(), "layer_types", None) or ())
+    if other := kinds - {"full_attention", "sliding_attention"}:
+        return f"it has layers of {min(other)}"
+    if getattr(policy.config.get_text_config(), "attn_temperature_tuning", False):
+        return "its attention depends on a token's place in the row"
+    rows = [([1, 2, 3, 4, *rest], [False] * 5 + [True] * 3) for rest in ([5, 6, 7, 8], [9] * 4)]
+    device = policy.device
+    told: set[int | None] = set()
+
+    def attend(*seen: Any) -> Tensor:
+        told.add(seen[-1])
+        return Layout.attend(ways[0], *seen)
+
+    ways = [move_data_to_device(lay_out(rows, share, kernel), device) for share in (True, False)]
+    ways[0].attend = attend
+    try:
+        with torch.no_grad():
+            padded = policy(ways[1])[0]
+        shared = policy(ways[0])[0]
+        trained = [p for p in policy.parameters() if p.requires_grad]
+        slopes = torch.autograd.grad(shared.sum(), trained, allow_unused=True)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        if of_the_device(error):
+            raise
+        return in_short(error)
+    window = getattr(policy.config.get_text_config(), "sliding_window", None)
+    if window is not None and not told - {None} and kinds != {"full_attention"}:
+        return f"its window of {window} tokens is not told to its attention"
+    if not all(slope.isfinite().all() for slope in slopes if slope is not None):
+        return "its gradient is not finite"
+    gap = float((shared.detach() - padded).abs().mean())
+    # rounding alone makes 1e-5 in float32, and some hundredths in bfloat16
+    limit = 1e-3 if policy.compute_dtype == torch.float32 else 0.25
+    return None if gap < limit else f"log-probabilities were {gap:.2g} nats apart"
+
+
+def try_out(policy: "Policy", tokens: int, longest: int) -> None:
+    """Compute log-probabilities of made-up sequences and their gradient, and drop both.
+
+    Args:
+        tokens: Of the sequences together.
+        longest: Of one sequence, at most.
+    """
+    draw = torch.Generator().manual_seed(0)  # of its own: a run's numbers do not depend on it
+    vocabulary = policy.config.get_text_config().vocab_size
+    rows: list[Row] = []
+    for begin in range(0, tokens, longest):
+        size = max(min(longest, tokens - begin), 2)
+        ids = torch.randint(vocabulary, (size,), generator=draw).tolist()
+        rows.append((ids, [n > 0 for n in range(size)]))
+    _, layout = next(policy.passes(rows, tokens))
+    logprobs, *_ = policy(move_data_to_device(layout, policy.device))
+    logprobs.sum().backward()
+    for parameter in policy.parameters():
+        parameter.grad = None
