@@ -10,7 +10,6 @@ import gc
 import json
 import mmap
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -396,14 +395,6 @@ def test_the_options_on_the_page_are_those_of_the_help_pages(capsys):
     options = set(re.findall(r"`(--[\w-]+)`", page))
     assert {"--json", "--tiny", "--url"} <= options
     assert {option for option in options if f"  {option}" not in told} == set()
-
-
-def test_the_module_is_the_command():
-    command = [sys.executable, "-m", "turnrl.bench", "engine", "--blocks", "none"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "argument --blocks: 'none' is no number of 1 or more" in done.stderr
-    assert "turnrl bench engine" in done.stderr
 
 
 @pytest.mark.parametrize(

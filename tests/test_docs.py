@@ -375,7 +375,6 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "plugins/turnrl-bench/README.md": {
         "turnrl bench": Elsewhere("test_bench.test_every_measurement_has_a_help_page"),
-        "python -m turnrl.bench": Elsewhere("test_bench.test_the_module_is_the_command"),
         "import Forced": Elsewhere("test_bench.test_the_example_in_the_readme_forces_tokens"),
     },
     "plugins/turnrl-completion/README.md": {"completion bash": Runs(("complete -o bashdefault",))},
