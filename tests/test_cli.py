@@ -253,6 +253,8 @@ def test_plugins_are_listed_with_distribution_version_hooks_and_components(capsy
         "core",
         "turnrl_estimators  TurnLevel, OutcomeOnly, Merged",
         "turnrl_engines     Slots",
+        "turnrl_openers     a file (.jsonl,",
+        "turnrl_commands    plugin, plugins",
         "TwoTurn",
         "WikiSearch",
         "ExactMatch",

@@ -284,8 +284,8 @@ def test_an_estimator_and_an_engine_of_a_third_party_are_listed_and_used_by_thei
     listing = capsys.readouterr().out
     block = listing[listing.index("others  (others 4.2)") :].split("\n")
     assert [line.split() for line in block[1:3]] == [
-        ["turnrl_estimators", "Totals"],
         ["turnrl_engines", "Relay"],
+        ["turnrl_estimators", "Totals"],
     ]
     recipe = {
         "model": {

@@ -225,12 +225,12 @@ def test_an_installed_package_works_like_a_bundled_one(installed):
     listing = run(folder, environment, "turnrl", "plugins")
     block = listing[listing.index("weather  (turnrl-weather 0.1.0)\n") :].split("\n")[1:7]
     assert [line.split(maxsplit=1) for line in block] == [
-        ["turnrl_tools", "WeatherLookup"],
-        ["turnrl_segmenters", "WeatherTurns"],
-        ["turnrl_rewards", "WeatherNewlyFound, WeatherLookedUp"],
-        ["turnrl_estimators", "WeatherToGo"],
-        ["turnrl_engines", "WeatherEngine"],
         ["turnrl_datasets", "WeatherQuestions"],
+        ["turnrl_engines", "WeatherEngine"],
+        ["turnrl_estimators", "WeatherToGo"],
+        ["turnrl_rewards", "WeatherNewlyFound, WeatherLookedUp"],
+        ["turnrl_segmenters", "WeatherTurns"],
+        ["turnrl_tools", "WeatherLookup"],
     ]
     asked = ("fit", "--model.rewards.help", "WeatherLookedUp")
     told = run(folder, environment, "turnrl", *asked)

@@ -15,8 +15,10 @@ from turnrl.errors import *  # noqa: F403
 from turnrl.errors import in_short as in_short
 from turnrl.errors import of_the_device as of_the_device
 from turnrl.errors import out_of_memory as out_of_memory
+from turnrl.plugins import HOOKS as HOOKS
 from turnrl.plugins import hookimpl as hookimpl
 from turnrl.plugins import installed as installed
+from turnrl.plugins import load_plugins as load_plugins
 from turnrl.text import *  # noqa: F403 - and what they import themselves
 from turnrl.types import *  # noqa: F403 - the same
 
@@ -84,6 +86,7 @@ __all__ = sorted(
     + [name for name in globals() if name.endswith("Error")]
     + [
         *itertools.chain(*_LAZY.values()),
+        "HOOKS",
         "Message",
         "Row",
         "Status",

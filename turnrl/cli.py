@@ -1,4 +1,4 @@
-"""The command line: `turnrl fit | eval | plugins`, and what commands plugins add.
+"""The command line: `turnrl fit | eval`, and what commands plugins add.
 
 A mistake of the user's is one message and an exit code, never a traceback; `TURNRL_DEBUG=1` shows
 the traceback all the same.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from turnrl.errors import TurnRLError, stopping
-from turnrl.plugins import KINDS, load_plugins
+from turnrl.plugins import contributed
 from turnrl.recipe.given import read_given
 
 _TRAINING = {
@@ -76,8 +76,6 @@ def _dispatch(arguments: list[str]) -> int:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command, text in _TRAINING.items():
         subparsers.add_parser(command, help=text, add_help=False)
-    listing = subparsers.add_parser("plugins", help="list installed plugins and what they bring")
-    listing.set_defaults(run=_plugins)
     if arguments[:1] and arguments[0] in _TRAINING:
         given = read_given(arguments[0], arguments[1:])
         if not given.asks and os.environ.get("LOCAL_RANK", "0") == "0":
@@ -93,27 +91,10 @@ def _dispatch(arguments: list[str]) -> int:
             gc.freeze()  # what was imported stays; later it would be what a program has made
             gc.enable()
         return run_recipe(given)
-    for plugin in load_plugins():
-        for add in plugin.brings("turnrl_commands"):
-            add(subparsers)
+    for add in contributed("turnrl_commands"):
+        add(subparsers)
     if not arguments:
         parser.print_help()
         return 2
     parsed = parser.parse_args(arguments)
     return int(parsed.run(parsed) or 0)
-
-
-def _plugins(_: argparse.Namespace) -> None:
-    """Print each plugin with its distribution, version, hooks and components."""
-    for plugin in load_plugins():
-        print(f"{plugin.name}  ({plugin.distribution} {plugin.version})")
-        for hook in KINDS:
-            if classes := plugin.brings(hook):
-                print(f"    {hook:18} {', '.join(cls.__name__ for cls in classes)}")
-        for opener in plugin.brings("turnrl_openers"):
-            print(f"    {'turnrl_openers':18} {opener.takes}")
-        subparsers = argparse.ArgumentParser().add_subparsers()
-        for add in plugin.brings("turnrl_commands"):
-            add(subparsers)
-        if subparsers.choices:
-            print(f"    {'turnrl_commands':18} {', '.join(subparsers.choices)}")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from turnrl import RecipeError, hookimpl
+from turnrl_scaffold.listing import add_plugins_command
 
 TEMPLATE = Path(__file__).parent / "templates" / "turnrl-example"
 
@@ -42,8 +43,8 @@ _SHARED = {"facts.py": {"tool", "source"}, "countries.csv": {"tool", "source"}}
 
 @hookimpl
 def turnrl_commands() -> Iterable[Callable[[Any], None]]:
-    """The command `plugin`."""
-    return [add_plugin_command]
+    """The commands `plugin` and `plugins`."""
+    return [add_plugin_command, add_plugins_command]
 
 
 def add_plugin_command(commands: Any) -> None:
