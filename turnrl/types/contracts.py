@@ -271,14 +271,6 @@ class Fields:
             what = f"data.fields.answer_pattern {self.answer_pattern!r} is no regular expression"
             raise DataError(f"{what}: {error}. Mend it; '#### (.*)' is one.") from error
 
-    def answer_in(self, text: str) -> str | None:
-        """The answer within a text of an answers' field; None if the pattern is not there."""
-        if not self.answer_pattern:
-            return text
-        found = re.search(self.answer_pattern, text)
-        answer = found and found[min(1, found.re.groups)]
-        return answer.strip() if answer is not None else None
-
 
 class QuestionSource(ABC):
     """A data set that a package brings along, used by its class name: `train: Atlas`.

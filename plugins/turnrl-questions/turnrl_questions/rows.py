@@ -245,6 +245,15 @@ def _texts(value: Any, setting: str) -> Iterator[str]:
         yield str(value)
 
 
+def _answer_in(text: str, pattern: str) -> str | None:
+    """The answer within a text of an answers' field; None if the pattern is not there."""
+    if not pattern:
+        return text
+    found = re.search(pattern, text)
+    answer = found and found[min(1, found.re.groups)]
+    return answer.strip() if answer is not None else None
+
+
 def questions_of(
     rows: Iterable[Row], fields: Fields, where: str, setting: str = "data.fields"
 ) -> Iterator[Question]:
@@ -278,7 +287,8 @@ def questions_of(
                 f"{of_answers[0]}.{next(iter(nested), 'text')!s}."
             )
         texts = [t for a in answers if a is not _ABSENT for t in _texts(a, setting)]
-        accepted = [a for a in map(fields.answer_in, texts) if a is not None]
+        found_in = (_answer_in(text, fields.answer_pattern) for text in texts)
+        accepted = [answer for answer in found_in if answer is not None]
         matched = matched or bool(accepted)
         without = without or next(iter(texts), None)
         question = Question(
