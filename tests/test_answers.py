@@ -15,8 +15,10 @@ from pathlib import Path
 
 import numpy
 import pytest
+import turnrl_answers
 from hypothesis import given
 from hypothesis import strategies as st
+from turnrl_answers import Choice, Math, Number
 from turnrl_estimators import rollouts
 from turnrl_qa_rewards import AnswerPresent, AnswerRetrieved, ExactMatch, WellFormed
 from turnrl_turn_rewards import F1, FirstHit
@@ -25,10 +27,7 @@ from turnrl_turn_rewards.belief import _accepted
 from commands import fails, save
 from turnrl import (
     AnswerRule,
-    Choice,
     DataError,
-    Math,
-    Number,
     Phrase,
     PluginError,
     Question,
@@ -44,11 +43,13 @@ from turnrl import (
     can_be_found,
     contains_answer,
     exact_match,
+    hookimpl,
     load_questions,
     says_nothing,
     score_group,
 )
 from turnrl.cli import main
+from turnrl.plugins import load_plugins
 from turnrl.run import record
 from turnrl.scoring import Figure, curves, group_figures
 
@@ -282,11 +283,40 @@ def test_a_rule_is_named_given_or_a_function_of_ones_own():
         assert not can_be_found(asking("xyz", rule=rule))
 
 
+def test_a_rule_is_found_where_it_was_before_it_lay_in_a_package_of_its_own():
+    # as a run of 0.7 saved it in its recipe, and as Python pickled it
+    assert answer_rule("turnrl.Number") == answer_rule("turnrl.answers.Number") == Number()
+    old = pickle.dumps(Number(0.5)).replace(b"turnrl_answers", b"turnrl.answers")
+    assert old != pickle.dumps(Number(0.5))
+    assert pickle.loads(old) == Number(0.5)
+    assert pickle.loads(pickle.dumps(asking("5", rule=Number()))).rule == Number()
+
+
+class Reversed(AnswerRule):
+    """A rule of a package."""
+
+    def read(self, text):
+        return text[::-1]
+
+
+def test_a_package_brings_a_rule_that_recipes_know_by_its_name(monkeypatch):
+    with pytest.raises(RecipeError, match="'reversed', which is no rule"):
+        answer_rule("reversed")
+    monkeypatch.setattr(turnrl_answers, "turnrl_answers", hookimpl(lambda: [Reversed]))
+    load_plugins.cache_clear()
+    try:
+        assert isinstance(answer_rule("reversed"), Reversed)
+        with pytest.raises(RecipeError, match=r"no rule\..* There are phrase, reversed\."):
+            answer_rule("number")
+    finally:
+        load_plugins.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("named", "told"),
     [
         ("numbr", "data.answers is 'numbr', which is no rule. Did you mean number"),
-        ("exact", "There are phrase, number, choice, math; or give the path of a function"),
+        ("exact", "There are phrase, number, choice, math, the path of a function of two texts"),
         ("nowhere.same", "data.answers names 'nowhere.same', which cannot be taken: No module"),
         ("string.digits", "'string.digits' ('0123456789'), which cannot be taken: it is no func"),
         (3, "data.answers is 'int' (3), which cannot be taken: it is no function"),

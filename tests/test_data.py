@@ -24,7 +24,6 @@ from commands import fails, save
 from turnrl import (
     DataError,
     Fields,
-    Number,
     Phrase,
     Question,
     QuestionData,
@@ -301,7 +300,7 @@ HUB_ROWS = {
     ),
     "gsm8k": (
         {"question": "How many?", "answer": "21 and 21 are <<21+21=42>>42.\n#### 42"},
-        Question("0", "How many?", ("42",), rule=Number()),
+        Question("0", "How many?", ("42",), rule="number"),
     ),
     "popqa": (
         {"id": 42, "question": "Who?", "possible_answers": '["Ada", "A. L."]', "s_pop": 142},

@@ -302,6 +302,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "class_path: ExampleLookup": Fits("model.rollout", plugin="turnrl_example"),
         "class Page(ToolSession)": EXAMPLE,
         "class Compiler(Check)": EXAMPLE,
+        "class Year(AnswerRule)": Elsewhere(
+            "test_plugins.test_the_answer_rule_of_the_docs_compares_years"
+        ),
         '"""A segmenter: ': SHOWN_FILE,
         '"""A turn reward: ': SHOWN_FILE,
         '"""A source: ': SHOWN_FILE,
@@ -363,6 +366,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--data.val_split test": Fits(),
         "--data.val Atlas": Fits(),
         "--model.estimator TurnCritic": Fits(),
+    },
+    "plugins/turnrl-answers/README.md": {
+        "answers: {class_path: Number": Fits(),
+        "from turnrl_answers import Number": Runs(("True",)),
     },
     "plugins/turnrl-atlas/README.md": {
         "train: Atlas": Fits(),

@@ -164,7 +164,7 @@ def test_commands_are_kept_as_functions(install):
         ),
         (
             "def turnrl_qqqqqqqqqqqqqqqq():\n    return []\n",
-            r"'turnrl_qqqqqqqqqqqqqqqq', which is no hook of turnrl\. Hooks: turnrl_checks, ",
+            r"'turnrl_qqqqqqqqqqqqqqqq', which is no hook of turnrl\. Hooks: turnrl_answers, ",
         ),
         (GOOD.replace("turnrl_tools", "tools"), r"does not fit turnrl's hooks \(.*'tools'"),
         (GOOD.replace("tools()", "tools(first)"), r"does not fit turnrl's hooks \(.*first"),
@@ -407,6 +407,13 @@ def test_the_estimator_of_the_docs_gives_credit_where_it_says(examples):
     # 0.85 and 1.5
     found = assign_credit(group, examples["ExampleToGo"]())
     assert torch.allclose(found, torch.tensor([[0.85, 0.0], [-0.85, 0.0]]))
+
+
+def test_the_answer_rule_of_the_docs_compares_years(examples):
+    question = turnrl.Question("q", "When?", "4 May 1999", rule=examples["Year"]())
+    answers = ("1999-05-04", "in 1999", "in 1998", "then")
+    assert [turnrl.exact_match(a, question) for a in answers] == [True, True, False, False]
+    assert turnrl.says_nothing("", question)
 
 
 def test_the_engine_of_the_docs_samples_several_turns_at_once_as_it_does_each_alone(

@@ -75,7 +75,9 @@ _LAZY = {
     "sources": ["load_questions", "open_source", "reach_hub"],
     "agent.toolbox": ["read_call"],
 }
-_GROUND = ("turnrl.answers", "turnrl.plugins", "turnrl.text", "turnrl.types")
+_MOVED = {"answers": ["Choice", "Compared", "Math", "Number"]}
+"""Public before 0.8, and named by recipes that runs have saved."""
+_GROUND = ("turnrl.answers", "turnrl.text", "turnrl.types")
 
 __all__ = sorted(
     [
@@ -92,6 +94,8 @@ __all__ = sorted(
         "Status",
         "hookimpl",
         "in_short",
+        "installed",
+        "load_plugins",
         "of_the_device",
         "out_of_memory",
     ]
@@ -101,7 +105,7 @@ __all__ = sorted(
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.metadata.version("turnrl")
-    for module, names in _LAZY.items():
+    for module, names in (*_LAZY.items(), *_MOVED.items()):
         if name in names:
             return getattr(importlib.import_module(f"turnrl.{module}"), name)
     raise AttributeError(f"module 'turnrl' has no attribute {name!r}")

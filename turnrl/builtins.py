@@ -1,10 +1,10 @@
 """Classes that the core itself brings to a recipe, through the hooks that every plugin uses.
 
-The classes are imported when they are asked for, because they need torch.
+Those that need torch are imported when they are asked for.
 """
 
 from turnrl.plugins import hookimpl
-from turnrl.types import AdvantageEstimator
+from turnrl.types import AdvantageEstimator, AnswerRule, Phrase
 
 
 @hookimpl
@@ -13,3 +13,9 @@ def turnrl_estimators() -> list[type[AdvantageEstimator]]:
     from turnrl.credit import Merged, OutcomeOnly, TurnLevel
 
     return [TurnLevel, OutcomeOnly, Merged]
+
+
+@hookimpl
+def turnrl_answers() -> list[type[AnswerRule]]:
+    """SQuAD's comparison of phrases."""
+    return [Phrase]

@@ -8,7 +8,6 @@ from typing import Any
 import lightning as L
 
 from turnrl.errors import RecipeError, at_least
-from turnrl.plugins import examine
 from turnrl.scoring import component_name
 from turnrl.text import parse_bytes
 from turnrl.types import AdvantageEstimator, Reward, Start
@@ -88,7 +87,8 @@ def examine_run(module: L.LightningModule, folder: Path | None) -> None:
     """
     run: Any = module.trainer
     data = getattr(run, "datamodule", None)
-    for finding in examine(Start(run.strategy.root_device, module, data, folder, run.world_size)):
+    start = Start(run.strategy.root_device, module, data, folder, run.world_size)
+    for finding in start.examine():
         text = f"{finding.name}: {finding.text}. {finding.step}".strip()
         if finding.status == "fail":
             raise RecipeError(text)

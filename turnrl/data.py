@@ -15,12 +15,12 @@ from typing import Any, final
 
 import lightning as L
 
-from turnrl.answers import AnswerRule, answer_rule
 from turnrl.errors import DataError, RecipeError, at_least
 from turnrl.learning import Step
+from turnrl.plugins import contributed
 from turnrl.run.lines import say
-from turnrl.sources import Role, Source, load_questions, open_source, rule_advice
-from turnrl.types import Fields, Question, QuestionSource
+from turnrl.sources import Role, Source, load_questions, open_source
+from turnrl.types import AnswerRule, Fields, Question, QuestionSource, answer_rule
 
 _logger = logging.getLogger(__name__)
 
@@ -195,9 +195,11 @@ class QuestionData(L.LightningDataModule):
         name = str(source) if isinstance(source, str | os.PathLike) else ""
         opened = self._opened(role)
         questions = load_questions(opened, chosen, role=role, rule=self.rule, name=name)
-        if self.rule is None and not self._advised and (advice := rule_advice(questions)):
-            self._advised = True
-            _logger.warning(advice)
+        if self.rule is None and not self._advised:
+            advice = (rule.advice(questions) for rule in contributed("turnrl_answers"))
+            if told := next(filter(None, advice), None):
+                self._advised = True
+                _logger.warning(told)
         return _limited(questions, self.train_limit if role == "train" else None)
 
 

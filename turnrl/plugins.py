@@ -16,14 +16,13 @@ import importlib
 import importlib.metadata
 import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pluggy
 
-from turnrl import types
 from turnrl.errors import PluginError, did_you_mean
 
 GROUP = "turnrl"
@@ -32,17 +31,9 @@ BUILTINS = "turnrl.builtins"
 
 hookimpl = pluggy.HookimplMarker(GROUP)
 
-KINDS: dict[str, type] = {
-    "turnrl_tools": types.Tool,
-    "turnrl_segmenters": types.Segmenter,
-    "turnrl_rewards": types.Reward,
-    "turnrl_estimators": types.AdvantageEstimator,
-    "turnrl_engines": types.Engine,
-    "turnrl_datasets": types.QuestionSource,
-    "turnrl_checks": types.Check,
-}
-"""The hooks that return classes, and what these must be subclasses of."""
-HOOKS = (*KINDS, "turnrl_openers", "turnrl_commands")
+KINDS: dict[str, type] = {}
+"""The hooks that return classes, and the `contract` that these extend."""
+HOOKS = ["turnrl_openers", "turnrl_commands"]
 """All hooks: functions without parameters that return an iterable.
 
 `turnrl_openers` returns what opens data sets by names that are no class's (`SourceOpener`).
@@ -50,6 +41,23 @@ HOOKS = (*KINDS, "turnrl_openers", "turnrl_commands")
 `add_parser`, and sets `run` (a function of the parsed arguments that returns an exit code) with
 `set_defaults`.
 """
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def contract(hook: str) -> Callable[[_Class], _Class]:
+    """Make a class the one that all classes from a hook extend.
+
+    Args:
+        hook: Its name, which this makes known.
+    """
+
+    def declare(cls: _Class) -> _Class:
+        KINDS[hook] = cls
+        HOOKS.append(hook)
+        return cls
+
+    return declare
 
 
 @dataclass(frozen=True)
@@ -201,19 +209,3 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
             near = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
         raise LookupError(f"which {why}.{near or some}") from error
     return cls
-
-
-def examine(start: types.Start) -> Iterator[types.Finding]:
-    """Settle what a recipe leaves open, then give what the quick ones of all installed checks find.
-
-    Args:
-        start: The run that is about to begin.
-    Raises:
-        RecipeError: From a check that can settle nothing that would do.
-    """
-    checks = [check() for check in installed("turnrl_checks").values()]
-    for check in checks:
-        check.settle(start)
-    for check in checks:
-        if check.quick:
-            yield from check.run(start)

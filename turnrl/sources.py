@@ -5,17 +5,16 @@ import functools
 import itertools
 import logging
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from turnrl.answers import AnswerRule, Phrase, usable_answers
+from turnrl.answers import usable_answers
 from turnrl.errors import DataError, did_you_mean
 from turnrl.plugins import contributed, find_class, installed
-from turnrl.types import Fields, Question, QuestionSource, SourceOpener
+from turnrl.types import AnswerRule, Fields, Question, QuestionSource, SourceOpener
 
 _logger = logging.getLogger(__name__)
 
@@ -163,31 +162,6 @@ def _usable(questions: Iterable[Question], where: str, rule: AnswerRule | None) 
         left = total - len(kept)
         _logger.warning("%s: left out %d of %d rows (%s)", where, left, total, why)
     return kept
-
-
-_KINDS = {
-    # years and other whole numbers are right as phrases, but for a sign
-    "number": re.compile(r"[-+\N{MINUS SIGN}]?[$€£]?[0-9][0-9.,]*(?:\s?/\s?[0-9]+)?\s?%?"),
-    "choice": re.compile(r"\(?[A-Za-z][.)]?"),
-    "math": re.compile(r".*(?:\\[A-Za-z]|\$.+\$|\^).*", re.DOTALL),
-}
-_WRONG = {
-    "number": "numbers, and are compared as phrases, to which 1.5 is 15 and -5 is 5",
-    "choice": "single letters, and are compared as phrases, to which the letter A is an article",
-    "math": "mathematics, and are compared as phrases, without any sign or bracket",
-}
-
-
-def rule_advice(questions: Sequence[Question]) -> str | None:
-    """Advice on the rule to set if most answers cannot be phrases, which they are taken for if no
-    rule is set; None if nothing is wrong."""
-    of_phrases = [q.answers for q in questions if isinstance(q.rule, Phrase)]
-    for kind, pattern in _KINDS.items():
-        count = sum(all(pattern.fullmatch(a.strip()) for a in some) for some in of_phrases)
-        if 2 * count > len(questions):
-            told = f"{count} of {len(questions)} accepted answers are {_WRONG[kind]}"
-            return f"{told}. Set data.answers to {kind}, or to phrase if that is meant."
-    return None
 
 
 @functools.cache

@@ -10,12 +10,14 @@
 
 A segmenter (`Segmenter`) says what a turn is, a `Tool` acts, `TurnReward` and `OutcomeReward`
 score, an `AdvantageEstimator` turns a group into credit, a `QuestionSource` supplies questions, an
-`Engine` turns token ids into more token ids, a `Check` examines a run before it begins. Those are
-what a plugin extends. Everything here is standard library only, so `import turnrl` stays cheap.
+`Engine` turns token ids into more token ids, an `AnswerRule` says which answers are the same, a
+`Check` examines a run before it begins. Those are what a plugin extends. Everything here needs the
+standard library and pluggy alone, so `import turnrl` stays cheap.
 
 Axes, wherever tensors appear: B batch, G group, K turn, T token.
 """
 
 from turnrl.types.contracts import *  # noqa: F403
 from turnrl.types.engine import *  # noqa: F403
+from turnrl.types.rules import *  # noqa: F403
 from turnrl.types.trajectory import *  # noqa: F403

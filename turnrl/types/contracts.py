@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from turnrl.errors import DataError, at_least
+from turnrl.plugins import contract, installed
 from turnrl.types.engine import SampledPolicy
 from turnrl.types.trajectory import (
     Group,
@@ -44,6 +45,7 @@ class ToolSession:
         is being stopped, perhaps while `run` still works on it in its thread."""
 
 
+@contract("turnrl_tools")
 class Tool(ABC):
     """Something the policy can call. Subclass it, set the three attributes, write `run`.
 
@@ -100,6 +102,7 @@ class Tool(ABC):
         """
 
 
+@contract("turnrl_segmenters")
 class Segmenter(ABC):
     """Says what a turn is: how the task is put, where a turn stops, what it means,
     how results are shown.
@@ -155,6 +158,7 @@ class Segmenter(ABC):
         """
 
 
+@contract("turnrl_rewards")
 class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
     """A component of the reward. Extend `TurnReward` or `OutcomeReward`, not this."""
 
@@ -211,6 +215,7 @@ class Critic:
         at_least(0, "critic.", self, "lr", "coef")
 
 
+@contract("turnrl_estimators")
 class AdvantageEstimator(ABC):
     """Turns a scored group into credit: a pure function of the group.
 
@@ -272,6 +277,7 @@ class Fields:
             raise DataError(f"{what}: {error}. Mend it; '#### (.*)' is one.") from error
 
 
+@contract("turnrl_datasets")
 class QuestionSource(ABC):
     """A data set that a package brings along, used by its class name: `train: Atlas`.
 
@@ -377,7 +383,22 @@ class Start:
     folder: Path | None = None
     processes: int = 1
 
+    def examine(self) -> Iterator[Finding]:
+        """Settle what a recipe leaves open, then give what the quick ones of all installed checks
+        find.
 
+        Raises:
+            RecipeError: From a check that can settle nothing that would do.
+        """
+        checks: list[Check] = [check() for check in installed("turnrl_checks").values()]
+        for check in checks:
+            check.settle(self)
+        for check in checks:
+            if check.quick:
+                yield from check.run(self)
+
+
+@contract("turnrl_checks")
 class Check(ABC):
     """Something that `turnrl doctor` examines. `turnrl fit` runs the quick ones before it starts.
 

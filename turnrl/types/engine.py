@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from turnrl.plugins import contract
 from turnrl.types.trajectory import Row
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ class SampledPolicy(Protocol):
         """Write the adapter, or the whole model if there is none."""
 
 
+@contract("turnrl_engines")
 class Engine(ABC):
     """Turns token ids into more token ids. Its options are its own; its life is
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from turnrl.answers import AnswerRule, Phrase, answer_rule
 from turnrl.errors import DataError
+from turnrl.types.rules import AnswerRule, Phrase, answer_rule
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any, final
 
 from turnrl import (
-    AnswerRule,
     DataError,
     Fields,
-    Number,
-    Phrase,
     Question,
     QuestionSource,
     SourceOpener,
+    answer_rule,
     hookimpl,
 )
 from turnrl_questions.paragraphs import HotpotParagraphs
@@ -40,9 +38,6 @@ from turnrl_questions.rows import (
 __all__ = ["PRESETS", "GivenRows", "HotpotParagraphs", "HubDataset", "Preset", "QuestionFile"]
 
 
-_PHRASE = Phrase()
-
-
 @dataclass(frozen=True)
 class Preset:
     """A data set on the hub that is known by a short name.
@@ -53,7 +48,7 @@ class Preset:
         train: Split to train on, or None.
         val: Split with public answers to evaluate on.
         fields: Where its rows keep what is needed.
-        rule: How its answers compare.
+        rule: The name of the rule that its answers compare by.
     """
 
     path: str
@@ -61,7 +56,7 @@ class Preset:
     train: str | None
     val: str
     fields: Fields
-    rule: AnswerRule = _PHRASE
+    rule: str = "phrase"
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -102,7 +97,7 @@ PRESETS: Mapping[str, Preset] = {
         "train",
         "test",
         Fields(None, answers="answer", answer_pattern="#### (.*)"),
-        Number(),
+        "number",
     ),
     "popqa": Preset("akariasai/PopQA", None, None, "test", Fields(answers="possible_answers")),
     "bamboogle": Preset(
@@ -192,10 +187,10 @@ class HubDataset(QuestionSource):
         self.default_splits = {"train": preset.train, "val": preset.val}
 
     def questions(self, split: str) -> Iterable[Question]:
-        preset = self._preset
+        preset, rule = self._preset, answer_rule(self._preset.rule)
         rows = read_hub(open_hub(preset.path, preset.config, split))
         found = questions_of(rows, preset.fields, f"{preset.path} ({split})")
-        return (replace(question, rule=preset.rule) for question in found)
+        return (replace(question, rule=rule) for question in found)
 
     def at_hand(self, split: str) -> bool:
         return cached_hub(self._preset.path, self._preset.config, split)

@@ -1,0 +1,288 @@
+"""Rules that say which answers are the same, beside SQuAD's phrases: `data.answers` of a recipe.
+
+Number      numbers, within a tolerance
+Choice      the letter of an option
+Math        expressions, compared by the package `math-verify`
+Compared    a function of one's own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import inspect
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from turnrl import AnswerRule, Phrase, PluginError, Question, RecipeError, hookimpl
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+# patterns are texts, compiled when they are first used: every command imports this module
+
+
+class _Kind(AnswerRule):
+    """A rule that can tell answers of its kind from phrases.
+
+    Attributes:
+        pattern: An accepted answer that is no phrase but of this kind.
+        as_phrases: What such answers are, and what comes of comparing them as phrases.
+    """
+
+    pattern: ClassVar[str]
+    as_phrases: ClassVar[str]
+
+    @classmethod
+    def advice(cls, questions: Sequence[Question]) -> str | None:
+        """Advice to set this rule if most questions have answers of its kind, and no rule."""
+        of_phrases = [q.answers for q in questions if isinstance(q.rule, Phrase)]
+        kind = re.compile(cls.pattern, re.DOTALL)
+        count = sum(all(kind.fullmatch(a.strip()) for a in some) for some in of_phrases)
+        if 2 * count <= len(questions):
+            return None
+        told = f"{count} of {len(questions)} accepted answers are {cls.as_phrases}"
+        step = f"Set data.answers to {cls.__name__.lower()}, or to phrase if that is meant."
+        return f"{told}. {step}"
+
+
+_MINUS = "(?i)[\N{MINUS SIGN}\N{EN DASH}]|\\b(?:minus|negative)\\s+(?=[$.0-9])"
+_DIGITS = r"(?:[0-9]{1,3}(?:[,\u00a0\u202f\u2009][0-9]{3})+(?![0-9])|[0-9]+)"
+_NUMBER = (
+    # no part of a word, a date, a time, a version, a root, a power or a function's argument
+    r"(?i)(?<![\w√^])(?<![0-9][.,:/])(?<![^\W\d][-+])(?<!\w[({])(?<!\w[({][-+])"
+    r"(?P<sign>[-+]?)(?:[$€£¥₹]\s?)?(?P<inner>-?)"
+    rf"(?P<number>{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?:(?:e|\s?(?:[x×*·]|\\times)\s?10\s?\^\s?\{?)(?P<power>[-+]?[0-9]+)\}?)?"
+    rf"(?:\s?/\s?(?P<below>{_DIGITS}))?"
+    r"(?![\w^]|[.:,][0-9]|\s?/\s?[0-9]|\s?(?:hundred|thousand|[mb]illion|trillion|dozen))"
+)
+_LONGEST = 300
+"""Characters of a number, and its exponent, beyond which it is none: exact arithmetic with a
+number such as 1e999999999 would take for ever."""
+
+
+def _numbers(text: str) -> Iterator[Fraction | None]:
+    """The numbers that stand in a text; None for one that cannot be computed with."""
+    from fractions import Fraction
+
+    plain = re.sub(_MINUS, "-", text).replace(r"\boxed{", " ")
+    for found in re.finditer(_NUMBER, plain):
+        number, below = (re.sub(r"[^0-9.]", "", found[k] or "1") for k in ("number", "below"))
+        power = found["power"] or "0"
+        long = max(len(number), len(below), len(power)) > _LONGEST
+        if long or abs(int(power)) > _LONGEST or not int(below):
+            yield None
+        else:
+            sign = -1 if "-" in (found["sign"], found["inner"]) else 1
+            yield sign * Fraction(number) * Fraction(10) ** int(power) / int(below)
+
+
+# none of the rules is final: to jsonargparse a final class has no `class_path`
+@dataclass(frozen=True)
+class Number(_Kind):
+    """Numbers: |given - accepted| <= max(tolerance, relative x |accepted|), computed exactly.
+
+    An answer is a number if one number stands in it, whatever words stand around it: `$1,000`,
+    `1000 dollars`, `-5`, `1.5e3`, `1/2`, `50%` (which is 50). Two different numbers are a list of
+    candidates, and no answer. Digits that letters stick to (`2x`, `B52`), dates, times, number
+    words, NaN and infinity are no numbers.
+
+    Args:
+        tolerance: How far apart two numbers may be that are the same.
+        relative: The same as a share of the accepted one.
+    """
+
+    tolerance: float = 0.0
+    relative: float = 0.0
+
+    seeks: ClassVar[bool] = True
+    unreadable: ClassVar[str] = "an answer that is no number"
+    # years and other whole numbers are right as phrases, but for a sign
+    pattern: ClassVar[str] = r"[-+\N{MINUS SIGN}]?[$€£]?[0-9][0-9.,]*(?:\s?/\s?[0-9]+)?\s?%?"
+    as_phrases: ClassVar[str] = (
+        "numbers, and are compared as phrases, to which 1.5 is 15 and -5 is 5"
+    )
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value < float("inf"):
+                raise RecipeError(f"Number.{name} is {value}; it must be 0 or more, and finite.")
+
+    def read(self, text: str) -> Fraction | None:
+        found = set(_numbers(text))
+        return found.pop() if len(found) == 1 else None
+
+    def same(self, given: str, accepted: str) -> bool:
+        return self._near(self.read(given), self.read(accepted))
+
+    def stands_in(self, text: str, accepted: str) -> bool:
+        wanted = self.read(accepted)
+        return any(self._near(number, wanted) for number in _numbers(text))
+
+    def _near(self, given: Fraction | None, accepted: Fraction | None) -> bool:
+        if given is None or accepted is None:
+            return False
+        from fractions import Fraction
+
+        share = Fraction(str(self.relative)) * abs(accepted)
+        return abs(given - accepted) <= max(Fraction(str(self.tolerance)), share)
+
+
+_LEAD = (
+    r"(?i)(?:(?:so|therefore|thus|hence),?\s+)?(?:the\s+|my\s+)?"
+    r"(?:(?:correct|right|best|final)\s+)*(?:answer|option|choice)\b\s*(?:is\b\s*|[:=]\s*)*"
+    r"(?:option\s+|choice\s+)?"
+)
+_OPTION = r"([A-Za-z]|[0-9]{1,2})(?:\s*[)\]]|\s*[.:](?=\s|$)|\s+[-–—](?=\s)|\s*$)(.*)"
+_KINDS = ("[A-Z]", "[a-z]", "[0-9]{1,2}")
+"""Ways to name options; a text names all of them in one."""
+
+
+@dataclass(frozen=True)
+class Choice(_Kind):
+    """The letter of an option, or its number: `B`, `b`, `(B)`, `B.`, `B) Paris`, `Answer: B` and
+    `The correct answer is B` are the same.
+
+    The option's text alone is no letter. Neither is an article (`A dog`), nor a text that names
+    several options (`A or B`, `A) Paris B) Rome`).
+    """
+
+    unreadable: ClassVar[str] = "an answer that is no option's letter"
+    pattern: ClassVar[str] = r"\(?[A-Za-z][.)]?"
+    as_phrases: ClassVar[str] = (
+        "single letters, and are compared as phrases, to which the letter A is an article"
+    )
+
+    def read(self, text: str) -> str | None:
+        said = " ".join(re.sub(r"\\boxed\b|\\text\b|[*_{}$`\"']", " ", text).split())
+        said = said[lead.end() :] if (lead := re.match(_LEAD, said)) else said
+        found = re.fullmatch(_OPTION, said.lstrip("([ "))
+        if found is None:
+            return None
+        kind = next(kind for kind in _KINDS if re.fullmatch(kind, found[1]))
+        others = re.findall(rf"(?:^|\s)\(?({kind})\)", found[2])
+        return found[1].upper() if {*others} <= {found[1]} else None
+
+
+@dataclass(frozen=True)
+class Math(_Kind):
+    r"""Expressions, compared by the package `math-verify`: `\frac{1}{2}`, `0.5` and `$1/2$` are the
+    same, and so are `(x+1)^2` and `x^2+2x+1`.
+
+    One comparison may take 5 s, after which it is no match; outside of a program's main thread the
+    package keeps no time.
+
+    Raises:
+        RecipeError: If the package is not installed.
+    """
+
+    pattern: ClassVar[str] = r".*(?:\\[A-Za-z]|\$.+\$|\^).*"
+    as_phrases: ClassVar[str] = (
+        "mathematics, and are compared as phrases, without any sign or bracket"
+    )
+
+    def __post_init__(self) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            raise RecipeError(
+                "the answers are compared as expressions by the package 'math-verify', which is "
+                "not installed. Install it: pip install 'turnrl[math]'."
+            )
+
+    def read(self, text: str) -> str | None:
+        return text.strip() or None
+
+    def same(self, given: str, accepted: str) -> bool:
+        if not given.strip() or not accepted.strip():
+            return False
+        return given.strip() == accepted.strip() or _same_expression(given, accepted)
+
+
+@functools.lru_cache(maxsize=4096)
+def _same_expression(given: str, accepted: str) -> bool:
+    import math_verify  # takes a second, and few need it
+
+    limit = 5 if threading.current_thread() is threading.main_thread() else None
+
+    def parse(text: str) -> list[object]:
+        # what is not marked as mathematics is searched for a number alone, so an answer that is
+        # nothing but an expression is marked
+        marked = re.search(r"\$|\\[(\[]|\\boxed", text)
+        words = re.search(r"(?<![\\A-Za-z{])[A-Za-z]{2,}", text)
+        both = [text] if marked or words else [f"${text}$", text]
+        return next((p for t in both if (p := math_verify.parse(t, parsing_timeout=limit))), [])
+
+    found = math_verify.verify(parse(accepted), parse(given), timeout_seconds=limit)
+    return bool(found)
+
+
+@dataclass(frozen=True)
+class Compared(AnswerRule):
+    """A function of one's own decides.
+
+    Args:
+        function: Given the policy's answer and an accepted one, says whether they are the same.
+        name: What it is called in messages.
+    """
+
+    function: Callable[[str, str], bool]
+    name: str = "function"
+
+    goes_by: ClassVar[str] = "the path of a function of two texts, such as my_package.same"
+
+    def read(self, text: str) -> str | None:
+        return text.strip() or None
+
+    def same(self, given: str, accepted: str) -> bool:
+        if not given.strip():
+            return False
+        what = f"data.answers {self.name} on {given!r} and {accepted!r}"
+        try:
+            found: object = self.function(given, accepted)
+        except (Exception, SystemExit) as error:  # of anybody's code
+            cause = f"raised {type(error).__name__}: {error}"
+            raise PluginError(f"{what} {cause}. It must compare any two texts.") from error
+        if type(found).__name__ not in ("bool", "bool_"):  # NumPy's has either name
+            raise PluginError(f"{what} returned {found!r}. It must return True or False.")
+        return bool(found)
+
+    @classmethod
+    def named(cls, given: object) -> AnswerRule | None:
+        """The rule that a function is, or that the path of a rule or of a function leads to.
+
+        Raises:
+            RecipeError: If there is nothing at the path, or no function that takes two texts.
+        """
+        function, name = given, getattr(given, "__name__", type(given).__name__)
+        if isinstance(given, str):
+            module, _, attribute = given.rpartition(".")
+            if not module:
+                return None
+            try:
+                function, name = getattr(importlib.import_module(module), attribute), given
+                if inspect.isclass(function) and issubclass(function, AnswerRule):
+                    return function()
+            except Exception as error:  # a module may do anything
+                cause = str(error) or type(error).__name__
+                what = f"data.answers names {given!r}, which cannot be taken: {cause}"
+                raise RecipeError(f"{what}. Give a rule, or {cls.goes_by}.") from error
+        try:
+            if inspect.isclass(function) or not callable(function):
+                raise TypeError("it is no function")
+            with contextlib.suppress(ValueError):  # one of C, say, that does not tell
+                inspect.signature(function).bind("", "")
+        except TypeError as error:
+            what = f"data.answers is {name!r} ({function!r}), which cannot be taken: {error}"
+            step = "Give a rule, its name, or a function of two texts, the given and the accepted"
+            raise RecipeError(f"{what}. {step} one.") from error
+        return cls(function, name)
+
+
+@hookimpl
+def turnrl_answers() -> Iterable[type[AnswerRule]]:
+    """The rules of this package."""
+    return [Number, Choice, Math, Compared]
