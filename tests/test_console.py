@@ -6,23 +6,31 @@ from __future__ import annotations
 import csv
 import logging
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import lightning as L
 import pytest
-from lightning.pytorch.callbacks import EarlyStopping, ModelSummary, TQDMProgressBar
+import torch
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    ModelSummary,
+    ProgressBar,
+    TQDMProgressBar,
+)
 from lightning.pytorch.loggers import CSVLogger
+from turnrl_console.health import reason
+from turnrl_console.lines import IterationLines, duration
 
 from commands import save
 from runs import adamw, data, last, module, rows, trainer
 from turnrl import OutcomeReward
 from turnrl.agent.rollout import Rollout
 from turnrl.cli import main
+from turnrl.plugins import load_plugins
 from turnrl.recipe.given import read_given
-from turnrl.run.health import reason
-from turnrl.run.lines import IterationLines, duration
 from worlds import Answered, Echo, Letters
 
 HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0, on the CPU"]
@@ -71,17 +79,24 @@ def test_lines_say_the_split_the_time_left_and_fit_into_80_columns(recipe, capsy
     assert all(len(line) <= 80 for line in lines if "model" not in line)
 
 
-def test_a_line_is_printed_when_its_row_is_written(recipe, monkeypatch):
+def test_a_line_is_printed_when_its_row_is_written(recipe, tiny_model, monkeypatch):
     seen = []
 
-    def say(trainer, text):
+    def seen_at(self, text):
         if line := re.match(r"iteration +(\d+)/", text):
             with Path("runs/recipe/version_0/metrics.csv").open() as file:
                 seen.append((int(line[1]), int([*csv.DictReader(file)][-1]["iteration"])))
 
-    monkeypatch.setattr("turnrl.run.lines.say", say)
+    monkeypatch.setattr(IterationLines, "print", seen_at)
     assert main(["fit", "recipe.yaml"]) == 0
     assert seen == [(1, 1), (2, 2)]  # who stops a run at a line finds its figures
+    seen.clear()
+    shutil.rmtree("runs")
+    # the same where the lines were given, and so stand before what writes rows
+    logger = CSVLogger("runs", name="recipe", version=0)
+    shown = {"enable_progress_bar": True, "logger": logger}
+    trainer(".", 2, [IterationLines()], **shown).fit(module(tiny_model), data())
+    assert seen == [(1, 1), (2, 2)]
 
 
 def test_time_left_is_short():
@@ -178,6 +193,17 @@ def test_a_plain_trainer_shows_the_same_lines_and_no_summary(tiny_model, tmp_pat
     assert sum(isinstance(c, IterationLines) for c in run.callbacks) == 1
 
 
+def test_a_run_after_an_evaluation_begins_with_the_untrained_policy(tiny_model, tmp_path, capsys):
+    run = trainer(tmp_path, 1, enable_progress_bar=True)
+    it = module(tiny_model)
+    run.validate(it, data(), verbose=False)
+    run.fit(it, data())
+    lines = capsys.readouterr().out.splitlines()
+    titles = ("evaluating the untrained", "untrained  ", "iteration   1/1  ", "validation  ")
+    shown = [line for line in lines if line.startswith(titles)]
+    assert [line.startswith(title) for line, title in zip(shown, titles, strict=True)] == [True] * 4
+
+
 def test_a_validation_inside_an_iteration_is_no_validation_of_its_end(tiny_model, tmp_path, capsys):
     run = trainer(tmp_path, 2, [IterationLines()], val_check_interval=1, enable_progress_bar=True)
     run.fit(module(tiny_model), data())
@@ -234,6 +260,51 @@ def test_a_bar_and_a_summary_that_were_asked_for_stay(tiny_model, tmp_path, caps
     printed = capsys.readouterr()
     assert "iteration   1/1" not in printed.out
     assert "Epoch 0: 100%" in printed.out + printed.err
+
+
+def test_a_bar_that_a_recipe_names_stays_though_it_is_lightnings_default(recipe, capsys):
+    bar = type(L.Trainer(logger=False, enable_checkpointing=False).progress_bar_callback).__name__
+    capsys.readouterr()
+    options = ["--trainer.callbacks+", bar, "--trainer.max_epochs", "1", "--data.val", "null"]
+    lines = fit(capsys, *options)
+    assert not any(line.startswith("iteration   1/1") for line in lines)
+
+
+def test_a_bar_of_ones_own_prints_the_announcements(tiny_model, tmp_path):
+    class Bar(ProgressBar):
+        printed = []
+
+        def print(self, text):
+            self.printed.append(text)
+
+    options = {"enable_progress_bar": True, "limit_val_batches": 0}
+    trainer(tmp_path, 1, [Bar()], **options).fit(module(tiny_model), data())
+    assert Bar.printed == ["reading the questions", f"loading {tiny_model}"]
+
+
+def test_a_module_prints_beside_the_lines(tiny_model, tmp_path, capsys):
+    class Speaks(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            pl_module.print("spoken")
+
+    options = {"enable_progress_bar": True, "limit_val_batches": 0}
+    trainer(tmp_path, 1, [Speaks()], **options).fit(module(tiny_model), data())
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [n for n, line in enumerate(lines) if line.startswith("iteration   1/1")]
+    assert "spoken" in lines[:line]
+
+
+def test_without_the_plugin_a_run_shows_lightnings_bar_and_goes_on(recipe, monkeypatch, capsys):
+    fit(capsys, "--trainer.max_epochs", "1")
+    load_plugins.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setenv("TURNRL_LOAD_PLUGINS", "slots")
+        printed = "\n".join(fit(capsys, "--ckpt_path", "last"))
+    load_plugins.cache_clear()
+    assert "Epoch 1/1" in printed
+    assert "iteration   2/2" not in printed
+    with Path("runs/recipe/version_1/metrics.csv").open() as file:
+        assert [row["iteration"] for row in csv.DictReader(file)] == ["2"]
 
 
 def test_no_bar_no_lines(tiny_model, tmp_path, capsys):
@@ -363,13 +434,11 @@ class Slow(Letters):
 
 
 def test_the_checkpoint_of_a_run_holds_the_first_figures(tiny_model, tmp_path):
-    import torch
-
     trainer(tmp_path, 1).fit(module(tiny_model), data())
-    state = torch.load(last(tmp_path), weights_only=True)["callbacks"]["PolicyRows"]
-    assert state["first"]["iteration"] == 0
-    assert "val/exact_match" in state["first"]
-    assert "train/loss" not in state["first"]
+    figures = torch.load(last(tmp_path), weights_only=True)["first_figures"]
+    assert figures["iteration"] == 0
+    assert "val/exact_match" in figures
+    assert "train/loss" not in figures
 
 
 def test_early_stopping_of_lightning_keeps_its_reason():

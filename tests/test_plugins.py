@@ -12,6 +12,7 @@ import yaml
 
 import turnrl
 from commands import forget
+from runs import column, data, module, trainer
 from test_rollout import Brackets
 from turnrl import PluginError
 from turnrl.cli import main
@@ -59,8 +60,8 @@ def install(tmp_path, monkeypatch):
 
     yield put
     load_plugins.cache_clear()
-    for module in modules:
-        sys.modules.pop(module, None)
+    for name in modules:
+        sys.modules.pop(name, None)
 
 
 # ------------------------------------------------------------------- installed
@@ -321,6 +322,56 @@ def test_an_estimator_and_an_engine_of_a_third_party_are_listed_and_used_by_thei
     Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert main(["fit", "recipe.yaml"]) == 2
     assert "unknown key 'model.engine.row'. Did you mean rows?" in capsys.readouterr().err
+
+
+def test_a_callback_of_a_plugin_belongs_to_every_run_and_none_comes_twice(
+    install, tiny_model, tmp_path, capsys
+):
+    (example,) = [one for one in documented("python") if "def turnrl_callbacks" in one]
+    install("rewarded", example)
+    assert main(["plugins"]) == 0
+    listing = capsys.readouterr().out
+    block = listing[listing.index("rewarded  (rewarded 4.2)") :].split("\n")
+    assert block[1].split() == ["turnrl_callbacks", "Rewards"]
+    run = trainer(tmp_path, 2)
+    it = module(tiny_model)
+    run.fit(it, data())
+    run.validate(it, data(), verbose=False)
+    written = (tmp_path / "version_0" / "rewards.txt").read_text().split()
+    assert [float(one) for one in written] == pytest.approx(
+        column(tmp_path, "reward/total"), abs=6e-4
+    )
+    assert [type(one).__name__ for one in run.callbacks].count("Rewards") == 1
+
+
+CALLBACKS = """
+import turnrl
+
+@turnrl.hookimpl
+def turnrl_callbacks():
+    return [lambda trainer: MADE]
+"""
+
+
+def test_a_function_of_the_trainer_may_return_no_callback(install, tiny_model, tmp_path):
+    install("choosy", CALLBACKS.replace("MADE", "None if trainer.max_epochs == 1 else 1 / 0"))
+    run = trainer(tmp_path, 1, limit_val_batches=0)
+    run.fit(module(tiny_model), data())
+    assert run.global_step == 2
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ("1 / 0", r"cannot make a callback by .*lambda.* \(ZeroDivisionError"),
+        ("7", r"made 7, which is no callback of Lightning's\. Mend or uninstall it"),
+    ],
+)
+def test_a_plugin_that_makes_no_callback_is_named(install, tiny_model, tmp_path, made, message):
+    install("broken", CALLBACKS.replace("MADE", made))
+    with pytest.raises(PluginError, match=message) as caught:
+        trainer(tmp_path, 1).fit(module(tiny_model), data())
+    assert str(caught.value).startswith("plugin 'broken' of broken 4.2")
 
 
 def test_a_hook_that_gives_classes_of_another_kind_is_named(install):

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from turnrl.recipe.build import load as load
     from turnrl.recipe.given import bundled_recipes as bundled_recipes
     from turnrl.recipe.given import recipe_like as recipe_like
+    from turnrl.run.folders import run_folder as run_folder
     from turnrl.run.folders import writable_part as writable_part
     from turnrl.scoring import assign_credit as assign_credit
     from turnrl.scoring import score_group as score_group
@@ -62,7 +63,7 @@ _LAZY = {
         "standardize",
     ],
     "data": ["QuestionData"],
-    "run.folders": ["writable_part"],
+    "run.folders": ["run_folder", "writable_part"],
     "recipe.given": ["bundled_recipes", "recipe_like"],
     "policy.layout": ["takes_ragged"],
     "module": ["MTGRPO"],

@@ -1,4 +1,5 @@
-"""Callbacks that belong to every run: validation before and after it, and the checkpoints."""
+"""Callbacks that belong to every run: validation before and after it, checkpoints, and those of
+plugins."""
 
 import sys
 from pathlib import Path
@@ -9,16 +10,56 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import RunningStage
 
+from turnrl.plugins import load_plugins
 from turnrl.run.folders import is_trial, run_folder, whole
+from turnrl.run.metrics import PolicyRows
 
 
-class FirstAndLastValidation(L.Callback):
-    """Score the untrained policy and the trained one, whatever the interval of validations.
+def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
+    """The callbacks that belong to every run of `MTGRPO`: the core's, and those that plugins bring
+    (`turnrl_callbacks`). One that the trainer has already takes the place of a new one.
+
+    The order is a promise to plugins: when training starts they come before the untrained policy is
+    scored, and when an iteration or training has ended they come after its row is written.
+
+    Raises:
+        PluginError: If a plugin brings something else.
+    """
+    made: list[L.Callback | None] = [LastValidation(), PolicyRows()]
+    for plugin in load_plugins():
+        for make in plugin.brings("turnrl_callbacks"):
+            try:
+                one = make() if isinstance(make, type) else make(trainer)
+            except Exception as error:
+                raise plugin.fault(f"cannot make a callback by {make!r}", error) from error
+            if not isinstance(one, L.Callback | None):
+                raise plugin.fault(f"made {one!r}, which is no callback of Lightning's")
+            made.append(one)
+    made.append(FirstValidation())
+    there = {type(one): one for one in trainer.callbacks}
+    ordered = [there.get(type(one), one) for one in made if one is not None]
+    trainer.callbacks = [one for one in trainer.callbacks if one not in ordered]
+    return ordered
+
+
+class FirstValidation(L.Callback):
+    """Score the untrained policy, whatever the interval of validations.
 
     Lightning's sanity check runs a few batches and logs nothing; this is the whole validation,
-    logged at step 0. A resumed run is past that. The last iteration is validated where Lightning
-    would do it, before its checkpoint, so `best.ckpt` can be of it. A run that ends elsewhere
-    (inside an iteration, or by early stopping on a figure of training) is validated at its end.
+    logged at step 0. A resumed run is past that.
+    """
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.global_step == 0:
+            _validate(trainer, pl_module)
+
+
+class LastValidation(L.Callback):
+    """Score the trained policy, whatever the interval of validations.
+
+    The last iteration is validated where Lightning would do it, before its checkpoint, so
+    `best.ckpt` can be of it. A run that ends elsewhere (inside an iteration, or by early stopping
+    on a figure of training) is validated at its end.
     """
 
     def __init__(self) -> None:
@@ -28,8 +69,6 @@ class FirstAndLastValidation(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._interval = trainer.check_val_every_n_epoch
-        if trainer.global_step == 0:
-            self._validate(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._validated = trainer.global_step
@@ -44,16 +83,17 @@ class FirstAndLastValidation(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.check_val_every_n_epoch = self._interval
         if self._trained and self._validated != trainer.global_step:
-            self._validate(trainer, pl_module)
+            _validate(trainer, pl_module)
 
-    def _validate(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not trainer.enable_validation or is_trial(trainer):
-            return
-        stage = trainer.state.stage
-        trainer.state.stage = RunningStage.VALIDATING
-        trainer.fit_loop.epoch_loop.val_loop.run()
-        trainer.state.stage = stage
-        pl_module.train()
+
+def _validate(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    if not trainer.enable_validation or is_trial(trainer):
+        return
+    stage = trainer.state.stage
+    trainer.state.stage = RunningStage.VALIDATING
+    trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.state.stage = stage
+    pl_module.train()
 
 
 class WholeFiles(TorchCheckpointIO):

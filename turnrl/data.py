@@ -18,7 +18,7 @@ import lightning as L
 from turnrl.errors import DataError, RecipeError, at_least
 from turnrl.learning import Step
 from turnrl.plugins import contributed
-from turnrl.run.lines import say
+from turnrl.run.announce import announce
 from turnrl.sources import Role, Source, load_questions, open_source
 from turnrl.types import AnswerRule, Fields, Question, QuestionSource, answer_rule
 
@@ -111,7 +111,7 @@ class QuestionData(L.LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Load what a stage needs, so that whatever is wrong with a source shows at once."""
-        say(self.trainer, "reading the questions")
+        announce(self.trainer, "reading the questions")
         opened = [self._opened(role) for role, name in self.sources.items() if name is not None]
         for option in ("fields", "config"):
             unused = not any(option in source.uses for source in opened)

@@ -18,7 +18,7 @@ from turnrl import checkpoints
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
 from turnrl.asking import ask, scores
-from turnrl.callbacks import FirstAndLastValidation
+from turnrl.callbacks import callbacks_of_a_run
 from turnrl.checks import check_trainer, examine_run
 from turnrl.collection import Collector, Experience
 from turnrl.errors import RecipeError, TrainingError, blaming
@@ -27,10 +27,9 @@ from turnrl.policy.card import facts_of
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy, TokenScores
 from turnrl.policy.trials import try_out
+from turnrl.run.announce import announce
 from turnrl.run.folders import run_folder
-from turnrl.run.health import LearnsNothing
-from turnrl.run.lines import say, take_over
-from turnrl.run.metrics import Figures, PolicyRows
+from turnrl.run.metrics import Figures
 from turnrl.scoring import Figure
 from turnrl.types import Group, Question, Row, Trajectory
 
@@ -87,11 +86,7 @@ class PolicyModule(L.LightningModule):
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Callbacks that belong to every run of this module."""
-        shown = [] if getattr(self.trainer, "shows_its_own", False) else take_over(self.trainer)
-        own = (FirstAndLastValidation, PolicyRows, LearnsNothing)
-        trainer: Any = self.trainer
-        there = {type(callback) for callback in trainer.callbacks}  # of a fit before this one
-        return [*shown, *(kind() for kind in own if kind not in there)]
+        return callbacks_of_a_run(self.trainer)
 
     def setup(self, stage: str) -> None:
         """Find a recipe's mistakes before any weights are loaded."""
@@ -104,7 +99,7 @@ class PolicyModule(L.LightningModule):
     def configure_model(self) -> None:
         """Load the weights onto the device that the strategy chose."""
         run = self._trainer
-        say(run, f"loading {self.policy.model}")
+        announce(run, f"loading {self.policy.model}")
         with self.memory.phase("loading"):
             self.policy.load(self.device if run is None else run.strategy.root_device)
 

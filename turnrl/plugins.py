@@ -33,10 +33,12 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 
 KINDS: dict[str, type] = {}
 """The hooks that return classes, and the `contract` that these extend."""
-HOOKS = ["turnrl_openers", "turnrl_commands"]
+HOOKS = ["turnrl_openers", "turnrl_callbacks", "turnrl_commands"]
 """All hooks: functions without parameters that return an iterable.
 
 `turnrl_openers` returns what opens data sets by names that are no class's (`SourceOpener`).
+`turnrl_callbacks` returns what makes Lightning's callbacks for every run of `MTGRPO`: classes that
+take no argument, or functions of the trainer that return a callback, or None.
 `turnrl_commands` returns functions that add a command: each gets argparse's sub-parsers, calls
 `add_parser`, and sets `run` (a function of the parsed arguments that returns an exit code) with
 `set_defaults`.

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -21,7 +21,6 @@ import lightning as L
 import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
-from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from transformers.utils import logging as transformers_logging
@@ -34,8 +33,6 @@ from turnrl.plugins import KINDS, installed
 from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
 from turnrl.recipe.given import SECTIONS, Given, find_recipe, read_given
 from turnrl.run.folders import LATEST, checkpoint_at, newest, run_folder, writable_part
-from turnrl.run.lines import IterationLines
-from turnrl.run.metrics import forget_first
 from turnrl.scoring import CURVES, interval
 from turnrl.types import Start
 
@@ -177,15 +174,8 @@ class _Parser(LightningArgumentParser):
         return str(super().format_help(*args))
 
 
-_SCORING = (
-    *("data.val", "data.answers", "data.fields", "data.config"),
-    *("model.rewards", "model.rollout"),
-)
-"""Beginnings of the keys that decide what a figure of the validation is of."""
-
-
 class _Recipe(SaveConfigCallback):
-    """Saves the recipe with the run and in its checkpoints; says what a resumed run changed."""
+    """Saves the recipe with the run and in its checkpoints."""
 
     @cached_property
     def _text(self) -> str:  # which takes a fifth of a second to write
@@ -200,43 +190,14 @@ class _Recipe(SaveConfigCallback):
     ) -> None:
         checkpoint["recipe"] = self._text
 
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        if trainer.state.fn != "fit" or "recipe" not in checkpoint:  # made from Python, say
-            return
-        saved, now = (dict(_flat(yaml.safe_load(t))) for t in (checkpoint["recipe"], self._text))
-        changed = {
-            key: f"{saved.get(key)} -> {now.get(key)}"
-            for key in sorted(saved | now)
-            if saved.get(key) != now.get(key)
-            and key.startswith(("seed_everything", "model", "data", "trainer"))
-            and not key.startswith("trainer.logger")
-        }
-        if any(key.startswith(_SCORING) for key in changed):
-            forget_first(checkpoint)
-        done, most = checkpoint["epoch"] + 1, trainer.max_epochs or -1
-        if trainer.is_global_zero and changed:
-            told = ", ".join(f"{key} {values}" for key, values in changed.items())
-            print(f"turnrl: goes on with other settings: {told}", file=sys.stderr)
-        if trainer.is_global_zero and done >= most > 0:
-            told = f"{done} iterations are done, and trainer.max_epochs is {most}. Raise it."
-            print(f"turnrl: nothing is left to train: {told}", file=sys.stderr)
-
-
-def _flat(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(node, Mapping) and node:
-        for name, value in node.items():
-            yield from _flat(value, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, json.dumps(node)
-
 
 class _Trainer(L.Trainer):
     """Lightning's trainer, which can also score a split."""
 
-    shows_its_own = True
-    """The recipe's bar and summary are asked for, and not a default."""
+    announced: Path | None
+    """The folder that the command has named."""
+    by_default: list[L.Callback]
+    """What shows the run because the recipe asks for nothing else."""
 
     def eval(
         self, model: Any, datamodule: Any = None, ckpt_path: str | None = None, split: Split = "val"
@@ -321,18 +282,19 @@ class _CLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         given = config.get("callbacks") or []
         callbacks = [_Signals(), *(given if isinstance(given, list) else [given])]
-        ours: list[tuple[Any, type, str]] = []  # what makes it, what stands in for it, its switch
-        ours.append((LastCheckpoint, LastCheckpoint, "enable_checkpointing"))
+        ours: list[type[L.Callback]] = [LastCheckpoint]
         if self.datamodule_class is QuestionData:
-            ours.append((BestCheckpoint, BestCheckpoint, "enable_checkpointing"))
-        lines = partial(IterationLines, [_Parser.given.folder])
-        ours.append((lines, ProgressBar, "enable_progress_bar"))
-        for cls, kind, option in ours:
-            if config.get(option) is not False and not any(isinstance(c, kind) for c in callbacks):
+            ours.append(BestCheckpoint)
+        for cls in ours if config.get("enable_checkpointing") is not False else ():
+            if not any(isinstance(one, cls) for one in callbacks):
                 callbacks.append(cls())
-        return super().instantiate_trainer(
-            **kwargs, callbacks=callbacks, logger=self._loggers(config.get("logger"))
+        trainer: Any = super().instantiate_trainer(
+            **kwargs, callbacks=[*callbacks], logger=self._loggers(config.get("logger"))
         )
+        # Lightning adds to its list what is shown by default
+        trainer.announced, bar = _Parser.given.folder, trainer.progress_bar_callback
+        trainer.by_default = [] if bar is None or bar in callbacks else [bar]
+        return trainer
 
     def _loggers(self, given: Any) -> list[Any]:
         """The recipe's loggers, after one that keeps a folder for the run: whatever else logs it,

@@ -27,7 +27,8 @@ def _list(_: argparse.Namespace) -> None:
                 names = list(subparsers.choices)
             else:
                 names = [
-                    thing.takes if hook == "turnrl_openers" else thing.__name__ for thing in brought
+                    thing.takes if hook == "turnrl_openers" else getattr(thing, "__name__", repr(thing))
+                    for thing in brought
                 ]
             if names:
                 print(f"    {hook:18} {', '.join(names)}")

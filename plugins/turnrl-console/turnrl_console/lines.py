@@ -9,7 +9,6 @@ A row is printed once its iteration is kept, so what the console shows is on dis
 
 import importlib.util
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -25,8 +24,8 @@ from lightning.pytorch.callbacks import (
 )
 from tqdm.auto import tqdm
 
-from turnrl.run.folders import is_trial, run_folder
-from turnrl.run.metrics import PolicyRows
+from turnrl import run_folder
+from turnrl_console.resumed import FirstFigures
 
 _SPLITS = {
     "train": ("reward/total", "train/exact_match", "train/tool_execution"),
@@ -43,37 +42,26 @@ class _Row(NamedTuple):
     left_s: float | None = None
 
 
-def say(trainer: L.Trainer | None, text: str) -> None:
-    """Print what a run is doing, if it prints lines: once, whatever the number of processes.
+def iteration_lines(trainer: Any) -> L.Callback | None:
+    """Give a run lines in place of what Lightning shows by default: a bar, and a summary whose
+    count of FLOPs is 0.
 
-    Args:
-        trainer: The run's; nothing is printed without one.
-        text: What is being done.
-    """
-    if trainer is None or not isinstance(trainer.progress_bar_callback, IterationLines):
-        return
-    if trainer.is_global_zero:
-        print(text, flush=True)
-
-
-def take_over(trainer: Any) -> list[L.Callback]:
-    """Replace what Lightning shows by default: a bar, and a summary whose count of FLOPs is 0.
-
-    A bar of another class stays, and so do a deeper summary and `enable_progress_bar=False`.
+    A bar that was asked for stays, and so do a deeper summary and `enable_progress_bar=False`. A
+    run by recipe knows what was asked for. Elsewhere another class than Lightning's default was.
 
     Returns:
-        The callback that the trainer lacks, if any.
+        The lines. None if the run shows something else.
     """
-    bar = trainer.progress_bar_callback
-    rich = importlib.util.find_spec("rich") is not None
-    default = type(bar) is (RichProgressBar if rich else TQDMProgressBar)
-    trainer.callbacks = [
-        callback
-        for callback in trainer.callbacks
-        if not (default and callback is bar)
-        and not (type(callback) in (ModelSummary, RichModelSummary) and callback._max_depth == 1)
+    bar, rich = trainer.progress_bar_callback, importlib.util.find_spec("rich") is not None
+    found = [
+        one
+        for one in trainer.callbacks
+        if type(one) is (RichProgressBar if rich else TQDMProgressBar)
+        or (type(one) in (ModelSummary, RichModelSummary) and one._max_depth == 1)
     ]
-    return [IterationLines()] if default else []
+    unasked = getattr(trainer, "by_default", found)
+    trainer.callbacks = [one for one in trainer.callbacks if one not in unasked]
+    return IterationLines() if bar in unasked or isinstance(bar, IterationLines) else None
 
 
 def duration(seconds: float) -> str:
@@ -88,15 +76,12 @@ def duration(seconds: float) -> str:
 
 class IterationLines(ProgressBar):
     """A row of figures per iteration and per validation, within 80 columns; and on a terminal,
-    while an iteration is being learned from for more than a few seconds, a bar of its steps.
+    while an iteration is being learned from for more than a few seconds, a bar of its steps."""
 
-    Args:
-        announced: Folders that the command has named already, None for nowhere.
-    """
+    is_enabled = True
 
-    def __init__(self, announced: Sequence[Path | None] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._announced = announced
         self._folder: Path | None = None
         self._start = self._trained_from = time.perf_counter()
         self._done = 0
@@ -109,20 +94,29 @@ class IterationLines(ProgressBar):
     def disable(self) -> None:
         """Nothing: Lightning calls this on every process but the first, which alone prints."""
 
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print at once, also into a pipe."""
+        super().print(*args, flush=True, **kwargs)
+
+    def _say(self, text: str) -> None:
+        if self.trainer.is_global_zero:
+            self.print(text)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start = self._trained_from = time.perf_counter()
         self._done, self._validated, self._pending, self._last = 0, False, [], {}
         self._folder = run_folder(trainer)  # a collective call
-        if self._folder not in self._announced and not is_trial(trainer):
+        trial: Any = trainer.fast_dev_run  # type: ignore[attr-defined]
+        if getattr(trainer, "announced", self) != self._folder and not trial:
             alone = f"checkpoints/ in {trainer.default_root_dir} alone: trainer.logger is false"
-            say(trainer, f"writing to {self._folder or alone}")
+            self._say(f"writing to {self._folder or alone}")
         count = sum(p.numel() for p in pl_module.parameters() if p.requires_grad)
-        say(trainer, f"{count:,} trained parameters on {_name(pl_module.device)}")
+        self._say(f"{count:,} trained parameters on {_name(pl_module.device)}")
         validates = trainer.enable_validation and sum(trainer.num_val_batches) > 0
-        if trainer.global_step == 0 and validates and not is_trial(trainer):
-            say(trainer, "evaluating the untrained policy")
+        if trainer.global_step == 0 and validates and not trial:
+            self._say("evaluating the untrained policy")
         else:
-            say(trainer, "collecting trajectories")
+            self._say("collecting trajectories")
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if self._steps is None:
@@ -154,49 +148,46 @@ class IterationLines(ProgressBar):
         if trainer.is_last_batch:
             self._add(trainer, _Row(title, "train", self._left(trainer)))
         else:
-            say(trainer, f"stopped inside {title}, of which no checkpoint is kept")
+            self._say(f"stopped inside {title}, of which no checkpoint is kept")
         if self._validated:
             self._add(trainer, _Row("validation", "val"))
         self._validated = False
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # the first moment after the checkpoint; what is shown is in metrics.csv as well
-        if (rows := _rows(trainer)) is not None:
-            rows.write(trainer)
-        self._print(trainer)
+        self._print()  # the first moment after the checkpoint; the row is in metrics.csv as well
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say why it ended, what training changed, where it lies, and how to ask it."""
         if self._validated:
             self._add(trainer, _Row("validation", "val"))
-        self._print(trainer)
+        self._print()
         for stop in trainer.early_stopping_callbacks:
             if why := _reason(stop):
-                say(trainer, f"stopped early after iteration {trainer.current_epoch}: {why}")
+                self._say(f"stopped early after iteration {trainer.current_epoch}: {why}")
         self._compare(trainer)
-        if is_trial(trainer):
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         folder = self._folder or Path(trainer.default_root_dir)
         for kind in ("model", "adapter"):
             if self._folder and (path := folder / kind).is_dir():
-                say(trainer, f"the trained {kind} is in {path}")
+                self._say(f"the trained {kind} is in {path}")
         loads = self._folder and (folder / "config.yaml").is_file()
         if loads and (folder / "checkpoints" / "last.ckpt").is_file():
-            say(trainer, f'ask it: turnrl.load("{self._folder}").ask("a question")')
+            self._say(f'ask it: turnrl.load("{self._folder}").ask("a question")')
         elif hasattr(pl_module, "ask"):
-            say(trainer, 'ask it: module.ask("a question")')
+            self._say('ask it: module.ask("a question")')
 
     def _compare(self, trainer: Any) -> None:
         """Print the figures of the run's first row beside the last ones of the same split."""
-        rows = _rows(trainer)
-        first = rows.first if rows is not None else {}
+        kept = (one.figures for one in trainer.callbacks if isinstance(one, FirstFigures))
+        first = next(kept, {})
         place = int(first.get("iteration", 0))
         for names in _SPLITS.values():
             if shown := [name for name in names if name in first and name in self._last]:
                 before = f"iteration {place}" if place else "untrained"
-                say(trainer, f"\n{'':22}  {before:>13}  {'final':>7}")
+                self._say(f"\n{'':22}  {before:>13}  {'final':>7}")
                 for name in shown:
-                    say(trainer, f"{name:22}  {first[name]:13.3f}  {self._last[name]:7.3f}")
+                    self._say(f"{name:22}  {first[name]:13.3f}  {self._last[name]:7.3f}")
 
     def _add(self, trainer: L.Trainer, row: _Row) -> None:
         """Keep a row until it may be printed, with its figures as they are now."""
@@ -205,13 +196,13 @@ class IterationLines(ProgressBar):
         self._last |= figures
         self._pending.append((row, figures))
 
-    def _print(self, trainer: L.Trainer) -> None:
+    def _print(self) -> None:
         width = max(17, *(len(row.title) for row, _ in self._pending)) if self._pending else 17
         passed = tqdm.format_interval(time.perf_counter() - self._start)
         for row, figures in self._pending:
             if self._printed % _HEADER_EVERY == 0 and figures:
                 names = " ".join(_COLUMNS)
-                say(trainer, f"{'':{width}} {'time':>8} {'left':>7}  split  {names}")
+                self._say(f"{'':{width}} {'time':>8} {'left':>7}  split  {names}")
             self._printed += 1
             left = "" if row.left_s is None else duration(row.left_s)
             values = zip(_COLUMNS, _SPLITS[row.split], strict=True)
@@ -220,7 +211,7 @@ class IterationLines(ProgressBar):
                 for column, name in values
             )
             line = f"{row.title:{width}} {passed:>8} {left:>7}  {row.split:5}  {shown}"
-            say(trainer, line.rstrip())
+            self._say(line.rstrip())
         self._pending.clear()
 
     def _left(self, trainer: L.Trainer) -> float | None:
@@ -237,10 +228,6 @@ class IterationLines(ProgressBar):
             to_come[-1] = -(-to_come[-1] // int(trainer.num_training_batches))
         pace = (time.perf_counter() - self._trained_from) / self._done
         return min(to_come) * pace if to_come else None
-
-
-def _rows(trainer: Any) -> PolicyRows | None:
-    return next((one for one in trainer.callbacks if isinstance(one, PolicyRows)), None)
 
 
 def _name(device: torch.device) -> str:
