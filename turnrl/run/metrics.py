@@ -27,12 +27,6 @@ _SHOWN = ("train/exact_match", "train/tool_execution", "reward/total", "val/exac
 """Metrics that a progress bar shows."""
 
 
-def forget_first(checkpoint: dict[str, Any]) -> None:
-    """Take the first row of a run out of a checkpoint: what goes on from it is scored in another
-    way, so the two are not to be compared."""
-    checkpoint["callbacks"].get(PolicyRows().state_key, {})["first"] = {}
-
-
 class Figures:
     """What a module logs, reduced over processes first, so that it is the same in each.
 
@@ -96,47 +90,33 @@ class PolicyRows(L.Callback):
     """
 
     def __init__(self) -> None:
-        self.first: dict[str, float] = {}
-        """The first row of the run, also of one that goes on."""
-        self._place: dict[str, int] = {}
         self._row: dict[str, float] = {}
         self._file: Path | None = None
-        self._rows: list[dict[str, Any]] = []
         self._begun = time.time()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"first": self.first}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.first = state_dict["first"]
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         folder = run_folder(trainer)  # a collective call
-        if folder is not None and not any(isinstance(made, CSVLogger) for made in trainer.loggers):
-            self._file = folder / "metrics.csv"
-            self._rows = []
-            if self._file.is_file():  # of a run that goes on in its folder, or is evaluated there
-                with self._file.open(newline="") as file:
-                    self._rows += csv.DictReader(file)
+        written = any(isinstance(made, CSVLogger) for made in trainer.loggers)
+        self._file = None if folder is None or written else folder / "metrics.csv"
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking:
             return
         self._take(trainer, pl_module)
         if trainer.state.fn != "fit":
-            self.write(trainer)
+            self._write(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._take(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.write(trainer)  # the first moment after the checkpoint
+        self._write(trainer)  # the first moment after the checkpoint
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        self.write(trainer)  # of a validation inside an iteration
+        self._write(trainer)  # of a validation inside an iteration
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.write(trainer)
+        self._write(trainer)
 
     def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
         tidy(trainer, self._begun)
@@ -145,25 +125,29 @@ class PolicyRows(L.Callback):
         figures = pl_module.figures.take(trainer.validating)
         if figures:
             iteration, step = pl_module.iteration_and_version
-            self._place = {"iteration": iteration, "epoch": max(iteration - 1, 0), "step": step}
-            self._row |= figures
-            self.first = self.first or {**self._place, **figures}  # before its checkpoint
+            place = {"iteration": iteration, "epoch": max(iteration - 1, 0), "step": step}
+            self._row |= place | figures
 
-    def write(self, trainer: L.Trainer) -> None:
+    def _write(self, trainer: L.Trainer) -> None:
         """Write the row that is finished, if there is one."""
-        if not self._row:
+        row, self._row = self._row, {}
+        if not row or not trainer.is_global_zero:
             return
-        row, self._row = {**self._place, **self._row}, {}
         step = int(row.pop("step"))
-        if not trainer.is_global_zero:
-            return
         for logger in trainer.loggers:
             logger.log_metrics(row, step)
             logger.save()
         if self._file is not None:
-            self._rows.append({**row, "step": step})
-            names = sorted({name for one in self._rows for name in one})
-            with whole(self._file) as written, written.open("w", newline="") as file:
-                writer = csv.DictWriter(file, names)
-                writer.writeheader()
-                writer.writerows(self._rows)
+            _append({**row, "step": step}, self._file)
+
+
+def _append(row: dict[str, Any], file: Path) -> None:
+    """Add a row to a file, which may be of a run that goes on in its folder."""
+    rows = [row]
+    if file.is_file():
+        with file.open(newline="") as read:
+            rows = [*csv.DictReader(read), row]
+    with whole(file) as path, path.open("w", newline="") as written:
+        writer = csv.DictWriter(written, sorted({name for one in rows for name in one}))
+        writer.writeheader()
+        writer.writerows(rows)
