@@ -278,7 +278,7 @@ class _CLI(LightningCLI):
         skipped = {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}
         return {_Parser.given.command: skipped}
 
-    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
         config = self._get(self.config_init, "trainer")
         given = config.get("callbacks") or []
         callbacks = [_Signals(), *(given if isinstance(given, list) else [given])]

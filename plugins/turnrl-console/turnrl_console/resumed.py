@@ -42,7 +42,7 @@ class FirstFigures(L.Callback):
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: Any) -> None:
         checkpoint["first_figures"] = self.figures
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: Any) -> None:
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         """Compare the recipe in the checkpoint with that of this run, if it has one."""
         self.figures = checkpoint.get("first_figures", {})
         recipes = (one for one in trainer.callbacks if isinstance(one, SaveConfigCallback))
