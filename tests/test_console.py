@@ -153,6 +153,12 @@ def test_what_was_scored_otherwise_stands_beside_nothing(recipe, capsys):
     assert table == [list(pair) for pair in zip(validated[0], validated[-1], strict=True)]
 
 
+def test_an_evaluation_goes_on_with_nothing(recipe, capsys):
+    fit(capsys, "--trainer.max_epochs", "1")
+    assert main(["eval", "recipe.yaml", "--ckpt_path", "last", "--data.val_limit", "2"]) == 0
+    assert "turnrl: " not in capsys.readouterr().err
+
+
 def test_without_a_validation_the_first_iteration_stands_beside_the_last(recipe, capsys):
     lines = fit(capsys, "--trainer.limit_val_batches", "0")
     (title,) = [n for n, line in enumerate(lines) if line.split() == ["iteration", "1", "final"]]

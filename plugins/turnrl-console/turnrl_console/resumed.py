@@ -44,6 +44,8 @@ class FirstFigures(L.Callback):
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         """Compare the recipe in the checkpoint with that of this run, if it has one."""
+        if trainer.state.fn != "fit":
+            return
         self.figures = checkpoint.get("first_figures", {})
         recipes = (one for one in trainer.callbacks if isinstance(one, SaveConfigCallback))
         if (own := next(recipes, None)) is None or "recipe" not in checkpoint:
