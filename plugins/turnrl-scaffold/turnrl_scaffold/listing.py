@@ -26,9 +26,7 @@ def _list(_: argparse.Namespace) -> None:
                     add(subparsers)
                 names = list(subparsers.choices)
             else:
-                names = [
-                    thing.takes if hook == "turnrl_openers" else getattr(thing, "__name__", repr(thing))
-                    for thing in brought
-                ]
+                said = "takes" if hook == "turnrl_openers" else "__name__"
+                names = [getattr(thing, said, repr(thing)) for thing in brought]
             if names:
                 print(f"    {hook:18} {', '.join(names)}")
