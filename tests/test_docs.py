@@ -402,6 +402,11 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "plugin new weather": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
     },
     "plugins/turnrl-slots/README.md": {"class_path: Slots": Fits("model")},
+    "plugins/turnrl-testing/README.md": {
+        "check_segmenter(TwoTurn())": Elsewhere(
+            "test_two_turn.test_two_turn_keeps_to_the_contract"
+        ),
+    },
     "plugins/turnrl-turn-rewards/README.md": {
         "class_path: SupportSeen": Fits("model"),
         "class PassagesSeen": Elsewhere("test_turn_rewards.test_the_score_in_the_readme_scores"),

@@ -90,7 +90,7 @@ def test_the_bundled_entry_points_are_those_of_the_folders():
     }
     union = {}
     for folder in folders.values():
-        union |= folder["project"]["entry-points"]["turnrl"]
+        union |= folder["project"].get("entry-points", {}).get("turnrl", {})
     assert root["project"]["entry-points"]["turnrl"] == union
     wheel = root["tool"]["hatch"]["build"]["targets"]["wheel"]
     packages = {f"{path.relative_to(ROOT)}/{path.name.replace('-', '_')}" for path in folders}

@@ -319,8 +319,10 @@ def test_what_a_tool_raises_before_it_is_called_is_told():
     with pytest.raises(AssertionError, match=r"^Upper\.check\(\) raised ValueError: no$") as raised:
         check_tool(tool, GOOD)
     assert isinstance(raised.value.__cause__, ValueError)
+    tool = Upper()
     tool.parameters = {"type": "object", "properties": 7}
-    with pytest.raises(AssertionError, match=r"^Upper\.parameters raised .*: 7 is not of type"):
+    told = r"^a rollout with Upper raised .* no JSON Schema: 7 is not of type"
+    with pytest.raises(AssertionError, match=told):
         check_tool(tool, GOOD)
 
 

@@ -22,6 +22,7 @@ from turnrl import (
     ChatFormat,
     Policy,
     Question,
+    RecipeError,
     Rollout,
     Session,
     Tool,
@@ -29,6 +30,7 @@ from turnrl import (
     ToolError,
     ToolResult,
     ToolSession,
+    call_tools,
 )
 from turnrl.agent.rollout import Agent
 from turnrl.agent.toolbox import Toolbox, run_tool
@@ -671,6 +673,33 @@ def test_a_branch_that_the_engine_refuses_leaves_nothing_open(chat):
 
     asyncio.run(scenario())
     tool.check_closed(len(tool.opened))
+
+
+# ------------------------------------------------------------------- without a policy
+
+
+@pytest.mark.parametrize("kind", COUNTERS)
+def test_calls_are_answered_without_a_policy_each_trajectory_with_its_own_state(kind):
+    tool, wrong = kind(), ToolCall("add", {"n": "1"})
+    calls = [[ToolCall("add", {"n": n}), ToolCall("add", {"n": 1})] for n in (1, 10)]
+    results = asyncio.run(call_tools([tool], QUESTIONS[0], [*calls, [wrong], []]))
+    assert [[result.content for result in some] for some in results[:2]] == [
+        ["1", "2"],
+        ["10", "11"],
+    ]
+    ((refused,), none) = results[2:]
+    assert not refused.ok
+    assert "'1' is not of type 'integer'" in refused.content
+    assert none == ()
+    assert [len(batch) for batch in tool.batches] == [4]
+    tool.check_closed(2)
+
+
+def test_tools_that_no_policy_could_call_are_refused_before_a_session_is_opened():
+    tools = [Counter(), Counter()]
+    with pytest.raises(RecipeError, match="two tools are called 'add'"):
+        asyncio.run(call_tools(tools, QUESTIONS[0], [[ToolCall("add", {"n": 1})]]))
+    assert not tools[0].opened
 
 
 # ------------------------------------------------------------------- the kit agrees

@@ -25,6 +25,7 @@ from turnrl.types import *  # noqa: F403 - the same
 if TYPE_CHECKING:
     from turnrl.agent.chat import ChatFormat as ChatFormat
     from turnrl.agent.rollout import Rollout as Rollout
+    from turnrl.agent.toolbox import call_tools as call_tools
     from turnrl.agent.toolbox import read_call as read_call
     from turnrl.credit import GroupRelative as GroupRelative
     from turnrl.credit import Merged as Merged
@@ -74,7 +75,7 @@ _LAZY = {
     "agent.rollout": ["Rollout"],
     "scoring": ["assign_credit", "score_group"],
     "sources": ["load_questions", "open_source", "reach_hub"],
-    "agent.toolbox": ["read_call"],
+    "agent.toolbox": ["call_tools", "read_call"],
 }
 _MOVED = {"answers": ["Choice", "Compared", "Math", "Number"]}
 """Public before 0.8, and named by recipes that runs have saved."""

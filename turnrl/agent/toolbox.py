@@ -235,6 +235,36 @@ class Bench:
                 raise outcome
 
 
+async def call_tools(
+    tools: Sequence[Tool], question: Question, calls: Sequence[Sequence[ToolCall]]
+) -> list[tuple[ToolResult, ...]]:
+    """Answer the calls of several trajectories as a rollout does, without a policy: checked,
+    batched, each batch within `timeout_s`, and the sessions opened before and closed after.
+
+    In a notebook, for example: `await call_tools([Notes()], question, [[ToolCall("note", {})]])`.
+
+    Args:
+        tools: The tools.
+        question: The question of all trajectories; `Tool.open` gets it.
+        calls: The calls of one turn, for each trajectory.
+    Returns:
+        One result per call, its text as the tool gave it.
+    Raises:
+        RecipeError: If no policy could call the tools, because two share a name, for example.
+        ToolError: If a tool raises, hangs, or gives something other than results.
+    """
+    check_tools(tools)
+    box = Toolbox(tools, str, max(map(len, calls), default=0))
+    benches = [box.bench(question) for _ in calls]
+    try:
+        results = await asyncio.gather(*map(Bench.answer, benches, calls))
+    finally:
+        closed = await asyncio.gather(*map(Bench.close, benches), return_exceptions=True)
+    for error in filter(None, closed):
+        raise error
+    return results
+
+
 def _read(result: ToolResult, characters: int) -> Mapping[str, Any]:
     """The metadata of a result of which the policy reads so many characters: without the passages
     that begin after them. Of passages whose beginnings are not told, the first is the one read."""

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from turnrl import types
-from turnrl.testing.contract import on, require
-from turnrl.testing.examples import QUESTION, RIGHT, SEARCHED, attempt
+from turnrl import AdvantageEstimator, Group
+from turnrl_testing.contract import on, require
+from turnrl_testing.examples import QUESTION, RIGHT, SEARCHED, attempt
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def check_estimator(estimator: types.AdvantageEstimator) -> None:
+def check_estimator(estimator: AdvantageEstimator) -> None:
     """Check an estimator on drawn groups of `min_group_size` trajectories and more: finite
     advantages of the right shape, zero for a turn that was not taken, each with its trajectory
     whatever the order of the group; and that it is a pure function.
@@ -95,7 +95,7 @@ def _members(drawn: _Drawn, order: Sequence[int], tree: bool) -> list[tuple[int,
     return members
 
 
-def _group(drawn: _Drawn, order: Sequence[int], tree: bool) -> types.Group:
+def _group(drawn: _Drawn, order: Sequence[int], tree: bool) -> Group:
     """The group that was drawn, its members in an order."""
     import torch
 
@@ -113,6 +113,6 @@ def _group(drawn: _Drawn, order: Sequence[int], tree: bool) -> types.Group:
     values = rewards[:, 1:].flip(1) * reached
     own = [sum(k >= 0 for k in attempt.turn_index) for attempt in attempts]
     of_tokens = tuple(row[0] * torch.arange(n) for row, n in zip(values, own, strict=True))
-    group = types.Group(QUESTION, attempts, rewards[:, 1:], rewards[:, 0], reached, parts)
+    group = Group(QUESTION, attempts, rewards[:, 1:], rewards[:, 0], reached, parts)
     parents = tuple([*order].index(trunk) for _, trunk, _ in members)
     return replace(group, state_values=values, token_values=of_tokens, parents=parents)

@@ -1,7 +1,6 @@
 """Check of a tool."""
 
 import asyncio
-import contextlib
 import math
 import re
 import threading
@@ -9,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any
 
-from turnrl import types
-from turnrl.agent.toolbox import Bench, Toolbox, check_tools
-from turnrl.testing.contract import on, require
-from turnrl.testing.examples import QUESTION
+from turnrl import Tool, ToolCall, ToolResult, call_tools
+from turnrl_testing.contract import on, require
+from turnrl_testing.examples import QUESTION
 
 _Calls = Sequence[Mapping[str, Any]]  # the arguments of each
 
 
-def check_tool(tool: types.Tool, good_calls: _Calls, bad_calls: _Calls = ()) -> None:
+def check_tool(tool: Tool, good_calls: _Calls, bad_calls: _Calls = ()) -> None:
     """Check a tool: its description, its preflight check, its sessions, its replies, and that
     `open`, `run` and `close` take no longer than `timeout_s`.
 
@@ -40,7 +38,6 @@ def check_tool(tool: types.Tool, good_calls: _Calls, bad_calls: _Calls = ()) -> 
     with on(f"{name}.parameters"):
         described = tool.parameters.get("type") == "object"
         require(described, f"must be the JSON Schema of an object, not {tool.parameters!r}")
-        check_tools([tool])
     with on(f"{name}.check()"):
         tool.check()
 
@@ -57,22 +54,8 @@ def check_tool(tool: types.Tool, good_calls: _Calls, bad_calls: _Calls = ()) -> 
         require(not one.ok and one.content, f"{told}, which is no failure with a reason")
 
 
-def _replies(tool: types.Tool, some: _Calls) -> list[types.ToolResult]:
-    """Replies to calls that meet in a rollout, each of a trajectory of its own."""
-
-    async def play() -> list[types.ToolResult]:
-        box = Toolbox([tool], str, 1)
-        benches = [box.bench(QUESTION) for _ in some]
-        calls = ([types.ToolCall(tool.name, arguments)] for arguments in some)
-        try:
-            answers = map(Bench.answer, benches, calls)
-            found = [result for (result,) in await asyncio.gather(*answers)]
-        finally:
-            closed = await asyncio.gather(*map(Bench.close, benches), return_exceptions=True)
-        for error in filter(None, closed):
-            raise error
-        return found
-
+def _replies(tool: Tool, some: _Calls) -> list[ToolResult]:
+    """Replies to calls batched in one rollout, each of a trajectory of its own."""
     # what hangs cannot be ended, only left: so the event loop runs in a daemon thread
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
     loop, end = runner.get_loop(), asyncio.Event()
@@ -82,11 +65,16 @@ def _replies(tool: types.Tool, some: _Calls) -> list[types.ToolResult]:
             runner.run(end.wait())
 
     threading.Thread(target=serve, daemon=True).start()
-    found = asyncio.run_coroutine_threadsafe(play(), loop)
-    with on(f"a rollout with {type(tool).__name__}"), contextlib.ExitStack() as last:
-        last.callback(loop.call_soon_threadsafe, end.set)
-        while not wait([found], tool.timeout_s).done:
-            alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
-            held = f"stands still on {[*some]!r}: a coroutine of the tool's blocks the event loop"
-            require(wait([alive], 1).done, held)
-        return found.result()
+    calls = [[ToolCall(tool.name, arguments)] for arguments in some]
+    found = asyncio.run_coroutine_threadsafe(call_tools([tool], QUESTION, calls), loop)
+    with on(f"a rollout with {type(tool).__name__}"):
+        try:
+            while not wait([found], tool.timeout_s).done:
+                alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+                held = (
+                    f"stands still on {[*some]!r}: a coroutine of the tool's blocks the event loop"
+                )
+                require(wait([alive], 1).done, held)
+            return [reply for (reply,) in found.result()]
+        finally:
+            loop.call_soon_threadsafe(end.set)

@@ -5,13 +5,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from turnrl import types
-from turnrl.answers import usable_answers
-from turnrl.errors import DataError
-from turnrl.testing.contract import on, require
+from turnrl import DataError, Passage, Question, QuestionSource, usable_answers
+from turnrl_testing.contract import on, require
 
 
-def check_source(source: types.QuestionSource) -> None:
+def check_source(source: QuestionSource) -> None:
     """Check a source: that it has the questions that it says it has, the same ones each time, knows
     which splits it has, and has a corpus or says that it has none.
 
@@ -31,7 +29,7 @@ def check_source(source: types.QuestionSource) -> None:
     for split in known:
         with on(f"{name}.questions({split!r})"):
             found = list(source.questions(split))
-            _check_texts(found, types.Question)
+            _check_texts(found, Question)
             usable = any(map(usable_answers, found))
             require(usable, f"gives {found[0]!r}, and none that has an answer to match")
             for pair in itertools.zip_longest(found, source.questions(split)):
@@ -44,7 +42,7 @@ def check_source(source: types.QuestionSource) -> None:
             listed = all(split in str(error) for split in known)
             require(listed, f"raises {error!r}, which does not list the splits there are: {known}")
     with on(f"{name}.passages()"), contextlib.suppress(DataError):
-        _check_texts(list(itertools.islice(source.passages(), 3000)), types.Passage)
+        _check_texts(list(itertools.islice(source.passages(), 3000)), Passage)
 
 
 def _check_texts(found: Sequence[Any], kind: type) -> None:

@@ -8,15 +8,22 @@ framework, and but for `check_engine`, which samples a policy, no model; but for
 `check_estimator`, whose matter is tensors, no torch either.
 
 `ScriptedEngine` plays given texts, to try a segmenter, a tool or a reward in a whole rollout.
+
+    tool, segmenter, reward,     a check each
+    estimator, source, engine
+    scripted                     ScriptedEngine
+    examples                     attempts at one question, to try a reward or an estimator on
+    contract                     promises, and the error that says which is broken
 """
 
-from turnrl.testing.engine import ScriptedEngine, check_engine
-from turnrl.testing.estimator import check_estimator
-from turnrl.testing.examples import example_trajectories
-from turnrl.testing.reward import check_reward
-from turnrl.testing.segmenter import check_segmenter
-from turnrl.testing.source import check_source
-from turnrl.testing.tool import check_tool
+from turnrl_testing.engine import check_engine
+from turnrl_testing.estimator import check_estimator
+from turnrl_testing.examples import example_trajectories
+from turnrl_testing.reward import check_reward
+from turnrl_testing.scripted import ScriptedEngine
+from turnrl_testing.segmenter import check_segmenter
+from turnrl_testing.source import check_source
+from turnrl_testing.tool import check_tool
 
 __all__ = [
     "ScriptedEngine",

@@ -1,25 +1,17 @@
-"""Check of an engine, and an engine that plays scripted texts."""
+"""Check of an engine."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
-from turnrl import types
-from turnrl.testing.contract import Breach, on, require
+from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
+from turnrl_testing.contract import Breach, on, require
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-_GREEDY = types.Sampling(6, 0.0)
+_GREEDY = Sampling(6, 0.0)
 
 
-def check_engine(
-    engine: types.Engine, policy: types.SampledPolicy, temperature: float = 1.0
-) -> None:
+def check_engine(engine: Engine, policy: SampledPolicy, temperature: float = 1.0) -> None:
     """Check an engine on a policy: exact appending, forks, endings, tokens that are forced,
     distributions that are cut, more sessions at once than it says that it holds, seeds, closing,
     cancelling, and that old sessions end at a sync.
@@ -46,7 +38,7 @@ def check_engine(
 class _Trial:
     """A started engine, and the promises that it is to keep, each a method."""
 
-    def __init__(self, engine: types.Engine, policy: types.SampledPolicy, heat: float) -> None:
+    def __init__(self, engine: Engine, policy: SampledPolicy, heat: float) -> None:
         self.engine, self.policy, self.heat = engine, policy, heat
         self.name, self.prompt = type(engine).__name__, [5, 9, 33, 71]
 
@@ -59,18 +51,18 @@ class _Trial:
         likely = (await self.sample(_GREEDY)).token_ids
         await self.takes_forced_tokens(likely)
         await self.cuts_distributions(likely)
-        drawn = [await self.sample(types.Sampling(6, self.heat, n)) for n in (1, *range(1, 10))]
+        drawn = [await self.sample(Sampling(6, self.heat, n)) for n in (1, *range(1, 10))]
         self.gives_log_probabilities(drawn[0])
         self.heeds_seeds([sample.token_ids for sample in drawn])
         await self.refuses_after_the_end()
         await self.forgets_at_a_sync()
 
-    async def sample(self, sampling: types.Sampling) -> types.Completion:
+    async def sample(self, sampling: Sampling) -> Completion:
         """A turn after the prompt."""
         with on(f"{self.name}, to go on from {self.prompt} with {sampling},"):
             return await self.engine.open(self.prompt).generate([], sampling)
 
-    async def if_able(self, sampling: types.Sampling) -> types.Completion | None:
+    async def if_able(self, sampling: Sampling) -> Completion | None:
         """A turn after the prompt; None if the engine says that it cannot sample in this way."""
         try:
             return await self.sample(sampling)
@@ -116,13 +108,13 @@ class _Trial:
         Args:
             ids: The likeliest tokens after the prompt.
         """
-        ended = await self.sample(types.Sampling(6, 0.0, end_ids=(ids[3],)))
+        ended = await self.sample(Sampling(6, 0.0, end_ids=(ids[3],)))
         right = ended.token_ids == ids[: ids.index(ids[3]) + 1] and ended.reason == "end"
         require(right, f"{self.name} does not end at the token {ids[3]}: {ended!r}")
         texts = [str(self.policy.tokenizer.decode(list(ids[: n + 1]))) for n in range(6)]
         stop = next((t[-1] for t in texts if t[-1:].isascii() and t[-1:].isprintable() and t), None)
         if stop is not None:
-            stopped = await self.sample(types.Sampling(6, 0.0, stop=(stop,)))
+            stopped = await self.sample(Sampling(6, 0.0, stop=(stop,)))
             count = next(n for n, t in enumerate(texts, 1) if stop in t)
             right = stopped.token_ids == ids[:count] and stopped.reason == "stop"
             require(right, f"{self.name} does not stop at {stop!r}: {stopped!r}")
@@ -130,21 +122,21 @@ class _Trial:
     async def takes_forced_tokens(self, likely: tuple[int, ...]) -> None:
         """Check that a turn begins with the tokens that are forced, unless the engine cannot."""
         given = (likely[0], *likely[:2])
-        forced = await self.if_able(types.Sampling(6, 0.0, forced_ids=given))
+        forced = await self.if_able(Sampling(6, 0.0, forced_ids=given))
         right = forced is None or forced.token_ids[:3] == given
         require(right, f"{self.name} was to take {given}, and gave {forced!r}")
 
     async def cuts_distributions(self, likely: tuple[int, ...]) -> None:
         """Check that a distribution can be cut to its likeliest token, unless the engine cannot."""
-        cuts = (types.Sampling(6, self.heat, top_k=1), types.Sampling(6, self.heat, min_p=1.0))
-        for sampling in (*cuts, types.Sampling(6, self.heat, top_p=1e-6)):
+        cuts = (Sampling(6, self.heat, top_k=1), Sampling(6, self.heat, min_p=1.0))
+        for sampling in (*cuts, Sampling(6, self.heat, top_p=1e-6)):
             alone = await self.if_able(sampling)
             right = alone is None or alone.token_ids == likely
             told = f"{self.name} is to draw the likeliest tokens alone, of log-probability 0, with"
             certain = right and not (alone and min(alone.logprobs) < -1e-3)
             require(certain, f"{told} {sampling}: {alone!r}")
 
-    def gives_log_probabilities(self, sample: types.Completion) -> None:
+    def gives_log_probabilities(self, sample: Completion) -> None:
         """Check a sample's log-probabilities beside those of one plain pass of the policy."""
         import torch
 
@@ -171,7 +163,7 @@ class _Trial:
             closed.close()
             closed.close()
             await _refuses(closed, "after close()")
-            task = asyncio.ensure_future(session.generate([], types.Sampling(40, 0.0)))
+            task = asyncio.ensure_future(session.generate([], Sampling(40, 0.0)))
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait([task])
@@ -191,77 +183,14 @@ class _Trial:
             await self.engine.drain()
 
 
-def _like(one: types.Completion, other: types.Completion) -> bool:
+def _like(one: Completion, other: Completion) -> bool:
     """True if two differ by rounding alone: what is sampled in company is rounded otherwise."""
     gaps = (abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True))
     return one.token_ids == other.token_ids and max(gaps) < 0.05
 
 
-async def _refuses(session: types.Session, why: str) -> None:
+async def _refuses(session: Session, why: str) -> None:
     """Check that a session samples no more."""
     with contextlib.suppress(RuntimeError):
         await session.generate([], _GREEDY)
         require(False, f"generates {why}")
-
-
-class ScriptedEngine(types.Engine):
-    """An engine whose sessions say given texts.
-
-    Args:
-        tokenizer: Makes tokens of the texts.
-        says: The text of a turn, by number of the session (in the order of forking) and of the
-            turn; may be a coroutine.
-
-    Attributes:
-        asked: (session, history, sampling) of every turn, in order.
-        open_sessions: Sessions that are not closed yet.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, says: Callable[[int, int], Any]) -> None:
-        self.tokenizer, self.says = tokenizer, says
-        self.asked: list[tuple[int, list[int], types.Sampling]] = []
-        self.open_sessions: set[types.Session] = set()
-        self.drained = False
-        self._numbers = itertools.count()
-
-    def start(self, policy: types.SampledPolicy, max_tokens: int) -> None:
-        """Nothing to do."""
-
-    def sync(self, version: int) -> None:
-        """Nothing to do: texts are given."""
-
-    def open(self, prompt_ids: Sequence[int]) -> types.Session:
-        """A session that has no number: its forks have."""
-        return _Scripted(self, list(prompt_ids), -1, 0)
-
-    async def drain(self) -> None:
-        """Note that it was called."""
-        self.drained = True
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
-
-class _Scripted(types.Session):
-    def __init__(self, engine: ScriptedEngine, history: list[int], number: int, turn: int) -> None:
-        self._engine, self._history, self._number, self._turn = engine, history, number, turn
-        engine.open_sessions.add(self)
-
-    async def generate(self, new_ids: Sequence[int], sampling: types.Sampling) -> types.Completion:
-        engine = self._engine
-        self._history += new_ids
-        engine.asked.append((self._number, list(self._history), sampling))
-        said, self._turn = engine.says(self._number, self._turn), self._turn + 1
-        text = await said if isinstance(said, Awaitable) else said
-        encoded = engine.tokenizer(text, add_special_tokens=False)["input_ids"]
-        ids = tuple(encoded[: sampling.max_tokens])
-        self._history += ids
-        cut = len(ids) < len(encoded)
-        return types.Completion(ids, (-0.5,) * len(ids), "length" if cut else "stop")
-
-    def fork(self) -> types.Session:
-        engine = self._engine
-        return _Scripted(engine, list(self._history), next(engine._numbers), self._turn)
-
-    def close(self) -> None:
-        self._engine.open_sessions.discard(self)

@@ -5,13 +5,12 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from turnrl import types
-from turnrl.testing.contract import on, require
-from turnrl.testing.examples import QUESTION
-from turnrl.text import neutralise
+from turnrl import Reading, Segmenter, Tool, ToolCall, ToolResult, neutralise
+from turnrl_testing.contract import on, require
+from turnrl_testing.examples import QUESTION
 
 
-def check_segmenter(segmenter: types.Segmenter, texts: int = 2000) -> None:
+def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
     """Check a segmenter: its prompt, that it reads any text, and that it shows results as they are.
 
     Args:
@@ -37,11 +36,11 @@ def check_segmenter(segmenter: types.Segmenter, texts: int = 2000) -> None:
         with on(f"{name}.read({text!r}, {turn}, cut=False)"):
             reading, again = (segmenter.read(text, turn, False) for _ in range(2))
             gave = f"gives {reading!r}"
-            require(isinstance(reading, types.Reading), f"{gave}, which is no Reading")
+            require(isinstance(reading, Reading), f"{gave}, which is no Reading")
             require(reading == again, f"{gave}, and the second time {again!r}")
             require(isinstance(reading.answer, str | None), f"{gave}: answer is no text")
             for call in reading.calls:
-                require(isinstance(call, types.ToolCall), f"{gave}: {call!r} is no ToolCall")
+                require(isinstance(call, ToolCall), f"{gave}: {call!r} is no ToolCall")
                 require(isinstance(call.arguments, Mapping), f"{gave}: arguments are no mapping")
                 require(call.name or call.error, f"{gave}: a call has neither name nor error")
                 owned = call.mended is None or reading.format_error is not None
@@ -54,7 +53,7 @@ def check_segmenter(segmenter: types.Segmenter, texts: int = 2000) -> None:
             told = f"takes the answer {answer!r} from what was cut: the whole, {text!r}, answers"
             require(answer in (None, reading.answer), f"{told} {reading.answer!r}")
         content = neutralise(text, segmenter.tags, [])
-        results = [types.ToolResult(content, n % 2 == 0) for n, _ in enumerate(reading.calls)]
+        results = [ToolResult(content, n % 2 == 0) for n, _ in enumerate(reading.calls)]
         with on(f"{name}.observe({reading!r}, {results!r})"):
             shown = _shown(segmenter.observe(reading, results), "user", "tool")
             whole = shown.count(content) >= len(results) or not content
@@ -74,7 +73,7 @@ def _shown(messages: Sequence[Mapping[str, str]], *roles: str) -> str:
     return "\n".join(message["content"] for message in messages)
 
 
-def _soups(segmenter: types.Segmenter, count: int) -> Iterator[str]:
+def _soups(segmenter: Segmenter, count: int) -> Iterator[str]:
     """Texts that a policy might write: nothing, tag soups, broken JSON, any unicode, very long."""
     tags = [f"<{slash}{tag}>" for tag in segmenter.tags for slash in ("", "/")]
     call = '{"name": "echo", "args": {"text": "x"}}'
@@ -89,11 +88,11 @@ def _soups(segmenter: types.Segmenter, count: int) -> Iterator[str]:
         yield "".join(soup)
 
 
-class _Echo(types.Tool):
+class _Echo(Tool):
     """Repeats a text."""
 
     name, description = "echo", "Repeat a text."
     parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
 
-    def run(self, calls: Sequence[types.ToolCall]) -> Sequence[types.ToolResult]:
-        return [types.ToolResult(str(call.arguments["text"])) for call in calls]
+    def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        return [ToolResult(str(call.arguments["text"])) for call in calls]

@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from turnrl import types
-from turnrl.testing.contract import on, require
-from turnrl.testing.examples import example_trajectories
+from turnrl import OutcomeReward, Reward, SampledPolicy, Trajectory, TurnReward
+from turnrl_testing.contract import on, require
+from turnrl_testing.examples import example_trajectories
 
 
 def check_reward(
-    reward: types.Reward,
-    trajectories: Mapping[str, types.Trajectory] | None = None,
-    policy: types.SampledPolicy | None = None,
+    reward: Reward,
+    trajectories: Mapping[str, Trajectory] | None = None,
+    policy: SampledPolicy | None = None,
 ) -> None:
     """Check a reward: finite numbers, the same each time, and nothing to gain by garbage.
 
@@ -25,8 +25,8 @@ def check_reward(
         policy: For a reward that asks one in `prepare`.
     """
     name = type(reward).__name__
-    of_turns = isinstance(reward, types.TurnReward)
-    one_kind = of_turns != isinstance(reward, types.OutcomeReward)
+    of_turns = isinstance(reward, TurnReward)
+    one_kind = of_turns != isinstance(reward, OutcomeReward)
     require(one_kind, f"{name} must extend either TurnReward or OutcomeReward")
     named = re.fullmatch(r"[a-z0-9_]*", reward.name)
     require(named, f"{name}.name is {reward.name!r}: use lower case, digits and _, as in metrics")
