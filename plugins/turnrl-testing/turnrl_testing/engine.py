@@ -20,6 +20,8 @@ def check_engine(engine: Engine, policy: SampledPolicy, temperature: float = 1.0
         engine: The engine, not started yet. It is closed at the end.
         policy: A small one; `Policy.load` was called.
         temperature: Of the samples.
+    Raises:
+        AssertionError: If a rule is broken, with the rule and the input.
     """
     name = type(engine).__name__
     try:

@@ -25,6 +25,8 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
 
     Args:
         estimator: The estimator.
+    Raises:
+        AssertionError: If a rule is broken, with the rule and the input.
     """
     name, least = type(estimator).__name__, estimator.min_group_size
     require(isinstance(least, int) and least >= 1, f"{name}.min_group_size is {least!r}")

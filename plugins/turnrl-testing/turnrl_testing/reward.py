@@ -23,6 +23,8 @@ def check_reward(
         trajectories: What to score, by name; `example_trajectories` by default. Those whose name
             begins with `garbage` may earn nothing, unless every other one earns as much.
         policy: For a reward that asks one in `prepare`.
+    Raises:
+        AssertionError: If a rule is broken, with the rule and the input.
     """
     name = type(reward).__name__
     of_turns = isinstance(reward, TurnReward)

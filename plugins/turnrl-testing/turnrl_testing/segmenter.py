@@ -16,6 +16,8 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
     Args:
         segmenter: The segmenter.
         texts: How many random texts to read.
+    Raises:
+        AssertionError: If a rule is broken, with the rule and the input.
     """
     name = type(segmenter).__name__
     require(segmenter.max_turns >= 1, f"{name}.max_turns is {segmenter.max_turns}")

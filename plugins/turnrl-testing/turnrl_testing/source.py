@@ -18,6 +18,8 @@ def check_source(source: QuestionSource) -> None:
 
     Args:
         source: The source.
+    Raises:
+        AssertionError: If a rule is broken, with the rule and the input.
     """
     name, splits, uses = type(source).__name__, source.default_splits, source.uses
     fits = isinstance(uses, tuple) and {*uses} <= {"fields", "config"}

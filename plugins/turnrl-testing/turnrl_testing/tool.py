@@ -27,6 +27,8 @@ def check_tool(tool: Tool, good_calls: _Calls, bad_calls: _Calls = ()) -> None:
         good_calls: Arguments of calls that must succeed.
         bad_calls: Arguments that are the policy's mistake: the schema rejects them, or the result
             is not `ok` and says why.
+    Raises:
+        AssertionError: If a rule is broken, with the rule and the input.
     """
     name, limit = type(tool).__name__, tool.timeout_s
     require(good_calls, f"give check_tool a good call of {name}")
