@@ -337,7 +337,7 @@ def test_a_memory_has_a_unit_and_auto_is_the_same_each_time(tiny_policy):
     assert parse_bytes(" 512 MiB", "it") == 512 * 2**20
     first, second = started(tiny_policy), started(tiny_policy)
     assert first.capacity == second.capacity > 1000
-    assert first._pool.bytes < 0.26 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert first.pool.bytes < 0.26 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_a_trajectory_that_does_not_fit_is_told_before_anything_is_sampled(tiny_policy):
@@ -367,7 +367,7 @@ def test_more_sessions_than_fit_are_served_within_the_memory_by_reading_again(ti
             for turn in range(3):
                 found = await session.generate([n] * 9 * turn, Sampling(9, seed=10 * n + turn))
                 said.append(found.token_ids)
-                assert engine._pool.bytes <= 10 * PAGE_BYTES or kv_memory == "auto"
+                assert engine.pool.bytes <= 10 * PAGE_BYTES or kv_memory == "auto"
             branch = session.fork()
             said.append((await branch.generate([5], Sampling(9, seed=n))).token_ids)
             return said
@@ -418,7 +418,7 @@ def test_pages_come_back_when_a_turn_is_cancelled_or_its_session_closed_meanwhil
         await asyncio.gather(turn, return_exceptions=True)
         await other.generate([], Sampling(3, seed=1))
         other.close()
-        assert engine._pool.available == engine._pool.count
+        assert engine.pool.available == engine.pool.count
         await engine.drain()
 
     run(scenario())
@@ -441,7 +441,7 @@ def test_an_engine_that_is_closed_while_it_samples_says_so_and_leaves_the_mode(t
 
     run(scenario())
     assert policy.network.training
-    assert engine._pool.available == engine._pool.count
+    assert engine.pool.available == engine.pool.count
     engine.start(policy, 64)
     assert run(engine.open(PROMPTS[0]).generate([], Sampling(3, seed=1))).reason == "length"
 
@@ -468,7 +468,7 @@ def test_an_engine_that_is_closed_in_its_last_pass_gives_everything_back(tiny_mo
 
     run(scenario())
     assert policy.load().training
-    assert engine._pool.available == engine._pool.count
+    assert engine.pool.available == engine.pool.count
 
 
 def test_a_drain_that_is_cancelled_leaves_the_turns_alone(tiny_policy):
@@ -560,11 +560,11 @@ def test_a_session_that_is_closed_while_it_is_sampled_keeps_its_pages_until_the_
         turn = asyncio.create_task(session.generate([], Sampling(9, 0)))
         await asyncio.to_thread(computing.wait, 10)
         session.close()
-        held = engine._pool.count - engine._pool.available
+        held = engine.pool.count - engine.pool.available
         go_on.set()
         await turn
         await engine.open(PROMPTS[1]).generate([], Sampling(3, 0))
-        return held, engine._pool.count - engine._pool.available
+        return held, engine.pool.count - engine.pool.available
 
     assert run(scenario()) == (1, 1)
 
@@ -576,7 +576,7 @@ def test_what_a_turn_did_not_come_to_need_is_free_and_more_sessions_are_expected
     async def scenario():
         session = engine.open([5] * 10)
         await session.generate([], Sampling(3 * PAGE, 0, end_ids=anything))
-        left = engine._pool.available
+        left = engine.pool.available
         session.close()
         return left
 
@@ -622,7 +622,7 @@ def test_forks_do_not_write_to_what_they_share(tiny_policy):
         again = await branches[1].generate([8], GREEDY)
         for session in (root, *branches):
             session.close()
-        assert engine._pool.available == engine._pool.count
+        assert engine.pool.available == engine.pool.count
         return said, first, rest, again
 
     said, first, rest, again = run(scenario())
@@ -685,7 +685,7 @@ def test_a_session_goes_on_after_the_memory_was_given_back(tiny_policy):
         session = engine.open(PROMPTS[0])
         said = (await session.generate([], GREEDY)).token_ids
         await engine.drain()
-        assert engine._pool._store is None
+        assert not engine.pool.allocated
         return said, await session.generate([7], GREEDY)
 
     said, found = run(scenario())
@@ -712,12 +712,12 @@ def test_a_closed_session_gives_its_pages_back(tiny_policy):
     async def scenario():
         sessions = [engine.open([n]) for n in range(6)]
         await together(*(s.generate([], Sampling(50, 0)) for s in sessions))
-        left = [engine._pool.available]
+        left = [engine.pool.available]
         for session in sessions[:4]:
             session.close()
-        return [*left, engine._pool.available]
+        return [*left, engine.pool.available]
 
-    count = engine._pool.count
+    count = engine.pool.count
     assert run(scenario()) == [count - 12, count - 4]
 
 
@@ -1410,7 +1410,7 @@ def kernel(request, monkeypatch):
 def test_turns_read_by_a_kernel_are_those_of_full_forward_passes(tiny_policy, kernel):
     # ragged prompts that begin alike or not, some begun while others are sampled, and forks
     engine = started(tiny_policy, 256, slots=3)
-    assert engine._pool.kernel == kernel
+    assert engine.pool.kernel == kernel
     alike = [(7 * i) % 300 for i in range(2 * PAGE + 5)]
     prompts = [*PROMPTS, [*alike, 1], [*alike, 2, 3]]
 
@@ -1433,7 +1433,7 @@ def test_turns_read_by_a_kernel_are_those_of_full_forward_passes(tiny_policy, ke
 
 def test_sessions_give_up_pages_that_a_kernel_reads_and_go_on(tiny_policy, kernel):
     engine = started(tiny_policy, 100, kv_memory=f"{11 * PAGE_BYTES / 1e3}KB")
-    assert (engine._pool.count, engine._pool.bytes) == (10, 11 * PAGE_BYTES)
+    assert (engine.pool.count, engine.pool.bytes) == (10, 11 * PAGE_BYTES)
 
     async def converse(n):
         session, history = engine.open([n + 1] * 20), [n + 1] * 20
@@ -1444,7 +1444,7 @@ def test_sessions_give_up_pages_that_a_kernel_reads_and_go_on(tiny_policy, kerne
 
     for history in run(together(*map(converse, range(6)))):
         assert history[-9:] == greedy_reference(tiny_policy, history[:-9], 9)
-    assert engine._pool._store.shape[2] == 11
+    assert engine.pool.store.shape[2] == 11
 
 
 def off_by_one(*arguments, **options):
@@ -1462,7 +1462,7 @@ def test_a_kernel_that_is_wrong_or_refuses_is_not_used(tiny_policy, broken, monk
     before = torch.get_rng_state()
     with caplog.at_level("INFO"):
         engine = started(tiny_policy)
-    assert engine._pool.kernel is None
+    assert engine.pool.kernel is None
     assert torch.equal(torch.get_rng_state(), before)
     told = " ".join(record.message for record in caplog.records)
     assert "no attention over pages (gathered): " in told
@@ -1530,15 +1530,15 @@ def test_merged_weights_are_made_anew_for_each_sync_and_given_back(adapted):
     forced = Sampling(20, forced_ids=tuple(range(50, 70)))
 
     async def scenario():
-        assert engine._merged is None  # the one that the start was checked with
+        assert engine.merged is None  # the one that the start was checked with
         for version, drains in enumerate([True, False, True]):
             move(adapted, version)
             engine.sync(version)
             found = await engine.open(PROMPTS[3]).generate([], forced)
-            assert engine._merged is not None
+            assert engine.merged is not None
             if drains:
                 await engine.drain()
-                assert engine._merged is None
+                assert engine.merged is None
             yield found.logprobs
 
     async def collect():
@@ -1665,7 +1665,7 @@ def converse_by_steps(policy, graphs, slots=64):
     """Turns of several lengths, so that rows become fewer and pages more; what was read."""
     watched = Watched(policy)
     engine = started(watched, 256, slots=slots)
-    engine._decoder.graphs = graphs
+    engine.decoder.graphs = graphs
     watched.read.clear()
     counts = [5, 9, 20, 23, 29, 40, 40]
 
@@ -1725,15 +1725,15 @@ def test_a_size_is_computed_once_then_recorded_and_replayed(tiny_policy, kernel)
 @pytest.mark.parametrize("kernel", ["pages"], indirect=True)
 def test_graphs_are_forgotten_with_the_memory_that_they_know(tiny_policy, kernel):
     engine = started(tiny_policy)
-    engine._decoder.graphs = graphs = Recorder()
+    engine.decoder.graphs = graphs = Recorder()
 
     async def scenario():
         for version in range(2):
             engine.sync(version)
             await engine.open(PROMPTS[0]).generate([], GREEDY)
-            assert engine._decoder._steps
+            assert engine.decoder.steps
             await engine.drain()
-            assert not engine._decoder._steps
+            assert not engine.decoder.steps
         return len(graphs.recorded)
 
     assert run(scenario()) == 2
@@ -1780,7 +1780,7 @@ def test_a_gpu_samples_by_its_kernel_and_by_graphs_what_the_learner_computes(
 
     def logprobs(**options):
         engine = started(policy, 256, kv_memory="64MB", decode_weights=decode_weights, **options)
-        assert engine._pool.kernel is not None  # what was tried, and why not, is in the log
+        assert engine.pool.kernel is not None  # what was tried, and why not, is in the log
 
         async def scenario():
             found = await together(
@@ -1789,7 +1789,7 @@ def test_a_gpu_samples_by_its_kernel_and_by_graphs_what_the_learner_computes(
                     for prompt, ids in zip(prompts, forced, strict=True)
                 )
             )
-            replayed = [step for step in engine._decoder._steps.values() if step.replay]
+            replayed = [step for step in engine.decoder.steps.values() if step.replay]
             await engine.drain()
             return torch.tensor([p for f in found for p in f.logprobs]), len(replayed)
 

@@ -153,10 +153,10 @@ def test_a_run_that_gathers_is_warned_of_its_cost_and_one_that_chose_so_is_not(
 ):
     monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
     monkeypatch.setattr(turnrl_slots.kernel, "varlen_attn", takes_no_pages)
-    assert started(tiny_policy, attention="gathered")._pool.kernel == "gathered"
-    assert started(tiny_policy, attention="plain")._pool.kernel is None
+    assert started(tiny_policy, attention="gathered").pool.kernel == "gathered"
+    assert started(tiny_policy, attention="plain").pool.kernel is None
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
-    assert started(tiny_policy)._pool.kernel == "gathered"
+    assert started(tiny_policy).pool.kernel == "gathered"
     (told,) = (r.message for r in caplog.records if r.levelname == "WARNING")
     assert "gathered in every layer" in told
     assert "16 to 28 ms a step in place of 5" in told
@@ -203,6 +203,11 @@ def collect(engine, version, prompts=PROMPTS):
     return run(scenario())
 
 
+def gave_back(engine):
+    """True if neither pages nor merged weights nor graphs are in memory."""
+    return not engine.pool.allocated and engine.merged is None and not engine.decoder.steps
+
+
 @pytest.mark.parametrize("kernel", ["pages"], indirect=True)
 @pytest.mark.parametrize("keep", [True, None])
 def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kernel, keep):
@@ -211,7 +216,7 @@ def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kern
     small = f"{20 * PAGE_BYTES / 1e3}KB"
     engine = Slots(decode_weights="merged", keep_memory=keep, kv_memory=small)
     engine.start(policy, 64)
-    engine._decoder.graphs = graphs = Recorder()
+    engine.decoder.graphs = graphs = Recorder()
     places, recorded = [], []
     for version in range(3):
         move(policy, version)
@@ -219,13 +224,13 @@ def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kern
         wanted = [greedy_reference(policy, prompt, 12) for prompt in PROMPTS]
         assert found == wanted  # by the weights as they are now
         recorded.append(len(graphs.recorded))
-        store, merged = engine._pool._store, engine._merged
         if keep:
-            weights = [dense.weight.data_ptr() for _, dense in merged._forwards]
-            places.append((store.data_ptr(), weights))
-            assert not store.any()  # what lay there is gone, and all of it is finite
+            assert engine.pool.allocated
+            weights = [dense.weight.data_ptr() for _, dense in engine.merged._forwards]
+            places.append((engine.pool.store.data_ptr(), weights))
+            assert not engine.pool.store.any()  # what lay there is gone, and all of it is finite
         else:
-            assert (store, merged, engine._decoder._steps) == (None, None, {})
+            assert gave_back(engine)
     if keep:
         assert places[0] == places[1] == places[2]
         assert recorded[0] == recorded[2] >= 1
@@ -233,7 +238,7 @@ def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kern
     else:
         assert recorded[2] == 3 * recorded[0]
     engine.close()
-    assert (engine._pool._store, engine._merged, engine._decoder._steps) == (None, None, {})
+    assert gave_back(engine)
 
 
 @pytest.mark.parametrize("kernel", ["pages"], indirect=True)
@@ -241,7 +246,7 @@ def test_graphs_are_recorded_anew_when_a_weight_has_moved(tiny_model, kernel):
     policy = Policy(str(tiny_model))
     policy.load()
     engine = started(policy, keep_memory=True)
-    engine._decoder.graphs = graphs = Recorder()
+    engine.decoder.graphs = graphs = Recorder()
     collect(engine, 0)
     collect(engine, 1)
     before = len(graphs.recorded)
@@ -354,7 +359,7 @@ def trial(policy, prefill_tokens, rows, **options):
     watched = Watched(policy)
     engine = started(watched, 64, **options)
     watched.read.clear()
-    network, pool = policy.load(), engine._pool
+    network, pool = policy.load(), engine.pool
     fill(watched, network, pool, engine._compute, 64, prefill_tokens, rows)
     assert pool.available == pool.count
     return watched
@@ -387,7 +392,7 @@ def test_memory_that_is_missing_for_them_is_told_with_what_to_lower(tiny_policy,
     engine._policy = policy
     told = rf"{part}.* does not fit .*Tried to allocate 3 GiB.*prefill_tokens = 128.*to 64.*kv_mem"
     with pytest.raises(RecipeError, match=told):
-        fill(policy, network, engine._pool, engine._compute, 64, 128, 5)
+        fill(policy, network, engine.pool, engine._compute, 64, 128, 5)
 
 
 # ------------------------------------------------------------------- copies and memory of a step
@@ -622,7 +627,7 @@ def test_an_engine_stays_usable_after_a_collection_that_failed_with_kept_memory(
         await engine.drain()
 
     asyncio.run(fails())
-    assert engine._pool._store is None  # memory that ran out is given back
+    assert not engine.pool.allocated  # memory that ran out is given back
     policy.logits = tiny_policy.logits
     assert collect(engine, 1) == [greedy_reference(tiny_policy, p, 12) for p in PROMPTS]
 
@@ -688,7 +693,7 @@ def test_kept_graphs_compute_with_the_weights_of_each_collection(
         learnt = torch.cat([found[0] for found in policy.read(rows, 10_000)])
         # of some 20 nats each; bfloat16 alone makes a tenth of a nat
         assert (seen[-1] - learnt).abs().mean() < 0.25
-        recorded.append(sum(step.replay is not None for step in engine._decoder._steps.values()))
+        recorded.append(sum(step.replay is not None for step in engine.decoder.steps.values()))
     assert recorded[0] > 2
     assert recorded[1] == recorded[2]
     assert (seen[0] - seen[1]).abs().mean() > 0.5  # other weights, by the same graphs

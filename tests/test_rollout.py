@@ -351,7 +351,7 @@ def test_a_collection_in_waves_over_little_memory_is_the_one_over_much(tiny_mode
         found.append(
             [[[t.token_ids for t in group] for group in groups], [len(some) for some in tried]]
         )
-        assert kv_memory == "auto" or engine._pool.bytes <= float(kv_memory[:-2]) * 1e3
+        assert kv_memory == "auto" or engine.pool.bytes <= float(kv_memory[:-2]) * 1e3
     assert engine.capacity == 1
     assert found[0] == found[1] == found[2] == found[3]
 

@@ -114,7 +114,7 @@ def sampled(model):
 
     turns = asyncio.run(scenario())
     right = [h[-n:] == greedy_reference(policy, h[:-n], n) for h, n in turns]
-    return {"way": engine._pool.kernel, "right": right, **engine.in_force}
+    return {"way": engine.pool.kernel, "right": right, **engine.in_force}
 
 
 def compiled():

@@ -146,17 +146,22 @@ class Decoder:
         hidden: The forward pass.
         graphs: Records them; None to compute each.
         longest: Tokens of the longest history.
+
+    Attributes:
+        graphs: As given; None as well once a step could not be recorded.
+        steps: The sizes met so far, (rows, pages of a table), each with its buffers, and with what
+            replays it (`replay`) once it is recorded.
     """
 
     def __init__(self, pool: Pool, hidden: Hidden, graphs: Graphs | None, longest: int) -> None:
         self._pool, self._hidden, self.graphs = pool, hidden, graphs
         self._widest = pages_of(longest)
-        self._steps: dict[tuple[int, int], _Step] = {}
+        self.steps: dict[tuple[int, int], _Step] = {}
         self._checked = False
 
     def forget(self) -> None:
         """Before weights or the pool's memory move: graphs know them by their addresses."""
-        self._steps.clear()
+        self.steps.clear()
         self._checked = False
         if self.graphs is not None:
             self.graphs.forget()
@@ -170,9 +175,9 @@ class Decoder:
             tokens: The next of each.
         """
         size = padded(len(tokens)), self._width(pages_of(int(lengths.max()) + 1))
-        step = self._steps.get(size)
+        step = self.steps.get(size)
         if step is None:
-            step = self._steps[size] = _Step(self._pool, self._hidden, *size)
+            step = self.steps[size] = _Step(self._pool, self._hidden, *size)
         step.fill(tables, lengths, tokens)
         if self.graphs is not None and step.found is not None and step.replay is None:
             self._record(step, self.graphs)

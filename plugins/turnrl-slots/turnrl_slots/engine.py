@@ -138,7 +138,14 @@ class Slots(Engine):
             them, as on a CPU.
         keep_memory: Keep the memory of keys and values, merged weights and CUDA graphs between
             collections, for a faster start of each. Null or false gives it back for learning.
+
+    Attributes:
+        pool: The pages of keys and values, from the first start on.
+        merged: The sums of base and adapter, while they are in memory.
+        decoder: Computes the passes that only sample, where a GPU's kernel attends.
     """
+
+    pool: Pool
 
     def __init__(
         self,
@@ -169,10 +176,10 @@ class Slots(Engine):
         self._planned: list[Request] = []
         self._plan: Plan | Tables | None = None
         """Of the rows of the last pass: how they are read."""
-        self._merged: Merged | None = None
+        self.merged: Merged | None = None
         self._stale = False
         """True if the weights may have changed since they were merged."""
-        self._decoder: Decoder | None = None
+        self.decoder: Decoder | None = None
         self._addresses: tuple[int, ...] = ()
         """Of the weights that graphs were recorded with."""
 
@@ -210,15 +217,15 @@ class Slots(Engine):
         self._evaluate()
         done = False
         try:
-            self._pool = self._sized_pool(max_tokens)
-            self._slots = settings.rows(on_cpu, self._pool.count)
-            self._least = self._pool.count // pages_of(max_tokens)
+            self.pool = self._sized_pool(max_tokens)
+            self._slots = settings.rows(on_cpu, self.pool.count)
+            self._least = self.pool.count // pages_of(max_tokens)
             self._scheduler = Scheduler(
-                self._pool, self._slots, settings.prefill_tokens, self._least
+                self.pool, self._slots, settings.prefill_tokens, self._least
             )
-            self._decoder = self._made_decoder(max_tokens) if self._pool.kernel else None
+            self.decoder = self._made_decoder(max_tokens) if self.pool.kernel else None
             with self._weights():  # room for merged ones is missing now or never
-                tried = policy, self._network, self._pool, self._compute, max_tokens
+                tried = policy, self._network, self.pool, self._compute, max_tokens
                 compare(*tried)
                 if not on_cpu:
                     fill(*tried, settings.prefill_tokens, self._slots)
@@ -232,8 +239,8 @@ class Slots(Engine):
         """See `Engine.in_force`."""
         if not hasattr(self, "_scheduler"):
             return {}
-        pool, settings = self._pool, self._settings
-        graphs = self._decoder is not None and self._decoder.graphs is not None
+        pool, settings = self.pool, self._settings
+        graphs = self.decoder is not None and self.decoder.graphs is not None
         weights = "base and adapter" if adapted(self._network) else "the policy's own"
         return {
             "attention while sampling": NAMES[pool.kernel],
@@ -270,11 +277,11 @@ class Slots(Engine):
             return self._policy.hidden(tokens[None], None, positions[None], attend=attend)[0]
 
         graphs = self._settings.cuda_graphs and self._device.type == "cuda"
-        return Decoder(self._pool, hidden, Graphs(self._device) if graphs else None, longest)
+        return Decoder(self.pool, hidden, Graphs(self._device) if graphs else None, longest)
 
     def _plan_of(self, tables: Sequence[Sequence[int]]) -> Plan | Tables:
         """Plan for reading rows with these pages."""
-        return (Tables if self._pool.kernel else Plan)(tables, self._pool)
+        return (Tables if self.pool.kernel else Plan)(tables, self.pool)
 
     def _compute(
         self,
@@ -317,23 +324,23 @@ class Slots(Engine):
         if not self._settings.merged:
             yield
             return
-        if self._merged is None:
-            self._merged = Merged(self._network, self._device)
+        if self.merged is None:
+            self.merged = Merged(self._network, self._device)
         elif self._stale:
-            self._merged.refill()
+            self.merged.refill()
         self._stale = False
-        with self._merged.in_place():
+        with self.merged.in_place():
             yield
 
     def _forget(self, keep: bool = False) -> None:
         """Take all pages from all sessions. Memory is given back, that of merged weights and graphs
         too, unless it is to be kept; graphs only if the network's is where it was."""
         if not keep:
-            self._merged = None
-        if self._decoder is not None:
+            self.merged = None
+        if self.decoder is not None:
             addresses = _addresses(self._network) if keep else ()
             if not keep or addresses != self._addresses:
-                self._decoder.forget()
+                self.decoder.forget()
             self._addresses = addresses
         self._stale = True
         self._planned, self._plan = [], None
@@ -356,10 +363,10 @@ class Slots(Engine):
         self, history: History, ids: tuple[int, ...], sampling: Sampling
     ) -> Completion:
         loop = asyncio.get_running_loop()
-        if pages_of(len(ids) + sampling.max_tokens - 1) > self._pool.count:
+        if pages_of(len(ids) + sampling.max_tokens - 1) > self.pool.count:
             raise ValueError(
                 f"a history of {len(ids)} tokens and a turn of {sampling.max_tokens} do not fit "
-                f"into model.engine.kv_memory = {self.kv_memory!r} ({self._pool.count * PAGE} "
+                f"into model.engine.kv_memory = {self.kv_memory!r} ({self.pool.count * PAGE} "
                 "tokens)"
             )
         # in (0, 1]: a draw of 0 could pick a token of probability 0
@@ -484,8 +491,8 @@ class Slots(Engine):
         self, plan: Plan | Tables, lengths: np.ndarray, tokens: list[int], feeds: list[Feed]
     ) -> Tensor:
         """The hidden state after each row's token, and after each feed that ends, (n, H)."""
-        if self._decoder is not None and isinstance(plan, Tables) and not feeds:
-            return self._decoder(plan, lengths, tokens)
+        if self.decoder is not None and isinstance(plan, Tables) and not feeds:
+            return self.decoder(plan, lengths, tokens)
         attend = plan.attend_to(lengths, feeds)
         ids = [*tokens, *itertools.chain.from_iterable(feed.ids for feed in feeds)]
         last = np.cumsum([len(tokens), *(len(feed.ids) for feed in feeds)])[1:] - 1

@@ -113,7 +113,7 @@ class Pool:
     def reset(self, keep: bool = False) -> None:
         """Nothing is held, nothing known. The memory is given back, or kept at its addresses and
         cleared: what is masked has to be finite."""
-        had = self._store is not None and not keep
+        had = self.allocated and not keep
         if keep and self._store is not None:
             with torch.inference_mode():
                 self._store[:, :, : self._untouched].zero_()
@@ -132,6 +132,11 @@ class Pool:
         if had:
             # or what learning allocates would be cut out of it, and it could not be had again whole
             empty_cache(self.device)
+
+    @property
+    def allocated(self) -> bool:
+        """True while the memory of the pages is there: from the first use to a `reset`."""
+        return self._store is not None
 
     @property
     def available(self) -> int:
