@@ -30,7 +30,7 @@ from turnrl_slots.triton_pages import parts_of
 from turnrl_slots.ways import find_way
 
 from conftest import greedy_reference
-from test_engine import (
+from engines import (
     GREEDY,
     PAGE_BYTES,
     PROMPTS,

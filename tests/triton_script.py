@@ -92,7 +92,7 @@ def sampled(model):
     from turnrl_slots import Slots
 
     from conftest import greedy_reference
-    from test_engine import takes_no_pages
+    from engines import takes_no_pages
     from turnrl import Policy, Sampling
 
     turnrl_slots.ways.takes_ragged = lambda *_: True

@@ -1,0 +1,197 @@
+"""Real small engines and what surrounds them: `Slots` on a tiny policy, a policy that notes what it
+reads, a kernel for pages in plain loops, and adapters that have learnt something."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import pytest
+import torch
+import turnrl_slots.kernel
+import turnrl_slots.ways
+from turnrl_slots import Slots
+from turnrl_slots.pages import PAGE
+
+from conftest import greedy_reference
+from turnrl import Lora, Policy, Sampling
+
+PROMPTS = [[5, 9, 33, 71, 120, 8], [44, 2, 301], [7] * 40, [250, 251, 252, 253, 254, 255, 256]]
+GREEDY = Sampling(max_tokens=12, temperature=0)
+PAGE_BYTES = 2 * 2 * 2 * 16 * 4 * PAGE
+"""Of the tiny model: 2 layers, keys and values, 2 heads of 16 numbers of 4 bytes."""
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+async def together(*work):
+    """The results of coroutines that run side by side."""
+    return await asyncio.gather(*work)
+
+
+def started(policy, max_tokens=64, **options):
+    """A started `Slots` with these options."""
+    engine = Slots(**options)
+    engine.start(policy, max_tokens)
+    return engine
+
+
+class Watched:
+    """A policy that notes what it is given to read, as (rows, tokens), and can be tampered with."""
+
+    def __init__(self, policy):
+        self.policy, self.tokenizer, self.load = policy, policy.tokenizer, policy.load
+        self.logits = policy.logits
+        self.read = []
+
+    def hidden(self, input_ids, *rest, **options):
+        self.read.append(tuple(input_ids.shape))
+        return self.policy.hidden(input_ids, *rest, **options)
+
+
+def raises(*_, **__):
+    raise RuntimeError("out of memory")
+
+
+@pytest.fixture
+def model(random_model):
+    """Makes a loaded policy of random weights of any architecture."""
+
+    def make(name, **options):
+        policy = Policy(str(random_model(name, **options)))
+        policy.load()
+        return policy
+
+    return make
+
+
+def naive_varlen(query, key, value, begins, reach, most, most_keys, **options):
+    """torch's kernel as its documentation has it, in plain loops: sequences one after the other,
+    keys in pages or one after the other, of which the first `seqused_k` count, and the last query
+    of each sequence on a level with the last of them."""
+    table, used = options.pop("block_table"), options.pop("seqused_k")
+    assert options.pop("enable_gqa")
+    left, right = options.pop("window_size")
+    scale = options.pop("scale")
+    assert not options
+    assert {begins.dtype, used.dtype} == {torch.int32}
+    assert int(begins.diff().max()) == most
+    assert int(used.max()) <= most_keys
+    assert left == -1
+    if table is None:
+        assert reach.dtype == torch.int32
+        assert int(reach[-1]) == len(key)
+        assert int(reach.diff().max()) == most_keys
+    else:
+        assert (reach, table.dtype) == (None, torch.int32)
+        assert most_keys == table.shape[1] * key.shape[1]
+    out = []
+    for n, length in enumerate(used.tolist()):
+        if table is None:
+            k, v = (side[reach[n] : reach[n + 1]][:length] for side in (key, value))
+        else:
+            k, v = (side[table[n].long()].flatten(0, 1)[:length] for side in (key, value))
+        asked = query[begins[n] : begins[n + 1]]
+        for i, q in enumerate(asked):
+            seen = length if right < 0 else length - len(asked) + 1 + i
+            few = q.shape[0] // k.shape[1]
+            scores = torch.einsum("hd,thd->ht", q, k[:seen].repeat_interleave(few, 1)) * scale
+            weights = scores.softmax(-1)
+            out.append(torch.einsum("ht,thd->hd", weights, v[:seen].repeat_interleave(few, 1)))
+    return torch.stack(out)
+
+
+def takes_no_pages(*arguments, **options):
+    if options["block_table"] is not None:
+        raise RuntimeError("paged attention takes FlashAttention 3")
+    return naive_varlen(*arguments, **options)
+
+
+KERNELS = {"pages": naive_varlen, "gathered": takes_no_pages}
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request, monkeypatch):
+    """A CPU that takes a kernel for pages, with or without a table of them, for its own."""
+    monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
+    monkeypatch.setattr(turnrl_slots.kernel, "varlen_attn", KERNELS[request.param])
+    return request.param
+
+
+@pytest.fixture(params=["none", "nf4"])
+def adapted(request, tiny_model):
+    """A policy whose adapter has learnt something, on a plain or a 4-bit base."""
+    policy = Policy(str(tiny_model), quantization=request.param, lora=Lora(r=4))
+    policy.load()
+    move(policy, 1)
+    return policy
+
+
+def move(policy, seed):
+    """The adapter as if it had learnt something else."""
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            if "lora_" in name:
+                weight.copy_(0.2 * torch.randn(weight.shape, generator=rng))
+
+
+class Recorder:
+    """Stands in for `Graphs` without a GPU: a replay computes anew from the buffers, and leaves the
+    result where the recording did, whatever the step was given in between."""
+
+    def __init__(self):
+        self.warmed, self.recorded, self.forgotten = [], [], 0
+        self.replayed = 0
+
+    @contextlib.contextmanager
+    def aside(self):
+        self.warmed.append(None)
+        yield
+
+    def record(self, compute):
+        found = torch.full_like(compute(), torch.nan)
+        self.recorded.append(found.shape[0])
+
+        def replay():
+            self.replayed += 1
+            found.copy_(compute())
+
+        return replay, found
+
+    def forget(self):
+        self.forgotten += 1
+
+
+def converse_by_steps(policy, graphs, slots=64):
+    """Check turns of several lengths, so that rows become fewer and pages more.
+
+    Returns:
+        The tokens that each pass read.
+    """
+    watched = Watched(policy)
+    engine = started(watched, 256, slots=slots)
+    engine.decoder.graphs = graphs
+    watched.read.clear()
+    counts = [5, 9, 20, 23, 29, 40, 40]
+
+    async def scenario():
+        for version in range(2):
+            engine.sync(version)
+            sessions = [engine.open([n + 1] * (3 + 5 * n)) for n in range(len(counts))]
+            said = await together(
+                *(
+                    s.generate([], replace(GREEDY, max_tokens=count))
+                    for s, count in zip(sessions, counts, strict=True)
+                )
+            )
+            await engine.drain()
+        return said
+
+    for n, found in enumerate(run(scenario())):
+        wanted = greedy_reference(policy, [n + 1] * (3 + 5 * n), counts[n])
+        assert list(found.token_ids) == wanted
+    return [rows for _, rows in watched.read]

@@ -1,0 +1,333 @@
+"""The check that any engine has to pass: `Slots` passes, and engines that are broken on purpose are
+caught."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import replace
+
+import pytest
+from turnrl_slots import Slots
+
+from engines import PAGE_BYTES, model
+from turnrl import Engine, Session
+from turnrl.testing import check_engine
+
+__all__ = ["model"]  # fixtures
+
+
+def test_the_engine_keeps_to_the_contract(tiny_policy):
+    check_engine(Slots(), tiny_policy)
+    check_engine(Slots(slots=1, prefill_tokens=8), tiny_policy, temperature=0.7)
+    check_engine(Slots(kv_memory=f"{2 * PAGE_BYTES / 1e3}KB"), tiny_policy)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param("Llama", {}, marks=pytest.mark.slow),
+        ("Mistral", {"sliding_window": 128}),
+        pytest.param("Qwen3", {"head_dim": 8}, marks=pytest.mark.slow),
+        ("Gemma", {"head_dim": 8}),
+        pytest.param("Olmo2", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_engine_keeps_to_the_contract_with_other_models(model, name, options):
+    check_engine(Slots(slots=3), model(name, **options))
+
+
+class Around(Session):
+    """A session of `Slots`; what is broken overrides a method."""
+
+    def __init__(self, engine, inner, prompt):
+        self.engine, self.inner, self.prompt = engine, inner, prompt
+
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, sampling)
+
+    def fork(self):
+        return type(self)(self.engine, self.inner.fork(), self.prompt)
+
+    def close(self):
+        self.inner.close()
+
+
+class Wrapped(Engine):
+    """`Slots` behind a session of one's own."""
+
+    def __init__(self, session=Around, seeded=True):
+        self.slots, self.session, self.seeded = Slots(), session, seeded
+
+    def start(self, policy, max_tokens):
+        self.slots.start(policy, max_tokens)
+
+    def sync(self, version):
+        self.slots.sync(version)
+
+    def open(self, prompt_ids):
+        return self.session(self, self.slots.open(prompt_ids), prompt_ids)
+
+    async def drain(self):
+        await self.slots.drain()
+
+    def close(self):
+        self.slots.close()
+
+
+class ForgetsNewIds(Around):
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate([], sampling)
+
+
+class ForgetsTheTurnsWhenForked(Around):
+    def fork(self):
+        return self.engine.open(self.prompt)
+
+
+class IgnoresStops(Around):
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, replace(sampling, stop=()))
+
+
+class IgnoresEnds(Around):
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, replace(sampling, end_ids=()))
+
+
+class DropsTheLastToken(Around):
+    async def generate(self, new_ids, sampling):
+        found = await self.inner.generate(new_ids, sampling)
+        return replace(found, token_ids=found.token_ids[:-1])
+
+
+class LogprobsOfNothing(Around):
+    async def generate(self, new_ids, sampling):
+        found = await self.inner.generate(new_ids, sampling)
+        return replace(found, logprobs=(0.0,) * len(found.logprobs))
+
+
+class LogprobsWorseTurnByTurn(Around):
+    async def generate(self, new_ids, sampling):
+        found = await self.inner.generate(new_ids, sampling)
+        return replace(found, logprobs=tuple(p - 0.1 * bool(new_ids) for p in found.logprobs))
+
+
+class IgnoresForced(Around):
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, replace(sampling, forced_ids=()))
+
+
+class IgnoresCuts(Around):
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, replace(sampling, top_k=0, min_p=0.0, top_p=1.0))
+
+
+class CannotCut(Around):
+    async def generate(self, new_ids, sampling):
+        if sampling.truncated or sampling.forced_ids:
+            raise NotImplementedError("no cuts")
+        return await self.inner.generate(new_ids, sampling)
+
+
+class HoldsTwo(Wrapped):
+    """Mixes up its sessions if there are more than it holds."""
+
+    capacity = 2
+
+    def open(self, prompt_ids):
+        self.opened = getattr(self, "opened", 0) + (len(prompt_ids) == 41)
+        return super().open(prompt_ids if self.opened != 3 else [9, *prompt_ids[1:]])
+
+
+class IgnoresTheSeed(Around):
+    numbers = itertools.count()
+
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, replace(sampling, seed=next(self.numbers)))
+
+
+class HasOneSeed(Around):
+    async def generate(self, new_ids, sampling):
+        return await self.inner.generate(new_ids, replace(sampling, seed=0))
+
+
+class GeneratesAfterClose(Around):
+    def close(self):
+        pass
+
+
+class GeneratesAfterCancel(Around):
+    async def generate(self, new_ids, sampling):
+        spare = self.inner.fork()
+        try:
+            return await self.inner.generate(new_ids, sampling)
+        except asyncio.CancelledError:
+            self.inner = spare
+            raise
+
+
+class GeneratesAfterSync(Wrapped):
+    def sync(self, version):
+        pass
+
+
+class ReadsOtherwiseAfterSync(Wrapped):
+    """What it has read before a sync, it reads backwards after it."""
+
+    def sync(self, version):
+        super().sync(version)
+        self.order = -1 if version > 1 else 1
+
+    def open(self, prompt_ids):
+        return super().open(prompt_ids[:: self.order])
+
+
+class GivesTokensBack(Around):
+    """What is in its history is not what it says it sampled."""
+
+    async def generate(self, new_ids, sampling):
+        found = await self.inner.generate(new_ids, sampling)
+        self.inner = self.engine.slots.open([*self.prompt, *found.token_ids[:-1], 7])
+        return found
+
+
+def test_an_engine_behind_another_passes_and_so_does_one_that_promises_no_seeds(tiny_policy):
+    check_engine(Wrapped(), tiny_policy)
+    check_engine(Wrapped(IgnoresTheSeed, seeded=False), tiny_policy)
+    check_engine(Wrapped(CannotCut), tiny_policy)
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (
+            Wrapped(ForgetsNewIds),
+            r"Wrapped, .* goes on from \[.*\] with \[1.*\] as .*but reads the same",
+        ),
+        (Wrapped(ForgetsTheTurnsWhenForked), r"goes on from \[.*\] with \[99\] as"),
+        (Wrapped(GivesTokensBack), r"goes on from \[.*\] with \[1.*\] as"),
+        (Wrapped(IgnoresStops), r"does not stop at '.'"),
+        (Wrapped(IgnoresEnds), r"does not end at the token \d+"),
+        (Wrapped(IgnoresForced), r"was to take \(\d+, \d+, \d+\), and gave"),
+        (Wrapped(IgnoresCuts), r"is to draw the likeliest tokens alone.*top_k=1"),
+        (HoldsTwo(), r"to go on in 4 sessions at once, gives .* alone"),
+        (Wrapped(DropsTheLastToken), "asked for 6 tokens, and gave"),
+        (Wrapped(LogprobsWorseTurnByTurn), r"goes on from \[.*\] with \[1.*\] as"),
+        (Wrapped(LogprobsOfNothing), "log-probabilities"),
+        (Wrapped(IgnoresTheSeed), r"is seeded, but seeds 1, 1, 2"),
+        (Wrapped(HasOneSeed), r"is seeded, but seeds 1, 1, 2"),
+        (Wrapped(GeneratesAfterClose), r"generates after close\(\)"),
+        (Wrapped(GeneratesAfterCancel), "generates after a turn that was cancelled"),
+        (ReadsOtherwiseAfterSync(), r"with the same weights, gives Completion.* and Completion"),
+        (GeneratesAfterSync(), "generates on in a session that remembers older weights"),
+    ],
+    ids=lambda value: value.session.__name__ if isinstance(value, Wrapped) else "x",
+)
+def test_a_broken_engine_is_caught(tiny_policy, engine, message):
+    with pytest.raises(AssertionError, match=message):
+        check_engine(engine, tiny_policy)
+
+
+class RaisesAt(Around):
+    """Fails in one of its calls; a test says which."""
+
+    async def generate(self, new_ids, sampling):
+        self.engine.step("generate", new_ids, sampling)
+        return await super().generate(new_ids, sampling)
+
+    def fork(self):
+        self.engine.step("fork")
+        return super().fork()
+
+    def close(self):
+        self.engine.step("session.close")
+        super().close()
+
+
+class Failing(Wrapped):
+    """Raises in the steps that a test names."""
+
+    def __init__(self, fails):
+        super().__init__(RaisesAt)
+        self.fails = fails
+
+    def step(self, *what):
+        if self.fails(*what):
+            raise KeyError(what[0])
+
+    def start(self, policy, max_tokens):
+        self.step("start")
+        super().start(policy, max_tokens)
+
+    def sync(self, version):
+        self.step("sync", version)
+        super().sync(version)
+
+    async def drain(self):
+        self.step("drain")
+        await super().drain()
+
+    def close(self):
+        self.step("close")
+        super().close()
+
+
+@pytest.mark.parametrize(
+    ("fails", "message"),
+    [
+        (
+            lambda *w: w == ("start",),
+            r"^Failing\.start\(policy, 64\), and sync\(1\) after it, raised",
+        ),
+        (
+            lambda *w: w == ("sync", 1),
+            r"^Failing\.start\(policy, 64\), and sync\(1\) after it, raised",
+        ),
+        (
+            lambda *w: w == ("fork",),
+            r"from \[44, 2\], then with \[12, 13, 14\] or, forked, \[99\], ra",
+        ),
+        (
+            lambda *w: w[0] == "generate" and w[1] == [15],
+            r"from \[7, 7, .*\], then with \[15\] or, fo",
+        ),
+        (
+            lambda *w: w[0] == "generate" and w[2].end_ids,
+            r"from \[5, 9, 33, 71\] with .*end_ids=\(\d",
+        ),
+        (lambda *w: w[0] == "generate" and w[2].stop, r"from \[5, 9, 33, 71\] with .*stop=\('"),
+        (lambda *w: w[0] == "generate" and w[2].seed == 9, r"\[5, 9, 33, 71\] with .*seed=9"),
+        (lambda *w: w == ("session.close",), "a session of Failing, closed or cancelled, raised"),
+        (lambda *w: w == ("drain",), "a session of Failing, closed or cancelled, raised"),
+        (lambda *w: w == ("sync", 2), "Failing, after a second sync, raised"),
+        (lambda *w: w == ("close",), r"^Failing\.close\(\), called twice, raised"),
+    ],
+)
+def test_a_step_in_which_an_engine_raises_is_told(tiny_policy, fails, message):
+    with pytest.raises(AssertionError, match=f"{message}.*KeyError") as raised:
+        check_engine(Failing(fails), tiny_policy)
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+class DrainsAtOnce(Wrapped):
+    """`drain` gives no other coroutine a turn."""
+
+    async def drain(self):
+        pass
+
+
+class RaisesWhenCancelled(Around):
+    async def generate(self, new_ids, sampling):
+        try:
+            return await self.inner.generate(new_ids, sampling)
+        except asyncio.CancelledError:
+            raise KeyError("cancelled") from None
+
+
+def test_a_cancelled_turn_is_looked_at_though_drain_waits_for_nothing(tiny_policy):
+    check_engine(DrainsAtOnce(), tiny_policy)
+    with pytest.raises(AssertionError, match="generates after a turn that was cancelled"):
+        check_engine(DrainsAtOnce(GeneratesAfterCancel), tiny_policy)
+    with pytest.raises(AssertionError, match="closed or cancelled, raised KeyError: 'cancelled'"):
+        check_engine(Wrapped(RaisesWhenCancelled), tiny_policy)

@@ -1,0 +1,325 @@
+"""The memory of keys and values: its bound, whose pages are whose, and what is read once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import pytest
+import torch
+from turnrl_slots import Slots
+from turnrl_slots.pages import PAGE
+
+from conftest import greedy_reference
+from engines import GREEDY, PAGE_BYTES, PROMPTS, Watched, run, started, together
+from turnrl import Policy, RecipeError, Sampling, parse_bytes
+
+
+@pytest.mark.parametrize("text", ["4", "4 PB", "4G", "-1GB", "all", "0GB", ""])
+def test_a_memory_that_is_no_size_is_refused(text):
+    with pytest.raises(RecipeError, match=r"kv_memory is '.*'; give 'auto', or a size"):
+        Slots(kv_memory=text)
+
+
+def test_a_memory_has_a_unit_and_auto_is_the_same_each_time(tiny_policy):
+    assert parse_bytes("1.5GB", "it") == 1_500_000_000
+    assert parse_bytes(" 512 MiB", "it") == 512 * 2**20
+    first, second = started(tiny_policy), started(tiny_policy)
+    assert first.capacity == second.capacity > 1000
+    assert first.pool.bytes < 0.26 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_a_trajectory_that_does_not_fit_is_told_before_anything_is_sampled(tiny_policy):
+    told = (
+        r"kv_memory is '50KB': room for 96 tokens of 512 bytes each.*max_tokens = 100 takes 0\.1 MB"
+    )
+    with pytest.raises(RecipeError, match=told):
+        started(tiny_policy, 100, kv_memory="50KB")
+    engine = started(tiny_policy, 96, kv_memory="50KB")
+    assert engine.capacity == 1
+    with pytest.raises(ValueError, match=r"40 tokens and a turn of 99 do not fit.*50KB"):
+        run(engine.open(PROMPTS[2]).generate([], Sampling(99)))
+
+
+@pytest.mark.parametrize("slots", [2, 64])
+def test_more_sessions_than_fit_are_served_within_the_memory_by_reading_again(tiny_policy, slots):
+    policy = Watched(tiny_policy)
+
+    def texts(kv_memory):
+        engine = started(policy, 100, kv_memory=kv_memory, slots=slots)
+        policy.read.clear()
+        assert kv_memory == "auto" or engine.capacity == 2  # of four pages each
+
+        async def converse(n):
+            session = engine.open([n + 1] * 20)
+            said = []
+            for turn in range(3):
+                found = await session.generate([n] * 9 * turn, Sampling(9, seed=10 * n + turn))
+                said.append(found.token_ids)
+                assert engine.pool.bytes <= 10 * PAGE_BYTES or kv_memory == "auto"
+            branch = session.fork()
+            said.append((await branch.generate([5], Sampling(9, seed=n))).token_ids)
+            return said
+
+        found = run(together(*map(converse, range(12))))
+        return engine, found, sum(tokens for _, tokens in policy.read)
+
+    _, found, read_again = texts(f"{10 * PAGE_BYTES / 1e3}KB")
+    _, wanted, read = texts("auto")
+    assert found == wanted
+    assert read_again > 1.2 * read
+
+
+def test_a_page_that_is_taken_anew_is_no_longer_known_by_what_came_after_it(tiny_policy):
+    # two texts whose first pages differ and lie in the same place, one after the other, and whose
+    # second pages have the same tokens: what these are depends on what came before
+    tokens = [(11 * i) % 300 for i in range(50)]
+    engine = started(tiny_policy, 128, kv_memory=f"{4 * PAGE_BYTES / 1e3}KB")
+    for first in (5, 6):
+
+        async def scenario(first=first):
+            session = engine.open([first])
+            given = (*tuple(first * i % 300 for i in range(PAGE - 1)), 9)
+            await session.generate([], Sampling(PAGE, forced_ids=given))
+            found = await session.generate(tokens, Sampling(3, seed=1))
+            session.close()
+            return [first, *given, *tokens], found
+
+        history, found = run(scenario())
+        row = ([*history, *found.token_ids], [False] * len(history) + [True] * 3)
+        ((logprobs, *_),) = tiny_policy.read([row], 1000)
+        assert torch.allclose(logprobs, torch.tensor(found.logprobs), atol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+def test_pages_come_back_when_a_turn_is_cancelled_or_its_session_closed_meanwhile(tiny_policy, how):
+    policy = Watched(tiny_policy)
+    engine = started(policy)
+    policy.read.clear()
+
+    async def scenario():
+        session, other = engine.open(PROMPTS[0]), engine.open(PROMPTS[1])
+        turn = asyncio.create_task(session.generate([], Sampling(40, seed=1)))
+        while not policy.read:
+            await asyncio.sleep(0.001)
+        if how == "cancelled":
+            turn.cancel()
+        else:
+            session.close()
+        await asyncio.gather(turn, return_exceptions=True)
+        await other.generate([], Sampling(3, seed=1))
+        other.close()
+        assert engine.pool.available == engine.pool.count
+        await engine.drain()
+
+    run(scenario())
+
+
+def test_a_page_that_nobody_else_needs_any_more_is_written_to_and_not_copied(tiny_policy):
+    """A fork holds the last page of a turn that may come to need all pages: no page comes free when
+    it gives that up, but none is needed then."""
+    engine = started(tiny_policy, kv_memory=f"{2 * PAGE_BYTES / 1e3}KB")
+
+    async def scenario():
+        session = engine.open([5] * 10)
+        first = await session.generate([], Sampling(5, 0))
+        fork = session.fork()
+        history = [*[5] * 10, *first.token_ids]
+        long = await session.generate([7, 8], Sampling(2 * PAGE - len(history) - 1, 0))
+        session.close()
+        return history, long, await fork.generate([9], Sampling(6, 0))
+
+    history, long, found = run(scenario())
+    assert list(found.token_ids) == greedy_reference(tiny_policy, [*history, 9], 6)
+    wanted = greedy_reference(tiny_policy, [*history, 7, 8], len(long.token_ids))
+    assert list(long.token_ids) == wanted
+
+
+def test_a_session_that_is_closed_while_it_is_sampled_keeps_its_pages_until_the_pass_is_over(
+    tiny_policy,
+):
+    policy = Watched(tiny_policy)
+    engine = started(policy, kv_memory=f"{4 * PAGE_BYTES / 1e3}KB")
+    computing, go_on = threading.Event(), threading.Event()
+
+    def hidden(*rest, **options):
+        computing.set()
+        assert go_on.wait(10)
+        return policy.policy.hidden(*rest, **options)
+
+    policy.hidden = hidden
+
+    async def scenario():
+        session = engine.open(PROMPTS[0])
+        turn = asyncio.create_task(session.generate([], Sampling(9, 0)))
+        await asyncio.to_thread(computing.wait, 10)
+        session.close()
+        held = engine.pool.count - engine.pool.available
+        go_on.set()
+        await turn
+        await engine.open(PROMPTS[1]).generate([], Sampling(3, 0))
+        return held, engine.pool.count - engine.pool.available
+
+    assert run(scenario()) == (1, 1)
+
+
+def test_what_a_turn_did_not_come_to_need_is_free_and_more_sessions_are_expected(tiny_policy):
+    engine = started(tiny_policy, 4 * PAGE, kv_memory=f"{16 * PAGE_BYTES / 1e3}KB")
+    anything = tuple(range(351))
+
+    async def scenario():
+        session = engine.open([5] * 10)
+        await session.generate([], Sampling(3 * PAGE, 0, end_ids=anything))
+        left = engine.pool.available
+        session.close()
+        return left
+
+    assert engine.capacity == 4
+    assert run(scenario()) == 15
+    assert engine.capacity == 14  # nine tenths of 16 of one page each
+    run(engine.drain())
+    assert engine.capacity == 4
+
+
+def test_nobody_is_to_read_again_for_a_turn_that_still_does_not_fit(tiny_policy):
+    policy = Watched(tiny_policy)
+    engine = started(policy, 5 * PAGE, kv_memory=f"{6 * PAGE_BYTES / 1e3}KB")
+
+    async def scenario():
+        idle, long, large = (engine.open([n] * PAGE) for n in (3, 4, 5))
+        await idle.generate([], Sampling(2, seed=1))  # two pages
+        policy.read.clear()
+        busy = asyncio.create_task(long.generate([], Sampling(2 * PAGE, seed=2)))  # three pages
+        while not policy.read:
+            await asyncio.sleep(0.001)
+        waits = asyncio.create_task(large.generate([], Sampling(3 * PAGE, seed=3)))  # four
+        await asyncio.gather(busy, waits)
+        # one pass after the other: what is read of `large` comes when `busy` has had all its tokens
+        assert policy.read[2 * PAGE] == (1, PAGE)
+        policy.read.clear()
+        await idle.generate([7], Sampling(1, seed=1))
+        return policy.read
+
+    # the last token of the turn before, and the new one
+    assert run(scenario()) == [(1, 2)]
+
+
+def test_forks_do_not_write_to_what_they_share(tiny_policy):
+    # a page is partly filled when it is shared, and then each goes its own way, in any order
+    engine = started(tiny_policy)
+
+    async def scenario():
+        root = engine.open(PROMPTS[3])
+        said = (await root.generate([], GREEDY)).token_ids
+        branches = [root.fork() for _ in range(3)]
+        first = await branches[1].generate([9], GREEDY)
+        rest = await together(
+            *(b.generate([9 + i], GREEDY) for i, b in enumerate([root, *branches[::2]]))
+        )
+        again = await branches[1].generate([8], GREEDY)
+        for session in (root, *branches):
+            session.close()
+        assert engine.pool.available == engine.pool.count
+        return said, first, rest, again
+
+    said, first, rest, again = run(scenario())
+    history = [*PROMPTS[3], *said]
+    assert list(first.token_ids) == greedy_reference(tiny_policy, [*history, 9], 12)
+    for i, found in enumerate(rest):
+        assert list(found.token_ids) == greedy_reference(tiny_policy, [*history, 9 + i], 12)
+    longer = [*history, 9, *first.token_ids, 8]
+    assert list(again.token_ids) == greedy_reference(tiny_policy, longer, 12)
+
+
+def test_a_group_reads_its_prompt_once(tiny_policy):
+    policy = Watched(tiny_policy)
+    engine = started(policy)
+    policy.read.clear()
+
+    async def scenario():
+        root = engine.open(PROMPTS[2])
+        members = [root.fork() for _ in range(8)]
+        return await together(
+            *(m.generate([], Sampling(max_tokens=1, seed=i)) for i, m in enumerate(members))
+        )
+
+    run(scenario())
+    # 40 prompt tokens: the first member reads them for all, the others the last one besides
+    assert policy.read == [(1, 40), (1, 7)]
+
+
+def test_what_prompts_begin_with_is_read_once_for_all_questions(tiny_policy):
+    policy = Watched(tiny_policy)
+    engine = started(policy, 256)
+    system = [(7 * i) % 300 for i in range(2 * PAGE + 5)]
+    prompts = [[*system, *range(n, n + 4)] for n in range(4)]
+    policy.read.clear()
+
+    async def scenario():
+        return await together(*(engine.open(p).generate([], GREEDY) for p in prompts))
+
+    for prompt, found in zip(prompts, run(scenario()), strict=True):
+        assert list(found.token_ids) == greedy_reference(tiny_policy, prompt, 12)
+    # the first reads all of its prompt, and the others what is no full page of it
+    assert policy.read[:2] == [(1, len(prompts[0])), (1, 1 + 3 * 9)]
+
+
+def test_pages_are_forgotten_when_the_weights_change(tiny_model):
+    policy = Policy(str(tiny_model))
+    engine = started(policy)
+    prompt = [(7 * i) % 300 for i in range(2 * PAGE + 5)]
+    before = run(engine.open(prompt).generate([], GREEDY))
+    with torch.no_grad():
+        policy.load().get_input_embeddings().weight.mul_(-1)
+    engine.sync(1)
+    after = run(engine.open(prompt).generate([], GREEDY))
+    assert list(after.token_ids) == greedy_reference(policy, prompt, 12)
+    assert after.token_ids != before.token_ids
+
+
+def test_an_engine_that_is_started_again_has_forgotten_the_pages_of_before(tiny_policy):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        sessions = [engine.open(prompt) for prompt in PROMPTS]
+        first = await together(*(s.generate([], GREEDY) for s in sessions))
+        engine.start(tiny_policy, 64)
+        sessions[0].close()
+        other = await engine.open(PROMPTS[0]).generate([], GREEDY)
+        return first, other, await sessions[1].generate([7], GREEDY)
+
+    first, other, again = run(scenario())
+    assert other.token_ids == first[0].token_ids
+    history = [*PROMPTS[1], *first[1].token_ids, 7]
+    assert list(again.token_ids) == greedy_reference(tiny_policy, history, 12)
+
+
+def test_a_session_goes_on_after_the_memory_was_given_back(tiny_policy):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        session = engine.open(PROMPTS[0])
+        said = (await session.generate([], GREEDY)).token_ids
+        await engine.drain()
+        assert not engine.pool.allocated
+        return said, await session.generate([7], GREEDY)
+
+    said, found = run(scenario())
+    history = [*PROMPTS[0], *said, 7]
+    assert list(found.token_ids) == greedy_reference(tiny_policy, history, 12)
+
+
+def test_a_closed_session_gives_its_pages_back(tiny_policy):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        sessions = [engine.open([n]) for n in range(6)]
+        await together(*(s.generate([], Sampling(50, 0)) for s in sessions))
+        left = [engine.pool.available]
+        for session in sessions[:4]:
+            session.close()
+        return [*left, engine.pool.available]
+
+    count = engine.pool.count
+    assert run(scenario()) == [count - 12, count - 4]

@@ -1,0 +1,188 @@
+"""Draws of the engine: seeds, distributions whole and cut, log-probabilities, and ends of turns."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from turnrl_slots import Slots
+from turnrl_slots.sampling import truncated
+
+from conftest import greedy_reference
+from engines import PROMPTS, Watched, run, started, together
+from turnrl import Policy, Sampling
+
+
+def test_samples_depend_on_their_seed_and_not_on_their_company(tiny_policy):
+    sampling = [Sampling(max_tokens=10, temperature=1.3, seed=100 + i) for i in range(4)]
+
+    async def sample(which: list[int]):
+        engine = started(tiny_policy)
+        sessions = [engine.open(PROMPTS[i]) for i in which]
+        return await together(
+            *(s.generate([], sampling[i]) for s, i in zip(sessions, which, strict=True))
+        )
+
+    all_at_once = run(sample([0, 1, 2, 3]))
+    alone = [run(sample([i]))[0] for i in range(4)]
+    assert [c.token_ids for c in all_at_once] == [c.token_ids for c in alone]
+    assert len({c.token_ids for c in all_at_once}) == 4
+
+
+def test_samples_follow_the_distribution_of_the_model(tiny_policy):
+    # frequencies of the first token over 4,000 draws against softmax(logits / T); the standard
+    # error of a frequency p is sqrt(p (1 - p) / 4000) <= 0.008, and 5 of them are allowed
+    temperature, draws = 2.0, 4000
+    with torch.no_grad():
+        logits = tiny_policy.load()(input_ids=torch.tensor([PROMPTS[1]])).logits[0, -1]
+    expected = (logits / temperature).softmax(-1)
+    engine = started(tiny_policy, slots=4096)
+
+    async def scenario():
+        root = engine.open(PROMPTS[1])
+        forks = [root.fork() for _ in range(draws)]
+        return await together(
+            *(f.generate([], Sampling(1, temperature, seed=i)) for i, f in enumerate(forks))
+        )
+
+    completions = run(scenario())
+    counts = torch.bincount(
+        torch.tensor([c.token_ids[0] for c in completions]), minlength=len(expected)
+    )
+    error = (expected * (1 - expected) / draws).sqrt() + 1e-4
+    assert ((counts / draws - expected).abs() <= 5 * error).all()
+    token = completions[0].token_ids[0]
+    assert completions[0].logprobs[0] == pytest.approx(math.log(expected[token]), abs=1e-5)
+
+
+def test_log_probabilities_are_those_of_the_training_pass(tiny_policy):
+    engine = started(tiny_policy)
+    temperature = 0.7
+    session = engine.open(PROMPTS[3])
+    completion = run(session.generate([], Sampling(20, temperature, seed=3)))
+    sampled = list(completion.token_ids)
+    row = (PROMPTS[3] + sampled, [False] * len(PROMPTS[3]) + [True] * len(sampled))
+    ((logprobs, *_),) = tiny_policy.read([row], 100, temperature)
+    assert torch.allclose(logprobs, torch.tensor(completion.logprobs), atol=1e-4)
+
+
+def test_a_turn_ends_at_an_end_token_and_at_a_stop_string(tiny_policy):
+    engine = started(tiny_policy)
+    tokens = greedy_reference(tiny_policy, PROMPTS[0], 12)
+    end = next(t for i, t in enumerate(tokens) if i > 3 and t not in tokens[:i])
+    count = tokens.index(end) + 1
+    ended = run(engine.open(PROMPTS[0]).generate([], Sampling(12, 0, end_ids=(end,))))
+    assert list(ended.token_ids) == tokens[:count]
+    assert ended.reason == "end"
+    text = tiny_policy.tokenizer.decode(tokens[:count])
+    stopped = run(engine.open(PROMPTS[0]).generate([], Sampling(12, 0, stop=("no such", text[-1]))))
+    shortest = next(n for n in range(1, 13) if text[-1] in tiny_policy.tokenizer.decode(tokens[:n]))
+    assert list(stopped.token_ids) == tokens[:shortest]
+    assert stopped.reason == "stop"
+
+
+def test_a_stop_string_may_be_white_space_or_beyond_ascii(tiny_policy):
+    for stop in ("\n", " ", "。"):
+        ids = tiny_policy.tokenizer(f"a{stop}bc", add_special_tokens=False)["input_ids"]
+        said = iter(ids)
+        policy = Watched(tiny_policy)
+        engine = started(policy)
+        policy.logits = lambda hidden, said=said: torch.full((1, 351), -1e4).index_fill(
+            1, torch.tensor(next(said)), 0.0
+        )
+        found = run(engine.open([5]).generate([], Sampling(99, 0, stop=("###", stop))))
+        assert found.reason == "stop"
+        assert tiny_policy.tokenizer.decode(found.token_ids) == f"a{stop}"
+
+
+def test_an_engine_that_starts_anew_knows_the_stop_strings_of_its_new_tokenizer(tiny_policy):
+    engine, stop = Slots(), Sampling(12, 0, stop=("r",))
+    engine.close()  # harmless before a start
+    other = Watched(tiny_policy)
+    other.tokenizer = Policy("package://turnrl_atlas/starter").tokenizer
+    tokens = greedy_reference(tiny_policy, PROMPTS[0], 12)
+    # the second token is "ar", and nothing with an r in the other vocabulary
+    assert "r" in tiny_policy.tokenizer.decode(tokens[1])
+    assert "r" not in other.tokenizer.decode(tokens[1])
+    engine.start(other, 64)
+    run(engine.open(PROMPTS[0]).generate([], stop))
+    engine.start(tiny_policy, 64)
+    found = run(engine.open(PROMPTS[0]).generate([], stop))
+    assert (found.reason, list(found.token_ids)) == ("stop", tokens[:2])
+
+
+def test_forced_tokens_are_taken_and_have_the_models_log_probabilities(tiny_policy):
+    free = Sampling(6, seed=3)
+    drawn = run(started(tiny_policy).open(PROMPTS[0]).generate([], free))
+    # the first three are another sample's, the rest goes on from there by its own draws
+    forced = replace(Sampling(6, seed=4), forced_ids=drawn.token_ids[:3])
+    found = run(started(tiny_policy).open(PROMPTS[0]).generate([], forced))
+    assert found.token_ids[:3] == drawn.token_ids[:3]
+    assert found.token_ids != drawn.token_ids
+    assert found.logprobs[:3] == pytest.approx(drawn.logprobs[:3], abs=1e-6)
+    forced = replace(forced, forced_ids=drawn.token_ids)
+    found = run(started(tiny_policy).open(PROMPTS[0]).generate([], forced))
+    assert found.token_ids == drawn.token_ids
+    assert found.reason == "length"
+    # of the whole distribution, though others are drawn from a part of it
+    cut = replace(forced, top_k=1)
+    found = run(started(tiny_policy).open(PROMPTS[0]).generate([], cut))
+    assert found.logprobs == pytest.approx(drawn.logprobs, abs=1e-5)
+
+
+def test_distributions_are_cut_as_a_loop_over_tokens_cuts_them():
+    torch.manual_seed(0)
+    log_p = (2 * torch.randn(40, 30)).log_softmax(-1)
+    draw = random.Random(0)
+    samplings = [
+        Sampling(
+            1,
+            top_k=draw.choice([0, 1, 5, 30, 99]),
+            min_p=draw.choice([0.0, 0.1, 1.0]),
+            top_p=draw.choice([1.0, 0.9, 0.3]),
+        )
+        for _ in log_p
+    ]
+    for row, sampling, found in zip(log_p, samplings, truncated(log_p, samplings), strict=True):
+        order = row.argsort(descending=True).tolist()
+        left = order[: sampling.top_k or None]
+        p = row.exp().tolist()
+        left = [i for i in left if p[i] >= sampling.min_p * p[order[0]] * (1 - 1e-6)]
+        most, total, kept = sum(p[i] for i in left), 0.0, []
+        for i in left:
+            if total < sampling.top_p * most:
+                kept.append(i)
+            total += p[i]
+        share = sum(p[i] for i in kept)
+        for i in range(30):
+            if i in kept:
+                assert float(found[i]) == pytest.approx(math.log(p[i] / share), abs=1e-5)
+            else:
+                assert float(found[i]) == -math.inf
+
+
+def test_draws_from_a_cut_distribution_follow_it_beside_others_that_are_whole(tiny_policy):
+    # frequencies of the first token over 2,000 draws, within 5 standard errors
+    draws, cut = 2000, Sampling(1, 2.0, top_k=3)
+    with torch.no_grad():
+        logits = tiny_policy.load()(input_ids=torch.tensor([PROMPTS[1]])).logits[0, -1]
+    best = logits.topk(3)
+    expected = (best.values / 2).softmax(-1)
+    engine = started(tiny_policy, slots=4096)
+
+    async def scenario():
+        root = engine.open(PROMPTS[1])
+        how = [replace(cut, seed=i) if i < draws else Sampling(1, 2.0, seed=i) for i in range(2500)]
+        return await together(*(root.fork().generate([], s) for s in how))
+
+    found = run(scenario())
+    counts = [sum(c.token_ids[0] == i for c in found[:draws]) for i in best.indices.tolist()]
+    assert sum(counts) == draws
+    for count, p in zip(counts, expected.tolist(), strict=True):
+        assert abs(count / draws - p) <= 5 * math.sqrt(p * (1 - p) / draws)
+    first = best.indices.tolist().index(found[0].token_ids[0])
+    assert found[0].logprobs[0] == pytest.approx(math.log(expected[first]), abs=1e-5)
+    assert len({c.token_ids for c in found[draws:]}) > 3
