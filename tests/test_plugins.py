@@ -447,9 +447,11 @@ def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examp
 
 
 def test_the_estimator_of_the_docs_gives_credit_where_it_says(examples):
+    question = turnrl.Question("q", "What?", ("x",))
+    turn = turnrl.Turn("", (5,), (-1.0,), turnrl.Reading())
     group = turnrl.Group(
-        turnrl.Question("q", "What?", ("x",)),
-        (None, None),
+        question,
+        tuple(turnrl.Trajectory(question, (1,), (turn,) * n, "turns") for n in (2, 1)),
         turn_rewards=torch.tensor([[0.2, 0.5], [0.0, 0.0]]),
         outcome=torch.tensor([1.0, 0.0]),
         reached=torch.tensor([[True, True], [True, False]]),
@@ -457,7 +459,7 @@ def test_the_estimator_of_the_docs_gives_credit_where_it_says(examples):
     # to go: 1.7 and 1.5 of the first, 0 of the second; the means of those that took the turn are
     # 0.85 and 1.5
     found = assign_credit(group, examples["ExampleToGo"]())
-    assert torch.allclose(found, torch.tensor([[0.85, 0.0], [-0.85, 0.0]]))
+    assert torch.allclose(found.turns, torch.tensor([[0.85, 0.0], [-0.85, 0.0]]))
 
 
 def test_the_answer_rule_of_the_docs_compares_years(examples):
