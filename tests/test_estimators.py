@@ -253,7 +253,7 @@ def drawn_tree(drawn, branches):
         outcome=group.outcome[at],
         reached=reached,
         parents=tuple(trunk for _, trunk, _ in members),
-        components=(),
+        components={},
     )
 
 

@@ -85,7 +85,8 @@ def test_rows_agree_with_what_was_learnt_from(run):
                 assert row["prompt_tokens"] == len(trajectory.prompt_ids)
                 assert row["outcome"] == float(group.outcome[i])
                 parts = {part["name"]: part["value"] for part in row["rewards"]}
-                assert parts == dict(group.components[i])
+                totals_of = group.component_totals
+                assert parts == {name: float(part[i]) for name, part in totals_of.items()}
                 assert row["group_mean"] == pytest.approx(sum(totals) / 4, abs=1e-6)
                 deviation = sum((x - sum(totals) / 4) ** 2 for x in totals) / 3
                 assert row["group_std"] == pytest.approx(deviation**0.5, abs=1e-6)

@@ -83,11 +83,12 @@ def test_rewards_of_a_kind_are_summed_and_kept_apart_by_component():
         [True, True, False],
     ]
     assert torch.allclose(group.totals, torch.tensor([3.2, 1, 2.2]))
-    assert [dict(c) for c in group.components] == [
-        {"turn/calls": pytest.approx(2.2), "outcome/says": 1},
-        {"turn/calls": 0, "outcome/says": 1},
-        {"turn/calls": pytest.approx(2.2), "outcome/says": 0},
-    ]
+    assert {name: part.tolist() for name, part in group.components.items()} == {
+        "turn/calls": [[0.2, 2, 0], [0, 0, 0], [0.2, 2, 0]],
+        "outcome/says": [1, 1, 0],
+    }
+    totals = {name: part.tolist() for name, part in group.component_totals.items()}
+    assert totals == {"turn/calls": [2.2, 0, 2.2], "outcome/says": [1, 1, 0]}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e10])

@@ -580,7 +580,8 @@ def by_its_trajectories(group):
 
 
 def by_its_components(group):
-    total = torch.tensor([sum(part.values()) for part in group.components])
+    assert group.components["turn/b"].float().equal(group.turn_rewards)
+    total = sum(group.component_totals.values()).float()
     assert torch.allclose(total, group.totals)
     return (total - total.mean())[:, None] * group.reached
 

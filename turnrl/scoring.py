@@ -118,21 +118,22 @@ def _scored(
     turns = max(len(t.turns) for t in trajectories) if turns is None else turns
     turn_rewards, outcome = torch.zeros(size, turns), torch.zeros(size)
     reached = torch.zeros(size, turns, dtype=torch.bool)
-    components: list[dict[str, float]] = []
     for i, trajectory in enumerate(trajectories):
-        taken = len(trajectory.turns)
-        reached[i, trajectory.begins : taken] = True
-        components.append(dict.fromkeys(map(component_name, rewards), 0.0))
-        for reward in rewards:
-            if isinstance(reward, TurnReward):
-                values = [_value(reward, trajectory, k) for k in range(taken)]
-                turn_rewards[i, :taken] += torch.tensor(values)
+        reached[i, trajectory.begins : len(trajectory.turns)] = True
+    components: dict[str, Tensor] = {}
+    for reward in rewards:
+        name, by_turn = component_name(reward), isinstance(reward, TurnReward)
+        values = torch.zeros((size, turns) if by_turn else size, dtype=torch.float64)
+        for i, trajectory in enumerate(trajectories):
+            if by_turn:
+                for k in range(len(trajectory.turns)):
+                    values[i, k] = _value(reward, trajectory, k)
             else:
-                values = [_value(reward, trajectory)]
-                outcome[i] += values[0]
-            components[i][component_name(reward)] += sum(values)
+                values[i] = _value(reward, trajectory)
+        (turn_rewards if by_turn else outcome).add_(values.float())
+        components[name] = components[name] + values if name in components else values
     some = tuple(trajectories)
-    return Group(some[0].question, some, turn_rewards, outcome, reached, tuple(components))
+    return Group(some[0].question, some, turn_rewards, outcome, reached, components)
 
 
 def _value(reward: Any, trajectory: Trajectory, *turn: int) -> float:
@@ -246,13 +247,14 @@ def group_figures(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[st
     total.
     """
     shown = [curves(group.trajectories[i]) for group in groups for i in group.trunks]
-    components = [group.components[i] for group in groups for i in group.trunks]
     size = len(shown)
     known = {name: [v for row in shown if (v := row[name]) is not None] for name in CURVES}
     found = {name: Figure(sum(values), len(values)) for name, values in known.items()}
     found["findable"] = Figure(len(known["answer_in_results"]), size)
+    totals = [(group.component_totals, group.trunks) for group in groups]
     for name in dict.fromkeys(component_name(reward) for reward in rewards):
-        found[f"reward/{name}"] = Figure(sum(row[name] for row in components), size)
+        values = (value for parts, trunks in totals for value in parts[name][trunks].tolist())
+        found[f"reward/{name}"] = Figure(sum(values), size)
     turn = sum(float(group.turn_rewards[group.trunks].sum()) for group in groups)
     outcome = sum(float(group.outcome[group.trunks].sum()) for group in groups)
     sums = {"turn": turn, "outcome": outcome, "total": turn + outcome}

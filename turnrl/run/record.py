@@ -84,7 +84,7 @@ def rows(
     """
     scored = zip(groups, credit, strict=True)
     for number, (group, given) in zip(itertools.count(first, step), scored):
-        totals = group.totals[group.trunks]
+        totals, parts = group.totals[group.trunks], group.component_totals
         for i, trajectory in enumerate(group.trajectories):
             yield {
                 "iteration": iteration,
@@ -101,7 +101,7 @@ def rows(
                 **curves(trajectory),
                 "prompt_tokens": len(trajectory.prompt_ids),
                 "outcome": float(group.outcome[i]),
-                "rewards": [{"name": k, "value": v} for k, v in group.components[i].items()],
+                "rewards": [{"name": k, "value": float(v[i])} for k, v in parts.items()],
                 "group_mean": float(totals.mean()) if len(totals) > 1 else None,
                 "group_std": float(totals.std()) if len(totals) > 1 else None,
                 "turns": [

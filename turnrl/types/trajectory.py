@@ -266,7 +266,8 @@ class Group:
         turn_rewards: (G, K), reward of each turn, summed over components; zero after the last.
         outcome: (G,), outcome reward of each trajectory, summed over components.
         reached: (G, K), bool: whether the trajectory took that turn, as one of its own.
-        components: Each component's total for each trajectory, named `turn/...` or `outcome/...`.
+        components: Each reward by its name: (G, K) for `turn/...`, zero after the last turn, and
+            (G,) for `outcome/...`; in float64.
         state_values: (G, K), what the policy earns on average from the beginning of each turn on,
             turn rewards and outcome; zero where not reached. Given to an estimator with `probes`.
         token_values: For each trajectory (N_i,), what a critic expects of each of its N_i sampled
@@ -280,7 +281,7 @@ class Group:
     turn_rewards: Tensor
     outcome: Tensor
     reached: Tensor
-    components: tuple[Mapping[str, float], ...] = ()
+    components: Mapping[str, Tensor] = field(default_factory=dict)
     state_values: Tensor | None = None
     token_values: tuple[Tensor, ...] = ()
     parents: tuple[int, ...] = ()
@@ -290,6 +291,12 @@ class Group:
         """The members that branched off no other: what the policy does when it is asked."""
         members = range(len(self.trajectories))
         return [i for i in members if not self.parents or self.parents[i] == i]
+
+    @property
+    def component_totals(self) -> dict[str, Tensor]:
+        """Each component's total for each trajectory, (G,)."""
+        parts = self.components.items()
+        return {name: part.sum(1) if part.ndim == 2 else part for name, part in parts}
 
     @property
     def totals(self) -> Tensor:

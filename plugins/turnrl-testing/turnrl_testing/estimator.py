@@ -111,7 +111,7 @@ def _group(drawn: _Drawn, order: Sequence[int], tree: bool) -> Group:
     attempts = tuple(
         replace(attempt(*steps[m], text=f"attempt {m}"), begins=max(k, 0)) for m, _, k in members
     )
-    parts = tuple({"outcome/a": end, "turn/b": sum(row)} for end, *row in rewards.tolist())
+    parts = {"outcome/a": rewards[:, 0].double(), "turn/b": rewards[:, 1:].double()}
     values = rewards[:, 1:].flip(1) * reached
     own = [sum(k >= 0 for k in attempt.turn_index) for attempt in attempts]
     of_tokens = tuple(row[0] * torch.arange(n) for row, n in zip(values, own, strict=True))
