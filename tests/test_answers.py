@@ -51,7 +51,7 @@ from turnrl import (
 from turnrl.cli import main
 from turnrl.plugins import load_plugins
 from turnrl.run import record
-from turnrl.scoring import Figure, curves, group_figures
+from turnrl.scoring import Tally, curves, group_tallies
 
 PAIRS = 10_000
 
@@ -495,9 +495,9 @@ def test_the_curve_leaves_out_what_says_nothing_and_counts_the_rest():
             [attempt(verdict, search("no")), attempt(verdict, search("no"))], [ExactMatch()]
         ),
     ]
-    found = group_figures(groups, [ExactMatch()])
-    assert found["answer_in_results"] == Figure(1, 2)
-    assert found["findable"] == Figure(2, 4)
+    found = group_tallies(groups, [ExactMatch()])
+    assert found["answer_in_results"] == Tally(1, 2)
+    assert found["findable"] == Tally(2, 4)
 
 
 # ------------------------------------------------------------------------ answers of a question

@@ -50,7 +50,7 @@ def test_a_checkpoint_is_asked_questions_of_ones_own(run, capsys):
     assert [t.token_ids for t in other] != [t.token_ids for t in again]
     # the evaluation's own greedy trajectories are these
     assert main(["eval", "recipe.yaml", "--ckpt_path", "last"]) == 0
-    record = turnrl.run.record.read("runs/recipe-eval/version_0/record")
+    record = turnrl.record.read("runs/recipe-eval/version_0/record")
     questions = Numbers().questions("val")
     texts = [[turn["text"] for turn in row["turns"]] for row in record]
     assert texts == [[turn.text for turn in t.turns] for t in agent.ask(questions)]
@@ -133,7 +133,7 @@ def test_a_recipe_may_hold_questions_and_settings_of_a_source(run):
     }
     (run / "own.yaml").write_text(yaml.safe_dump(contents))
     assert main(["fit", "own.yaml", "--trainer.max_epochs", "1"]) == 0
-    record = turnrl.run.record.read("runs/own/version_0/record")
+    record = turnrl.record.read("runs/own/version_0/record")
     assert {r["question"] for r in record if r["split"] == "val"} == {"Number 1?"}
     assert {r["question"] for r in record if r["split"] == "train"} <= {
         f"Number {n}?" for n in range(5)

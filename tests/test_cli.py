@@ -26,10 +26,9 @@ from transformers import AutoModelForCausalLM
 import turnrl
 from commands import fails, save
 from test_rollout import FORGETFUL
+from turnrl import record
 from turnrl.cli import main
 from turnrl.recipe.given import find_recipe
-from turnrl.run import record
-from turnrl.scoring import interval
 
 ROOT = Path(__file__).parent.parent
 FAMILIES = Path(turnrl.__file__).parent / "agent" / "chat_templates" / "families.json"
@@ -47,7 +46,7 @@ def test_fit_leaves_metrics_recipe_checkpoint_transcripts_and_model(recipe, caps
     assert saved["model"]["group_size"] == 8
     assert (run / "checkpoints" / "last.ckpt").is_file()
     assert (run / "model" / "model.safetensors").is_file()
-    rows = record.read(run / "record")
+    rows = record.read(run)
     assert sum(row["split"] == "train" for row in rows) == 2 * 4 * 8
     # untrained and after each iteration
     assert sum(row["split"] == "val" for row in rows) == 3 * 3
@@ -116,13 +115,13 @@ def test_a_rate_has_wilsons_interval_and_a_mean_of_shares_the_bootstraps():
         p = k / n
         middle, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
         wanted = [(middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)]
-        assert list(interval([1.0] * k + [0.0] * (n - k))) == pytest.approx(wanted, abs=1e-6)
+        assert list(record.interval([1.0] * k + [0.0] * (n - k))) == pytest.approx(wanted, abs=1e-6)
     draw = random.Random(0)
     shares = [draw.choice((0.0, 0.5, 0.5, 1.0)) for _ in range(100)]
     means = sorted(sum(draw.choices(shares, k=100)) / 100 for _ in range(9999))
     # the percentiles of 9,999 resampled means have standard errors of some 0.001
-    assert list(interval(shares)) == pytest.approx([means[249], means[9749]], abs=0.006)
-    assert interval([0.5, 0.5]) == (0.5, 0.5)
+    assert list(record.interval(shares)) == pytest.approx([means[249], means[9749]], abs=0.006)
+    assert record.interval([0.5, 0.5]) == (0.5, 0.5)
 
 
 def test_a_run_is_resumed_from_the_command_line(recipe, capsys):
@@ -164,7 +163,7 @@ def test_a_run_that_goes_on_with_other_settings_says_which_and_they_hold(recipe,
     assert held == (5e-4, [0.8, 0.9], 0.1)
     sampled = [
         turn["tokens"]
-        for r in record.read("runs/recipe/version_1/record", "train-*")
+        for r in record.read("runs/recipe/version_1", split="train")
         for turn in r["turns"]
     ]
     assert max(sampled) == 4

@@ -212,9 +212,9 @@ def test_an_estimator_with_probes_is_given_values_and_the_run_says_their_price(
 
 
 def kept(folder):
-    from turnrl.run import record
+    from turnrl import record
 
-    return record.read(folder / "version_0" / "record", "train-*")
+    return record.read(folder / "version_0", split="train")
 
 
 def test_a_collection_with_another_seed_has_other_probes(tiny_model):
@@ -537,12 +537,12 @@ def test_explained_variance_is_of_what_the_critic_should_have_expected():
     values = (torch.tensor([0.0, 1.0]), torch.tensor([2.0, 1.0]))
     credit = assign_credit(group, Gives((torch.tensor([0.0, 0.0]), torch.tensor([0.0, 2.0]))))
     known = replace(group, token_values=values)
-    found = Experience((known,), (credit,), 1.0).figures([Calls()])
+    found = Experience((known,), (credit,), 1.0).tallies([Calls()])
     assert found["critic/explained_variance"].total / 2 == pytest.approx(1 - 1 / (5 / 3))
     assert found["critic/bias"].total / 2 == pytest.approx(-0.5)
     same = assign_credit(group, Gives((torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0]))))
     nothing = replace(group, token_values=tuple(torch.zeros(2) for _ in same.tokens))
-    found = Experience((nothing,), (same,), 1.0).figures([Calls()])
+    found = Experience((nothing,), (same,), 1.0).tallies([Calls()])
     assert found["critic/explained_variance"].total == 0  # of nothing
     assert found["critic/bias"].total / 2 == -1
 

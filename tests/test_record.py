@@ -3,24 +3,53 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import random
 import re
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runs import data, last, module, trainer
-from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn
-from turnrl.run import record
+from turnrl import (
+    AdvantageEstimator,
+    DataError,
+    OutcomeOnly,
+    Question,
+    Reading,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    record,
+)
+from turnrl.learning import row as as_tokens
+from turnrl.run import recording
 from turnrl.scoring import curves, score_group
+from turnrl.types import Critic
+
+OLD = Path(__file__).parent / "data" / "records"
+"""Records of a group of two and of an evaluation, as older versions wrote them."""
 
 
 @pytest.fixture(scope="module")
 def run(tiny_model, tmp_path_factory):
     """A run of two iterations with everything kept, its module, and what was collected."""
     folder, collected = tmp_path_factory.mktemp("run"), []
-    it = module(tiny_model, record_per_iteration=None, transcripts_per_iteration=2)
+    it = module(
+        tiny_model, record_per_iteration=None, record_tokens=True, transcripts_per_iteration=2
+    )
     collect = it.collector.collect
 
     def collecting(*given):
@@ -36,6 +65,11 @@ def kept(folder):
     return folder / "version_0" / "record"
 
 
+def written(rows, folder, name="train-000000-0.parquet"):
+    recording.write(list(rows), folder / name)
+    return folder
+
+
 def documented(text):
     """Names of the columns that a docstring lists, line by line."""
     names = re.findall(r"^    ((?:\w+, )*\w+)(?: {2,}|$)", text, re.MULTILINE)
@@ -48,6 +82,7 @@ def test_the_columns_that_are_documented_are_those_that_are_written(run):
         schema = pq.read_schema(file)
         assert sorted(schema.names) == sorted(documented(record.__doc__))
         assert schema.equals(record.SCHEMA)
+        assert schema.metadata == record.SCHEMA.metadata == {b"turnrl.record": b"2"}
         turn = schema.field("turns").type.value_type
         (fields,) = re.findall(r"turns\s+a list of \{(.*?)\}", record.__doc__, re.DOTALL)
         written = sorted(turn[i].name for i in range(turn.num_fields))
@@ -66,7 +101,7 @@ def test_each_iteration_and_each_evaluation_is_a_file_of_its_own(run):
 def test_rows_agree_with_what_was_learnt_from(run):
     folder, _, collected = run
     for iteration, experience in enumerate(collected):
-        rows = iter(record.read(kept(folder), f"train-{2 * iteration:06d}-*.parquet"))
+        rows = iter(record.read(kept(folder) / f"train-{2 * iteration:06d}-0.parquet"))
         for number, (group, advantages) in enumerate(
             zip(experience.groups, experience.credit, strict=True)
         ):
@@ -87,39 +122,49 @@ def test_rows_agree_with_what_was_learnt_from(run):
                 parts = {part["name"]: part["value"] for part in row["rewards"]}
                 totals_of = group.component_totals
                 assert parts == {name: float(part[i]) for name, part in totals_of.items()}
+                assert json.loads(row["estimator"]) == {
+                    "name": "TurnLevel",
+                    "arguments": {
+                        **{"outcome_coef": 1.0, "turn_coef": 1.0, "gamma": 1.0},
+                        **{"baseline": "mean", "scale": "std", "min_std": 0.1},
+                    },
+                }
                 assert row["group_mean"] == pytest.approx(sum(totals) / 4, abs=1e-6)
                 deviation = sum((x - sum(totals) / 4) ** 2 for x in totals) / 3
                 assert row["group_std"] == pytest.approx(deviation**0.5, abs=1e-6)
                 assert len(row["turns"]) == len(trajectory.turns)
                 for k, (turn, found) in enumerate(zip(trajectory.turns, row["turns"], strict=True)):
                     assert found["reward"] == float(group.turn_rewards[i, k])
+                    # of the two rewards one is of turns
+                    (part,) = found["rewards"]
+                    assert part["name"] == "turn/called"
+                    assert part["value"] == pytest.approx(found["reward"])
                     assert found["advantage"] == float(advantages[i, k])
                     assert (found["text"], found["cut"]) == (turn.text, turn.cut)
                     assert found["tokens"] == len(turn.token_ids)
                     assert found["format_error"] == turn.reading.format_error
                     assert found["results"] == [
-                        {"content": r.content, "ok": r.ok} for r in turn.results
+                        {"content": r.content, "ok": r.ok, "metadata": None} for r in turn.results
                     ]
                     assert [
                         (call["name"], json.loads(call["arguments"]), call["error"])
                         for call in found["calls"]
                     ] == [(c.name, dict(c.arguments), c.error) for c in turn.reading.calls]
         assert next(rows, None) is None
-    everything = record.read(kept(folder), "train-*")
+    everything = record.read(folder / "version_0", split="train")
     assert any(result for row in everything for turn in row["turns"] for result in turn["results"])
     assert {turn["cut"] for row in everything for turn in row["turns"]} == {True, False}
 
 
 def test_an_evaluation_has_a_row_for_each_question_and_no_credit(run):
     folder, _, _ = run
-    rows = record.read(kept(folder), "val-*")
+    rows = record.read(folder / "version_0", split="val")
     assert [(row["policy_version"], row["iteration"]) for row in rows[::3]] == [
         *[(0, 0), (2, 1), (4, 2)]
     ]
     assert [row["question_id"] for row in rows] == ["n100", "n101", "n102"] * 3
-    assert {(row["split"], row["group_mean"], row["group_std"]) for row in rows} == {
-        ("val", None, None)
-    }
+    kinds = {(r["split"], r["group_mean"], r["group_std"], r["estimator"]) for r in rows}
+    assert kinds == {("val", None, None, None)}
     assert {turn["advantage"] for row in rows for turn in row["turns"]} == {None}
 
 
@@ -152,18 +197,269 @@ def test_transcripts_show_the_best_and_the_worst_with_their_credit(run):
             assert f"advantage {float(advantages[i, 0]):+.3f}" in text
 
 
-def test_as_many_trajectories_are_kept_as_the_recipe_says_and_evaluations_whole(
-    tiny_model, tmp_path
-):
-    for most in (5, 0):
+def test_whole_groups_are_kept_as_the_recipe_says_and_evaluations_whole(tiny_model, tmp_path):
+    # groups of 4: 9 has room for two, 3 for none and keeps one all the same
+    for most, rows in ((9, 8), (3, 4), (0, 0)):
         it = module(tiny_model, record_per_iteration=most)
         trainer(tmp_path / str(most), 1).fit(it, data())
-        files = {
-            file.name: len(record.read(file.parent, file.name))
-            for file in kept(tmp_path / str(most)).iterdir()
-        }
+        files = {file.name: len(record.read(file)) for file in kept(tmp_path / str(most)).iterdir()}
         wanted = {"val-000000-0.parquet": 3, "val-000002-0.parquet": 3}
-        assert files == (wanted | {"train-000000-0.parquet": 5} if most else wanted)
+        assert files == (wanted | {"train-000000-0.parquet": rows} if rows else wanted)
+
+
+def test_processes_keep_the_first_groups_that_fit_and_one_at_least():
+    rng, groups = random.Random(0), [group_of(size) for size in range(1, 8)]
+    for _ in range(500):
+        most, ranks, group = rng.randint(0, 40), rng.randint(1, 4), rng.choice(groups)
+        # groups of one size: exactly those whose number is below what fits
+        fits = max(most // len(group.trajectories), 1) if most else 0
+        for rank in range(ranks):
+            own = [group] * rng.randint(1, 6)
+            numbers = range(rank, ranks * len(own), ranks)
+            wanted = sum(number < fits for number in numbers)
+            assert recording.kept(own, most, rank, ranks) == wanted
+        # groups of any size in one process: as many as fit, or the first
+        own = rng.choices(groups, k=6)
+        sizes = [len(group.trajectories) for group in own]
+        count = recording.kept(own, most)
+        assert count >= bool(most)
+        assert count <= 1 or sum(sizes[:count]) <= most
+        assert count == 6 or sum(sizes[: count + 1]) > most
+        assert recording.kept(own, None) == 6
+
+
+def group_of(size):
+    return score_group([attempt()] * size, [], 1)
+
+
+def attempt(*results):
+    turn = Turn("t", (1,), (-0.5,), Reading((ToolCall("echo"),), "x"), results)
+    return Trajectory(Question("q", "?", ("x",)), (1,), (turn,), "answer")
+
+
+def test_tokens_are_recorded_with_what_sampler_and_learner_computed_for_them(run):
+    folder, it, collected = run
+    rows = record.read(kept(folder) / "train-000000-0.parquet")
+    trajectories = [t for group in collected[0].groups for t in group.trajectories]
+    # the weights of the first iteration are the model's own
+    fresh = module(it.policy.model).policy
+    fresh.load()
+    read = fresh.read([as_tokens(t) for t in trajectories], 4096, it.rollout.temperature)
+    for row, trajectory, (logprobs, entropies, _) in zip(rows, trajectories, read, strict=True):
+        assert tuple(row["token_ids"]) == trajectory.token_ids
+        assert tuple(row["token_ids"][: row["prompt_tokens"]]) == trajectory.prompt_ids
+        assert tuple(row["turn_index"]) == trajectory.turn_index
+        sampled = [k >= 0 for k in trajectory.turn_index]
+        for name, expected in (
+            ("sampler_logprobs", [*compress(trajectory.sampler_logprobs, sampled)]),
+            ("learner_logprobs", logprobs.tolist()),
+            ("entropies", entropies.tolist()),
+        ):
+            assert [value is not None for value in row[name]] == sampled
+            found = [value for value in row[name] if value is not None]
+            assert found == pytest.approx(expected, abs=1e-5)
+    # in process and in float32 both compute the same, at 1 for greedy turns too
+    for row in record.read(folder / "version_0"):
+        pairs = zip(row["sampler_logprobs"], row["learner_logprobs"], strict=True)
+        assert all(a == b == None or abs(a - b) < 1e-4 for a, b in pairs)  # noqa: E711
+
+
+def test_without_record_tokens_nothing_is_computed_for_it(tiny_model, tmp_path, monkeypatch):
+    it = module(tiny_model, steps_per_update=1)
+    read, asked = it.policy.read, []
+    monkeypatch.setattr(it.policy, "read", lambda *a: asked.append(a) or read(*a))
+    trainer(tmp_path, 1).fit(it, data())
+    for row in record.read(tmp_path / "version_0"):
+        assert [row[name] for name in record.TOKENS] == [None] * 5
+    # the checkpoint's look at one trajectory is all
+    assert {len(rows) for rows, *_ in asked} <= {0, 1}
+
+
+def test_components_are_kept_by_turn_and_shown_in_transcripts(tmp_path):
+    from worlds import Answered, Called
+
+    searched = Turn("look", (1,), (-0.5,), Reading((ToolCall("echo"),)), (ToolResult("4"),))
+    answered = Turn("a", (2,), (-0.5,), Reading(answer="a"))
+    trajectory = Trajectory(Question("q", "Long?", ("a",)), (1,), (searched, answered), "answer")
+    group = score_group([trajectory], [Answered(), Called()], 3)
+    (row,) = record.read(written(recording.rows([group], [None], "val", 0, 0), tmp_path))
+    values = [Called().score(trajectory, k) for k in (0, 1)]
+    assert values[0] != values[1]
+    assert [turn["rewards"] for turn in row["turns"]] == [
+        [{"name": "turn/called", "value": value}] for value in values
+    ]
+    assert row["rewards"] == [
+        {"name": "outcome/answered", "value": Answered().score(trajectory)},
+        {"name": "turn/called", "value": sum(values)},
+    ]
+    text = record.transcript(row)
+    assert f"-- turn 0   reward {values[0]:.3f} (turn/called {values[0]:.3f})\nlook\n" in text
+    assert f"-- turn 1   reward {values[1]:.3f} (turn/called {values[1]:.3f})\na\n" in text
+
+
+class Broken:
+    def __str__(self):
+        raise OSError("no text")
+
+
+@dataclass
+class Page:
+    title: str
+
+
+def test_metadata_of_results_is_recorded_whatever_is_in_it(tmp_path):
+    circle = {}
+    circle["itself"] = circle
+    found = {
+        "passage_ids": ("7", "9"),
+        "scores": torch.tensor([0.5, math.nan]),
+        3: Page("Peru"),
+        "path": Path("a"),
+        "odd": "\ud800",
+    }
+    results = [ToolResult("x", metadata=m) for m in (found, {}, circle, {"it": Broken()})]
+    group = score_group([attempt(*results)], [], 1)
+    (row,) = record.read(written(recording.rows([group], [None], "val", 0, 0), tmp_path))
+    kept = [result["metadata"] for result in row["turns"][0]["results"]]
+    assert json.loads(kept[0]) == {
+        **{"passage_ids": ["7", "9"], "scores": [0.5, "nan"], "3": {"title": "Peru"}},
+        **{"path": "a", "odd": "\ud800"},
+    }
+    assert kept[1] is None
+    assert "RecursionError" in json.loads(kept[2])
+    assert "OSError" in json.loads(kept[3])
+
+
+class Forgetful(AdvantageEstimator):
+    def __init__(self, kept, lost):
+        self.kept = kept
+
+    def __call__(self, group):
+        return torch.zeros_like(group.turn_rewards)
+
+
+def test_the_estimator_is_recorded_with_the_arguments_that_it_keeps():
+    def told(estimator):
+        row = next(recording.rows([group_of(2)], [None], "train", 1, 0, estimator=estimator))
+        return json.loads(row["estimator"])
+
+    assert told(OutcomeOnly(min_std=0.5)) == {
+        "name": "OutcomeOnly",
+        "arguments": {"baseline": "mean", "scale": "std", "min_std": 0.5},
+    }
+    critic = {"lr": 0.1, "coef": 0.1, "trunk": True}
+    assert told(Forgetful(Critic(), 5)) == {"name": "Forgetful", "arguments": {"kept": critic}}
+
+
+# -------------------------------------------------------------------------------------- reading
+
+
+def test_a_record_is_found_from_its_run_its_folder_one_file_and_the_name_of_its_runs(
+    run, tmp_path, monkeypatch
+):
+    folder, _, _ = run
+    every = record.files(folder / "version_0")
+    assert every == sorted(kept(folder).iterdir()) == record.files(str(kept(folder)))
+    assert record.files(every[0]) == [every[0]]
+    assert record.files(folder / "version_0", split="val") == every[2:]
+    # of several runs the newest one that has a record
+    monkeypatch.chdir(tmp_path)
+    row = dict.fromkeys(record.SCHEMA.names)
+    for version in (3, 1):
+        home = Path("runs", "mine", f"version_{version}", "record")
+        written([row | {"split": "val", "group": version}], home, "val-000000-0.parquet")
+    os.utime(Path("runs", "mine", "version_3", "record"), (1, 1))
+    Path("runs", "mine", "version_9", "record").mkdir(parents=True)
+    for run_of in ("mine", "runs/mine", Path("runs/mine").absolute()):
+        assert [r["group"] for r in record.read(run_of)] == [1]
+
+
+def test_a_table_reads_only_the_columns_that_are_named(run):
+    folder, _, _ = run
+    table = record.table(folder / "version_0", ["iteration", "exact_match"], split="train")
+    assert table.column_names == ["iteration", "exact_match"]
+    assert table.num_rows == 32
+    (first, *_) = record.read(folder / "version_0", ["group", "turns"], split="train")
+    assert first.keys() == {"group", "turns"}
+
+
+def test_mistakes_in_naming_a_record_are_told(run, tmp_path, monkeypatch):
+    folder, _, _ = run
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"nothing of split 'vall'\. Take train, val\."):
+        record.read(folder / "version_0", split="vall")
+    with pytest.raises(DataError, match=r"no column 'exactmatch'\. Did you mean exact_match\?"):
+        record.table(folder / "version_0", ["exactmatch"])
+    with pytest.raises(DataError, match=r"no record of a run at 'nowhere'\. Give the folder of a"):
+        record.read("nowhere")
+    Path("runs", "quickstart", "version_0", "record").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"'quickstrat'\. Did you mean quickstart\? Give the fold"):
+        record.read("quickstrat")
+    with pytest.raises(DataError, match=r"'other'\. There are quickstart\. Give the folder of a"):
+        record.read("other")
+
+
+def test_a_file_that_is_torn_foreign_or_newer_is_refused(run, tmp_path):
+    folder, _, _ = run
+    (file, *_) = record.files(folder / "version_0")
+    whole = file.read_bytes()
+    torn = tmp_path / "torn.parquet"
+    for part in (whole[:-100], whole[: len(whole) // 2], b""):
+        torn.write_bytes(part)
+        with pytest.raises(DataError, match=r"torn\.parquet' cannot be read \(.*Copy it again, or"):
+            record.read(torn)
+    torn.write_bytes(b"PAR1" + bytes(len(whole) // 2) + whole[len(whole) // 2 + 4 :])
+    with pytest.raises(DataError, match=r"torn\.parquet' cannot be read"):
+        record.read(torn)
+    foreign = tmp_path / "foreign.parquet"
+    pq.write_table(pa.table({"turns": [1], "text": ["a"]}), foreign)
+    with pytest.raises(DataError, match=r"foreign\.parquet' is not a record of turnrl\. Give the"):
+        record.read(foreign)
+    newer = tmp_path / "newer.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.replace_schema_metadata({"turnrl.record": "3"}), newer)
+    with pytest.raises(DataError, match=r"has version 3 of the record, and this .* up to 2\. Upd"):
+        record.read(newer)
+
+
+def test_a_record_is_read_while_its_next_file_is_being_written(tmp_path):
+    row = dict.fromkeys(record.SCHEMA.names)
+    written([row | {"split": "val", "group": 1}], tmp_path, "val-000000-0.parquet")
+    (tmp_path / "val-000002-0.parquet.new").write_bytes(b"PAR1 half")
+    assert [r["group"] for r in record.read(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize(("version", "first"), [("0.5.0", 0), ("0.7.0", 1)])
+def test_records_of_older_versions_are_read_with_null_for_what_they_lack(version, first):
+    *sampled, scored = record.read(OLD / version, split="train") + record.read(
+        OLD / version, split="val"
+    )
+    assert [(r["iteration"], r["policy_version"]) for r in sampled] == [(first, 0)] * 2
+    assert (scored["iteration"], scored["policy_version"]) == (first, 1)
+    for row in (*sampled, scored):
+        assert row.keys() == set(record.SCHEMA.names)
+        assert [row[name] for name in (*record.TOKENS, "estimator")] == [None] * 6
+        assert {turn["rewards"] for turn in row["turns"]} == {None}
+    played = sampled[0]
+    assert (played["question"], played["answers"], played["answer"]) == (
+        *("Capital of Peru?", ["Lima"], "Lima"),
+    )
+    assert played["turns"][0]["results"] == [
+        {"content": "Lima is its capital.", "ok": True, "metadata": None}
+    ]
+    assert played["turns"][0]["calls"][0]["arguments"] == '{"query": "Peru"}'
+    assert played["rewards"] == [
+        {"name": "turn/called", "value": 0.2},
+        {"name": "outcome/answered", "value": 1.0},
+    ]
+    assert "-- turn 0   reward 0.200   advantage" in record.transcript(played)
+    assert record.figures([scored])["reward/total"].mean == 1.2
+    assert record.table(OLD / version, ["estimator"]).to_pydict() == {"estimator": [None] * 3}
+
+
+def test_reading_a_record_loads_no_torch():
+    code = "import sys, turnrl; turnrl.record.read(sys.argv[1]); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(OLD / "0.5.0")], check=True)
 
 
 def test_an_evaluation_of_a_checkpoint_is_recorded_as_of_its_iteration(run, tmp_path, tiny_model):
@@ -190,13 +486,13 @@ def test_a_file_is_replaced_when_the_new_one_is_complete(tmp_path, monkeypatch):
 
     file = tmp_path / "record" / "train-000000-0.parquet"
     row = dict.fromkeys(record.SCHEMA.names)
-    record.write([row | {"split": "first"}], file)
+    recording.write([row | {"split": "first"}], file)
     with monkeypatch.context() as broken:
         broken.setattr(pq, "write_table", fails)
         with pytest.raises(Stop):
-            record.write([row | {"split": "second"}], file)
+            recording.write([row | {"split": "second"}], file)
     assert [r["split"] for r in record.read(file.parent)] == ["first"]
-    record.write([row | {"split": "second"}], file)
+    recording.write([row | {"split": "second"}], file)
     assert [r["split"] for r in record.read(file.parent)] == ["second"]
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
@@ -205,24 +501,18 @@ def test_half_a_surrogate_pair_that_the_policy_wrote_does_not_stop_the_run(tmp_p
     # "\\ud800" is legal JSON, so a segmenter that reads JSON can find it in a call or an answer
     odd = Reading((ToolCall("\ud800", error="\ud800"),), "\ud800", "\ud800")
     turn = Turn("text", (1,), (-0.5,), odd, (ToolResult("x"),))
-    attempt = Trajectory(Question("\ud800", "\ud800", ("\ud800",)), (1,), (turn,), "turns")
-    group = score_group([attempt], [], 1)
-    record.write(
-        list(record.rows([group], [None], "train", 0, 0)), tmp_path / "train-000000-0.parquet"
-    )
-    (row,) = record.read(tmp_path)
+    odd_one = Trajectory(Question("\ud800", "\ud800", ("\ud800",)), (1,), (turn,), "turns")
+    group = score_group([odd_one], [], 1)
+    (row,) = record.read(written(recording.rows([group], [None], "train", 0, 0), tmp_path))
     assert len(row["turns"][0]["calls"]) == 1
 
 
 def test_groups_are_numbered_through_over_batches_and_processes():
-    attempt = Trajectory(
-        Question("q", "?", ("x",)), (1,), (Turn("t", (1,), (-0.5,), Reading(answer="x")),), "answer"
-    )
-    groups = [score_group([attempt, attempt], [], 1)] * 2
+    groups = [group_of(2)] * 2
     found = [
         row["group"]
         for rank in (0, 1)
-        for row in record.rows(groups, [None, None], "val", 0, 0, first=rank, step=2)
+        for row in recording.rows(groups, [None, None], "val", 0, 0, first=rank, step=2)
     ]
     assert sorted(found) == [0, 0, 1, 1, 2, 2, 3, 3]
 
@@ -231,3 +521,64 @@ def test_an_evaluation_in_several_batches_gives_each_question_a_number(tiny_mode
     trainer(tmp_path, 1).validate(module(tiny_model), data(val_batch_size=1), verbose=False)
     found = record.read(tmp_path / "version_0" / "record")
     assert [row["group"] for row in found] == [0, 1, 2]
+
+
+# ----------------------------------------------------------------------------------- figures
+
+
+def wilson(hits, count):
+    """The score interval from its closed form."""
+    z = statistics.NormalDist().inv_cdf(0.975)
+    rate = hits / count
+    centre = (rate + z * z / (2 * count)) / (1 + z * z / count)
+    half = (
+        z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
+    )
+    return centre - half, centre + half
+
+
+@given(st.integers(1, 600).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_the_interval_of_a_rate_is_wilsons(drawn):
+    hits, count = drawn
+    found = record.interval([1.0] * hits + [0.0] * (count - hits))
+    assert found == pytest.approx(wilson(hits, count), abs=1e-9)
+
+
+def test_a_perfect_score_is_not_certain():
+    low, high = record.interval([1.0] * 256)
+    # 1 / (1 + z^2 / 256) = 0.98522
+    assert low == pytest.approx(0.98522, abs=1e-5)
+    assert high == 1
+    assert record.interval([0.0] * 256) == pytest.approx((0, 1 - low))
+
+
+def test_the_interval_of_a_mean_of_shares_is_a_percentile_bootstrap():
+    rng = random.Random(0)
+    values = [rng.choice([0.0, 0.5, 0.5, 1.0, 1 / 3]) for _ in range(200)]
+    means = sorted(statistics.fmean(rng.choices(values, k=200)) for _ in range(4000))
+    # the error of a percentile of 4,000 resamples is some 2 % of the interval's width
+    assert record.interval(values) == pytest.approx((means[100], means[3899]), abs=0.004)
+    # whichever process scored which of them
+    assert record.interval(values) == record.interval(values[::2] + values[1::2])
+    assert record.interval([0.5] * 9) == (0.5, 0.5)
+
+
+def test_figures_are_means_over_questions_with_their_intervals():
+    def row(group, found, *rewards, split="val"):
+        curves = dict.fromkeys(record.CURVES, 1.0) | {"answer_in_results": found}
+        parts = [{"name": f"outcome/{n}", "value": v} for n, v in enumerate(rewards)]
+        return {"split": split, "policy_version": 0, "group": group, "rewards": parts, **curves}
+
+    # two attempts at each of two questions, of which one says nothing on `answer_in_results`
+    rows = [row(0, 1.0, 1.0, 0.5), row(0, 0.0, 0.0, 0.5), row(1, None, 1.0, 0.5)]
+    rows += [row(1, None, 1.0, 1.5)]
+    found = record.figures(rows)
+    assert [*found] == [*record.CURVES, "reward/outcome/0", "reward/outcome/1", "reward/total"]
+    assert found["exact_match"] == record.Figure(1.0, *record.interval([1.0, 1.0]), 2)
+    assert found["answer_in_results"] == record.Figure(0.5, 0.5, 0.5, 1)
+    assert found["reward/outcome/0"] == record.Figure(0.75, *record.interval([0.5, 1.0]), 2)
+    assert found["reward/total"] == record.Figure(1.5, *record.interval([1.0, 2.0]), 2)
+    assert record.figures([row(1, None)])["answer_in_results"] == record.Figure(None, None, None, 0)
+    # a question of another split is another one
+    assert record.figures([row(0, 1.0), row(0, 1.0, split="test")])["format"].questions == 2
+    assert record.figures([]) == {}

@@ -20,12 +20,11 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 import turnrl
 from commands import fails
 from runs import column, data, last, module, rows, trainer
-from turnrl import CheckpointError, RecipeError
+from turnrl import CheckpointError, RecipeError, record
 from turnrl.callbacks import BestCheckpoint
 from turnrl.cli import main
 from turnrl.recipe.given import read_given
-from turnrl.run import record
-from turnrl.run.record import SCHEMA, write
+from turnrl.run.recording import write
 
 
 @pytest.fixture
@@ -93,9 +92,9 @@ def test_half_a_record_is_removed(tmp_path, monkeypatch):
         Path(where).write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("turnrl.run.record.pq.write_table", fails)
+    monkeypatch.setattr("turnrl.run.recording.pq.write_table", fails)
     with pytest.raises(OSError, match="No space left"):
-        write([dict.fromkeys(SCHEMA.names)], tmp_path / "record" / "train.parquet")
+        write([dict.fromkeys(record.SCHEMA.names)], tmp_path / "record" / "train.parquet")
     assert list((tmp_path / "record").iterdir()) == []
 
 

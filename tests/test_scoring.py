@@ -1,16 +1,12 @@
-"""Scoring: rewards on trajectories, credit on groups, the four curves, and intervals of means."""
+"""Scoring: rewards on trajectories, credit on groups, and the four curves."""
 
 from __future__ import annotations
 
 import math
-import random
-import statistics
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from turnrl import (
     AdvantageEstimator,
@@ -28,11 +24,10 @@ from turnrl import (
 )
 from turnrl.collection import Experience
 from turnrl.scoring import (
-    Figure,
+    Tally,
     assign_credit,
     curves,
-    group_figures,
-    interval,
+    group_tallies,
     score_group,
 )
 
@@ -162,7 +157,7 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         score_group([GUESSED] * 3, rewards, 2),
     )
     experience = Experience(groups, tuple(assign_credit(g, TurnLevel()) for g in groups), 1.0)
-    figures = group_figures(groups, rewards)
+    figures = group_tallies(groups, rewards)
     assert {name: figure.total for name, figure in figures.items()} == {
         "exact_match": 1,
         "tool_execution": 1,
@@ -178,11 +173,11 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
     }
     assert {figure.count for figure in figures.values()} == {6}
     # a process without a question has the same names, as the others wait for its sums
-    assert group_figures([], rewards).keys() == figures.keys()
-    found = experience.figures(rewards)
+    assert group_tallies([], rewards).keys() == figures.keys()
+    found = experience.tallies(rewards)
     assert found["train/format"] == figures["format"]
     assert found["reward/total"] == figures["reward/total"]
-    assert found["rollout/seconds"] == Figure(1.0, 1)
+    assert found["rollout/seconds"] == Tally(1.0, 1)
     assert {k: v.total for k, v in found.items() if v.count == 6 and k[:8] == "rollout/"} == {
         "rollout/turns": 2 + 1 + 2 + 3,
         # prompts of 3, turns of 2
@@ -194,46 +189,6 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         "rollout/probe_tokens": 0,
         "rollout/redrawn_groups": 0,
     }
-
-
-# ----------------------------------------------------------------------------------- intervals
-
-
-def wilson(hits, count):
-    """The score interval from its closed form."""
-    z = statistics.NormalDist().inv_cdf(0.975)
-    rate = hits / count
-    centre = (rate + z * z / (2 * count)) / (1 + z * z / count)
-    half = (
-        z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
-    )
-    return centre - half, centre + half
-
-
-@given(st.integers(1, 600).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_the_interval_of_a_rate_is_wilsons(drawn):
-    hits, count = drawn
-    found = interval([1.0] * hits + [0.0] * (count - hits))
-    assert found == pytest.approx(wilson(hits, count), abs=1e-9)
-
-
-def test_a_perfect_score_is_not_certain():
-    low, high = interval([1.0] * 256)
-    # 1 / (1 + z^2 / 256) = 0.98522
-    assert low == pytest.approx(0.98522, abs=1e-5)
-    assert high == 1
-    assert interval([0.0] * 256) == pytest.approx((0, 1 - low))
-
-
-def test_the_interval_of_a_mean_of_shares_is_a_percentile_bootstrap():
-    rng = random.Random(0)
-    values = [rng.choice([0.0, 0.5, 0.5, 1.0, 1 / 3]) for _ in range(200)]
-    means = sorted(statistics.fmean(rng.choices(values, k=200)) for _ in range(4000))
-    # the error of a percentile of 4,000 resamples is some 2 % of the interval's width
-    assert interval(values) == pytest.approx((means[100], means[3899]), abs=0.004)
-    # whichever process scored which of them
-    assert interval(values) == interval(values[::2] + values[1::2])
-    assert interval([0.5] * 9) == (0.5, 0.5)
 
 
 def test_a_group_is_of_one_question_and_of_one_attempt_at_least():

@@ -23,6 +23,7 @@ from turnrl.text import *  # noqa: F403 - and what they import themselves
 from turnrl.types import *  # noqa: F403 - the same
 
 if TYPE_CHECKING:
+    from turnrl import record as record
     from turnrl.agent.chat import ChatFormat as ChatFormat
     from turnrl.agent.rollout import Rollout as Rollout
     from turnrl.agent.toolbox import call_tools as call_tools
@@ -100,6 +101,7 @@ __all__ = sorted(
         "load_plugins",
         "of_the_device",
         "out_of_memory",
+        "record",
     ]
 )
 
@@ -107,6 +109,8 @@ __all__ = sorted(
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.metadata.version("turnrl")
+    if name == "record":
+        return importlib.import_module("turnrl.record")
     for module, names in (*_LAZY.items(), *_MOVED.items()):
         if name in names:
             return getattr(importlib.import_module(f"turnrl.{module}"), name)

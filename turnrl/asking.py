@@ -46,5 +46,5 @@ def scores(collector: Collector, trajectories: Sequence[Trajectory]) -> list[dic
             asked = f"{trajectory.question.text!r} has no accepted answer to compare with"
             raise DataError(f"{asked}. Ask turnrl.Question(id, text, answers) instead.")
     groups = collector.score([[trajectory] for trajectory in trajectories])
-    figures = [scoring.group_figures([group], collector.rewards) for group in groups]
+    figures = [scoring.group_tallies([group], collector.rewards) for group in groups]
     return [{name: one.total for name, one in found.items()} for found in figures]

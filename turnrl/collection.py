@@ -24,7 +24,7 @@ from turnrl.agent.rollout import Rollout
 from turnrl.learning import row
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy, TokenScores
-from turnrl.scoring import Credit, Figure
+from turnrl.scoring import Credit, Tally
 from turnrl.types import (
     AdvantageEstimator,
     Engine,
@@ -95,7 +95,7 @@ class Experience:
             return None
         return [a + v for a, v in zip(self.advantages, values, strict=True)]
 
-    def figures(self, rewards: Sequence[Reward]) -> dict[str, Figure]:
+    def tallies(self, rewards: Sequence[Reward]) -> dict[str, Tally]:
         """The figures of the iteration, by the names that they have in `metrics.csv`.
 
         They are means over the trajectories, without branches, except for `rollout/seconds` and
@@ -103,7 +103,7 @@ class Experience:
         """
         found = {
             name if name.startswith("reward/") else f"train/{name}": figure
-            for name, figure in scoring.group_figures(self.groups, rewards).items()
+            for name, figure in scoring.group_tallies(self.groups, rewards).items()
         }
         trunks = [group.trajectories[i] for group in self.groups for i in group.trunks]
         sums: dict[str, float] = {
@@ -122,8 +122,8 @@ class Experience:
             sums["critic/bias"] = -float(missed.mean()) * len(trunks)  # the variance hides it
         rate = self.sampled / max(self.seconds, 1e-9)
         once = {"rollout/seconds": self.seconds, "rollout/tokens_per_s": rate}
-        found |= {name: Figure(value, len(trunks)) for name, value in sums.items()}
-        return found | {name: Figure(value, 1) for name, value in once.items()}
+        found |= {name: Tally(value, len(trunks)) for name, value in sums.items()}
+        return found | {name: Tally(value, 1) for name, value in once.items()}
 
 
 class Collector:

@@ -30,7 +30,7 @@ from turnrl.policy.trials import try_out
 from turnrl.run.announce import announce
 from turnrl.run.folders import run_folder
 from turnrl.run.metrics import Figures
-from turnrl.scoring import Figure
+from turnrl.scoring import Tally
 from turnrl.types import Group, Question, Row, Trajectory
 
 _MINIBATCH_TOKENS = 16_384
@@ -124,10 +124,10 @@ class PolicyModule(L.LightningModule):
             )
         return [optimizer], [{"scheduler": schedule, "interval": "step"}] if schedule else []
 
-    def read(self, rows: Sequence[Row]) -> list[TokenScores]:
+    def read(self, rows: Sequence[Row], temperature: float | None = None) -> list[TokenScores]:
         """The current learner's numbers for sampled tokens; see `Policy.read`."""
         with self.memory.phase("learning"):
-            return self.policy.read(rows, self.budget, self.rollout.temperature)
+            return self.policy.read(rows, self.budget, temperature or self.rollout.temperature)
 
     @property
     def budget(self) -> int:
@@ -148,7 +148,7 @@ class PolicyModule(L.LightningModule):
         norm = torch.nn.utils.get_total_norm(gradients)
         if not norm.isfinite():
             raise self._broken(f"the gradient's norm is {float(norm)}")
-        self.figures.log({"train/grad_norm": Figure(float(norm), 1)})
+        self.figures.log({"train/grad_norm": Tally(float(norm), 1)})
 
     def _broken(self, what: str) -> TrainingError:
         iteration, step = self.iteration_and_version

@@ -12,7 +12,6 @@ baselines GRPO-OR and GRPO-MR.
 """
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import cast, final
@@ -33,8 +32,9 @@ from turnrl.lifecycle import PolicyModule
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
 from turnrl.policy.model import Policy
-from turnrl.run import record
-from turnrl.scoring import Figure
+from turnrl.record import Row as RecordRow
+from turnrl.run import recording
+from turnrl.scoring import Tally
 from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward
 
 _TRAIN, _EVALUATE = 0, 1
@@ -73,7 +73,10 @@ class MTGRPO(PolicyModule):
         scheduler: Of the learning rate, by its class; it counts optimiser steps. None keeps the
             rate.
         record_per_iteration: How many trajectories of each iteration are kept in the run's record;
-            null keeps all. An evaluation keeps all of its own.
+            null keeps all. Groups stay whole, so there is one at least. An evaluation keeps all of
+            its own.
+        record_tokens: Whether the record also has token ids, log-probabilities and entropies. They
+            take one pass of the learner over what is kept.
         transcripts_per_iteration: How many of these are written out as text to be read.
         seed: Of sampling and of the order of trajectories.
         profile: The memory of a GPU, such as `24GB`, or `auto` for the one that is there: settings
@@ -97,6 +100,7 @@ class MTGRPO(PolicyModule):
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         record_per_iteration: int | None = 64,
+        record_tokens: bool = False,
         transcripts_per_iteration: int = 4,
         seed: int = 0,
         profile: str | None = "auto",
@@ -112,11 +116,12 @@ class MTGRPO(PolicyModule):
         self.updates_per_iteration = updates_per_iteration
         self.steps_per_update = steps_per_update
         self.record_per_iteration = record_per_iteration
+        self.record_tokens = record_tokens
         self.transcripts_per_iteration = transcripts_per_iteration
         self.profile = profile
         self.policy.critic = self.estimator.critic
         self._logged = False
-        self.evaluated: list[record.Row] = []
+        self.evaluated: list[RecordRow] = []
         _ = policy.folder  # a missing one is told before any data is read
         check_settings(self)
 
@@ -142,11 +147,12 @@ class MTGRPO(PolicyModule):
         _, version = self.iteration_and_version
         key = (_TRAIN, self.seed, iteration, self.global_rank)
         experience = self.collector.collect(questions, key, version, self.bar("collecting"))
-        at = (iteration + 1, version, self.global_rank, self.trainer.world_size)
-        kept = record.rows(experience.groups, experience.credit, "train", *at)
-        if (most := self.record_per_iteration) is not None:
-            kept = itertools.islice(kept, -(-most // self.trainer.world_size))
-        self._keep(list(kept))
+        place = (self.global_rank, self.trainer.world_size)
+        kept = recording.kept(experience.groups, self.record_per_iteration, *place)
+        groups, credit = experience.groups[:kept], experience.credit[:kept]
+        at = ("train", iteration + 1, version, *place, self.estimator)
+        learner = self.read if self.record_tokens else None
+        self._keep(list(recording.rows(groups, credit, *at, learner)))
         return experience
 
     def iterate(self, questions: Sequence[Question], iteration: int) -> Iterator[Step]:
@@ -199,7 +205,7 @@ class MTGRPO(PolicyModule):
         """Log what was collected, once an iteration."""
         if self.experience is not None and not self._logged:
             self._logged = True
-            self.figures.log(self.experience.figures(self.rewards))
+            self.figures.log(self.experience.tallies(self.rewards))
 
     def training_step(self, batch: Step, batch_idx: int) -> Tensor:
         """One optimiser step. The gradients of all minibatches but the last are added up here; the
@@ -213,9 +219,9 @@ class MTGRPO(PolicyModule):
                 self._loss(minibatch, sums).backward()
         loss = self._loss(batch[-1], sums)
         watched = dict(zip(sums, torch.stack([*sums.values()]).tolist(), strict=True))
-        found = {"train/loss": Figure(watched.pop("loss"), 1)}
+        found = {"train/loss": Tally(watched.pop("loss"), 1)}
         tokens = sum(map(len, batch))
-        self.figures.log(found | {f"train/{k}": Figure(v, tokens) for k, v in watched.items()})
+        self.figures.log(found | {f"train/{k}": Tally(v, tokens) for k, v in watched.items()})
         return loss
 
     def _loss(self, batch: Minibatch, watched: dict[str, Tensor]) -> Tensor:
@@ -263,8 +269,10 @@ class MTGRPO(PolicyModule):
         groups = self._scored_greedily(batch, batch_idx) if batch else ()
         rank, ranks = self.global_rank, self.trainer.world_size
         at = (*self.iteration_and_version, len(self.evaluated) * ranks + rank, ranks)
-        self.evaluated += record.rows(groups, [None] * len(groups), split, *at)
-        found = scoring.group_figures(groups, self.rewards)
+        learner = partial(self.read, temperature=1.0) if self.record_tokens else None
+        credit = [None] * len(groups)
+        self.evaluated += recording.rows(groups, credit, split, *at, learner=learner)
+        found = scoring.group_tallies(groups, self.rewards)
         self.figures.log({f"{split}/{name}": one for name, one in found.items()}, weigh=True)
         if self.trainer.state.fn != "fit":
             self.figures.log_count(f"{split}/questions", len(batch))
@@ -279,6 +287,6 @@ class MTGRPO(PolicyModule):
         """Keep the whole record of an evaluation."""
         self._keep(self.evaluated)
 
-    def _keep(self, rows: Sequence[record.Row]) -> None:
+    def _keep(self, rows: Sequence[RecordRow]) -> None:
         if self.folder is not None:
-            record.keep(rows, self.folder, self.global_rank, self.transcripts_per_iteration)
+            recording.keep(rows, self.folder, self.global_rank, self.transcripts_per_iteration)

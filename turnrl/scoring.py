@@ -13,6 +13,7 @@ from torch import Tensor
 from turnrl.answers import answer_in_results, can_be_found, exact_match
 from turnrl.credit import returns_to_go
 from turnrl.errors import DataError, PluginError, blaming
+from turnrl.record import CURVES
 from turnrl.types import (
     AdvantageEstimator,
     Group,
@@ -25,7 +26,7 @@ from turnrl.types import (
 
 
 @dataclass(frozen=True)
-class Figure:
+class Tally:
     """A mean that is still to be taken: a sum over a number of trajectories, tokens or groups."""
 
     total: float
@@ -49,10 +50,6 @@ class Credit:
         """True if the group teaches nothing: all its advantages are zero. Rounding leaves 1e-8
         where rewards are equal."""
         return bool((torch.cat(self.tokens).abs() < 1e-6).all())
-
-
-CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
-"""The paper's four curves, whatever the rewards are; see `curves`."""
 
 
 def component_name(reward: Reward) -> str:
@@ -239,7 +236,7 @@ def curves(trajectory: Trajectory) -> dict[str, float | None]:
     return {k: None if v is None else float(v) for k, v in zip(CURVES, values, strict=True)}
 
 
-def group_figures(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, Figure]:
+def group_tallies(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, Tally]:
     """The figures of scored groups over their trajectories, without branches.
 
     They are the four curves, `findable` (the share of trajectories for which `answer_in_results`
@@ -249,29 +246,13 @@ def group_figures(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[st
     shown = [curves(group.trajectories[i]) for group in groups for i in group.trunks]
     size = len(shown)
     known = {name: [v for row in shown if (v := row[name]) is not None] for name in CURVES}
-    found = {name: Figure(sum(values), len(values)) for name, values in known.items()}
-    found["findable"] = Figure(len(known["answer_in_results"]), size)
+    found = {name: Tally(sum(values), len(values)) for name, values in known.items()}
+    found["findable"] = Tally(len(known["answer_in_results"]), size)
     totals = [(group.component_totals, group.trunks) for group in groups]
     for name in dict.fromkeys(component_name(reward) for reward in rewards):
         values = (value for parts, trunks in totals for value in parts[name][trunks].tolist())
-        found[f"reward/{name}"] = Figure(sum(values), size)
+        found[f"reward/{name}"] = Tally(sum(values), size)
     turn = sum(float(group.turn_rewards[group.trunks].sum()) for group in groups)
     outcome = sum(float(group.outcome[group.trunks].sum()) for group in groups)
     sums = {"turn": turn, "outcome": outcome, "total": turn + outcome}
-    return found | {f"reward/{name}": Figure(value, size) for name, value in sums.items()}
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of a mean over questions: Wilson's for a rate (every value 0 or 1), the
-    percentile bootstrap's for anything else."""
-    from scipy import stats
-
-    if set(values) <= {0.0, 1.0}:
-        found = stats.binomtest(int(sum(values)), len(values)).proportion_ci(method="wilson")
-        return float(found.low), float(found.high)
-    if len(set(values)) == 1:
-        return values[0], values[0]
-    # sorted, so that the order in which processes scored them changes no digit
-    drawn = [sorted(values)]
-    found = stats.bootstrap(drawn, lambda v, axis: v.mean(axis), method="percentile", rng=0)
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    return found | {f"reward/{name}": Tally(value, size) for name, value in sums.items()}

@@ -32,8 +32,8 @@ from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
 from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
 from turnrl.recipe.given import SECTIONS, Given, find_recipe, read_given
+from turnrl.record import figures
 from turnrl.run.folders import LATEST, checkpoint_at, newest, run_folder, writable_part
-from turnrl.scoring import CURVES, interval
 from turnrl.types import Start
 
 _CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
@@ -225,25 +225,15 @@ class _Trainer(L.Trainer):
             raise RecipeError("nothing to score. Set data.val; leave out limit_val_batches 0.")
         if self.is_global_zero:
             print(f"\n{len(rows)} questions, greedy; mean and 95 % interval")
-            for name in (scored := list(map(_figures, rows)))[0]:
-                values = [value for row in scored if (value := row[name]) is not None]
-                figure, few = f"    {f'{split}/{name}':36}", ""
-                if len(values) < len(rows):
-                    few = f"  of {len(values)} questions, whose answer can be found"
-                if not values:
-                    print(f"{figure} -{few}")
-                    continue
-                mean, (low, high) = sum(values) / len(values), interval(values)
-                print(f"{figure} {mean:.4f}  [{low:.4f}, {high:.4f}]{few}")
+            for name, figure in figures(rows).items():
+                value, few = "-", ""
+                if figure.mean is not None:
+                    value = f"{figure.mean:.4f}  [{figure.low:.4f}, {figure.high:.4f}]"
+                if figure.questions < len(rows):
+                    few = f"  of {figure.questions} questions, whose answer can be found"
+                print(f"    {f'{split}/{name}':36} {value}{few}")
             if log_dir:
                 print(f"written to {Path(log_dir) / 'metrics.csv'}; every trajectory in record/")
-
-
-def _figures(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """Figures in a row of the record on how well a trajectory did."""
-    rewards = {f"reward/{part['name']}": part["value"] for part in row["rewards"]}
-    total = {"reward/total": sum(rewards.values())}
-    return {name: row[name] for name in CURVES} | rewards | total
 
 
 class _Signals(L.Callback):

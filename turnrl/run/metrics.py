@@ -21,7 +21,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from turnrl.run.folders import run_folder, tidy, whole
-from turnrl.scoring import Figure
+from turnrl.scoring import Tally
 
 _SHOWN = ("train/exact_match", "train/tool_execution", "reward/total", "val/exact_match")
 """Metrics that a progress bar shows."""
@@ -42,7 +42,7 @@ class Figures:
         self._module = module
         self._names: dict[bool, set[str]] = {False: set(), True: set()}  # by whether it validated
 
-    def log(self, figures: Mapping[str, Figure], weigh: bool = False) -> None:
+    def log(self, figures: Mapping[str, Tally], weigh: bool = False) -> None:
         """Log the means of a batch over all processes. Each process has to call it.
 
         Args:
@@ -56,16 +56,16 @@ class Figures:
 
     def log_count(self, name: str, count: int) -> None:
         """Log a number whose sum over all batches and processes is meant."""
-        total = self._over_processes({name: Figure(count, 0)})[name].total
+        total = self._over_processes({name: Tally(count, 0)})[name].total
         self._log(name, total, reduce_fx="sum")
 
-    def _over_processes(self, figures: Mapping[str, Figure]) -> dict[str, Figure]:
+    def _over_processes(self, figures: Mapping[str, Tally]) -> dict[str, Tally]:
         # a process without any has sums of integers, and the others would not understand it
         module = self._module
         pairs = [(figure.total, figure.count) for figure in figures.values()]
         mine = torch.tensor(pairs, dtype=torch.float32, device=module.device)
         every = module.trainer.strategy.reduce(mine, reduce_op="sum").tolist()
-        return {name: Figure(*pair) for name, pair in zip(figures, every, strict=True)}
+        return {name: Tally(*pair) for name, pair in zip(figures, every, strict=True)}
 
     def _log(self, name: str, value: float, **more: Any) -> None:
         module, options = self._module, {"on_step": False, "on_epoch": True, "sync_dist": True}

@@ -1,0 +1,303 @@
+"""The record: what a run did, as rows to read. One row per trajectory, in Parquet.
+
+    from turnrl import record
+
+    rows = record.read("runs/quickstart/version_0", split="val")
+    for name, figure in record.figures(rows).items():
+        print(name, figure.mean, figure.low, figure.high)
+    print(record.transcript(rows[0]))
+
+The columns:
+
+    iteration       metrics.csv's `iteration`: the one that collected it, from 1; of an evaluation
+                    the last one behind the policy, 0 for the untrained
+    policy_version  optimiser steps behind the weights that acted
+    split           `train` (sampled), or what was evaluated: `val`, `test`, ... (greedy)
+    question_id, question, answers      what was asked, and what counts as right
+    group, member   number of the question in the collection, over all processes; of the attempt
+    begins          its first turn of its own: above 0 for a branch, which shares those before it
+    stop            why the trajectory ended: `answer`, `turns` or `length`
+    answer          the final answer; null if there is none
+    exact_match, tool_execution, answer_in_results, format      the four curves (`scoring.curves`);
+                    `answer_in_results` is null where it would say nothing
+    prompt_tokens   tokens of the prompt
+    outcome         outcome reward
+    rewards         each component's total: a list of {name, value}
+    group_mean, group_std       of the total reward over the group; null where there was no group
+    estimator       JSON of the rule that gave the credit, its `name` and `arguments`, as far as its
+                    attributes tell them; null where nothing was learnt
+    turns           a list of {text, tokens, cut, calls, results, format_error, reward, rewards,
+                    advantage}; a call is {name, arguments (JSON), error, mended}, a result
+                    {content, ok, metadata (JSON)}; `rewards` has the components of `reward`, as
+                    {name, value}; the advantage is null where nothing was learnt: in an evaluation,
+                    and in turns that a branch shares with the trajectory that it came from
+
+With `model.record_tokens`, five lists of the same length, one entry per token of the prompt, the
+turns and the results; null without it:
+
+    token_ids       the first `prompt_tokens` of them are the prompt's
+    turn_index      number of the turn that sampled the token; -1 if no turn of its own did
+    sampler_logprobs    of each sampled token, as the engine computed it; null elsewhere
+    learner_logprobs    of the same by the weights that acted, as the learner computes it
+    entropies       of the whole distribution before each sampled token, in nats, from the same pass
+                    of the learner; the sampler's, which `top_k` and the like cut, is not known
+
+Log-probabilities and entropies are at the temperature of sampling, and at 1 for greedy turns.
+
+The metadata of a file names the version of its columns (`turnrl.record`). Version 2 is that of
+turnrl 0.8. Files of 0.5 to 0.7 name none and are version 1. `read` and `table` take both, and give
+null for columns that a file lacks. In files of 0.5 and 0.6 `iteration` counts from 0, and
+`policy_version` is the same.
+
+Files are named SPLIT-POLICY_VERSION-PROCESS, and each is there whole or not at all, so you can read
+the record of a run that still goes on. Everything that reads Parquet reads them too, for example
+`datasets.load_dataset("parquet", data_files="runs/NAME/version_0/record/*.parquet")`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from turnrl.errors import DataError, did_you_mean, in_short
+from turnrl.types import Reading, ToolResult, Turn
+
+Row = dict[str, Any]
+"""One trajectory, by the names of the columns."""
+
+CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
+"""The paper's four curves, whatever the rewards are; see `scoring.curves`."""
+
+TOKENS = ("token_ids", "turn_index", "sampler_logprobs", "learner_logprobs", "entropies")
+"""Columns that `model.record_tokens` adds."""
+
+VERSION = 2
+"""Version of the columns that this turnrl writes, and the newest that it reads."""
+
+_VERSION_KEY = b"turnrl.record"
+_CALL = pa.struct(dict.fromkeys(("name", "arguments", "error", "mended"), pa.string()))
+_RESULT = pa.struct({"content": pa.string(), "ok": pa.bool_(), "metadata": pa.string()})
+_REWARDS = pa.list_(pa.struct({"name": pa.string(), "value": pa.float64()}))
+_TURN = {
+    **dict.fromkeys(("text", "format_error"), pa.string()),
+    **dict.fromkeys(("reward", "advantage"), pa.float64()),
+    "tokens": pa.int64(),
+    "cut": pa.bool_(),
+    "calls": pa.list_(_CALL),
+    "results": pa.list_(_RESULT),
+    "rewards": _REWARDS,
+}
+_COLUMNS = {
+    **dict.fromkeys(("iteration", "policy_version", "group", "member", "begins"), pa.int64()),
+    **dict.fromkeys(("split", "question_id", "question", "stop", "answer"), pa.string()),
+    **dict.fromkeys((*CURVES, "outcome", "group_mean", "group_std"), pa.float64()),
+    "answers": pa.list_(pa.string()),
+    "prompt_tokens": pa.int64(),
+    "rewards": _REWARDS,
+    "estimator": pa.string(),
+    "turns": pa.list_(pa.struct(_TURN)),
+    **dict.fromkeys(TOKENS[:2], pa.list_(pa.int32())),
+    **dict.fromkeys(TOKENS[2:], pa.list_(pa.float32())),
+}
+SCHEMA = pa.schema(_COLUMNS, {_VERSION_KEY: str(VERSION)})
+"""Columns and types of the record, with their version."""
+
+_ALWAYS = {"iteration", "policy_version", "split", "question", "group", "turns"}
+"""Columns by which a file is known that names no version."""
+
+
+# ------------------------------------------------------------------------ files
+
+
+def files(run: str | Path, split: str | None = None) -> list[Path]:
+    """The files of a record, in order of their names.
+
+    Args:
+        run: The folder of a run, its `record` folder, or one file. A folder of several runs, or the
+            name of one in `runs`, stands for its newest run: `quickstart`, for example.
+        split: Take only files of this split, such as `val`; None for all.
+    Raises:
+        DataError: If there is no record, or it has nothing of the split.
+    """
+    path = Path(run)
+    if path.is_file():
+        return [path]
+    kept = sorted(_folder(path).glob("*.parquet"))
+    splits = [file.stem.rsplit("-", 2)[0] for file in kept]
+    if split is not None and split not in splits:
+        known = ", ".join(sorted(set(splits)))
+        raise DataError(f"the record of {str(run)!r} has nothing of split {split!r}. Take {known}.")
+    return [file for file, own in zip(kept, splits, strict=True) if split in (None, own)]
+
+
+def _folder(path: Path) -> Path:
+    """The folder with the files of a record."""
+    for folder in (path / "record", path):
+        if any(folder.glob("*.parquet")):
+            return folder
+    homes = (path, Path("runs", path))
+    runs = [file.parent for home in homes for file in home.glob("*/record/*.parquet")]
+    if runs:
+        return max(runs, key=lambda folder: folder.stat().st_mtime)
+    names = sorted({file.parts[1] for file in Path().glob("runs/*/*/record")})
+    near = did_you_mean(str(path), names) or (names and f" There are {', '.join(names)}.") or ""
+    what = f"no record of a run at {str(path)!r}.{near}"
+    raise DataError(f"{what} Give the folder of a run, such as runs/quickstart/version_0.")
+
+
+def table(
+    run: str | Path, columns: Sequence[str] | None = None, split: str | None = None
+) -> pa.Table:
+    """The record as a pyarrow table. Only the columns that you name are read from disk.
+
+    Args:
+        run: See `files`.
+        columns: Names of columns; None for all.
+        split: See `files`.
+    Raises:
+        DataError: As `files` does; or if there is no such column, or a file is torn, not a record,
+            or of a newer version than this turnrl reads.
+    """
+    for name in columns or ():
+        if name not in _COLUMNS:
+            near = did_you_mean(name, _COLUMNS) or f" There are {', '.join(_COLUMNS)}."
+            raise DataError(f"the record has no column {name!r}.{near}")
+    return pa.concat_tables([_opened(file, columns) for file in files(run, split)])
+
+
+def _opened(file: Path, columns: Sequence[str] | None) -> pa.Table:
+    try:
+        schema = pq.read_schema(file)
+        version = int((schema.metadata or {}).get(_VERSION_KEY, 1))
+        if not set(schema.names) >= _ALWAYS:
+            step = "Give the folder of a run, or a file of its record/."
+            raise DataError(f"{str(file)!r} is not a record of turnrl. {step}")
+        if version > VERSION:
+            step = "Update turnrl: 'pip install --upgrade turnrl'."
+            newer = f"{str(file)!r} has version {version} of the record"
+            raise DataError(f"{newer}, and this turnrl reads up to {VERSION}. {step}")
+        wanted = None if columns is None else list(columns)
+        return pq.read_table(file, columns=wanted, schema=SCHEMA, partitioning=None)
+    except (pa.ArrowException, OSError) as error:
+        step = "Copy it again, or remove it."
+        raise DataError(f"{str(file)!r} cannot be read ({in_short(error)}). {step}") from error
+
+
+def read(
+    run: str | Path, columns: Sequence[str] | None = None, split: str | None = None
+) -> list[Row]:
+    """The rows of a record, in order of its files' names. All of them are in memory: of a long run
+    take `table` with a few columns, or one of `files` after the other.
+
+    Args:
+        run: See `files`.
+        columns: Names of columns; None for all.
+        split: See `files`.
+    Raises:
+        DataError: As `table` does.
+    """
+    rows: list[Row] = table(run, columns, split).to_pylist()
+    return rows
+
+
+# ---------------------------------------------------------------------- figures
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean over questions with its 95 % interval.
+
+    Args:
+        mean: The mean; None over no question.
+        low: Where the interval begins; see `interval`.
+        high: Where it ends.
+        questions: How many questions it is a mean over.
+    """
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    questions: int
+
+
+def scores(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """The figures of one trajectory: the four curves, each reward, and their total, by the names
+    that they have in `metrics.csv`. None where a curve would say nothing."""
+    rewards = {f"reward/{part['name']}": part["value"] for part in row["rewards"]}
+    total = {"reward/total": sum(rewards.values())}
+    return {name: row[name] for name in CURVES} | rewards | total
+
+
+def figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, Figure]:
+    """The figures of some trajectories, by the names of `scores`.
+
+    Trajectories of one group are averaged first, because they share their question: the interval is
+    over questions.
+    """
+    groups: dict[tuple[Any, ...], list[dict[str, float | None]]] = {}
+    for row in rows:
+        key = row["split"], row["policy_version"], row["group"]
+        groups.setdefault(key, []).append(scores(row))
+    names = dict.fromkeys(name for group in groups.values() for row in group for name in row)
+    return {
+        name: _figure([_mean(row.get(name) for row in group) for group in groups.values()])
+        for name in names
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    some = [value for value in values if value is not None]
+    return sum(some) / len(some) if some else None
+
+
+def _figure(values: Sequence[float | None]) -> Figure:
+    some = [value for value in values if value is not None]
+    low, high = interval(some) if some else (None, None)
+    return Figure(_mean(some), low, high, len(some))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of a mean over questions: Wilson's for a rate (every value 0 or 1), the
+    percentile bootstrap's for anything else.
+
+    Args:
+        values: One per question, at least one.
+    """
+    from scipy import stats
+
+    if set(values) <= {0.0, 1.0}:
+        found = stats.binomtest(int(sum(values)), len(values)).proportion_ci(method="wilson")
+        return float(found.low), float(found.high)
+    if len(set(values)) == 1:
+        return values[0], values[0]
+    # sorted, so that the order in which processes scored them changes no digit
+    drawn = [sorted(values)]
+    found = stats.bootstrap(drawn, lambda v, axis: v.mean(axis), method="percentile", rng=0)
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+# --------------------------------------------------------------------- as text
+
+
+def transcript(row: Mapping[str, Any]) -> str:
+    """One trajectory as text to read: the question, each turn with its rewards and its advantage,
+    and the rewards of the whole."""
+    lines = [
+        f"question   {row['question']}",
+        f"accepted   {' | '.join(row['answers'][:5])}",
+        f"outcome    {row['outcome']:.3f}   ended by {row['stop']}",
+    ]
+    for k, turn in enumerate(row["turns"]):
+        parts = f" ({_parts(turn['rewards'])})" if turn["rewards"] else ""
+        credit = "" if turn["advantage"] is None else f"   advantage {turn['advantage']:+.3f}"
+        results = tuple(ToolResult(r["content"], r["ok"]) for r in turn["results"])
+        shown = Turn(turn["text"], (), (), Reading(format_error=turn["format_error"]), results)
+        lines += [f"-- turn {k}   reward {turn['reward']:.3f}{parts}{credit}", str(shown)]
+    return "\n".join([*lines, _parts(row["rewards"])])
+
+
+def _parts(rewards: Iterable[Mapping[str, Any]]) -> str:
+    return "   ".join(f"{part['name']} {part['value']:.3f}" for part in rewards)

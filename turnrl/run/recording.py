@@ -1,0 +1,224 @@
+"""Recording: from scored groups to rows of the record, and into files of a run's folder.
+
+`turnrl.record` says what the columns mean, and reads them.
+"""
+
+import dataclasses
+import inspect
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from turnrl import types
+from turnrl.learning import row as as_tokens
+from turnrl.record import SCHEMA, TOKENS, Row, transcript
+from turnrl.run.folders import whole
+from turnrl.scoring import Credit, curves
+from turnrl.types import AdvantageEstimator, Group, ToolCall, ToolResult, Trajectory
+
+Learner = Callable[[Sequence[types.Row]], Sequence[tuple[Tensor, ...]]]
+"""The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""
+
+
+def kept(groups: Sequence[Group], most: int | None, rank: int = 0, ranks: int = 1) -> int:
+    """Number of groups that one process records, from its first on.
+
+    Groups stay whole. Over all processes these are the first groups that together have at most
+    `most` trajectories, but one group at least. A process does not know the sizes of the others'
+    groups, and takes them to be as large as its own on average.
+
+    Args:
+        groups: Those of this process, in the order of their numbers rank, rank + ranks, ...
+        most: Trajectories to keep over all processes; None keeps all, and 0 none.
+    """
+    if most is None:
+        return len(groups)
+    sizes = itertools.accumulate(len(group.trajectories) for group in groups)
+    numbers = range(rank, rank + len(groups) * ranks, ranks)
+    fits = (
+        most > 0 and (number == 0 or size / (i + 1) * (number + 1) <= most)
+        for i, (number, size) in enumerate(zip(numbers, sizes, strict=True))
+    )
+    return sum(itertools.takewhile(bool, fits))
+
+
+def rows(
+    groups: Sequence[Group],
+    credit: Iterable[Credit | None],
+    split: str,
+    iteration: int,
+    policy_version: int,
+    first: int = 0,
+    step: int = 1,
+    estimator: AdvantageEstimator | None = None,
+    learner: Learner | None = None,
+) -> Iterator[Row]:
+    """The record of scored groups.
+
+    Args:
+        groups: The groups.
+        credit: Of each group, or None where nothing is learnt.
+        split: What the questions are from.
+        iteration: See `turnrl.record`.
+        policy_version: See `turnrl.record`.
+        first: Number of the first group.
+        step: From one group's number to the next: processes number theirs in turn.
+        estimator: The rule that gave the credit; None where nothing is learnt.
+        learner: Read once for all groups; None to record no tokens.
+    """
+    rule = None if estimator is None else _settings(estimator)
+    every = [trajectory for group in groups for trajectory in group.trajectories]
+    tokens: Iterator[Row] = itertools.repeat(dict.fromkeys(TOKENS))
+    if learner is not None:
+        tokens = map(_tokens, every, learner(list(map(as_tokens, every))))
+    scored = zip(groups, credit, strict=True)
+    for number, (group, given) in zip(itertools.count(first, step), scored):
+        totals = group.totals[group.trunks]
+        parts = group.component_totals
+        for i, trajectory in enumerate(group.trajectories):
+            yield {
+                "iteration": iteration,
+                "policy_version": policy_version,
+                "split": split,
+                "question_id": _text(group.question.id),
+                "question": _text(group.question.text),
+                "answers": [_text(answer) for answer in group.question.answers],
+                "group": number,
+                "member": i,
+                "begins": trajectory.begins,
+                "stop": trajectory.stop,
+                "answer": _text(trajectory.answer),
+                **curves(trajectory),
+                "prompt_tokens": len(trajectory.prompt_ids),
+                "outcome": float(group.outcome[i]),
+                "rewards": _rewards({name: part[i] for name, part in parts.items()}),
+                "group_mean": float(totals.mean()) if len(totals) > 1 else None,
+                "group_std": float(totals.std()) if len(totals) > 1 else None,
+                "estimator": rule,
+                "turns": [_turn(group, given, i, k) for k in range(len(trajectory.turns))],
+                **next(tokens),
+            }
+
+
+def _turn(group: Group, credit: Credit | None, i: int, k: int) -> Row:
+    turn = group.trajectories[i].turns[k]
+    parts = {name: part[i, k] for name, part in group.components.items() if part.ndim == 2}
+    return {
+        "text": _text(turn.text),
+        "tokens": len(turn.token_ids),
+        "cut": turn.cut,
+        "calls": [_call(call) for call in turn.reading.calls],
+        "results": [_result(result) for result in turn.results],
+        "format_error": _text(turn.reading.format_error),
+        "reward": float(group.turn_rewards[i, k]),
+        "rewards": _rewards(parts),
+        "advantage": _advantage(group, credit, i, k),
+    }
+
+
+def _advantage(group: Group, credit: Credit | None, i: int, k: int) -> float | None:
+    """A turn's advantage, where it was learnt."""
+    if credit is None or k < group.trajectories[i].begins:
+        return None
+    return float(credit.turns[i, k])
+
+
+def _rewards(parts: Mapping[str, Tensor]) -> list[Row]:
+    return [{"name": name, "value": float(value)} for name, value in parts.items()]
+
+
+def _call(call: ToolCall) -> Row:
+    told = {"error": _text(call.error), "mended": _text(call.mended)}
+    return {"name": _text(call.name), "arguments": _json(call.arguments), **told}
+
+
+def _result(result: ToolResult) -> Row:
+    metadata = _json(result.metadata) if result.metadata else None
+    return {"content": _text(result.content), "ok": result.ok, "metadata": metadata}
+
+
+def _tokens(trajectory: Trajectory, learner: Sequence[Tensor]) -> Row:
+    """The columns `TOKENS`, given the learner's numbers of the N sampled tokens."""
+    turn_index = trajectory.turn_index
+    logprobs, entropies = (iter(part.tolist()) for part in learner[:2])
+    sampled = zip(trajectory.sampler_logprobs, turn_index, strict=True)
+    columns = (
+        list(trajectory.token_ids),
+        list(turn_index),
+        [logprob if k >= 0 else None for logprob, k in sampled],
+        [next(logprobs) if k >= 0 else None for k in turn_index],
+        [next(entropies) if k >= 0 else None for k in turn_index],
+    )
+    return dict(zip(TOKENS, columns, strict=True))
+
+
+def _settings(estimator: AdvantageEstimator) -> str:
+    """JSON of an estimator's name and of the arguments that it keeps in attributes."""
+    kind = type(estimator)
+    names = (name for name in inspect.signature(kind).parameters if hasattr(estimator, name))
+    arguments = {name: getattr(estimator, name) for name in names}
+    return _json({"name": kind.__name__, "arguments": arguments})
+
+
+def _json(value: Any) -> str:
+    """JSON of anything, in which a short text stands for a value that JSON has no word for."""
+    try:
+        return json.dumps(_plain(value))
+    except Exception as error:  # a package's object may raise anything when it is looked at
+        return json.dumps(f"{type(value).__name__}, which raised {type(error).__name__}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(part) for part in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    if hasattr(value, "tolist"):  # arrays and tensors, and their numbers
+        return _plain(value.tolist())
+    finite = isinstance(value, float) and math.isfinite(value)
+    return value if value is None or finite or isinstance(value, str | int) else str(value)[:200]
+
+
+def _text(text: str | None) -> str | None:
+    """Half a surrogate pair, which JSON lets anyone write, is no text, and Parquet refuses it."""
+    return None if text is None else text.encode("utf-8", "replace").decode()
+
+
+def write(some: Sequence[Row], file: Path) -> None:
+    """Write rows as one Parquet file, replacing it in one move when it is complete."""
+    with whole(file) as written:
+        pq.write_table(pa.Table.from_pylist(list(some), SCHEMA), written, compression="zstd")
+
+
+def keep(some: Sequence[Row], folder: Path, rank: int, transcripts: int) -> None:
+    """Write the rows of one collection in this process, number `rank`, into a run's folder, and of
+    those that were sampled some as text to read."""
+    if not some:
+        return
+    first = some[0]
+    name = f"{first['split']}-{first['policy_version']:06d}-{rank}.parquet"
+    write(some, folder / "record" / name)
+    if first["split"] == "train" and rank == 0 and transcripts:
+        file = folder / "transcripts" / f"iteration_{first['iteration']:04d}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        texts = map(transcript, _extremes(some, transcripts))
+        file.write_text(("\n" + "=" * 80 + "\n").join(texts) + "\n", encoding="utf-8")
+
+
+def _extremes(some: Iterable[Row], count: int) -> list[Row]:
+    """The best and the worst trajectory of the first groups, in turns."""
+
+    def total(row: Row) -> float:
+        return float(row["outcome"] + sum(turn["reward"] for turn in row["turns"]))
+
+    groups = [list(members) for _, members in itertools.groupby(some, lambda row: row["group"])]
+    return [(min if n % 2 else max)(g, key=total) for n, g in enumerate(groups[:count])]
