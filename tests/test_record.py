@@ -103,7 +103,7 @@ def test_rows_agree_with_what_was_learnt_from(run):
     for iteration, experience in enumerate(collected):
         rows = iter(record.read(kept(folder) / f"train-{2 * iteration:06d}-0.parquet"))
         for number, (group, advantages) in enumerate(
-            zip(experience.groups, experience.credit, strict=True)
+            zip(experience.groups, (credit.turns for credit in experience.credit), strict=True)
         ):
             totals = [
                 float(group.outcome[i]) + sum(group.turn_rewards[i].tolist()) for i in range(4)
@@ -193,7 +193,7 @@ def test_transcripts_show_the_best_and_the_worst_with_their_credit(run):
             i = group.totals.tolist().index(extreme(group.totals.tolist()))
             for turn in group.trajectories[i].turns:
                 assert turn.text in text
-            advantages = experience.credit[list(experience.groups).index(group)]
+            advantages = experience.credit[list(experience.groups).index(group)].turns
             assert f"advantage {float(advantages[i, 0]):+.3f}" in text
 
 
