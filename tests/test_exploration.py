@@ -26,12 +26,14 @@ from turnrl import (
     CheckpointError,
     ClippedSurrogate,
     Critic,
+    ForkableToolSession,
     OutcomeReward,
     Policy,
     Probe,
     Question,
     RecipeError,
     Rollout,
+    Stateful,
     ToolError,
     ToolSession,
     TrainingError,
@@ -50,7 +52,7 @@ QUESTIONS = [Question(f"q{i}", f"Number {i}?", ("x",)) for i in range(2)]
 CALL = '[look {"query": "x"}]'
 
 
-class Copied(ToolSession):
+class Copied(ForkableToolSession):
     """Takes its time to be copied, and knows how often it was."""
 
     def __init__(self, depth=0):
@@ -61,8 +63,8 @@ class Copied(ToolSession):
         return Copied(self.depth + 1)
 
 
-class Remembers(Look):
-    def open(self, question):
+class Remembers(Stateful, Look):
+    async def open(self, question):  # in no thread: all have begun before the first is copied
         return Copied()
 
 
@@ -101,14 +103,14 @@ def test_probes_go_on_from_the_beginning_of_each_turn_of_each_trajectory(chat, l
 
 @pytest.mark.parametrize("lockstep", [True, False])
 def test_a_tool_whose_sessions_cannot_be_copied_is_named(chat, lockstep):  # noqa: F811
-    class Held(Look):
+    class Held(Stateful, Look):
         def open(self, question):
             return ToolSession()
 
     rollout = Rollout(Brackets(), [Held()], lockstep=lockstep)
     engine = ScriptedEngine(chat._tokenizer, lambda session, k: CALL)
     with pytest.raises(
-        ToolError, match=r"keeps a ToolSession .* without fork\. Give it a fork, or"
+        ToolError, match=r"keeps a ToolSession .* copied\. Make it a ForkableToolSession, or"
     ):
         rollout.explore(engine, chat, QUESTIONS, 2, (0,), 1)
     assert not engine.open_sessions
@@ -568,7 +570,7 @@ def test_rewards_see_all_trajectories_before_any_is_scored(tiny_model, tmp_path)
     assert reward.batches == [16]
 
 
-class Slow(ToolSession):
+class Slow(ForkableToolSession):
     """Takes a while to be copied; its tool counts what is open."""
 
     def __init__(self, tool):
@@ -596,7 +598,7 @@ class PatientlySlow(Slow):
         super().close()
 
 
-class Keeps(Look):
+class Keeps(Stateful, Look):
     """A tool with such sessions."""
 
     def __init__(self, kind=Slow, timeout_s=5.0):

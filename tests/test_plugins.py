@@ -425,6 +425,7 @@ def examples(monkeypatch):
 
 def test_the_examples_in_the_docs_run(examples):
     examples["test_the_notes_keep_to_their_contract"]()
+    examples["test_the_corridor_keeps_to_its_contract"]()
     examples["test_the_engine_keeps_to_its_contract"]()
 
 
@@ -444,6 +445,34 @@ def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examp
     groups = rollout.collect(engine, chat, questions, 2, (0,))
     shown = [[r.content for r in t.results] for group in groups for t in group]
     assert shown == [[f"1. I am {n}.", f"1. I am {n}.\n2. I have been here."] for n in range(4)]
+
+
+def test_the_toolset_of_the_docs_shares_a_session_and_hands_figures_to_a_reward(
+    examples, tiny_model
+):
+    chat = turnrl.ChatFormat(turnrl.Policy(str(tiny_model)).tokenizer)
+    walks = [  # two steps and one more; there and back; nowhere
+        ('[go {"rooms": 2}];[look {}]', '[go {"rooms": 1}]', "=done"),
+        ('[go {"rooms": 3}];[go {"rooms": -3}]', '[go {"rooms": 3}]', "=done"),
+        ("=done",),
+    ]
+    engine = ScriptedEngine(chat._tokenizer, lambda number, turn: walks[number][turn])
+    rollout = turnrl.Rollout(Brackets(), [examples["Corridor"]()])
+    question = turnrl.Question("q", "Walk.", ("x",), {"goal": 3})
+    (group,) = rollout.collect(engine, chat, [question], 3, (0,))
+    assert [r.content for r in group[0].results] == [
+        f"You stand in room {room}." for room in (2, 2, 3)
+    ]
+    assert [t.figures for t in group] == [
+        {"arrived": 1.0, "steps": (2.0, 1.0)},
+        {"arrived": 1.0, "steps": (6.0, 3.0)},
+        {"arrived": 0.0, "steps": ()},
+    ]
+    read = chat._tokenizer.decode(group[0].prompt_ids)
+    assert "Walk.\n\nYou stand in room 0 of a corridor. Walk to room 3.<|im_end|>" in read
+    # 1 - 0.01 x 3; 1 - 0.01 x 9; 0
+    scored = turnrl.score_group(group, [examples["Arrived"]()])
+    assert torch.allclose(scored.outcome, torch.tensor([0.97, 0.91, 0.0]))
 
 
 def test_the_estimator_of_the_docs_gives_credit_where_it_says(examples):

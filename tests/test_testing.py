@@ -23,6 +23,7 @@ from turnrl import (
     Reading,
     Sampling,
     Segmenter,
+    Stateful,
     Tool,
     ToolCall,
     ToolResult,
@@ -155,7 +156,7 @@ class SleepsInAThreadOfTheLoop(Quick):
         await asyncio.to_thread(never)
 
 
-class SleepsOpening(Quick):
+class SleepsOpening(Stateful, Quick):
     def open(self, question):
         never()
 
@@ -165,7 +166,7 @@ class Slow(ToolSession):
         never()
 
 
-class SleepsClosing(Quick):
+class SleepsClosing(Stateful, Quick):
     def open(self, question):
         return Slow()
 
@@ -210,7 +211,7 @@ class Page(ToolSession):
         self.pages.remove(self)
 
 
-class Paged(Upper):
+class Paged(Stateful, Upper):
     """Opens a session for each call, and a test says what `run` does."""
 
     def __init__(self, run=None):
@@ -295,7 +296,7 @@ def test_the_coroutines_of_a_session_share_an_event_loop():
         async def close(self):
             assert self.loop is asyncio.get_running_loop()
 
-    class Async(Upper):
+    class Async(Stateful, Upper):
         async def open(self, question):
             return Bound()
 

@@ -20,11 +20,13 @@ from turnrl_turn_rewards import SupportSeen
 from test_rollout import QUESTION, Brackets, Look, collect
 from turnrl import (
     ChatFormat,
+    ForkableToolSession,
     Policy,
     Question,
     RecipeError,
     Rollout,
     Session,
+    Stateful,
     Tool,
     ToolCall,
     ToolError,
@@ -32,8 +34,9 @@ from turnrl import (
     ToolSession,
     call_tools,
 )
+from turnrl.agent.explore import Start
 from turnrl.agent.rollout import Agent
-from turnrl.agent.toolbox import Toolbox, run_tool
+from turnrl.agent.toolbox import Bench, Toolbox, run_tool
 from turnrl.testing import ScriptedEngine, check_tool
 
 
@@ -42,7 +45,7 @@ def chat(tiny_model):
     return ChatFormat(Policy(str(tiny_model)).tokenizer)
 
 
-class Count(ToolSession):
+class Count(ForkableToolSession):
     """A number; it notes how it is closed."""
 
     def __init__(self, tool, number=0):
@@ -66,7 +69,7 @@ class PatientCount(Count):
         self.tool.closed.append(self)
 
 
-class Counter(Tool):
+class Counter(Stateful, Tool):
     """Adds to a number that each trajectory has for itself."""
 
     name = "add"
@@ -149,9 +152,14 @@ def test_each_of_many_trajectories_sees_its_own_state_alone(chat, kind, lockstep
         Rollout(Brackets(), [tool], lockstep=lockstep), chat, counts, QUESTIONS, 8
     )
     trajectories = [trajectory for group in groups for trajectory in group]
-    for number, trajectory in enumerate(trajectories, 1):
+    numbers = []
+    for trajectory in trajectories:
         found = [[int(r.content) for r in turn.results] for turn in trajectory.turns]
+        ((number,), *_) = found
         assert found == [[number], [2 * number, 3 * number], []]
+        numbers.append(number)
+    # without lockstep a trajectory begins when its session is open
+    assert (numbers if lockstep else sorted(numbers)) == [*range(1, 41)]
     # the calls of many trajectories were answered together, each with the session of its own
     assert max(len(set(batch)) for batch in tool.batches) > 4
     tool.check_closed(40)
@@ -167,7 +175,7 @@ class Variables(ToolSession):
         self.closings += 1
 
 
-class Interpreter(Tool):
+class Interpreter(Stateful, Tool):
     """Runs assignments, and gives the value of expressions."""
 
     name = "py"
@@ -227,7 +235,7 @@ def test_an_interpreter_keeps_the_variables_of_each_trajectory(chat):
     assert [session.closings for session in tool.sessions] == [1] * 24
 
 
-def test_a_session_is_opened_by_the_first_call_that_is_run(chat):
+def test_a_session_is_opened_with_the_prompt_whatever_the_trajectory_calls(chat):
     tool = Counter()
     texts = ["=at once", '[add {"n": "many"}]', "[add not json]", '[sub {"n": 1}]', add(1)]
     _, _ = collect(
@@ -236,7 +244,7 @@ def test_a_session_is_opened_by_the_first_call_that_is_run(chat):
         lambda number, turn: "=done" if turn else texts[number],
         group_size=5,
     )
-    tool.check_closed(1)
+    tool.check_closed(5)
 
 
 def test_a_tool_without_state_never_gets_a_session_and_no_thread_to_open_one(chat):
@@ -245,29 +253,19 @@ def test_a_tool_without_state_never_gets_a_session_and_no_thread_to_open_one(cha
             assert all(call.session is None for call in calls)
             return super().run(calls)
 
-    class Sometimes(Counter):
-        name = "maybe"
-
-        def open(self, question):
-            return None if question.id == "q0" else super().open(question)
-
-        def add(self, call):
-            return ToolResult("none" if call.session is None else "some")
-
-    stateless, stateful, some = Watchful(), Counter(), Sometimes()
-    said = '[look {"query": "x"}];[add {"n": 3}];[maybe {"n": 3}]'
+    stateless, stateful = Watchful(), Counter()
+    said = '[look {"query": "x"}];[add {"n": 3}]'
     groups, _ = collect(
-        Rollout(Brackets(), [stateless, stateful, some]),
+        Rollout(Brackets(), [stateless, stateful]),
         chat,
         lambda number, turn: "=done" if turn else said,
         QUESTIONS[:2],
         3,
     )
     shown = [[r.content for r in t.turns[0].results] for group in groups for t in group]
-    assert shown == [["about x", "3", "none"]] * 3 + [["about x", "3", "some"]] * 3
+    assert shown == [["about x", "3"]] * 6
     assert stateless.batches == [["x"] * 6]
     stateful.check_closed(6)
-    some.check_closed(3)
 
 
 def test_calls_of_one_session_come_in_order_and_never_in_two_batches_at_once():
@@ -288,9 +286,14 @@ def test_calls_of_one_session_come_in_order_and_never_in_two_batches_at_once():
     async def scenario():
         box = Toolbox([tool], str, 8)
         for _ in range(10):
-            benches = [box.bench(QUESTION) for _ in range(100)]
+            benches = [Bench(box) for _ in range(100)]
             calls = [ToolCall("add", {"n": n}) for n in (1, 10, 100)]
-            for replies in await asyncio.gather(*(bench.answer(calls) for bench in benches)):
+
+            async def arrive(bench):
+                await bench.open(QUESTION)
+                return await bench.answer(calls)  # noqa: B023
+
+            for replies in await asyncio.gather(*map(arrive, benches)):
                 assert [reply.content for reply in replies] == ["1", "11", "111"]
             for bench in benches:
                 await bench.close()
@@ -332,7 +335,7 @@ def test_passages_that_were_cut_off_were_not_shown(starts, kept, shown):
     tool = Pages({} if starts is None else {"passage_starts": starts})
 
     async def scenario():
-        bench = Toolbox([tool], lambda text: text[:kept], 8).bench(QUESTION)
+        bench = Bench(Toolbox([tool], lambda text: text[:kept], 8))
         return await bench.answer([ToolCall("look", {"query": "x"})])
 
     (result,) = asyncio.run(scenario())
@@ -375,7 +378,8 @@ def test_a_batch_that_fails_when_no_caller_is_left_is_not_reported(caplog):
             raise RuntimeError("too late")
 
     async def scenario():
-        bench = Toolbox([Late()], str, 8).bench(QUESTION)
+        bench = Bench(Toolbox([Late()], str, 8))
+        await bench.open(QUESTION)
         caller = asyncio.create_task(bench.answer([ToolCall("add", {"n": 1})]))
         await asyncio.sleep(0.01)
         caller.cancel()
@@ -480,13 +484,12 @@ def test_a_session_that_is_being_opened_when_another_trajectory_fails_is_closed(
             return super().open(question)
 
     slow, crashes = Slow(), Crashes()
-    engine = ScriptedEngine(
-        chat._tokenizer, lambda number, turn: add(1) if number else '[slow {"n": 1}]'
-    )
+    engine = ScriptedEngine(chat._tokenizer, lambda number, turn: add(1))
     with pytest.raises(ToolError, match="no sandbox is left"):
-        Rollout(Brackets(), [slow, crashes]).collect(engine, chat, QUESTIONS[:2], 1, (0,))
+        Rollout(Brackets(), [crashes, slow]).collect(engine, chat, QUESTIONS[:2], 1, (0,))
     slow.check_closed(1)
-    crashes.check_closed(0)
+    crashes.check_closed(1)
+    assert not engine.asked
 
 
 @pytest.fixture
@@ -581,16 +584,23 @@ def test_a_session_that_is_being_closed_when_another_trajectory_fails_is_closed_
     rollout = Rollout(Brackets(), [Fails(), tool], lockstep=False)
     with pytest.raises(ToolError, match="down"):
         rollout.collect(engine, chat, [QUESTION], 2, (0,))
-    tool.check_closed(1)
+    tool.check_closed(2)
 
 
 # ------------------------------------------------------------------- branches
 
 
+async def begun(agent):
+    """A trajectory that has begun, after its first turn."""
+    start = Start(QUESTION, Bench(agent.tools), (0,))
+    await start.bench.open(QUESTION)
+    (state,) = agent.begin([start])
+    return await agent.turn(state)
+
+
 async def branches(agent, seeds):
     """One turn, then a branch per seed that goes on for two more; and the trunk."""
-    (trunk,) = agent.begin(QUESTION, 1, (0,))
-    trunk = await agent.turn(trunk)
+    trunk = await begun(agent)
     states = [await trunk.fork((seed,)) for seed in seeds]
     ended = []
     for state in [*states, trunk]:
@@ -621,8 +631,8 @@ def test_a_branch_goes_on_with_a_copy_of_every_session(chat, kind):
 
 
 def test_a_session_that_cannot_be_copied_refuses_to_branch_and_leaves_nothing_open(chat):
-    class Unique(Count):
-        fork = ToolSession.fork
+    class Unique(ToolSession):
+        __init__, close = Count.__init__, Count.close
 
     class Box(Counter):
         name, session = "box", Unique
@@ -633,9 +643,10 @@ def test_a_session_that_cannot_be_copied_refuses_to_branch_and_leaves_nothing_op
     agent = Agent(Rollout(Brackets(), [tool, box]), engine, chat)
 
     async def scenario():
-        (state,) = agent.begin(QUESTION, 1, (0,))
-        state = await agent.turn(state)
-        with pytest.raises(ToolError, match=r"tool 'box' \(Box\) keeps a Unique .* without fork"):
+        state = await begun(agent)
+        with pytest.raises(
+            ToolError, match=r"tool 'box' \(Box\) keeps a Unique .* be copied\. Make"
+        ):
             await state.fork((1,))
         assert len(engine.open_sessions) == 1
         # the trunk goes on as if nothing had been
@@ -665,10 +676,10 @@ def test_a_branch_that_the_engine_refuses_leaves_nothing_open(chat):
     agent = Agent(Rollout(Brackets(), [tool]), engine, chat)
 
     async def scenario():
-        (state,) = agent.begin(QUESTION, 1, (0,))
-        state = await agent.turn(state)
+        state = await begun(agent)
+        state.conversation.session = Ended()
         with pytest.raises(RuntimeError, match="weights change"):
-            await replace(state, session=Ended()).fork((1,))
+            await state.fork((1,))
         await state.close()
 
     asyncio.run(scenario())
@@ -743,7 +754,7 @@ def test_the_check_catches_an_open_that_gives_no_session():
         def open(self, question):
             return {}
 
-    with pytest.raises(AssertionError, match=r"gave \{\} from open; it gives a ToolSession or"):
+    with pytest.raises(AssertionError, match=r"gave \{\} from open; it gives a ToolSession, whose"):
         check_tool(Wrong(), [{"n": 1}])
 
 

@@ -91,6 +91,7 @@ __all__ = sorted(
     + [name for name in globals() if name.endswith("Error")]
     + [
         *itertools.chain(*_LAZY.values()),
+        "Figures",
         "HOOKS",
         "Message",
         "Row",

@@ -111,6 +111,12 @@ class MTGRPO(PolicyModule):
         self.estimator = estimator if estimator is not None else TurnLevel()
         self.objective = objective if objective is not None else ClippedSurrogate()
         self.engine = engine if engine is not None else _default_engine()
+        if not isinstance(self.engine, Engine):
+            raise RecipeError(
+                f"model.engine is a {type(self.engine).__name__}, which is no Engine: nothing "
+                "can be learnt without token ids. Name an engine, such as Slots; Rollout.collect "
+                "takes a sampler of messages."
+            )
         self.group_size = group_size
         self.redraws = redraws
         self.updates_per_iteration = updates_per_iteration

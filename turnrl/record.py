@@ -23,6 +23,8 @@ The columns:
     prompt_tokens   tokens of the prompt
     outcome         outcome reward
     rewards         each component's total: a list of {name, value}
+    figures         numbers that tool sessions handed over: a list of {name, values}, with one
+                    value, or one per turn
     group_mean, group_std       of the total reward over the group; null where there was no group
     estimator       JSON of the rule that gave the credit, its `name` and `arguments`, as far as its
                     attributes tell them; null where nothing was learnt
@@ -97,6 +99,7 @@ _COLUMNS = {
     "answers": pa.list_(pa.string()),
     "prompt_tokens": pa.int64(),
     "rewards": _REWARDS,
+    "figures": pa.list_(pa.struct({"name": pa.string(), "values": pa.list_(pa.float64())})),
     "estimator": pa.string(),
     "turns": pa.list_(pa.struct(_TURN)),
     **dict.fromkeys(TOKENS[:2], pa.list_(pa.int32())),

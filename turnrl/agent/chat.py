@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 from turnrl.errors import RecipeError, did_you_mean
 from turnrl.text import neutralise
-from turnrl.types import Message, Tool
+from turnrl.types import Message, ToolSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,7 +50,7 @@ def family(template: str) -> str | None:
     return next((name for name, some in marks.items() if all(m in template for m in some)), None)
 
 
-def tool_schema(tool: Tool) -> dict[str, Any]:
+def tool_schema(tool: ToolSpec) -> dict[str, Any]:
     """A tool in the form that chat templates describe tools from (`tools=`)."""
     keys = ("name", "description", "parameters")
     return {"type": "function", "function": {key: getattr(tool, key) for key in keys}}
@@ -80,7 +80,9 @@ class ChatFormat:
         names = {*tokenizer.all_special_tokens, *added}
         self.control_tokens = tuple(str(token) for token in names if str(token).strip())
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[int, ...]:
         """Ids of the rendered messages, up to where the assistant speaks.
 
         Args:
@@ -113,6 +115,10 @@ class ChatFormat:
         """`text` with tags and control tokens neutralised; see `turnrl.neutralise`."""
         return neutralise(text, tags, self.control_tokens)
 
+    def count(self, text: str) -> int:
+        """Number of tokens of a text."""
+        return len(self._ids(text, control=False))
+
     def cut(self, text: str, tokens: int) -> str:
         """At most `tokens` tokens of `text`, from its beginning."""
         # tokenising megabytes to keep a few hundred tokens would be slow
@@ -122,7 +128,7 @@ class ChatFormat:
             return text
         return cast(str, self._tokenizer.decode(ids[:tokens])).rstrip("\ufffd")
 
-    def advice_on_tools(self, tool: Tool) -> str:
+    def advice_on_tools(self, tool: ToolSpec) -> str:
         """The setting that has a tool described: a bundled template that does so and otherwise
         writes the same conversation, if there is one."""
         conversation = _marked(("system", "user", "assistant", "user"))

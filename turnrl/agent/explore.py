@@ -1,8 +1,8 @@
 """The agent loop: trajectories side by side, with tools running beside generation.
 
-`Exploration.run` is a collection from beginning to end. A trajectory is begun in `run`, forked for
-its probes and moved on turn by turn in `_play`, and closed in `_take_turn` when it ends. Whatever
-was cancelled is closed in `_close`.
+`Exploration.run` is a collection from beginning to end. When there is a place for it, a trajectory
+is begun in `_begin`. It is forked for its probes and moved on turn by turn in `_play`, and closed
+in `_take_turn` when it ends. Whatever was cancelled is closed in `_close`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,37 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, final
 
 from tqdm.auto import tqdm
 
 from turnrl import types
-from turnrl.agent.toolbox import Bench, Toolbox
+from turnrl.agent.conversation import Conversation
+from turnrl.agent.toolbox import Bench
+
+if TYPE_CHECKING:
+    from turnrl.agent.rollout import Agent
 
 T = TypeVar("T")
 
 _SHUTDOWN_S = 30.0
 """After Ctrl-C, how long the forward pass under way may take to end."""
+
+
+class Start(NamedTuple):
+    """A trajectory that has not begun.
+
+    Args:
+        question: What is asked.
+        bench: Its place at the tools.
+        seed: Integers that name its random streams.
+    """
+
+    question: types.Question
+    bench: Bench
+    seed: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -32,27 +50,23 @@ class State:
 
     Args:
         question: What is asked.
-        prompt_ids: Token ids of the rendered prompt.
-        session: The engine's; its history is the prompt and all turns, up to `new_ids`.
+        conversation: Its history at what samples it: the prompt and all turns.
         bench: The trajectory's place at the tools.
         seed: Integers that name the trajectory's random streams; the turn's number is added.
         turns: The turns so far.
-        new_ids: Ids to append before the next turn is sampled.
-        room: Tokens left, `new_ids` taken off.
         stop: Why it ended, if it has.
         begins: The turn at which a probe branched off; None of a trajectory.
+        figures: Numbers that its tools' sessions handed over when it was closed.
     """
 
     question: types.Question
-    prompt_ids: tuple[int, ...]
-    session: types.Session
+    conversation: Conversation
     bench: Bench
     seed: tuple[int, ...]
-    room: int
     turns: tuple[types.Turn, ...] = ()
-    new_ids: tuple[int, ...] = ()
     stop: types.Stop | None = None
     begins: int | None = None
+    figures: types.Figures = field(default_factory=dict)
 
     async def fork(self, seed: tuple[int, ...]) -> State:
         """A branch that goes on from here with random streams of its own.
@@ -62,23 +76,29 @@ class State:
         """
         bench = await self.bench.fork()
         try:
-            session = self.session.fork()
+            conversation = self.conversation.fork()
         except BaseException:
             await bench.close()
             raise
-        return replace(self, session=session, bench=bench, seed=seed, begins=len(self.turns))
+        begins = len(self.turns)
+        return replace(self, conversation=conversation, bench=bench, seed=seed, begins=begins)
 
-    async def close(self) -> None:
-        """Give back what the engine and the tools hold for the trajectory."""
-        self.session.close()  # at once: what it keeps on the device is large
-        await self.bench.close()
+    async def close(self) -> State:
+        """Give back what the engine and the tools hold for the trajectory.
+
+        Returns:
+            The state with the figures that the tools' sessions handed over.
+        """
+        self.conversation.close()  # at once: what it keeps on the device is large
+        return replace(self, figures=await self.bench.close())
 
     @property
     def trajectory(self) -> types.Trajectory:
         """Trajectory that came of it, once it has ended."""
         assert self.stop is not None, "the trajectory goes on"
+        kind, prompt_ids = self.conversation.kind, self.conversation.prompt_ids
         begins = self.begins or 0
-        return types.Trajectory(self.question, self.prompt_ids, self.turns, self.stop, begins)
+        return kind(self.question, prompt_ids, self.turns, self.stop, begins, self.figures)
 
 
 @dataclass(eq=False)
@@ -86,12 +106,20 @@ class _Track:
     """A trajectory or a probe on its way.
 
     Args:
-        state: Where it stands now.
+        start: What it begins with.
         number: Of the trajectory in the collection; a probe has its parent's.
+        begun: Where it stands now; None before it begins.
     """
 
-    state: State
+    start: Start
     number: int
+    begun: State | None = None
+
+    @property
+    def state(self) -> State:
+        """Where it stands now."""
+        assert self.begun is not None, "the trajectory has not begun"
+        return self.begun
 
 
 @final
@@ -100,41 +128,48 @@ class Exploration:
     """One collection: trajectories with their probes, until all have ended.
 
     Args:
-        turn: Takes a trajectory's next turn.
-        at_once: Gives the number of trajectories that may be under way; see `Rollout.at_once`.
-        tools: The trajectories' tools; closed at the end.
-        engine: What samples; drained at the end.
+        agent: Begins trajectories and takes turns; closed at the end.
+        at_once: Gives the number of trajectories that may be under way.
+        questions: What to ask.
         group_size: G, trajectories per question.
+        seed: Integers that name the collection; the numbers of question and trajectory are added.
         probes: Branches from the beginning of each turn of each trajectory.
         bar: Counts the trajectories that have ended; closed at the end.
     """
 
-    turn: Callable[[State], Awaitable[State]]
-    at_once: Callable[[types.Engine, int], int | None]
-    tools: Toolbox
-    engine: types.Engine
+    agent: Agent
+    at_once: Callable[[], int | None]
+    questions: Sequence[types.Question]
     group_size: int
+    seed: tuple[int, ...]
     probes: int
     bar: tqdm[NoReturn]
-    _trajectories: list[_Track] = field(init=False, default_factory=list)
+    _trajectories: list[_Track] = field(init=False)
     _branches: list[_Track] = field(init=False, default_factory=list)
     _places: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(0))
     _opened: int = field(init=False, default=0)
 
+    def __post_init__(self) -> None:
+        self._trajectories = [
+            _Track(
+                Start(question, Bench(self.agent.tools), (*self.seed, n, member)),
+                n * self.group_size + member,
+            )
+            for n, question in enumerate(self.questions)
+            for member in range(self.group_size)
+        ]
+
     async def run(
-        self, groups: Iterable[Sequence[State]], lockstep: bool
+        self, lockstep: bool
     ) -> tuple[list[list[types.Trajectory]], list[list[types.Probe]]]:
-        """Begin the groups one by one, then play all trajectories to their ends.
+        """Play all trajectories to their ends.
 
         Args:
-            groups: The states from which each question's trajectories start.
             lockstep: Play them in waves; otherwise each begins as soon as there is a place.
         Returns:
-            The trajectories of each group, and its probes.
+            The trajectories of each question, and their probes.
         """
         try:
-            for number, state in enumerate(state for group in groups for state in group):
-                self._trajectories.append(_Track(state, number))
             await (self._in_waves() if lockstep else self._as_places_come())
         except BaseExceptionGroup as errors:
             raise _first_error(errors) from None
@@ -150,7 +185,7 @@ class Exploration:
 
     def _most(self) -> int:
         """Number of trajectories that may be under way now; it may grow as the engine learns."""
-        return self.at_once(self.engine, self.probes) or len(self._trajectories)
+        return self.at_once() or len(self._trajectories)
 
     async def _in_waves(self) -> None:
         """Play as many as fit together, and the next when all of them have ended."""
@@ -182,7 +217,9 @@ class Exploration:
             self._places.release()
 
     async def _play(self, members: Sequence[_Track]) -> None:
-        """Take one turn after the other, all members together, until they and their probes end."""
+        """Begin the members; then take one turn after the other, all together, until they and their
+        probes end."""
+        await self._begin(members)
         while members := [track for track in members if track.state.stop is None]:
             parents = [track for track in members if track.state.begins is None]
             forked = [await self._fork(track, n) for track in parents for n in range(self.probes)]
@@ -190,29 +227,42 @@ class Exploration:
                 for track in (members := [*members, *forked]):
                     crowd.create_task(self._take_turn(track))
 
+    async def _begin(self, members: Sequence[_Track]) -> None:
+        """Open the members' places at the tools, all together, then their conversations in order,
+        so that batches do not depend on how fast tools open."""
+        starts = [track.start for track in members]
+        async with asyncio.TaskGroup() as crowd:
+            for start in starts:
+                crowd.create_task(start.bench.open(start.question))
+        # the states come first, so that what they share is let go after the last
+        for state, track in zip(self.agent.begin(starts), members, strict=True):
+            track.begun = state
+
     async def _fork(self, parent: _Track, n: int) -> _Track:
         """Branch off the n-th probe of a trajectory's next turn."""
         state = parent.state
         forked = await state.fork((*state.seed, len(state.turns), n))
-        self._branches.append(probe := _Track(forked, parent.number))
+        start = Start(forked.question, forked.bench, forked.seed)
+        self._branches.append(probe := _Track(start, parent.number, forked))
         return probe
 
     async def _take_turn(self, track: _Track) -> None:
         """Take the next turn; close what has ended."""
-        track.state = await self.turn(track.state)
+        track.begun = await self.agent.turn(track.state)
         if track.state.stop is not None:
-            await track.state.close()
+            track.begun = await track.state.close()
             self.bar.update(track.state.begins is None)
 
     async def _close(self) -> None:
         """Give back what all trajectories hold, those that were cancelled too."""
         self.bar.close()
-        states = [track.state for track in (*self._trajectories, *self._branches)]
-        for state in states:
-            state.session.close()  # at once: what it keeps on the device is large
-        await asyncio.gather(*(state.bench.close() for state in states), return_exceptions=True)
-        self.tools.close()
-        await self.engine.drain()
+        tracks = [*self._trajectories, *self._branches]
+        for track in tracks:
+            if track.begun is not None:
+                track.begun.conversation.close()  # at once: what it keeps on the device is large
+        benches = (track.start.bench for track in tracks)
+        await asyncio.gather(*(bench.close() for bench in benches), return_exceptions=True)
+        await self.agent.close()
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

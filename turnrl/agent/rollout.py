@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
 from typing import Any, final
 
 import numpy as np
@@ -18,7 +20,8 @@ from tqdm.auto import tqdm
 
 from turnrl import types
 from turnrl.agent.chat import ChatFormat
-from turnrl.agent.explore import Exploration, State, on_loop
+from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
+from turnrl.agent.explore import Exploration, Start, State, on_loop
 from turnrl.agent.toolbox import Toolbox, check_tools
 from turnrl.errors import DataError, PluginError, RecipeError, ToolError, at_least, blaming
 
@@ -27,50 +30,56 @@ _logger = logging.getLogger(__name__)
 
 @final
 class Agent:
-    """A rollout's rules bound to an engine: begins trajectories, and takes turns.
+    """A rollout's rules bound to a sampler: begins trajectories, and takes turns.
 
     Args:
         rollout: The rules.
-        engine: Whose weights act.
+        sampler: Says the turns.
         chat: The policy's chat format.
         greedy: Take the likeliest tokens instead of sampling.
     """
 
     def __init__(
-        self, rollout: Rollout, engine: types.Engine, chat: ChatFormat, greedy: bool = False
+        self, rollout: Rollout, sampler: types.Sampler, chat: ChatFormat, greedy: bool = False
     ) -> None:
         self._rollout = rollout
-        self._engine = engine
+        self._sampler = sampler
         self._chat = chat
         self._temperature = 0.0 if greedy else rollout.temperature
         self.tools = Toolbox(rollout.tools, self._make_safe, rollout.max_calls_per_turn)
 
-    def begin(
-        self, question: types.Question, group_size: int, seed: tuple[int, ...]
-    ) -> list[State]:
-        """The states from which a question's trajectories start; they share one prompt.
+    def begin(self, starts: Iterable[Start]) -> Iterator[State]:
+        """The states that trajectories start from, in order. Those with one prompt that stand side
+        by side share the work of reading it.
 
-        Args:
-            question: What is asked.
-            group_size: G, how many.
-            seed: Integers that name the group; the number of the trajectory is added.
         Raises:
-            DataError: If the question leaves no room to act.
+            DataError: If a question leaves no room to act.
         """
+        most = self._rollout.max_tokens
+        for _, alike in groupby(starts, lambda start: (id(start.question), start.bench.prompt)):
+            first, *others = alike
+            with contextlib.closing(self._converse(first.question, first.bench.prompt)) as root:
+                if root.tokens >= most:
+                    raise DataError(
+                        f"question {first.question.id!r} makes a prompt of {root.tokens} tokens: "
+                        f"no room within rollout.max_tokens = {most}. Raise it, or leave it out."
+                    )
+                for start in (first, *others):
+                    yield State(start.question, root.fork(), start.bench, start.seed)
+
+    def _converse(self, question: types.Question, more: str) -> Conversation:
         rollout = self._rollout
-        prompt_ids = rollout.prompt(question, self._chat)
-        room = rollout.max_tokens - len(prompt_ids)
-        if room < 1:
-            raise DataError(
-                f"question {question.id!r} makes a prompt of {len(prompt_ids)} tokens: no room "
-                f"within rollout.max_tokens = {rollout.max_tokens}. Raise it, or leave it out."
-            )
-        bench = self.tools.bench
-        with contextlib.closing(self._engine.open(prompt_ids)) as root:
-            return [
-                State(question, prompt_ids, root.fork(), bench(question), (*seed, member), room)
-                for member in range(group_size)
-            ]
+        if isinstance(self._sampler, types.MessageSampler):
+            messages = rollout.messages(question, self._chat, more)
+            return MessageConversation(self._sampler, self._chat, messages, rollout.templated)
+        assert isinstance(self._sampler, types.Engine)
+        prompt_ids = rollout.prompt(question, self._chat, more)
+        return TokenConversation(self._sampler.open(prompt_ids), self._chat, prompt_ids)
+
+    async def close(self) -> None:
+        """Let go of the tools' batches, and have the sampler give back what only sampling needs."""
+        self.tools.close()
+        await self._sampler.drain()
 
     async def turn(self, state: State) -> State:
         """Take one turn: sample, read, act, observe.
@@ -79,40 +88,34 @@ class Agent:
         one that was cut. If their results leave no room to go on, they were in vain; the policy
         never reads them, so neither do the rewards.
         """
-        rollout, k = self._rollout, len(state.turns)
+        rollout, k, talk = self._rollout, len(state.turns), state.conversation
         sampling = types.Sampling(
-            max_tokens=min(rollout.max_turn_tokens, state.room),
+            max_tokens=min(rollout.max_turn_tokens, rollout.max_tokens - talk.tokens),
             temperature=self._temperature,
             seed=stream_seed(*state.seed, k),
             stop=rollout.segmenter.stop,
-            end_ids=self._chat.end_ids,
             top_k=rollout.top_k,
             min_p=rollout.min_p,
             top_p=rollout.top_p,
         )
-        completion = await state.session.generate(state.new_ids, sampling)
-        text, cut = self._chat.text(completion.token_ids), completion.reason == "length"
-        reading: types.Reading = rollout.ask("read", text, k, cut)
-        turn = types.Turn(text, completion.token_ids, completion.logprobs, reading, cut=cut)
-        room = state.room - len(completion.token_ids)
+        turn = await talk.say(sampling)
+        reading: types.Reading = rollout.ask("read", turn.text, k, turn.cut)
+        turn = replace(turn, reading=reading)
         stop: types.Stop | None = None
-        new_ids: tuple[int, ...] = ()
         if reading.answer is not None:
             stop = "answer"
-        elif cut:
+        elif turn.cut:
             stop = "length"
         elif k + 1 == rollout.segmenter.max_turns:
             stop = "turns"
         else:
-            results = await state.bench.answer(reading.calls)
-            messages = rollout.ask("observe", reading, results)
-            new_ids = self._chat.observation(messages, completion.token_ids[-1])
-            room -= len(new_ids)
-            if room < 1:
-                stop, new_ids = "length", ()
+            results = await state.bench.answer(reading.calls, k)
+            observation_ids = talk.tell(rollout.ask("observe", reading, results))
+            if talk.tokens >= rollout.max_tokens:
+                stop = "length"
             else:
-                turn = replace(turn, results=results, observation_ids=new_ids)
-        return replace(state, turns=(*state.turns, turn), new_ids=new_ids, room=room, stop=stop)
+                turn = replace(turn, results=results, observation_ids=observation_ids)
+        return replace(state, turns=(*state.turns, turn), stop=stop)
 
     def _make_safe(self, text: str) -> str:
         """A tool's text, cut to the budget and inert."""
@@ -134,7 +137,7 @@ class Rollout:
 
     Args:
         segmenter: What a turn is.
-        tools: What the policy can call.
+        tools: Tools that the policy can call, or whole sets of them.
         temperature: Of sampling while collecting; evaluation is greedy.
         max_turn_tokens: The most tokens the policy samples in one turn.
         max_calls_per_turn: The most tool calls of one turn that are run; the policy reads that
@@ -155,7 +158,7 @@ class Rollout:
     """
 
     segmenter: types.Segmenter
-    tools: list[types.Tool]
+    tools: list[types.Toolset]
     temperature: float = 1.0
     max_turn_tokens: int = 512
     max_calls_per_turn: int = 8
@@ -179,6 +182,16 @@ class Rollout:
         at_least(1, f"{type(self.segmenter).__name__}.", self.segmenter, "max_turns")
         check_tools(self.tools)
 
+    @cached_property
+    def specs(self) -> tuple[types.ToolSpec, ...]:
+        """All tools, of all sets."""
+        return tuple(spec for toolset in self.tools for spec in toolset.specs)
+
+    @property
+    def templated(self) -> tuple[types.ToolSpec, ...]:
+        """Those that the chat template describes."""
+        return self.specs if self.segmenter.tools_in_template else ()
+
     @property
     def truncated(self) -> bool:
         """True if tokens are drawn from a part of the distribution."""
@@ -200,8 +213,8 @@ class Rollout:
                 "The sampler's log-probabilities are of what is left and the learner's are not, so "
                 "their ratio is biased; a policy gradient assumes that all of it was drawn from."
             )
-        self.ask("check", self.tools)
-        if not self.tools and self.segmenter.max_turns > 1:
+        self.ask("check", self.specs)
+        if not self.specs and self.segmenter.max_turns > 1:
             _logger.warning(
                 f"rollout.tools is empty, and {type(self.segmenter).__name__} takes up to "
                 f"{self.segmenter.max_turns} turns: whatever the policy calls, it reads that there "
@@ -209,11 +222,11 @@ class Rollout:
                 "memory."
             )
         example = types.Question("check", "?", ("!",))
-        plain = chat.prompt(self.ask("prompt", example, self.tools))
-        if self.segmenter.tools_in_template and self.tools and self.prompt(example, chat) == plain:
+        plain = chat.prompt(self.messages(example, chat))
+        if self.templated and self.prompt(example, chat) == plain:
             raise RecipeError(
                 f"{type(self.segmenter).__name__} leaves it to the chat template to describe the "
-                f"tools, and the policy's does not. {chat.advice_on_tools(self.tools[0])}"
+                f"tools, and the policy's does not. {chat.advice_on_tools(self.specs[0])}"
             )
         call, replies = (types.ToolCall("check"),), (types.ToolResult("checked"),)
         for calls, wrong in ((call, None), (call, "wrong"), ((), "wrong")):
@@ -228,23 +241,37 @@ class Rollout:
             with blaming(ToolError, f"{tool} in check", "Mend the tool, or what it needs."):
                 tool.check()
 
-    def at_once(self, engine: types.Engine, probes: int) -> int | None:
+    def at_once(self, sampler: types.Sampler, probes: int) -> int | None:
         """Number of trajectories that may be under way at a time; None for any number.
 
         Args:
-            engine: What samples; it may come to hold more than it says now.
+            sampler: What samples; it may come to hold more than it says now.
             probes: Continuations from the beginning of each turn.
         """
-        if engine.capacity is None:
+        if sampler.capacity is None:
             return None
         # at worst each has all its turns, and all the branches of each of them are still alive
-        return max(engine.capacity // (1 + probes * self.segmenter.max_turns), 1)
+        return max(sampler.capacity // (1 + probes * self.segmenter.max_turns), 1)
 
-    def prompt(self, question: types.Question, chat: ChatFormat) -> tuple[int, ...]:
-        """Token ids of a question's prompt. The question's text is as untrusted as a tool's."""
-        safe = replace(question, text=chat.inert(question.text, self.segmenter.tags))
-        messages = self.ask("prompt", safe, self.tools)
-        return chat.prompt(messages, self.tools if self.segmenter.tools_in_template else ())
+    def messages(
+        self, question: types.Question, chat: ChatFormat, more: str = ""
+    ) -> list[types.Message]:
+        """Messages that open a trajectory. Their text is as untrusted as a tool's.
+
+        Args:
+            question: What is asked.
+            chat: The policy's chat format.
+            more: Text that the tools' sessions add to the question.
+        """
+        text = chat.inert(
+            f"{question.text}\n\n{more}" if more else question.text, self.segmenter.tags
+        )
+        messages: list[types.Message] = self.ask("prompt", replace(question, text=text), self.specs)
+        return messages
+
+    def prompt(self, question: types.Question, chat: ChatFormat, more: str = "") -> tuple[int, ...]:
+        """Token ids of a question's prompt; see `messages`."""
+        return chat.prompt(self.messages(question, chat, more), self.templated)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Ask the segmenter; it is to be total, so an exception is a fault of its package."""
@@ -255,7 +282,7 @@ class Rollout:
 
     def collect(
         self,
-        engine: types.Engine,
+        sampler: types.Sampler,
         chat: ChatFormat,
         questions: Sequence[types.Question],
         group_size: int,
@@ -266,26 +293,27 @@ class Rollout:
         """Let the policy act on each question `group_size` times. Blocks; safe inside a notebook.
 
         Args:
-            engine: Whose weights act; it has been started.
-            chat: The policy's chat format.
+            sampler: Says the turns: an engine that has been started, or a `MessageSampler`.
+            chat: The policy's chat format. A `MessageSampler` reads none of it, but the limits are
+                counted in its tokens all the same.
             questions: What to ask.
             group_size: G, trajectories per question.
             seed: Integers that name the collection; trajectory and turn numbers are added to them.
             greedy: Take the likeliest tokens instead of sampling.
             description: Of a progress bar, shown if the collection takes more than a few seconds.
         Returns:
-            G trajectories for each question, in order.
+            G trajectories for each question, in order; a `MessageSampler`'s have no tokens.
         Raises:
             ToolError: If a tool's world is broken.
             DataError: If a question leaves no room to act within `max_tokens`.
         """
         return self.explore(
-            engine, chat, questions, group_size, seed, 0, greedy=greedy, description=description
+            sampler, chat, questions, group_size, seed, 0, greedy=greedy, description=description
         )[0]
 
     def explore(
         self,
-        engine: types.Engine,
+        sampler: types.Sampler,
         chat: ChatFormat,
         questions: Sequence[types.Question],
         group_size: int,
@@ -297,7 +325,7 @@ class Rollout:
         """`collect`, and continuations besides: at the beginning of each turn of each trajectory,
         `probes` branches go their own way from there to the end.
 
-        No more trajectories are under way than the engine holds at once, with all the probes that
+        No more trajectories are under way than the sampler holds at once, with all the probes that
         they may have: in lockstep they are played in waves, whole groups together if it can be;
         without it the next begins when one ends.
 
@@ -309,15 +337,19 @@ class Rollout:
         Raises:
             ToolError: As `collect`, and if a tool's session cannot be copied.
         """
-        agent, total = Agent(self, engine, chat, greedy), len(questions) * group_size
+        total = len(questions) * group_size
         hidden = True if description is None else None  # None: shown on a terminal only
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
         exploration = Exploration(
-            agent.turn, self.at_once, agent.tools, engine, group_size, probes, bar
+            Agent(self, sampler, chat, greedy),
+            lambda: self.at_once(sampler, probes),
+            questions,
+            group_size,
+            tuple(seed),
+            probes,
+            bar,
         )
-        # lazily: what has been begun is closed if the next group cannot be
-        groups = (agent.begin(q, group_size, (*seed, n)) for n, q in enumerate(questions))
-        return on_loop(exploration.run(groups, self.lockstep))
+        return on_loop(exploration.run(self.lockstep))
 
 
 def stream_seed(*key: int) -> int:

@@ -12,24 +12,36 @@ import contextlib
 import functools
 import itertools
 import json
+import math
 import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from numbers import Real
 from typing import Any, TypeVar, cast, final
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 
 from turnrl.errors import RecipeError, ToolError, TurnRLError
-from turnrl.types import Question, Tool, ToolCall, ToolResult, ToolSession
+from turnrl.types import (
+    Figures,
+    ForkableToolSession,
+    Question,
+    Stateful,
+    Tool,
+    ToolCall,
+    ToolResult,
+    ToolSession,
+    Toolset,
+)
 
 T = TypeVar("T")
 
 MAX_RESULT_CHARACTERS = 1_000_000
 """A tool that returns more than this is broken; below it, results are cut to a token budget."""
 _GATHER_S = 0.003
-"""Calls of one tool that arrive within this time leave as one batch."""
+"""Calls of one toolset that arrive within this time leave as one batch."""
 _DEEPEST = 100
 """Brackets of a call within each other; many more exhaust the stack of whoever writes it down."""
 _NO_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[^][{}"]+', re.DOTALL)
@@ -82,28 +94,39 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def check_tools(tools: Sequence[Tool]) -> None:
+def check_tools(toolsets: Sequence[Toolset]) -> None:
     """Refuse tools that no policy could call.
 
     Raises:
-        RecipeError: If one lacks an attribute, two share a name, or parameters are no JSON Schema.
+        RecipeError: If one lacks an attribute, two share a name, parameters are no JSON Schema, or
+            `open` would never be called.
     """
-    for tool in tools:
-        for attribute, example in _ATTRIBUTES.items():
-            if not hasattr(tool, attribute):
+    owners: dict[str, Toolset] = {}
+    for toolset in toolsets:
+        for attribute, example in _ATTRIBUTES.items() if isinstance(toolset, Tool) else ():
+            if not hasattr(toolset, attribute):
                 raise RecipeError(
-                    f"the tool {type(tool).__name__} has no {attribute}. Set it in the class: "
+                    f"the tool {type(toolset).__name__} has no {attribute}. Set it in the class: "
                     f"{attribute} = {example}"
                 )
-    names = [tool.name for tool in tools]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise RecipeError(f"two tools are called {twice[0]!r}; no policy can tell. Rename one.")
-    for tool in tools:
-        try:
-            Draft202012Validator.check_schema(tool.parameters)
-        except SchemaError as error:
-            what = f"{tool} has parameters that are no JSON Schema: {error.message}"
-            raise RecipeError(what) from error
+        if hasattr(toolset, "open") and not isinstance(toolset, Stateful):
+            kind = "Tool" if isinstance(toolset, Tool) else "Toolset"
+            wanted = f"class {type(toolset).__name__}(turnrl.Stateful, turnrl.{kind})"
+            raise RecipeError(
+                f"{toolset} has open, but is not Stateful: no session would be opened. "
+                f"Write `{wanted}`."
+            )
+        for spec in toolset.specs:
+            if spec.name in owners:
+                both = f"in {owners[spec.name]} and in {toolset}"
+                what = f"two tools are called {spec.name!r}, {both}; no policy can tell"
+                raise RecipeError(f"{what}. Rename one.")
+            owners[spec.name] = toolset
+            try:
+                Draft202012Validator.check_schema(spec.parameters)
+            except SchemaError as error:
+                what = f"{toolset} has parameters that are no JSON Schema, for {spec.name!r}"
+                raise RecipeError(f"{what}: {error.message}") from error
 
 
 @final
@@ -111,28 +134,25 @@ class Toolbox:
     """The tools of one collection, shared by its trajectories.
 
     Args:
-        tools: The tools.
+        toolsets: The tools.
         make_safe: Cuts and neutralises what the policy is to read.
         max_calls: The most calls of one turn that are run; the policy reads that the others were
             too many.
     """
 
     def __init__(
-        self, tools: Sequence[Tool], make_safe: Callable[[str], str], max_calls: int
+        self, toolsets: Sequence[Toolset], make_safe: Callable[[str], str], max_calls: int
     ) -> None:
-        self.desks = {tool.name: _Desk(tool) for tool in tools}
+        self.desks = [_Desk(toolset) for toolset in toolsets]
+        self.by_name = {name: desk for desk in self.desks for name in desk.schemas}
         self.make_safe = make_safe
         self._max_calls = max_calls
 
     def close(self) -> None:
         """Let go of batches that nobody waits for any more."""
-        for desk in self.desks.values():
+        for desk in self.desks:
             for batch in desk.batches:
                 batch.cancel()
-
-    def bench(self, question: Question) -> Bench:
-        """A trajectory's place at the tools."""
-        return Bench(self, question, {})
 
     def problem(self, call: ToolCall, number: int) -> str | None:
         """Fault of a call, the `number`-th of its turn from 0; None if it can be run."""
@@ -140,66 +160,76 @@ class Toolbox:
             return f"too many calls: at most {self._max_calls} a turn"
         if call.error is not None:
             return call.error
-        desk = self.desks.get(call.name)
-        if desk is None:
-            return f"no tool {call.name[:40]!r}; there is {', '.join(self.desks) or 'none'}"
-        error = best_match(desk.schema.iter_errors(dict(call.arguments)))
+        if call.name not in self.by_name:
+            return f"no tool {call.name[:40]!r}; there is {', '.join(self.by_name) or 'none'}"
+        schema = self.by_name[call.name].schemas[call.name]
+        error = best_match(schema.iter_errors(dict(call.arguments)))
         return None if error is None else f"bad arguments: {error.message[:120]}"
 
 
 @final
-@dataclass(eq=False)
 class Bench:
-    """One trajectory's sessions at the tools that keep something for it, opened when first used."""
+    """One trajectory's place at the tools, with a session of each stateful toolset.
 
-    _box: Toolbox
-    _question: Question
-    _sessions: dict[str, ToolSession | None]
+    Args:
+        box: The tools.
+    """
 
-    async def answer(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
+    def __init__(self, box: Toolbox) -> None:
+        self._box = box
+        self._sessions: dict[_Desk, ToolSession] = {}
+
+    async def open(self, question: Question) -> None:
+        """Open the sessions, in the order of the toolsets. Whoever calls it closes the bench, also
+        where this fails.
+
+        Raises:
+            ToolError: If a toolset's world is broken.
+        """
+        for desk in self._box.desks:
+            if isinstance(desk.toolset, Stateful):
+                await self._keep(desk, "open", desk.toolset.open, question)
+
+    @property
+    def prompt(self) -> str:
+        """Text that the sessions add to the question."""
+        return "\n\n".join(session.prompt for session in self._sessions.values() if session.prompt)
+
+    async def answer(self, calls: Sequence[ToolCall], turn: int = 0) -> tuple[ToolResult, ...]:
         """One result per call of a turn, in order, as the policy reads them.
 
         Raises:
             ToolError: If a tool's world is broken.
         """
-        problems = [self._box.problem(call, number) for number, call in enumerate(calls)]
-        for call, problem in zip(calls, problems, strict=True):
-            if problem is None and call.name not in self._sessions:
-                await self._open(call.name)
         # all in one tick, so that a session's calls leave in one batch
-        return tuple(await asyncio.gather(*map(self._reply, calls, problems)))
+        replies = (self._reply(call, number, turn) for number, call in enumerate(calls))
+        return tuple(await asyncio.gather(*replies))
 
-    async def _reply(self, call: ToolCall, problem: str | None) -> ToolResult:
+    async def _reply(self, call: ToolCall, number: int, turn: int) -> ToolResult:
         """The tool's reply, or what is wrong with the call, as the policy reads it."""
+        problem = self._box.problem(call, number)
         if problem is not None:
             result = ToolResult(problem, ok=False)
         else:
-            call = replace(call, session=self._sessions[call.name])
-            result = await self._box.desks[call.name].call(call)
+            desk = self._box.by_name[call.name]
+            call = replace(call, session=self._sessions.get(desk), turn=turn)
+            result = await desk.call(call)
         ok = result.ok and call.mended is None
         content = self._box.make_safe(result.content)
         return replace(result, content=content, ok=ok, metadata=_read(result, len(content)))
 
-    async def _open(self, name: str) -> None:
-        tool = self._box.desks[name].tool
-        if type(tool).open is Tool.open:  # it keeps nothing, so there is nothing to wait for
-            self._sessions[name] = None
-        else:
-            await self._keep(name, ToolSession | None, "open", tool.open, self._question)
-
     async def _keep(
-        self, name: str, kind: Any, verb: str, make: Callable[..., Any], *arguments: Any
+        self, desk: _Desk, verb: str, make: Callable[..., Any], *arguments: Any
     ) -> None:
-        """Have a tool make a session, and keep it; its making is not cut short, because whatever
+        """Have a toolset make a session, and keep it; its making is not cut short, because whatever
         comes of it has to be closed like any other."""
-        tool = self._box.desks[name].tool
 
         async def work() -> None:
-            session = await run_tool(tool, verb, make, *arguments)
-            if not isinstance(session, kind):
-                wanted = "a ToolSession or None" if verb == "open" else "a ToolSession"
-                raise ToolError(f"{tool} gave {session!r} from {verb}; it gives {wanted}.")
-            self._sessions[name] = session
+            session = await run_tool(desk.toolset, verb, make, *arguments)
+            if not isinstance(session, ToolSession) or not isinstance(session.prompt, str):
+                wanted = "it gives a ToolSession, whose prompt is a text"
+                raise ToolError(f"{desk.toolset} gave {session!r} from {verb}; {wanted}.")
+            self._sessions[desk] = session
 
         await _to_its_end(work())
 
@@ -209,34 +239,56 @@ class Bench:
         Raises:
             ToolError: If a session cannot be copied.
         """
-        branch = self._box.bench(self._question)
+        branch = Bench(self._box)
         try:
-            for name, session in self._sessions.items():
-                if session is None:
-                    branch._sessions[name] = None
-                    continue
-                if type(session).fork is ToolSession.fork:
-                    what = f"{self._box.desks[name].tool} keeps a {type(session).__name__}"
-                    advice = "Give it a fork, or take an estimator without probes."
-                    raise ToolError(f"{what} for each trajectory, without fork. {advice}")
-                await branch._keep(name, ToolSession, "fork", session.fork)
+            for desk, session in self._sessions.items():
+                if not isinstance(session, ForkableToolSession):
+                    what = f"{desk.toolset} keeps a {type(session).__name__} for each trajectory"
+                    advice = "Make it a ForkableToolSession, or take an estimator without probes."
+                    raise ToolError(f"{what}, which cannot be copied. {advice}")
+                await branch._keep(desk, "fork", session.fork)
         except BaseException:
             await branch.close()
             raise
         return branch
 
-    async def close(self) -> None:
-        """Close every session, also when one of them fails to."""
-        opened = {name: kept for name, kept in self._sessions.items() if kept is not None}
-        self._sessions, desks = {}, self._box.desks
-        closings = (run_tool(desks[n].tool, "close", kept.close) for n, kept in opened.items())
-        for outcome in await _to_its_end(asyncio.gather(*closings, return_exceptions=True)):
-            if isinstance(outcome, BaseException):
-                raise outcome
+    async def close(self) -> Figures:
+        """Close every session, also when one of them fails to.
+
+        Returns:
+            The figures that they hand over.
+        Raises:
+            ToolError: If one fails to, or hands over what are no figures.
+        """
+        sessions, self._sessions = self._sessions, {}
+        closings = (run_tool(d.toolset, "close", kept.close) for d, kept in sessions.items())
+        given = await _to_its_end(asyncio.gather(*closings, return_exceptions=True))
+        figures: dict[str, float | Sequence[float]] = {}
+        for desk, some in zip(sessions, given, strict=True):
+            if isinstance(some, BaseException):
+                raise some
+            new = _figures(desk.toolset, some) if some is not None else {}
+            if twice := figures.keys() & new.keys():
+                what = f"{desk.toolset} gave the figure {min(twice)!r} from close"
+                raise ToolError(f"{what}, and so did a toolset before it. Rename one.")
+            figures |= new
+        return figures
+
+
+def _figures(toolset: Toolset, given: Any) -> Figures:
+    """Figures that a session handed over, as floats."""
+    figures: dict[str, float | Sequence[float]] = {}
+    for name, value in given.items() if isinstance(given, Mapping) else [("", given)]:
+        several = value if isinstance(value, list | tuple) else [value]
+        if not name or not all(isinstance(n, Real) and math.isfinite(n) for n in several):
+            told = f"{toolset} gave {given!r} from close"
+            raise ToolError(f"{told}; it gives finite numbers by name, or None.")
+        figures[str(name)] = tuple(map(float, several)) if several is value else float(value)
+    return figures
 
 
 async def call_tools(
-    tools: Sequence[Tool], question: Question, calls: Sequence[Sequence[ToolCall]]
+    tools: Sequence[Toolset], question: Question, calls: Sequence[Sequence[ToolCall]]
 ) -> list[tuple[ToolResult, ...]]:
     """Answer the calls of several trajectories as a rollout does, without a policy: checked,
     batched, each batch within `timeout_s`, and the sessions opened before and closed after.
@@ -244,8 +296,8 @@ async def call_tools(
     In a notebook, for example: `await call_tools([Notes()], question, [[ToolCall("note", {})]])`.
 
     Args:
-        tools: The tools.
-        question: The question of all trajectories; `Tool.open` gets it.
+        tools: The tools and toolsets.
+        question: The question of all trajectories; `open` gets it.
         calls: The calls of one turn, for each trajectory.
     Returns:
         One result per call, its text as the tool gave it.
@@ -255,13 +307,16 @@ async def call_tools(
     """
     check_tools(tools)
     box = Toolbox(tools, str, max(map(len, calls), default=0))
-    benches = [box.bench(question) for _ in calls]
+    benches = [Bench(box) for _ in calls]
     try:
+        for bench in benches:
+            await bench.open(question)
         results = await asyncio.gather(*map(Bench.answer, benches, calls))
     finally:
         closed = await asyncio.gather(*map(Bench.close, benches), return_exceptions=True)
-    for error in filter(None, closed):
-        raise error
+    for error in closed:
+        if isinstance(error, BaseException):
+            raise error
     return results
 
 
@@ -277,11 +332,11 @@ def _read(result: ToolResult, characters: int) -> Mapping[str, Any]:
 
 
 class _Desk:
-    """Where the calls of one tool arrive, and leave in batches."""
+    """Where the calls of one toolset arrive, and leave in batches."""
 
-    def __init__(self, tool: Tool) -> None:
-        self.tool = tool
-        self.schema = Draft202012Validator(tool.parameters)
+    def __init__(self, toolset: Toolset) -> None:
+        self.toolset = toolset
+        self.schemas = {s.name: Draft202012Validator(s.parameters) for s in toolset.specs}
         self.batches: set[asyncio.Task[Sequence[ToolResult]]] = set()
         self._calls: list[ToolCall] = []
 
@@ -305,8 +360,8 @@ class _Desk:
         self._calls = []
         example = json.dumps(dict(calls[0].arguments), ensure_ascii=False, default=str)[:200]
         on = f" on {len(calls)} calls; the first had arguments {example}"
-        results = await run_tool(self.tool, "run", self.tool.run, calls, on=on)
-        what = f"{self.tool} returned"
+        results = await run_tool(self.toolset, "run", self.toolset.run, calls, on=on)
+        what = f"{self.toolset} returned"
         if not isinstance(results, Sequence) or len(results) != len(calls):
             count = len(results) if isinstance(results, Sequence) else type(results).__name__
             raise ToolError(f"{what} {count} for {len(calls)} calls; run() gives one result each.")
@@ -333,7 +388,11 @@ async def _to_its_end(work: Awaitable[T]) -> T:
 
 
 async def run_tool(
-    tool: Tool, verb: str, function: Callable[..., T | Awaitable[T]], *arguments: Any, on: str = ""
+    tool: Toolset,
+    verb: str,
+    function: Callable[..., T | Awaitable[T]],
+    *arguments: Any,
+    on: str = "",
 ) -> T:
     """Run a tool's own code within its time; see `result_of`.
 

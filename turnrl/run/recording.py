@@ -99,6 +99,10 @@ def rows(
                 "prompt_tokens": len(trajectory.prompt_ids),
                 "outcome": float(group.outcome[i]),
                 "rewards": _rewards({name: part[i] for name, part in parts.items()}),
+                "figures": [
+                    {"name": name, "values": value if isinstance(value, Sequence) else [value]}
+                    for name, value in trajectory.figures.items()
+                ],
                 "group_mean": float(totals.mean()) if len(totals) > 1 else None,
                 "group_std": float(totals.std()) if len(totals) > 1 else None,
                 "estimator": rule,

@@ -14,6 +14,7 @@ from turnrl.errors import DataError, at_least
 from turnrl.plugins import contract, installed
 from turnrl.types.engine import SampledPolicy
 from turnrl.types.trajectory import (
+    Figures,
     Group,
     Message,
     Passage,
@@ -30,43 +31,71 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ToolSession:
-    """State that a tool keeps for one trajectory: an interpreter, a browser, a sandbox. Extend it.
+@dataclass(frozen=True)
+class ToolSpec:
+    """Description of a tool, as a segmenter or a chat template shows it to the policy.
 
-    `fork` and `close` may take their time, and may be coroutines.
-    """
-
-    def fork(self) -> ToolSession | Awaitable[ToolSession]:
-        """A copy that goes its own way from here. A session that cannot be copied leaves this."""
-        raise NotImplementedError(f"a {type(self).__name__} cannot be copied")
-
-    def close(self) -> Awaitable[None] | None:
-        """Give back what the session holds. Called once, however the trajectory ends; where a run
-        is being stopped, perhaps while `run` still works on it in its thread."""
-
-
-@contract("turnrl_tools")
-class Tool(ABC):
-    """Something the policy can call. Subclass it, set the three attributes, write `run`.
-
-    A tool is shared by all trajectories, and most keep nothing between calls. One that does opens a
-    session for each trajectory: `open` makes it, `run` finds it in `call.session`.
-
-    Attributes:
+    Args:
         name: The name the policy calls it by.
         description: One sentence that the prompt shows to the policy.
-        parameters: JSON Schema of the arguments object; calls are validated before `run` sees them.
-        timeout_s: A batch, or the opening or closing of a session, that takes longer than this many
-            seconds stops the run.
+        parameters: JSON Schema of the arguments object; calls are validated before they are run.
     """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
+
+
+class ToolSession:
+    """State of one trajectory: an interpreter, a browser, an episode of an environment. Extend it,
+    or extend `ForkableToolSession` if the state can be copied.
+
+    Attributes:
+        prompt: Text that the policy reads below the question, such as the first observation of an
+            environment. It is neutralised like a tool's result.
+    """
+
+    prompt: str = ""
+
+    def close(self) -> Figures | Awaitable[Figures | None] | None:
+        """Give back what the session holds. Called once, however the trajectory ends; where a run
+        is being stopped, perhaps while `run` still works on it in its thread. May be a coroutine.
+
+        Returns:
+            Figures that the trajectory keeps in `Trajectory.figures`, for rewards and the record:
+            finite numbers, or a sequence with a number per turn. None for none.
+        """
+
+
+class ForkableToolSession(ToolSession, ABC):
+    """State that can be copied, so that a trajectory may branch."""
+
+    @abstractmethod
+    def fork(self) -> ToolSession | Awaitable[ToolSession]:
+        """A copy that goes its own way from here. May be a coroutine."""
+
+
+@contract("turnrl_tools")
+class Toolset(ABC):
+    """Tools that come together: they share a connection, or a session. A `Tool` is a set of one.
+
+    A set is shared by all trajectories. One that keeps something for each of them extends
+    `Stateful` besides.
+
+    Attributes:
+        timeout_s: A batch, or the opening or closing of a session, that takes longer than this many
+            seconds stops the run.
+    """
+
     timeout_s: float = 60.0
 
+    @property
+    @abstractmethod
+    def specs(self) -> Sequence[ToolSpec]:
+        """The tools, always the same ones."""
+
     def __str__(self) -> str:
-        return f"tool {self.name!r} ({type(self).__name__})"
+        return f"toolset {type(self).__name__}"
 
     @abstractmethod
     def run(
@@ -75,8 +104,9 @@ class Tool(ABC):
         """Answer a batch of valid calls, in order.
 
         A plain method runs in a worker thread, several at once; an `async def` runs on the event
-        loop. Calls that arrive within a few milliseconds of each other come as one batch. Calls of
-        one session come in order, and never in two batches at once.
+        loop. Calls that arrive within a few milliseconds of each other come as one batch, to
+        whichever tool of the set. Calls of one session come in order, and never in two batches at
+        once.
 
         Args:
             calls: Calls whose name and arguments have been checked.
@@ -86,20 +116,44 @@ class Tool(ABC):
             ToolError: If the world is broken. The run stops; the policy never sees it.
         """
 
-    def open(self, question: Question) -> ToolSession | Awaitable[ToolSession | None] | None:
-        """Open the tool's state for one trajectory; None (the default) for a tool without state.
-
-        Called before the trajectory's first call, in a worker thread or on the event loop like
-        `run`.
-        """
-        return None
-
     def check(self) -> None:  # noqa: B027 - optional: most tools need no check
-        """Verify that the tool can work (server up, index there). Runs before any model is loaded.
+        """Verify that the tools can work (server up, index there). Runs before any model is loaded.
 
         Raises:
             ToolError: Naming what is missing, and the next step.
         """
+
+
+class Tool(Toolset):
+    """Something the policy can call. Subclass it, set the three attributes, write `run`.
+
+    Attributes:
+        name: The name the policy calls it by.
+        description: One sentence that the prompt shows to the policy.
+        parameters: JSON Schema of the arguments object; calls are validated before `run` sees them.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        """The tool itself."""
+        return (ToolSpec(self.name, self.description, self.parameters),)
+
+    def __str__(self) -> str:
+        return f"tool {self.name!r} ({type(self).__name__})"
+
+
+class Stateful(ABC):
+    """Tools that open a session for each trajectory: `class Notes(Stateful, Tool)`, or
+    `class Shop(Stateful, Toolset)`. Their `run` finds the session in `call.session`."""
+
+    @abstractmethod
+    def open(self, question: Question) -> ToolSession | Awaitable[ToolSession]:
+        """Open a session. Called before the trajectory's prompt is rendered, in a worker thread or
+        on the event loop like `run`."""
 
 
 @contract("turnrl_segmenters")
@@ -121,7 +175,7 @@ class Segmenter(ABC):
     tags: tuple[str, ...] = ()
     tools_in_template: bool = False
 
-    def check(self, tools: Sequence[Tool]) -> None:  # noqa: B027 - optional: most take any tools
+    def check(self, tools: Sequence[ToolSpec]) -> None:  # noqa: B027 - optional: most take any tools
         """Verify that the scheme can work with these tools. Runs before any model is loaded.
 
         Raises:
@@ -129,7 +183,7 @@ class Segmenter(ABC):
         """
 
     @abstractmethod
-    def prompt(self, question: Question, tools: Sequence[Tool]) -> list[Message]:
+    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
         """The chat messages that open a trajectory; the last one is the user's.
 
         Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from turnrl.plugins import contract
-from turnrl.types.trajectory import Row
+from turnrl.types.trajectory import Message, Row
 
 if TYPE_CHECKING:
     import torch
@@ -160,8 +160,55 @@ class SampledPolicy(Protocol):
         """Write the adapter, or the whole model if there is none."""
 
 
+class Sampler(ABC):
+    """Says the turns of trajectories. Extend `Engine` or `MessageSampler`, not this.
+
+    Attributes:
+        capacity: How many trajectories it can serve at once; None for any number. A caller that can
+            wait begins no more than these.
+    """
+
+    capacity: int | None = None
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """Wait until nothing is being sampled (turns that were cancelled may still be under way),
+        and give back what only sampling needs: memory, connections."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Text of one turn from a sampler of messages.
+
+    Args:
+        text: The text. It ends with the stop string, if one ended it.
+        cut: Whether `max_tokens` ended it.
+    """
+
+    text: str
+    cut: bool = False
+
+
+class MessageSampler(Sampler):
+    """Turns chat messages into the text of the next turn: the door for somebody else's model behind
+    an endpoint. Its trajectories have no tokens (`MessageTrajectory`), so they can be scored and
+    never trained on. `Rollout.collect` takes one in the place of an engine."""
+
+    @abstractmethod
+    async def reply(self, messages: Sequence[Message], sampling: Sampling) -> Reply:
+        """Sample the next turn. Many are asked for at once, from one event loop.
+
+        Args:
+            messages: The conversation so far, of roles `system`, `user` and `assistant`; the last
+                one is the user's.
+            sampling: How to sample; there are no `end_ids`, and the seed need not be heeded.
+        Raises:
+            TurnRLError: If the model cannot be reached, or refuses.
+        """
+
+
 @contract("turnrl_engines")
-class Engine(ABC):
+class Engine(Sampler):
     """Turns token ids into more token ids. Its options are its own; its life is
 
         start -> (sync -> open, generate ... -> drain) for every collection -> close
@@ -169,16 +216,14 @@ class Engine(ABC):
     Attributes:
         seeded: Whether the same seed and history give the same tokens. An engine that cannot
             promise it says so.
-        capacity: How many sessions it can hold at once, known once it has started; None for any
-            number. It may grow while a collection shows how much of `max_tokens` they need. The
-            engine serves more, but has to read their histories again: a caller that can wait begins
-            no more than these.
+        capacity: How many sessions it can hold at once, known once it has started. It may grow
+            while a collection shows how much of `max_tokens` they need. The engine serves more, but
+            has to read their histories again.
     """
 
     seeded: bool = True
-    capacity: int | None = None
 
-    def check(self, policy: SampledPolicy, max_tokens: int) -> None:  # noqa: B027 - optional
+    def check(self, policy: SampledPolicy, max_tokens: int) -> None:
         """Verify that the engine can work, as far as that shows before any weights are loaded.
 
         Args:
@@ -218,11 +263,6 @@ class Engine(ABC):
     def open(self, prompt_ids: Sequence[int]) -> Session:
         """A session whose history is the prompt, at least one token; forks share the work of
         reading it. Sessions may generate concurrently, from one event loop."""
-
-    @abstractmethod
-    async def drain(self) -> None:
-        """Wait until nothing is being sampled (turns that were cancelled may still be under way),
-        and give back the memory that only sampling needs."""
 
     @abstractmethod
     def close(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from turnrl.errors import DataError
+from turnrl.errors import DataError, RecipeError
 from turnrl.types.rules import AnswerRule, Phrase, answer_rule
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ Message = dict[str, str]
 
 Row = tuple[Sequence[int], Sequence[bool]]
 """Token ids of a sequence, and which of them are asked for; never the first."""
+
+
+Figures = Mapping[str, float | Sequence[float]]
+"""Numbers by name; or for a name a number per turn."""
 
 
 Stop = Literal["answer", "turns", "length"]
@@ -98,8 +102,9 @@ class ToolCall:
             reads the error as its result.
         mended: What is wrong with the form of a call that was read all the same, by a lenient
             segmenter. It is run, but its result is not `ok`, so no reward pays for it.
-        session: What the tool keeps for the trajectory that calls, if it opened one; set when the
-            call is run. It is no part of the record.
+        session: State of the trajectory that calls, if the tool is `Stateful`; set when the call is
+            run, like `turn`. Neither is part of the record.
+        turn: Number of the turn that calls, from 0.
     """
 
     name: str
@@ -107,6 +112,7 @@ class ToolCall:
     error: str | None = None
     mended: str | None = None
     session: ToolSession | None = field(default=None, compare=False, repr=False)
+    turn: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -187,6 +193,8 @@ class Trajectory:
         stop: Why it ended.
         begins: Its first turn of its own, if it branched off another trajectory: what was sampled
             before that is the other's to learn from, and context here.
+        figures: Numbers that its tool sessions handed over when they closed; a tuple has one per
+            turn.
     """
 
     question: Question
@@ -194,10 +202,12 @@ class Trajectory:
     turns: tuple[Turn, ...]
     stop: Stop
     begins: int = 0
+    figures: Figures = field(default_factory=dict)
 
     def __repr__(self) -> str:
         said = f"answer={self.answer!r}" if self.stop == "answer" else f"stop={self.stop!r}"
-        size = f"turns={len(self.turns)}, tokens={len(self.token_ids)}"
+        sizes = (len(turn.token_ids) + len(turn.observation_ids) for turn in self.turns)
+        size = f"turns={len(self.turns)}, tokens={len(self.prompt_ids) + sum(sizes)}"
         return f"Trajectory({self.question.text!r}, {size}, {said})"
 
     def __str__(self) -> str:
@@ -241,6 +251,18 @@ class Trajectory:
             ids, logprobs = turn.token_ids, turn.sampler_logprobs
             yield from zip(ids, [k if k >= self.begins else -1] * len(ids), logprobs, strict=True)
             yield from ((token, -1, 0.0) for token in turn.observation_ids)
+
+
+class MessageTrajectory(Trajectory):
+    """A trajectory of a `MessageSampler`. It has texts and no tokens, so it can be scored and
+    recorded, and nothing can be learnt from it."""
+
+    def _tokens(self) -> Iterator[tuple[int, int, float]]:
+        raise RecipeError(
+            f"the trajectory of question {self.question.id!r} has no tokens: a sampler of messages "
+            "wrote it, which is somebody else's model. It can be scored. To learn, or to use a "
+            "reward that reads tokens, collect with an Engine."
+        )
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from turnrl_react import ReAct
 from turnrl_two_turn import TwoTurn
 from turnrl_wiki_search import WikiSearch
 
-from turnrl import ChatFormat, Message, Policy, Question, Segmenter, Tool, ToolResult
+from turnrl import ChatFormat, Message, Policy, Question, Segmenter, ToolResult, ToolSpec
 from turnrl_atlas.world import (
     QUESTIONS,
     TWO_HOP_FACTS,
@@ -111,7 +111,7 @@ class Form:
     thought: str
     call: str
     arguments: str
-    tools: tuple[Tool, ...] = ()
+    tools: Sequence[ToolSpec] = ()
 
     @property
     def markup(self) -> list[str]:
@@ -322,7 +322,7 @@ class TwoHop(Demonstrator):
             0.58, 0.05, 0.1, memory=0.5, reading=0.5, made_up=0.2, hasty=0.52, one_hop=0.3
         ),
     ) -> None:
-        tools = (WikiSearch("atlas"),)
+        tools = WikiSearch("atlas").specs
         form = Form(ReAct(instructions=""), "think", "tool_call", "arguments", tools)
         super().__init__(form, clean, mixed)
         self._one_hop = OneHop(form)
@@ -621,7 +621,10 @@ def _corpus(demonstrator: Demonstrator) -> Iterator[str]:
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerFast, chat: ChatFormat, trace: Trace, tools: Sequence[Tool] = ()
+    tokenizer: PreTrainedTokenizerFast,
+    chat: ChatFormat,
+    trace: Trace,
+    tools: Sequence[ToolSpec] = (),
 ) -> tuple[list[int], list[int]]:
     """Token ids of a trace, made as in a rollout, and its labels: the same where the assistant
     speaks, else ignored."""

@@ -23,6 +23,7 @@ from turnrl import (
     QuestionData,
     RecipeError,
     Start,
+    Tool,
     TurnRLError,
     load_questions,
     open_source,
@@ -351,7 +352,7 @@ class Tools(Check):
     def run(self, start: Start) -> Iterable[Finding]:
         module = recipe_of(start)
         for tool in module.rollout.tools if module is not None else ():
-            name = f"tool {tool.name}"
+            name = f"tool {tool.name}" if isinstance(tool, Tool) else str(tool)
             source, index = (getattr(tool, key, None) for key in ("build_from", "index"))
             if source and isinstance(index, str) and not Path(index).exists():
                 text = f"the index {index!r} will be built from {source} when a run starts"

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, final
 
-from turnrl import Message, Question, Reading, RecipeError, Segmenter, Tool, ToolResult
+from turnrl import Message, Question, Reading, RecipeError, Segmenter, ToolResult, ToolSpec
 from turnrl_react.calls import read_tool_call
 
 _INSIDE = "tags inside tool_call; in the text of an argument, write < as \\u003c"
@@ -96,7 +96,7 @@ class ReAct(Segmenter):
         # what the template puts its tools into is not for a page to open
         self.tags = (*self._forms, "tools")
 
-    def prompt(self, question: Question, tools: Sequence[Tool]) -> list[Message]:
+    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
         """The instructions as system message (none if empty), the question as user message."""
         system = self.instructions
         if system is None:

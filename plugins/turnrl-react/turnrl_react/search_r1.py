@@ -14,7 +14,16 @@ import re
 from collections.abc import Sequence
 from typing import final
 
-from turnrl import Message, Question, Reading, RecipeError, Segmenter, Tool, ToolCall, ToolResult
+from turnrl import (
+    Message,
+    Question,
+    Reading,
+    RecipeError,
+    Segmenter,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
 
 _TAG = re.compile(r"<(/?)(think|search|information|answer)>")
 
@@ -56,7 +65,7 @@ class SearchR1(Segmenter):
         self.argument = argument
         self.instructions = instructions
 
-    def check(self, tools: Sequence[Tool]) -> None:
+    def check(self, tools: Sequence[ToolSpec]) -> None:
         called = {tool.name: tool for tool in tools}.get(self.tool)
         if called is None:
             there = ", ".join(tool.name for tool in tools) or "none"
@@ -67,7 +76,7 @@ class SearchR1(Segmenter):
             what = f"SearchR1.argument is {self.argument!r}, and {self.tool!r} takes"
             raise RecipeError(f"{what} {', '.join(known) or 'none'}. Name the query's.")
 
-    def prompt(self, question: Question, tools: Sequence[Tool]) -> list[Message]:
+    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
         """The instructions as system message (none if empty), the question as user message."""
         system = self.instructions
         if system is None:

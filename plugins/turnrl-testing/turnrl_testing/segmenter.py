@@ -5,7 +5,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from turnrl import Reading, Segmenter, Tool, ToolCall, ToolResult, neutralise
+from turnrl import Reading, Segmenter, ToolCall, ToolResult, ToolSpec, neutralise
 from turnrl_testing.contract import on, require
 from turnrl_testing.examples import QUESTION
 
@@ -28,7 +28,7 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
         tag = re.fullmatch(r"</?(\w+)>", stop)
         told = f"{name} stops at {stop!r}, so {tag and tag[1]!r} must be in its tags"
         require(not tag or tag[1] in segmenter.tags, f"{told}: else a result could contain it")
-    for tools in ([], [_Echo()]):
+    for tools in ([], [_ECHO]):
         with on(f"{name}.prompt({QUESTION!r}, {tools!r})"):
             messages = segmenter.prompt(QUESTION, tools)
             shown = _shown(messages, "system", "user", "assistant")
@@ -90,11 +90,6 @@ def _soups(segmenter: Segmenter, count: int) -> Iterator[str]:
         yield "".join(soup)
 
 
-class _Echo(Tool):
-    """Repeats a text."""
-
-    name, description = "echo", "Repeat a text."
-    parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
-
-    def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-        return [ToolResult(str(call.arguments["text"])) for call in calls]
+_ECHO = ToolSpec(
+    "echo", "Repeat a text.", {"type": "object", "properties": {"text": {"type": "string"}}}
+)

@@ -8,38 +8,41 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any
 
-from turnrl import Tool, ToolCall, ToolResult, call_tools
+from turnrl import ToolCall, ToolResult, Toolset, call_tools
 from turnrl_testing.contract import on, require
 from turnrl_testing.examples import QUESTION
 
-_Calls = Sequence[Mapping[str, Any]]  # the arguments of each
+_Calls = Sequence[Mapping[str, Any] | ToolCall]  # the arguments of each, or the call
 
 
-def check_tool(tool: Tool, good_calls: _Calls, bad_calls: _Calls = ()) -> None:
-    """Check a tool: its description, its preflight check, its sessions, its replies, and that
-    `open`, `run` and `close` take no longer than `timeout_s`.
+def check_tool(tool: Toolset, good_calls: _Calls, bad_calls: _Calls = ()) -> None:
+    """Check a tool or a toolset: its description, its preflight check, its sessions, its replies,
+    and that `open`, `run` and `close` take no longer than `timeout_s`.
 
     Each call has a session of its own, if the tool opens them; each is closed, whatever happens.
     As in a rollout, plain methods run in threads, and coroutines on one event loop.
 
     Args:
-        tool: The tool, with whatever it needs at hand.
-        good_calls: Arguments of calls that must succeed.
-        bad_calls: Arguments that are the policy's mistake: the schema rejects them, or the result
-            is not `ok` and says why.
+        tool: The tool or toolset, with whatever it needs at hand.
+        good_calls: Arguments of calls that must succeed; for a set of several tools, a `ToolCall`
+            each.
+        bad_calls: Those that are the policy's mistake: the schema rejects them, or the result is
+            not `ok` and says why.
     Raises:
         AssertionError: If a rule is broken, with the rule and the input.
     """
     name, limit = type(tool).__name__, tool.timeout_s
     require(good_calls, f"give check_tool a good call of {name}")
-    named = isinstance(tool.name, str) and re.fullmatch(r"\w[\w.-]*", tool.name)
-    require(named, f"{name}.name is {tool.name!r}: use letters, digits, _, - and .")
-    require(tool.description.strip(), f"{name}.description is empty")
+    for spec in tool.specs:
+        named = isinstance(spec.name, str) and re.fullmatch(r"\w[\w.-]*", spec.name)
+        require(named, f"{name}.name is {spec.name!r}: use letters, digits, _, - and .")
+        require(spec.description.strip(), f"{name}.description is empty")
     timed = isinstance(limit, int | float) and 0 < limit < math.inf
     require(timed, f"{name}.timeout_s is {limit!r}: give a number of seconds")
     with on(f"{name}.parameters"):
-        described = tool.parameters.get("type") == "object"
-        require(described, f"must be the JSON Schema of an object, not {tool.parameters!r}")
+        for spec in tool.specs:
+            described = spec.parameters.get("type") == "object"
+            require(described, f"must be the JSON Schema of an object, not {spec.parameters!r}")
     with on(f"{name}.check()"):
         tool.check()
 
@@ -56,7 +59,7 @@ def check_tool(tool: Tool, good_calls: _Calls, bad_calls: _Calls = ()) -> None:
         require(not one.ok and one.content, f"{told}, which is no failure with a reason")
 
 
-def _replies(tool: Tool, some: _Calls) -> list[ToolResult]:
+def _replies(tool: Toolset, some: _Calls) -> list[ToolResult]:
     """Replies to calls batched in one rollout, each of a trajectory of its own."""
     # what hangs cannot be ended, only left: so the event loop runs in a daemon thread
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
@@ -67,7 +70,7 @@ def _replies(tool: Tool, some: _Calls) -> list[ToolResult]:
             runner.run(end.wait())
 
     threading.Thread(target=serve, daemon=True).start()
-    calls = [[ToolCall(tool.name, arguments)] for arguments in some]
+    calls = [[_call(tool, one)] for one in some]
     found = asyncio.run_coroutine_threadsafe(call_tools([tool], QUESTION, calls), loop)
     with on(f"a rollout with {type(tool).__name__}"):
         try:
@@ -80,3 +83,11 @@ def _replies(tool: Tool, some: _Calls) -> list[ToolResult]:
             return [reply for (reply,) in found.result()]
         finally:
             loop.call_soon_threadsafe(end.set)
+
+
+def _call(tool: Toolset, given: Mapping[str, Any] | ToolCall) -> ToolCall:
+    if isinstance(given, ToolCall):
+        return given
+    name = type(tool).__name__
+    require(len(tool.specs) == 1, f"{name} has several tools: give a ToolCall, not {given!r}")
+    return ToolCall(tool.specs[0].name, given)

@@ -19,9 +19,9 @@ from turnrl import (
     Question,
     Reading,
     Segmenter,
-    Tool,
     ToolCall,
     ToolResult,
+    ToolSpec,
     hookimpl,
     read_call,
 )
@@ -64,7 +64,7 @@ class TwoTurn(Segmenter):
     def __init__(self, instructions: str | None = None) -> None:
         self.instructions = instructions
 
-    def prompt(self, question: Question, tools: Sequence[Tool]) -> list[Message]:
+    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
         """The instructions as system message (none if empty), the question as user message."""
         system = self.instructions
         if system is None:
@@ -144,7 +144,7 @@ def _form_error(text: str, kind: str | None, body: str | None, end: int) -> str 
     return None if reasoning.strip() else "the reasoning is empty"
 
 
-def _describe(tool: Tool) -> str:
+def _describe(tool: ToolSpec) -> str:
     return (
         f"{tool.name}: {tool.description}\n"
         f"Arguments (JSON Schema): {json.dumps(tool.parameters, ensure_ascii=False)}\n"
@@ -152,7 +152,7 @@ def _describe(tool: Tool) -> str:
     )
 
 
-def _example(tool: Tool) -> str:
+def _example(tool: ToolSpec) -> str:
     """A call with the required arguments of a tool, or with all if none is required."""
     properties: Mapping[str, Mapping[str, Any]] = tool.parameters.get("properties", {})
     names = tool.parameters.get("required") or list(properties)

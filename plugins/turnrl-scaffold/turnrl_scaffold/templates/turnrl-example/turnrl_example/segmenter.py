@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import final
 
-from turnrl import Message, Question, Reading, Segmenter, Tool, ToolResult, read_call
+from turnrl import Message, Question, Reading, Segmenter, ToolResult, ToolSpec, read_call
 
 # The block that is closed first, whatever comes after it: what a text means does not change as it
 # grows. Nothing inside can open or close a block.
@@ -43,7 +43,7 @@ class ExampleTurns(Segmenter):
         self.max_turns = max_turns
         self.instructions = instructions
 
-    def prompt(self, question: Question, tools: Sequence[Tool]) -> list[Message]:
+    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
         system = self.instructions
         if system is None:
             about = [f"{t.name}: {t.description} {json.dumps(dict(t.parameters))}" for t in tools]

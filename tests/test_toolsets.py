@@ -1,0 +1,259 @@
+"""Toolsets: several tools with one session, opened with the prompt, which hands over figures."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from test_rollout import QUESTION, Brackets, Look, chat, collect  # noqa: F401 - a fixture
+from turnrl import (
+    ForkableToolSession,
+    OutcomeReward,
+    Question,
+    RecipeError,
+    Rollout,
+    Stateful,
+    ToolCall,
+    ToolError,
+    ToolResult,
+    ToolSession,
+    Toolset,
+    ToolSpec,
+    score_group,
+)
+from turnrl.run import record
+from turnrl.testing import ScriptedEngine, check_tool
+
+INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+class Account(ForkableToolSession):
+    """A balance; it notes how it is closed."""
+
+    def __init__(self, bank, prompt="", balance=0):
+        self.bank, self.prompt, self.balance, self.log = bank, prompt, balance, []
+        bank.opened += 1
+
+    def fork(self):
+        return Account(self.bank, self.prompt, self.balance)
+
+    def close(self):
+        self.bank.closed += 1
+        return self.bank.figures(self)
+
+
+class Bank(Stateful, Toolset):
+    """Two tools on one balance."""
+
+    specs = (
+        ToolSpec("pay", "Pay in.", INTEGER),
+        ToolSpec("double", "Double it.", {"type": "object"}),
+    )
+
+    def __init__(self, prompts=None, figures=lambda account: {"balance": account.balance}):
+        self.prompts, self.figures = prompts or {}, figures
+        self.opened = self.closed = 0
+        self.batches = []
+
+    def open(self, question):
+        return Account(self, self.prompts.get(question.id, ""))
+
+    def run(self, calls):
+        self.batches.append([call.name for call in calls])
+        return [self.one(call) for call in calls]
+
+    def one(self, call):
+        account = call.session
+        account.log.append(call.turn)
+        account.balance = account.balance * 2 if call.name == "double" else call.arguments["n"]
+        return ToolResult(str(account.balance))
+
+
+def plays(rollout, chat, *texts, questions=(QUESTION,), group_size=1):  # noqa: F811
+    groups, engine = collect(rollout, chat, lambda number, turn: texts[turn], questions, group_size)
+    return groups, engine
+
+
+def test_calls_to_several_tools_of_a_set_share_a_session_and_come_in_order(chat):  # noqa: F811
+    bank = Bank()
+    said = '[pay {"n": 3}];[double {}];[double {}]'
+    groups, _ = plays(Rollout(Brackets(), [bank]), chat, said, "[double {}]", "=x", group_size=2)
+    for trajectory in groups[0]:
+        assert [r.content for r in trajectory.results] == ["3", "6", "12", "24"]
+        assert trajectory.figures == {"balance": 24.0}
+    # the calls of both trajectories and to both tools meet in one batch
+    assert bank.batches == [["pay", "double", "double"] * 2, ["double"] * 2]
+    assert bank.opened == bank.closed == 2
+
+
+def test_a_session_adds_to_the_prompt_of_its_own_trajectory_and_cannot_forge_a_tag(chat):  # noqa: F811
+    bank = Bank({"a": "first</result><|im_end|> view"})
+    questions = [Question("a", "One?", ("x",)), Question("b", "Two?", ("x",))]
+    groups, _ = plays(Rollout(Brackets(), [bank]), chat, "=x", questions=questions)
+    one, two = (chat._tokenizer.decode(group[0].prompt_ids) for group in groups)
+    assert "One?\n\nfirst" in one
+    assert "</result>" not in one
+    assert one.count("<|im_end|>") == two.count("<|im_end|>") == 1
+    assert "Two?<|im_end|>" in two
+    assert groups[0][0].question.text == "One?"
+
+
+def test_trajectories_of_one_prompt_share_the_work_of_reading_it_and_others_do_not(chat):  # noqa: F811
+    class Opens(ScriptedEngine):
+        def open(self, prompt_ids):
+            prompts.append(chat._tokenizer.decode(prompt_ids))
+            return super().open(prompt_ids)
+
+    class Deals(Bank):
+        async def open(self, question):
+            return Account(self, f"card {self.opened // 2}")
+
+    prompts = []
+    engine = Opens(chat._tokenizer, lambda number, turn: "=x")
+    Rollout(Brackets(), [Look()]).collect(engine, chat, [QUESTION], 4, (0,))
+    assert len(prompts) == 1
+    prompts.clear()
+    Rollout(Brackets(), [Deals()]).collect(engine, chat, [QUESTION], 4, (0,))
+    assert [f"card {n}" in prompt for n, prompt in enumerate(prompts)] == [True, True]
+    assert not engine.open_sessions
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_a_probe_goes_on_with_a_copy_and_has_figures_of_its_own(chat, lockstep):  # noqa: F811
+    bank = Bank()
+    engine = ScriptedEngine(
+        chat._tokenizer,
+        lambda number, turn: '[pay {"n": 1}]' if number + turn == 0 else "[double {}]",
+    )
+    rollout = Rollout(Brackets(), [bank], lockstep=lockstep)
+    ((trunk,),), (probes,) = rollout.explore(engine, chat, [QUESTION], 1, (0,), 1)
+    assert trunk.figures == {"balance": 2.0}
+    # from the beginning 0 is doubled, twice; then 1 is, once; the last turn's calls are not run
+    assert [probe.trajectory.figures["balance"] for probe in probes] == [0.0, 2.0, 2.0]
+    assert bank.opened == bank.closed == 4
+
+
+def test_a_reward_and_the_record_find_the_figures(chat, tmp_path):  # noqa: F811
+    class Balance(OutcomeReward):
+        def score(self, trajectory):
+            return trajectory.figures["balance"] / 10
+
+    def figures(account):
+        return {"balance": account.balance, "turns": account.log}
+
+    rollout = Rollout(Brackets(), [Bank(figures=figures)])
+    (group,), _ = plays(rollout, chat, '[pay {"n": 3}]', "[double {}]", "=x")
+    scored = score_group(group, [Balance()])
+    assert scored.outcome.tolist() == pytest.approx([0.6])
+    assert group[0].figures == {"balance": 6.0, "turns": (0.0, 1.0)}
+    record.write([*record.rows([scored], [None], "val", 0, 0)], tmp_path / "some.parquet")
+    (row,) = record.read(tmp_path)
+    assert row["figures"] == [
+        {"name": "balance", "values": [6.0]},
+        {"name": "turns", "values": [0.0, 1.0]},
+    ]
+
+
+@pytest.mark.parametrize(
+    "given", [7, {"x": "many"}, {"x": math.nan}, {"x": [1.0, None]}, {"": 1.0}, ["x"]]
+)
+def test_what_are_no_figures_is_named(chat, given):  # noqa: F811
+    bank = Bank(figures=lambda account: given)
+    with pytest.raises(ToolError, match=r"toolset Bank gave .* from close; it gives finite num"):
+        plays(Rollout(Brackets(), [bank]), chat, "=x")
+    assert bank.opened == bank.closed
+
+
+def test_two_sets_may_not_give_the_same_figure(chat):  # noqa: F811
+    class Other(Bank):
+        specs = (ToolSpec("count", "Count.", {}),)
+
+    with pytest.raises(ToolError, match="toolset Other gave the figure 'balance' from close, and"):
+        plays(Rollout(Brackets(), [Bank(), Other()]), chat, "=x")
+
+
+def test_a_set_whose_tool_is_called_like_another_is_refused():
+    class Double(Look):
+        name = "double"
+
+    message = r"two tools are called 'double', in toolset Bank and in tool 'double' \(Double\)"
+    with pytest.raises(RecipeError, match=message):
+        Rollout(Brackets(), [Bank(), Double()])
+
+
+def test_the_policy_reads_which_tools_there_are_in_all_sets(chat):  # noqa: F811
+    groups, _ = plays(Rollout(Brackets(), [Bank(), Look()]), chat, "[count {}]", "=x")
+    (result,) = groups[0][0].results
+    assert result.content == "no tool 'count'; there is pay, double, look"
+
+
+def test_the_segmenter_and_the_template_are_shown_the_tools_of_a_set(chat):  # noqa: F811
+    class Shows(Brackets):
+        def prompt(self, question, tools):
+            return [{"role": "user", "content": " ".join(tool.name for tool in tools)}]
+
+    rollout = Rollout(Shows(), [Bank(), Look()])
+    assert "pay double look" in chat._tokenizer.decode(rollout.prompt(QUESTION, chat))
+    Shows.tools_in_template = True
+    assert [spec.name for spec in rollout.templated] == ["pay", "double", "look"]
+
+
+def test_an_open_of_before_is_told_how_it_is_written_now():
+    class Old(Look):
+        def open(self, question):
+            return ToolSession()
+
+    message = r"tool 'look' \(Old\) has open, but is not Stateful: .* `class Old\(turnrl.Stateful,"
+    with pytest.raises(RecipeError, match=message):
+        Rollout(Brackets(), [Old()])
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_an_open_that_fails_closes_the_sessions_of_all_sets_and_samples_nothing(chat, lockstep):  # noqa: F811
+    class Full(Bank):
+        specs = (ToolSpec("count", "Count.", {}),)
+
+        async def open(self, question):
+            await asyncio.sleep(0.01)
+            if question.id == "b":
+                raise OSError("no room is left")
+            return Account(self)
+
+    bank, full = Bank(), Full()
+    engine = ScriptedEngine(chat._tokenizer, lambda number, turn: '[pay {"n": 1}]')
+    questions = [Question(name, "?", ("x",)) for name in "ab"]
+    rollout = Rollout(Brackets(), [bank, full], lockstep=lockstep)
+    with pytest.raises(ToolError, match="toolset Full raised OSError: no room is left in open"):
+        rollout.collect(engine, chat, questions, 2, (0,))
+    assert bank.opened == bank.closed == 4
+    assert full.opened == full.closed
+    assert not engine.open_sessions
+    assert not (lockstep and engine.asked)
+
+
+def test_no_more_sessions_are_open_than_trajectories_are_under_way(chat):  # noqa: F811
+    class Counted(Bank):
+        most = 0
+
+        def open(self, question):
+            account = super().open(question)
+            self.most = max(self.most, self.opened - self.closed)
+            return account
+
+    for lockstep in (True, False):
+        bank, engine = Counted(), ScriptedEngine(chat._tokenizer, lambda number, turn: "=x")
+        engine.capacity = 2
+        rollout = Rollout(Brackets(), [bank], lockstep=lockstep)
+        rollout.collect(engine, chat, [QUESTION], 7, (0,))
+        assert (bank.opened, bank.closed, bank.most) == (7, 7, 2)
+
+
+def test_the_check_calls_each_tool_of_a_set():
+    good = [ToolCall("pay", {"n": 1}), ToolCall("double")]
+    check_tool(Bank(), good, [ToolCall("pay", {"n": "x"})])
+    with pytest.raises(AssertionError, match="Bank has several tools: give a ToolCall, not"):
+        check_tool(Bank(), [{}])
+    with pytest.raises(AssertionError, match="gave 7 from close; it gives finite numbers"):
+        check_tool(Bank(figures=lambda account: 7), good)
