@@ -301,7 +301,8 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl plugins": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         '"""A tool: ': SHOWN_FILE,
         "class_path: ExampleLookup": Fits("model.rollout", plugin="turnrl_example"),
-        "class Page(ToolSession)": EXAMPLE,
+        "class Page(ForkableToolSession)": EXAMPLE,
+        "class Walk(ForkableToolSession)": EXAMPLE,
         "class Compiler(Check)": EXAMPLE,
         "class Year(AnswerRule)": Elsewhere(
             "test_plugins.test_the_answer_rule_of_the_docs_compares_years"
@@ -387,6 +388,11 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "plugins/turnrl-completion/README.md": {"completion bash": Runs(("complete -o bashdefault",))},
     "plugins/turnrl-doctor/README.md": {"turnrl doctor": Runs(("pass  learning",))},
+    "plugins/turnrl-endpoint/README.md": {
+        "from turnrl_endpoint import": Elsewhere(
+            "test_endpoint.test_the_example_on_the_page_scores_a_vendors_model"
+        ),
+    },
     "plugins/turnrl-estimators/README.md": {
         "class_path: GroupInGroup": Fits("model"),
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),

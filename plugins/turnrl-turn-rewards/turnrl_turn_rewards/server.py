@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
-from turnrl import RecipeError
+from turnrl_endpoint import Server as Endpoint
 
 
 @dataclass(frozen=True)
-class Server:
+class Server(Endpoint):
     """Access to a server that speaks OpenAI's chat completions, without any secret in it: this is
     what a recipe holds.
 
@@ -33,54 +31,14 @@ class Server:
             makes no sense.
     """
 
-    base_url: str
-    model: str
-    api_key_env: str | None = "OPENAI_API_KEY"
     cache: str | None = None
-    concurrency: int = 16
-    timeout_s: float = 60.0
-    patience_s: float = 300.0
     max_tokens: int = 512
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.base_url)
-            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:
-            good = False
-        if "@" in self.base_url or "?" in self.base_url:
-            raise RecipeError(
-                "base_url holds a user, a password or a query. Give the address alone, and put a "
-                "key into the environment variable that api_key_env names."
-            )
-        if not good:
-            raise RecipeError(
-                f"base_url is {self.base_url!r}; it must look like http://localhost:8000/v1"
-            )
-        if self.api_key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
-            raise RecipeError(
-                "api_key_env must name an environment variable, in capitals, as OPENAI_API_KEY; "
-                "what it holds now is not shown, for it may be the key itself. Recipes are saved "
-                "with every run."
-            )
-        least = {"concurrency": 1, "max_tokens": 1, "timeout_s": 0.001, "patience_s": 0}
-        for name, minimum in least.items():
-            if not getattr(self, name) >= minimum:
-                raise RecipeError(f"{name} is {getattr(self, name)}; it must be {minimum} or more")
 
     @property
-    def url(self) -> str:
-        """Where requests go."""
-        return self.base_url.rstrip("/") + "/chat/completions"
+    def _least(self) -> dict[str, float]:
+        return {**super()._least, "max_tokens": 1}
 
     def body(self, prompt: str) -> dict[str, Any]:
         """Body of the request for a prompt; the key is not in it."""
-        asked = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": prompt}],
-            "temperature": 0,
-            "max_tokens": self.max_tokens,
-            **self.extra,
-        }
-        return {name: value for name, value in asked.items() if value is not None}
+        messages = [{"role": "user", "content": prompt}]
+        return self.asks(messages, temperature=0, max_tokens=self.max_tokens)

@@ -1,0 +1,80 @@
+"""A server that speaks OpenAI's chat completions, as a recipe describes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from turnrl import RecipeError
+
+
+@dataclass(frozen=True)
+class Server:
+    """Access to a server that speaks OpenAI's chat completions, without any secret in it: this is
+    what a recipe holds.
+
+    Args:
+        base_url: Address up to `/chat/completions`, such as http://localhost:8000/v1.
+        model: The model, as the server calls it.
+        api_key_env: Name of the environment variable that holds the key, which is sent to
+            `base_url` and nowhere else; no key is sent if it is null or not set.
+        concurrency: Requests under way at once.
+        timeout_s: Seconds that one request may take, its answer included.
+        patience_s: Seconds without any answer after which the run stops; requests are tried again
+            until then.
+        extra: More fields of a request's body, such as `{response_format: {type: json_object}}`;
+            one that is null leaves ours out (`{temperature: null}`).
+    Raises:
+        RecipeError: If the address holds a secret or is none, a key is written out, or a number
+            makes no sense.
+    """
+
+    base_url: str
+    model: str
+    api_key_env: str | None = "OPENAI_API_KEY"
+    concurrency: int = 16
+    timeout_s: float = 60.0
+    patience_s: float = 300.0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.base_url)
+            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            good = False
+        if "@" in self.base_url or "?" in self.base_url:
+            raise RecipeError(
+                "base_url holds a user, a password or a query. Give the address alone, and put a "
+                "key into the environment variable that api_key_env names."
+            )
+        if not good:
+            raise RecipeError(
+                f"base_url is {self.base_url!r}; it must look like http://localhost:8000/v1"
+            )
+        if self.api_key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
+            raise RecipeError(
+                "api_key_env must name an environment variable, in capitals, as OPENAI_API_KEY; "
+                "what it holds now is not shown, for it may be the key itself. Recipes are saved "
+                "with every run."
+            )
+        for name, minimum in self._least.items():
+            if not getattr(self, name) >= minimum:
+                raise RecipeError(f"{name} is {getattr(self, name)}; it must be {minimum} or more")
+
+    @property
+    def url(self) -> str:
+        """Where requests go."""
+        return self.base_url.rstrip("/") + "/chat/completions"
+
+    @property
+    def _least(self) -> dict[str, float]:
+        return {"concurrency": 1, "timeout_s": 0.001, "patience_s": 0}
+
+    def asks(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> dict[str, Any]:
+        """Body of a request; the key is not in it."""
+        asked = {"model": self.model, "messages": [*messages], **settings, **self.extra}
+        return {name: value for name, value in asked.items() if value is not None}

@@ -1,0 +1,289 @@
+"""A sampler of messages: somebody else's model, by the same turns and tools, never trained on."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from turnrl_endpoint import Endpoint, EndpointError, Server
+from turnrl_qa_rewards import ExactMatch, ToolExecuted
+from turnrl_react import ReAct
+
+from pages import pieces
+from runs import module
+from test_rollout import QUESTION, Brackets, Look, chat  # noqa: F401 - a fixture
+from turnrl import (
+    ChatFormat,
+    MessageSampler,
+    MessageTrajectory,
+    Policy,
+    Question,
+    RecipeError,
+    Reply,
+    Rollout,
+    score_group,
+)
+from turnrl.learning import row
+from turnrl.run import record
+from turnrl.scoring import curves
+
+CALL = '[look {"query": "x"}]'
+
+
+class Vendor(ThreadingHTTPServer):
+    """Speaks chat completions, streamed, and says what a function of the messages says: a text, or
+    a status to fail with."""
+
+    daemon_threads = True
+
+    def __init__(self, says):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.says, self.bodies, self.keys, self.broken = says, [], [], 0
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.bodies.append(body)
+        self.server.keys.append(self.headers.get("authorization"))
+        said = self.server.says(body["messages"], len(self.server.bodies))
+        if isinstance(said, int):
+            told = json.dumps({"error": {"message": f"no: {self.server.keys[-1]}"}}).encode()
+            self.send_response(said)
+            self.send_header("content-length", str(len(told)))
+            self.end_headers()
+            self.wfile.write(told)
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        most = body["max_tokens"] * 3  # of its tokens each has three characters
+        try:
+            for i in range(0, min(len(said), most), 3):
+                self.event({"delta": {"content": said[i : min(i + 3, most)]}})
+            self.event({"delta": {}, "finish_reason": "length" if len(said) > most else "stop"})
+            self.wfile.write(b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n')
+        except OSError:  # the client has read enough
+            self.server.broken += 1
+
+    def event(self, choice):
+        self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def vendor(says):
+    server = Vendor(says)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def endpoint(server, **settings):
+    settings = {"api_key_env": "VENDOR_KEY", "patience_s": 5.0, **settings}
+    return Endpoint(Server(server.url, "big", **settings))
+
+
+def looks_then_answers(messages, number):
+    return f"=Paris at turn {len(messages) // 2}" if len(messages) > 2 else CALL
+
+
+def play(server, chat, rollout=None, size=1, **settings):  # noqa: F811
+    rollout = rollout or Rollout(Brackets(), [Look()])
+    sampler = endpoint(server, **settings)
+    return rollout.collect(sampler, chat, [QUESTION], size, (0,), greedy=True)[0]
+
+
+def test_a_vendors_model_takes_the_same_turns_with_the_same_tools(chat, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("VENDOR_KEY", "secret")
+    with vendor(looks_then_answers) as server:
+        (trajectory,) = play(server, chat)
+    assert [turn.text for turn in trajectory.turns] == [CALL, "=Paris at turn 1"]
+    assert [r.content for r in trajectory.results] == ["about x"]
+    assert (trajectory.stop, trajectory.answer) == ("answer", "Paris at turn 1")
+    assert server.bodies[1] == {
+        "model": "big",
+        "messages": [
+            {"role": "user", "content": QUESTION.text},
+            {"role": "assistant", "content": CALL},
+            {"role": "user", "content": "<result>about x</result>"},
+        ],
+        "temperature": 0.0,
+        "max_tokens": 512,
+        "stream": True,
+    }
+    assert server.keys == ["Bearer secret"] * 2
+
+
+def test_what_came_back_is_scored_and_recorded(chat, tmp_path):  # noqa: F811
+    question = Question("q", "?", ("Paris",))
+    says = lambda messages, number: "=Paris" if len(messages) > 2 else CALL  # noqa: E731
+    with vendor(says) as server:
+        rollout = Rollout(Brackets(), [Look()])
+        (group,) = rollout.collect(endpoint(server), chat, [question], 3, (0,))
+    scored = score_group(group, [ExactMatch(), ToolExecuted()])
+    assert scored.outcome.tolist() == [1.0] * 3
+    assert torch.allclose(scored.turn_rewards, torch.tensor([[0.2, 0.0]] * 3))
+    assert curves(group[0])["exact_match"] == curves(group[0])["tool_execution"] == 1.0
+    record.write([*record.rows([scored], [None], "val", 0, 0)], tmp_path / "some.parquet")
+    rows = record.read(tmp_path)
+    assert [(r["answer"], r["prompt_tokens"], len(r["turns"])) for r in rows] == [
+        ("Paris", 0, 2)
+    ] * 3
+    assert "turns=2, tokens=0" in repr(group[0])
+
+
+def test_a_trajectory_of_messages_is_never_trained_on(chat, tiny_model):  # noqa: F811
+    with vendor(looks_then_answers) as server:
+        (trajectory,) = play(server, chat)
+        assert isinstance(trajectory, MessageTrajectory)
+        with pytest.raises(RecipeError, match="question 'q1' has no tokens: a sampler of messages"):
+            row(trajectory)
+        with pytest.raises(RecipeError, match=r"model\.engine is a Endpoint, which is no Engine"):
+            module(tiny_model, engine=endpoint(server))
+
+
+def test_a_turn_ends_at_the_stop_string_wherever_the_server_would_go_on(chat):  # noqa: F811
+    class Ends(Brackets):
+        stop = ("<end>", "]")
+
+    says = lambda messages, number: f"{CALL}<end> and so on" if number == 1 else "=x"  # noqa: E731
+    with vendor(says) as server:
+        (trajectory,) = play(server, chat, Rollout(Ends(), [Look()]))
+    assert trajectory.turns[0].text == CALL
+    assert not trajectory.turns[0].cut
+
+
+def test_the_limits_are_counted_in_the_tokens_of_the_policy(chat):  # noqa: F811
+    long = Look(lambda query: "word " * 5000)
+    rollout = Rollout(Brackets(), [long], max_result_tokens=20, max_turn_tokens=40)
+    with vendor(lambda messages, number: CALL if number < 3 else "=x" * 100) as server:
+        (trajectory,) = play(server, chat, rollout)
+        assert [chat.count(r.content) <= 20 for r in trajectory.results] == [True, True]
+        assert [body["max_tokens"] for body in server.bodies] == [40] * 3
+        assert (trajectory.turns[2].cut, trajectory.stop) == (True, "length")
+        # a trajectory whose first result leaves no room ends there, and nobody reads the result
+        room = len(rollout.prompt(QUESTION, chat)) + chat.count(CALL) + 20
+        (short,) = play(server, chat, replace(rollout, max_tokens=room))
+    assert (len(short.turns), short.stop, short.results) == (1, "length", ())
+
+
+def test_tools_that_a_template_would_describe_stand_in_the_system_message(tiny_model):
+    policy = Policy(str(tiny_model), chat_template="qwen3")
+    call = '<tool_call>\n{"name": "look", "arguments": {"query": "x"}}\n</tool_call>'
+
+    def says(messages, number):
+        return "<answer>Paris</answer>" if number > 1 else call
+
+    with vendor(says) as server:
+        (trajectory,) = play(server, ChatFormat(policy.tokenizer), Rollout(ReAct(), [Look()]))
+    assert trajectory.answer == "Paris"
+    system, user, assistant, told = server.bodies[1]["messages"]
+    assert system["content"].startswith("Answer the question. You have 4 turns.")
+    assert json.loads(system["content"].split("<tools>")[1].split("</tools>")[0]) == {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": "Looks things up.",
+            "parameters": Look.parameters,
+        },
+    }
+    assert (user["role"], assistant["content"]) == ("user", call)
+    assert told == {
+        "role": "user",
+        "content": "<tool_response>\nabout x\n</tool_response>",
+    }
+
+
+def test_a_server_that_is_away_for_a_moment_is_asked_again(chat):  # noqa: F811
+    with vendor(lambda messages, number: (503, 429)[number - 1] if number < 3 else "=x") as server:
+        (trajectory,) = play(server, chat)
+    assert trajectory.answer == "x"
+    assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [
+        (lambda *_: 500, r"'big' at http://.* does not answer \(status 500: .*\), after 0\.3 s of"),
+        (lambda *_: 401, r"refused a request \(status 401: .* VENDOR_KEY holds the wrong key"),
+        (lambda *_: 404, r"status 404: .* Correct base_url, or model"),
+        (lambda *_: 400, r"status 400: .* Correct model or extra"),
+        (lambda *_: time.sleep(1) or "=x", r"no whole answer within timeout_s = 0\.2"),
+    ],
+)
+def test_a_server_that_cannot_be_asked_is_named_without_the_key(chat, monkeypatch, says, message):  # noqa: F811
+    monkeypatch.setenv("VENDOR_KEY", "secret")
+    with vendor(says) as server, pytest.raises(EndpointError, match=message) as raised:
+        play(server, chat, patience_s=0.3, timeout_s=0.2 if "timeout" in message else 5)
+    assert "secret" not in str(raised.value)
+
+
+def test_what_is_no_chat_completion_is_named(chat, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(Handler, "event", lambda self, _: self.wfile.write(b"data: {}\n\n"))
+    with (
+        vendor(lambda *_: "=x") as server,
+        pytest.raises(EndpointError, match=r"sent '{}', which is no event of a chat completion"),
+    ):
+        play(server, chat)
+
+
+def test_no_more_requests_are_under_way_than_the_server_takes(chat):  # noqa: F811
+    under_way, most = [], []
+
+    def says(messages, number):
+        under_way.append(number)
+        most.append(len(under_way))
+        time.sleep(0.02)
+        under_way.remove(number)
+        return "=x"
+
+    for lockstep in (True, False):
+        with vendor(says) as server:
+            rollout = Rollout(Brackets(), [], lockstep=lockstep)
+            assert len(play(server, chat, rollout, 10, concurrency=3)) == 10
+    assert 1 < max(most) <= 3
+
+
+def test_a_branch_goes_on_from_the_messages_of_its_trajectory(chat):  # noqa: F811
+    class Echo(MessageSampler):
+        async def reply(self, messages, sampling):
+            asked.append([message["content"] for message in messages])
+            return Reply(f"={len(asked)}" if len(messages) > 2 else CALL)
+
+        async def drain(self):
+            asked.append("drained")
+
+    asked = []
+    rollout = Rollout(Brackets(), [Look()])
+    ((trunk,),), (probes,) = rollout.explore(Echo(), chat, [QUESTION], 1, (0,), 1)
+    assert trunk.turns[0].text == CALL
+    assert [(p.trajectory.begins, len(p.trajectory.turns)) for p in probes] == [(0, 2), (1, 2)]
+    first = [QUESTION.text, CALL, "<result>about x</result>"]
+    assert asked == [[QUESTION.text]] * 2 + [first] * 3 + ["drained"]
+
+
+def test_the_example_on_the_page_scores_a_vendors_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (example,) = (p.text for p in pieces("plugins/turnrl-endpoint/README.md") if p.kind == "python")
+    with vendor(lambda messages, number: "<answer>Lima</answer>") as server:
+        exec(example.replace("https://api.example.com/v1", server.url), {})
+    assert len(server.bodies) == 20
+    assert capsys.readouterr().out.count("'exact_match': 0.0") > 10
