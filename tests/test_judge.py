@@ -30,8 +30,8 @@ from turnrl import (
     Question,
     Reading,
     RecipeError,
+    RewardError,
     ToolCall,
-    ToolError,
     ToolResult,
     Trajectory,
     Turn,
@@ -318,7 +318,7 @@ def test_verdicts_are_kept_in_a_file_that_replays_without_a_server(serve, tmp_pa
     assert scores(again, answering("Paris", "Rome")) == [0.5, 0.5]
     # another model, prompt or setting is another question
     for options in ({"model": "other"}, {"prompt": "{answer}?"}, {"extra": {"seed": 1}}):
-        with pytest.raises(ToolError):
+        with pytest.raises(RewardError):
             scores(reward(judge, cache=cache, **options), answering("Paris"))
     assert KEY.encode() not in Path(cache).read_bytes()
 
@@ -326,7 +326,7 @@ def test_verdicts_are_kept_in_a_file_that_replays_without_a_server(serve, tmp_pa
 def test_what_came_before_an_outage_is_kept(serve, tmp_path):
     judge = serve(lambda prompt, number: verdict(1) if number < 3 else (500, "broken", {}))
     some = {"cache": str(tmp_path / "verdicts.sqlite"), "concurrency": 1}
-    with pytest.raises(ToolError):
+    with pytest.raises(RewardError):
         scores(reward(judge, **some), answering(*NAMES[:5]))
     judge.says = lambda *_: verdict(1)
     assert scores(reward(judge, **some), answering(*NAMES[:5])) == [1] * 5
@@ -336,7 +336,7 @@ def test_what_came_before_an_outage_is_kept(serve, tmp_path):
 def test_a_file_that_holds_no_verdicts_is_told(serve, tmp_path):
     cache = tmp_path / "verdicts.sqlite"
     cache.write_text("This is no database. " * 100)
-    with pytest.raises(ToolError, match=r"verdicts.sqlite' cannot be used .*Delete the file"):
+    with pytest.raises(RewardError, match=r"verdicts.sqlite' cannot be used .*Delete the file"):
         scores(reward(serve(), cache=str(cache)), answering("Rome"))
 
 
@@ -389,7 +389,7 @@ def test_a_server_that_hangs_is_late_and_then_out_of_reach(serve):
     judge = serve()
     judge.says = judge.hang
     began = time.monotonic()
-    with pytest.raises(ToolError, match=r"no answer within 0\.3 s\)\. It was waited for, 0\.5 s"):
+    with pytest.raises(RewardError, match=r"no answer within 0\.3 s\)\. It was waited for, 0\.5 s"):
         scores(reward(judge, timeout_s=0.3, patience_s=0.5), answering("Rome"))
     assert time.monotonic() - began < 5
 
@@ -412,7 +412,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_late_too():
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         some = LLMJudge(Server(base_url=url, model="m", timeout_s=0.5, patience_s=0))
         began = time.monotonic()
-        with pytest.raises(ToolError, match=r"no answer within 0\.5 s"):
+        with pytest.raises(RewardError, match=r"no answer within 0\.5 s"):
             scores(some, answering("Rome"))
         assert time.monotonic() - began < 3
         dripping.join()
@@ -423,7 +423,7 @@ def test_an_outage_stops_the_run_and_names_server_model_cause_and_next_step():
         port = taken.getsockname()[1]
     some = LLMJudge(Server(f"http://127.0.0.1:{port}/v1", "wise", patience_s=0.5))
     began = time.monotonic()
-    with pytest.raises(ToolError) as stopped:
+    with pytest.raises(RewardError) as stopped:
         scores(some, answering("Rome"))
     assert 0.5 <= time.monotonic() - began < 5
     told = str(stopped.value)
@@ -448,7 +448,7 @@ def test_while_others_are_answered_there_is_hope(serve):
 def test_a_refusal_stops_the_run_at_once(serve, monkeypatch):
     def refused(status, text="no", headers=None, **options):
         judge = serve(lambda *_: (status, text, headers or {}))
-        with pytest.raises(ToolError) as stopped:
+        with pytest.raises(RewardError) as stopped:
             scores(reward(judge, patience_s=60, **options), answering("Rome"))
         assert len(judge.requests) == 1
         return str(stopped.value)
@@ -473,7 +473,9 @@ def test_a_reply_without_a_verdict_is_asked_for_once_more(serve):
 @pytest.mark.parametrize("reply", ["I cannot tell.", (200, "<html>", {}), (200, "[]", {})])
 def test_a_reply_that_stays_without_a_verdict_stops_the_run(serve, reply):
     judge = serve(lambda *_: reply)
-    with pytest.raises(ToolError, match=r"'wise' at .* asked twice and gave no verdict; it sent '"):
+    with pytest.raises(
+        RewardError, match=r"'wise' at .* asked twice and gave no verdict; it sent '"
+    ):
         scores(reward(judge), answering("Rome"))
     assert len(judge.requests) == 2
 
@@ -489,7 +491,7 @@ def test_the_key_is_in_no_message_however_the_server_quotes_it(serve, caplog):
         (500, KEY, {}),
         f"your key is {KEY}",
     ):
-        with pytest.raises(ToolError) as stopped:
+        with pytest.raises(RewardError) as stopped:
             scores(reward(serve(lambda *_, reply=reply: reply)), answering("Rome"))
         assert "***" in str(stopped.value)
         assert KEY not in str(stopped.value)
@@ -503,7 +505,9 @@ def test_the_key_is_in_no_message_however_the_server_quotes_it(serve, caplog):
 
 def test_a_key_that_cannot_be_sent_is_not_shown(serve, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-two\nlines")
-    with pytest.raises(ToolError, match="OPENAI_API_KEY holds something that is no key") as stopped:
+    with pytest.raises(
+        RewardError, match="OPENAI_API_KEY holds something that is no key"
+    ) as stopped:
         scores(reward(serve()), answering("Rome"))
     assert "sk-two" not in str(stopped.value)
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\n")  # as a file often ends

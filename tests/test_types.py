@@ -86,11 +86,19 @@ def test_a_source_without_a_corpus_says_so():
 def test_every_error_is_a_turnrl_error_and_one_of_the_standard_library():
     names = [name for name in turnrl.__all__ if name.endswith("Error")]
     errors = [getattr(turnrl, name) for name in names]
-    assert len(errors) == 8
+    assert len(errors) == 11
     for error in errors:
         assert issubclass(error, TurnRLError)
         assert error.exit_code in (1, 2)
-        assert error is TurnRLError or len(error.__bases__) == 2
+        others = {cls for cls in error.__mro__ if not issubclass(cls, TurnRLError)}
+        assert error is TurnRLError or others - {Exception, BaseException, object}
+
+
+def test_faults_of_the_world_have_one_name_and_exit_with_1():
+    for error in (turnrl.ToolError, turnrl.RewardError, turnrl.EngineError):
+        assert issubclass(error, turnrl.WorldError)
+        assert error.exit_code == 1
+    assert not issubclass(turnrl.RecipeError, turnrl.WorldError)
 
 
 def test_every_public_name_is_there():

@@ -39,14 +39,26 @@ class CheckpointError(TurnRLError, ValueError):
     """A checkpoint does not belong to the policy that it is loaded into."""
 
 
-class ToolError(TurnRLError, RuntimeError):
-    """A tool's world is broken: a server is down, an index is missing, a call hangs.
+class WorldError(TurnRLError, RuntimeError):
+    """The world that a run needs is broken: a server is down, an index is missing, a call hangs.
 
     It stops the run with the last good checkpoint. It is never shown to the policy, so nothing that
     an outage produced is rewarded or trained on.
     """
 
     exit_code = 1
+
+
+class ToolError(WorldError):
+    """A tool's world is broken: a search server is down, or the tool itself raises."""
+
+
+class RewardError(WorldError):
+    """A reward's world is broken: a judge is down, or gives no verdict."""
+
+
+class EngineError(WorldError):
+    """An engine cannot sample, or samples with other weights than it was given."""
 
 
 class TrainingError(TurnRLError, ArithmeticError):

@@ -382,7 +382,7 @@ async def _to_its_end(work: Awaitable[T]) -> T:
     try:
         return await asyncio.shield(begun)
     except asyncio.CancelledError:
-        with contextlib.suppress(ToolError):
+        with contextlib.suppress(TurnRLError):
             await begun
         raise
 

@@ -229,7 +229,7 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
             trajectories: Those that are scored next, of several questions.
             policy: The policy that acted; None where there is none at hand.
         Raises:
-            ToolError: If the world that the reward needs is broken. The run stops.
+            RewardError: If the world that it needs is broken, such as a judge. The run stops.
         """
 
 

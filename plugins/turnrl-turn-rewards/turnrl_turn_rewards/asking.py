@@ -3,7 +3,7 @@ out.
 
 The key is read from the environment when a server is asked, lives in the client alone, and is
 struck out of every message. What an outage produced is never a verdict: it is tried again, or it is
-a `ToolError`, which stops the run.
+a `RewardError`, which stops the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from turnrl import ToolError
+from turnrl import RewardError
 from turnrl_turn_rewards.server import Server
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def ask_all(
         read: The verdict in a reply, or None if it holds none.
         keep: Called with the key and the verdict of each prompt, as they come, in another thread.
     Raises:
-        ToolError: If the server is away for too long, refuses, or twice gives no verdict. What
+        RewardError: If the server is away for too long, refuses, or twice gives no verdict. What
             came before it was kept.
     """
     line, todo = _Line(server), iter(prompts.items())
@@ -165,7 +165,7 @@ class _Line:
         pause_s = max(backoff_s * random.uniform(0.5, 1.0), min(wish_s, _LONGEST_PAUSE_S))
         await asyncio.sleep(min(pause_s, left))
 
-    def _refused(self, status: int, told: str) -> ToolError:
+    def _refused(self, status: int, told: str) -> RewardError:
         variable = self._server.api_key_env
         advice = "Correct 'model', 'max_tokens' or 'extra'."
         if status in (401, 403):
@@ -180,8 +180,8 @@ class _Line:
     def _label(self) -> str:
         return f"the judge {self._server.model!r} at {self._server.base_url}"
 
-    def _fault(self, what: str, advice: str) -> ToolError:
-        return ToolError(f"{self._label} {what} {advice}")
+    def _fault(self, what: str, advice: str) -> RewardError:
+        return RewardError(f"{self._label} {what} {advice}")
 
     def _clean(self, text: object) -> str:
         """A text in one line, short and without the key."""

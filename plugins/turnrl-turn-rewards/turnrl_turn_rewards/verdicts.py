@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from turnrl import RecipeError, ToolError, neutralise
+from turnrl import RecipeError, RewardError, neutralise
 from turnrl_turn_rewards.server import Server
 
 _PLACE = re.compile(r"\{(\w+)\}")
@@ -56,7 +56,7 @@ class Verdicts:
         """Ask about those cases for which there is no verdict yet, all at once.
 
         Raises:
-            ToolError: If the server is away for too long, refuses, or gives no verdict.
+            RewardError: If the server is away for too long, refuses, or gives no verdict.
         """
         prompts = {self._key(prompt): prompt for prompt in map(self._filled, cases)}
         wanted = {key: p for key, p in prompts.items() if key not in self._known}
@@ -136,7 +136,7 @@ def _kept(path: str | None) -> Iterator[sqlite3.Connection | None]:
             )
             yield db
     except (sqlite3.Error, OSError) as error:
-        raise ToolError(
+        raise RewardError(
             f"the verdicts in {path!r} cannot be used ({error}). Delete the file, free space on "
             "the disk, or set 'cache' to another."
         ) from error
