@@ -408,6 +408,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "plugins/turnrl-scaffold/README.md": {
         "plugin new weather": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
     },
+    "plugins/turnrl-servers/README.md": {
+        "Patience(": Elsewhere("test_servers.test_the_example_in_the_readme_waits"),
+        "answers again": Elsewhere("test_servers.test_the_example_in_the_readme_waits"),
+    },
     "plugins/turnrl-slots/README.md": {"class_path: Slots": Fits("model")},
     "plugins/turnrl-testing/README.md": {
         "check_segmenter(TwoTurn())": Elsewhere(

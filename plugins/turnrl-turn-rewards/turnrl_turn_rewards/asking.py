@@ -1,5 +1,4 @@
-"""Asking a judge: many requests at once, what a server's faults mean, and how an outage is waited
-out.
+"""Asking a judge: many requests at once, and what a server's faults mean.
 
 The key is read from the environment when a server is asked, lives in the client alone, and is
 struck out of every message. What an outage produced is never a verdict: it is tried again, or it is
@@ -11,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import re
-import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
+
+from turnrl_servers import Patience, Unavailable
 
 from turnrl import RewardError
 from turnrl_turn_rewards.server import Server
@@ -26,8 +24,6 @@ from turnrl_turn_rewards.server import Server
 if TYPE_CHECKING:
     from httpx2 import AsyncClient, Response
 
-_LONGEST_BACKOFF_S = 8.0
-_LONGEST_PAUSE_S = 60.0
 _QUIET_S = 5.0
 """An outage that is over before is not worth a line."""
 
@@ -79,8 +75,11 @@ class _Line:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._key = os.environ.get(server.api_key_env or "", "").strip()
-        self._answered = time.monotonic()
-        self._said = False
+        self._label = f"the judge {server.model!r} at {server.base_url}"
+        advice = "Start it, correct 'base_url', or raise 'patience_s' to wait longer."
+        self._patience = Patience(
+            self._label, server.patience_s, lambda told: self._fault(told, advice), 0, _QUIET_S
+        )
 
     def client(self) -> AsyncClient:
         """A client for all requests of the batch."""
@@ -104,7 +103,7 @@ class _Line:
         """The judge's verdict on a prompt, whatever it takes."""
         answer = ""
         for _ in range(2):
-            response = await self._answer(client, prompt)
+            response = await self._patience.ask_async(lambda: self._answer(client, prompt))
             answer, reply = self._clean(response.text), _content(response)
             found = None if reply is None else read(reply)
             if found is not None:
@@ -116,54 +115,22 @@ class _Line:
         )
 
     async def _answer(self, client: AsyncClient, prompt: str) -> Response:
-        """The server's answer to a request, tried again while there is hope."""
+        """The server's answer to one request."""
         import httpx2
 
-        failures, since = 0, None
-        while True:
-            wish_s = 0.0
-            try:
-                async with asyncio.timeout(self._server.timeout_s):
-                    response = await client.post(self._server.url, json=self._server.body(prompt))
-            except (httpx2.RequestError, TimeoutError) as error:
-                late = isinstance(error, TimeoutError)
-                cause = f"no answer within {self._server.timeout_s:g} s" if late else error
-                told = self._clean(cause) or type(error).__name__
-            else:
-                if response.is_success:
-                    self._arrived()
-                    return response
-                told = f"status {response.status_code}: {self._clean(_complaint(response))}"
-                if response.status_code not in (408, 429) and response.status_code < 500:
-                    raise self._refused(response.status_code, told)
-                wish_s = _seconds(response.headers.get("retry-after"))
-            failures += 1
-            since = time.monotonic() if since is None else since
-            await self._pause(told, failures, since, wish_s)
-
-    def _arrived(self) -> None:
-        self._answered = time.monotonic()
-        if self._said:
-            self._said = False
-            _say(f"{self._label} answers again; the run goes on")
-
-    async def _pause(self, told: str, failures: int, since: float, wish_s: float) -> None:
-        """Wait before another attempt, or give up. While others are answered there is hope."""
-        patience_s = self._server.patience_s
-        quiet_since = max(since, self._answered)
-        left = quiet_since + patience_s - time.monotonic()
-        if left <= 0:
-            waited = f" It was waited for, {patience_s:g} s." if patience_s else ""
-            raise self._fault(
-                f"does not answer ({told}).{waited}",
-                "Start it, correct 'base_url', or raise 'patience_s' to wait longer.",
-            )
-        if not self._said and time.monotonic() - quiet_since > _QUIET_S:
-            self._said = True
-            _say(f"{self._label} does not answer ({told}); the run waits, {patience_s:g} s at most")
-        backoff_s = min(_LONGEST_BACKOFF_S, 0.25 * 2.0 ** min(failures - 1, 10))
-        pause_s = max(backoff_s * random.uniform(0.5, 1.0), min(wish_s, _LONGEST_PAUSE_S))
-        await asyncio.sleep(min(pause_s, left))
+        try:
+            async with asyncio.timeout(self._server.timeout_s):
+                response = await client.post(self._server.url, json=self._server.body(prompt))
+        except TimeoutError:
+            raise Unavailable(f"no answer within {self._server.timeout_s:g} s") from None
+        except httpx2.RequestError as error:
+            raise Unavailable(self._clean(error) or type(error).__name__) from None
+        if response.is_success:
+            return response
+        told = f"status {response.status_code}: {self._clean(_complaint(response))}"
+        if response.status_code in (408, 429) or response.status_code >= 500:
+            raise Unavailable(told, response.headers.get("retry-after"))
+        raise self._refused(response.status_code, told)
 
     def _refused(self, status: int, told: str) -> RewardError:
         variable = self._server.api_key_env
@@ -175,10 +142,6 @@ class _Line:
         elif status in (404, 405) or 300 <= status < 400:
             advice = "Correct 'base_url', or 'model'."
         return self._fault(f"refused a request ({told}).", advice)
-
-    @property
-    def _label(self) -> str:
-        return f"the judge {self._server.model!r} at {self._server.base_url}"
 
     def _fault(self, what: str, advice: str) -> RewardError:
         return RewardError(f"{self._label} {what} {advice}")
@@ -203,15 +166,6 @@ def _complaint(response: Response) -> object:
         told = response.json()["error"]
         return told["message"] if isinstance(told, Mapping) else told
     return response.text or response.headers.get("location", "")
-
-
-def _seconds(header: str | None) -> float:
-    """Seconds that a `Retry-After` header asks for; 0 without one, or if it is a date."""
-    return float(header) if header and re.fullmatch(r"\d{1,9}", header.strip()) else 0.0
-
-
-def _say(message: str) -> None:
-    print(f"turnrl: {message}", file=sys.stderr, flush=True)
 
 
 def _aside(work: Coroutine[Any, Any, None]) -> None:

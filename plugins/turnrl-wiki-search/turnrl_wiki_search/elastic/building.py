@@ -10,9 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from turnrl_servers import Unavailable, pause_s
+
 from turnrl import Passage, ToolError
 from turnrl_wiki_search.elastic.access import Access, Server
-from turnrl_wiki_search.elastic.faults import RETRIED, Unavailable, call, pause_s, translate
+from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
 from turnrl_wiki_search.elastic.search import check_version, describe, described
 from turnrl_wiki_search.index import FORMAT, Analyzer, IndexInfo, say
 from turnrl_wiki_search.sources import Corpus, Mark

@@ -6,22 +6,19 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from turnrl_servers import Patience, Unavailable
+
 from turnrl import Passage, ToolError
 from turnrl_wiki_search.elastic.access import MAJORS, Access, Server
-from turnrl_wiki_search.elastic.faults import (
-    LANES,
-    RETRIED,
-    Gate,
-    Unavailable,
-    call,
-    translate,
-)
+from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
 from turnrl_wiki_search.index import FORMAT, Hit, IndexInfo, SearchIndex, build_command
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
 
 _BATCH = 64
+_LANES = 2
+"""Requests that are under way at once: the server reads one while we read the other's answers."""
 
 
 class ElasticIndex(SearchIndex):
@@ -37,7 +34,8 @@ class ElasticIndex(SearchIndex):
         self._client = self._access.connect(server.timeout_s)
         self._retries = server.retries
         self._name = index
-        self._gate = Gate(self._access.label, server)
+        self._free = threading.Semaphore(_LANES)
+        self._patience = Patience(self._access.label, server.wait_s, self._away, server.retries)
 
     def info(self) -> IndexInfo:
         """Its description. A server that is away is not waited for: this is asked before a run."""
@@ -74,7 +72,7 @@ class ElasticIndex(SearchIndex):
 
         # not a pool: its threads are no daemons, and a run that is interrupted while it waits for a
         # dead server must be able to end
-        others = range(min(LANES, len(starts)) - 1)
+        others = range(min(_LANES, len(starts)) - 1)
         threads = [threading.Thread(target=lane, daemon=True) for _ in others]
         for thread in threads:
             thread.start()
@@ -91,8 +89,17 @@ class ElasticIndex(SearchIndex):
     def _answer(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """Answer a batch, whatever it takes; only what failed is asked again."""
         answers: dict[int, list[Hit]] = {}
-        self._gate.send(lambda: self._ask(queries, k, answers))
+        request = self._patience.request()
+        with self._free:
+            request.ask(lambda: self._ask(queries, k, answers))
         return [answers[i] for i in range(len(queries))]
+
+    def _away(self, told: str) -> ToolError:
+        return ToolError(
+            f"the search server {self._access.label} {told} Start it, or correct 'url'; then "
+            "resume the run from its last checkpoint with --ckpt_path, or raise 'wait_s' to wait "
+            "longer. With 'cache' and 'offline: true' a finished run replays without a server."
+        )
 
     def _ask(self, queries: Sequence[str], k: int, answers: dict[int, list[Hit]]) -> None:
         """One request; fills in the answers that came, and raises for the first that did not."""
