@@ -129,6 +129,10 @@ MISTAKES = [
      "must be at least 1"),
     ("no minibatch", {"model.minibatch_tokens": 0}, "model.minibatch_tokens", "0",
      "must be at least 1"),
+    ("a budget of a reward's own", {"model.rewards": [
+        component("InformationGain", minibatch_tokens=300)]},
+     "'model.rewards[0].minibatch_tokens'", "reference",
+     "Set model.minibatch_tokens instead."),
     ("a group of one", {"model.group_size": 1}, "group_size", "1", "Raise it (16 is usual)"),
     ("more steps than trajectories", {"model.steps_per_update": 17}, "steps_per_update", "17",
      "Lower it."),

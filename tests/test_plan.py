@@ -377,7 +377,7 @@ def test_the_plan_knows_the_constants_of_the_rooms_that_it_models():
     assert planning._GATHERED == turnrl.policy.layout._GATHERED
     assert planning._PAGE == pages.PAGE
     assert Choice().prefill_tokens == settings._PREFILL_TOKENS
-    assert Choice().minibatch_tokens == turnrl.module._MINIBATCH_TOKENS
+    assert Choice().minibatch_tokens == turnrl.Policy.minibatch_tokens
     assert (planning._DRAWN, planning._CUT) == (sampling.ROWS, sampling._CUT_ROWS)
 
 

@@ -300,8 +300,11 @@ def naive_phi(policy, trajectory, turns, opening="<answer>") -> float:
     return sum(plain_logprobs(policy, read + put["input_ids"])[-counted:])
 
 
-def test_information_gain_is_the_change_of_the_answers_log_probability(tiny_policy, played):
-    reward = InformationGain(2.0, minibatch_tokens=300)
+def test_information_gain_is_the_change_of_the_answers_log_probability(
+    tiny_policy, played, monkeypatch
+):
+    monkeypatch.setattr(tiny_policy, "minibatch_tokens", 300)
+    reward = InformationGain(2.0)
     reward.prepare(played, tiny_policy)
     gains = set()
     for trajectory in played:
@@ -402,7 +405,8 @@ def test_each_state_is_read_once_in_minibatches_of_so_many_tokens(tiny_model, pl
     network.get_decoder().layers[0].eval()  # whatever mode each part is in, it comes back to
     before = [part.training for part in network.modules()]
     assert set(before) == {True, False}
-    InformationGain(minibatch_tokens=300).prepare(played, policy)
+    policy.minibatch_tokens = 300
+    InformationGain().prepare(played, policy)
     assert Counter(states).most_common(1)[0][1] == 1
     # both prompts, and a state for each turn that brought something
     results = {(t.token_ids, k) for t in played for k, u in enumerate(t.turns) if u.results}
@@ -424,9 +428,10 @@ def test_a_question_without_an_answer_has_no_information_to_gain(tiny_policy, pl
 
 
 def test_the_penalty_is_the_sum_of_log_ratios_of_a_turns_sampled_tokens(
-    adapted, tiny_policy, played
+    adapted, tiny_policy, played, monkeypatch
 ):
-    reward = KLPenalty(0.5, minibatch_tokens=300)
+    monkeypatch.setattr(adapted, "minibatch_tokens", 300)
+    reward = KLPenalty(0.5)
     reward.prepare(played, adapted)
     for trajectory in played:
         # of the model without an adapter; of each token but the first
@@ -560,3 +565,14 @@ def test_a_policy_trains_on_all_of_them(tiny_model, tmp_path):
     before, after = column(tmp_path, "reward/turn/kl_penalty")
     assert abs(before) < 1e-4 < abs(after)
     assert column(tmp_path, "val/reward/turn/information_gain")
+
+
+def test_rewards_that_ask_the_policy_go_by_the_recipes_budget(tiny_model, tmp_path):
+    it, asked, budgets = module(tiny_model, {"lora": Lora(r=4)}, minibatch_tokens=150), [], []
+    read, passes = it.policy.read, it.policy.passes
+    it.policy.read = lambda rows, *budget: asked.append(budget[:1]) or read(rows, *budget)
+    it.policy.passes = lambda rows, budget: budgets.append(budget) or passes(rows, budget)
+    it.rewards = [InformationGain(), KLPenalty(0.1)]
+    trainer(tmp_path, 1).fit(it, data())
+    assert asked.count(()) > 3  # the rewards name none
+    assert set(budgets) == {150}

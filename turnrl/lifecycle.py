@@ -33,7 +33,6 @@ from turnrl.run.metrics import Figures
 from turnrl.scoring import Tally
 from turnrl.types import Group, Question, Row, Trajectory
 
-_MINIBATCH_TOKENS = 16_384
 _ASK = 2
 """First number of the random streams of `ask`; see `module.py` for the others."""
 
@@ -100,6 +99,7 @@ class PolicyModule(L.LightningModule):
         """Load the weights onto the device that the strategy chose."""
         run = self._trainer
         announce(run, f"loading {self.policy.model}")
+        self.policy.minibatch_tokens = self.budget
         with self.memory.phase("loading"):
             self.policy.load(self.device if run is None else run.strategy.root_device)
 
@@ -127,12 +127,12 @@ class PolicyModule(L.LightningModule):
     def read(self, rows: Sequence[Row], temperature: float | None = None) -> list[TokenScores]:
         """The current learner's numbers for sampled tokens; see `Policy.read`."""
         with self.memory.phase("learning"):
-            return self.policy.read(rows, self.budget, temperature or self.rollout.temperature)
+            return self.policy.read(rows, temperature=temperature or self.rollout.temperature)
 
     @property
     def budget(self) -> int:
         """The most tokens computed at once while learning."""
-        return self.minibatch_tokens or _MINIBATCH_TOKENS
+        return self.minibatch_tokens or Policy.minibatch_tokens
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Lightning's step, in which it calls `training_step` and its backward pass too."""

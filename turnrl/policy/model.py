@@ -76,7 +76,13 @@ class Policy(nn.Module):
             model whose code does not allow it reads each from its first token.
         fused_kernels: On a GPU, use the fused norms, rotations and activations of Liger, if
             `liger-kernel` is installed and knows the architecture.
+
+    Attributes:
+        minibatch_tokens: The most tokens computed at once; the recipe's, once the module has loaded
+            the policy.
     """
+
+    minibatch_tokens = 16_384
 
     def __init__(
         self,
@@ -307,13 +313,14 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def read(
-        self, rows: Sequence[Row], minibatch_tokens: int, temperature: float = 1.0
+        self, rows: Sequence[Row], minibatch_tokens: int | None = None, temperature: float = 1.0
     ) -> list[TokenScores]:
         """Results of `forward` for each of some token sequences, in eval mode and on the CPU.
 
         Args:
             rows: The sequences, and which of their tokens are asked for.
-            minibatch_tokens: The most tokens computed at once, but one sequence at least.
+            minibatch_tokens: The most tokens computed at once, but one sequence at least; None for
+                the policy's own.
             temperature: As in sampling.
         Returns:
             For each sequence, of its N_i tokens that are asked for.
@@ -321,7 +328,7 @@ class Policy(nn.Module):
         device = self.device
         found: dict[int, TokenScores] = {}
         with self.evaluating():
-            for some, layout in self.passes(rows, minibatch_tokens):
+            for some, layout in self.passes(rows, minibatch_tokens or self.minibatch_tokens):
                 asked = self(move_data_to_device(layout, device), temperature)
                 counts = [sum(rows[i][1]) for i in some]
                 parts = zip(*(part.cpu().split(counts) for part in asked), strict=True)

@@ -29,6 +29,10 @@ _NAMES = {
 }
 
 
+_MOVED = {"minibatch_tokens": "model.minibatch_tokens"}
+"""Keys that stood elsewhere in recipes of before, and where they stand now."""
+
+
 def explain(value: Any, kind: Any, key: str) -> str | None:
     """Explain the fault in a value of a recipe; None if it may do.
 
@@ -131,6 +135,7 @@ def explain_section(value: Mapping[str, Any], cls: Any, key: str, skip: int = 0)
     for name, item in value.items():
         if name not in known:
             near = did_you_mean(str(name), known) or f" {has}"
+            near += f" Set {_MOVED[name]} instead." if name in _MOVED else ""
             colon = " In YAML a space follows the colon." if ":" in str(name) else ""
             return f"unknown key '{key}.{name}'.{colon}{near}"
         told = explain(item, known[name].annotation, f"{key}.{name}")

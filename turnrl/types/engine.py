@@ -146,12 +146,13 @@ class SampledPolicy(Protocol):
         """(..., H) -> (..., V), in float32."""
 
     def read(
-        self, rows: Sequence[Row], minibatch_tokens: int, temperature: float = 1.0
+        self, rows: Sequence[Row], minibatch_tokens: int | None = None, temperature: float = 1.0
     ) -> Sequence[tuple[Tensor, ...]]:
         """For each sequence the log-probabilities (N_i,) of the tokens that are asked for, first;
         then the entropies of what they were drawn from, and a critic's values. In eval mode,
-        without a gradient, on the CPU; at most so many tokens are computed at once, but one
-        sequence at least, and what sequences begin with in common is read once."""
+        without a gradient, on the CPU; at most so many tokens are computed at once (None: the
+        recipe's `model.minibatch_tokens`), but one sequence at least, and what sequences begin with
+        in common is read once."""
 
     def reference(self) -> AbstractContextManager[None]:
         """Within it the policy is the one that training began from; it has to have an adapter."""

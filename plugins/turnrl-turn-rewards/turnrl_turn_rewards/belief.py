@@ -32,7 +32,6 @@ class AnswerLikelihood(StateScore):
             the exponential of that, from 0 to 1.
         reference: Ask the policy that training began from (its adapter off), so that the score of a
             state does not move while the policy learns.
-        minibatch_tokens: The most tokens, padding included, computed at once.
     """
 
     def __init__(
@@ -40,12 +39,10 @@ class AnswerLikelihood(StateScore):
         opening: str = "<answer>",
         measure: Measure = "logprob",
         reference: bool = False,
-        minibatch_tokens: int = 16384,
     ) -> None:
         self.opening = opening
         self.measure: Measure = measure
         self.reference = reference
-        self.minibatch_tokens = minibatch_tokens
         self._known: dict[_State, float] = {}
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
@@ -66,7 +63,7 @@ class AnswerLikelihood(StateScore):
             rows.append(((*history, *opening, *tokens), asked))
         who = _reference(policy, "reference: true") if self.reference else contextlib.nullcontext()
         with who:
-            found = policy.read(rows, self.minibatch_tokens)
+            found = policy.read(rows)
         for state, (logprobs, *_) in zip(states, found, strict=True):
             mean = float(logprobs.mean())
             kinds = {
@@ -125,7 +122,6 @@ class InformationGain(TurnReward):
         measure: `logprob`, in nats; `mean_logprob`, in nats per token of the answer; `probability`,
             the exponential of that, from 0 to 1.
         reference: Ask the policy that training began from (its adapter off); needs policy.lora.
-        minibatch_tokens: The most tokens, padding included, computed at once.
     """
 
     def __init__(
@@ -134,10 +130,9 @@ class InformationGain(TurnReward):
         opening: str = "<answer>",
         measure: Measure = "logprob",
         reference: bool = False,
-        minibatch_tokens: int = 16384,
     ) -> None:
         self.weight = weight
-        likelihood = AnswerLikelihood(opening, measure, reference, minibatch_tokens)
+        likelihood = AnswerLikelihood(opening, measure, reference)
         self._progress = Progress(likelihood, weight)
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
@@ -164,12 +159,10 @@ class KLPenalty(TurnReward):
 
     Args:
         coef: Reward lost for each nat.
-        minibatch_tokens: The most tokens, padding included, computed at once.
     """
 
-    def __init__(self, coef: float, minibatch_tokens: int = 16384) -> None:
+    def __init__(self, coef: float) -> None:
         self.coef = lost(self, "coef", coef)
-        self.minibatch_tokens = minibatch_tokens
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
@@ -178,9 +171,9 @@ class KLPenalty(TurnReward):
             return
         rows = list(dict.fromkeys((t.token_ids, t.turn_index) for t in trajectories))
         masks = [(ids, [k >= 0 for k in turn_index]) for ids, turn_index in rows]
-        own = policy.read(masks, self.minibatch_tokens)
+        own = policy.read(masks)
         with _reference(policy, "KLPenalty"):
-            reference = policy.read(masks, self.minibatch_tokens)
+            reference = policy.read(masks)
         for row, (ours, *_), (theirs, *_) in zip(rows, own, reference, strict=True):
             sampled = [k for k in row[1] if k >= 0]
             turns = [0.0] * (max(sampled, default=-1) + 1)
