@@ -21,6 +21,7 @@ from turnrl import (
     CheckpointError,
     ClippedSurrogate,
     Engine,
+    EngineError,
     Lora,
     OutcomeOnly,
     OutcomeReward,
@@ -31,6 +32,7 @@ from turnrl import (
     TrainingError,
 )
 from turnrl.learning import OldLogprobs
+from turnrl.testing import check_engine
 from worlds import Letters
 
 
@@ -179,21 +181,55 @@ class Liar(Session):
         self._session.close()
 
 
+class Late(Liar):
+    """A session that never heard of a change of the weights."""
+
+    async def generate(self, new_ids, sampling):
+        return replace(await self._session.generate(new_ids, sampling), version=0)
+
+    def fork(self):
+        return Late(self._session.fork())
+
+
 class Lies(Engine):
     """`Slots` with sessions that are liars."""
 
-    def __init__(self):
-        self._slots = Slots()
+    def __init__(self, session=Liar):
+        self._slots, self._session = Slots(), session
         self.start, self.sync, self.drain = self._slots.start, self._slots.sync, self._slots.drain
 
     def open(self, prompt_ids):
-        return Liar(self._slots.open(prompt_ids))
+        return self._session(self._slots.open(prompt_ids))
 
     def start(self, policy, max_tokens): ...
     def sync(self, version): ...
     async def drain(self): ...
     def close(self):
         self._slots.close()
+
+
+def test_turns_that_other_weights_sampled_stop_the_run(tiny_model, tiny_policy, tmp_path):
+    it = module(tiny_model, engine=Lies(Late))
+    told = r"^Lies sampled with weights of version 0, and sync gave it version 2\. Mend the engine"
+    with pytest.raises(EngineError, match=told):
+        trainer(tmp_path, 2, limit_val_batches=0).fit(it, data())
+    assert it.global_step == 2  # the first iteration's weights were those
+    with pytest.raises(AssertionError, match=r"gives versions \(0, 0\) after sync\(1\) and sync"):
+        check_engine(Lies(Late), tiny_policy)
+
+
+def test_an_engine_is_told_of_weights_once_each_time_they_change(tiny_model, tmp_path):
+    it, synced = module(tiny_model, engine=Slots()), []
+    sync = it.engine.sync
+    it.engine.sync = lambda version: synced.append(version) or sync(version)
+    trainer(tmp_path, 2).fit(it, data())
+    # two steps an iteration; a validation before each and after the last
+    assert synced == [0, 2, 4]
+    synced.clear()
+    alone = module(tiny_model, engine=it.engine)
+    for _ in range(2):  # without a Trainer nobody counts steps
+        alone.ask("?")
+    assert synced == [0, 0]
 
 
 def test_what_the_sampler_says_of_its_probabilities_enters_no_update(tiny_model, tmp_path):

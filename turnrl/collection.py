@@ -21,6 +21,7 @@ from torch import Tensor
 from turnrl import scoring
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
+from turnrl.errors import EngineError
 from turnrl.learning import row
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy, TokenScores
@@ -163,6 +164,7 @@ class Collector:
         self.redraws = redraws
         self.memory = memory or Memory()
         self._started = False
+        self._synced: int | None = None  # version that the engine was last told of
 
     @cached_property
     def chat(self) -> ChatFormat:
@@ -258,9 +260,33 @@ class Collector:
         with self.memory.phase("sampling"):
             if not self._started:
                 self._start()
-            self.engine.sync(version)
-            return (rollout or self.rollout).explore(
+            if version != self._synced:
+                self.engine.sync(version)
+                self._synced = version
+            found = (rollout or self.rollout).explore(
                 self.engine, self.chat, questions, size or 1, key, probes, size is None, bar
+            )
+        self._check_versions(found)
+        return found
+
+    def forget(self) -> None:
+        """Sync the engine before the next act, whatever the version: the weights were replaced."""
+        self._synced = None
+
+    def _check_versions(self, found: tuple[list[list[Trajectory]], list[list[Probe]]]) -> None:
+        """Refuse turns that other weights sampled: what is learnt from them would be biased.
+
+        Raises:
+            EngineError: Naming the engine and both versions.
+        """
+        sampled = [t for trunks in found[0] for t in trunks]
+        sampled += [probe.trajectory for probes in found[1] for probe in probes]
+        versions = {turn.version for t in sampled for turn in t.turns}
+        if others := versions - {self._synced}:
+            raise EngineError(
+                f"{type(self.engine).__name__} sampled with weights of version {others.pop()}, and "
+                f"sync gave it version {self._synced}. Mend the engine, and try "
+                "turnrl.testing.check_engine on it."
             )
 
     def act(
@@ -292,3 +318,4 @@ class Collector:
         if self._started:
             self.engine.close()
             self._started = False
+            self.forget()

@@ -198,6 +198,7 @@ class PolicyModule(L.LightningModule):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load the trained weights, which are all that a checkpoint holds; `on_load_checkpoint` is
         strict."""
+        self.collector.forget()
         found = super().load_state_dict(state_dict, strict=False)
         found.missing_keys.clear()
         return found
@@ -239,6 +240,7 @@ class PolicyModule(L.LightningModule):
         if self._trainer is None:
             self.collector.check()
             self.configure_model()
+            self.collector.forget()  # nobody counts the steps behind the weights
         key, (_, version) = (_ASK, self.seed, seed), self.iteration_and_version
         bar = self.bar("asking")
         return ask(self.collector, questions, samples, temperature, key, version, bar)

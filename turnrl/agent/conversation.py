@@ -86,7 +86,8 @@ class TokenConversation(Conversation):
         self.tokens += len(done.token_ids)
         self._last = done.token_ids[-1] if done.token_ids else None
         text, cut = self._chat.text(done.token_ids), done.reason == "length"
-        return Turn(text, done.token_ids, done.logprobs, Reading(), cut=cut)
+        ids, version = done.token_ids, done.version
+        return Turn(text, ids, done.logprobs, Reading(), cut=cut, version=version)
 
     def tell(self, messages: Sequence[Message]) -> tuple[int, ...]:
         self._new_ids = self._chat.observation(messages, self._last)

@@ -85,7 +85,9 @@ def rows(
         for i, trajectory in enumerate(group.trajectories):
             yield {
                 "iteration": iteration,
-                "policy_version": policy_version,
+                "policy_version": policy_version
+                if trajectory.version is None
+                else trajectory.version,
                 "split": split,
                 "question_id": _text(group.question.id),
                 "question": _text(group.question.text),

@@ -64,11 +64,13 @@ class Completion:
         token_ids: Sampled ids, an end-of-turn token included.
         logprobs: Log-probability of each under the distribution it was drawn from.
         reason: An end token (`end`), a stop string (`stop`), or `max_tokens` (`length`).
+        version: Of the weights that sampled them, as `Engine.sync` gave it.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     reason: Literal["end", "stop", "length"]
+    version: int
 
 
 class Session(ABC):
@@ -212,7 +214,7 @@ class MessageSampler(Sampler):
 class Engine(Sampler):
     """Turns token ids into more token ids. Its options are its own; its life is
 
-        start -> (sync -> open, generate ... -> drain) for every collection -> close
+        start -> (sync -> (open, generate ... -> drain) for every collection) ... -> close
 
     Attributes:
         seeded: Whether the same seed and history give the same tokens. An engine that cannot
@@ -253,8 +255,9 @@ class Engine(Sampler):
 
     @abstractmethod
     def sync(self, version: int) -> None:
-        """The weights have changed. Sessions opened before must not go on: what they remember was
-        computed with older weights.
+        """Act with the policy's weights as they are now. It is called before the first session, and
+        again when the weights have changed. Sessions opened before must not go on: what they
+        remember was computed with older weights.
 
         Args:
             version: Number of optimiser steps behind the weights.

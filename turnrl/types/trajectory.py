@@ -165,6 +165,7 @@ class Turn:
             no room left were never answered, because nothing would have read the answer.
         observation_ids: Token ids appended after the turn (results and chat markup); not sampled.
         cut: Whether the turn ran out of tokens.
+        version: Of the weights that sampled it, in optimiser steps; None if nobody said.
     """
 
     text: str
@@ -174,6 +175,7 @@ class Turn:
     results: tuple[ToolResult, ...] = ()
     observation_ids: tuple[int, ...] = field(default=(), repr=False)
     cut: bool = False
+    version: int | None = None
 
     def __str__(self) -> str:
         lines = [f"   {'result' if r.ok else 'error'}: {r.content}" for r in self.results]
@@ -218,6 +220,12 @@ class Trajectory:
     def answer(self) -> str | None:
         """The final answer, or None if none was given."""
         return self.turns[-1].reading.answer if self.turns else None
+
+    @property
+    def version(self) -> int | None:
+        """Of the weights that sampled it; None if its turns differ, or nobody said."""
+        versions = {turn.version for turn in self.turns}
+        return versions.pop() if len(versions) == 1 else None
 
     @property
     def results(self) -> tuple[ToolResult, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, Literal, final
 
 from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
 
@@ -14,7 +14,7 @@ Script = Callable[[tuple[int, ...], int, int], Sequence[int]]
 """Gives the ids that a turn begins with, from a prompt's ids, the number of the trajectory among
 those of its question, and the number of the turn. No ids force nothing."""
 
-_OWN = ("engine", "script", "seeded")
+_OWN = ("engine", "script", "seeded", "version")
 
 
 @final
@@ -34,6 +34,7 @@ class Forced(Engine):
         self.engine = engine
         self.script = script
         self.seeded = engine.seeded if engine is not None else True
+        self.version = 0
 
     def __getattr__(self, name: str) -> Any:
         """Options of the engine inside: a plan of memory reads them and fills them in."""
@@ -70,13 +71,14 @@ class Forced(Engine):
 
     def sync(self, version: int) -> None:
         """See `Engine.sync`."""
+        self.version = version
         if self.engine is not None:
             self.engine.sync(version)
 
     def open(self, prompt_ids: Sequence[int]) -> Session:
         """See `Engine.open`."""
         session = None if self.engine is None else self.engine.open(prompt_ids)
-        return _Forced(self.script, session, tuple(prompt_ids), itertools.count())
+        return _Forced(self, session, tuple(prompt_ids), itertools.count())
 
     async def drain(self) -> None:
         """See `Engine.drain`."""
@@ -94,30 +96,31 @@ class _Forced(Session):
 
     def __init__(
         self,
-        script: Script,
+        engine: Forced,
         session: Session | None,
         prompt_ids: tuple[int, ...],
         numbers: Iterator[int],
         number: int | None = None,
         turn: int = 0,
     ) -> None:
-        self.script, self.session = script, session
+        self.engine, self.session = engine, session
         self.prompt_ids, self.numbers = prompt_ids, numbers
         self.number, self.turn = number, turn
 
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
-        said = tuple(self.script(self.prompt_ids, self.number or 0, self.turn))
+        said = tuple(self.engine.script(self.prompt_ids, self.number or 0, self.turn))
         self.turn += 1
         if self.session is not None:
             return await self.session.generate(new_ids, replace(sampling, forced_ids=said))
         said = said[: sampling.max_tokens]
         ended = bool(said) and said[-1] in sampling.end_ids
-        return Completion(said, (0.0,) * len(said), "end" if ended else "length")
+        reason: Literal["end", "length"] = "end" if ended else "length"
+        return Completion(said, (0.0,) * len(said), reason, self.engine.version)
 
     def fork(self) -> Session:
         session = None if self.session is None else self.session.fork()
         number = next(self.numbers) if self.number is None else self.number
-        return _Forced(self.script, session, self.prompt_ids, self.numbers, number, self.turn)
+        return _Forced(self.engine, session, self.prompt_ids, self.numbers, number, self.turn)
 
     def close(self) -> None:
         if self.session is not None:

@@ -517,7 +517,8 @@ class Slots(Engine):
             request.token_ids.append(token)
             request.logprobs.append(logprob)
             if reason := self._ending(request, token):
-                completion = Completion(tuple(request.token_ids), tuple(request.logprobs), reason)
+                sampled = tuple(request.token_ids), tuple(request.logprobs)
+                completion = Completion(*sampled, reason, self._version)
                 finished.append((request, completion))
         if finished:
             self._scheduler.end([request for request, _ in finished])

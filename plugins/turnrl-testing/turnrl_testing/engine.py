@@ -14,7 +14,7 @@ _GREEDY = Sampling(6, 0.0)
 def check_engine(engine: Engine, policy: SampledPolicy, temperature: float = 1.0) -> None:
     """Check an engine on a policy: exact appending, forks, endings, tokens that are forced,
     distributions that are cut, more sessions at once than it says that it holds, seeds, closing,
-    cancelling, and that old sessions end at a sync.
+    cancelling, versions, and that old sessions end at a sync.
 
     Args:
         engine: The engine, not started yet. It is closed at the end.
@@ -181,6 +181,8 @@ class _Trial:
             self.engine.sync(2)
             await _refuses(session, "on in a session that remembers older weights")
             after = await self.engine.open(self.prompt).generate([], _GREEDY)
+            versions = before.version, after.version
+            require(versions == (1, 2), f"gives versions {versions} after sync(1) and sync(2)")
             require(_like(before, after), f"with the same weights, gives {before!r} and {after!r}")
             await self.engine.drain()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
 
@@ -34,13 +34,15 @@ class ScriptedEngine(Engine):
         self.asked: list[tuple[int, list[int], Sampling]] = []
         self.open_sessions: set[Session] = set()
         self.drained = False
+        self.version = 0
         self._numbers = itertools.count()
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """Nothing to do."""
 
     def sync(self, version: int) -> None:
-        """Nothing to do: texts are given."""
+        """Note the version; texts are given."""
+        self.version = version
 
     def open(self, prompt_ids: Sequence[int]) -> Session:
         """A session that has no number: its forks have."""
@@ -69,7 +71,8 @@ class _Scripted(Session):
         ids = tuple(encoded[: sampling.max_tokens])
         self._history += ids
         cut = len(ids) < len(encoded)
-        return Completion(ids, (-0.5,) * len(ids), "length" if cut else "stop")
+        reason: Literal["length", "stop"] = "length" if cut else "stop"
+        return Completion(ids, (-0.5,) * len(ids), reason, engine.version)
 
     def fork(self) -> Session:
         engine = self._engine

@@ -18,7 +18,7 @@ class ExampleEngine(Engine):
     """
 
     def __init__(self) -> None:
-        self.syncs = 0  # how often the weights have changed
+        self.version = 0  # of the weights, in optimiser steps
         self.turns = 0  # how many are being sampled
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
@@ -27,7 +27,7 @@ class ExampleEngine(Engine):
 
     def sync(self, version: int) -> None:
         # the weights are the policy's own; an engine elsewhere would be sent them
-        self.syncs += 1
+        self.version = version
 
     def open(self, prompt_ids: Sequence[int]) -> Session:
         return _History(self, prompt_ids)
@@ -37,7 +37,7 @@ class ExampleEngine(Engine):
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        self.syncs += 1  # `start` may follow, with another policy
+        self.version = -1  # `start` may follow, with another policy
 
     async def sample(self, history: Sequence[int], sampling: Sampling) -> Completion:
         """The turn that comes after a history."""
@@ -61,7 +61,7 @@ class ExampleEngine(Engine):
                     reason = "stop"
         finally:
             self.turns -= 1
-        return Completion(ids, logprobs, reason)
+        return Completion(ids, logprobs, reason, self.version)
 
     @torch.inference_mode()
     def log_p(self, ids: Sequence[int], temperature: float) -> torch.Tensor:
@@ -85,7 +85,7 @@ class _History(Session):
     """Token ids that were read and sampled."""
 
     def __init__(self, engine: ExampleEngine, ids: Sequence[int]) -> None:
-        self.engine, self.ids, self.syncs = engine, list(ids), engine.syncs
+        self.engine, self.ids, self.version = engine, list(ids), engine.version
         self.busy = self.closed = False
 
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
@@ -111,5 +111,5 @@ class _History(Session):
         """Refuse a history that is not whole, or that older weights have sampled."""
         if self.closed or self.busy:
             raise RuntimeError("the session is closed, or its turn was cancelled or is not done")
-        if self.syncs != self.engine.syncs:
+        if self.version != self.engine.version:
             raise RuntimeError("the weights have changed since: open a new session")
