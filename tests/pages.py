@@ -47,6 +47,8 @@ def pieces(page: str) -> list[Piece]:
     for language, text in _parts((ROOT / page).read_text(encoding="utf-8")):
         if language in SHELLS:
             found += [Piece(page, "command", command) for command in _commands(text)]
+        elif language is not None and language.startswith("{"):
+            continue  # an order to Sphinx: the test of the site is its test
         elif language is not None:
             found.append(Piece(page, language or "text", text))
         else:

@@ -45,12 +45,12 @@ from turnrl import (
     exact_match,
     hookimpl,
     load_questions,
+    record,
     says_nothing,
     score_group,
 )
 from turnrl.cli import main
 from turnrl.plugins import load_plugins
-from turnrl.run import record
 from turnrl.scoring import Tally, curves, group_tallies
 
 PAIRS = 10_000

@@ -387,7 +387,7 @@ def test_every_measurement_has_a_help_page(capsys, monkeypatch, kind):
 
 
 def test_the_options_on_the_page_are_those_of_the_help_pages(capsys):
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "performance.md").read_text()
     for kind in KINDS:
         with pytest.raises(SystemExit):
             main(["bench", kind, "--help"])

@@ -142,7 +142,7 @@ def test_the_tables_have_no_gap_but_a_gpus_memory_and_fit_a_terminal(bench):
 
 
 def test_the_page_shows_the_table_of_what_nobody_has_measured():
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "performance.md").read_text()
     tables = report_of(Results(Path("none.json"))).tables
     for table in tables:
         assert table.markdown() in page

@@ -27,10 +27,10 @@ from turnrl import (
     RecipeError,
     Reply,
     Rollout,
+    record,
     score_group,
 )
 from turnrl.learning import row
-from turnrl.run import record
 from turnrl.scoring import curves
 
 CALL = '[look {"query": "x"}]'

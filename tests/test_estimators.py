@@ -530,7 +530,7 @@ def test_the_naive_port_loses_more_than_half_of_the_gradient():
 
 
 def test_the_mean_baseline_shortens_the_gradient_and_turns_it_where_sets_differ_in_size():
-    # as docs/credit.md says
+    # as docs/explanation/credit.md says
     assert figures("", Merged(scale="none"), Toy(), 4).along == pytest.approx(-1 / 4)
     for estimator, of_4, of_8 in ((TurnLevel(scale="none"), 10, 5), (TurnLevel(), 15, 13)):
         found = [round(figures("", estimator, Toy(), size).angle) for size in (4, 8)]

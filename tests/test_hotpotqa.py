@@ -560,7 +560,7 @@ def test_a_limit_in_the_recipe_is_one_setting_of_each_source(hub, tiny_model):
 
 # --- the pages ---
 
-PAGE = (ROOT / "docs" / "wikipedia-search.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "wikipedia-search.md").read_text()
 
 
 def fenced(language: str) -> list[str]:

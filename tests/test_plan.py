@@ -416,7 +416,7 @@ def test_a_full_model_is_planned_with_all_its_weights(tiny_model):
 
 
 def test_the_tables_on_the_page_are_what_the_plan_computes():
-    page = (Path(__file__).parents[1] / "docs" / "gpu.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "howto" / "gpu.md").read_text(encoding="utf-8")
     work = replace(TRIVIA, old=False)
     names = {
         24: "NVIDIA GeForce RTX 4090",

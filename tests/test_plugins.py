@@ -14,10 +14,9 @@ import turnrl
 from commands import forget
 from runs import column, data, module, trainer
 from test_rollout import Brackets
-from turnrl import PluginError
+from turnrl import PluginError, record
 from turnrl.cli import main
 from turnrl.plugins import HOOKS, KINDS, load_plugins
-from turnrl.run import record
 from turnrl.scoring import assign_credit
 from turnrl.testing import ScriptedEngine
 
@@ -384,17 +383,17 @@ def test_a_hook_that_gives_classes_of_another_kind_is_named(install):
 
 
 def documented(language):
-    text = (ROOT / "docs/plugins.md").read_text()
+    text = (ROOT / "docs/howto/plugins.md").read_text()
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def test_every_hook_is_documented():
-    text = (ROOT / "docs/plugins.md").read_text()
+    text = (ROOT / "docs/reference/hooks.md").read_text()
     assert [hook for hook in HOOKS if f"| `{hook}` |" not in text] == []
 
 
 def test_the_files_in_the_docs_are_those_that_the_command_writes():
-    text = (ROOT / "docs/plugins.md").read_text()
+    text = (ROOT / "docs/howto/plugins.md").read_text()
     shown = re.findall(r"\]\((\S+\.py)\):\n\n```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert [Path(link).stem for link, _ in shown] == [
         "tool",
@@ -405,7 +404,7 @@ def test_the_files_in_the_docs_are_those_that_the_command_writes():
         "engine",
     ]
     for link, block in shown:
-        assert block == (ROOT / "docs" / link).read_text(), link
+        assert block == (ROOT / "docs" / "howto" / link).read_text(), link
     entry = tomllib.loads(documented("toml")[0])["project"]
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     assert entry["entry-points"] == project["entry-points"]
@@ -417,7 +416,7 @@ def examples(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE))
     space = {"__name__": "docs"}
     for example in documented("python"):
-        exec(compile(example, "docs/plugins.md", "exec"), space)
+        exec(compile(example, "docs/howto/plugins.md", "exec"), space)
     yield space
     space.clear()
     forget("turnrl_example")

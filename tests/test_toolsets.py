@@ -21,9 +21,9 @@ from turnrl import (
     ToolSession,
     Toolset,
     ToolSpec,
+    record,
     score_group,
 )
-from turnrl.run import record
 from turnrl.testing import ScriptedEngine, check_tool
 
 INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -833,7 +833,7 @@ def test_score_retrieval_counts_the_first_passage_that_holds_an_answer(small_ind
 
 
 def _fenced(language: str) -> list[str]:
-    page = Path(__file__).parents[1] / "docs" / "wikipedia-search.md"
+    page = Path(__file__).parents[1] / "docs" / "howto" / "wikipedia-search.md"
     readme = Path(__file__).parents[1] / "plugins" / "turnrl-wiki-search" / "README.md"
     text = page.read_text() + readme.read_text()
     return [block.partition("```")[0] for block in text.split(f"```{language}\n")[1:]]

@@ -400,6 +400,7 @@ class SourceOpener(Protocol):
 
 
 Status = Literal["pass", "warn", "fail"]
+"""The verdict of a `Finding`: a `fail` stops a run, and a `warn` is printed."""
 
 
 @dataclass(frozen=True)

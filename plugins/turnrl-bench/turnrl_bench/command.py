@@ -3,7 +3,7 @@
 Whatever is compared is run in fresh processes that take turns (A B A B ...); the first iterations
 of each are not counted. Printed are medians, and ratios of medians with the least and the greatest
 ratio of two neighbouring blocks, then the machine, the versions, and how busy it was. What each
-means, and what it does not, says docs/performance.md.
+means, and what it does not, says docs/explanation/performance.md.
 """
 
 from __future__ import annotations

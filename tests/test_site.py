@@ -1,0 +1,295 @@
+"""The documentation as a site: built once with warnings as errors, then read as HTML."""
+
+import contextlib
+import csv
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+import turnrl
+import turnrl.testing
+from turnrl.cli import main
+from turnrl.plugins import KINDS
+
+ROOT = Path(__file__).parents[1]
+EXTENSION = ROOT / "docs" / "_ext"
+
+
+@pytest.fixture(scope="module")
+def facts():
+    """What the site's extension knows of the program."""
+    sys.path.insert(0, str(EXTENSION))
+    from turnrl_site import facts
+
+    yield facts
+    sys.path.remove(str(EXTENSION))
+
+
+def bare(text: str) -> str:
+    """A text without what pages and files set in different ways: spaces, and marks of code."""
+    return re.sub(r"[\s`]", "", text)
+
+
+class Text(HTMLParser):
+    """The text of a page, the ids on it, and the addresses that a browser asks for by itself."""
+
+    ASKED = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src")}
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.ids: set[str] = set()
+        self.loads: list[str] = []
+        self.feed(file.read_text("utf-8"))
+        self.text = bare("".join(self.words))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids.add(given.get("id") or "")
+        wanted = tag == "link" and (given.get("rel") or "") in ("stylesheet", "preload", "icon")
+        for name, value in attrs:
+            if (tag, name) in self.ASKED or (wanted and name == "href"):
+                self.loads.append(value or "")
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """The site, by the command that README shows."""
+    site = tmp_path_factory.mktemp("site")
+    (line,) = re.findall(r"`\.venv/bin/(sphinx-build .*?)`", (ROOT / "README.md").read_text())
+    *options, source, folder = line.split()[1:]
+    assert (source, folder) == ("docs", "site")
+    command = [sys.executable, "-m", "sphinx", *options, "-q", "-d", f"{site}-cache", source, site]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return site
+
+
+@pytest.fixture(scope="module")
+def pages(built) -> dict[str, Text]:
+    found = {file.relative_to(built).as_posix(): Text(file) for file in built.rglob("*.html")}
+    assert len(found) > 30
+    return found
+
+
+def test_every_page_of_the_folder_is_a_page_of_the_site(pages):
+    written = [p for kind in ("md", "rst") for p in (ROOT / "docs").rglob(f"*.{kind}")]
+    names = {p.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for p in written}
+    assert names <= set(pages)
+
+
+def test_every_public_name_is_described(pages):
+    for module in (turnrl, turnrl.testing):
+        missing = [
+            name
+            for name in module.__all__
+            if not any(f"{module.__name__}.{name}" in page.ids for page in pages.values())
+        ]
+        assert missing == []
+
+
+def test_every_command_is_there_with_its_help(pages, capsys, facts):
+    commands = list(facts.commands())
+    assert {("fit",), ("eval",), ("plugin", "new"), ("index", "build")} <= set(commands)
+    shown = pages["reference/commands.html"].text
+    for command in [(), *commands]:
+        with contextlib.suppress(SystemExit):
+            main([*command, "--help"])
+        usage, _, more = capsys.readouterr().out.partition("\n\n")
+        assert bare(usage) in shown, command
+        assert bare(more.split("\n\n")[0]) in shown, command
+
+
+def test_every_component_of_every_hook_is_there_with_its_arguments(pages, facts):
+    assert set(facts.hooks()) >= {hook for hook in KINDS if turnrl.installed(hook)}
+    shown = {name: page for name, page in pages.items() if "components/" in name}
+    for hook in KINDS:
+        for name, cls in turnrl.installed(hook).items():
+            own = f"class_path:{name},ofthepackage"
+            (page,) = [page for page in shown.values() if own in page.text]
+            for argument in facts.arguments(cls):
+                row = f"{argument.name}{argument.type}{argument.default}{argument.text}"
+                assert bare(row) in page.text, (name, argument)
+
+
+def test_every_option_of_a_recipe_is_there(pages):
+    shown = pages["reference/options.html"].text
+    recipe = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
+    model, data = recipe["model"], recipe["data"]
+    keys = [f"model.{key}" for key in model if key not in ("policy", "rollout")]
+    keys += [f"model.{part}.{key}" for part in ("policy", "rollout") for key in model[part]]
+    keys += [f"model.objective.{key}" for key in model["objective"]] + [f"data.{k}" for k in data]
+    assert [key for key in keys if key not in shown] == []
+
+
+def test_every_recipe_is_there_word_for_word(pages):
+    shown = pages["reference/recipes.html"].text
+    for recipe in (ROOT / "recipes").rglob("*.yaml"):
+        assert bare(recipe.read_text()) in shown, recipe.name
+
+
+def test_every_metric_is_there_with_its_unit_and_meaning(pages, facts):
+    shown = pages["reference/metrics.html"].text
+    for *_, group in facts.metrics():
+        for metric in group:
+            assert bare(metric.name + metric.unit + metric.text) in shown, metric
+
+
+def test_a_page_asks_for_nothing_from_elsewhere(built, pages):
+    for name, page in pages.items():
+        assert [address for address in page.loads if "//" in address] == [], name
+    for style in built.rglob("*.css"):
+        found = re.findall(r"(?:url\(|@import)\s*['\"]?((?:https?:)?//[^'\")]*)", style.read_text())
+        assert found == [], style.name
+
+
+def test_links_within_the_site_lead_to_pages_and_headings(built, pages):
+    for name in pages:
+        text = (built / name).read_text("utf-8")
+        for target in re.findall(r'<a [^>]*href="([^":]+)"', text):
+            path, _, heading = target.partition("#")
+            file = (built / name).parent / path if path else built / name
+            assert file.resolve().exists(), f"{name} links to {target}"
+            page = pages.get(file.resolve().relative_to(built.resolve()).as_posix())
+            if heading and page is not None and "_modules/" not in path:
+                assert heading in page.ids, f"{name} links to {target}"
+
+
+def test_the_site_is_light(built):
+    files = [file for file in built.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 16e6
+    assert max(file.stat().st_size for file in built.rglob("*.html")) < 1e6
+
+
+# ---------------------------------------------------------------- gaps
+
+
+class Undescribed(turnrl.OutcomeReward):
+    def __init__(self, weight: float = 1.0, bonus: float = 0.0) -> None:
+        self.weight = weight
+
+    def score(self, trajectory):
+        return self.weight
+
+
+class HalfDescribed(Undescribed):
+    """Pays always.
+
+    Args:
+        weight: The reward.
+    """
+
+
+def test_a_component_or_an_argument_without_a_description_is_named(facts):
+    assert facts.component_gaps([Undescribed, HalfDescribed]) == [
+        "Undescribed (a docstring)",
+        "Undescribed.weight (an Args line)",
+        "Undescribed.bonus (an Args line)",
+        "HalfDescribed.bonus (an Args line)",
+    ]
+
+
+def test_a_metric_without_a_unit_or_a_meaning_is_named(facts, tmp_path):
+    file = tmp_path / "metrics.yaml"
+    rows = {"a/b": {"unit": "s"}, "a/c": {"meaning": "Seconds."}}
+    file.write_text(yaml.safe_dump([{"title": "T", "text": "t", "metrics": rows}]))
+    assert facts.metric_gaps(file) == ["metric a/c (a unit)", "metric a/b (a meaning)"]
+
+
+def test_the_build_fails_for_a_component_without_a_description(tmp_path):
+    (tmp_path / "bare.py").write_text(BARE)
+    info = tmp_path / "bare-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bare\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[turnrl]\nbare = bare\n")
+    command = [sys.executable, "-m", "sphinx", "-q", "-d", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [*command, "docs", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "no description: Bare (a docstring), Bare.weight (an Args line)" in done.stderr
+
+
+BARE = """
+import turnrl
+
+class Bare(turnrl.OutcomeReward):
+    def __init__(self, weight: float = 1.0) -> None:
+        self.weight = weight
+
+    def score(self, trajectory):
+        return self.weight
+
+@turnrl.hookimpl
+def turnrl_rewards():
+    return [Bare]
+"""
+
+
+# ---------------------------------------------------------------- columns of metrics.csv
+
+SMALL = [
+    *("--model.group_size=2", "--model.steps_per_update=1", "--data.questions_per_iteration=2"),
+    *("--data.val_limit=2", "--data.val_batch_size=2", "--trainer.max_epochs=1"),
+]
+RUNS = {
+    "critic": [
+        "--model.estimator=TurnCritic",
+        "--model.objective.importance_cap=2",
+        "--model.objective.kl_coef=0.1",
+        "--model.policy.lora.r=2",
+    ],
+    "probes": ["--model.estimator=Branched", "--model.redraws=1", "--data.val=null"],
+}
+
+
+@pytest.fixture(scope="module")
+def columns(tmp_path_factory) -> dict[str, list[str]]:
+    """The columns that real runs write, by run."""
+    folder, found = tmp_path_factory.mktemp("runs"), {}
+    recipe = str(ROOT / "recipes" / "quickstart.yaml")
+    last = ["--ckpt_path", "runs/quickstart/version_0"]
+    commands = [["fit", recipe, *SMALL, *options] for options in RUNS.values()]
+    commands.append(["eval", recipe, *SMALL[:-1], *last, *RUNS["critic"]])
+    for command in commands:
+        ran = subprocess.run(
+            [sys.executable, "-m", "turnrl", *command], cwd=folder, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stderr
+    for file in sorted(folder.rglob("metrics.csv")):
+        with file.open(newline="") as opened:
+            found[file.parent.parent.name + file.parent.name] = next(csv.reader(opened))
+    assert len(found) == 3
+    return found
+
+
+def test_every_column_of_a_run_is_listed_and_every_listed_one_occurs(columns, facts):
+    listed = [metric for *_, group in facts.metrics() for metric in group]
+    written = {column for run in columns.values() for column in run}
+    assert {c for c in written if not any(m.matches(c) for m in listed)} == set()
+    assert [m.name for m in listed if not any(m.matches(c) for c in written)] == []
+    assert any(metric.when for metric in listed)
+    for metric in listed:
+        if not metric.when:  # then it is in every run that does such a thing
+            fits = [run for name, run in columns.items() if fits_in(metric.name, name)]
+            assert all(any(metric.matches(c) for c in run) for run in fits), metric.name
+
+
+def fits_in(metric: str, run: str) -> bool:
+    """Tell if a run of that name can have a metric: training in `fit`, validation where it is."""
+    if metric.startswith("val/"):
+        return run != "quickstartversion_1"  # which has no validation
+    return "/" not in metric or "eval" not in run
