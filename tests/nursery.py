@@ -81,7 +81,8 @@ def serve(owner: int) -> None:
     server.listen(64)
     if os.fork():  # whoever started it goes on: it can be asked, though it has imported nothing yet
         os._exit(0)
-    import turnrl.recipe.build  # noqa: F401
+    import turnrl_recipes.build  # noqa: F401
+
     from turnrl.plugins import load_plugins
 
     load_plugins()

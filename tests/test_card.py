@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import warnings
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub
@@ -105,7 +106,8 @@ def test_a_run_is_found_again_from_elsewhere_and_after_a_move(
 
 
 def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypatch):
-    from turnrl.recipe.build import _relocated
+    from turnrl_recipes.build import _relocated
+    from turnrl_recipes.given import each_text
 
     run = tmp_path / "old" / "runs" / "x" / "last.ckpt"
     for path in ("old/indexes/mine", "old/models/base", "here/models/base", "old/a"):
@@ -116,7 +118,7 @@ def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypat
         "tools": [{"index": "indexes/mine", "name": "a", "text": "</answer>" * 99}],
         "data": "/gone/indexes/mine",
     }
-    found = _relocated(saved, run)
+    found = each_text(saved, partial(_relocated, run))
     assert found["model"]["policy"]["model"] == "models/base"
     (tool,) = found["tools"]
     assert tool == {**saved["tools"][0], "index": str(tmp_path / "old/indexes/mine")}
@@ -125,7 +127,7 @@ def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypat
 
     def found_as(model):
         saved["model"]["policy"]["model"] = model
-        return _relocated(saved, run)["model"]["policy"]["model"]
+        return each_text(saved, partial(_relocated, run))["model"]["policy"]["model"]
 
     # a folder is no model, and a name of the hub may end as one does
     for name in ("/gone/models/base", "Qwen/base", "hub://models/base"):

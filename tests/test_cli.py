@@ -22,13 +22,13 @@ import pytest
 import torch
 import yaml
 from transformers import AutoModelForCausalLM
+from turnrl_recipes.given import find_recipe
 
 import turnrl
 from commands import fails, save
 from test_rollout import FORGETFUL
 from turnrl import record
 from turnrl.cli import main
-from turnrl.recipe.given import find_recipe
 
 ROOT = Path(__file__).parent.parent
 FAMILIES = Path(turnrl.__file__).parent / "agent" / "chat_templates" / "families.json"
@@ -546,3 +546,44 @@ def test_a_run_that_ends_inside_an_iteration_says_so(recipe, capsys):
     printed = capsys.readouterr().out
     assert "\niteration   1/2" in printed
     assert "stopped inside iteration   2/2" in printed
+
+
+def test_a_command_starts_without_the_plugins_that_have_nothing_to_do_with_it(tmp_path):
+    code = (
+        "import sys\n"
+        "from turnrl.cli import main\n"
+        "main(['fit', 'no.yaml'])\n"
+        "print(sorted(name for name in sys.modules if name.startswith('turnrl_')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = [f"turnrl_recipes.{name}" for name in ("fit", "folders", "given")]
+    assert done.stdout.strip() == str(["turnrl_recipes", *loaded])
+
+
+@pytest.mark.parametrize("verb", ["fit", "eval"])
+def test_a_command_that_the_variable_leaves_out_is_told_with_the_way_back(verb, nursery, tmp_path):
+    environment = {**os.environ, **nursery.environment, "TURNRL_LOAD_PLUGINS": "two-turn"}
+    arguments = [nursery.bin / "turnrl", verb, "quickstart"]
+    asked = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+    assert asked.returncode == 2
+    told = f"no command {verb!r}. There are plugins. TURNRL_LOAD_PLUGINS is 'two-turn': add {verb},"
+    assert told in asked.stderr
+
+
+def test_names_of_a_package_beside_the_core_say_so_where_it_is_missing():
+    code = (
+        "import sys\n"
+        "import turnrl\n"
+        "class Lacks:\n"
+        "    def find_spec(name, *_):\n"
+        "        if name == 'turnrl_recipes':\n"
+        "            raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, Lacks)\n"
+        "try:\n"
+        "    turnrl.load('last.ckpt')\n"
+        "except turnrl.PluginError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lacks = "turnrl.load is of turnrl-recipes, which is not installed"
+    assert done.stdout == f"{lacks}. Run 'pip install turnrl-recipes'.\n"

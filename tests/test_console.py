@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger
 from turnrl_console.health import reason
 from turnrl_console.lines import IterationLines, duration
+from turnrl_recipes.given import read_given
 
 from commands import save
 from runs import adamw, data, last, module, rows, trainer
@@ -30,7 +31,6 @@ from turnrl import OutcomeReward
 from turnrl.agent.rollout import Rollout
 from turnrl.cli import main
 from turnrl.plugins import load_plugins
-from turnrl.recipe.given import read_given
 from worlds import Answered, Echo, Letters
 
 HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0, on the CPU"]
@@ -338,7 +338,7 @@ def test_the_device_is_the_one_that_is_asked_for(recipe, asked, named):
 def test_a_card_is_named_unless_it_is_hidden(recipe, monkeypatch, tmp_path):
     information = tmp_path / "information"
     information.write_text("Model: \t\t NVIDIA H200\nIRQ:   35\n")
-    monkeypatch.setattr("turnrl.recipe.given.Path.glob", lambda *_: iter([information]))
+    monkeypatch.setattr("turnrl_recipes.given.Path.glob", lambda *_: iter([information]))
     arguments = ["recipe.yaml", "--trainer.accelerator", "auto"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert read_given("fit", arguments).device == "NVIDIA H200"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from turnrl_recipes.given import read_given
 
 from commands import fails, save
 from turnrl.cli import main
-from turnrl.recipe.given import read_given
 
 SPARE = {"class_path": "ExactMatch", "weight": 2}
 WIKI = {"class_path": "WikiSearch", "init_args": {"index": "x"}}
@@ -302,7 +302,7 @@ MISTAKES = [
      "must be one of 'train', 'val', 'test'. Did you mean test"),
     ("a split in fit", "fit recipe.yaml --split test", "unknown key", "split",
      "There are seed_everything,"),
-    ("a command's typo", "fitt recipe.yaml", "COMMAND", "'fitt'", "choose from 'fit', 'eval'"),
+    ("a command's typo", "fitt recipe.yaml", "no command", "'fitt'", "Did you mean fit?"),
     ("help for no class", "fit --model.rewards.help ExactMach", "Expected", "ExactMach", "path"),
 ]  # fmt: skip
 
@@ -606,7 +606,7 @@ def test_variables_and_the_home_folder_are_filled_in_in_paths(tmp_path, monkeypa
     recipe["model"]["rollout"]["segmenter"] = segmenter
     save(recipe)
     options = ["--ckpt_path=~/runs/../last", "--model.policy.chat_template=$HOME"]
-    monkeypatch.setattr("turnrl.recipe.given.checkpoint_at", lambda path: path)
+    monkeypatch.setattr("turnrl_recipes.given.checkpoint_at", lambda path: path)
     given = read_given("fit", ["recipe.yaml", *options])
     contents = given.contents
     policy = {"model": "/scratch/me/models/tiny", "chat_template": "/home/me"}

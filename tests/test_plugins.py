@@ -1,3 +1,4 @@
+import argparse
 import asyncio
 import importlib
 import json
@@ -426,6 +427,21 @@ def test_the_examples_in_the_docs_run(examples):
     examples["test_the_notes_keep_to_their_contract"]()
     examples["test_the_corridor_keeps_to_its_contract"]()
     examples["test_the_engine_keeps_to_its_contract"]()
+
+
+def test_the_command_of_the_docs_takes_a_recipe_and_options_of_its_own(examples, recipe, capsys):
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    for add in examples["turnrl_commands"]():
+        add(commands)
+    parsed = parser.parse_args(["show", "recipe.yaml", "--model.group_size", "6", "--times=3"])
+    assert parsed.run(parsed) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == [
+        "turnrl show: recipe.yaml",
+        "writing to runs/recipe-show/version_0, on the CPU",
+    ]
+    assert printed[-1] == "6 3"
 
 
 def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examples, tiny_model):

@@ -6,13 +6,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import turnrl_recipes.given
 import yaml
+from turnrl_recipes.given import find_recipe, read_given
 
 import turnrl
-import turnrl.recipe.given
 from commands import fails
 from turnrl.cli import main
-from turnrl.recipe.given import find_recipe, read_given
 
 ROOT = Path(__file__).parents[1]
 FILES = {
@@ -100,11 +100,13 @@ def test_an_installed_turnrl_has_its_recipes(tmp_path, monkeypatch, capsys):
     from hatchling.builders.wheel import WheelBuilder
 
     (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
-    package = tmp_path / "site" / "turnrl"
+    package = tmp_path / "site" / "turnrl_recipes"
     with zipfile.ZipFile(wheel) as archive:
-        recipes = [name for name in archive.namelist() if name.startswith("turnrl/recipes/")]
+        recipes = [
+            name for name in archive.namelist() if name.startswith("turnrl_recipes/recipes/")
+        ]
         archive.extractall(package.parent, recipes)
-    monkeypatch.setattr(turnrl.recipe.given, "__file__", str(package / "recipe" / "given.py"))
+    monkeypatch.setattr(turnrl_recipes.given, "__file__", str(package / "given.py"))
     assert turnrl.bundled_recipes() == {
         name: package / "recipes" / f"{name}.yaml" for name in FILES
     }

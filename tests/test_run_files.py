@@ -16,6 +16,7 @@ import yaml
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, Logger
+from turnrl_recipes.given import read_given
 
 import turnrl
 from commands import fails
@@ -23,7 +24,6 @@ from runs import column, data, last, module, rows, trainer
 from turnrl import CheckpointError, RecipeError, record
 from turnrl.callbacks import BestCheckpoint
 from turnrl.cli import main
-from turnrl.recipe.given import read_given
 from turnrl.run.recording import write
 
 
@@ -418,7 +418,7 @@ def test_a_recipe_that_an_evaluation_saved_finds_the_runs_of_the_training(run):
     saved = "runs/recipe-eval/version_0/config.yaml"
     for name in ("last", "best"):
         given = read_given("eval", [saved, "--ckpt_path", name])
-        assert given.home_of("fit") == Path("runs/recipe")
+        assert given.trained == Path("runs/recipe")
     assert main(["eval", saved, "--ckpt_path", "best"]) == 0
     assert Path("runs/recipe-eval/version_1/metrics.csv").is_file()
 

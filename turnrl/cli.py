@@ -1,25 +1,20 @@
-"""The command line: `turnrl fit | eval`, and what commands plugins add.
+"""The command line: commands of plugins, found and run.
 
 A mistake of the user's is one message and an exit code, never a traceback; `TURNRL_DEBUG=1` shows
 the traceback all the same.
 """
 
 import argparse
-import gc
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
-from turnrl.errors import TurnRLError, stopping
-from turnrl.plugins import contributed
-from turnrl.recipe.given import read_given
+from turnrl.errors import TurnRLError, did_you_mean, stopping
+from turnrl.plugins import LOAD_VARIABLE, Plugin, load_plugins
 
-_TRAINING = {
-    "fit": "train a recipe: turnrl fit RECIPE.yaml [--key value ...]",
-    "eval": "score a split: turnrl eval RECIPE.yaml --ckpt_path FILE [--split NAME]",
-}
 _DEBUG = "TURNRL_DEBUG"
 
 
@@ -67,34 +62,39 @@ def _stopped(number: int) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="turnrl",
-        description="Train agents that use tools over several turns, with credit turn by turn.",
-        epilog="'turnrl fit --help' lists every setting of a recipe.",
-    )
-    parser.add_argument("--version", action="version", version=f"turnrl {version('turnrl')}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command, text in _TRAINING.items():
-        subparsers.add_parser(command, help=text, add_help=False)
-    if arguments[:1] and arguments[0] in _TRAINING:
-        given = read_given(arguments[0], arguments[1:])
-        if not given.asks and os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"turnrl {arguments[0]}: {' + '.join(given.files)}")
-            print(f"writing {given.place}, on {given.device}")
-            print("loading torch and Lightning", flush=True)
-        first = "turnrl.recipe.build" not in sys.modules
-        if first:
-            gc.disable()  # a fifth of the time that importing torch and Lightning takes
-        from turnrl.recipe.build import run_recipe
-
-        if first:
-            gc.freeze()  # what was imported stays; later it would be what a program has made
-            gc.enable()
-        return run_recipe(given)
-    for add in contributed("turnrl_commands"):
-        add(subparsers)
+    # a plugin that is called as the command brings it: a command starts without the other plugins
+    name = arguments[0] if arguments else "--help"
+    parser, commands = _parser(load_plugins(name))
+    if name not in commands.choices:
+        parser, commands = _parser(load_plugins())
     if not arguments:
         parser.print_help()
         return 2
+    if name not in commands.choices and not name.startswith("-"):
+        chosen, known = os.environ.get(LOAD_VARIABLE), sorted(commands.choices)
+        left = f" {LOAD_VARIABLE} is {chosen!r}: add {name}, or the plugin that brings it."
+        hint = "" if chosen is None else left
+        near = did_you_mean(name, known)
+        parser.error(f"no command {name!r}.{near} There are {', '.join(known)}.{hint}")
     parsed = parser.parse_args(arguments)
     return int(parsed.run(parsed) or 0)
+
+
+def command_line() -> argparse.ArgumentParser:
+    """The parser of `turnrl` with the commands of all installed plugins, for what describes them:
+    tab completion, a page of documentation."""
+    return _parser(load_plugins())[0]
+
+
+def _parser(plugins: Sequence[Plugin]) -> tuple[argparse.ArgumentParser, Any]:
+    """The parser with the commands of these plugins, and its sub-parsers."""
+    parser = argparse.ArgumentParser(
+        prog="turnrl",
+        description="Train agents that use tools over several turns, with credit turn by turn.",
+    )
+    parser.add_argument("--version", action="version", version=f"turnrl {version('turnrl')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for plugin in plugins:
+        for add in plugin.brings("turnrl_commands"):
+            add(commands)
+    return parser, commands

@@ -140,9 +140,11 @@ def _register(plugin: Plugin, module_name: str) -> Plugin:
 
 
 @functools.cache
-def load_plugins() -> list[Plugin]:
+def load_plugins(name: str | None = None) -> list[Plugin]:
     """Import every installed plugin once: the core's own, then the others in order of their names.
 
+    Args:
+        name: The name of the one to import alone, which gives none if it is not there.
     Raises:
         PluginError: Naming the distribution, its version, the cause and how to skip it, if a plugin
             cannot be imported or misspells a hook; or naming what `TURNRL_LOAD_PLUGINS` asks for in
@@ -157,13 +159,16 @@ def load_plugins() -> list[Plugin]:
         there = ", ".join(sorted(points)) or "none"
         what = f"{LOAD_VARIABLE} asks for {', '.join(missing)}"
         raise PluginError(f"{what}, which no installed distribution provides. Installed: {there}.")
+    if name is not None:
+        return [_registered(manager, points[name])] if name in wanted else []
     core = Plugin("core", "turnrl", importlib.metadata.version("turnrl"), manager)
-    plugins = [_register(core, BUILTINS)]
-    for name in sorted(wanted):
-        point = points[name]
-        origin = (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
-        plugins.append(_register(Plugin(name, *origin, manager), point.value))
-    return plugins
+    others = (_registered(manager, points[one]) for one in sorted(wanted))
+    return [_register(core, BUILTINS), *others]
+
+
+def _registered(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint) -> Plugin:
+    origin = (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
+    return _register(Plugin(point.name, *origin, manager), point.value)
 
 
 def contributed(hook: str) -> list[Any]:

@@ -4,12 +4,13 @@ settings."""
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import shtab
 
-from turnrl import bundled_recipes, hookimpl
+from turnrl import bundled_recipes, command_line, hookimpl
 
 
 @hookimpl
@@ -22,7 +23,7 @@ def add_completion_command(commands: Any) -> None:
     """Add `completion` to argparse's sub-parsers."""
     parser = commands.add_parser("completion", help="print a script for tab completion")
     parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
-    parser.set_defaults(run=lambda parsed: print(_script(commands, parsed.shell)))
+    parser.set_defaults(run=lambda parsed: print(_script(parsed.shell)))
 
 
 def _recipe() -> dict[str, Any]:
@@ -36,21 +37,20 @@ def _recipe() -> dict[str, Any]:
     return {**shtab.FILE, **ours, "preamble": {"bash": bash, "zsh": zsh}}
 
 
-def _script(commands: Any, shell: str) -> str:
-    for command in ("fit", "eval"):
-        parser = commands.choices[command]
-        parser.add_argument("recipe", nargs="*")
-        for key in _settings():
-            parser.add_argument(f"--{key}")
+def _script(shell: str) -> str:
+    every: Any = command_line()
+    (commands,) = every._subparsers._group_actions
     for parser in commands.choices.values():
-        for action in parser._actions:
-            if action.dest == "recipe":
-                action.complete = _recipe()
-    every: Any = argparse.ArgumentParser(prog="turnrl")
-    every._add_action(commands)  # shtab wants the parser that they belong to
+        for action in [action for action in parser._actions if action.dest == "recipe"]:
+            action.complete = _recipe()
+            if action.nargs == argparse.REMAINDER:  # a recipe's settings follow
+                action.nargs, parser.prefix_chars = "*", "-"
+                for key in _settings():
+                    parser.add_argument(f"--{key}")
     return str(shtab.complete(every, shell))
 
 
+@functools.cache
 def _settings() -> list[str]:
     """Every setting of a recipe that names no classes of its own, by its dotted key."""
     import lightning as L

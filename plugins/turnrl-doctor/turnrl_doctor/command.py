@@ -106,7 +106,7 @@ def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Findi
 
     words = [*words, *([f"--model.profile={card}"] if card else [])]
     try:
-        return build(words, "doctor"), []
+        return build(words), []
     except TurnRLError as error:
         return None, [of_error("recipe", error)]
     except Exception as error:  # Lightning's own, of an accelerator that is not there, say
@@ -115,7 +115,7 @@ def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Findi
         mistakes = [Finding("fail", "trainer", found.text, step)]
     options = ("accelerator=cpu", "devices=1", "strategy=auto")
     try:  # the rest can be examined all the same
-        return build([*words, *(f"--trainer.{one}" for one in options)], "doctor"), mistakes
+        return build([*words, *(f"--trainer.{one}" for one in options)]), mistakes
     except Exception:
         return None, mistakes
 

@@ -1,4 +1,11 @@
-"""`turnrl recipes`: the bundled recipes, listed, and copied to be changed.
+"""Recipes: merged, explained, made and run; and `turnrl recipes`, which lists the bundled ones and
+copies one to be changed.
+
+given     recipes and options, put together before torch is loaded
+folders   runs and checkpoints found again
+explain   why a recipe does not fit the classes that it describes
+build     from there to module, data and trainer, by LightningCLI
+fit       the command `fit`, and how another command that takes a recipe is made
 
 What a recipe reproduces and needs stands in the tables of `recipes/README.md`, and nowhere else.
 """
@@ -12,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from turnrl import RecipeError, bundled_recipes, hookimpl, recipe_like
+from turnrl import RecipeError, hookimpl
+from turnrl_recipes.given import bundled_recipes, recipe_like
 
 _WIDTH = 80
 _UNKNOWN = "not measured"
@@ -27,7 +35,7 @@ def turnrl_commands() -> Iterable[Callable[[Any], None]]:
 def add_recipes_command(commands: Any) -> None:
     """Add `recipes` to argparse's sub-parsers."""
     told = "list the recipes that come with turnrl, or copy one"
-    parser = commands.add_parser("recipes", help=told, description=__doc__)
+    parser = commands.add_parser("recipes", help=told, description=told)
     parser.set_defaults(run=_list)
     actions = parser.add_subparsers(metavar="{copy}")
     copy = actions.add_parser("copy", help="copy a recipe into a file to change")

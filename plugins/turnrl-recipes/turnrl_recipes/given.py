@@ -1,4 +1,4 @@
-"""Recipes and options that a user gave to `fit` or `eval`, put together.
+"""Recipes and options that a user gave to a command, put together.
 
 It is read before anything heavy is imported, so that a missing file or a broken line is told at
 once. It is put together here alone: what is explained, chosen and built is one and the same.
@@ -9,19 +9,21 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from turnrl.errors import RecipeError, did_you_mean
-from turnrl.run.folders import LATEST, checkpoint_at, next_version
+from turnrl import RecipeError, did_you_mean
+from turnrl_recipes.folders import LATEST, checkpoint_at, next_version
 
-SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path", "split")
+SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path")
 """The top of a recipe."""
+Settings = Mapping[str, tuple[Any, Any]]
+"""Type and default of each further key."""
 _MAPPINGS = ("model", "data", "trainer")
 _PARTS = {"class_path", "init_args", "dict_kwargs"}
 _ASKS = ("--help", "--print_config")
@@ -36,18 +38,22 @@ class Given:
     """Recipes and options as they were given.
 
     Args:
-        command: `fit` or `eval`.
+        command: `fit`, say.
+        settings: Further keys at the top that the command knows.
         contents: What they say together, the later over the earlier.
         arguments: What was given, for the other processes of a run.
         files: The recipes.
         asks: What asks for help, or for a recipe to be printed, and for no run.
+        own: Settings of the CSVLogger that keeps a folder for the run; empty if nothing logs it.
     """
 
     command: str
-    contents: dict[str, Any]
-    arguments: list[str]
-    files: list[str]
-    asks: list[str]
+    settings: Settings
+    contents: dict[str, Any] = field(default_factory=lambda: {key: {} for key in _MAPPINGS})
+    arguments: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    asks: list[str] = field(default_factory=list)
+    own: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -55,36 +61,29 @@ class Given:
         return Path(self.files[-1]).stem if self.files else ""
 
     @property
+    def suffix(self) -> str:
+        """Ending of the name of its runs' folder: commands keep their runs apart."""
+        return "" if self.command == "fit" else f"-{self.command}"
+
+    @property
     def home(self) -> Path | None:
-        """The folder of the runs of this name, whatever logs them; None if nothing does.
+        """The folder of the runs of this name, whatever logs them; None if nothing does."""
+        return Path(self.own["save_dir"], self.own["name"]) if self.own else None
 
-        `save_dir` and `name` are those of the recipe's first CSVLogger, or else of its first
-        logger; without one `runs` and the name of the recipe.
-        """
-        return self.home_of(self.command)
-
-    def home_of(self, command: str) -> Path | None:
-        """The same of another command."""
-        logger = self._logger
-        if logger is None:
-            return None
-        name = f"{self.name}-{command}" if command == "eval" else self.name
-        own = logger.get("name")
-        if command == "fit" and own:  # as an evaluation saved it
-            own = str(own).removesuffix("-eval")
-        bare = own == "" and self._csv(logger)  # runs then lie in `save_dir` itself
-        return Path(logger.get("save_dir") or "runs", "" if bare else own or name)
+    @property
+    def trained(self) -> Path:
+        """The folder of the runs of `fit`, in which `last` and `best` are looked for."""
+        home = self.home or Path("runs", self.name)
+        return Path(str(home).removesuffix(self.suffix))
 
     @cached_property
     def folder(self) -> Path | None:
         """Where the run will leave its files, if no other takes the number; None if nowhere."""
-        home, logger = self.home, self._logger or {}
-        if home is None or self._is_trial:
+        if self.home is None or self._is_trial:
             return None
-        # of another logger the number is its own: a CSVLogger goes before it
-        version = str(logger.get("version")) if self._csv(logger) else "None"
-        number = str(next_version(home)) if version == "None" else version
-        return home / (f"version_{number}" if number.isdigit() else number)
+        version = self.own.get("version")
+        number = str(next_version(self.home) if version is None else version)
+        return self.home / (f"version_{number}" if number.isdigit() else number)
 
     @property
     def place(self) -> str:
@@ -92,7 +91,7 @@ class Given:
         if self._is_trial:
             return "no files: trainer.fast_dev_run is a trial"
         if self.folder is None:
-            what = "no files" if self.command == "eval" else "checkpoints/ alone"
+            what = "checkpoints/ alone" if self.command == "fit" else "no files"
             return f"{what}: trainer.logger is false"
         return f"to {self.folder}"
 
@@ -114,36 +113,14 @@ class Given:
             return "mps" if on_mac and asked == "auto" else "the CPU"
         return asked
 
-    @property
-    def _logger(self) -> dict[str, Any] | None:
-        """The settings of the first CSVLogger, or else of the first logger; None if there is to be
-        none."""
-        given = self.contents["trainer"].get("logger", True)
-        loggers = given if isinstance(given, list) else [given]
-        if loggers in ([], [False], [None]):
-            return None
-        if loggers == [True]:
-            return {}
-        named: list[dict[str, Any]] = [
-            one if isinstance(one, dict) else {"class_path": str(one)} for one in loggers
-        ]
-        first = next(filter(self._csv, named), named[0])
-        return {**first, **(first.get("init_args") or {})}
-
-    @staticmethod
-    def _csv(logger: dict[str, Any]) -> bool:
-        """True if it is a CSVLogger, as the logger of a recipe is that names none."""
-        return str(logger.get("class_path", "CSVLogger")).endswith("CSVLogger")
-
 
 def bundled_recipes() -> dict[str, Path]:
     """The recipes that come with turnrl, by name: `quickstart`, `variants/triviaqa_qwen2.5_3b`.
 
-    An installed turnrl has them inside the package, a clone beside it.
+    An installed turnrl has them inside this package, a clone at its top.
     """
-    package = Path(__file__).parents[1]
-    inside = package / "recipes"
-    folder = inside if inside.is_dir() else package.parent / "recipes"
+    inside = Path(__file__).parent / "recipes"
+    folder = inside if inside.is_dir() else Path(__file__).parents[3] / "recipes"
     files = sorted(folder.rglob("*.yaml"))
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
@@ -165,16 +142,18 @@ def find_recipe(name: str) -> str:
     return str(own if own.is_file() else bundled)
 
 
-def read_given(command: str, arguments: Sequence[str]) -> Given:
+def read_given(command: str, arguments: Sequence[str], settings: Settings | None = None) -> Given:
     """Read what follows a command: recipes, then options.
 
     Args:
-        command: `fit` or `eval`.
+        command: `fit`, say.
         arguments: What follows it; `-` is a recipe on standard input.
+        settings: Further keys at the top that the command knows.
     Raises:
         RecipeError: If there is no recipe, one cannot be read, or an option is not one.
+        CheckpointError: If the file of `ckpt_path` is not there, or is no checkpoint.
     """
-    given = Given(command, {key: {} for key in _MAPPINGS}, [], [], [])
+    given = Given(command, settings or {})
     for option, value in _options(arguments):
         if option in _ASKS or option.endswith(".help"):
             given.asks.append(f"{option}={value}" if value else option)
@@ -196,37 +175,80 @@ def read_given(command: str, arguments: Sequence[str]) -> Given:
         usage = f"turnrl {command} RECIPE.yaml [--key value ...]"
         raise RecipeError(f"'turnrl {command}' needs a recipe: {usage}")
     for key, value in given.contents.items():
-        given.contents[key] = _filled_in(value, key)
+        given.contents[key] = each_text(value, _filled_in, key)
     for key in _MAPPINGS:
         section = given.contents[key] or {}
         given.contents[key] = section if isinstance(section, dict) else {"class_path": section}
+    trainer = given.contents["trainer"]
+    logger, own = _with_own(trainer.get("logger", True), f"{given.name}{given.suffix}")
+    given.own.update(own)
+    given.contents["trainer"] = {**trainer, "logger": logger}
     checkpoint = given.contents.get("ckpt_path")
     if isinstance(checkpoint, str) and checkpoint not in LATEST and not given.asks:
         given.contents["ckpt_path"] = checkpoint_at(checkpoint)
     return given
 
 
-def _filled_in(value: Any, key: str) -> Any:
-    """A recipe's value with `~`, `$NAME` and `${NAME}` filled in, as a shell would, in texts that
-    may be paths: those without spaces, in which a $ is nothing but the beginning of a name.
+def _with_own(value: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    """The loggers of a recipe, after one that keeps a folder for the run. Its files lie where the
+    command says, whatever else logs it, and `last` and `best` find them.
+
+    That one is the recipe's first CSVLogger, or is made beside its loggers. `save_dir` and `name`
+    are those of the recipe's first logger, or else `runs` and the name of the recipe.
+
+    Returns:
+        The recipe's loggers, that one first if they have it; and its settings.
+    """
+    loggers = [{"class_path": one} if isinstance(one, str) else one for one in listed(value)]
+    named: list[dict[str, Any]] = [one for one in loggers if isinstance(one, dict)]
+    own = next(filter(_is_csv, named), {})
+    first = own or next(iter(named), {})
+    settings = {key: item for key, item in first.items() if key not in _PARTS}
+    settings |= first.get("init_args") or {}
+    kept = settings if own else {}
+    bare = kept.get("name") == ""  # runs then lie in `save_dir` itself
+    kept |= {"save_dir": settings.get("save_dir") or "runs"}
+    kept |= {"name": "" if bare else settings.get("name") or name}
+    others = [one for one in loggers if one is not own and one is not True]
+    if own or not others:
+        others.insert(0, {"class_path": own.get("class_path", "CSVLogger"), "init_args": kept})
+    return (others if len(others) > 1 else others[0], kept) if loggers else ([], {})
+
+
+def _is_csv(logger: dict[str, Any]) -> bool:
+    return str(logger.get("class_path", "CSVLogger")).endswith("CSVLogger")
+
+
+def each_text(value: Any, change: Callable[[str, str], Any], key: str = "") -> Any:
+    """A recipe's value with every text in it changed.
+
+    Args:
+        value: The value, as YAML gives it.
+        change: From a text and its key to what takes its place.
+        key: Where the value stands.
+    """
+    if isinstance(value, dict):
+        return {name: each_text(item, change, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, list):
+        return [each_text(item, change, f"{key}[{i}]") for i, item in enumerate(value)]
+    return change(value, key) if isinstance(value, str) else value
+
+
+def _filled_in(text: str, key: str) -> str:
+    """A text with `~`, `$NAME` and `${NAME}` filled in, as a shell would, if it may be a path: one
+    without spaces, in which a $ is nothing but the beginning of a name.
 
     Raises:
         RecipeError: If the path, or a folder in it, is a variable that is not set.
     """
-    if isinstance(value, dict):
-        return {
-            name: item if name in _NO_PATHS else _filled_in(item, f"{key}.{name}")
-            for name, item in value.items()
-        }
-    if isinstance(value, list):
-        return [_filled_in(item, f"{key}[{i}]") for i, item in enumerate(value)]
-    if not isinstance(value, str) or not re.fullmatch(rf"(?:[^\s$]|{_VARIABLE})+", value):
-        return value
-    filled = os.path.expandvars(Path(value).expanduser() if value.startswith("~/") else value)
+    bare = key.rpartition(".")[2]
+    if bare in _NO_PATHS or not re.fullmatch(rf"(?:[^\s$]|{_VARIABLE})+", text):
+        return text
+    filled = os.path.expandvars(Path(text).expanduser() if text.startswith("~/") else text)
     if missing := re.search(rf"(?:^|/){_VARIABLE}", filled):
         name = missing[0].strip("/${}")
         step = f"Run 'export {name}=...' first, or write the path out."
-        raise RecipeError(f"{key} is {value!r}, and no variable {name} is set. {step}")
+        raise RecipeError(f"{key} is {text!r}, and no variable {name} is set. {step}")
     return filled
 
 
@@ -334,10 +356,12 @@ def _over(old: Any, new: Any, key: str = "") -> Any:
         place = str(name).removesuffix("+")
         there = both.get(place)
         if str(name).endswith("+"):
-            there, value = None, _Added(_listed(there) + _listed(value))
+            there, value = None, _Added(listed(there) + listed(value))
         both[place] = _over(there, value, f"{key}.{place}".lstrip("."))
     return both
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+def listed(value: Any) -> list[Any]:
+    """A value that may stand for a list of itself, as a list; null and false are none."""
+    some = value if isinstance(value, list) else [value]
+    return [one for one in some if one is not None and one is not False]

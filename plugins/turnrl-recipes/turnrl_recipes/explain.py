@@ -15,8 +15,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 from jsonargparse import ArgumentError, ArgumentParser
 from torch import Tensor
 
-from turnrl.errors import did_you_mean
-from turnrl.plugins import find_class
+from turnrl import did_you_mean, find_class
 
 _NAMES = {
     bool: "true or false",

@@ -1,0 +1,346 @@
+"""From what a user gave to a module, data and a trainer, by LightningCLI.
+
+jsonargparse checks and builds. What is here chooses classes, and tells a mistake in a user's words.
+"""
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning as L
+import torch
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger
+from transformers.utils import logging as transformers_logging
+
+from turnrl import (
+    KINDS,
+    MTGRPO,
+    BestCheckpoint,
+    CheckpointError,
+    LastCheckpoint,
+    QuestionData,
+    RecipeError,
+    Start,
+    TurnRLError,
+    did_you_mean,
+    installed,
+)
+from turnrl_recipes.explain import explain, explain_class, explain_section, parameters
+from turnrl_recipes.folders import checkpoint_at
+from turnrl_recipes.given import (
+    SECTIONS,
+    Given,
+    Settings,
+    each_text,
+    find_recipe,
+    listed,
+    read_given,
+)
+
+_CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
+"""Classes of a recipe that names none."""
+
+
+@dataclass(kw_only=True)
+class Built(Start):
+    """What a recipe describes, made: nothing has run, and no weights are loaded.
+
+    Args:
+        trainer: The recipe's trainer, with the callbacks and loggers of the run.
+        checkpoint: The recipe's `ckpt_path`, if it has one. In a command's run it is a file.
+        settings: Values of the keys that the command knows besides those of `fit`.
+    """
+
+    module: L.LightningModule  # always there
+    trainer: L.Trainer
+    checkpoint: str | None
+    settings: Mapping[str, Any]
+
+
+def build(arguments: Sequence[str]) -> Built:
+    """Make what `turnrl fit` would run, and run nothing: no weights are loaded, no data is read.
+
+    Args:
+        arguments: Recipes, then options, as they follow the command.
+    Returns:
+        The recipe's module, data and trainer, and where they would run.
+    Raises:
+        RecipeError: If something is wrong with the arguments.
+        CheckpointError: If the file of `ckpt_path` is not there, or is no checkpoint.
+    """
+    return make(read_given("fit", arguments))
+
+
+def load(path: str | Path, device: str = "cpu") -> MTGRPO:
+    """A policy to `ask`, and whatever else its recipe says: a module with its weights loaded.
+
+    Args:
+        path: A checkpoint, a run's folder (its `last.ckpt`), or a recipe, by its path or its name,
+            whose policy it is as it was before any training.
+        device: Where the weights go.
+    Raises:
+        CheckpointError: If there is no such checkpoint, or it holds no recipe.
+        RecipeError: If there is no such recipe, or it describes no `MTGRPO`.
+    """
+    path = str(path) if Path(path).is_dir() else find_recipe(str(path))
+    file, checkpoint = Path(path), None
+    if file.suffix in (".yaml", ".yml"):
+        recipe = read_given("fit", ["--config", path]).contents
+        sys.path += [str(file.absolute().parent)]  # classes of one's own; none beside a checkpoint
+    else:
+        file = Path(checkpoint_at(str(path)))
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+        if "recipe" not in checkpoint:
+            raise CheckpointError(
+                f"{str(file)!r} holds no recipe: it was made from Python. Give what it was made of "
+                "to MTGRPO.load_from_checkpoint(path, policy=..., rollout=..., rewards=...)."
+            )
+        recipe = each_text(yaml.safe_load(checkpoint["recipe"]), partial(_relocated, file))
+    _prepare()
+    sys.path += [str(Path.cwd())]
+    model = recipe.get("model", {})
+    if "class_path" not in model:
+        model = {"class_path": "turnrl.MTGRPO", "init_args": model}
+    seed = _seed(recipe.get("seed_everything", 0))
+    model["init_args"] = {**model.get("init_args", {}), "seed": seed}
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--model", type=MTGRPO)
+    try:
+        module: MTGRPO = parser.instantiate_classes(parser.parse_object({"model": model})).model
+    except (ArgumentError, ValueError, TypeError) as error:
+        raise _told(error, {"model": model}, {}) from error
+    module.policy.load(device)
+    if checkpoint is not None:
+        module.on_load_checkpoint(checkpoint)
+        module.load_state_dict(checkpoint["state_dict"])
+    return module.to(device)
+
+
+def _relocated(file: Path, text: str, key: str) -> str:
+    """A text of the recipe that a checkpoint holds, whose paths started from the folder that the
+    run was begun in. Those that lead nowhere from here are tried from the folders above the
+    checkpoint. A model, which the checkpoint knows again, is also found by the end of its path,
+    after a move."""
+    exists = os.path.exists  # unlike Path's, at home with texts of any length
+    model = key.endswith(".model") and "://" not in text
+    if not (model or "/" in text) or exists(text):
+        return text
+    above = file.resolve().parents
+    there = [folder / text for folder in above]
+    if model:  # the hub's names end as folders may: one with a model in it is meant
+        parts = Path(text).parts
+        ends = [Path(*parts[n:]) for n in range(1, len(parts))]
+        moved = (folder / end for end in ends for folder in above)
+        there += [path for path in moved if exists(path / "config.json")]
+    return next((str(path) for path in there if exists(path)), text)
+
+
+def _refuse(contents: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Check what jsonargparse lets pass: unknown keys that are empty, and a second seed.
+
+    Raises:
+        RecipeError: If there is one.
+    """
+    for key, value in contents.items():
+        if key not in known:
+            homes = [f"{name}.{key}" for name, cls in _CLASSES.items() if key in parameters(cls)]
+            near = did_you_mean(str(key), [*known, *homes])
+            raise RecipeError(f"unknown key {str(key)!r}.{near} There are {', '.join(known)}.")
+        if key in _CLASSES and "seed" in value:
+            raise RecipeError(f"{key}.seed is {value['seed']}; set seed_everything in its place.")
+
+
+def _told(error: BaseException, contents: Mapping[str, Any], settings: Settings) -> RecipeError:
+    """Explain the fault in a recipe that jsonargparse refuses, in a user's words."""
+    for found in filter(None, _faults(contents, settings)):
+        return RecipeError(found)
+    # what a component says of its own settings, below what jsonargparse makes of it
+    cause = error
+    while not isinstance(cause, TurnRLError) and (cause.__cause__ or cause.__context__):
+        cause = cause.__cause__ or cause.__context__ or cause
+    return RecipeError(" ".join(str(cause).split()))
+
+
+def _faults(contents: Mapping[str, Any], settings: Settings) -> Iterator[str | None]:
+    """Fault of each part of a recipe, None if nothing is found."""
+    kinds: dict[str, Any] = {"seed_everything": int, "ckpt_path": str | None}
+    kinds |= {key: kind for key, (kind, _) in settings.items()}
+    for key, value in contents.items():
+        cls = _CLASSES.get(key)
+        if cls is None:
+            yield explain(value, kinds[key], key)
+        elif key != "trainer" and "class_path" in value:
+            yield explain_class(value, cls.__mro__[1], key)
+        else:
+            yield explain_section(value, cls, key)
+
+
+class _Parser(LightningArgumentParser):
+    """Reports a bad recipe as it was given, and takes no key by its first letters."""
+
+    given: Given
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "description": None, "allow_abbrev": False})
+
+    def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
+        # a setting that names a file means the file, and not what is in it
+        return super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        contents = self.given.contents if self.given.files else {}  # and not of help alone
+        raise _told(ex or ValueError(message), contents, self.given.settings) from ex
+
+    def format_help(self, *args: Any) -> str:
+        """turnrl's own settings first: the trainer's are hundreds of lines."""
+        self.usage = f"turnrl {self.given.command} RECIPE.yaml [--key value ...]"
+        # as the title of the trainer's group says
+        last = "training via flags"
+        groups = sorted(self._action_groups, key=lambda group: last in (group.title or ""))
+        self._action_groups = groups
+        return str(super().format_help(*args))
+
+
+class _Recipe(SaveConfigCallback):
+    """Saves the recipe with the run and in its checkpoints."""
+
+    @cached_property
+    def _text(self) -> str:  # which takes a fifth of a second to write
+        return str(self.parser.dump(self.config, skip_none=False))
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if trainer.logger is not None:  # else the folder is the user's own
+            super().setup(trainer, pl_module, stage)
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint["recipe"] = self._text
+
+
+class _Signals(L.Callback):
+    """Keeps the handler of SIGTERM. Lightning's waits for the end of a step, which a collection can
+    put off by minutes, and then ends as if all were done."""
+
+    def __init__(self) -> None:
+        self._handler = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._handler)
+
+    on_validation_start = on_train_start
+
+
+class _CLI(LightningCLI):
+    """LightningCLI with the ways of turnrl's runs."""
+
+    parser_class: type[_Parser]
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        # one seed for the whole run
+        if self.model_class is not None:
+            parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
+        if self.datamodule_class is not None:
+            parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
+        path = "Checkpoint to begin from: its path, a run's folder, or `last` or `best` of them all"
+        parser.add_argument("--ckpt_path", type=str | None, help=path)
+        for key, (kind, default) in self.parser_class.given.settings.items():
+            parser.add_argument(f"--{key}", type=kind, default=default)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        # without the warning that there is a sys.argv, which DDP's other processes need
+        self.config = parser.parse_args(args)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        given = self.parser_class.given
+        config = self.config_init.trainer
+        callbacks = [_Signals(), *listed(config.callbacks)]
+        ours: list[type[L.Callback]] = [LastCheckpoint]
+        if self.datamodule_class is QuestionData:
+            ours.append(BestCheckpoint)
+        for cls in ours if config.get("enable_checkpointing") is not False else ():
+            if not any(isinstance(one, cls) for one in callbacks):
+                callbacks.append(cls())
+        loggers = listed(config.logger)
+        for logger in loggers:
+            _ = logger.version  # before a folder is made, which would count
+        if given.own and not any(isinstance(logger, CSVLogger) for logger in loggers):
+            loggers.insert(0, CSVLogger(**given.own))
+        trainer: Any = super().instantiate_trainer(**kwargs, callbacks=[*callbacks], logger=loggers)
+        # Lightning adds to its list what is shown by default
+        trainer.announced, bar = given.folder, trainer.progress_bar_callback
+        trainer.by_default = [] if bar is None or bar in callbacks else [bar]
+        return trainer
+
+
+def _seed(value: int | None) -> int:
+    if value is None or value is True or not 0 <= value < 2**32:
+        what = "a number from 0 to 4294967295, so that a run can be repeated"
+        raise RecipeError(f"seed_everything is {json.dumps(value)}; it must be {what}.")
+    return int(value)
+
+
+def _prepare() -> None:
+    """Import what a recipe may name, and silence what a user of turnrl can do nothing about."""
+    for hook in KINDS:
+        installed(hook)  # a short name is known once its class is imported
+    transformers_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning on torch 2.13
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda record: not re.search("litlogger|^.PU available: ", record.getMessage())
+    )
+
+
+def make(given: Given) -> Built:
+    """Let LightningCLI make what a recipe describes; see `build`."""
+    contents = given.contents
+    _prepare()
+    # classes of one's own, beside the recipe
+    sys.path += [str(Path(one).absolute().parent) for one in ("here", *given.files)]
+    _refuse(contents, [*SECTIONS, *given.settings])
+    defaults = {"log_every_n_steps": 1, "num_sanity_val_steps": 0, "enable_model_summary": False}
+    try:
+        cli = _CLI(
+            None if "class_path" in contents["model"] else MTGRPO,
+            None if "class_path" in contents["data"] else QuestionData,
+            trainer_defaults=defaults,
+            save_config_callback=_Recipe,
+            save_config_kwargs={"overwrite": True},
+            seed_everything_default=0,
+            parser_class=type("Parser", (_Parser,), {"given": given}),
+            args=[f"--config={json.dumps(contents, default=str)}", *given.asks],
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+    except (ValueError, TypeError) as error:
+        # of a component's constructor, wrapped by jsonargparse, or of a null in a number's place
+        wrapped = "Union subtypes" in str(error) or any(_faults(contents, given.settings))
+        if isinstance(error, TurnRLError) or not wrapped:
+            raise
+        raise _told(error, contents, given.settings) from error
+    trainer = cli.trainer
+    return Built(
+        device=trainer.strategy.root_device,
+        module=cli.model,
+        data=cli.datamodule,
+        folder=given.folder and Path(str(trainer.log_dir)),
+        processes=trainer.world_size,
+        trainer=trainer,
+        checkpoint=cli.config.ckpt_path,
+        settings={key: cli.config[key] for key in given.settings},
+    )

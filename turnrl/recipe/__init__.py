@@ -1,1 +1,0 @@
-"""From YAML to a module, its data and a trainer."""
