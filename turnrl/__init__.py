@@ -11,6 +11,8 @@ import importlib.metadata
 from pathlib import Path
 from typing import Any
 
+import turnrl.types  # noqa: F401 - a contract names its hook, and plugins are asked for all hooks
+
 _LISTED = ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8"))
 _HOMES = {
     alias.name: node.module or ""
