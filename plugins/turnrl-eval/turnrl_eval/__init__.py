@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from turnrl import RecipeError, add_recipe_command, hookimpl, record
+from turnrl import RecipeError, add_recipe_command, hookimpl
 
 if TYPE_CHECKING:
-    from turnrl import Built
+    from turnrl import Built, record
 
 
 @hookimpl
@@ -65,6 +65,8 @@ def figures(rows: Iterable[record.Row], split: str) -> Iterable[str]:
         rows: The rows of the record, one for each question.
         split: The split that was scored.
     """
+    from turnrl import record
+
     rows = list(rows)
     for name, figure in record.figures(rows).items():
         value, few = "-", ""
