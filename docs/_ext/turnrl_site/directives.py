@@ -4,6 +4,7 @@ copy of their own."""
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections.abc import Iterable, Sequence
 
@@ -62,11 +63,19 @@ class PublicNames(Generated):
         kinds = self.arguments[1].split(",")
         shown = [name for name in facts.names(module) if name.kind in kinds]
         role = {"class": "class", "error": "exc", "function": "func", "value": "data"}
+        role["module"] = "mod"
         rows = [(f":{role[n.kind]}:`~{module.__name__}.{n.name}`", n.text) for n in shown]
         yield from table(("name", "meaning"), rows, "names")
         for name in shown:
             path = f"{module.__name__}.{name.name}"
-            if name.kind == "value":
+            if name.kind == "module":
+                value = getattr(module, name.name)
+                told = (inspect.getdoc(value) or "").splitlines()
+                yield from [f".. py:module:: {path}", "", ".. code-block:: text", ""]
+                yield from [*indented(told), ""]
+                for member, kind in facts.members(value):
+                    yield from [f".. auto{kind}:: {value.__name__}.{member}", ""]
+            elif name.kind == "value":
                 value = getattr(module, name.name)
                 yield f".. py:data:: {path}"
                 if type(value).__module__ in ("types", "typing"):  # another name of a type

@@ -144,6 +144,8 @@ def names(module: Any) -> list[Name]:
 def _name(module: Any, name: str, value: Any) -> Name:
     if inspect.isclass(value):
         kind = "error" if issubclass(value, Exception) else "class"
+    elif inspect.ismodule(value):
+        kind = "module"
     else:
         kind = "function" if inspect.isroutine(value) else "value"
     text = value_doc(name, value) if kind == "value" else inspect.getdoc(value) or ""
@@ -151,6 +153,15 @@ def _name(module: Any, name: str, value: Any) -> Name:
         text = ""  # `getdoc` would give its base's
     first = " ".join(text.partition("\n\n")[0].split())
     return Name(name, kind, re.split(r"(?<=\.)\s(?=[A-Z`(])", first)[0])
+
+
+def members(module: Any) -> list[tuple[str, str]]:
+    """The public classes and functions that a module defines, each with `class` or `function`."""
+    return [
+        (name, "class" if inspect.isclass(value) else "function")
+        for name, value in sorted(vars(module).items())
+        if getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
+    ]
 
 
 def value_doc(name: str, value: object) -> str:
