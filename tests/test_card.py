@@ -13,11 +13,14 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from turnrl_card import export
+from turnrl_card.card import base_name, write_card
 
 import turnrl
 from commands import save
+from runs import data, last, module, trainer
 from turnrl.cli import main
-from turnrl.policy.card import base_name, write_card
+from turnrl.plugins import load_plugins
 
 HUB = "Qwen/Qwen2.5-7B"
 IDS = torch.tensor([[5, 9, 33, 71, 120, 8]])
@@ -33,35 +36,35 @@ def test_a_base_is_named_by_the_hub_by_its_package_or_from_the_export(tmp_path):
 
 
 @pytest.fixture
-def export(tmp_path):
+def exported(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/one/machine"}')
     return tmp_path
 
 
-def test_a_card_of_a_hub_model_has_what_peft_and_the_hub_read(export):
-    write_card(export, HUB, "v1", True, {"recipe": "mine"})
-    card = huggingface_hub.ModelCard.load(export / "README.md")
+def test_a_card_of_a_hub_model_has_what_peft_and_the_hub_read(exported):
+    write_card(exported, HUB, "v1", True, {"recipe": "mine"})
+    card = huggingface_hub.ModelCard.load(exported / "README.md")
     assert card.data.base_model == HUB
     assert card.data.library_name == "peft"
     assert {f"base_model:adapter:{HUB}", "lora"} < {*card.data.tags}
     assert "| recipe | mine |" in card.text
     assert f"turnrl {turnrl.__version__}" in card.text
     assert f"from_pretrained('{HUB}', revision='v1')" in card.text
-    config = json.loads((export / "adapter_config.json").read_text())
+    config = json.loads((exported / "adapter_config.json").read_text())
     assert config == {"base_model_name_or_path": HUB, "revision": "v1"}
 
 
-def test_a_card_of_a_whole_model_and_of_a_base_that_is_no_hub_name(export):
-    write_card(export, HUB, None, False, {})
-    card = huggingface_hub.ModelCard.load(export / "README.md")
+def test_a_card_of_a_whole_model_and_of_a_base_that_is_no_hub_name(exported):
+    write_card(exported, HUB, None, False, {})
+    card = huggingface_hub.ModelCard.load(exported / "README.md")
     assert card.data.library_name == "transformers"
     assert "PeftModel" not in card.text
-    write_card(export, "../base", None, True, {})
-    card = huggingface_hub.ModelCard.load(export / "README.md")
+    write_card(exported, "../base", None, True, {})
+    card = huggingface_hub.ModelCard.load(exported / "README.md")
     assert card.data.base_model is None  # the hub takes names of its own alone
     assert "| base model | `../base` |" in card.text
-    write_card(export, "package://turnrl_atlas/starter", None, True, {})
-    assert "Policy('package://turnrl_atlas/starter').folder" in (export / "README.md").read_text()
+    write_card(exported, "package://turnrl_atlas/starter", None, True, {})
+    assert "Policy('package://turnrl_atlas/starter').folder" in (exported / "README.md").read_text()
 
 
 def test_a_run_is_found_again_from_elsewhere_and_after_a_move(
@@ -103,6 +106,28 @@ def test_a_run_is_found_again_from_elsewhere_and_after_a_move(
             for network in (again.policy.network, space["model"]):
                 assert torch.allclose(network.eval()(IDS).logits, trained, atol=1e-5)
         assert space["tokenizer"]("text")["input_ids"]
+
+
+def test_without_the_plugin_a_run_leaves_its_checkpoints_and_no_export(
+    tiny_model, tmp_path, monkeypatch
+):
+    load_plugins.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setenv("TURNRL_LOAD_PLUGINS", "slots")
+        trainer(tmp_path, 1, limit_val_batches=0).fit(module(tiny_model), data())
+    load_plugins.cache_clear()
+    assert Path(last(tmp_path)).is_file()
+    assert not (tmp_path / "version_0" / "model").exists()
+
+
+def test_a_policy_alone_writes_no_card_and_its_export_from_python_does(tiny_model, tmp_path):
+    policy = turnrl.Policy(str(tiny_model))
+    policy.load()
+    bare, carded = policy.export(tmp_path / "bare"), export(policy, tmp_path / "carded")
+    added = {path.name for path in carded.iterdir()} - {path.name for path in bare.iterdir()}
+    assert added == {"README.md"}
+    with pytest.raises(turnrl.RecipeError, match="holds the model trained from"):
+        export(policy, tiny_model)
 
 
 def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypatch):

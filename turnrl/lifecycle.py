@@ -23,7 +23,6 @@ from turnrl.checks import check_trainer, examine_run
 from turnrl.collection import Collector, Experience
 from turnrl.errors import RecipeError, TrainingError, blaming
 from turnrl.learning import row
-from turnrl.policy.card import facts_of
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy, TokenScores
 from turnrl.policy.trials import try_out
@@ -159,12 +158,8 @@ class PolicyModule(L.LightningModule):
         )
 
     def on_train_end(self) -> None:
-        """Leave what was trained in the run's folder, in a form that others can load."""
-        self._loaded = self.iteration_and_version  # of whoever evaluates it next
-        if self.trainer.is_global_zero and self.folder:
-            kind = "model" if self.policy.lora is None else "adapter"
-            facts = facts_of(self.folder, self.trainer.current_epoch, self.trainer.global_step)
-            self.policy.export(self.folder / kind, facts)
+        """Keep the numbers of these weights for whoever evaluates them next."""
+        self._loaded = self.iteration_and_version
 
     def teardown(self, stage: str) -> None:
         """Let the engine go."""

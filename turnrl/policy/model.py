@@ -8,7 +8,7 @@ them.
 import contextlib
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 from turnrl.errors import RecipeError
 from turnrl.policy.adapter import Lora, with_adapter
 from turnrl.policy.attention import no_mask, take_over
-from turnrl.policy.card import base_name, write_card
 from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
 from turnrl.policy.files import fingerprint, load_config, load_part, load_tokenizer, locate
 from turnrl.policy.layout import Layout, Pass, passes
@@ -411,16 +410,18 @@ class Policy(nn.Module):
             "weights": self._fingerprint,
         }
 
-    def export(self, folder: str | Path, facts: Mapping[str, str] | None = None) -> Path:
-        """Write what was trained, for use without turnrl, with the tokenizer and a model card
-        beside it.
+    def export(self, folder: str | Path) -> Path:
+        """Write what was trained, for use without turnrl, with the tokenizer beside it.
 
         Under LoRA the adapter, which `peft.PeftModel.from_pretrained` loads; otherwise the whole
         model, which `AutoModelForCausalLM.from_pretrained` loads.
 
         Args:
             folder: Where to.
-            facts: What the card says of the training, by name.
+        Returns:
+            The folder.
+        Raises:
+            RecipeError: If it holds the model that the policy was trained from.
         """
         assert self.network is not None, "Policy.load() comes first"
         folder = Path(folder)
@@ -429,6 +430,4 @@ class Policy(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         self.network.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-        base = base_name(self.model, self.folder, folder)
-        write_card(folder, base, self.revision, self.lora is not None, facts or {})
         return folder

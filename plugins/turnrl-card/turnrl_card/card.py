@@ -1,16 +1,21 @@
-"""The model card of what a run exports, and the name of the model that it was trained from.
+"""The model card of an exported policy, and the name of the model that it was trained from.
 
 Neither holds a folder of one machine, as far as that can be: runs are moved, and put on the hub.
 """
 
-import hashlib
+from __future__ import annotations
+
 import importlib.metadata
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
+
+if TYPE_CHECKING:
+    from turnrl import Policy
 
 _LOADED = """```python
 from pathlib import Path
@@ -21,6 +26,24 @@ here = Path(".")  # this folder
 {load}
 ```
 """
+
+
+def export(policy: Policy, folder: str | Path, facts: Mapping[str, str] | None = None) -> Path:
+    """Write a policy for use without turnrl, with its tokenizer and a model card.
+
+    Args:
+        policy: The policy, whose weights are loaded.
+        folder: Where to.
+        facts: Rows for the card's table, by name.
+    Returns:
+        The folder.
+    Raises:
+        RecipeError: If the folder holds the model that the policy was trained from.
+    """
+    written = policy.export(folder)
+    base = base_name(policy.model, policy.folder, written)
+    write_card(written, base, policy.revision, policy.lora is not None, facts or {})
+    return written
 
 
 def base_name(model: str, loaded_from: str, folder: Path) -> str:
@@ -39,22 +62,6 @@ def base_name(model: str, loaded_from: str, folder: Path) -> str:
     base, here = Path(loaded_from).resolve(), folder.resolve()
     apart = os.path.commonpath([base, here]) == here.anchor
     return str(base) if apart else Path(os.path.relpath(base, here)).as_posix()
-
-
-def facts_of(run: Path, iterations: int, steps: int) -> dict[str, str]:
-    """Facts of a run for its card, by name: how long it trained, and the digest of its recipe.
-
-    Args:
-        run: Its folder.
-        iterations: That are done.
-        steps: Of the optimiser.
-    """
-    recipe = run / "config.yaml"
-    told = "none: made from Python"
-    if recipe.is_file():
-        digest = hashlib.sha256(recipe.read_bytes()).hexdigest()
-        told = f"`config.yaml` of the run, SHA-256 `{digest}`"
-    return {"iterations": f"{iterations}, in {steps} optimiser steps", "recipe": told}
 
 
 def write_card(
