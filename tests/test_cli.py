@@ -29,6 +29,7 @@ from commands import fails, save
 from test_rollout import FORGETFUL
 from turnrl import record
 from turnrl.cli import main
+from turnrl.plugins import load_plugins
 
 ROOT = Path(__file__).parent.parent
 FAMILIES = Path(turnrl.__file__).parent / "agent" / "chat_templates" / "families.json"
@@ -451,6 +452,25 @@ def test_eval_of_a_recipe_that_cannot_be_scored(recipe, capsys):
     assert "nothing to score" in fails(
         capsys, ["eval", "recipe.yaml", "--trainer.limit_val_batches", "0"]
     )
+
+
+def test_without_its_plugin_a_run_keeps_no_record_and_eval_names_it(recipe, monkeypatch, capsys):
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    load_plugins.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setenv("TURNRL_LOAD_PLUGINS", "eval,fit,slots")
+        assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+        told = fails(capsys, ["eval", "recipe.yaml"])
+    load_plugins.cache_clear()
+    assert "the plugin 'record' is not loaded. Install turnrl-record, and add record to" in told
+    first, second = (Path("runs", "recipe", f"version_{n}") for n in (0, 1))
+    for folder in ("record", "transcripts"):
+        assert (first / folder).is_dir()
+        assert not (second / folder).exists()
+    texts = [(run / "metrics.csv").read_text() for run in (first, second)]
+    timed = dict.fromkeys(("rollout/seconds", "rollout/tokens_per_s"))
+    kept, other = ([r | timed for r in csv.DictReader(text.splitlines())] for text in texts)
+    assert kept == other
 
 
 def test_a_logger_whose_package_is_missing_is_told_without_a_traceback(recipe, capsys):

@@ -467,6 +467,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl recipes copy": Elsewhere(COPIED),
         "turnrl fit quickstart": Elsewhere(NAMED),
     },
+    "plugins/turnrl-record/README.md": {},
     "plugins/turnrl-scaffold/README.md": {
         "plugin new weather": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
     },

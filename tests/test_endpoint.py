@@ -14,6 +14,7 @@ import torch
 from turnrl_endpoint import Endpoint, EndpointError, Server
 from turnrl_qa_rewards import ExactMatch, ToolExecuted
 from turnrl_react import ReAct
+from turnrl_record import recording
 
 from pages import pieces
 from runs import module
@@ -142,7 +143,7 @@ def test_what_came_back_is_scored_and_recorded(chat, tmp_path):  # noqa: F811
     assert scored.outcome.tolist() == [1.0] * 3
     assert torch.allclose(scored.turn_rewards, torch.tensor([[0.2, 0.0]] * 3))
     assert curves(group[0])["exact_match"] == curves(group[0])["tool_execution"] == 1.0
-    record.write([*record.rows([scored], [None], "val", 0, 0)], tmp_path / "some.parquet")
+    recording.write([*recording.rows([scored], [None], "val", 0, 0)], tmp_path / "some.parquet")
     rows = record.read(tmp_path)
     assert [(r["answer"], r["prompt_tokens"], len(r["turns"])) for r in rows] == [
         ("Paris", 0, 2)

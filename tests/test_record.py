@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from turnrl_record import recording
 
 from runs import data, last, module, trainer
 from turnrl import (
@@ -35,7 +36,6 @@ from turnrl import (
     record,
 )
 from turnrl.learning import row as as_tokens
-from turnrl.run import recording
 from turnrl.scoring import curves, score_group
 from turnrl.types import Critic
 
@@ -267,7 +267,7 @@ def test_tokens_are_recorded_with_what_sampler_and_learner_computed_for_them(run
 def test_without_record_tokens_nothing_is_computed_for_it(tiny_model, tmp_path, monkeypatch):
     it = module(tiny_model, steps_per_update=1)
     read, asked = it.policy.read, []
-    monkeypatch.setattr(it.policy, "read", lambda *a: asked.append(a) or read(*a))
+    monkeypatch.setattr(it.policy, "read", lambda *a, **k: asked.append(a) or read(*a, **k))
     trainer(tmp_path, 1).fit(it, data())
     for row in record.read(tmp_path / "version_0"):
         assert [row[name] for name in record.TOKENS] == [None] * 5

@@ -17,6 +17,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, Logger
 from turnrl_recipes.given import read_given
+from turnrl_record.recording import write
 
 import turnrl
 from commands import fails
@@ -24,7 +25,6 @@ from runs import column, data, last, module, rows, trainer
 from turnrl import CheckpointError, RecipeError, record
 from turnrl.callbacks import BestCheckpoint
 from turnrl.cli import main
-from turnrl.run.recording import write
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_half_a_record_is_removed(tmp_path, monkeypatch):
         Path(where).write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("turnrl.run.recording.pq.write_table", fails)
+    monkeypatch.setattr("turnrl_record.recording.pq.write_table", fails)
     with pytest.raises(OSError, match="No space left"):
         write([dict.fromkeys(record.SCHEMA.names)], tmp_path / "record" / "train.parquet")
     assert list((tmp_path / "record").iterdir()) == []

@@ -6,6 +6,7 @@ import asyncio
 import math
 
 import pytest
+from turnrl_record import recording
 
 from test_rollout import QUESTION, Brackets, Look, chat, collect  # noqa: F401 - a fixture
 from turnrl import (
@@ -148,7 +149,7 @@ def test_a_reward_and_the_record_find_the_figures(chat, tmp_path):  # noqa: F811
     scored = score_group(group, [Balance()])
     assert scored.outcome.tolist() == pytest.approx([0.6])
     assert group[0].figures == {"balance": 6.0, "turns": (0.0, 1.0)}
-    record.write([*record.rows([scored], [None], "val", 0, 0)], tmp_path / "some.parquet")
+    recording.write([*recording.rows([scored], [None], "val", 0, 0)], tmp_path / "some.parquet")
     (row,) = record.read(tmp_path)
     assert row["figures"] == [
         {"name": "balance", "values": [6.0]},

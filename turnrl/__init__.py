@@ -6,7 +6,6 @@ used, so that `import turnrl` stays fast.
 """
 
 import ast
-import importlib
 import importlib.metadata
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,8 @@ def __getattr__(name: str) -> Any:
         return importlib.metadata.version("turnrl")
     if (home := _HOMES.get(name) or _MOVED.get(name)) is None:
         raise AttributeError(f"module 'turnrl' has no attribute {name!r}")
-    if home == "turnrl":
-        return importlib.import_module(f"turnrl.{name}")
     try:
-        return getattr(importlib.import_module(home), name)
+        return getattr(__import__(home, fromlist=[name]), name)  # a name, or a module in a package
     except ModuleNotFoundError as error:
         if error.name != home.partition(".")[0]:
             raise

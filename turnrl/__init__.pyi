@@ -1,6 +1,6 @@
 """The public interface: every name of `turnrl`, and the module that it comes from.
 
-turnrl-recipes is a package beside the core, which comes with it.
+turnrl-recipes and turnrl-record are packages beside the core, which come with it.
 """
 
 from turnrl_recipes.build import Built as Built
@@ -9,8 +9,8 @@ from turnrl_recipes.build import load as load
 from turnrl_recipes.fit import add_recipe_command as add_recipe_command
 from turnrl_recipes.given import bundled_recipes as bundled_recipes
 from turnrl_recipes.given import recipe_like as recipe_like
+from turnrl_record import record as record
 
-from turnrl import record as record
 from turnrl.agent.chat import ChatFormat as ChatFormat
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.toolbox import call_tools as call_tools
@@ -59,9 +59,11 @@ from turnrl.policy.compute import dense_weight as dense_weight
 from turnrl.policy.layout import takes_ragged as takes_ragged
 from turnrl.policy.model import Policy as Policy
 from turnrl.run.folders import run_folder as run_folder
+from turnrl.run.folders import whole_file as whole_file
 from turnrl.run.folders import writable_part as writable_part
 from turnrl.scoring import Credit as Credit
 from turnrl.scoring import assign_credit as assign_credit
+from turnrl.scoring import curves as curves
 from turnrl.scoring import score_group as score_group
 from turnrl.sources import load_questions as load_questions
 from turnrl.sources import open_source as open_source

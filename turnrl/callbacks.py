@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import RunningStage
 
 from turnrl.plugins import load_plugins
-from turnrl.run.folders import is_trial, run_folder, whole
+from turnrl.run.folders import is_trial, run_folder, whole_file
 from turnrl.run.metrics import PolicyRows
 
 
@@ -106,7 +106,7 @@ class WholeFiles(TorchCheckpointIO):
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        with whole(Path(path)) as written:
+        with whole_file(Path(path)) as written:
             super().save_checkpoint(checkpoint, written, storage_options)
 
 

@@ -32,8 +32,6 @@ from turnrl.lifecycle import PolicyModule
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
 from turnrl.policy.model import Policy
-from turnrl.record import Row as RecordRow
-from turnrl.run import recording
 from turnrl.scoring import Tally
 from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward
 
@@ -127,7 +125,9 @@ class MTGRPO(PolicyModule):
         self.profile = profile
         self.policy.critic = self.estimator.critic
         self._logged = False
-        self.evaluated: list[RecordRow] = []
+        self.evaluated: list[Group] = []
+        """What an evaluation has scored so far in this process. With rank r of R processes, group i
+        of them is number r + i R of the evaluation."""
         _ = policy.folder  # a missing one is told before any data is read
         check_settings(self)
 
@@ -149,17 +149,10 @@ class MTGRPO(PolicyModule):
         )
 
     def collect(self, questions: Sequence[Question], iteration: int) -> Experience:
-        """The experience of one iteration in this process, which is recorded."""
+        """The experience of one iteration in this process."""
         _, version = self.iteration_and_version
         key = (_TRAIN, self.seed, iteration, self.global_rank)
-        experience = self.collector.collect(questions, key, version, self.bar("collecting"))
-        place = (self.global_rank, self.trainer.world_size)
-        kept = recording.kept(experience.groups, self.record_per_iteration, *place)
-        groups, credit = experience.groups[:kept], experience.credit[:kept]
-        at = ("train", iteration + 1, version, *place, self.estimator)
-        learner = self.read if self.record_tokens else None
-        self._keep(list(recording.rows(groups, credit, *at, learner)))
-        return experience
+        return self.collector.collect(questions, key, version, self.bar("collecting"))
 
     def iterate(self, questions: Sequence[Question], iteration: int) -> Iterator[Step]:
         """One iteration: collect experience, then give the steps to learn it by."""
@@ -266,33 +259,26 @@ class MTGRPO(PolicyModule):
     # -------------------------------------------------------------- evaluate
 
     def on_validation_epoch_start(self) -> None:
-        """Begin a record of what is evaluated."""
+        """Forget what was evaluated before."""
         self.evaluated = []
 
     def validation_step(self, batch: list[Question], batch_idx: int) -> None:
         """Score greedy trajectories, one per question; a process may have none in a batch."""
-        split = getattr(getattr(self.trainer, "datamodule", None), "split", "val")
+        split = self.split
         groups = self._scored_greedily(batch, batch_idx) if batch else ()
-        rank, ranks = self.global_rank, self.trainer.world_size
-        at = (*self.iteration_and_version, len(self.evaluated) * ranks + rank, ranks)
-        learner = partial(self.read, temperature=1.0) if self.record_tokens else None
-        credit = [None] * len(groups)
-        self.evaluated += recording.rows(groups, credit, split, *at, learner=learner)
+        self.evaluated += groups
         found = scoring.group_tallies(groups, self.rewards)
         self.figures.log({f"{split}/{name}": one for name, one in found.items()}, weigh=True)
         if self.trainer.state.fn != "fit":
             self.figures.log_count(f"{split}/questions", len(batch))
+
+    @property
+    def split(self) -> str:
+        """The split that an evaluation scores: `val`, `test`, ..."""
+        return str(getattr(getattr(self.trainer, "datamodule", None), "split", "val"))
 
     def _scored_greedily(self, batch: list[Question], number: int) -> tuple[Group, ...]:
         key = (_EVALUATE, self.seed, number, self.global_rank)
         _, version = self.iteration_and_version
         bar = self.bar("evaluating")
         return self.collector.score(self.collector.explore(batch, None, key, version, bar)[0])
-
-    def on_validation_epoch_end(self) -> None:
-        """Keep the whole record of an evaluation."""
-        self._keep(self.evaluated)
-
-    def _keep(self, rows: Sequence[RecordRow]) -> None:
-        if self.folder is not None:
-            recording.keep(rows, self.folder, self.global_rank, self.transcripts_per_iteration)

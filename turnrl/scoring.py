@@ -13,7 +13,6 @@ from torch import Tensor
 from turnrl.answers import answer_in_results, can_be_found, exact_match
 from turnrl.credit import returns_to_go
 from turnrl.errors import DataError, PluginError, blaming
-from turnrl.record import CURVES
 from turnrl.types import (
     AdvantageEstimator,
     Group,
@@ -23,6 +22,9 @@ from turnrl.types import (
     Trajectory,
     TurnReward,
 )
+
+CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
+"""The paper's four curves, whatever the rewards are; see `curves`."""
 
 
 @dataclass(frozen=True)

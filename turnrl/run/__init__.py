@@ -1,1 +1,1 @@
-"""The traces of a run: its folder, its record, its metrics and its lines on the console."""
+"""The traces of a run: its folder, its metrics and its lines on the console."""

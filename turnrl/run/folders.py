@@ -59,11 +59,15 @@ def writable_part(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def whole(file: Path) -> Iterator[Path]:
-    """Write a file so that it is there whole or not at all.
+def whole_file(file: Path) -> Iterator[Path]:
+    """Write a file so that it is there whole or not at all, also if the disk fills or the process
+    is ended: `with whole_file(path) as new: new.write_text(text)`.
 
+    Args:
+        file: Its path. Folders above it are made.
     Yields:
-        Where to write. It takes the file's place in one move; after an error it is removed.
+        Where to write: beside it, named `FILE.new`. It takes the file's place in one move when the
+        block ends. After an error it is removed, and the file is as it was.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     written = file.with_name(f"{file.name}.new")

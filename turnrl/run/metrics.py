@@ -20,7 +20,7 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-from turnrl.run.folders import run_folder, tidy, whole
+from turnrl.run.folders import run_folder, tidy, whole_file
 from turnrl.scoring import Tally
 
 _SHOWN = ("train/exact_match", "train/tool_execution", "reward/total", "val/exact_match")
@@ -147,7 +147,7 @@ def _append(row: dict[str, Any], file: Path) -> None:
     if file.is_file():
         with file.open(newline="") as read:
             rows = [*csv.DictReader(read), row]
-    with whole(file) as path, path.open("w", newline="") as written:
+    with whole_file(file) as path, path.open("w", newline="") as written:
         writer = csv.DictWriter(written, sorted({name for one in rows for name in one}))
         writer.writeheader()
         writer.writerows(rows)

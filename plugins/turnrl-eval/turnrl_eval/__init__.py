@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from turnrl import RecipeError, add_recipe_command, hookimpl
+from turnrl import PluginError, RecipeError, add_recipe_command, hookimpl, load_plugins
 
 if TYPE_CHECKING:
     from turnrl import Built, record
@@ -32,8 +32,13 @@ def evaluate(built: Built) -> None:
             it.
     Raises:
         RecipeError: If it is no `MTGRPO` on `QuestionData`, or there is nothing to score.
+        PluginError: If the plugin that keeps the record is not loaded.
     """
+    if not load_plugins("record"):
+        what = "'turnrl eval' prints figures of the record, and the plugin 'record' is not loaded"
+        raise PluginError(f"{what}. Install turnrl-record, and add record to TURNRL_LOAD_PLUGINS.")
     import torch
+    from turnrl_record.recording import Recorder
 
     from turnrl import MTGRPO, QuestionData
 
@@ -45,9 +50,10 @@ def evaluate(built: Built) -> None:
     # a checkpoint is data from somewhere: no code in it is run
     path = built.checkpoint
     trainer.validate(module, datamodule=data, ckpt_path=path, verbose=False, weights_only=True)
-    parts, log_dir = [module.evaluated] * trainer.world_size, trainer.log_dir  # a collective call
+    (own,) = (one.evaluated for one in trainer.callbacks if isinstance(one, Recorder))
+    parts, log_dir = [own] * trainer.world_size, trainer.log_dir  # a collective call
     if trainer.world_size > 1:
-        torch.distributed.all_gather_object(parts, module.evaluated)
+        torch.distributed.all_gather_object(parts, own)
     rows = [row for part in parts for row in part]
     if not rows:
         raise RecipeError("nothing to score. Set data.val; leave out limit_val_batches 0.")

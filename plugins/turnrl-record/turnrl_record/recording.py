@@ -1,4 +1,5 @@
-"""Recording: from scored groups to rows of the record, and into files of a run's folder.
+"""Recording: from scored groups to rows of the record, and into files of a run's folder, by a
+callback.
 
 `turnrl.record` says what the columns mean, and reads them.
 """
@@ -9,22 +10,84 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from turnrl import types
-from turnrl.learning import row as as_tokens
-from turnrl.record import SCHEMA, TOKENS, Row, transcript
-from turnrl.run.folders import whole
-from turnrl.scoring import Credit, curves
-from turnrl.types import AdvantageEstimator, Group, ToolCall, ToolResult, Trajectory
+import turnrl
+from turnrl import (
+    AdvantageEstimator,
+    Credit,
+    Group,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    curves,
+    whole_file,
+)
+from turnrl_record.record import SCHEMA, TOKENS, Row, transcript
 
-Learner = Callable[[Sequence[types.Row]], Sequence[tuple[Tensor, ...]]]
+Learner = Callable[[Sequence[turnrl.Row]], Sequence[tuple[Tensor, ...]]]
 """The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""
+
+
+class Recorder(L.Callback):
+    """Keep the record of a run of `MTGRPO`: of each iteration before it is learnt from, and of each
+    evaluation at its end. Without a folder nothing is written."""
+
+    def __init__(self) -> None:
+        self.evaluated: list[Row] = []
+        """The rows of the last evaluation in this process, with or without a folder."""
+        self._kept: Any = None
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        experience = pl_module.experience
+        if experience is self._kept or pl_module.folder is None:
+            return
+        self._kept = experience
+        place = (trainer.global_rank, trainer.world_size)
+        count = kept(experience.groups, pl_module.record_per_iteration, *place)
+        some = rows(
+            experience.groups[:count],
+            experience.credit[:count],
+            "train",
+            trainer.current_epoch + 1,
+            trainer.global_step,
+            *place,
+            pl_module.estimator,
+            pl_module.read if pl_module.record_tokens else None,
+        )
+        self._write(list(some), trainer, pl_module)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        greedy = partial(pl_module.read, temperature=1.0) if pl_module.record_tokens else None
+        place, at = (trainer.global_rank, trainer.world_size), pl_module.iteration_and_version
+        groups = pl_module.evaluated
+        credit = [None] * len(groups)
+        found = rows(groups, credit, pl_module.split, *at, *place, learner=greedy)
+        self.evaluated = list(found)
+        self._write(self.evaluated, trainer, pl_module)
+
+    def _write(self, some: Sequence[Row], trainer: L.Trainer, module: Any) -> None:
+        """Write the rows of one collection in this process into a run's folder, and of those that
+        were sampled some as text to read."""
+        if not some or (folder := module.folder) is None:
+            return
+        first, rank, count = some[0], trainer.global_rank, module.transcripts_per_iteration
+        name = f"{first['split']}-{first['policy_version']:06d}-{rank}.parquet"
+        write(some, folder / "record" / name)
+        if first["split"] == "train" and rank == 0 and count:
+            file = folder / "transcripts" / f"iteration_{first['iteration']:04d}.txt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            texts = map(transcript, _extremes(some, count))
+            file.write_text(("\n" + "=" * 80 + "\n").join(texts) + "\n", encoding="utf-8")
 
 
 def kept(groups: Sequence[Group], most: int | None, rank: int = 0, ranks: int = 1) -> int:
@@ -73,44 +136,55 @@ def rows(
         estimator: The rule that gave the credit; None where nothing is learnt.
         learner: Read once for all groups; None to record no tokens.
     """
-    rule = None if estimator is None else _settings(estimator)
     every = [trajectory for group in groups for trajectory in group.trajectories]
+    rule = None if estimator is None else _settings(estimator)
     tokens: Iterator[Row] = itertools.repeat(dict.fromkeys(TOKENS))
     if learner is not None:
-        tokens = map(_tokens, every, learner(list(map(as_tokens, every))))
+        tokens = map(_tokens, every, learner(list(map(_asked, every))))
     scored = zip(groups, credit, strict=True)
     for number, (group, given) in zip(itertools.count(first, step), scored):
-        totals = group.totals[group.trunks]
-        parts = group.component_totals
         for i, trajectory in enumerate(group.trajectories):
+            version = policy_version if trajectory.version is None else trajectory.version
             yield {
                 "iteration": iteration,
-                "policy_version": policy_version
-                if trajectory.version is None
-                else trajectory.version,
+                "policy_version": version,
                 "split": split,
-                "question_id": _text(group.question.id),
-                "question": _text(group.question.text),
-                "answers": [_text(answer) for answer in group.question.answers],
                 "group": number,
-                "member": i,
-                "begins": trajectory.begins,
-                "stop": trajectory.stop,
-                "answer": _text(trajectory.answer),
-                **curves(trajectory),
-                "prompt_tokens": len(trajectory.prompt_ids),
-                "outcome": float(group.outcome[i]),
-                "rewards": _rewards({name: part[i] for name, part in parts.items()}),
-                "figures": [
-                    {"name": name, "values": value if isinstance(value, Sequence) else [value]}
-                    for name, value in trajectory.figures.items()
-                ],
-                "group_mean": float(totals.mean()) if len(totals) > 1 else None,
-                "group_std": float(totals.std()) if len(totals) > 1 else None,
                 "estimator": rule,
-                "turns": [_turn(group, given, i, k) for k in range(len(trajectory.turns))],
+                **_attempt(group, given, i),
                 **next(tokens),
             }
+
+
+def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
+    """What the group tells of one of its trajectories."""
+    question, trajectory = group.question, group.trajectories[i]
+    totals = group.totals[group.trunks]
+    return {
+        "question_id": _text(question.id),
+        "question": _text(question.text),
+        "answers": [_text(answer) for answer in question.answers],
+        "member": i,
+        "begins": trajectory.begins,
+        "stop": trajectory.stop,
+        "answer": _text(trajectory.answer),
+        **curves(trajectory),
+        "prompt_tokens": len(trajectory.prompt_ids),
+        "outcome": float(group.outcome[i]),
+        "rewards": _rewards({name: part[i] for name, part in group.component_totals.items()}),
+        "figures": [
+            {"name": name, "values": value if isinstance(value, Sequence) else [value]}
+            for name, value in trajectory.figures.items()
+        ],
+        "group_mean": float(totals.mean()) if len(totals) > 1 else None,
+        "group_std": float(totals.std()) if len(totals) > 1 else None,
+        "turns": [_turn(group, credit, i, k) for k in range(len(trajectory.turns))],
+    }
+
+
+def _asked(trajectory: Trajectory) -> turnrl.Row:
+    """The trajectory's tokens, of which the learner is asked for the sampled ones."""
+    return trajectory.token_ids, [k >= 0 for k in trajectory.turn_index]
 
 
 def _turn(group: Group, credit: Credit | None, i: int, k: int) -> Row:
@@ -201,23 +275,8 @@ def _text(text: str | None) -> str | None:
 
 def write(some: Sequence[Row], file: Path) -> None:
     """Write rows as one Parquet file, replacing it in one move when it is complete."""
-    with whole(file) as written:
+    with whole_file(file) as written:
         pq.write_table(pa.Table.from_pylist(list(some), SCHEMA), written, compression="zstd")
-
-
-def keep(some: Sequence[Row], folder: Path, rank: int, transcripts: int) -> None:
-    """Write the rows of one collection in this process, number `rank`, into a run's folder, and of
-    those that were sampled some as text to read."""
-    if not some:
-        return
-    first = some[0]
-    name = f"{first['split']}-{first['policy_version']:06d}-{rank}.parquet"
-    write(some, folder / "record" / name)
-    if first["split"] == "train" and rank == 0 and transcripts:
-        file = folder / "transcripts" / f"iteration_{first['iteration']:04d}.txt"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        texts = map(transcript, _extremes(some, transcripts))
-        file.write_text(("\n" + "=" * 80 + "\n").join(texts) + "\n", encoding="utf-8")
 
 
 def _extremes(some: Iterable[Row], count: int) -> list[Row]:

@@ -18,7 +18,7 @@ The columns:
     begins          its first turn of its own: above 0 for a branch, which shares those before it
     stop            why the trajectory ended: `answer`, `turns` or `length`
     answer          the final answer; null if there is none
-    exact_match, tool_execution, answer_in_results, format      the four curves (`scoring.curves`);
+    exact_match, tool_execution, answer_in_results, format      the four curves (`turnrl.curves`);
                     `answer_in_results` is null where it would say nothing
     prompt_tokens   tokens of the prompt
     outcome         outcome reward
@@ -64,14 +64,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from turnrl.errors import DataError, did_you_mean, in_short
-from turnrl.types import Reading, ToolResult, Turn
+from turnrl import DataError, Reading, ToolResult, Turn, did_you_mean, in_short
 
 Row = dict[str, Any]
 """One trajectory, by the names of the columns."""
 
 CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
-"""The paper's four curves, whatever the rewards are; see `scoring.curves`."""
+"""Columns of the paper's four curves; see `turnrl.curves`."""
 
 TOKENS = ("token_ids", "turn_index", "sampler_logprobs", "learner_logprobs", "entropies")
 """Columns that `model.record_tokens` adds."""

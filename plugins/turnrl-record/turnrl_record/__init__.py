@@ -1,0 +1,20 @@
+"""The record of a run: every trajectory as a row of Parquet, and some as text to read.
+
+record     the columns and their version; files to rows, figures with intervals, text
+recording  from scored groups to rows and into files, by a callback of every run
+
+The hook loads neither torch nor Arrow: `turnrl_record.record` is `turnrl.record`.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from turnrl import hookimpl
+
+
+@hookimpl
+def turnrl_callbacks() -> Iterable[type[Any]]:
+    """What keeps the record of a run."""
+    from turnrl_record.recording import Recorder
+
+    return [Recorder]
