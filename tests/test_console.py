@@ -303,10 +303,12 @@ def test_a_module_prints_beside_the_lines(tiny_model, tmp_path, capsys):
 def test_without_the_plugin_a_run_shows_lightnings_bar_and_goes_on(recipe, monkeypatch, capsys):
     fit(capsys, "--trainer.max_epochs", "1")
     load_plugins.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setenv("TURNRL_LOAD_PLUGINS", "slots")
-        printed = "\n".join(fit(capsys, "--ckpt_path", "last"))
-    load_plugins.cache_clear()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("TURNRL_LOAD_PLUGINS", "fit,slots")
+            printed = "\n".join(fit(capsys, "--ckpt_path", "last"))
+    finally:
+        load_plugins.cache_clear()
     assert "Epoch 1/1" in printed
     assert "iteration   2/2" not in printed
     with Path("runs/recipe/version_1/metrics.csv").open() as file:

@@ -388,20 +388,20 @@ def test_information_can_be_asked_of_the_reference(adapted, tiny_policy, played)
 
 def test_each_state_is_read_once_in_minibatches_of_so_many_tokens(tiny_model, played):
     policy = Policy(str(tiny_model))
-    network, logprobs = policy.load(), policy.logprobs
+    network, forward = policy.load(), policy.forward
     states, sizes, modes = [], [], set()
 
     def watched(layout, temperature):
         assert not torch.is_grad_enabled()
         sizes.append(layout.input_ids.numel())
         modes.add(network.training)
-        return logprobs(layout, temperature)
+        return forward(layout, temperature)
 
     def read(rows, *arguments):
         states.extend(tuple(ids) for ids, _ in rows)
         return Policy.read(policy, rows, *arguments)
 
-    policy.logprobs, policy.read = watched, read
+    policy.forward, policy.read = watched, read
     network.get_decoder().layers[0].eval()  # whatever mode each part is in, it comes back to
     before = [part.training for part in network.modules()]
     assert set(before) == {True, False}
@@ -570,7 +570,9 @@ def test_a_policy_trains_on_all_of_them(tiny_model, tmp_path):
 def test_rewards_that_ask_the_policy_go_by_the_recipes_budget(tiny_model, tmp_path):
     it, asked, budgets = module(tiny_model, {"lora": Lora(r=4)}, minibatch_tokens=150), [], []
     read, passes = it.policy.read, it.policy.passes
-    it.policy.read = lambda rows, *budget: asked.append(budget[:1]) or read(rows, *budget)
+    it.policy.read = lambda rows, *budget, **more: (
+        asked.append(budget[:1]) or read(rows, *budget, **more)
+    )
     it.policy.passes = lambda rows, budget: budgets.append(budget) or passes(rows, budget)
     it.rewards = [InformationGain(), KLPenalty(0.1)]
     trainer(tmp_path, 1).fit(it, data())

@@ -125,7 +125,8 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
             try:
                 Draft202012Validator.check_schema(spec.parameters)
             except SchemaError as error:
-                what = f"{toolset} has parameters that are no JSON Schema, for {spec.name!r}"
+                of = "" if isinstance(toolset, Tool) else f"{spec.name!r} of "
+                what = f"{of}{toolset} has parameters that are no JSON Schema"
                 raise RecipeError(f"{what}: {error.message}") from error
 
 

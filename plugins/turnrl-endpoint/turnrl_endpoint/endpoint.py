@@ -6,7 +6,6 @@ where a server takes no stop strings, or does not say which one it met.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -55,6 +54,8 @@ class Endpoint(MessageSampler):
         Raises:
             EndpointError: If it is away for `patience_s`, refuses, or sends what is no reply.
         """
+        import asyncio  # not before it is needed: rewards import this package too
+
         server, body = self.server, self._body(messages, sampling)
         until, pause_s = time.monotonic() + server.patience_s, _FIRST_PAUSE_S
         while True:
