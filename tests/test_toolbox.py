@@ -703,7 +703,7 @@ def test_calls_are_answered_without_a_policy_each_trajectory_with_its_own_state(
     assert "'1' is not of type 'integer'" in refused.content
     assert none == ()
     assert [len(batch) for batch in tool.batches] == [4]
-    tool.check_closed(2)
+    tool.check_closed(4)
 
 
 def test_tools_that_no_policy_could_call_are_refused_before_a_session_is_opened():
