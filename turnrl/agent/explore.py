@@ -31,12 +31,12 @@ _SHUTDOWN_S = 30.0
 
 
 class Start(NamedTuple):
-    """A trajectory that has not begun.
+    """What a trajectory begins with.
 
     Args:
         question: What is asked.
         bench: Its place at the tools.
-        seed: Integers that name its random streams.
+        seed: Integers that name its random streams; a turn's number is added.
     """
 
     question: types.Question
@@ -49,20 +49,16 @@ class State:
     """Where a trajectory stands between two turns.
 
     Args:
-        question: What is asked.
+        start: What it began with.
         conversation: Its history at what samples it: the prompt and all turns.
-        bench: The trajectory's place at the tools.
-        seed: Integers that name the trajectory's random streams; the turn's number is added.
         turns: The turns so far.
         stop: Why it ended, if it has.
         begins: The turn at which a probe branched off; None of a trajectory.
         figures: Numbers that its tools' sessions handed over when it was closed.
     """
 
-    question: types.Question
+    start: Start
     conversation: Conversation
-    bench: Bench
-    seed: tuple[int, ...]
     turns: tuple[types.Turn, ...] = ()
     stop: types.Stop | None = None
     begins: int | None = None
@@ -74,14 +70,14 @@ class State:
         Raises:
             ToolError: If a tool's session cannot be copied.
         """
-        bench = await self.bench.fork()
+        bench = await self.start.bench.fork()
         try:
             conversation = self.conversation.fork()
         except BaseException:
             await bench.close()
             raise
-        begins = len(self.turns)
-        return replace(self, conversation=conversation, bench=bench, seed=seed, begins=begins)
+        start = self.start._replace(bench=bench, seed=seed)
+        return replace(self, start=start, conversation=conversation, begins=len(self.turns))
 
     async def close(self) -> State:
         """Give back what the engine and the tools hold for the trajectory.
@@ -90,15 +86,14 @@ class State:
             The state with the figures that the tools' sessions handed over.
         """
         self.conversation.close()  # at once: what it keeps on the device is large
-        return replace(self, figures=await self.bench.close())
+        return replace(self, figures=await self.start.bench.close())
 
     @property
     def trajectory(self) -> types.Trajectory:
         """Trajectory that came of it, once it has ended."""
         assert self.stop is not None, "the trajectory goes on"
-        kind, prompt_ids = self.conversation.kind, self.conversation.prompt_ids
-        begins = self.begins or 0
-        return kind(self.question, prompt_ids, self.turns, self.stop, begins, self.figures)
+        question, talk, begins = self.start.question, self.conversation, self.begins or 0
+        return talk.kind(question, talk.prompt_ids, self.turns, self.stop, begins, self.figures)
 
 
 @dataclass(eq=False)
@@ -146,8 +141,6 @@ class Exploration:
     bar: tqdm[NoReturn]
     _trajectories: list[_Track] = field(init=False)
     _branches: list[_Track] = field(init=False, default_factory=list)
-    _places: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(0))
-    _opened: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._trajectories = [
@@ -198,23 +191,14 @@ class Exploration:
             begun = end
 
     async def _as_places_come(self) -> None:
-        """Begin a trajectory whenever another has ended."""
-        self._open_places()
+        """Begin a trajectory whenever another has ended, or several, if the engine then has more
+        places than it knew of."""
+        playing: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as crowd:
             for track in self._trajectories:
-                crowd.create_task(self._in_a_place(track))
-
-    async def _in_a_place(self, track: _Track) -> None:
-        async with self._places:
-            await self._play([track])
-        self._open_places()
-
-    def _open_places(self) -> None:
-        """Open the places that the engine turns out to have beyond those it knew of."""
-        most = self._most()
-        while self._opened < most:
-            self._opened += 1
-            self._places.release()
+                while len(playing) >= self._most():
+                    _, playing = await asyncio.wait(playing, return_when=asyncio.FIRST_COMPLETED)
+                playing.add(crowd.create_task(self._play([track])))
 
     async def _play(self, members: Sequence[_Track]) -> None:
         """Begin the members; then take one turn after the other, all together, until they and their
@@ -241,9 +225,8 @@ class Exploration:
     async def _fork(self, parent: _Track, n: int) -> _Track:
         """Branch off the n-th probe of a trajectory's next turn."""
         state = parent.state
-        forked = await state.fork((*state.seed, len(state.turns), n))
-        start = Start(forked.question, forked.bench, forked.seed)
-        self._branches.append(probe := _Track(start, parent.number, forked))
+        forked = await state.fork((*state.start.seed, len(state.turns), n))
+        self._branches.append(probe := _Track(forked.start, parent.number, forked))
         return probe
 
     async def _take_turn(self, track: _Track) -> None:

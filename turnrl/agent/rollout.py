@@ -45,7 +45,8 @@ class Agent:
         self._rollout = rollout
         self._sampler = sampler
         self._chat = chat
-        self._temperature = 0.0 if greedy else rollout.temperature
+        temperature = 0.0 if greedy else rollout.temperature
+        self._sampling = replace(rollout.sampling, temperature=temperature)
         self.tools = Toolbox(rollout.tools, self._make_safe, rollout.max_calls_per_turn)
 
     def begin(self, starts: Iterable[Start]) -> Iterator[State]:
@@ -65,7 +66,7 @@ class Agent:
                         f"no room within rollout.max_tokens = {most}. Raise it, or leave it out."
                     )
                 for start in (first, *others):
-                    yield State(start.question, root.fork(), start.bench, start.seed)
+                    yield State(start, root.fork())
 
     def _converse(self, question: types.Question, more: str) -> Conversation:
         rollout = self._rollout
@@ -89,16 +90,9 @@ class Agent:
         never reads them, so neither do the rewards.
         """
         rollout, k, talk = self._rollout, len(state.turns), state.conversation
-        sampling = types.Sampling(
-            max_tokens=min(rollout.max_turn_tokens, rollout.max_tokens - talk.tokens),
-            temperature=self._temperature,
-            seed=stream_seed(*state.seed, k),
-            stop=rollout.segmenter.stop,
-            top_k=rollout.top_k,
-            min_p=rollout.min_p,
-            top_p=rollout.top_p,
-        )
-        turn = await talk.say(sampling)
+        most = min(rollout.max_turn_tokens, rollout.max_tokens - talk.tokens)
+        seed = stream_seed(*state.start.seed, k)
+        turn = await talk.say(replace(self._sampling, max_tokens=most, seed=seed))
         reading: types.Reading = rollout.ask("read", turn.text, k, turn.cut)
         turn = replace(turn, reading=reading)
         stop: types.Stop | None = None
@@ -109,7 +103,7 @@ class Agent:
         elif k + 1 == rollout.segmenter.max_turns:
             stop = "turns"
         else:
-            results = await state.bench.answer(reading.calls, k)
+            results = await state.start.bench.answer(reading.calls, k)
             observation_ids = talk.tell(rollout.ask("observe", reading, results))
             if talk.tokens >= rollout.max_tokens:
                 stop = "length"
@@ -193,10 +187,21 @@ class Rollout:
         return self.specs if self.segmenter.tools_in_template else ()
 
     @property
+    def sampling(self) -> types.Sampling:
+        """Settings to sample any turn while collecting."""
+        return types.Sampling(
+            self.max_turn_tokens,
+            self.temperature,
+            stop=self.segmenter.stop,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            top_p=self.top_p,
+        )
+
+    @property
     def truncated(self) -> bool:
         """True if tokens are drawn from a part of the distribution."""
-        cut = types.Sampling(1, top_k=self.top_k, min_p=self.min_p, top_p=self.top_p)
-        return cut.truncated
+        return self.sampling.truncated
 
     def check(self, chat: ChatFormat) -> None:
         """Preflight what the chat template has to take, and every tool.
