@@ -11,10 +11,10 @@ from turnrl_recipes.given import bundled_recipes as bundled_recipes
 from turnrl_recipes.given import recipe_like as recipe_like
 from turnrl_record import record as record
 
+from turnrl.agent.calls import read_call as read_call
 from turnrl.agent.chat import ChatFormat as ChatFormat
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.toolbox import call_tools as call_tools
-from turnrl.agent.toolbox import read_call as read_call
 from turnrl.answers import answer_in_results as answer_in_results
 from turnrl.answers import can_be_found as can_be_found
 from turnrl.answers import contains_answer as contains_answer
@@ -73,19 +73,15 @@ from turnrl.text import neutralise as neutralise
 from turnrl.text import normalize_answer as normalize_answer
 from turnrl.text import parse_bytes as parse_bytes
 from turnrl.types.contracts import AdvantageEstimator as AdvantageEstimator
-from turnrl.types.contracts import Check as Check
 from turnrl.types.contracts import Critic as Critic
 from turnrl.types.contracts import Fields as Fields
-from turnrl.types.contracts import Finding as Finding
 from turnrl.types.contracts import ForkableToolSession as ForkableToolSession
 from turnrl.types.contracts import OutcomeReward as OutcomeReward
 from turnrl.types.contracts import QuestionSource as QuestionSource
 from turnrl.types.contracts import Reward as Reward
 from turnrl.types.contracts import Segmenter as Segmenter
 from turnrl.types.contracts import SourceOpener as SourceOpener
-from turnrl.types.contracts import Start as Start
 from turnrl.types.contracts import Stateful as Stateful
-from turnrl.types.contracts import Status as Status
 from turnrl.types.contracts import Tool as Tool
 from turnrl.types.contracts import ToolSession as ToolSession
 from turnrl.types.contracts import Toolset as Toolset
@@ -100,6 +96,10 @@ from turnrl.types.engine import SampledPolicy as SampledPolicy
 from turnrl.types.engine import Sampler as Sampler
 from turnrl.types.engine import Sampling as Sampling
 from turnrl.types.engine import Session as Session
+from turnrl.types.examination import Check as Check
+from turnrl.types.examination import Finding as Finding
+from turnrl.types.examination import Start as Start
+from turnrl.types.examination import Status as Status
 from turnrl.types.rules import AnswerRule as AnswerRule
 from turnrl.types.rules import Phrase as Phrase
 from turnrl.types.rules import answer_rule as answer_rule

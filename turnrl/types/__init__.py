@@ -19,5 +19,6 @@ Axes, wherever tensors appear: B batch, G group, K turn, T token.
 
 from turnrl.types.contracts import *  # noqa: F403
 from turnrl.types.engine import *  # noqa: F403
+from turnrl.types.examination import *  # noqa: F403
 from turnrl.types.rules import *  # noqa: F403
 from turnrl.types.trajectory import *  # noqa: F403

@@ -1,17 +1,16 @@
-"""The contracts that a plugin extends: tools, segmenters, rewards, estimators, sources, checks."""
+"""The contracts that a plugin extends: tools, segmenters, rewards, estimators, sources."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from turnrl.errors import DataError, at_least
-from turnrl.plugins import contract, installed
+from turnrl.plugins import contract
 from turnrl.types.engine import SampledPolicy
 from turnrl.types.trajectory import (
     Figures,
@@ -26,8 +25,6 @@ from turnrl.types.trajectory import (
 )
 
 if TYPE_CHECKING:
-    import torch
-    from lightning import LightningDataModule, LightningModule
     from torch import Tensor
 
 
@@ -397,79 +394,3 @@ class SourceOpener(Protocol):
         Raises:
             DataError: If the name is of its kind and there is no such data set.
         """
-
-
-Status = Literal["pass", "warn", "fail"]
-"""The verdict of a `Finding`: a `fail` stops a run, and a `warn` is printed."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of `turnrl doctor`.
-
-    Args:
-        status: `fail` if a run would stop, `warn` if it would be slower or worse than it could be.
-        name: The thing that was examined: `GPU`, `index`.
-        text: What was seen, in one line.
-        step: The next step for the user; empty for `pass`.
-    """
-
-    status: Status
-    name: str
-    text: str
-    step: str = ""
-
-
-@dataclass
-class Start:
-    """A run that is about to begin, before any weights are loaded.
-
-    Args:
-        device: Where the weights will go.
-        module: The recipe's module; None if the machine alone is examined.
-        data: The recipe's data; None if there is none at hand.
-        folder: Where the run will write; None if it will not.
-        processes: How many learn together.
-    """
-
-    device: torch.device
-    module: LightningModule | None = None
-    data: LightningDataModule | None = None
-    folder: Path | None = None
-    processes: int = 1
-
-    def examine(self) -> Iterator[Finding]:
-        """Settle what a recipe leaves open, then give what the quick ones of all installed checks
-        find.
-
-        Raises:
-            RecipeError: From a check that can settle nothing that would do.
-        """
-        checks: list[Check] = [check() for check in installed("turnrl_checks").values()]
-        for check in checks:
-            check.settle(self)
-        for check in checks:
-            if check.quick:
-                yield from check.run(self)
-
-
-@contract("turnrl_checks")
-class Check(ABC):
-    """Something that `turnrl doctor` examines. `turnrl fit` runs the quick ones before it starts.
-
-    Attributes:
-        quick: Whether it takes well under a second, so that every start can afford it.
-    """
-
-    quick: bool = True
-
-    def settle(self, start: Start) -> None:  # noqa: B027 - optional: most checks only look
-        """Fill in settings that the recipe leaves open (null). Called before any check is run.
-
-        Raises:
-            RecipeError: If no value would do.
-        """
-
-    @abstractmethod
-    def run(self, start: Start) -> Iterable[Finding]:
-        """Examine the machine, and the recipe's parts where there are any."""

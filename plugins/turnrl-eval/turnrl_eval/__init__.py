@@ -42,7 +42,8 @@ def evaluate(built: Built) -> None:
 
     from turnrl import MTGRPO, QuestionData
 
-    module, data, trainer = built.module, built.data, built.trainer
+    module, data = built.module, built.data
+    trainer: Any = built.trainer
     if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
         has = f"{type(module).__name__} and {type(data).__name__}"
         raise RecipeError(f"'turnrl eval' scores MTGRPO on QuestionData, not {has}.")

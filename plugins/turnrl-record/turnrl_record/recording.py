@@ -67,12 +67,18 @@ class Recorder(L.Callback):
         self._write(list(some), trainer, pl_module)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        greedy = partial(pl_module.read, temperature=1.0) if pl_module.record_tokens else None
-        place, at = (trainer.global_rank, trainer.world_size), pl_module.iteration_and_version
-        groups = pl_module.evaluated
-        credit = [None] * len(groups)
-        found = rows(groups, credit, pl_module.split, *at, *place, learner=greedy)
-        self.evaluated = list(found)
+        groups, (iteration, version) = pl_module.evaluated, pl_module.iteration_and_version
+        some = rows(
+            groups,
+            [None] * len(groups),
+            pl_module.split,
+            iteration,
+            version,
+            trainer.global_rank,
+            trainer.world_size,
+            learner=partial(pl_module.read, temperature=1.0) if pl_module.record_tokens else None,
+        )
+        self.evaluated = list(some)
         self._write(self.evaluated, trainer, pl_module)
 
     def _write(self, some: Sequence[Row], trainer: L.Trainer, module: Any) -> None:
