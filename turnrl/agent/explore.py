@@ -239,12 +239,9 @@ class Exploration:
     async def _close(self) -> None:
         """Give back what all trajectories hold, those that were cancelled too."""
         self.bar.close()
-        tracks = [*self._trajectories, *self._branches]
-        for track in tracks:
-            if track.begun is not None:
-                track.begun.conversation.close()  # at once: what it keeps on the device is large
-        benches = (track.start.bench for track in tracks)
-        await asyncio.gather(*(bench.close() for bench in benches), return_exceptions=True)
+        tracks = (*self._trajectories, *self._branches)
+        closings = ((track.begun or track.start.bench).close() for track in tracks)
+        await asyncio.gather(*closings, return_exceptions=True)
         await self.agent.close()
 
 
