@@ -25,6 +25,7 @@ from turnrl import (
     record,
     score_group,
 )
+from turnrl.run import recording
 from turnrl.testing import ScriptedEngine, check_tool
 
 INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
