@@ -25,7 +25,6 @@ from turnrl import (
     record,
     score_group,
 )
-from turnrl.run import recording
 from turnrl.testing import ScriptedEngine, check_tool
 
 INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
