@@ -586,8 +586,10 @@ def test_a_command_that_the_variable_leaves_out_is_told_with_the_way_back(verb, 
     arguments = [nursery.bin / "turnrl", verb, "quickstart"]
     asked = subprocess.run(arguments, env=environment, capture_output=True, text=True)
     assert asked.returncode == 2
-    told = f"no command {verb!r}. There are plugins. TURNRL_LOAD_PLUGINS is 'two-turn': add {verb},"
-    assert told in asked.stderr
+    told = (
+        f"no command {verb!r}. No plugin brings any. TURNRL_LOAD_PLUGINS is 'two-turn': add {verb},"
+    )
+    assert f"{told}{verb}," in asked.stderr
 
 
 def test_names_of_a_package_beside_the_core_say_so_where_it_is_missing():

@@ -260,7 +260,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "from turnrl_card import export": Runs((), ("best/README.md", "best/model.safetensors")),
         "pandas.read_csv": Runs(("iteration",)),
         "record.transcript(": Runs(("question   ", " questions")),
-        "record.table(": Runs(("exact_match_mean", "train-000000-0.parquet ")),
+        "record.table(": Runs(("exact_match_mean", "train-00000")),
     },
     "docs/howto/settings.md": {
         "turnrl fit --help": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
@@ -331,6 +331,11 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "class Page(ForkableToolSession)": EXAMPLE,
         "class Walk(ForkableToolSession)": EXAMPLE,
         "class Compiler(Check)": EXAMPLE,
+        "class Rewards(L.Callback)": EXAMPLE,
+        "def show(built": EXAMPLE,
+        "turnrl show": Elsewhere(
+            "test_plugins.test_the_command_of_the_docs_takes_a_recipe_and_options_of_its_own"
+        ),
         "class Year(AnswerRule)": Elsewhere(
             "test_plugins.test_the_answer_rule_of_the_docs_compares_years"
         ),
@@ -448,11 +453,22 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "plugins/turnrl-card/README.md": {},
     "plugins/turnrl-completion/README.md": {"completion bash": Runs(("complete -o bashdefault",))},
-    "plugins/turnrl-console/README.md": {},
+    "plugins/turnrl-console/README.md": {
+        "iteration   1/40 ": Elsewhere(
+            "test_console.test_lines_say_the_split_the_time_left_and_fit_into_80_columns"
+        ),
+        "--trainer.callbacks+": Fits(),
+        "--trainer.enable_progress_bar": Fits(),
+    },
     "plugins/turnrl-doctor/README.md": {"turnrl doctor": Runs(("pass  learning",))},
     "plugins/turnrl-endpoint/README.md": {
         "from turnrl_endpoint import": Elsewhere(
             "test_endpoint.test_the_example_on_the_page_scores_a_vendors_model"
+        ),
+    },
+    "plugins/turnrl-eval/README.md": {
+        "turnrl eval quickstart": NotRun(
+            "it needs a run of the quickstart; README's own eval is run"
         ),
     },
     "plugins/turnrl-estimators/README.md": {

@@ -322,7 +322,7 @@ def test_what_a_tool_raises_before_it_is_called_is_told():
     assert isinstance(raised.value.__cause__, ValueError)
     tool = Upper()
     tool.parameters = {"type": "object", "properties": 7}
-    told = r"^a rollout with Upper raised .* no JSON Schema, for 'upper': 7 is not of type"
+    told = r"^a rollout with Upper raised .* no JSON Schema: 7 is not of type"
     with pytest.raises(AssertionError, match=told):
         check_tool(tool, GOOD)
 

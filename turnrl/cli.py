@@ -75,7 +75,8 @@ def _dispatch(arguments: list[str]) -> int:
         left = f" {LOAD_VARIABLE} is {chosen!r}: add {name}, or the plugin that brings it."
         hint = "" if chosen is None else left
         near = did_you_mean(name, known)
-        parser.error(f"no command {name!r}.{near} There are {', '.join(known)}.{hint}")
+        there = f" There are {', '.join(known)}." if known else " No plugin brings any."
+        parser.error(f"no command {name!r}.{near}{there}{hint}")
     parsed = parser.parse_args(arguments)
     return int(parsed.run(parsed) or 0)
 

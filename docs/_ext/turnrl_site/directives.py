@@ -63,7 +63,7 @@ class PublicNames(Generated):
         kinds = self.arguments[1].split(",")
         shown = [name for name in facts.names(module) if name.kind in kinds]
         role = {"class": "class", "error": "exc", "function": "func", "value": "data"}
-        role["module"] = "mod"
+        role["module"] = "data"
         rows = [(f":{role[n.kind]}:`~{module.__name__}.{n.name}`", n.text) for n in shown]
         yield from table(("name", "meaning"), rows, "names")
         for name in shown:
@@ -71,8 +71,8 @@ class PublicNames(Generated):
             if name.kind == "module":
                 value = getattr(module, name.name)
                 told = (inspect.getdoc(value) or "").splitlines()
-                yield from [f".. py:module:: {path}", "", ".. code-block:: text", ""]
-                yield from [*indented(told), ""]
+                block = [".. code-block:: text", "", *indented(told)]
+                yield from [f".. py:data:: {path}", "", *indented(block), ""]
                 for member, kind in facts.members(value):
                     yield from [f".. auto{kind}:: {value.__name__}.{member}", ""]
             elif name.kind == "value":
