@@ -349,3 +349,13 @@ def test_no_code_beside_a_checkpoint_is_imported(run):
     torch.save(saved, folder / "last.ckpt")
     with pytest.raises(RecipeError, match="No module named 'lurking'"):
         turnrl.load(folder / "last.ckpt")
+
+
+def test_a_part_that_is_exchanged_between_two_questions_holds(tiny_model):
+    it = module(tiny_model)
+    attempts = it.ask([Question("x", "Number 7?", ("7",))])
+    it.rewards = [Answered()]
+    (score,) = it.scores(attempts)
+    assert {name for name in score if "/" in name} == {
+        *("reward/outcome/answered", "reward/turn", "reward/outcome", "reward/total")
+    }

@@ -32,7 +32,7 @@ def ask(
         Question(str(n), question) if isinstance(question, str) else question
         for n, question in enumerate(several)
     ]
-    rollout = collector.rollout
+    rollout = collector.setup.rollout
     if temperature:
         samples, rollout = samples or 1, replace(rollout, temperature=temperature)
     groups, _ = collector.explore(asked, samples, key, version, bar, rollout=rollout)
@@ -46,5 +46,5 @@ def scores(collector: Collector, trajectories: Sequence[Trajectory]) -> list[dic
             asked = f"{trajectory.question.text!r} has no accepted answer to compare with"
             raise DataError(f"{asked}. Ask turnrl.Question(id, text, answers) instead.")
     groups = collector.score([[trajectory] for trajectory in trajectories])
-    figures = [scoring.group_tallies([group], collector.rewards) for group in groups]
+    figures = [scoring.group_tallies([group], collector.setup.rewards) for group in groups]
     return [{name: one.total for name, one in found.items()} for found in figures]

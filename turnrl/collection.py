@@ -10,9 +10,10 @@ Groups that would teach nothing may be sampled anew. Nothing here knows of a Tra
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -127,49 +128,49 @@ class Experience:
         return found | {name: Tally(value, 1) for name, value in once.items()}
 
 
-class Collector:
-    """Lets a policy act on questions, scores the trajectories, and gives credit.
+class Setup(Protocol):
+    """The parts that act, score and give credit; an `MTGRPO` has them all.
 
-    Args:
+    Attributes:
         policy: The policy that acts.
         rollout: How it acts.
         engine: The sampler of the policy. The collector starts it and closes it.
         rewards: Turn rewards and outcome rewards.
         estimator: From rewards to advantages.
-        read: Gives the learner's log-probabilities and values of token sequences.
         group_size: G, trajectories per question.
         redraws: The most times that groups which would teach nothing are sampled anew.
         memory: Names the phase if a device's memory runs out.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        rollout: Rollout,
-        engine: Engine,
-        rewards: Sequence[Reward],
-        estimator: AdvantageEstimator,
-        read: Callable[[Sequence[Row]], list[TokenScores]],
-        group_size: int = 16,
-        redraws: int = 0,
-        memory: Memory | None = None,
-    ) -> None:
-        self.policy = policy
-        self.rollout = rollout
-        self.engine = engine
-        self.rewards = rewards
-        self.estimator = estimator
-        self.read = read
-        self.group_size = group_size
-        self.redraws = redraws
-        self.memory = memory or Memory()
+    policy: Policy
+    rollout: Rollout
+    engine: Engine
+    rewards: list[Reward]
+    estimator: AdvantageEstimator
+    group_size: int
+    redraws: int
+    memory: Memory
+
+    def read(self, rows: Sequence[Row]) -> list[TokenScores]:
+        """The learner's log-probabilities and values of token sequences."""
+
+
+class Collector:
+    """Lets a policy act on questions, scores the trajectories, and gives credit.
+
+    Args:
+        setup: The parts. They are looked up at each use, so a part may be exchanged in between.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
         self._started = False
         self._synced: int | None = None  # version that the engine was last told of
 
     @cached_property
     def chat(self) -> ChatFormat:
         """The policy's chat format."""
-        return ChatFormat(self.policy.tokenizer)
+        return ChatFormat(self.setup.policy.tokenizer)
 
     def check(self) -> None:
         """Find what cannot work, as far as that shows before any weights are loaded.
@@ -177,9 +178,9 @@ class Collector:
         Raises:
             TurnRLError: About the policy, the rollout, a tool's world or the engine.
         """
-        self.policy.check_length(self.rollout.max_tokens)
-        self.rollout.check(self.chat)
-        self.engine.check(self.policy, self.rollout.max_tokens)
+        self.setup.policy.check_length(self.setup.rollout.max_tokens)
+        self.setup.rollout.check(self.chat)
+        self.setup.engine.check(self.setup.policy, self.setup.rollout.max_tokens)
 
     def collect(
         self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
@@ -193,7 +194,7 @@ class Collector:
             bar: Text of a progress bar; None for no bar.
         """
         experience = self._once(questions, key, version, bar)
-        for again in range(1, self.redraws + 1):
+        for again in range(1, self.setup.redraws + 1):
             if not (idle := experience.idle):
                 break
             anew = self._once([questions[i] for i in idle], (*key, again), version, bar)
@@ -206,14 +207,14 @@ class Collector:
         self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
     ) -> Experience:
         start = time.perf_counter()
-        probes = self.estimator.probes
-        acted, probed = self.explore(questions, self.group_size, key, version, bar, probes)
+        probes = self.setup.estimator.probes
+        acted, probed = self.explore(questions, self.setup.group_size, key, version, bar, probes)
         seconds = time.perf_counter() - start
         groups = self._prepared(acted, probed)
-        credit = tuple(scoring.assign_credit(group, self.estimator) for group in groups)
+        credit = tuple(scoring.assign_credit(group, self.setup.estimator) for group in groups)
         sampled = scoring.sampled_tokens(t for trunks in acted for t in trunks)
         besides = scoring.sampled_tokens(p.trajectory for more in probed for p in more)
-        for_values = 0 if self.estimator.trains_probes else besides
+        for_values = 0 if self.setup.estimator.trains_probes else besides
         return Experience(groups, credit, seconds, sampled + besides, for_values)
 
     def _prepared(
@@ -221,18 +222,18 @@ class Collector:
     ) -> tuple[Group, ...]:
         """The scored groups, with everything else that the estimator needs."""
         probes = [[probe.trajectory for probe in more] for more in probed]
-        if self.estimator.trains_probes:
+        if self.setup.estimator.trains_probes:
             trees = [[*trunks, *more] for trunks, more in zip(acted, probes, strict=True)]
             groups = tuple(map(scoring.with_parents, self.score(trees), probed))
-        elif self.estimator.probes:
+        elif self.setup.estimator.probes:
             scored = self.score(acted), probed, self.score(probes)
             groups = tuple(map(scoring.with_state_values, *scored))
         else:
             groups = self.score(acted)
-        if self.estimator.critic is None:
+        if self.setup.estimator.critic is None:
             return groups
         rows = [row(trajectory) for group in groups for trajectory in group.trajectories]
-        values = iter(scores.values for scores in self.read(rows))
+        values = iter(scores.values for scores in self.setup.read(rows))
         parts = [tuple(itertools.islice(values, len(group.trajectories))) for group in groups]
         return tuple(replace(g, token_values=p) for g, p in zip(groups, parts, strict=True))
 
@@ -257,14 +258,14 @@ class Collector:
             probes: Branches from the beginning of each turn.
             rollout: Stands in for the recipe's.
         """
-        with self.memory.phase("sampling"):
+        with self.setup.memory.phase("sampling"):
             if not self._started:
                 self._start()
             if version != self._synced:
-                self.engine.sync(version)
+                self.setup.engine.sync(version)
                 self._synced = version
-            found = (rollout or self.rollout).explore(
-                self.engine, self.chat, questions, size or 1, key, probes, size is None, bar
+            found = (rollout or self.setup.rollout).explore(
+                self.setup.engine, self.chat, questions, size or 1, key, probes, size is None, bar
             )
         self._check_versions(found)
         return found
@@ -283,9 +284,10 @@ class Collector:
         sampled += [probe.trajectory for probes in found[1] for probe in probes]
         versions = {turn.version for t in sampled for turn in t.turns}
         if others := versions - {self._synced}:
+            name = type(self.setup.engine).__name__
             raise EngineError(
-                f"{type(self.engine).__name__} sampled with weights of version {others.pop()}, and "
-                f"sync gave it version {self._synced}. Mend the engine, and try "
+                f"{name} sampled with weights of version {others.pop()}, and sync gave "
+                f"it version {self._synced}. Mend the engine, and try "
                 "turnrl.testing.check_engine on it."
             )
 
@@ -297,25 +299,26 @@ class Collector:
 
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
         """The trajectories of each question with their rewards."""
-        turns = self.rollout.segmenter.max_turns
-        return scoring.score_groups(trajectories, self.rewards, turns, self.policy)
+        turns = self.setup.rollout.segmenter.max_turns
+        return scoring.score_groups(trajectories, self.setup.rewards, turns, self.setup.policy)
 
     def _start(self) -> None:
-        self.engine.start(self.policy, self.rollout.max_tokens)
+        rollout, engine, estimator = self.setup.rollout, self.setup.engine, self.setup.estimator
+        engine.start(self.setup.policy, rollout.max_tokens)
         self._started = True
-        holds = self.rollout.at_once(self.engine, self.estimator.probes)
-        if holds is not None and holds < self.group_size:
-            probes = " and their probes" if self.estimator.probes else ""
+        holds, size = rollout.at_once(engine, estimator.probes), self.setup.group_size
+        if holds is not None and holds < size:
+            probes = " and their probes" if estimator.probes else ""
             rank_zero_info(
-                f"{type(self.engine).__name__} has room for {holds} of a group's "
-                f"{self.group_size} trajectories of rollout.max_tokens = "
-                f"{self.rollout.max_tokens}{probes}, and sampling so few at a time is slow. Give "
-                "it more memory (model.engine.kv_memory of Slots), or lower rollout.max_tokens."
+                f"{type(engine).__name__} has room for {holds} of a group's {size} trajectories of "
+                f"rollout.max_tokens = {rollout.max_tokens}{probes}, and sampling so few at a time "
+                "is slow. Give it more memory (model.engine.kv_memory of Slots), or lower "
+                "rollout.max_tokens."
             )
 
     def close(self) -> None:
         """Let the engine go. The next act starts it again."""
         if self._started:
-            self.engine.close()
+            self.setup.engine.close()
             self._started = False
             self.forget()

@@ -136,17 +136,7 @@ class MTGRPO(PolicyModule):
     @cached_property
     def collector(self) -> Collector:
         """The room in which the policy acts, is scored and gets credit."""
-        return Collector(
-            self.policy,
-            self.rollout,
-            self.engine,
-            self.rewards,
-            self.estimator,
-            self.read,
-            self.group_size,
-            self.redraws,
-            self.memory,
-        )
+        return Collector(self)
 
     def collect(self, questions: Sequence[Question], iteration: int) -> Experience:
         """The experience of one iteration in this process."""
