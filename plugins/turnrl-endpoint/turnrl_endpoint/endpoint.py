@@ -9,27 +9,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from turnrl import Message, MessageSampler, Reply, Sampling, TurnRLError
+from turnrl import EngineError, Message, MessageSampler, Reply, Sampling
 from turnrl_endpoint.server import Server
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient, Response
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
 
-
-class EndpointError(TurnRLError, RuntimeError):
+class EndpointError(EngineError):
     """The server of a model is away, or refuses."""
-
-    exit_code = 1
-
-
-class _Away(Exception):
-    """No answer now; the server may give one later."""
 
 
 @final
@@ -44,8 +35,12 @@ class Endpoint(MessageSampler):
     """
 
     def __init__(self, server: Server) -> None:
+        from turnrl_servers import Patience  # not before it is needed: rewards import this package
+
         self.server = server
         self.capacity = server.concurrency
+        self._label = f"{server.model!r} at {server.base_url}"
+        self._patience = Patience(self._label, server.patience_s, self._gave_up)
         self._client: AsyncClient | None = None
 
     async def reply(self, messages: Sequence[Message], sampling: Sampling) -> Reply:
@@ -54,23 +49,20 @@ class Endpoint(MessageSampler):
         Raises:
             EndpointError: If it is away for `patience_s`, refuses, or sends what is no reply.
         """
-        import asyncio  # not before it is needed: rewards import this package too
+        body = self._body(messages, sampling)
+        return await self._patience.ask_async(lambda: self._attempt(body, sampling.stop))
 
-        server, body = self.server, self._body(messages, sampling)
-        until, pause_s = time.monotonic() + server.patience_s, _FIRST_PAUSE_S
-        while True:
-            try:
-                async with asyncio.timeout(server.timeout_s):
-                    return await self._ask(body, sampling.stop)
-            except _Away as away:
-                cause = str(away)
-            except TimeoutError:
-                cause = f"no whole answer within timeout_s = {server.timeout_s:g}"
-            if time.monotonic() + pause_s > until:
-                what = f"does not answer ({cause}), after {server.patience_s:g} s of waiting"
-                raise self._fault(f"{what}. Start it, correct base_url, or raise patience_s.")
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    async def _attempt(self, body: Mapping[str, Any], stop: Sequence[str]) -> Reply:
+        import asyncio
+
+        from turnrl_servers import Unavailable
+
+        try:
+            async with asyncio.timeout(self.server.timeout_s):
+                return await self._ask(body, stop)
+        except TimeoutError:
+            late = f"no whole answer within timeout_s = {self.server.timeout_s:g}"
+            raise Unavailable(late) from None
 
     async def drain(self) -> None:
         """Close the connections."""
@@ -90,6 +82,7 @@ class Endpoint(MessageSampler):
 
     async def _ask(self, body: Mapping[str, Any], stop: Sequence[str]) -> Reply:
         import httpx2
+        from turnrl_servers import Unavailable
 
         text, ended = "", None
         try:
@@ -106,9 +99,9 @@ class Endpoint(MessageSampler):
                     if ends:  # the server stops writing when the connection is closed
                         return Reply(text[: min(ends)])
         except httpx2.RequestError as error:
-            raise _Away(self._clean(error) or type(error).__name__) from error
+            raise Unavailable(self._clean(error) or type(error).__name__) from error
         if ended is None:
-            raise _Away("the reply broke off")
+            raise Unavailable("the reply broke off")
         return Reply(text, cut=ended == "length")
 
     def _read(self, data: str) -> tuple[str, str | None]:
@@ -136,10 +129,12 @@ class Endpoint(MessageSampler):
 
     def _refuse(self, response: Response) -> None:
         """Raise what a response that is no success means."""
+        from turnrl_servers import Unavailable
+
         status = response.status_code
         told = f"status {status}: {self._clean(response.text)}"
         if status in (408, 429) or status >= 500:
-            raise _Away(told)
+            raise Unavailable(told, response.headers.get("retry-after"))
         advice = "Correct model or extra, or lower rollout.max_turn_tokens."
         if status in (401, 403):
             variable = self.server.api_key_env
@@ -159,5 +154,10 @@ class Endpoint(MessageSampler):
         shown = " ".join(str(text).split())
         return (shown.replace(self._key, "***") if self._key else shown)[:300]
 
+    def _gave_up(self, told: str) -> EndpointError:
+        waited = f"{self.server.patience_s:g} s"
+        what = f"{told.removesuffix(f'. It was waited for, {waited}.')}, after {waited} of waiting"
+        return self._fault(f"{what}. Start it, correct base_url, or raise patience_s.")
+
     def _fault(self, what: str) -> EndpointError:
-        return EndpointError(f"{self.server.model!r} at {self.server.base_url} {what}")
+        return EndpointError(f"{self._label} {what}")
