@@ -34,7 +34,7 @@ from turnrl import (
     ToolSession,
     call_tools,
 )
-from turnrl.agent.explore import Start
+from turnrl.agent.explore import Opening
 from turnrl.agent.rollout import Agent
 from turnrl.agent.toolbox import Bench, Toolbox, run_tool
 from turnrl.testing import ScriptedEngine, check_tool
@@ -592,9 +592,9 @@ def test_a_session_that_is_being_closed_when_another_trajectory_fails_is_closed_
 
 async def begun(agent):
     """A trajectory that has begun, after its first turn."""
-    start = Start(QUESTION, Bench(agent.tools), (0,))
-    await start.bench.open(QUESTION)
-    (state,) = agent.begin([start])
+    opening = Opening(QUESTION, Bench(agent.tools), (0,))
+    await opening.bench.open(QUESTION)
+    (state,) = agent.begin([opening])
     return await agent.turn(state)
 
 

@@ -292,10 +292,15 @@ class Collector:
             )
 
     def act(
-        self, questions: Sequence[Question], size: int | None, key: tuple[int, ...], version: int
+        self,
+        questions: Sequence[Question],
+        size: int | None,
+        key: tuple[int, ...],
+        version: int,
+        bar: str | None = None,
     ) -> list[list[Trajectory]]:
         """Trajectories for each question, as in `explore`."""
-        return self.explore(questions, size, key, version)[0]
+        return self.explore(questions, size, key, version, bar)[0]
 
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
         """The trajectories of each question with their rewards."""

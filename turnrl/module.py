@@ -271,4 +271,4 @@ class MTGRPO(PolicyModule):
         key = (_EVALUATE, self.seed, number, self.global_rank)
         _, version = self.iteration_and_version
         bar = self.bar("evaluating")
-        return self.collector.score(self.collector.explore(batch, None, key, version, bar)[0])
+        return self.collector.score(self.collector.act(batch, None, key, version, bar))

@@ -30,7 +30,7 @@ _SHUTDOWN_S = 30.0
 """After Ctrl-C, how long the forward pass under way may take to end."""
 
 
-class Start(NamedTuple):
+class Opening(NamedTuple):
     """What a trajectory begins with.
 
     Args:
@@ -49,7 +49,7 @@ class State:
     """Where a trajectory stands between two turns.
 
     Args:
-        start: What it began with.
+        opening: What it began with.
         conversation: Its history at what samples it: the prompt and all turns.
         turns: The turns so far.
         stop: Why it ended, if it has.
@@ -57,7 +57,7 @@ class State:
         figures: Numbers that its tools' sessions handed over when it was closed.
     """
 
-    start: Start
+    opening: Opening
     conversation: Conversation
     turns: tuple[types.Turn, ...] = ()
     stop: types.Stop | None = None
@@ -70,14 +70,14 @@ class State:
         Raises:
             ToolError: If a tool's session cannot be copied.
         """
-        bench = await self.start.bench.fork()
+        bench = await self.opening.bench.fork()
         try:
             conversation = self.conversation.fork()
         except BaseException:
             await bench.close()
             raise
-        start = self.start._replace(bench=bench, seed=seed)
-        return replace(self, start=start, conversation=conversation, begins=len(self.turns))
+        opening = self.opening._replace(bench=bench, seed=seed)
+        return replace(self, opening=opening, conversation=conversation, begins=len(self.turns))
 
     async def close(self) -> State:
         """Give back what the engine and the tools hold for the trajectory.
@@ -86,13 +86,13 @@ class State:
             The state with the figures that the tools' sessions handed over.
         """
         self.conversation.close()  # at once: what it keeps on the device is large
-        return replace(self, figures=await self.start.bench.close())
+        return replace(self, figures=await self.opening.bench.close())
 
     @property
     def trajectory(self) -> types.Trajectory:
         """Trajectory that came of it, once it has ended."""
         assert self.stop is not None, "the trajectory goes on"
-        question, talk, begins = self.start.question, self.conversation, self.begins or 0
+        question, talk, begins = self.opening.question, self.conversation, self.begins or 0
         return talk.kind(question, talk.prompt_ids, self.turns, self.stop, begins, self.figures)
 
 
@@ -101,12 +101,12 @@ class _Track:
     """A trajectory or a probe on its way.
 
     Args:
-        start: What it begins with.
+        opening: What it begins with.
         number: Of the trajectory in the collection; a probe has its parent's.
         begun: Where it stands now; None before it begins.
     """
 
-    start: Start
+    opening: Opening
     number: int
     begun: State | None = None
 
@@ -145,7 +145,7 @@ class Exploration:
     def __post_init__(self) -> None:
         self._trajectories = [
             _Track(
-                Start(question, Bench(self.agent.tools), (*self.seed, n, member)),
+                Opening(question, Bench(self.agent.tools), (*self.seed, n, member)),
                 n * self.group_size + member,
             )
             for n, question in enumerate(self.questions)
@@ -214,19 +214,19 @@ class Exploration:
     async def _begin(self, members: Sequence[_Track]) -> None:
         """Open the members' places at the tools, all together, then their conversations in order,
         so that batches do not depend on how fast tools open."""
-        starts = [track.start for track in members]
+        openings = [track.opening for track in members]
         async with asyncio.TaskGroup() as crowd:
-            for start in starts:
-                crowd.create_task(start.bench.open(start.question))
+            for opening in openings:
+                crowd.create_task(opening.bench.open(opening.question))
         # the states come first, so that what they share is let go after the last
-        for state, track in zip(self.agent.begin(starts), members, strict=True):
+        for state, track in zip(self.agent.begin(openings), members, strict=True):
             track.begun = state
 
     async def _fork(self, parent: _Track, n: int) -> _Track:
         """Branch off the n-th probe of a trajectory's next turn."""
         state = parent.state
-        forked = await state.fork((*state.start.seed, len(state.turns), n))
-        self._branches.append(probe := _Track(forked.start, parent.number, forked))
+        forked = await state.fork((*state.opening.seed, len(state.turns), n))
+        self._branches.append(probe := _Track(forked.opening, parent.number, forked))
         return probe
 
     async def _take_turn(self, track: _Track) -> None:
@@ -240,7 +240,7 @@ class Exploration:
         """Give back what all trajectories hold, those that were cancelled too."""
         self.bar.close()
         tracks = (*self._trajectories, *self._branches)
-        closings = ((track.begun or track.start.bench).close() for track in tracks)
+        closings = ((track.begun or track.opening.bench).close() for track in tracks)
         await asyncio.gather(*closings, return_exceptions=True)
         await self.agent.close()
 

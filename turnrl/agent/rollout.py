@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from turnrl import types
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
-from turnrl.agent.explore import Exploration, Start, State, on_loop
+from turnrl.agent.explore import Exploration, Opening, State, on_loop
 from turnrl.agent.toolbox import Toolbox, check_tools
 from turnrl.errors import DataError, PluginError, RecipeError, ToolError, at_least, blaming
 
@@ -49,7 +49,7 @@ class Agent:
         self._sampling = replace(rollout.sampling, temperature=temperature)
         self.tools = Toolbox(rollout.tools, self._make_safe, rollout.max_calls_per_turn)
 
-    def begin(self, starts: Iterable[Start]) -> Iterator[State]:
+    def begin(self, openings: Iterable[Opening]) -> Iterator[State]:
         """The states that trajectories start from, in order. Those with one prompt that stand side
         by side share the work of reading it.
 
@@ -57,7 +57,7 @@ class Agent:
             DataError: If a question leaves no room to act.
         """
         most = self._rollout.max_tokens
-        for _, alike in groupby(starts, lambda start: (id(start.question), start.bench.prompt)):
+        for _, alike in groupby(openings, lambda o: (id(o.question), o.bench.prompt)):
             first, *others = alike
             with contextlib.closing(self._converse(first.question, first.bench.prompt)) as root:
                 if root.tokens >= most:
@@ -65,8 +65,8 @@ class Agent:
                         f"question {first.question.id!r} makes a prompt of {root.tokens} tokens: "
                         f"no room within rollout.max_tokens = {most}. Raise it, or leave it out."
                     )
-                for start in (first, *others):
-                    yield State(start, root.fork())
+                for opening in (first, *others):
+                    yield State(opening, root.fork())
 
     def _converse(self, question: types.Question, more: str) -> Conversation:
         rollout = self._rollout
@@ -91,7 +91,7 @@ class Agent:
         """
         rollout, k, talk = self._rollout, len(state.turns), state.conversation
         most = min(rollout.max_turn_tokens, rollout.max_tokens - talk.tokens)
-        seed = stream_seed(*state.start.seed, k)
+        seed = stream_seed(*state.opening.seed, k)
         turn = await talk.say(replace(self._sampling, max_tokens=most, seed=seed))
         reading: types.Reading = rollout.ask("read", turn.text, k, turn.cut)
         turn = replace(turn, reading=reading)
@@ -103,7 +103,7 @@ class Agent:
         elif k + 1 == rollout.segmenter.max_turns:
             stop = "turns"
         else:
-            results = await state.start.bench.answer(reading.calls, k)
+            results = await state.opening.bench.answer(reading.calls, k)
             observation_ids = talk.tell(rollout.ask("observe", reading, results))
             if talk.tokens >= rollout.max_tokens:
                 stop = "length"

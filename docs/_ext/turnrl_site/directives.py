@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from docutils import nodes
@@ -18,14 +19,14 @@ _LONG = 120
 """Lines of a help page beyond which it is folded."""
 
 
-class Generated(SphinxDirective):
+class Generated(SphinxDirective, ABC):
     """A directive whose content is reStructuredText that `text` makes."""
 
     optional_arguments = 2
 
+    @abstractmethod
     def text(self) -> Iterable[str]:
         """The lines."""
-        raise NotImplementedError
 
     def run(self) -> list[nodes.Node]:
         """Parse them, sections included."""
