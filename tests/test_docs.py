@@ -249,7 +249,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "docs/howto/runs.md": {
         "turnrl eval recipes/quickstart.yaml --ckpt_path best": Runs(("8 questions, greedy",)),
         "turnrl fit recipes/quickstart.yaml --ckpt_path last": Runs((FINISHED,), slow=True),
-        "turnrl.callbacks.BestCheckpoint": Fits(),
+        "turnrl.BestCheckpoint": Fits(),
         "turnrl.Question(": Runs(("Trajectory('What is the time",), slow=True),
         "fit recipes/quickstart.yaml --ckpt_path": Runs(("Restored all states", FINISHED)),
         "goes on with other": Printed(
@@ -452,6 +452,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "import Forced": Elsewhere("test_bench.test_the_example_in_the_readme_forces_tokens"),
     },
     "plugins/turnrl-card/README.md": {},
+    "plugins/turnrl-checkpoints/README.md": {"LastCheckpoint()": Runs(slow=True)},
     "plugins/turnrl-completion/README.md": {"completion bash": Runs(("complete -o bashdefault",))},
     "plugins/turnrl-console/README.md": {
         "iteration   1/40 ": Elsewhere(

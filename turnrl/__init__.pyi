@@ -1,8 +1,10 @@
 """The public interface: every name of `turnrl`, and the module that it comes from.
 
-turnrl-recipes and turnrl-record are packages beside the core, which come with it.
+The first names are of packages beside the core, which come with it.
 """
 
+from turnrl_checkpoints import BestCheckpoint as BestCheckpoint
+from turnrl_checkpoints import LastCheckpoint as LastCheckpoint
 from turnrl_recipes.build import Built as Built
 from turnrl_recipes.build import build as build
 from turnrl_recipes.build import load as load
@@ -21,8 +23,6 @@ from turnrl.answers import contains_answer as contains_answer
 from turnrl.answers import exact_match as exact_match
 from turnrl.answers import says_nothing as says_nothing
 from turnrl.answers import usable_answers as usable_answers
-from turnrl.callbacks import BestCheckpoint as BestCheckpoint
-from turnrl.callbacks import LastCheckpoint as LastCheckpoint
 from turnrl.cli import command_line as command_line
 from turnrl.credit import GroupRelative as GroupRelative
 from turnrl.credit import Merged as Merged
@@ -58,6 +58,7 @@ from turnrl.policy.adapter import Lora as Lora
 from turnrl.policy.compute import dense_weight as dense_weight
 from turnrl.policy.layout import takes_ragged as takes_ragged
 from turnrl.policy.model import Policy as Policy
+from turnrl.run.folders import is_trial as is_trial
 from turnrl.run.folders import run_folder as run_folder
 from turnrl.run.folders import whole_file as whole_file
 from turnrl.run.folders import writable_part as writable_part
