@@ -9,6 +9,7 @@ from turnrl_recipes.build import Built as Built
 from turnrl_recipes.build import build as build
 from turnrl_recipes.build import load as load
 from turnrl_recipes.fit import add_recipe_command as add_recipe_command
+from turnrl_recipes.folders import writable_part as writable_part
 from turnrl_recipes.given import bundled_recipes as bundled_recipes
 from turnrl_recipes.given import recipe_like as recipe_like
 from turnrl_record import record as record
@@ -61,7 +62,6 @@ from turnrl.policy.model import Policy as Policy
 from turnrl.run.folders import is_trial as is_trial
 from turnrl.run.folders import run_folder as run_folder
 from turnrl.run.folders import whole_file as whole_file
-from turnrl.run.folders import writable_part as writable_part
 from turnrl.scoring import Credit as Credit
 from turnrl.scoring import assign_credit as assign_credit
 from turnrl.scoring import curves as curves

@@ -11,7 +11,6 @@ A validation inside an iteration has a row of its own, with the number of that i
 """
 
 import csv
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-from turnrl.run.folders import run_folder, tidy, whole_file
+from turnrl.run.folders import run_folder, whole_file
 from turnrl.scoring import Tally
 
 _SHOWN = ("train/exact_match", "train/tool_execution", "reward/total", "val/exact_match")
@@ -92,7 +91,6 @@ class PolicyRows(L.Callback):
     def __init__(self) -> None:
         self._row: dict[str, float] = {}
         self._file: Path | None = None
-        self._begun = time.time()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         folder = run_folder(trainer)  # a collective call
@@ -117,9 +115,6 @@ class PolicyRows(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._write(trainer)
-
-    def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
-        tidy(trainer, self._begun)
 
     def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
         figures = pl_module.figures.take(trainer.validating)

@@ -5,6 +5,7 @@ given     recipes and options, put together before torch is loaded
 folders   runs and checkpoints found again
 explain   why a recipe does not fit the classes that it describes
 build     from there to module, data and trainer, by LightningCLI
+tidying   the folder of a run that failed at its beginning removed
 fit       the command `fit`, and how another command that takes a recipe is made
 
 What a recipe reproduces and needs stands in the tables of `recipes/README.md`, and nowhere else.
@@ -30,6 +31,14 @@ _UNKNOWN = "not measured"
 def turnrl_commands() -> Iterable[Callable[[Any], None]]:
     """The command `recipes`."""
     return [add_recipes_command]
+
+
+@hookimpl
+def turnrl_callbacks() -> Iterable[type[Any]]:
+    """What removes the folder of a run that failed at its beginning."""
+    from turnrl_recipes.tidying import Tidy
+
+    return [Tidy]
 
 
 def add_recipes_command(commands: Any) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from turnrl import hookimpl, writable_part
-from turnrl_recipes.folders import LATEST, newest
+from turnrl import hookimpl
+from turnrl_recipes.folders import LATEST, newest, writable_part
 from turnrl_recipes.given import Given, Settings, read_given
 
 if TYPE_CHECKING:

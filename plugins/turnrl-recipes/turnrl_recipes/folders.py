@@ -1,14 +1,32 @@
-"""Runs found again: the number of the next one, and the checkpoints of those that are there."""
+"""Folders of runs: tried before they are written, counted, and their checkpoints found again."""
 
 from __future__ import annotations
 
+import tempfile
 import zipfile
 from pathlib import Path
 
-from turnrl import CheckpointError, did_you_mean
+from turnrl import CheckpointError, RecipeError, did_you_mean
 
 LATEST = ("last", "best")
 """Checkpoints of a recipe's newest run, by name."""
+
+
+def writable_part(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists, once it has taken a file.
+
+    Raises:
+        RecipeError: If it takes none.
+    """
+    folder = folder.absolute()
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    try:  # permissions do not tell all: a file system may be read-only, or take no folders
+        with tempfile.TemporaryDirectory(dir=there, prefix=".turnrl-"):
+            return there
+    except OSError as error:
+        why = f"takes no folder ({error.strerror})" if there.is_dir() else "is a file"
+        step = "Set trainer.logger.init_args.save_dir to a folder that can be written."
+        raise RecipeError(f"{there} {why}. {step}") from error
 
 
 def next_version(home: Path) -> int:
