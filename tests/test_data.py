@@ -111,7 +111,7 @@ def test_a_pattern_finds_the_answer_within_a_field(tmp_path, caplog):
     rows = solved("7 of 6 are <<7*6=42>>42.\n#### 42", "So #### 1,000 ", "It is lost.")
     path = write_jsonl(tmp_path / "q.jsonl", rows)
     fields = Fields(None, answers="answer", answer_pattern="#### (.*)")
-    with caplog.at_level(logging.WARNING, "turnrl.sources"):
+    with caplog.at_level(logging.WARNING, "turnrl_questions.sources"):
         assert [q.answers for q in load_questions(path, fields=fields)] == [("42",), ("1,000",)]
     assert "left out 1 of 3 rows" in caplog.text
     whole = Fields(None, answers="answer", answer_pattern="[0-9,]+$")
@@ -512,7 +512,7 @@ def test_rows_that_cannot_be_used_are_counted_in_one_warning(tmp_path, caplog):
         ROWS[0],
     ]
     path = write_jsonl(tmp_path / "q.jsonl", rows)
-    with caplog.at_level(logging.WARNING, "turnrl.sources"):
+    with caplog.at_level(logging.WARNING, "turnrl_questions.sources"):
         assert len(load_questions(path)) == 3
     (record,) = caplog.records
     assert (

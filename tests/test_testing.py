@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from turnrl_atlas import Atlas
+from turnrl_questions.sources import GivenQuestions
 
 from turnrl import (
     AdvantageEstimator,
@@ -30,8 +31,8 @@ from turnrl import (
     ToolSession,
     TurnLevel,
     TurnReward,
+    open_source,
 )
-from turnrl.sources import GivenQuestions, open_source
 from turnrl.testing import (
     ScriptedEngine,
     check_estimator,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from collections import UserList
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, Timer
@@ -22,10 +24,12 @@ from turnrl import (
     ClippedSurrogate,
     Engine,
     EngineError,
+    ExperienceLoader,
     Lora,
     OutcomeOnly,
     OutcomeReward,
     Policy,
+    Question,
     RecipeError,
     Rollout,
     Session,
@@ -588,3 +592,28 @@ def test_mixed_precision_trains_and_goes_on(tiny_model, tmp_path):
     assert {p.dtype for p in going.policy.parameters()} == {torch.float32}
     # the sampler computes in bfloat16 as well, so the two are near, and not equal
     assert all(1e-5 < gap < 0.2 for gap in column(tmp_path / "whole", "train/logprob_gap"))
+
+
+class Ladder(L.LightningDataModule):
+    """Data of a user's own: which questions an iteration asks, and nothing else."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def iteration_questions(self, iteration, rank, world_size):
+        self.asked.append(iteration)
+        return [Question(str(n), f"{n}?", (str(n),)) for n in range(iteration + 1)]
+
+    def train_dataloader(self):
+        return ExperienceLoader(self, self.trainer)
+
+    def val_dataloader(self):
+        return UserList([[Question("1", "1?", ("1",))]])  # a plain list is one of loaders
+
+
+def test_data_of_a_users_own_trains_if_it_says_what_an_iteration_asks(tmp_path, tiny_model):
+    it, ladder = module(tiny_model), Ladder()
+    trainer(tmp_path, 3).fit(it, ladder)
+    assert ladder.asked == [0, 0, 1, 2], "first to count the steps, then once an iteration"
+    assert [len(it.experience.groups), it.global_step] == [3, 6]

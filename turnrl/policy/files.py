@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from turnrl.agent.chat import read_template
 from turnrl.errors import RecipeError, did_you_mean
-from turnrl.sources import reach_hub
+from turnrl.policy.hub import reach_hub
 
 PACKAGE_PREFIX = "package://"
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from turnrl.errors import DataError, at_least
 from turnrl.plugins import contract
@@ -298,36 +297,6 @@ class AdvantageEstimator(ABC):
         """
 
 
-@dataclass(frozen=True)
-class Fields:
-    """Where the rows of a file or hub data set keep what turnrl needs.
-
-    A dotted path such as `answer.aliases` reaches into nested fields.
-
-    Args:
-        id: Field of the question's id; null numbers the rows.
-        question: Field of the question's text.
-        answers: Field, or fields, of accepted answers: a text, a list, or a list in a text.
-        answer_pattern: Regular expression that finds the answer within such a text: its first
-            group, or all of it. GSM8K's answers end with `#### 42`, which is `'#### (.*)'`; in YAML
-            it needs the quotes. By default the whole text is the answer.
-    Raises:
-        DataError: If the pattern is no regular expression.
-    """
-
-    id: str | None = "id"
-    question: str = "question"
-    answers: str | list[str] = "answers"
-    answer_pattern: str = ""
-
-    def __post_init__(self) -> None:
-        try:
-            re.compile(self.answer_pattern)
-        except (re.error, TypeError) as error:
-            what = f"data.fields.answer_pattern {self.answer_pattern!r} is no regular expression"
-            raise DataError(f"{what}: {error}. Mend it; '#### (.*)' is one.") from error
-
-
 @contract("turnrl_datasets")
 class QuestionSource(ABC):
     """A data set that a package brings along, used by its class name: `train: Atlas`.
@@ -368,29 +337,3 @@ class QuestionSource(ABC):
             DataError: If the source has none.
         """
         raise DataError(f"{type(self).__name__} has questions but no corpus to build an index from")
-
-
-class SourceOpener(Protocol):
-    """Opens data sets by a name that is no class's, a file say, or what they are in memory.
-
-    Attributes:
-        names: Names it is sure to know, offered where another was meant.
-        takes: What it takes, for messages: `a file (.jsonl, ...)`.
-    """
-
-    names: Sequence[str]
-    takes: str
-
-    def __call__(
-        self, name: Any, fields: Fields | None, config: str | None
-    ) -> QuestionSource | None:
-        """The data set of a name, or None if the name is not of its kind.
-
-        Args:
-            name: As the recipe has it; or, from Python, an object that is neither a source nor a
-                list of questions, a `datasets.Dataset` say.
-            fields: Where rows keep what is needed, if the recipe says.
-            config: A configuration of the data set, if the recipe names one.
-        Raises:
-            DataError: If the name is of its kind and there is no such data set.
-        """

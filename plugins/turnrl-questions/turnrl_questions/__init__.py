@@ -1,5 +1,7 @@
 """Question sets: files, folders and objects of `datasets`, known data sets, the Hugging Face hub.
 
+data            `QuestionData`: which question is asked when
+sources         the questions of a data set, from any source
 rows            rows of files and of the hub, and the questions made of them
 paragraphs      `HotpotParagraphs`: questions with the paragraphs that answer them
 """
@@ -14,10 +16,8 @@ from typing import Any, final
 
 from turnrl import (
     DataError,
-    Fields,
     Question,
     QuestionSource,
-    SourceOpener,
     answer_rule,
     hookimpl,
 )
@@ -34,6 +34,7 @@ from turnrl_questions.rows import (
     read_hub,
     refuse_split,
 )
+from turnrl_questions.sources import Fields, SourceOpener
 
 __all__ = ["PRESETS", "GivenRows", "HotpotParagraphs", "HubDataset", "Preset", "QuestionFile"]
 

@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from turnrl import DataError, Fields, Passage, Question, QuestionSource, RecipeError
+from turnrl import DataError, Passage, Question, QuestionSource, RecipeError
 from turnrl_questions.rows import (
     FILE_KINDS,
     Row,
@@ -27,6 +27,7 @@ from turnrl_questions.rows import (
     read_hub,
     refuse_split,
 )
+from turnrl_questions.sources import Fields
 
 HOTPOTQA = "hotpotqa/hotpot_qa"
 """HotpotQA on the hub (Yang et al. 2018, https://arxiv.org/abs/1809.09600, CC BY-SA 4.0)."""

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnrl import DataError, Fields, Question, reach_hub
+from turnrl import DataError, Question, reach_hub
+from turnrl_questions.sources import Fields
 
 if TYPE_CHECKING:
     import datasets

@@ -1,27 +1,88 @@
-"""Sources: the questions of a data set, whoever brings it (see `load_questions`), and whether the
-hub, which has data sets and models, can be reached."""
+"""Sources: the questions of a data set, whoever brings it; see `load_questions`."""
 
-import functools
 import itertools
 import logging
 import os
-import sys
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias
 
-from turnrl.answers import usable_answers
-from turnrl.errors import DataError, did_you_mean
-from turnrl.plugins import contributed, find_class, installed
-from turnrl.types import AnswerRule, Fields, Question, QuestionSource, SourceOpener
+from turnrl import (
+    AnswerRule,
+    DataError,
+    Question,
+    QuestionSource,
+    contributed,
+    did_you_mean,
+    find_class,
+    installed,
+    usable_answers,
+)
 
 _logger = logging.getLogger(__name__)
 
 Role = Literal["train", "val"]
-Source = str | QuestionSource | Sequence[Question] | Any
+Source: TypeAlias = str | QuestionSource | Sequence[Question] | Any
 """A name as a recipe has it, an opened source, the questions themselves, or rows that an installed
 package makes questions of."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Where the rows of a file or hub data set keep what turnrl needs.
+
+    A dotted path such as `answer.aliases` reaches into nested fields.
+
+    Args:
+        id: Field of the question's id; null numbers the rows.
+        question: Field of the question's text.
+        answers: Field, or fields, of accepted answers: a text, a list, or a list in a text.
+        answer_pattern: Regular expression that finds the answer within such a text: its first
+            group, or all of it. GSM8K's answers end with `#### 42`, which is `'#### (.*)'`; in YAML
+            it needs the quotes. By default the whole text is the answer.
+    Raises:
+        DataError: If the pattern is no regular expression.
+    """
+
+    id: str | None = "id"
+    question: str = "question"
+    answers: str | list[str] = "answers"
+    answer_pattern: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.answer_pattern)
+        except (re.error, TypeError) as error:
+            what = f"data.fields.answer_pattern {self.answer_pattern!r} is no regular expression"
+            raise DataError(f"{what}: {error}. Mend it; '#### (.*)' is one.") from error
+
+
+class SourceOpener(Protocol):
+    """Opens data sets by a name that is no class's, a file say, or what they are in memory.
+
+    Attributes:
+        names: Names it is sure to know, offered where another was meant.
+        takes: What it takes, for messages: `a file (.jsonl, ...)`.
+    """
+
+    names: Sequence[str]
+    takes: str
+
+    def __call__(
+        self, name: Any, fields: Fields | None, config: str | None
+    ) -> QuestionSource | None:
+        """The data set of a name, or None if the name is not of its kind.
+
+        Args:
+            name: As the recipe has it; or, from Python, an object that is neither a source nor a
+                list of questions, a `datasets.Dataset` say.
+            fields: Where rows keep what is needed, if the recipe says.
+            config: A configuration of the data set, if the recipe names one.
+        Raises:
+            DataError: If the name is of its kind and there is no such data set.
+        """
 
 
 class GivenQuestions(QuestionSource):
@@ -162,25 +223,3 @@ def _usable(questions: Iterable[Question], where: str, rule: AnswerRule | None) 
         left = total - len(kept)
         _logger.warning("%s: left out %d of %d rows (%s)", where, left, total, why)
     return kept
-
-
-@functools.cache
-def reach_hub() -> None:
-    """See once, before anything is asked of the Hugging Face hub, whether it answers in 5 s.
-
-    If not, `transformers` and `datasets` are told to use what is cached: on their own they would
-    try again and again, for half a minute, whatever they are asked for. `HF_HUB_OFFLINE` has the
-    same effect, and then nothing is tried.
-    """
-    from huggingface_hub import constants, get_session
-
-    if constants.HF_HUB_OFFLINE:
-        return
-    try:
-        get_session().head(constants.ENDPOINT, timeout=5)
-    except Exception as error:  # whatever its transport raises
-        told = "the hub (%s) is out of reach (%s): only what is cached is used"
-        _logger.warning(told, constants.ENDPOINT, str(error) or type(error).__name__)
-        constants.HF_HUB_OFFLINE = True
-        if "datasets" in sys.modules:  # it has read the constant already
-            sys.modules["datasets"].config.HF_HUB_OFFLINE = True

@@ -10,17 +10,24 @@ import os
 import random
 import warnings
 from collections import UserList
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, final
 
 import lightning as L
 
-from turnrl.errors import DataError, RecipeError, at_least
-from turnrl.learning import Step
-from turnrl.plugins import contributed
-from turnrl.run.announce import announce
-from turnrl.sources import Role, Source, load_questions, open_source
-from turnrl.types import AnswerRule, Fields, Question, QuestionSource, answer_rule
+from turnrl import (
+    AnswerRule,
+    DataError,
+    ExperienceLoader,
+    Question,
+    QuestionSource,
+    RecipeError,
+    announce,
+    answer_rule,
+    at_least,
+    contributed,
+)
+from turnrl_questions.sources import Fields, Role, Source, load_questions, open_source
 
 _logger = logging.getLogger(__name__)
 
@@ -201,45 +208,3 @@ class QuestionData(L.LightningDataModule):
                 self._advised = True
                 _logger.warning(told)
         return _limited(questions, self.train_limit if role == "train" else None)
-
-
-class ExperienceLoader:
-    """One policy iteration as a data loader: collects when the first step is asked for. One batch
-    is one optimiser step.
-
-    It has a fixed length and no state. What an iteration asks and how it samples are functions of
-    (seed, iteration, rank), so a run resumed inside an iteration collects anew under the restored
-    weights.
-
-    Args:
-        data: Gives each iteration's questions.
-        trainer: The running trainer. Its module has `steps` and `iterate`, as `MTGRPO` has.
-    Raises:
-        RecipeError: If the module does not collect, or the questions or the trajectories cannot
-            be shared out.
-    """
-
-    def __init__(self, data: QuestionData, trainer: L.Trainer) -> None:
-        module: Any = trainer.lightning_module
-        if not hasattr(module, "iterate"):
-            name = type(module).__name__
-            raise RecipeError(f"{name} collects no experience. Give other data, or take MTGRPO.")
-        self._data = data
-        self._trainer = trainer
-        self._module = module
-        self._steps: int = module.steps(len(data.iteration_questions(0, 0, trainer.world_size)))
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def __iter__(self) -> Iterator[Step]:
-        run, iteration = self._trainer, self._trainer.current_epoch
-        questions = self._data.iteration_questions(iteration, run.global_rank, run.world_size)
-        yield from self._module.iterate(questions, iteration)  # lazily: Lightning tries `iter`
-
-    def state_dict(self) -> dict[str, int]:
-        """Empty: tells Lightning that a run may be resumed inside an iteration all the same."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Nothing to restore."""

@@ -1,0 +1,29 @@
+"""The Hugging Face hub, which has models and data sets: whether it can be reached."""
+
+import functools
+import logging
+import sys
+
+_logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def reach_hub() -> None:
+    """See once, before anything is asked of the Hugging Face hub, whether it answers in 5 s.
+
+    If not, `transformers` and `datasets` are told to use what is cached: on their own they would
+    try again and again, for half a minute, whatever they are asked for. `HF_HUB_OFFLINE` has the
+    same effect, and then nothing is tried.
+    """
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception as error:  # whatever its transport raises
+        told = "the hub (%s) is out of reach (%s): only what is cached is used"
+        _logger.warning(told, constants.ENDPOINT, str(error) or type(error).__name__)
+        constants.HF_HUB_OFFLINE = True
+        if "datasets" in sys.modules:  # it has read the constant already
+            sys.modules["datasets"].config.HF_HUB_OFFLINE = True
