@@ -155,7 +155,7 @@ class MTGRPO(PolicyModule):
         old = OldLogprobs(
             lesson,
             lambda rows: [scores.logprobs for scores in self.read(rows)],
-            truncated=self.rollout.truncated,
+            truncated=self.rollout.sampling.truncated,
             listens=self.updates_per_iteration > 1 and not noisy,
         )
         strategy, device = self.trainer.strategy, self.device

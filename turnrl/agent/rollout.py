@@ -198,11 +198,6 @@ class Rollout:
             top_p=self.top_p,
         )
 
-    @property
-    def truncated(self) -> bool:
-        """True if tokens are drawn from a part of the distribution."""
-        return self.sampling.truncated
-
     def check(self, chat: ChatFormat) -> None:
         """Preflight what the chat template has to take, and every tool.
 
@@ -212,7 +207,7 @@ class Rollout:
             RecipeError: If it does not take the segmenter's messages.
             ToolError: From the first tool that cannot work.
         """
-        if self.truncated:
+        if self.sampling.truncated:
             _logger.warning(
                 "rollout.top_k, min_p or top_p cuts the distribution that tokens are drawn from. "
                 "The sampler's log-probabilities are of what is left and the learner's are not, so "
