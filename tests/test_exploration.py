@@ -302,7 +302,7 @@ def test_the_values_of_a_critic_equal_its_head_on_the_hidden_states(tiny_model):
     it = module(tiny_model, estimator=ToGo(critic=Critic()))
     it.configure_model()
     torch.nn.init.normal_(it.policy.value_head.weight)
-    groups = it.score(it.collector.act(QUESTIONS, 3, (1,), 0))
+    groups = it.collector.score(it.collector.act(QUESTIONS, 3, (1,), 0))
     for group in groups:
         for trajectory, values in zip(
             group.trajectories, values_of(it, group.trajectories), strict=True

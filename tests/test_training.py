@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, Timer
@@ -24,7 +23,7 @@ from turnrl import (
     ClippedSurrogate,
     Engine,
     EngineError,
-    ExperienceLoader,
+    IterationData,
     Lora,
     OutcomeOnly,
     OutcomeReward,
@@ -594,7 +593,7 @@ def test_mixed_precision_trains_and_goes_on(tiny_model, tmp_path):
     assert all(1e-5 < gap < 0.2 for gap in column(tmp_path / "whole", "train/logprob_gap"))
 
 
-class Ladder(L.LightningDataModule):
+class Ladder(IterationData):
     """Data of a user's own: which questions an iteration asks, and nothing else."""
 
     def __init__(self):
@@ -604,9 +603,6 @@ class Ladder(L.LightningDataModule):
     def iteration_questions(self, iteration, rank, world_size):
         self.asked.append(iteration)
         return [Question(str(n), f"{n}?", (str(n),)) for n in range(iteration + 1)]
-
-    def train_dataloader(self):
-        return ExperienceLoader(self, self.trainer)
 
     def val_dataloader(self):
         return UserList([[Question("1", "1?", ("1",))]])  # a plain list is one of loaders

@@ -19,8 +19,9 @@ _HOMES = {
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
 }
-_MOVED = dict.fromkeys(("Choice", "Compared", "Math", "Number"), "turnrl.answers")
-"""Public before 0.8, and named by recipes that runs have saved."""
+_MOVED = dict.fromkeys(("Choice", "Compared", "Math", "Number"), "turnrl_answers")
+"""Public before 0.8, and named by recipes that runs have saved. Modules that had some of these, or
+of the names above, in those days take `__getattr__` from here."""
 
 __all__ = sorted(_HOMES)
 

@@ -52,7 +52,7 @@ from turnrl.errors import did_you_mean as did_you_mean
 from turnrl.errors import in_short as in_short
 from turnrl.errors import of_the_device as of_the_device
 from turnrl.errors import out_of_memory as out_of_memory
-from turnrl.loader import ExperienceLoader as ExperienceLoader
+from turnrl.loader import IterationData as IterationData
 from turnrl.module import MTGRPO as MTGRPO
 from turnrl.objective import ClippedSurrogate as ClippedSurrogate
 from turnrl.plugins import HOOKS as HOOKS

@@ -5,20 +5,11 @@ answers does it in the same way. A recipe sets the rule of a question set in `da
 """
 
 from collections.abc import Iterable
-from typing import Any
 
+from turnrl import __getattr__  # type: ignore[attr-defined]  # noqa: F401 - rules that were here
 from turnrl.errors import PluginError
-from turnrl.plugins import installed
 from turnrl.text import normalize_answer
 from turnrl.types import AnswerRule, Question, ToolResult
-
-
-def __getattr__(name: str) -> Any:
-    """Rules that were here before 0.8, as pickles and saved recipes name them."""
-    moved = name in ("Choice", "Compared", "Math", "Number", "Phrase")
-    if moved and (rule := installed("turnrl_answers").get(name)):
-        return rule
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _rule(question: Question, function: str) -> AnswerRule:

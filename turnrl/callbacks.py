@@ -5,17 +5,10 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
 
-import turnrl
+from turnrl import __getattr__  # type: ignore[attr-defined]  # noqa: F401 - checkpoints were here
 from turnrl.plugins import load_plugins
 from turnrl.run.folders import is_trial
 from turnrl.run.metrics import PolicyRows
-
-
-def __getattr__(name: str) -> Any:
-    """Checkpoints that were here before 0.8, as recipes name them."""
-    if name in ("BestCheckpoint", "LastCheckpoint"):
-        return getattr(turnrl, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:

@@ -30,7 +30,7 @@ from turnrl.run.announce import announce
 from turnrl.run.folders import run_folder
 from turnrl.run.metrics import Figures
 from turnrl.scoring import Tally
-from turnrl.types import Group, Question, Row, Trajectory
+from turnrl.types import Question, Row, Trajectory
 
 _ASK = 2
 """First number of the random streams of `ask`; see `module.py` for the others."""
@@ -98,7 +98,7 @@ class PolicyModule(L.LightningModule):
         """Load the weights onto the device that the strategy chose."""
         run = self._trainer
         announce(run, f"loading {self.policy.model}")
-        self.policy.minibatch_tokens = self.budget
+        self.policy.minibatch_tokens = self.minibatch_tokens or Policy.minibatch_tokens
         with self.memory.phase("loading"):
             self.policy.load(self.device if run is None else run.strategy.root_device)
 
@@ -108,7 +108,7 @@ class PolicyModule(L.LightningModule):
         if self.device.type != "cpu":
             with self.memory.phase("learning"):
                 longest = self.rollout.max_tokens  # one such trajectory is a minibatch, at least
-                try_out(self.policy, max(self.budget, longest), longest)
+                try_out(self.policy, max(self.policy.minibatch_tokens, longest), longest)
 
     def configure_optimizers(self) -> Any:
         """The recipe's optimiser on what is trained, and its schedule, per optimiser step."""
@@ -127,11 +127,6 @@ class PolicyModule(L.LightningModule):
         """The current learner's numbers for sampled tokens; see `Policy.read`."""
         with self.memory.phase("learning"):
             return self.policy.read(rows, temperature=temperature or self.rollout.temperature)
-
-    @property
-    def budget(self) -> int:
-        """The most tokens computed at once while learning."""
-        return self.minibatch_tokens or Policy.minibatch_tokens
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Lightning's step, in which it calls `training_step` and its backward pass too."""
@@ -239,10 +234,6 @@ class PolicyModule(L.LightningModule):
         key, (_, version) = (_ASK, self.seed, seed), self.iteration_and_version
         bar = self.bar("asking")
         return ask(self.collector, questions, samples, temperature, key, version, bar)
-
-    def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
-        """The trajectories of each question with their rewards."""
-        return self.collector.score(trajectories)
 
     def scores(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float]]:
         """The score of each of some trajectories, of one question or of several.

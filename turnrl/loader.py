@@ -1,7 +1,8 @@
 """An iteration as a data loader: what Lightning asks for batches is given an iteration's steps."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 
@@ -10,11 +11,25 @@ from turnrl.learning import Step
 from turnrl.types import Question
 
 
-class IterationQuestions(Protocol):
-    """Data that knows which questions an iteration asks, as `QuestionData` does."""
+class IterationData(L.LightningDataModule, ABC):
+    """Data to train on: which questions each iteration asks. Evaluation asks the lists of questions
+    that `val_dataloader` gives, if there is one."""
 
+    @abstractmethod
     def iteration_questions(self, iteration: int, rank: int, world_size: int) -> Sequence[Question]:
         """Questions that one process asks in one iteration: the same for the same arguments."""
+
+    def train_dataloader(self) -> "ExperienceLoader":
+        """The loader that collects each iteration's experience."""
+        if self.trainer is None:
+            raise RuntimeError("the loader collects with a trainer's policy: give it to a Trainer")
+        return ExperienceLoader(self, self.trainer)
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        """Steps move to the device; questions stay, frozen as they are."""
+        if not batch or isinstance(batch[0], Question):
+            return batch
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
 
 class ExperienceLoader:
@@ -33,7 +48,7 @@ class ExperienceLoader:
             be shared out.
     """
 
-    def __init__(self, data: IterationQuestions, trainer: L.Trainer) -> None:
+    def __init__(self, data: IterationData, trainer: L.Trainer) -> None:
         module: Any = trainer.lightning_module
         if not hasattr(module, "iterate"):
             name = type(module).__name__

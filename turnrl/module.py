@@ -165,7 +165,7 @@ class MTGRPO(PolicyModule):
             self.objective,
             self.updates_per_iteration,
             self.steps_per_update,
-            lambda rows: self.policy.passes(rows, self.budget),
+            lambda rows: self.policy.passes(rows, self.policy.minibatch_tokens),
             torch.Generator().manual_seed(stream),
             lambda total: strategy.reduce(total.to(device), reduce_op="mean"),
         )

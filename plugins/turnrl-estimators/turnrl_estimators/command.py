@@ -147,7 +147,7 @@ def _print_rollouts(
 
     size = module.group_size
     every = module.ask(questions, samples=2 * size)
-    groups = module.score([every[i : i + size] for i in range(0, len(every), size)])
+    groups = module.collector.score([every[i : i + size] for i in range(0, len(every), size)])
     pairs = list(zip(groups[::2], groups[1::2], strict=True))
     if not as_json:
         told = f"{len(questions)} questions, two groups of {size} each"

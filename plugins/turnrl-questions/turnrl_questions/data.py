@@ -11,14 +11,12 @@ import random
 import warnings
 from collections import UserList
 from collections.abc import Callable, Iterable
-from typing import Any, final
-
-import lightning as L
+from typing import final
 
 from turnrl import (
     AnswerRule,
     DataError,
-    ExperienceLoader,
+    IterationData,
     Question,
     QuestionSource,
     RecipeError,
@@ -51,7 +49,7 @@ def _limited(questions: list[Question], limit: int | None) -> list[Question]:
 
 
 @final
-class QuestionData(L.LightningDataModule):
+class QuestionData(IterationData):
     """The questions to train on and to evaluate with.
 
     A source is a local .jsonl, .json, .parquet, .csv or .arrow file; a folder that a
@@ -160,12 +158,6 @@ class QuestionData(L.LightningDataModule):
         role: Role = "train" if split == "train" else "val"
         return _limited(self._questions(role, None if split == role else split), self.val_limit)
 
-    def train_dataloader(self) -> ExperienceLoader:
-        """The loader that collects each iteration's experience."""
-        if self.trainer is None:
-            raise RuntimeError("the loader collects with a trainer's policy: give it to a Trainer")
-        return ExperienceLoader(self, self.trainer)
-
     def val_dataloader(self) -> Iterable[list[Question]]:
         """Batches of the questions to evaluate with; none if there are none.
 
@@ -183,12 +175,6 @@ class QuestionData(L.LightningDataModule):
         mine, most = questions[rank::ranks], len(questions[::ranks])
         # to Lightning a plain list is one of loaders, and a torch loader wants workers to read it
         return UserList(mine[i : i + size] for i in range(0, most, size))
-
-    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        """Steps move to the device; questions stay, frozen as they are."""
-        if not batch or isinstance(batch[0], Question):
-            return batch
-        return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def _open(self, role: Role) -> QuestionSource:
         name = self.sources[role]

@@ -54,7 +54,7 @@ class _Watch(Watch):
         plan = module.memory.planned
         self.planned = {phase: [int(size), setting] for phase, (size, setting) in plan.items()}
         self.chosen = {
-            "minibatch_tokens": module.budget,
+            "minibatch_tokens": module.policy.minibatch_tokens,
             "gradient_checkpointing": module.policy.gradient_checkpointing,
         }
 
