@@ -5,10 +5,13 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
 
-from turnrl import __getattr__  # type: ignore[attr-defined]  # noqa: F401 - checkpoints were here
+import turnrl
 from turnrl.plugins import load_plugins
 from turnrl.run.folders import is_trial
 from turnrl.run.metrics import PolicyRows
+
+__getattr__ = turnrl.__getattr__
+"""Checkpoints were here before 0.8, and recipes name them so."""
 
 
 def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
