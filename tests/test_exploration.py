@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from turnrl_estimators.valued import state_values, trees, with_state_values
 
 from runs import column, data, last, module, rows, trainer, weights
 from test_rollout import Brackets, Look, chat  # noqa: F401 - a fixture
@@ -45,7 +46,6 @@ from turnrl import (
 )
 from turnrl.collection import Experience
 from turnrl.policy.layout import lay_out
-from turnrl.scoring import with_state_values
 from turnrl.testing import ScriptedEngine
 
 QUESTIONS = [Question(f"q{i}", f"Number {i}?", ("x",)) for i in range(2)]
@@ -187,6 +187,11 @@ class ToGo(AdvantageEstimator):
 
     def __post_init__(self):
         self.seen = []
+
+    def prepare(self, attempts, scorer):
+        if self.probes:
+            return (trees if self.trains_probes else state_values)(attempts, scorer)
+        return super().prepare(attempts, scorer)
 
     def __call__(self, group):
         self.seen.append(group)

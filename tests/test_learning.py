@@ -16,7 +16,7 @@ from turnrl_slots import Slots
 
 from runs import adamw, column, data, module, trainer, weights
 from turnrl import ClippedSurrogate, Lora, Policy, Question, Reading, Trajectory, Turn
-from turnrl.learning import Lesson, OldLogprobs, plan, row
+from turnrl.learning import OldLogprobs, Plan, TokenColumns, row
 from turnrl.policy.layout import lay_out, passes
 
 # ----------------------------------------------------------------------------------- streams
@@ -91,21 +91,24 @@ def naive_weight(aggregation, trajectory, step):
     return 1 / len(step) / 100
 
 
-def planned(trajectories, given, logprobs_now=None, **options):
-    """The steps of an iteration of padded minibatches, with any log-probabilities."""
+def plan(trajectories, given, logprobs_now=None, **options):
+    """The plan of an iteration of padded minibatches, with any log-probabilities."""
     read = logprobs_now or (lambda rows: [torch.zeros(sum(some)) for _, some in rows])
-    lesson = Lesson(trajectories, given)
+    columns = TokenColumns(trajectories, given)
     about = {name: options.pop(name) for name in ("truncated", "listens") if name in options}
     settings = {
-        "old": OldLogprobs(lesson, read, **about),
         "objective": ClippedSurrogate(),
         "updates": 1,
         "steps_per_update": 1,
         "passes": partial(passes, budget=10_000, share=False),
-        "shuffle": torch.Generator().manual_seed(3),
-        "mean_over_processes": lambda total: total,
     }
-    return plan(lesson, **(settings | options))
+    return Plan(columns, OldLogprobs(columns, read, **about), **(settings | options))
+
+
+def planned(*given, mean_over_processes=lambda total: total, shuffle=None, **options):
+    """The steps of such a plan."""
+    shuffle = shuffle or torch.Generator().manual_seed(3)
+    return plan(*given, **options).steps(shuffle, mean_over_processes)
 
 
 @pytest.mark.parametrize("aggregation", ["token", "trajectory", "constant"])
@@ -154,15 +157,14 @@ def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead()
         asked.extend(int(ids[0]) - 1000 for ids, _ in rows)
         return [torch.full((sum(some),), 50.0 + int(ids[0]) - 1000) for ids, some in rows]
 
-    for number, step in enumerate(
-        planned(trajectories, given, logprobs_now, updates=2, steps_per_update=2, listens=True)
-    ):
+    two = plan(trajectories, given, logprobs_now, updates=2, steps_per_update=2, listens=True)
+    for number, step in enumerate(two.steps(torch.Generator().manual_seed(3), lambda total: total)):
         if number == 0:
             first = learnt_from(step)
             assert sorted(asked) == sorted({*range(9)} - {*first})
             assert not any(batch.old_logprobs is not None for batch in step)
             for batch in step:
-                batch.before.keep(batch, batch.trajectory.float())
+                two.note(batch, batch.trajectory.float())
             continue
         for batch in step:
             wanted = [i if i in first else 50 + i for i in batch.trajectory.tolist()]

@@ -15,10 +15,9 @@ import turnrl
 from commands import forget
 from runs import column, data, module, trainer
 from test_rollout import Brackets
-from turnrl import PluginError, record
+from turnrl import PluginError, assign_credit, record
 from turnrl.cli import main
 from turnrl.plugins import HOOKS, KINDS, load_plugins
-from turnrl.scoring import assign_credit
 from turnrl.testing import ScriptedEngine
 
 ROOT = Path(__file__).parents[1]

@@ -23,9 +23,9 @@ from turnrl import (
     TurnReward,
 )
 from turnrl.collection import Experience
+from turnrl.credit import assign_credit
 from turnrl.scoring import (
     Tally,
-    assign_credit,
     curves,
     group_tallies,
     score_group,

@@ -30,10 +30,12 @@ from turnrl.answers import exact_match as exact_match
 from turnrl.answers import says_nothing as says_nothing
 from turnrl.answers import usable_answers as usable_answers
 from turnrl.cli import command_line as command_line
+from turnrl.credit import Credit as Credit
 from turnrl.credit import GroupRelative as GroupRelative
 from turnrl.credit import Merged as Merged
 from turnrl.credit import OutcomeOnly as OutcomeOnly
 from turnrl.credit import TurnLevel as TurnLevel
+from turnrl.credit import assign_credit as assign_credit
 from turnrl.credit import returns_to_go as returns_to_go
 from turnrl.credit import standardize as standardize
 from turnrl.errors import CheckpointError as CheckpointError
@@ -71,8 +73,6 @@ from turnrl.run.announce import announce as announce
 from turnrl.run.folders import is_trial as is_trial
 from turnrl.run.folders import run_folder as run_folder
 from turnrl.run.folders import whole_file as whole_file
-from turnrl.scoring import Credit as Credit
-from turnrl.scoring import assign_credit as assign_credit
 from turnrl.scoring import curves as curves
 from turnrl.scoring import score_group as score_group
 from turnrl.text import contained_answer as contained_answer
@@ -80,11 +80,13 @@ from turnrl.text import neutralise as neutralise
 from turnrl.text import normalize_answer as normalize_answer
 from turnrl.text import parse_bytes as parse_bytes
 from turnrl.types.contracts import AdvantageEstimator as AdvantageEstimator
+from turnrl.types.contracts import Attempts as Attempts
 from turnrl.types.contracts import Critic as Critic
 from turnrl.types.contracts import ForkableToolSession as ForkableToolSession
 from turnrl.types.contracts import OutcomeReward as OutcomeReward
 from turnrl.types.contracts import QuestionSource as QuestionSource
 from turnrl.types.contracts import Reward as Reward
+from turnrl.types.contracts import Scorer as Scorer
 from turnrl.types.contracts import Segmenter as Segmenter
 from turnrl.types.contracts import Stateful as Stateful
 from turnrl.types.contracts import Tool as Tool

@@ -1,11 +1,11 @@
-"""Collecting experience: the policy acts, rewards score, the estimator gives credit.
+"""Collecting: the policy acts on questions, and what it did is scored.
 
     act       G trajectories for each question, and probes of them if the estimator asks   (agent/)
     score     turn rewards and outcome rewards                                          (scoring.py)
-    prepare   other needs of the estimator: state values, branches, a critic's values
-    credit    one advantage for each turn, and so for each sampled token           (credit.py)
+    prepare   whatever else the estimator asks of a group: state values, branches, a critic's values
 
-Groups that would teach nothing may be sampled anew. Nothing here knows of a Trainer.
+The algorithm gives credit to these groups, which makes them its `Experience`. Nothing here knows of
+a Trainer.
 """
 
 import itertools
@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -22,21 +22,38 @@ from torch import Tensor
 from turnrl import scoring
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
-from turnrl.errors import EngineError
+from turnrl.credit import Credit, sampled_tokens
+from turnrl.errors import EngineError, PluginError, blaming
 from turnrl.learning import row
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy, TokenScores
-from turnrl.scoring import Credit, Tally
+from turnrl.scoring import Tally
 from turnrl.types import (
     AdvantageEstimator,
+    Attempts,
     Engine,
     Group,
-    Probe,
     Question,
     Reward,
     Row,
     Trajectory,
 )
+
+
+class Collected(NamedTuple):
+    """Scored groups, and what it took to sample them.
+
+    Args:
+        groups: One for each question.
+        seconds: Time that the policy took to act.
+        sampled: Tokens sampled in that time, including those that are not learnt from.
+        probe_tokens: Of these, tokens of no member of a group: they gave state values alone.
+    """
+
+    groups: tuple[Group, ...]
+    seconds: float
+    sampled: int
+    probe_tokens: int
 
 
 @dataclass(frozen=True)
@@ -46,9 +63,7 @@ class Experience:
     Args:
         groups: The groups.
         credit: Of each group.
-        seconds: Time that the policy took to act.
-        sampled: Tokens sampled in that time, including those that are not learnt from.
-        probe_tokens: Tokens that were sampled for state values alone.
+        seconds, sampled, probe_tokens: As in `Collected`.
         redrawn: Trajectories of groups that were sampled anew.
     """
 
@@ -129,16 +144,15 @@ class Experience:
 
 
 class Setup(Protocol):
-    """The parts that act, score and give credit; an `MTGRPO` has them all.
+    """The parts that act and score; an `MTGRPO` has them all.
 
     Attributes:
         policy: The policy that acts.
         rollout: How it acts.
         engine: The sampler of the policy. The collector starts it and closes it.
         rewards: Turn rewards and outcome rewards.
-        estimator: From rewards to advantages.
+        estimator: Says what it asks of a group, and what becomes of probes.
         group_size: G, trajectories per question.
-        redraws: The most times that groups which would teach nothing are sampled anew.
         memory: Names the phase if a device's memory runs out.
     """
 
@@ -148,7 +162,6 @@ class Setup(Protocol):
     rewards: list[Reward]
     estimator: AdvantageEstimator
     group_size: int
-    redraws: int
     memory: Memory
 
     def read(self, rows: Sequence[Row]) -> list[TokenScores]:
@@ -156,7 +169,7 @@ class Setup(Protocol):
 
 
 class Collector:
-    """Lets a policy act on questions, scores the trajectories, and gives credit.
+    """Lets a policy act on questions, and scores what it did.
 
     Args:
         setup: The parts. They are looked up at each use, so a part may be exchanged in between.
@@ -184,54 +197,29 @@ class Collector:
 
     def collect(
         self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
-    ) -> Experience:
-        """Collect the experience of one iteration: act, score, prepare, credit.
+    ) -> Collected:
+        """Act on each question `group_size` times, score, and prepare the groups for credit.
 
         Args:
-            questions: The questions, each of which is asked `group_size` times.
+            questions: The questions.
             key: Names the random streams.
             version: Optimiser steps behind the weights.
             bar: Text of a progress bar; None for no bar.
         """
-        experience = self._once(questions, key, version, bar)
-        for again in range(1, self.setup.redraws + 1):
-            if not (idle := experience.idle):
-                break
-            anew = self._once([questions[i] for i in idle], (*key, again), version, bar)
-            experience = experience.redrawn_by(idle, anew)
-            left = len(experience.idle)
-            rank_zero_info(f"sampled {len(idle)} groups anew; {left} teach nothing still")
-        return experience
-
-    def _once(
-        self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
-    ) -> Experience:
         start = time.perf_counter()
-        probes = self.setup.estimator.probes
-        acted, probed = self.explore(questions, self.setup.group_size, key, version, bar, probes)
+        size, probes = self.setup.group_size, self.setup.estimator.probes
+        attempts = self.explore(questions, size, key, version, bar, probes)
         seconds = time.perf_counter() - start
-        groups = self._prepared(acted, probed)
-        credit = tuple(scoring.assign_credit(group, self.setup.estimator) for group in groups)
-        sampled = scoring.sampled_tokens(t for trunks in acted for t in trunks)
-        besides = scoring.sampled_tokens(p.trajectory for more in probed for p in more)
-        for_values = 0 if self.setup.estimator.trains_probes else besides
-        return Experience(groups, credit, seconds, sampled + besides, for_values)
+        what = f"{type(self.setup.estimator).__name__}.prepare"
+        with blaming(PluginError, what, "Mend the estimator."):
+            groups = tuple(self.setup.estimator.prepare(attempts, self))
+        branches = (probe.trajectory for some in attempts.probes for probe in some)
+        sampled = sampled_tokens(itertools.chain(*attempts.trajectories, branches))
+        learnt = sampled_tokens(t for group in groups for t in group.trajectories)
+        return Collected(groups, seconds, sampled, sampled - learnt)
 
-    def _prepared(
-        self, acted: Sequence[Sequence[Trajectory]], probed: Sequence[Sequence[Probe]]
-    ) -> tuple[Group, ...]:
-        """The scored groups, with everything else that the estimator needs."""
-        probes = [[probe.trajectory for probe in more] for more in probed]
-        if self.setup.estimator.trains_probes:
-            trees = [[*trunks, *more] for trunks, more in zip(acted, probes, strict=True)]
-            groups = tuple(map(scoring.with_parents, self.score(trees), probed))
-        elif self.setup.estimator.probes:
-            scored = self.score(acted), probed, self.score(probes)
-            groups = tuple(map(scoring.with_state_values, *scored))
-        else:
-            groups = self.score(acted)
-        if self.setup.estimator.critic is None:
-            return groups
+    def valued(self, groups: Sequence[Group]) -> tuple[Group, ...]:
+        """The groups with the critic's value of each sampled token, `token_values`."""
         rows = [row(trajectory) for group in groups for trajectory in group.trajectories]
         values = iter(scores.values for scores in self.setup.read(rows))
         parts = [tuple(itertools.islice(values, len(group.trajectories))) for group in groups]
@@ -246,7 +234,7 @@ class Collector:
         bar: str | None = None,
         probes: int = 0,
         rollout: Rollout | None = None,
-    ) -> tuple[list[list[Trajectory]], list[list[Probe]]]:
+    ) -> Attempts:
         """Let the policy act on each question; see `Rollout.explore`.
 
         Args:
@@ -264,24 +252,24 @@ class Collector:
             if version != self._synced:
                 self.setup.engine.sync(version)
                 self._synced = version
-            found = (rollout or self.setup.rollout).explore(
+            attempts = (rollout or self.setup.rollout).explore(
                 self.setup.engine, self.chat, questions, size or 1, key, probes, size is None, bar
             )
-        self._check_versions(found)
-        return found
+        self._check_versions(attempts)
+        return attempts
 
     def forget(self) -> None:
         """Sync the engine before the next act, whatever the version: the weights were replaced."""
         self._synced = None
 
-    def _check_versions(self, found: tuple[list[list[Trajectory]], list[list[Probe]]]) -> None:
+    def _check_versions(self, attempts: Attempts) -> None:
         """Refuse turns that other weights sampled: what is learnt from them would be biased.
 
         Raises:
             EngineError: Naming the engine and both versions.
         """
-        sampled = [t for trunks in found[0] for t in trunks]
-        sampled += [probe.trajectory for probes in found[1] for probe in probes]
+        sampled = [t for some in attempts.trajectories for t in some]
+        sampled += [probe.trajectory for some in attempts.probes for probe in some]
         versions = {turn.version for t in sampled for turn in t.turns}
         if others := versions - {self._synced}:
             name = type(self.setup.engine).__name__
@@ -300,7 +288,7 @@ class Collector:
         bar: str | None = None,
     ) -> list[list[Trajectory]]:
         """Trajectories for each question, as in `explore`."""
-        return self.explore(questions, size, key, version, bar)[0]
+        return self.explore(questions, size, key, version, bar).trajectories
 
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
         """The trajectories of each question with their rewards."""

@@ -1,4 +1,4 @@
-"""Credit: from the rewards of a group to one advantage per turn. Pure functions on tensors.
+"""Credit: from the rewards of a group to one advantage per turn, and from there to its tokens.
 
 For one question, G trajectories; trajectory i takes K_i turns, earns turn rewards r_{i,k} and an
 outcome reward R_i. With z(x) = (x - baseline) / max(std, min_std) over a stated set:
@@ -11,17 +11,21 @@ outcome reward R_i. With z(x) = (x - baseline) / max(std, min_std) over a stated
 Source: Zeng et al., "Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Credit
 Assignment", arXiv 2505.11821, whose two-turn agent has A_{i,1} = z(r)_i + z(R)_i and
 A_{i,2} = z(R)_i: exactly `TurnLevel` where only the first turn is rewarded.
+
+`assign_credit` applies an estimator to a group. A token's advantage is its turn's, and that is all
+that the objective is told of turns.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor
 
-from turnrl.errors import RecipeError
-from turnrl.types import AdvantageEstimator, Group
+from turnrl.errors import PluginError, RecipeError, blaming
+from turnrl.types import AdvantageEstimator, Group, Trajectory
 
 Baseline = Literal["mean", "leave_one_out"]
 Scale = Literal["std", "none"]
@@ -180,3 +184,66 @@ def returns_to_go(rewards: Tensor, gamma: float) -> Tensor:
     for k in reversed(range(rewards.shape[1] - 1)):
         rho[:, k] += gamma * rho[:, k + 1]
     return rho
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Advantages of a group of G trajectories, in units of normalised reward.
+
+    Args:
+        turns: (G, K), of each turn. Where the estimator credits tokens, the mean of the turn's.
+        tokens: For each trajectory (N_i,), of each token that it sampled in a turn of its own.
+    """
+
+    turns: Tensor
+    tokens: tuple[Tensor, ...]
+
+    @property
+    def idle(self) -> bool:
+        """True if the group teaches nothing: all its advantages are zero. Rounding leaves 1e-8
+        where rewards are equal."""
+        return bool((torch.cat(self.tokens).abs() < 1e-6).all())
+
+
+def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
+    """Compute the advantages of a scored group.
+
+    Args:
+        group: G trajectories of one question with their rewards.
+        estimator: The rule, for example `TurnLevel`.
+    Raises:
+        PluginError: If the estimator raises, or gives another shape or numbers that are not finite.
+    """
+    size, turns = group.turn_rewards.shape
+    what = f"{type(estimator).__name__} on a group of {size} with {turns} turns"
+    with blaming(PluginError, what, "Mend the estimator."):
+        given = estimator(group)
+        parts = [given] if isinstance(given, Tensor) else given
+        finite = all(bool(part.isfinite().all()) for part in parts)
+        shape = [tuple(part.shape) for part in given]
+    owners = list(map(sampled_turns, group.trajectories))
+    wanted = (
+        [(turns,)] * size if isinstance(given, Tensor) else [tuple(own.shape) for own in owners]
+    )
+    if shape != wanted or not finite:
+        told = f"{what} gave advantages of shape {shape} (finite: {finite})"
+        raise PluginError(f"{told}, not {wanted}")
+    pairs = zip(given, owners, strict=True)
+    if isinstance(given, Tensor):  # each token gets the advantage of its turn
+        return Credit(given, tuple(row[own] for row, own in pairs))
+    means = torch.zeros(size, turns)
+    for mean, (row, own) in zip(means, pairs, strict=True):
+        for k in own.unique().tolist():
+            mean[k] = row[own == k].mean()
+    return Credit(means, tuple(given))
+
+
+def sampled_turns(trajectory: Trajectory) -> Tensor:
+    """(N,), the turn of each token that was sampled in a turn of the trajectory's own."""
+    index = torch.tensor(trajectory.turn_index)
+    return index[index >= 0]
+
+
+def sampled_tokens(trajectories: Iterable[Trajectory]) -> int:
+    """Number of tokens that were sampled in the trajectories' own turns."""
+    return sum(len(sampled_turns(trajectory)) for trajectory in trajectories)

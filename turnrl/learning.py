@@ -12,9 +12,9 @@ from itertools import compress
 import torch
 from torch import Tensor
 
+from turnrl.credit import sampled_turns
 from turnrl.objective import ClippedSurrogate, RatioLevel
 from turnrl.policy.layout import Layout, Pass
-from turnrl.scoring import sampled_turns
 from turnrl.types import Row, Trajectory
 
 
@@ -33,8 +33,7 @@ class Minibatch:
         sampler_logprobs: (N,), what the sampler computed for each token.
         old_logprobs: (N,), what the learner computed before the first update; None if there was no
             update yet, so that the ratio is 1 by definition.
-        returns: (N,), what a critic should have expected of each token; None without one.
-        before: Where the learner's log-probabilities are kept for the later steps, if they are.
+        returns: (N,), the critic's target for each token; None without a critic.
     """
 
     layout: Layout
@@ -45,7 +44,6 @@ class Minibatch:
     sampler_logprobs: Tensor
     old_logprobs: Tensor | None = None
     returns: Tensor | None = None
-    before: "OldLogprobs | None" = None
 
     def __len__(self) -> int:
         return len(self.turn)
@@ -74,7 +72,7 @@ def row(trajectory: Trajectory) -> Row:
     return trajectory.token_ids, [k >= 0 for k in trajectory.turn_index]
 
 
-class Lesson:
+class TokenColumns:
     """An iteration's trajectories as rows of tokens, and columns of numbers for the sampled ones.
 
     Args:
@@ -104,7 +102,7 @@ class Lesson:
         return torch.tensor([i for some in alike.values() for i in some])
 
     def minibatch(
-        self, some: Tensor, layout: Layout, weights: Tensor, old: "OldLogprobs", first: bool
+        self, some: Tensor, layout: Layout, weights: Tensor, old_logprobs: Tensor | None
     ) -> Minibatch:
         """The columns of some trajectories, in the order of a layout.
 
@@ -112,8 +110,7 @@ class Lesson:
             some: (M,), the trajectories' numbers.
             layout: Of their rows.
             weights: (M,), each one's share of the loss, per token.
-            old: The learner's log-probabilities from before the first update.
-            first: Whether the minibatch is of the first step.
+            old_logprobs: (N,), of their sampled tokens; None if there was no update yet.
         """
         counts = self.counts[some]
 
@@ -127,9 +124,8 @@ class Lesson:
             advantages=column(self.advantages),
             weights=weights.repeat_interleave(counts),
             sampler_logprobs=column(self.sampler_logprobs),
-            old_logprobs=None if first else old.of(some),
+            old_logprobs=old_logprobs,
             returns=None if self.returns is None else column(self.returns),
-            before=old if first and old.listens else None,
         )
 
 
@@ -140,7 +136,7 @@ class OldLogprobs:
     float32), its numbers stand for the learner's, and the pass over the others is saved.
 
     Args:
-        lesson: The trajectories.
+        columns: The trajectories.
         read: Computes the learner's log-probabilities of rows, under its weights of now.
         truncated: Whether the sampler draws from a part of the distribution. Then the few could be
             alike and the others not, so all are read.
@@ -150,13 +146,13 @@ class OldLogprobs:
 
     def __init__(
         self,
-        lesson: Lesson,
+        columns: TokenColumns,
         read: Callable[[Sequence[Row]], Column],
         truncated: bool = False,
         listens: bool = False,
     ) -> None:
         self.listens = listens
-        self._lesson, self._read, self._truncated = lesson, read, truncated
+        self._columns, self._read, self._truncated = columns, read, truncated
         self._known: dict[int, Tensor] = {}
 
     def look_ahead(self, steps: Sequence[Tensor]) -> None:
@@ -169,7 +165,7 @@ class OldLogprobs:
         later = sorted({i for step in steps[1:] for i in step.tolist()} - heard)
         some = later[:: max(1, len(later) // _SAMPLE)][:_SAMPLE]  # of many questions
         rest = sorted({*later} - {*some})
-        sampler = self._lesson.sampler_logprobs
+        sampler = self._columns.sampler_logprobs
         self._take(some)
         gaps = [(self._known[i] - sampler[i]).abs().max() for i in some]
         alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
@@ -179,7 +175,7 @@ class OldLogprobs:
             self._take(rest)
 
     def _take(self, numbers: Sequence[int]) -> None:
-        found = self._read([self._lesson.rows[i] for i in numbers])
+        found = self._read([self._columns.rows[i] for i in numbers])
         self._known |= zip(numbers, found, strict=True)
 
     def keep(self, minibatch: Minibatch, logprobs: Tensor) -> None:
@@ -193,39 +189,59 @@ class OldLogprobs:
         return torch.cat([self._known[i] for i in some.tolist()])
 
 
-def plan(
-    lesson: Lesson,
-    old: OldLogprobs,
-    objective: ClippedSurrogate,
-    updates: int,
-    steps_per_update: int,
-    passes: Callable[[Sequence[Row]], Iterator[Pass]],
-    shuffle: torch.Generator,
-    mean_over_processes: Callable[[Tensor], Tensor],
-) -> Iterator[Step]:
-    """The optimiser steps of one iteration.
+class Plan:
+    """The optimiser steps of one iteration: who is learnt from when, and with what weight.
 
     Trajectories of one prompt stay together as far as steps of equal size allow, because it is read
     once for all that are computed together: prompts are shuffled, and the trajectories of each.
 
     Args:
-        lesson: The trajectories and their advantages.
+        columns: The trajectories and their advantages.
         old: Their log-probabilities from before the first update; read before the first step.
         objective: Weighs tokens.
         updates: How often all trajectories are learned from.
         steps_per_update: Steps that one pass over the trajectories is divided into.
         passes: Divides rows among minibatches.
-        shuffle: Of the order of trajectories.
-        mean_over_processes: Averages a tensor over processes; called once a step by each.
     """
-    orders = [lesson.order(shuffle) for _ in range(updates)]
-    steps = [step for order in orders for step in order.tensor_split(steps_per_update)]
-    old.look_ahead(steps)
-    for number, chosen in enumerate(steps):
-        counts = lesson.counts[chosen]
-        total = mean_over_processes(torch.tensor([float(counts.sum()), float(len(chosen))]))
-        weights = objective.weights(counts, *total.tolist())
-        yield [
-            lesson.minibatch(chosen[some], layout, weights[some], old, number == 0)
-            for some, layout in passes([lesson.rows[i] for i in chosen])
-        ]
+
+    def __init__(
+        self,
+        columns: TokenColumns,
+        old: OldLogprobs,
+        objective: ClippedSurrogate,
+        updates: int,
+        steps_per_update: int,
+        passes: Callable[[Sequence[Row]], Iterator[Pass]],
+    ) -> None:
+        self._columns, self._old, self._objective = columns, old, objective
+        self._updates, self._steps_per_update, self._passes = updates, steps_per_update, passes
+
+    def steps(
+        self, shuffle: torch.Generator, mean_over_processes: Callable[[Tensor], Tensor]
+    ) -> Iterator[Step]:
+        """The steps, each made when it is asked for.
+
+        Args:
+            shuffle: Of the order of trajectories.
+            mean_over_processes: Averages a tensor over processes; called once a step by each.
+        """
+        columns = self._columns
+        orders = [columns.order(shuffle) for _ in range(self._updates)]
+        steps = [step for order in orders for step in order.tensor_split(self._steps_per_update)]
+        self._old.look_ahead(steps)
+        for number, chosen in enumerate(steps):
+            counts = columns.counts[chosen]
+            total = mean_over_processes(torch.tensor([float(counts.sum()), float(len(chosen))]))
+            weights = self._objective.weights(counts, *total.tolist())
+            step = []
+            for places, layout in self._passes([columns.rows[i] for i in chosen]):
+                some = chosen[places]
+                old = self._old.of(some) if number else None
+                step.append(columns.minibatch(some, layout, weights[places], old))
+            yield step
+
+    def note(self, minibatch: Minibatch, logprobs: Tensor) -> None:
+        """Note the log-probabilities (N,) that the learner computed of a minibatch: those of the
+        first step are the old ones of the later steps."""
+        if minibatch.old_logprobs is None and self._old.listens:
+            self._old.keep(minibatch, logprobs)

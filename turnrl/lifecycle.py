@@ -1,9 +1,9 @@
 """The life of a module around a policy: set up, loaded, optimised, kept, let go, as Lightning asks.
 
-Nothing here knows of groups, credit or a loss: see `module.py`.
+What is collected, how it gets credit and how it is learnt is the algorithm's: see `module.py`.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from turnrl.agent.rollout import Rollout
 from turnrl.asking import ask, scores
 from turnrl.callbacks import callbacks_of_a_run
 from turnrl.checks import check_trainer, examine_run
-from turnrl.collection import Collector, Experience
+from turnrl.collection import Collector
 from turnrl.errors import RecipeError, TrainingError, blaming
 from turnrl.learning import row
 from turnrl.policy.memory import Memory
@@ -36,7 +36,7 @@ _ASK = 2
 """First number of the random streams of `ask`; see `module.py` for the others."""
 
 
-class PolicyModule(L.LightningModule):
+class PolicyModule(L.LightningModule, ABC):
     """A LightningModule whose weights are a policy's. `MTGRPO` is the only one.
 
     Args:
@@ -68,14 +68,14 @@ class PolicyModule(L.LightningModule):
         self.figures = Figures(self)
         self.folder: Path | None = None
         """The run's folder, once it is set up."""
-        self.experience: Experience | None = None
-        """The last iteration's."""
+        self.witness: Trajectory | None = None
+        """Read before each checkpoint: a policy that can no longer act is not kept."""
         self._loaded = (0, 0)
 
     @property
     @abstractmethod
     def collector(self) -> Collector:
-        """The room in which the policy acts, is scored and gets credit."""
+        """Lets the policy act, and scores what it did."""
 
     @property
     def chat(self) -> ChatFormat:
@@ -163,8 +163,8 @@ class PolicyModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep only what is trained, and whose it is. Refuse to keep a policy that can no longer
         act: a step can ruin weights and leave them finite, and the next forward pass is not."""
-        if self.experience is not None:
-            ((logprobs, _, values),) = self.read([row(self.experience.trajectories[0])])
+        if self.witness is not None:
+            ((logprobs, _, values),) = self.read([row(self.witness)])
             named = (("the policy's log-probabilities", logprobs), ("its values", values))
             for what, found in named:
                 if not found.isfinite().all():

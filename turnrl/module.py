@@ -4,7 +4,8 @@
       collect     the policy acts on each question `group_size` times   (collection.py, an engine)
                   rewards score the turns and the outcome                (scoring.py, plugins)
                   the estimator turns scores into advantages             (credit.py, plugins)
-      learn       the clipped surrogate on per-token advantages          (learning.py, objective.py)
+      learn       the clipped surrogate: a sampled token is made more    (learning.py, objective.py)
+                  likely, or less, by the advantage of its turn
                   and, if the estimator has a critic, its value loss
 
 Source: Zeng et al., arXiv 2505.11821. `OutcomeOnly` or `Merged` as the estimator gives the paper's
@@ -17,6 +18,7 @@ from functools import cached_property, partial
 from typing import cast, final
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -25,9 +27,9 @@ from turnrl import scoring
 from turnrl.agent.rollout import Rollout, stream_seed
 from turnrl.checks import check_settings
 from turnrl.collection import Collector, Experience
-from turnrl.credit import TurnLevel
+from turnrl.credit import TurnLevel, assign_credit
 from turnrl.errors import RecipeError
-from turnrl.learning import Lesson, Minibatch, OldLogprobs, Step, plan
+from turnrl.learning import Minibatch, OldLogprobs, Plan, Step, TokenColumns
 from turnrl.lifecycle import PolicyModule
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
@@ -124,10 +126,13 @@ class MTGRPO(PolicyModule):
         self.transcripts_per_iteration = transcripts_per_iteration
         self.profile = profile
         self.policy.critic = self.estimator.critic
+        self.experience: Experience | None = None
+        """The last iteration's."""
+        self.plan: Plan | None = None
         self._logged = False
         self.evaluated: list[Group] = []
-        """What an evaluation has scored so far in this process. With rank r of R processes, group i
-        of them is number r + i R of the evaluation."""
+        """Groups scored so far by this evaluation in this process. With rank r of R processes,
+        group i of them is number r + i R of the evaluation."""
         _ = policy.folder  # a missing one is told before any data is read
         check_settings(self)
 
@@ -135,40 +140,62 @@ class MTGRPO(PolicyModule):
 
     @cached_property
     def collector(self) -> Collector:
-        """The room in which the policy acts, is scored and gets credit."""
+        """Lets the policy act, and scores what it did."""
         return Collector(self)
 
     def collect(self, questions: Sequence[Question], iteration: int) -> Experience:
-        """The experience of one iteration in this process."""
-        _, version = self.iteration_and_version
+        """The experience of one iteration in this process. Groups that would teach nothing are
+        sampled anew, up to `redraws` times."""
         key = (_TRAIN, self.seed, iteration, self.global_rank)
-        return self.collector.collect(questions, key, version, self.bar("collecting"))
+        experience = self._attempt(questions, key)
+        for again in range(1, self.redraws + 1):
+            if not (idle := experience.idle):
+                break
+            anew = self._attempt([questions[i] for i in idle], (*key, again))
+            experience = experience.redrawn_by(idle, anew)
+            left = len(experience.idle)
+            rank_zero_info(f"sampled {len(idle)} groups anew; {left} teach nothing still")
+        return experience
+
+    def _attempt(self, questions: Sequence[Question], key: tuple[int, ...]) -> Experience:
+        """G scored attempts at each question, and the credit of their turns."""
+        _, version = self.iteration_and_version
+        found = self.collector.collect(questions, key, version, self.bar("collecting"))
+        # an advantage for each turn of each trajectory, (G, K), and so for each sampled token
+        credit = tuple(assign_credit(group, self.estimator) for group in found.groups)
+        return Experience(found.groups, credit, *found[1:])
 
     def iterate(self, questions: Sequence[Question], iteration: int) -> Iterator[Step]:
         """One iteration: collect experience, then give the steps to learn it by."""
         self.experience = experience = self.collect(questions, iteration)
+        self.witness = experience.trajectories[0]
         self._logged = False
-        stream = self.stream(iteration)
-        torch.manual_seed(stream)  # of dropout, so that resuming is exact
-        lesson = Lesson(experience.trajectories, experience.advantages, experience.returns)
+        torch.manual_seed(self.stream(iteration))  # of dropout, so that resuming is exact
+        tokens = TokenColumns(experience.trajectories, experience.advantages, experience.returns)
+        self.plan = Plan(
+            tokens,
+            self._old_logprobs(tokens),
+            self.objective,
+            self.updates_per_iteration,
+            self.steps_per_update,
+            self.policy.passes,
+        )
+        return self.plan.steps(torch.Generator().manual_seed(self.stream(iteration)), self._mean)
+
+    def _old_logprobs(self, tokens: TokenColumns) -> OldLogprobs:
+        """What the learner gives the sampled tokens before the first update, read when needed."""
         noisy = self.policy.lora is not None and self.policy.lora.dropout > 0
-        old = OldLogprobs(
-            lesson,
+        return OldLogprobs(
+            tokens,
             lambda rows: [scores.logprobs for scores in self.read(rows)],
             truncated=self.rollout.sampling.truncated,
             listens=self.updates_per_iteration > 1 and not noisy,
         )
-        strategy, device = self.trainer.strategy, self.device
-        return plan(
-            lesson,
-            old,
-            self.objective,
-            self.updates_per_iteration,
-            self.steps_per_update,
-            lambda rows: self.policy.passes(rows, self.policy.minibatch_tokens),
-            torch.Generator().manual_seed(stream),
-            lambda total: strategy.reduce(total.to(device), reduce_op="mean"),
-        )
+
+    def _mean(self, value: Tensor) -> Tensor:
+        """The mean over processes."""
+        strategy = self.trainer.strategy
+        return cast(Tensor, strategy.reduce(value.to(self.device), reduce_op="mean"))
 
     def stream(self, iteration: int) -> int:
         """The random stream of an iteration in this process."""
@@ -214,7 +241,11 @@ class MTGRPO(PolicyModule):
         return loss
 
     def _loss(self, batch: Minibatch, watched: dict[str, Tensor]) -> Tensor:
-        """The loss of one minibatch. Sums over its tokens are added to `watched`."""
+        """The loss of one minibatch: the sum over its sampled tokens of
+        -weight min(ratio A, clip(ratio) A), with A the advantage of the token's turn.
+
+        Sums over its tokens are added to `watched`.
+        """
         logprobs, entropy, values = self.policy(batch.layout, self.rollout.temperature)
         # before the first update the ratio is 1, not 1 + rounding
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
@@ -240,8 +271,8 @@ class MTGRPO(PolicyModule):
         sums |= {"loss": loss.detach(), "entropy": entropy.sum()}
         if batch.old_logprobs is None:
             sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs).abs().sum()
-        if batch.before is not None:
-            batch.before.keep(batch, logprobs)
+        if self.plan is not None:
+            self.plan.note(batch, logprobs)
         for name, value in sums.items():  # which stay on the device until the step is over
             watched[name] = watched.get(name, 0) + value.detach().double()
         return loss

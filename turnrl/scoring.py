@@ -1,22 +1,19 @@
-"""Scoring: rewards applied to trajectories, credit given to groups, and the figures of both."""
+"""Scoring: rewards applied to trajectories, and the figures of what they earned."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from turnrl.answers import answer_in_results, can_be_found, exact_match
-from turnrl.credit import returns_to_go
 from turnrl.errors import DataError, PluginError, blaming
 from turnrl.types import (
-    AdvantageEstimator,
     Group,
-    Probe,
     Reward,
     SampledPolicy,
     Trajectory,
@@ -33,25 +30,6 @@ class Tally:
 
     total: float
     count: float
-
-
-@dataclass(frozen=True)
-class Credit:
-    """Advantages of a group of G trajectories, in units of normalised reward.
-
-    Args:
-        turns: (G, K), of each turn. Where the estimator credits tokens, the mean of the turn's.
-        tokens: For each trajectory (N_i,), of each token that it sampled in a turn of its own.
-    """
-
-    turns: Tensor
-    tokens: tuple[Tensor, ...]
-
-    @property
-    def idle(self) -> bool:
-        """True if the group teaches nothing: all its advantages are zero. Rounding leaves 1e-8
-        where rewards are equal."""
-        return bool((torch.cat(self.tokens).abs() < 1e-6).all())
 
 
 def component_name(reward: Reward) -> str:
@@ -142,79 +120,6 @@ def _value(reward: Any, trajectory: Trajectory, *turn: int) -> float:
     if not -1e9 < value < 1e9:
         raise PluginError(f"{what} gave {value}, which is not a finite number")
     return value
-
-
-def with_state_values(group: Group, probes: Sequence[Probe], scored: Group) -> Group:
-    """The group with the mean of what its probes earned as `state_values`.
-
-    All trajectories of a group begin in the same state, so its value is the mean over the probes of
-    them all.
-
-    Args:
-        group: G trajectories.
-        probes: Continuations of theirs from the beginning of each turn.
-        scored: The probes' trajectories with their rewards, in the same order.
-    """
-    turn = torch.tensor([probe.trajectory.begins for probe in probes])
-    member = torch.tensor([probe.member for probe in probes])
-    to_go = returns_to_go(scored.turn_rewards, 1.0) + scored.outcome[:, None]
-    earned = to_go.gather(1, turn[:, None])[:, 0]
-    sums, counts = torch.zeros(2, *group.reached.shape)
-    sums.index_put_((member, turn), earned, accumulate=True)
-    counts.index_put_((member, turn), torch.ones_like(earned), accumulate=True)
-    values = sums / counts.clamp(min=1)
-    values[:, 0] = earned[turn == 0].mean()
-    return replace(group, state_values=values * group.reached)
-
-
-def with_parents(group: Group, probes: Sequence[Probe]) -> Group:
-    """The group with `parents`; its last members are the branches of these probes."""
-    trunks = range(len(group.trajectories) - len(probes))
-    return replace(group, parents=(*trunks, *(probe.member for probe in probes)))
-
-
-def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
-    """Compute the advantages of a scored group.
-
-    Args:
-        group: G trajectories of one question with their rewards.
-        estimator: The rule, for example `TurnLevel`.
-    Raises:
-        PluginError: If the estimator raises, or gives another shape or numbers that are not finite.
-    """
-    size, turns = group.turn_rewards.shape
-    what = f"{type(estimator).__name__} on a group of {size} with {turns} turns"
-    with blaming(PluginError, what, "Mend the estimator."):
-        given = estimator(group)
-        parts = [given] if isinstance(given, Tensor) else given
-        finite = all(bool(part.isfinite().all()) for part in parts)
-        shape = [tuple(part.shape) for part in given]
-    owners = list(map(sampled_turns, group.trajectories))
-    wanted = (
-        [(turns,)] * size if isinstance(given, Tensor) else [tuple(own.shape) for own in owners]
-    )
-    if shape != wanted or not finite:
-        told = f"{what} gave advantages of shape {shape} (finite: {finite})"
-        raise PluginError(f"{told}, not {wanted}")
-    pairs = zip(given, owners, strict=True)
-    if isinstance(given, Tensor):
-        return Credit(given, tuple(row[own] for row, own in pairs))
-    means = torch.zeros(size, turns)
-    for mean, (row, own) in zip(means, pairs, strict=True):
-        for k in own.unique().tolist():
-            mean[k] = row[own == k].mean()
-    return Credit(means, tuple(given))
-
-
-def sampled_turns(trajectory: Trajectory) -> Tensor:
-    """(N,), the turn of each token that was sampled in a turn of the trajectory's own."""
-    index = torch.tensor(trajectory.turn_index)
-    return index[index >= 0]
-
-
-def sampled_tokens(trajectories: Iterable[Trajectory]) -> int:
-    """Number of tokens that were sampled in the trajectories' own turns."""
-    return sum(len(sampled_turns(trajectory)) for trajectory in trajectories)
 
 
 def curves(trajectory: Trajectory) -> dict[str, float | None]:

@@ -152,9 +152,7 @@ class Exploration:
             for member in range(self.group_size)
         ]
 
-    async def run(
-        self, lockstep: bool
-    ) -> tuple[list[list[types.Trajectory]], list[list[types.Probe]]]:
+    async def run(self, lockstep: bool) -> types.Attempts:
         """Play all trajectories to their ends.
 
         Args:
@@ -174,7 +172,7 @@ class Exploration:
         for track in self._branches:
             probe = types.Probe(track.number % size, track.state.trajectory)
             tried[track.number // size].append(probe)
-        return collected, tried
+        return types.Attempts(collected, tried)
 
     def _most(self) -> int:
         """Number of trajectories that may be under way now; it may grow as the engine learns."""

@@ -321,7 +321,7 @@ class Rollout:
         probes: int,
         greedy: bool = False,
         description: str | None = None,
-    ) -> tuple[list[list[types.Trajectory]], list[list[types.Probe]]]:
+    ) -> types.Attempts:
         """`collect`, and continuations besides: at the beginning of each turn of each trajectory,
         `probes` branches go their own way from there to the end.
 

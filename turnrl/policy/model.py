@@ -295,9 +295,10 @@ class Policy(nn.Module):
         logits = head_logits(head, hidden.reshape(-1, hidden.shape[-1]))
         return logits.view(*hidden.shape[:-1], -1)
 
-    def passes(self, rows: Sequence[Row], budget: int) -> Iterator[Pass]:
-        """Divide token sequences among forward passes; see `turnrl.policy.layout.passes`."""
-        return passes(rows, budget, self.share_prefixes, self._kernel)
+    def passes(self, rows: Sequence[Row], budget: int | None = None) -> Iterator[Pass]:
+        """Divide token sequences among forward passes of at most `budget` tokens, by default
+        `minibatch_tokens`; see `turnrl.policy.layout.passes`."""
+        return passes(rows, budget or self.minibatch_tokens, self.share_prefixes, self._kernel)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -327,7 +328,7 @@ class Policy(nn.Module):
         device = self.device
         found: dict[int, TokenScores] = {}
         with self.evaluating():
-            for some, layout in self.passes(rows, minibatch_tokens or self.minibatch_tokens):
+            for some, layout in self.passes(rows, minibatch_tokens):
                 asked = self(move_data_to_device(layout, device), temperature)
                 counts = [sum(rows[i][1]) for i in some]
                 parts = zip(*(part.cpu().split(counts) for part in asked), strict=True)

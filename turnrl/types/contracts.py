@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from turnrl.errors import DataError, at_least
 from turnrl.plugins import contract
@@ -16,6 +16,7 @@ from turnrl.types.trajectory import (
     Group,
     Message,
     Passage,
+    Probe,
     Question,
     Reading,
     ToolCall,
@@ -265,15 +266,36 @@ class Critic:
         at_least(0, "critic.", self, "lr", "coef")
 
 
+class Attempts(NamedTuple):
+    """What a policy did on several questions.
+
+    Args:
+        trajectories: Those of each question, G at each.
+        probes: Those of each question; none where no estimator asked for them.
+    """
+
+    trajectories: list[list[Trajectory]]
+    probes: list[list[Probe]]
+
+
+class Scorer(Protocol):
+    """Scores attempts for an estimator that prepares its groups."""
+
+    def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
+        """The trajectories of each question with their rewards."""
+
+    def valued(self, groups: Sequence[Group]) -> tuple[Group, ...]:
+        """The groups with the critic's value of each sampled token, `token_values`."""
+
+
 @contract("turnrl_estimators")
 class AdvantageEstimator(ABC):
     """Turns a scored group into credit: a pure function of the group.
 
     Attributes:
         min_group_size: The smallest G for which the estimator gives any signal.
-        probes: Continuations to be sampled at the beginning of each turn, for `state_values`.
-            They are scored, and not trained on.
-        trains_probes: Whether they are members of the group instead, from the turn on at which
+        probes: Continuations to be sampled at the beginning of each turn, for `prepare`.
+        trains_probes: Whether `prepare` makes them members of the group, from the turn on at which
             they branched off: a tree, whose shared turns are learnt from once.
         critic: The value head to be trained, for `token_values`; None for none.
     """
@@ -282,6 +304,19 @@ class AdvantageEstimator(ABC):
     probes: int = 0
     trains_probes: bool = False
     critic: Critic | None = None
+
+    def prepare(self, attempts: Attempts, scorer: Scorer) -> Sequence[Group]:
+        """The scored group of each question, with all that the estimator asks of it.
+
+        By default the trajectories are scored, and a critic gives their tokens values. An estimator
+        with probes says here what becomes of them.
+
+        Args:
+            attempts: The trajectories of each question, and their probes.
+            scorer: Scores trajectories.
+        """
+        groups = scorer.score(attempts.trajectories)
+        return groups if self.critic is None else scorer.valued(groups)
 
     @abstractmethod
     def __call__(self, group: Group) -> Tensor | tuple[Tensor, ...]:

@@ -1,13 +1,22 @@
 """Estimators that are told what a state is worth: by probes, by branches, or by a critic."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from turnrl import AdvantageEstimator, Critic, Group, RecipeError, returns_to_go
+from turnrl import (
+    AdvantageEstimator,
+    Attempts,
+    Critic,
+    Group,
+    Probe,
+    RecipeError,
+    Scorer,
+    returns_to_go,
+)
 from turnrl_estimators.relative import check_discounts, rewards_and_outcome
 
 MOST_PROBES = 256
@@ -22,6 +31,49 @@ def check_probes(probes: int) -> None:
     """
     if not 1 <= probes <= MOST_PROBES:
         raise RecipeError(f"probes is {probes}; it must be at least 1 and at most {MOST_PROBES}")
+
+
+def with_state_values(group: Group, probes: Sequence[Probe], scored: Group) -> Group:
+    """The group with the mean of what its probes earned as `state_values`.
+
+    All trajectories of a group begin in the same state, so its value is the mean over the probes of
+    them all.
+
+    Args:
+        group: G trajectories.
+        probes: Continuations of theirs from the beginning of each turn.
+        scored: The probes' trajectories with their rewards, in the same order.
+    """
+    turn = torch.tensor([probe.trajectory.begins for probe in probes])
+    member = torch.tensor([probe.member for probe in probes])
+    to_go = returns_to_go(scored.turn_rewards, 1.0) + scored.outcome[:, None]
+    earned = to_go.gather(1, turn[:, None])[:, 0]
+    sums, counts = torch.zeros(2, *group.reached.shape)
+    sums.index_put_((member, turn), earned, accumulate=True)
+    counts.index_put_((member, turn), torch.ones_like(earned), accumulate=True)
+    values = sums / counts.clamp(min=1)
+    values[:, 0] = earned[turn == 0].mean()
+    return replace(group, state_values=values * group.reached)
+
+
+def with_parents(group: Group, probes: Sequence[Probe]) -> Group:
+    """The group with `parents`; its last members are the branches of these probes."""
+    trunks = range(len(group.trajectories) - len(probes))
+    return replace(group, parents=(*trunks, *(probe.member for probe in probes)))
+
+
+def state_values(attempts: Attempts, scorer: Scorer) -> list[Group]:
+    """The groups with `state_values`, for an estimator's `prepare`."""
+    groups = scorer.score(attempts.trajectories)
+    probed = scorer.score([[probe.trajectory for probe in some] for some in attempts.probes])
+    return list(map(with_state_values, groups, attempts.probes, probed))
+
+
+def trees(attempts: Attempts, scorer: Scorer) -> list[Group]:
+    """The groups with the probes as members and their `parents`, for an estimator's `prepare`."""
+    pairs = zip(attempts.trajectories, attempts.probes, strict=True)
+    whole = [[*trunks, *(probe.trajectory for probe in more)] for trunks, more in pairs]
+    return list(map(with_parents, scorer.score(whole), attempts.probes))
 
 
 @final
@@ -47,6 +99,9 @@ class Branched(AdvantageEstimator):
 
     def __post_init__(self) -> None:
         check_probes(self.probes)
+
+    def prepare(self, attempts: Attempts, scorer: Scorer) -> list[Group]:
+        return state_values(attempts, scorer)
 
     def __call__(self, group: Group) -> Tensor:
         if group.state_values is None:
@@ -83,6 +138,9 @@ class Tree(AdvantageEstimator):
     def __post_init__(self) -> None:
         self.trains_probes = True
         check_probes(self.probes)
+
+    def prepare(self, attempts: Attempts, scorer: Scorer) -> list[Group]:
+        return trees(attempts, scorer)
 
     def __call__(self, group: Group) -> Tensor:
         if len(group.parents) != len(group.trajectories):
