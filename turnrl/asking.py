@@ -47,4 +47,4 @@ def scores(collector: Collector, trajectories: Sequence[Trajectory]) -> list[dic
             raise DataError(f"{asked}. Ask turnrl.Question(id, text, answers) instead.")
     groups = collector.score([[trajectory] for trajectory in trajectories])
     figures = [scoring.group_tallies([group], collector.setup.rewards) for group in groups]
-    return [{name: one.total for name, one in found.items()} for found in figures]
+    return [{name: one.total for name, one in tallies.items()} for tallies in figures]

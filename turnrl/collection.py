@@ -75,9 +75,9 @@ class Experience:
     redrawn: int = 0
 
     @property
-    def idle(self) -> list[int]:
+    def degenerate(self) -> list[int]:
         """Numbers of the groups that teach nothing."""
-        return [i for i, credit in enumerate(self.credit) if credit.idle]
+        return [i for i, credit in enumerate(self.credit) if credit.degenerate]
 
     def redrawn_by(self, places: Sequence[int], anew: "Experience") -> "Experience":
         """The same experience with other groups in these places."""
@@ -118,7 +118,7 @@ class Experience:
         They are means over the trajectories, without branches, except for `rollout/seconds` and
         `rollout/tokens_per_s`. A group is degenerate if all its advantages are zero.
         """
-        found = {
+        tallies = {
             name if name.startswith("reward/") else f"train/{name}": figure
             for name, figure in scoring.group_tallies(self.groups, rewards).items()
         }
@@ -128,7 +128,7 @@ class Experience:
             "rollout/tokens": sum(len(t.token_ids) for t in trunks),
             "rollout/sampled_tokens": sum(map(len, self.advantages)),
             "rollout/truncated": sum(t.stop == "length" for t in trunks),
-            "rollout/degenerate_groups": sum(len(self.groups[i].trunks) for i in self.idle),
+            "rollout/degenerate_groups": sum(len(self.groups[i].trunks) for i in self.degenerate),
             "rollout/probe_tokens": self.probe_tokens,
             "rollout/redrawn_groups": self.redrawn,
         }
@@ -139,8 +139,8 @@ class Experience:
             sums["critic/bias"] = -float(missed.mean()) * len(trunks)  # the variance hides it
         rate = self.sampled / max(self.seconds, 1e-9)
         once = {"rollout/seconds": self.seconds, "rollout/tokens_per_s": rate}
-        found |= {name: Tally(value, len(trunks)) for name, value in sums.items()}
-        return found | {name: Tally(value, 1) for name, value in once.items()}
+        tallies |= {name: Tally(value, len(trunks)) for name, value in sums.items()}
+        return tallies | {name: Tally(value, 1) for name, value in once.items()}
 
 
 class Setup(Protocol):

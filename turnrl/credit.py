@@ -199,7 +199,7 @@ class Credit:
     tokens: tuple[Tensor, ...]
 
     @property
-    def idle(self) -> bool:
+    def degenerate(self) -> bool:
         """True if the group teaches nothing: all its advantages are zero. Rounding leaves 1e-8
         where rewards are equal."""
         return bool((torch.cat(self.tokens).abs() < 1e-6).all())
@@ -226,8 +226,8 @@ def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
         [(turns,)] * size if isinstance(given, Tensor) else [tuple(own.shape) for own in owners]
     )
     if shape != wanted or not finite:
-        told = f"{what} gave advantages of shape {shape} (finite: {finite})"
-        raise PluginError(f"{told}, not {wanted}")
+        problem = f"{what} gave advantages of shape {shape} (finite: {finite})"
+        raise PluginError(f"{problem}, not {wanted}")
     pairs = zip(given, owners, strict=True)
     if isinstance(given, Tensor):  # each token gets the advantage of its turn
         return Credit(given, tuple(row[own] for row, own in pairs))

@@ -175,8 +175,8 @@ class OldLogprobs:
             self._take(rest)
 
     def _take(self, numbers: Sequence[int]) -> None:
-        found = self._read([self._columns.rows[i] for i in numbers])
-        self._known |= zip(numbers, found, strict=True)
+        logprobs = self._read([self._columns.rows[i] for i in numbers])
+        self._known |= zip(numbers, logprobs, strict=True)
 
     def keep(self, minibatch: Minibatch, logprobs: Tensor) -> None:
         """Keep the log-probabilities (N,) that the first step computed of a minibatch."""

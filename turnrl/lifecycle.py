@@ -166,8 +166,8 @@ class PolicyModule(L.LightningModule, ABC):
         if self.witness is not None:
             ((logprobs, _, values),) = self.read([row(self.witness)])
             named = (("the policy's log-probabilities", logprobs), ("its values", values))
-            for what, found in named:
-                if not found.isfinite().all():
+            for what, numbers in named:
+                if not numbers.isfinite().all():
                     raise self._broken(f"{what} are not finite")
         checkpoints.describe(checkpoint, self.policy, self.trainer.optimizers)
 
@@ -189,9 +189,9 @@ class PolicyModule(L.LightningModule, ABC):
         """Load the trained weights, which are all that a checkpoint holds; `on_load_checkpoint` is
         strict."""
         self.collector.forget()
-        found = super().load_state_dict(state_dict, strict=False)
-        found.missing_keys.clear()
-        return found
+        keys = super().load_state_dict(state_dict, strict=False)
+        keys.missing_keys.clear()
+        return keys
 
     @property
     def iteration_and_version(self) -> tuple[int, int]:

@@ -42,9 +42,9 @@ _TRAIN, _EVALUATE = 0, 1
 
 
 def _default_engine() -> Engine:
-    if (found := installed("turnrl_engines").get("Slots")) is None:
+    if (default := installed("turnrl_engines").get("Slots")) is None:
         raise RecipeError("model.engine is not set, and the engine Slots is not installed. Set it.")
-    return cast(Engine, found())
+    return cast(Engine, default())
 
 
 @final
@@ -149,21 +149,21 @@ class MTGRPO(PolicyModule):
         key = (_TRAIN, self.seed, iteration, self.global_rank)
         experience = self._attempt(questions, key)
         for again in range(1, self.redraws + 1):
-            if not (idle := experience.idle):
+            if not (places := experience.degenerate):
                 break
-            anew = self._attempt([questions[i] for i in idle], (*key, again))
-            experience = experience.redrawn_by(idle, anew)
-            left = len(experience.idle)
-            rank_zero_info(f"sampled {len(idle)} groups anew; {left} teach nothing still")
+            anew = self._attempt([questions[i] for i in places], (*key, again))
+            experience = experience.redrawn_by(places, anew)
+            left = len(experience.degenerate)
+            rank_zero_info(f"sampled {len(places)} groups anew; {left} teach nothing still")
         return experience
 
     def _attempt(self, questions: Sequence[Question], key: tuple[int, ...]) -> Experience:
         """G scored attempts at each question, and the credit of their turns."""
         _, version = self.iteration_and_version
-        found = self.collector.collect(questions, key, version, self.bar("collecting"))
+        collected = self.collector.collect(questions, key, version, self.bar("collecting"))
         # an advantage for each turn of each trajectory, (G, K), and so for each sampled token
-        credit = tuple(assign_credit(group, self.estimator) for group in found.groups)
-        return Experience(found.groups, credit, *found[1:])
+        credit = tuple(assign_credit(group, self.estimator) for group in collected.groups)
+        return Experience(collected.groups, credit, *collected[1:])
 
     def iterate(self, questions: Sequence[Question], iteration: int) -> Iterator[Step]:
         """One iteration: collect experience, then give the steps to learn it by."""
@@ -235,9 +235,9 @@ class MTGRPO(PolicyModule):
                 self._loss(minibatch, sums).backward()
         loss = self._loss(batch[-1], sums)
         watched = dict(zip(sums, torch.stack([*sums.values()]).tolist(), strict=True))
-        found = {"train/loss": Tally(watched.pop("loss"), 1)}
+        loss_alone = {"train/loss": Tally(watched.pop("loss"), 1)}
         tokens = sum(map(len, batch))
-        self.figures.log(found | {f"train/{k}": Tally(v, tokens) for k, v in watched.items()})
+        self.figures.log(loss_alone | {f"train/{k}": Tally(v, tokens) for k, v in watched.items()})
         return loss
 
     def _loss(self, batch: Minibatch, watched: dict[str, Tensor]) -> Tensor:
@@ -288,8 +288,8 @@ class MTGRPO(PolicyModule):
         split = self.split
         groups = self._scored_greedily(batch, batch_idx) if batch else ()
         self.evaluated += groups
-        found = scoring.group_tallies(groups, self.rewards)
-        self.figures.log({f"{split}/{name}": one for name, one in found.items()}, weigh=True)
+        tallies = scoring.group_tallies(groups, self.rewards)
+        self.figures.log({f"{split}/{name}": one for name, one in tallies.items()}, weigh=True)
         if self.trainer.state.fn != "fit":
             self.figures.log_count(f"{split}/questions", len(batch))
 

@@ -83,9 +83,9 @@ class Plugin:
 
     def fault(self, what: str, cause: Exception | None = None) -> PluginError:
         """Error that says what is wrong with it, and the way round."""
-        told = f" ({type(cause).__name__}: {' '.join(str(cause).split())})" if cause else ""
+        why = f" ({type(cause).__name__}: {' '.join(str(cause).split())})" if cause else ""
         way = f"set {LOAD_VARIABLE} to the comma-separated plugins to load, without {self.name!r}"
-        return PluginError(f"{self} {what}{told}. Mend or uninstall it, or {way}, to skip it.")
+        return PluginError(f"{self} {what}{why}. Mend or uninstall it, or {way}, to skip it.")
 
     def brings(self, hook: str) -> tuple[Any, ...]:
         """Values that it returns from a hook, checked; nothing if it does not implement it.
@@ -96,26 +96,26 @@ class Plugin:
         impls = getattr(self.manager.hook, hook).get_hookimpls()
         function = next((i.function for i in impls if i.plugin_name == self.name), tuple)
         try:
-            found = tuple(function())
+            brought = tuple(function())
         except Exception as error:
             raise self.fault(f"does not return a list from {hook}", error) from error
         kind = KINDS.get(hook)
-        for cls in found:
+        for cls in brought:
             if kind is not None and not (isinstance(cls, type) and issubclass(cls, kind)):
                 what = f"returned {cls!r} from {hook}, which is not a subclass of {kind.__name__}"
                 raise self.fault(what)
-        return found
+        return brought
 
 
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
     """Entry points by name. Two distributions may not claim one name for different modules."""
-    found: dict[str, importlib.metadata.EntryPoint] = {}
+    points: dict[str, importlib.metadata.EntryPoint] = {}
     for point in importlib.metadata.entry_points(group=GROUP):
-        known = found.setdefault(point.name, point)
+        known = points.setdefault(point.name, point)
         if known.value != point.value:
             both = f"{known.value} and {point.value}. Uninstall one of them."
             raise PluginError(f"two plugins are called {point.name!r}: {both}")
-    return found
+    return points
 
 
 def _register(plugin: Plugin, module_name: str) -> Plugin:

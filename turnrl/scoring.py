@@ -153,13 +153,13 @@ def group_tallies(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[st
     shown = [curves(group.trajectories[i]) for group in groups for i in group.trunks]
     size = len(shown)
     known = {name: [v for row in shown if (v := row[name]) is not None] for name in CURVES}
-    found = {name: Tally(sum(values), len(values)) for name, values in known.items()}
-    found["findable"] = Tally(len(known["answer_in_results"]), size)
+    tallies = {name: Tally(sum(values), len(values)) for name, values in known.items()}
+    tallies["findable"] = Tally(len(known["answer_in_results"]), size)
     totals = [(group.component_totals, group.trunks) for group in groups]
     for name in dict.fromkeys(component_name(reward) for reward in rewards):
         values = (value for parts, trunks in totals for value in parts[name][trunks].tolist())
-        found[f"reward/{name}"] = Tally(sum(values), size)
+        tallies[f"reward/{name}"] = Tally(sum(values), size)
     turn = sum(float(group.turn_rewards[group.trunks].sum()) for group in groups)
     outcome = sum(float(group.outcome[group.trunks].sum()) for group in groups)
     sums = {"turn": turn, "outcome": outcome, "total": turn + outcome}
-    return found | {f"reward/{name}": Tally(value, size) for name, value in sums.items()}
+    return tallies | {f"reward/{name}": Tally(value, size) for name, value in sums.items()}

@@ -33,8 +33,8 @@ def contained_answer(text: str, answers: Iterable[str]) -> str | None:
         The answer in its normalised form.
     """
     haystack = f" {normalize_answer(text)} "
-    found = [a for a in map(normalize_answer, answers) if a and f" {a} " in haystack]
-    return max(found, key=len, default=None)
+    standing = [a for a in map(normalize_answer, answers) if a and f" {a} " in haystack]
+    return max(standing, key=len, default=None)
 
 
 def neutralise(text: str, tags: Iterable[str], control_tokens: Sequence[str]) -> str:
@@ -71,8 +71,8 @@ def parse_bytes(text: str, setting: str, instead: str = "") -> int:
     Raises:
         RecipeError: If it is no size.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", str(text), re.IGNORECASE)
-    if found is None or not (size := int(float(found[1]) * _UNITS[found[2].upper()])):
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", str(text), re.IGNORECASE)
+    if match is None or not (size := int(float(match[1]) * _UNITS[match[2].upper()])):
         raise RecipeError(
             f"{setting} is {text!r}; give {instead}a size with its unit, such as '24GB' or "
             "'512MiB' (KB to TB, KiB to TiB)"

@@ -75,8 +75,8 @@ class Figures:
 
     def take(self, validating: bool) -> dict[str, float]:
         """The figures of a validation, or of training, that were not taken before."""
-        found, names = self._module.trainer.callback_metrics, self._names[validating]
-        taken = {name: float(found[name]) for name in sorted(names) if name in found}
+        logged, names = self._module.trainer.callback_metrics, self._names[validating]
+        taken = {name: float(logged[name]) for name in sorted(names) if name in logged}
         names.clear()
         return taken
 
