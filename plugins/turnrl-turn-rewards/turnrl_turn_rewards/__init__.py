@@ -7,7 +7,7 @@
     judge      a language model's verdict: `LLMJudge`, `LLMJudgeTurn`
     verdicts   prompts filled in, replies read, verdicts kept
     server     where a judge is, as a recipe says it
-    asking     many requests at once; what a server's faults mean
+    asking     many requests at once
 
 Importing this package loads neither torch nor an HTTP client; each is imported when it is first
 used.
