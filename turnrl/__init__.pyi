@@ -21,6 +21,7 @@ from turnrl_record import record as record
 
 from turnrl.agent.calls import read_call as read_call
 from turnrl.agent.chat import ChatFormat as ChatFormat
+from turnrl.agent.explore import on_loop as on_loop
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.toolbox import call_tools as call_tools
 from turnrl.answers import answer_in_results as answer_in_results

@@ -263,7 +263,14 @@ os.register_at_fork(after_in_child=_loop.cache_clear)
 
 
 def on_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the event loop and wait for it; Ctrl-C cancels it first."""
+    """Run a coroutine on the event loop of all collections, and wait for it. The calling thread may
+    have a running loop of its own. Ctrl-C cancels the coroutine, and waits 30 s at most for it.
+
+    Args:
+        work: The coroutine.
+    Returns:
+        What it returned.
+    """
     ended = threading.Event()
 
     async def supervised() -> T:

@@ -7,16 +7,13 @@ the run (`turnrl_endpoint.connection`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import threading
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from turnrl_endpoint.connection import Connection
 
-from turnrl import RewardError
+from turnrl import RewardError, on_loop
 from turnrl_turn_rewards.server import Server
 
 _QUIET_S = 5.0
@@ -66,7 +63,7 @@ def ask_all(
             await asyncio.gather(*lanes, return_exceptions=True)
             await judge.close()
 
-    _aside(work())
+    on_loop(work())
 
 
 async def _verdict(
@@ -92,36 +89,3 @@ def _content(response: bytes) -> str | None:
     except (ValueError, LookupError, TypeError):
         return None
     return content if isinstance(content, str) else None
-
-
-def _aside(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end on an event loop of its own, in a thread of its own: so it does
-    not matter whether the caller's thread has a loop, and Ctrl-C is heard at once.
-
-    If the caller is interrupted, the coroutine is cancelled; it is not waited for longer than a
-    second.
-    """
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(work)
-    done: Future[None] = Future()
-
-    async def settle() -> None:
-        try:
-            await task
-            done.set_result(None)
-        except BaseException as error:
-            done.set_exception(error)
-
-    def serve() -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(settle())
-
-    # a daemon: what hangs must not keep a program that is interrupted
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        done.result()
-    finally:
-        with contextlib.suppress(RuntimeError):  # the loop is closed when the work is done
-            loop.call_soon_threadsafe(task.cancel)
-        thread.join(1.0)
