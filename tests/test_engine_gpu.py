@@ -300,9 +300,9 @@ def test_options_left_open_are_read_when_the_engine_starts(tiny_model):
 
 
 def test_every_turn_that_has_memory_is_sampled_at_once_where_slots_are_open():
-    open_, closed = Slots()._settings, Slots(slots=7)._settings
-    assert (open_.rows(False, 900), open_.rows(True, 900)) == (900, 256)
-    assert (closed.rows(False, 900), closed.rows(True, 900)) == (7, 7)
+    open_, closed = Slots(), Slots(slots=7)
+    assert (open_._rows(False, 900), open_._rows(True, 900)) == (900, 256)
+    assert (closed._rows(False, 900), closed._rows(True, 900)) == (7, 7)
 
 
 def test_a_model_is_refused_by_its_configuration_alone(random_model, tiny_model):

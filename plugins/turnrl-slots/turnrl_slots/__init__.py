@@ -1,8 +1,7 @@
 """`Slots`: the engine that samples in the process that learns.
 
 engine        Slots, its sessions, and the loop that computes pass after pass
-settings      its options as they are in force
-limits        models and memories that are refused, from configurations alone
+limits        options, models and memories that are refused, from configurations alone
 trial         what is tried at the start: pages against the model itself, the largest passes
 scheduler     which turns are sampled, and in which pages
 pages         the memory of keys and values, and what lies in it

@@ -18,6 +18,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Literal, final
 
 import numpy as np
@@ -28,16 +29,20 @@ from turnrl import Completion, Engine, RecipeError, SampledPolicy, Sampling, Ses
 from turnrl_slots.attention import Feed, Plan
 from turnrl_slots.decode import Decoder, Graphs
 from turnrl_slots.kernel import KernelPass, Tables
-from turnrl_slots.limits import check_layers, check_room, least_shapes
+from turnrl_slots.limits import budget_of, check_layers, check_room, least_shapes
 from turnrl_slots.memory import auto_memory
 from turnrl_slots.merged import Merged, adapted, merged_bytes
 from turnrl_slots.pages import PAGE, Pool, pages_of
 from turnrl_slots.sampling import sample
 from turnrl_slots.scheduler import History, Request, Scheduler
-from turnrl_slots.settings import Settings
 from turnrl_slots.transfer import pack
 from turnrl_slots.trial import compare, fill, measure
 from turnrl_slots.ways import NAMES, Attention, find_way, unavailable
+
+_PREFILL_TOKENS = 16_384
+
+_SLOTS_OF_CPU = 256
+"""Where rows are many, a CPU gains nothing by more of them, and last digits depend on it."""
 
 _CPU_TOKENS = 512
 """Tokens that a CPU reads at once: with more, activations leave its cache, and a token of a small
@@ -103,6 +108,7 @@ class _Session(Session):
 
 
 @final
+@dataclass(eq=False, repr=False)
 class Slots(Engine):
     """Samples with the policy's own weights, in this process.
 
@@ -145,26 +151,18 @@ class Slots(Engine):
         decoder: Computes the passes that only sample, where a GPU's kernel attends.
     """
 
-    pool: Pool
+    slots: int | None = None
+    prefill_tokens: int | None = None
+    kv_memory: str = "auto"
+    decode_weights: Literal["auto", "adapter", "merged"] = "auto"
+    cuda_graphs: bool = True
+    attention: Attention = "auto"
+    keep_memory: bool | None = None
 
-    def __init__(
-        self,
-        slots: int | None = None,
-        prefill_tokens: int | None = None,
-        kv_memory: str = "auto",
-        decode_weights: Literal["auto", "adapter", "merged"] = "auto",
-        cuda_graphs: bool = True,
-        attention: Attention = "auto",
-        keep_memory: bool | None = None,
-    ) -> None:
-        self.slots = slots
-        self.prefill_tokens = prefill_tokens
-        self.kv_memory = kv_memory
-        self.decode_weights = decode_weights
-        self.cuda_graphs = cuda_graphs
-        self.attention = attention
-        self.keep_memory = keep_memory
-        self._settings = Settings.of(self)
+    pool: Pool = field(init=False)
+
+    def __post_init__(self) -> None:
+        budget_of(self)
         self._version = 0
         self._inbox: list[Request] = []
         self._orders = itertools.count()
@@ -186,52 +184,50 @@ class Slots(Engine):
     def check(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.check`. Layers that pages do not hold, a memory too small for one trajectory,
         merged weights without an adapter, and packages that are missing."""
-        settings = Settings.of(self)
-        if (package := unavailable(settings.attention)) is not None:
+        budget = budget_of(self)
+        if (package := unavailable(self.attention)) is not None:
             raise RecipeError(
-                f"model.engine.attention is {settings.attention!r}, which needs {package}, and it "
+                f"model.engine.attention is {self.attention!r}, which needs {package}, and it "
                 "is not installed. Install it, or set attention to 'auto'."
             )
         check_layers(policy.config, max_tokens)
-        if settings.merged and getattr(policy, "lora", policy) is None:  # of `Policy`
+        if self._samples_merged and getattr(policy, "lora", policy) is None:  # of `Policy`
             raise _nothing_to_merge()
-        if settings.budget is not None and (shapes := least_shapes(policy)) is not None:
-            check_room(settings.kv_memory, settings.budget, shapes.page_bytes, 0, max_tokens)
+        if budget is not None and (shapes := least_shapes(policy)) is not None:
+            check_room(self.kv_memory, budget, shapes.page_bytes, 0, max_tokens)
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. The policy is used in eval mode, whatever mode it is in."""
         self._forget()  # sessions of before know pages of a pool that is given up
-        settings = self._settings = Settings.of(self)
+        budget = budget_of(self)
         self._policy = policy
         self._closed = False
         self._network = policy.load()
         self._device = next(self._network.parameters()).device
-        if settings.merged and not adapted(self._network):
+        if self._samples_merged and not adapted(self._network):
             raise _nothing_to_merge()
         self._closers = {}  # of another tokenizer, perhaps
         on_cpu = self._device.type == "cpu"
-        most = _CPU_TOKENS if on_cpu else settings.prefill_tokens
-        self._piece_tokens = min(most, settings.prefill_tokens)
+        prefill_tokens = self.prefill_tokens or _PREFILL_TOKENS
+        self._piece_tokens = min(_CPU_TOKENS, prefill_tokens) if on_cpu else prefill_tokens
         weights = sum(p.numel() for p in self._network.parameters())
         self._policy_is_small = on_cpu and weights < _SMALL
         self._evaluate()
         done = False
         try:
-            self.pool = self._sized_pool(max_tokens)
-            self._slots = settings.rows(on_cpu, self.pool.count)
+            self.pool = self._sized_pool(budget, max_tokens)
+            self._slots = self._rows(on_cpu, self.pool.count)
             self._least = self.pool.count // pages_of(max_tokens)
-            self._scheduler = Scheduler(
-                self.pool, self._slots, settings.prefill_tokens, self._least
-            )
+            self._scheduler = Scheduler(self.pool, self._slots, prefill_tokens, self._least)
             self.decoder = self._made_decoder(max_tokens) if self.pool.kernel else None
             with self._weights():  # room for merged ones is missing now or never
                 tried = policy, self._network, self.pool, self._compute, max_tokens
                 compare(*tried)
                 if not on_cpu:
-                    fill(*tried, settings.prefill_tokens, self._slots)
+                    fill(*tried, prefill_tokens, self._slots)
             done = True
         finally:
-            self._forget(keep=done and settings.keep_memory)
+            self._forget(keep=done and bool(self.keep_memory))
             self._leave_mode()
 
     @property
@@ -239,17 +235,17 @@ class Slots(Engine):
         """See `Engine.in_force`."""
         if not hasattr(self, "_scheduler"):
             return {}
-        pool, settings = self.pool, self._settings
+        pool = self.pool
         graphs = self.decoder is not None and self.decoder.graphs is not None
         weights = "base and adapter" if adapted(self._network) else "the policy's own"
         return {
             "attention while sampling": NAMES[pool.kernel],
             "CUDA graphs": "on" if graphs else "off",
-            "weights while sampling": "merged, dense" if settings.merged else weights,
+            "weights while sampling": "merged, dense" if self._samples_merged else weights,
             "keys and values": f"{pool.bytes / 1e9:.2f} GB, {pool.count * PAGE} tokens, at least "
             f"{self._least} sessions",
             "turns at once": str(min(self._slots, pool.count)),
-            "memory between collections": "kept" if settings.keep_memory else "given back",
+            "memory between collections": "kept" if self.keep_memory else "given back",
         }
 
     @property
@@ -257,17 +253,24 @@ class Slots(Engine):
         """See `Engine.capacity`. It grows with what sessions turn out to need."""
         return self._scheduler.capacity if hasattr(self, "_scheduler") else None
 
-    def _sized_pool(self, tokens: int) -> Pool:
+    @property
+    def _samples_merged(self) -> bool:
+        return self.decode_weights == "merged"
+
+    def _rows(self, on_cpu: bool, pages: int) -> int:
+        """The most turns sampled at once, where there are so many pages."""
+        return self.slots or (_SLOTS_OF_CPU if on_cpu else pages)
+
+    def _sized_pool(self, budget: int | None, tokens: int) -> Pool:
         """The pool that the budget allows, with room for one session of so many tokens at least."""
-        settings, device = self._settings, self._device
+        device = self._device
         shapes = measure(self._policy, self._network, device, tokens)
-        budget = settings.budget
         if budget is None:
-            beside = merged_bytes(self._network, device) if settings.merged else 0
+            beside = merged_bytes(self._network, device) if self._samples_merged else 0
             budget = auto_memory(device, beside)
-        way = find_way(shapes, device, settings.attention)
+        way = find_way(shapes, device, self.attention)
         spare = int(way is not None)
-        count = check_room(settings.kv_memory, budget, shapes.page_bytes, spare, tokens)
+        count = check_room(self.kv_memory, budget, shapes.page_bytes, spare, tokens)
         return Pool(count, shapes, device, way)
 
     def _made_decoder(self, longest: int) -> Decoder:
@@ -276,7 +279,7 @@ class Slots(Engine):
         def hidden(tokens: Tensor, positions: Tensor, attend: KernelPass) -> Tensor:
             return self._policy.hidden(tokens[None], None, positions[None], attend=attend)[0]
 
-        graphs = self._settings.cuda_graphs and self._device.type == "cuda"
+        graphs = self.cuda_graphs and self._device.type == "cuda"
         return Decoder(self.pool, hidden, Graphs(self._device) if graphs else None, longest)
 
     def _plan_of(self, tables: Sequence[Sequence[int]]) -> Plan | Tables:
@@ -298,7 +301,7 @@ class Slots(Engine):
         if self._inbox or self._scheduler.active or self._scheduler.waiting:
             raise RuntimeError("turns are being sampled: drain() comes before sync()")
         self._version = version
-        self._forget(keep=self._settings.keep_memory)
+        self._forget(keep=bool(self.keep_memory))
 
     def close(self) -> None:
         """See `Engine.close`. If a pass is under way, the rest waits until it is over."""
@@ -321,7 +324,7 @@ class Slots(Engine):
     @contextlib.contextmanager
     def _weights(self) -> Iterator[None]:
         """Within it the network has the weights that are sampled with."""
-        if not self._settings.merged:
+        if not self._samples_merged:
             yield
             return
         if self.merged is None:
@@ -392,7 +395,7 @@ class Slots(Engine):
             await asyncio.wait([self._server])  # who gives up waiting does not cancel it
         self._server = None
         self._leave_mode()
-        self._forget(keep=self._settings.keep_memory)
+        self._forget(keep=bool(self.keep_memory))
 
     async def _serve(self) -> None:
         """Step until nobody waits. Passes run in a thread, so that tools go on meanwhile."""

@@ -1,14 +1,46 @@
-"""Refusing what cannot be sampled: from a model's configuration, before any weights are loaded."""
+"""Refusing what cannot be sampled: from options and a model's configuration, before any weights are
+loaded."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import torch
 from transformers import PretrainedConfig
 
-from turnrl import RecipeError, SampledPolicy
+from turnrl import RecipeError, SampledPolicy, parse_bytes
 from turnrl_slots.pages import PAGE, Shapes, pages_of
+from turnrl_slots.ways import Attention
+
+if TYPE_CHECKING:
+    from turnrl_slots.engine import Slots
+
+
+def budget_of(engine: Slots) -> int | None:
+    """Check the options of an engine, as its attributes are now: a memory plan may have filled in
+    some that the recipe leaves open.
+
+    Returns:
+        The bytes of `kv_memory`; None for `auto`.
+    Raises:
+        RecipeError: If one of them is no setting.
+    """
+    for name in ("slots", "prefill_tokens"):
+        number = getattr(engine, name)
+        if number is not None and number < 1:
+            raise RecipeError(
+                f"model.engine.{name} is {number}; it must be at least 1, or null for the engine's "
+                "own choice"
+            )
+    choices = {"decode_weights": ("auto", "adapter", "merged"), "attention": get_args(Attention)}
+    for name, values in choices.items():
+        if (value := getattr(engine, name)) not in values:
+            raise RecipeError(
+                f"model.engine.{name} is {value!r}; choose one of {', '.join(values)}"
+            )
+    if engine.kv_memory == "auto":
+        return None
+    return parse_bytes(engine.kv_memory, "model.engine.kv_memory", "'auto', or ")
 
 
 def refuse(
