@@ -75,41 +75,25 @@ class Splitter:
 
     @staticmethod
     def _pieces(text: str, size: int) -> list[str]:
-        pieces: list[str] = []
-        counts: list[int] = []
-        current: list[str] = []
-        count = 0
-
-        def close() -> None:
-            nonlocal count
-            if current:
-                pieces.append(" ".join(current))
-                counts.append(count)
-                current.clear()
-                count = 0
-
+        pieces: list[list[str]] = []
+        count = 0  # words of the last piece
         for sentence in _sentences(text):
             words = sentence.split()
-            if not words:
-                continue
-            # stopping here leaves `size - count` words missing; going on leaves `count + n - size`
-            # too many
-            if count and count + len(words) - size > size - count:
-                close()
-            if len(words) > 1.5 * size:
-                close()
-                for start in range(0, len(words), size):
-                    current.append(" ".join(words[start : start + size]))
-                    count = len(words[start : start + size])
-                    if count == size:
-                        close()
-                continue
-            current.append(sentence.strip())
-            count += len(words)
-        close()
-        if len(pieces) > 1 and counts[-1] < size / 3:
-            pieces[-2:] = [f"{pieces[-2]} {pieces[-1]}"]
-        return pieces
+            parts = [sentence.strip()] if words else []
+            if cut := len(words) > 1.5 * size:
+                parts = [" ".join(words[at : at + size]) for at in range(0, len(words), size)]
+            for n, part in enumerate(parts):
+                more = min(len(words) - n * size, size) if cut else len(words)
+                # stopping here leaves `size - count` words missing; going on leaves
+                # `count + more - size` too many
+                if not pieces or (cut and not n) or (count and count + more - size > size - count):
+                    pieces.append([])
+                    count = 0
+                pieces[-1].append(part)
+                count += more
+        if len(pieces) > 1 and count < size / 3:
+            pieces[-2:] = [[*pieces[-2], *pieces[-1]]]
+        return [" ".join(piece) for piece in pieces]
 
 
 def _sentences(text: str) -> Iterator[str]:
