@@ -10,6 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from turnrl import Passage, ToolError
@@ -44,7 +45,7 @@ class AnswerCache:
 
     def remember(self, info: IndexInfo) -> None:
         """Note the description of an index, for replay without it."""
-        row = (info.backend, info.index, json.dumps(info.as_dict()))
+        row = (info.backend, info.index, json.dumps(asdict(info)))
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO indexes VALUES (?, ?, ?)", row)
 

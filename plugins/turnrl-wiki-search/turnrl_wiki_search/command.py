@@ -154,9 +154,9 @@ def _build(args: argparse.Namespace) -> int:
 def _info(args: argparse.Namespace) -> int:
     info = _open(args).info()
     if args.json:
-        print(json.dumps(info.as_dict(), ensure_ascii=False))
+        print(json.dumps(dataclasses.asdict(info), ensure_ascii=False))
     else:
-        print("\n".join(f"{name:9} {value}" for name, value in info.as_dict().items()))
+        print("\n".join(f"{name:9} {value}" for name, value in dataclasses.asdict(info).items()))
     return 0
 
 

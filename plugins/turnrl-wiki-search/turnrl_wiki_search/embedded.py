@@ -20,6 +20,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -69,18 +70,13 @@ class EmbeddedIndex(SearchIndex):
         self._analyzer = _analyzer(self._info.analyzer)
         self._schema = self._index.schema
         self._searcher = self._index.searcher()
-        self._workers = os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="turnrl-search")
+        self._pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="turnrl-search")
 
     def info(self) -> IndexInfo:
         return self._info
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        if len(queries) == 1:
-            return [self._search(queries[0], k)]
-        parts = [queries[i :: self._workers] for i in range(self._workers)]
-        found = list(self._pool.map(lambda part: [self._search(query, k) for query in part], parts))
-        return [found[i % self._workers][i // self._workers] for i in range(len(queries))]
+        return [*self._pool.map(lambda query: self._search(query, k), queries)]
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -197,7 +193,7 @@ def build(
             passages=mark.passages,
             built=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
-        _write_json(work / METADATA, info.as_dict())
+        _write_json(work / METADATA, asdict(info))
         (work / _PROGRESS).unlink()
         old = _beside(path, ".old")
         shutil.rmtree(old, ignore_errors=True)
@@ -229,7 +225,7 @@ def _fill(
     mark = marks[-1]
 
     def save(*these: Mark) -> None:
-        _write_json(work / _PROGRESS, {"build": build_of, "marks": [m.as_dict() for m in these]})
+        _write_json(work / _PROGRESS, {"build": build_of, "marks": [asdict(m) for m in these]})
 
     save(mark)
     committed = mark

@@ -6,8 +6,8 @@ import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from turnrl import Passage
 
@@ -55,10 +55,6 @@ class IndexInfo:
     passages: int
     built: str
     format: int = FORMAT
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields by name, ready for JSON."""
-        return asdict(self)
 
 
 class SearchIndex(ABC):

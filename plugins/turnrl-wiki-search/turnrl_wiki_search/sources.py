@@ -449,10 +449,6 @@ class Mark:
     position: Any = None
     digest: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The fields by name, ready for JSON."""
-        return {"passages": self.passages, "position": self.position, "digest": self.digest}
-
 
 class Corpus:
     """The passages of a source, in chunks that end at marks.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import inspect
 import logging
 import os
 import re
@@ -16,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+import docstring_parser
 
 from turnrl import RecipeError, ToolError
 
@@ -92,9 +93,8 @@ class Server:
 
 def explained() -> dict[str, str]:
     """Text of each argument in the docstring of `Server`."""
-    args = (inspect.getdoc(Server) or "").partition("Args:")[2].partition("Raises:")[0]
-    found = re.findall(r"\n    (\w+): (.+(?:\n {8}.+)*)", args)
-    return {name: " ".join(text.split()) for name, text in found}
+    params = docstring_parser.parse(Server.__doc__ or "").params
+    return {param.arg_name: " ".join((param.description or "").split()) for param in params}
 
 
 def _check_url(url: str, name: str) -> None:

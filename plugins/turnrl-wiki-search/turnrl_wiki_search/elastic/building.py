@@ -7,7 +7,7 @@ import datetime
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnrl_servers import Unavailable, pause_s
@@ -63,11 +63,18 @@ def build(
             what was read.
     """
     access = Access.of(server)
+    meta: dict[str, Any] = {
+        "backend": "elasticsearch",
+        "source": corpus.source.name,
+        "splitter": str(corpus.splitter),
+        "analyzer": analyzer,
+        "format": FORMAT,
+        "build": {**corpus.identity, "shards": shards, "k1": k1, "b": b},
+    }
     with access.connect(max(server.timeout_s, 60.0)) as client:
-        builder = _Builder(
-            client, access, server.retries, name, corpus, analyzer, shards, k1, b, on_progress
+        return _Builder(client, access, server.retries, name, corpus, meta, on_progress).build(
+            overwrite
         )
-        return builder.build(overwrite)
 
 
 @dataclass
@@ -77,22 +84,11 @@ class _Builder:
     retries: int
     name: str
     corpus: Corpus
-    analyzer: Analyzer
-    shards: int
-    k1: float
-    b: float
+    meta: dict[str, Any]
     on_progress: Callable[[int], None] | None
 
     def __post_init__(self) -> None:
         self.reached = self.saved = Mark()
-        self.meta: dict[str, Any] = {
-            "backend": "elasticsearch",
-            "source": self.corpus.source.name,
-            "splitter": str(self.corpus.splitter),
-            "analyzer": self.analyzer,
-            "format": FORMAT,
-            "build": {**self.corpus.identity, "shards": self.shards, "k1": self.k1, "b": self.b},
-        }
 
     def build(self, overwrite: bool) -> IndexInfo:
         mark = self._prepare(overwrite)
@@ -138,15 +134,16 @@ class _Builder:
                     "build it anew, or choose another name."
                 )
             self._do(lambda: indices.delete(index=self.name))
+        asked = self.meta["build"]
         text = {
             "type": "text",
-            "analyzer": self.analyzer,
+            "analyzer": self.meta["analyzer"],
             "similarity": "turnrl",
             "index_options": "freqs",
         }
         mappings = {
             "dynamic": "strict",
-            "_meta": {"turnrl": {**self.meta, "progress": Mark().as_dict()}},
+            "_meta": {"turnrl": {**self.meta, "progress": asdict(Mark())}},
             "properties": {
                 # one field holds both, as in the embedded index: a title's words weigh like any
                 # other
@@ -156,10 +153,10 @@ class _Builder:
             },
         }
         settings = {
-            "number_of_shards": self.shards,
+            "number_of_shards": asked["shards"],
             "number_of_replicas": 0,
             "refresh_interval": "-1",
-            "similarity": {"turnrl": {"type": "BM25", "k1": self.k1, "b": self.b}},
+            "similarity": {"turnrl": {"type": "BM25", "k1": asked["k1"], "b": asked["b"]}},
         }
         self._do(lambda: indices.create(index=self.name, mappings=mappings, settings=settings))
         return Mark()
@@ -209,7 +206,7 @@ class _Builder:
             self.on_progress(mark.passages)
         if mark.passages - self.saved.passages >= _SAVE_EVERY_CHUNKS * self.corpus.chunk:
             self.saved = mark
-            self._save({**self.meta, "progress": mark.as_dict()})
+            self._save({**self.meta, "progress": asdict(mark)})
 
     def _refuse(self, item: dict[str, Any]) -> None:
         (reply,) = item.values()
@@ -233,9 +230,10 @@ class _Builder:
         self._merge(mark)
         settings = {"refresh_interval": None, "auto_expand_replicas": "0-1"}
         self._do(lambda: self.client.indices.put_settings(index=self.name, settings=settings))
+        analyzer, k1, b = self.meta["analyzer"], *(self.meta["build"][n] for n in ("k1", "b"))
         meta = {
             **self.meta,
-            "version": f"elasticsearch-{mark.digest}-{self.analyzer}-{self.k1:g}-{self.b:g}",
+            "version": f"elasticsearch-{mark.digest}-{analyzer}-{k1:g}-{b:g}",
             "passages": mark.passages,
             "built": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
