@@ -14,31 +14,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from turnrl import QuestionSource, hookimpl
-from turnrl_atlas.world import (
-    TWO_HOP_FACTS,
-    Atlas,
-    AtlasTwoHop,
-    Place,
-    ask,
-    ask_two_hop,
-    page,
-    places,
-    query,
-)
-
-__all__ = [
-    "REACT_STARTER",
-    "STARTER",
-    "TWO_HOP_FACTS",
-    "Atlas",
-    "AtlasTwoHop",
-    "Place",
-    "ask",
-    "ask_two_hop",
-    "page",
-    "places",
-    "query",
-]
+from turnrl_atlas.world import TWO_HOP_FACTS as TWO_HOP_FACTS
+from turnrl_atlas.world import Atlas as Atlas
+from turnrl_atlas.world import AtlasTwoHop as AtlasTwoHop
+from turnrl_atlas.world import Place as Place
+from turnrl_atlas.world import ask as ask
+from turnrl_atlas.world import ask_two_hop as ask_two_hop
+from turnrl_atlas.world import page as page
+from turnrl_atlas.world import places as places
+from turnrl_atlas.world import query as query
 
 STARTER = Path(__file__).parent / "starter"
 """The starter policy, as `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer` read it."""

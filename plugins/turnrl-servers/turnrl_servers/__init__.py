@@ -11,6 +11,7 @@ they wait for it together, one of them tries, and the first answer brings back a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import email.utils
 import math
@@ -18,7 +19,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar, final
 
 from turnrl import WorldError
@@ -193,23 +194,23 @@ class Request:
         while True:
             while wait_s := self._patience._wait_s(self):
                 time.sleep(wait_s)
-            try:
-                found = attempt()
-            except Unavailable as fault:
-                self._patience._failed(self, fault)
-            else:
-                self._patience._answered()
-                return found
+            with self._attempt():
+                return attempt()
 
     async def ask_async(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """As `ask`, of a coroutine function: the event loop goes on in between."""
         while True:
             while wait_s := self._patience._wait_s(self):
                 await asyncio.sleep(wait_s)
-            try:
-                found = await attempt()
-            except Unavailable as fault:
-                self._patience._failed(self, fault)
-            else:
-                self._patience._answered()
-                return found
+            with self._attempt():
+                return await attempt()
+
+    @contextlib.contextmanager
+    def _attempt(self) -> Iterator[None]:
+        """Note the end of one attempt; if the server was unavailable, another follows."""
+        try:
+            yield
+        except Unavailable as fault:
+            self._patience._failed(self, fault)
+        else:
+            self._patience._answered()

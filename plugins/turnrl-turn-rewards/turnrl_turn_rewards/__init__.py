@@ -18,38 +18,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from turnrl import Reward, hookimpl
-from turnrl_turn_rewards.belief import AnswerLikelihood, InformationGain, KLPenalty
-from turnrl_turn_rewards.calls import Repetition, SearchCost
-from turnrl_turn_rewards.judge import JudgedState, LLMJudge, LLMJudgeTurn
-from turnrl_turn_rewards.outcome import F1
-from turnrl_turn_rewards.progress import (
-    AnswerSeen,
-    FirstHit,
-    Progress,
-    StateScore,
-    SupportSeen,
-    passages_shown,
-)
-from turnrl_turn_rewards.server import Server
-
-__all__ = [
-    "F1",
-    "AnswerLikelihood",
-    "AnswerSeen",
-    "FirstHit",
-    "InformationGain",
-    "JudgedState",
-    "KLPenalty",
-    "LLMJudge",
-    "LLMJudgeTurn",
-    "Progress",
-    "Repetition",
-    "SearchCost",
-    "Server",
-    "StateScore",
-    "SupportSeen",
-    "passages_shown",
-]
+from turnrl_turn_rewards.belief import AnswerLikelihood as AnswerLikelihood
+from turnrl_turn_rewards.belief import InformationGain as InformationGain
+from turnrl_turn_rewards.belief import KLPenalty as KLPenalty
+from turnrl_turn_rewards.calls import Repetition as Repetition
+from turnrl_turn_rewards.calls import SearchCost as SearchCost
+from turnrl_turn_rewards.judge import JudgedState as JudgedState
+from turnrl_turn_rewards.judge import LLMJudge as LLMJudge
+from turnrl_turn_rewards.judge import LLMJudgeTurn as LLMJudgeTurn
+from turnrl_turn_rewards.outcome import F1 as F1
+from turnrl_turn_rewards.progress import AnswerSeen as AnswerSeen
+from turnrl_turn_rewards.progress import FirstHit as FirstHit
+from turnrl_turn_rewards.progress import Progress as Progress
+from turnrl_turn_rewards.progress import StateScore as StateScore
+from turnrl_turn_rewards.progress import SupportSeen as SupportSeen
+from turnrl_turn_rewards.progress import passages_shown as passages_shown
+from turnrl_turn_rewards.server import Server as Server
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from typing import Literal, final
 
 from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, usable_answers
 from turnrl_turn_rewards.calls import lost
-from turnrl_turn_rewards.progress import Progress, StateScore, informed
+from turnrl_turn_rewards.progress import Difference, StateScore, informed
 
 Measure = Literal["logprob", "mean_logprob", "probability"]
 _State = tuple[str, tuple[int, ...]]
@@ -98,7 +98,7 @@ class AnswerLikelihood(StateScore):
 
 
 @final
-class InformationGain(TurnReward):
+class InformationGain(Difference):
     """r_k = weight x (phi(s_{k+1}) - phi(s_k)), with phi(s) = log p(a | s, opening): how much
     likelier the policy holds the accepted answer a after reading what turn k brought. In nats.
 
@@ -131,15 +131,7 @@ class InformationGain(TurnReward):
         measure: Measure = "logprob",
         reference: bool = False,
     ) -> None:
-        self.weight = weight
-        likelihood = AnswerLikelihood(opening, measure, reference)
-        self._progress = Progress(likelihood, weight)
-
-    def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
-        self._progress.prepare(trajectories, policy)
-
-    def score(self, trajectory: Trajectory, turn: int) -> float:
-        return self._progress.score(trajectory, turn)
+        super().__init__(AnswerLikelihood(opening, measure, reference), weight)
 
 
 @final

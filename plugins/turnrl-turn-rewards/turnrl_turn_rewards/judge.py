@@ -13,10 +13,9 @@ from turnrl import (
     RecipeError,
     SampledPolicy,
     Trajectory,
-    TurnReward,
     says_nothing,
 )
-from turnrl_turn_rewards.progress import Progress, StateScore, informed
+from turnrl_turn_rewards.progress import Difference, StateScore, informed
 from turnrl_turn_rewards.server import Server
 from turnrl_turn_rewards.verdicts import Case, Verdicts
 
@@ -134,7 +133,7 @@ class JudgedState(StateScore):
 
 
 @final
-class LLMJudgeTurn(TurnReward):
+class LLMJudgeTurn(Difference):
     """r_k = weight x (phi(s_{k+1}) - phi(s_k)), with phi the share, 0 to 1, of what is needed to
     answer that a language model finds in what the tools returned so far. In units of reward.
 
@@ -152,13 +151,7 @@ class LLMJudgeTurn(TurnReward):
     """
 
     def __init__(self, server: Server, weight: float = 1.0, prompt: str | None = None) -> None:
-        self._progress = Progress(JudgedState(server, prompt), weight)
-
-    def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
-        self._progress.prepare(trajectories, policy)
-
-    def score(self, trajectory: Trajectory, turn: int) -> float:
-        return self._progress.score(trajectory, turn)
+        super().__init__(JudgedState(server, prompt), weight)
 
 
 def _asked(trajectory: Trajectory) -> Case:

@@ -33,8 +33,25 @@ class StateScore(ABC):
         """
 
 
+class Difference(TurnReward):
+    """r_k = weight x (phi(s_{k+1}) - phi(s_k)): what turn k adds to a score of the state. Each
+    class that extends it says which score that is."""
+
+    @abstractmethod
+    def __init__(self, state: StateScore, weight: float) -> None:
+        self.state = state
+        self.weight = weight
+
+    def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
+        self.state.prepare(trajectories, policy)
+
+    def score(self, trajectory: Trajectory, turn: int) -> float:
+        after = self.state.score(trajectory, turn + 1)
+        return self.weight * (after - self.state.score(trajectory, turn))
+
+
 @final
-class Progress(TurnReward):
+class Progress(Difference):
     """r_k = weight x (phi(s_{k+1}) - phi(s_k)), what turn k adds to a score of the state, with s_k
     the state before it. In units of weight x phi.
 
@@ -47,15 +64,7 @@ class Progress(TurnReward):
     """
 
     def __init__(self, state: StateScore, weight: float = 1.0) -> None:
-        self.state = state
-        self.weight = weight
-
-    def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
-        self.state.prepare(trajectories, policy)
-
-    def score(self, trajectory: Trajectory, turn: int) -> float:
-        after = self.state.score(trajectory, turn + 1)
-        return self.weight * (after - self.state.score(trajectory, turn))
+        super().__init__(state, weight)
 
 
 @final
@@ -100,7 +109,7 @@ class SupportSeen(StateScore):
 
 
 @final
-class FirstHit(TurnReward):
+class FirstHit(Difference):
     """weight in the turn in which an accepted answer first stands in a successful result, else 0.
 
     This is `Progress` of `AnswerSeen`, so potential-based: the sum over a trajectory is weight if
@@ -112,10 +121,7 @@ class FirstHit(TurnReward):
     """
 
     def __init__(self, weight: float = 0.5) -> None:
-        self.weight = weight
-
-    def score(self, trajectory: Trajectory, turn: int) -> float:
-        return Progress(AnswerSeen(), self.weight).score(trajectory, turn)
+        super().__init__(AnswerSeen(), weight)
 
 
 def passages_shown(trajectory: Trajectory, turns: int) -> set[str]:

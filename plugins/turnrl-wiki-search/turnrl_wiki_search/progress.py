@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from typing import NoReturn
+
+from tqdm.auto import tqdm
 
 
 class Progress:
-    """A line on stderr, rewritten on a terminal and repeated every ten seconds elsewhere.
+    """A bar on stderr, rewritten twice a second on a terminal and every ten seconds elsewhere.
 
     Args:
         fraction: Gives the share of the corpus that has been read, or None if it is not known.
@@ -16,35 +19,18 @@ class Progress:
 
     def __init__(self, fraction: Callable[[], float | None]) -> None:
         self._fraction = fraction
-        self._terminal = sys.stderr.isatty()
-        self._start = self._last = time.perf_counter()
-        self._first: tuple[int, float | None, float] | None = None
-        self._passages = 0
+        self._start = time.perf_counter()
+        self._bar: tqdm[NoReturn] | None = None
 
     def __call__(self, passages: int) -> None:
-        now = time.perf_counter()
-        if (
-            self._first is None
-        ):  # a build that was taken up has passages already; they were not made now
-            self._first = (passages, self._fraction(), now)
-        self._passages = passages
-        if now - self._last < (0.5 if self._terminal else 10):
-            return
-        self._last = now
-        parts = [f"{passages:,} passages", f"{self.rate:,.0f}/s"]
-        fraction = self._fraction()
-        if fraction:
-            parts.append(f"{fraction:.1%}")
-            first, start = self._first[1] or 0.0, self._first[2]
-            if fraction > first:
-                left = (1 - fraction) * (now - start) / (fraction - first)
-                parts.append(f"{_duration(left)} left")
-        print(
-            ", ".join(parts),
-            end="\x1b[K\r" if self._terminal else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
+        if self._bar is None:
+            every_s = 0.5 if sys.stderr.isatty() else 10
+            # a build that was taken up has passages already, which were not made now
+            often = {"mininterval": every_s, "miniters": 1, "delay": every_s}
+            self._bar = tqdm(unit=" passages", initial=passages, leave=False, **often)
+        if part := self._fraction():
+            self._bar.total = round(passages / part)
+        self._bar.update(passages - self._bar.n)
 
     @property
     def seconds(self) -> float:
@@ -53,16 +39,9 @@ class Progress:
     @property
     def rate(self) -> float:
         """Passages per second since the first report."""
-        if self._first is None:
-            return 0.0
-        return (self._passages - self._first[0]) / max(time.perf_counter() - self._first[2], 1e-9)
+        bar = self._bar
+        return 0.0 if bar is None else (bar.n - bar.initial) / (bar.format_dict["elapsed"] or 1.0)
 
     def end(self) -> None:
-        if self._terminal:
-            print(end="\x1b[K", file=sys.stderr, flush=True)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+        if self._bar is not None:
+            self._bar.close()
