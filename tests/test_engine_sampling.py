@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 from turnrl_slots import Slots
-from turnrl_slots.sampling import truncated
+from turnrl_slots.sampling import _cut, _limits
+from turnrl_slots.transfer import pack
 
 from conftest import greedy_reference
 from engines import PROMPTS, Watched, run, started, together
@@ -146,7 +147,8 @@ def test_distributions_are_cut_as_a_loop_over_tokens_cuts_them():
         )
         for _ in log_p
     ]
-    for row, sampling, found in zip(log_p, samplings, truncated(log_p, samplings), strict=True):
+    cut = _cut(log_p, *pack(_limits(samplings, 30), log_p.device))
+    for row, sampling, found in zip(log_p, samplings, cut, strict=True):
         order = row.argsort(descending=True).tolist()
         left = order[: sampling.top_k or None]
         p = row.exp().tolist()

@@ -24,6 +24,7 @@ from turnrl.agent.chat import ChatFormat as ChatFormat
 from turnrl.agent.explore import on_loop as on_loop
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.toolbox import call_tools as call_tools
+from turnrl.agent.toolbox import result_of as result_of
 from turnrl.answers import answer_in_results as answer_in_results
 from turnrl.answers import can_be_found as can_be_found
 from turnrl.answers import contains_answer as contains_answer

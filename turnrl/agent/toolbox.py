@@ -381,7 +381,12 @@ async def run_tool(
 async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
     """Result of a function that may block, or be a coroutine's.
 
-    A plain one runs in a daemon thread; what it returns may be awaitable all the same.
+    A plain one runs in a daemon thread, which does not keep a program that is interrupted. What it
+    returns may be awaitable all the same.
+
+    Args:
+        function: A plain function, or a coroutine's.
+        arguments: What it is called with.
     """
     plain = not asyncio.iscoroutinefunction(function)
     found: Any = await _in_daemon_thread(function, *arguments) if plain else function(*arguments)

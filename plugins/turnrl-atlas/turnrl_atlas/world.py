@@ -83,18 +83,8 @@ def ask(place: Place, fact: str, template: int) -> Question:
         fact: Which of `place.facts`.
         template: Which of `QUESTIONS[fact]`.
     """
-    return Question(
-        f"{place.id}-{fact.replace(' ', '-')}-{template}",
-        QUESTIONS[fact][template].format(place.name),
-        (place.facts[fact],),
-        {
-            "place": place.name,
-            "fact": fact,
-            "famous": place.famous,
-            "supporting_ids": (place.id,),
-            "hops": 1,
-        },
-    )
+    name, text = f"{place.id}-{fact}-{template}", QUESTIONS[fact][template].format(place.name)
+    return _question(name, text, fact, place)
 
 
 def ask_two_hop(city: Place, country: Place, fact: str, template: int) -> Question:
@@ -107,19 +97,21 @@ def ask_two_hop(city: Place, country: Place, fact: str, template: int) -> Questi
         template: Which of the combinations of `COUNTRIES` and `QUESTIONS[fact]`.
     """
     outer, inner = divmod(template, len(COUNTRIES))
-    return Question(
-        f"{city.id}-country-{fact.replace(' ', '-')}-{template}",
-        QUESTIONS[fact][outer].format(COUNTRIES[inner].format(city.name)),
-        (country.facts[fact],),
-        {
-            "place": city.name,
-            "country": country.name,
-            "fact": fact,
-            "famous": city.famous,
-            "supporting_ids": (city.id, country.id),
-            "hops": 2,
-        },
-    )
+    text = QUESTIONS[fact][outer].format(COUNTRIES[inner].format(city.name))
+    return _question(f"{city.id}-country-{fact}-{template}", text, fact, city, country)
+
+
+def _question(name: str, text: str, fact: str, *pages: Place) -> Question:
+    """A question about the first place, which takes these pages; the last has the fact."""
+    about = {
+        "place": pages[0].name,
+        **{place.kind: place.name for place in pages[1:]},
+        "fact": fact,
+        "famous": pages[0].famous,
+        "supporting_ids": tuple(place.id for place in pages),
+        "hops": len(pages),
+    }
+    return Question(name.replace(" ", "-"), text, (pages[-1].facts[fact],), about)
 
 
 def wordings(fact: str) -> int:

@@ -107,11 +107,6 @@ class Toy:
         return Fate(trajectory, chance, rewards, outcome, tuple(scores))
 
     @cached_property
-    def expected_return(self) -> float:
-        """Of the policy."""
-        return sum(fate.chance * fate.earned for fate in self.fates)
-
-    @cached_property
     def gradient(self) -> Tensor:
         """(K,), how the expected return changes with the logits."""
         total = torch.zeros(len(self.logits), dtype=torch.float64)

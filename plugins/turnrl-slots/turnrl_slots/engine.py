@@ -465,7 +465,7 @@ class Slots(Engine):
         lengths = np.array([len(r.ids) + len(r.token_ids) - 1 for r in rows], np.int64)
         tokens = [(r.token_ids or r.ids)[-1] for r in rows]
         *before, last = self._pieces(several)
-        states = [self._read(feeds) for feeds in before]
+        states = [self._compute([], np.zeros(0, np.int64), [], feeds) for feeds in before]
         found = self._forward(self._plan, lengths, tokens, last)
         # in the order of turns: rows, then those that were fed
         return self._sample(torch.cat([found[: len(rows)], *states, found[len(rows) :]]))
@@ -485,10 +485,6 @@ class Slots(Engine):
                 start, room = start + len(part), room - len(part)
                 pieces[-1].append(Feed(table, start - len(part), part, start == len(ids)))
         return pieces
-
-    def _read(self, feeds: list[Feed]) -> Tensor:
-        """The hidden state after each feed that ends, of a pass without rows."""
-        return self._forward(self._plan_of([]), np.zeros(0, np.int64), [], feeds)
 
     def _forward(
         self, plan: Plan | Tables, lengths: np.ndarray, tokens: list[int], feeds: list[Feed]

@@ -104,18 +104,6 @@ def draw(
     return torch.where(taken, asked, tokens), torch.where(taken, of_asked, logprobs)
 
 
-def truncated(log_p: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Cut each distribution by its `top_k`, `min_p` and `top_p`, and renormalise it.
-
-    Args:
-        log_p: (R, V).
-        samplings: How each row is sampled.
-    Returns:
-        (R, V); minus infinity where nothing is left.
-    """
-    return _cut(log_p, *pack(_limits(samplings, log_p.shape[-1]), log_p.device))
-
-
 def _limits(samplings: Sequence[Sampling], most: int) -> list[np.ndarray]:
     """`top_k`, `min_p` and `top_p`, (R, 1) each."""
     return [
@@ -126,7 +114,8 @@ def _limits(samplings: Sequence[Sampling], most: int) -> list[np.ndarray]:
 
 
 def _cut(log_p: Tensor, top_k: Tensor, min_p: Tensor, top_p: Tensor) -> Tensor:
-    """See `truncated`. Limits are (R, 1) each."""
+    """Cut each distribution, (R, V), by its `top_k`, `min_p` and `top_p`, (R, 1) each, and
+    renormalise it; minus infinity where nothing is left."""
     ranked, order = log_p.sort(dim=-1, descending=True, stable=True)
     kept = torch.arange(log_p.shape[-1], device=log_p.device) < top_k
     # the likeliest token stays, whatever rounding does to e^0 and to the first sum

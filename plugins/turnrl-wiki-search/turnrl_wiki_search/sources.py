@@ -116,15 +116,20 @@ def _sentences(text: str) -> Iterator[str]:
 class Source(ABC):
     """A corpus that is read as a stream of articles and can be taken up again at a position.
 
+    If it cannot, it is read again from its beginning. The digest of what is skipped tells whether
+    it is still the same.
+
     Attributes:
         name: The source in the words of `--source`.
         identity: Tells this state of this source from another one; JSON.
         splitter: How its articles are split unless the user says otherwise.
+        resumes: False if it can be read from its beginning alone.
     """
 
     name: str
     identity: Mapping[str, Any]
     splitter: Splitter = Splitter(None)
+    resumes = True
 
     @abstractmethod
     def read(self, position: Any = None) -> Iterator[Passage]:
@@ -238,14 +243,14 @@ class _File(_Rows):
                 self._fraction = done / total
 
 
-class _Installed(Source):
-    """The corpus of a `QuestionSource` that a plugin brings.
+class _Installed(_Rows):
+    """The corpus of a `QuestionSource` that a plugin brings, which is always read from its
+    beginning."""
 
-    A source that cannot be taken up in its midst is read again from its beginning. A digest of what
-    is skipped tells whether it is still the same.
-    """
+    resumes = False
 
     def __init__(self, source: QuestionSource) -> None:
+        super().__init__()
         cls = type(source)
         self.name = source_name(source)
         self.identity = {
@@ -254,37 +259,15 @@ class _Installed(Source):
         }
         self._source = source
         self._passages: Iterator[Passage] = iter(())
-        self._row = 0
-        self._digest = hashlib.blake2b()
 
-    def read(self, position: Any = None) -> Iterator[Passage]:
-        position = position or {"row": 0, "digest": hashlib.blake2b().hexdigest()}
+    def _rows(self, skip: int) -> Iterator[Mapping[str, Any]]:
         self._passages = iter(self._source.passages())
-        self._row, self._digest = 0, hashlib.blake2b()
-        for _ in itertools.islice(self._each(), position["row"]):
-            pass
-        if self._digest.hexdigest() != position["digest"]:
-            raise DataError(
-                f"{self.name}: its first {position['row']:,} passages are others than when this "
-                "build was interrupted. Delete the unfinished build, the folder that ends in "
-                "'.building', and build again."
-            )
-        yield from self._each()
-
-    def position(self) -> Any:
-        return {"row": self._row, "digest": self._digest.hexdigest()}
+        for passage in self._passages:
+            yield {"id": passage.id, "title": passage.title, "text": passage.text}
 
     def fraction(self) -> float | None:
         left = operator.length_hint(self._passages, -1)
         return None if left < 0 else self._row / max(self._row + left, 1)
-
-    def _each(self) -> Iterator[Passage]:
-        for passage in self._passages:
-            self._row += 1
-            row = {"id": passage.id, "title": passage.title, "text": passage.text}
-            article = _article(row, self.name, self._row)
-            self._digest.update(f"{article.id}\n{article.title}\n{article.text}\n".encode())
-            yield article
 
 
 class _Hub(Source):
@@ -482,22 +465,38 @@ class Corpus:
         Raises:
             DataError: If the source is broken, or has no passage at all.
         """
-        mark = start or Mark()
-        chunk: list[Passage] = []
-        for article in self.source.read(mark.position):
-            chunk += self.splitter.split(article)
-            if len(chunk) >= self.chunk:
-                mark = self._next(mark, chunk)
-                yield chunk, mark
-                chunk = []
-        if chunk:
+        start = start or Mark()
+        mark = start if self.source.resumes else Mark()
+        reached = self.source.resumes or not start.passages
+        for chunk in self._chunks(mark.position):
             mark = self._next(mark, chunk)
-            yield chunk, mark
+            if reached:
+                yield chunk, mark
+            elif mark.passages >= start.passages:
+                if mark.digest != start.digest:
+                    break
+                reached = True
+        if not reached:
+            raise DataError(
+                f"{self.source.name}: its first {start.passages:,} passages are others than when "
+                "this build was interrupted. Delete the unfinished build, the folder that ends in "
+                "'.building', and build again."
+            )
         if not mark.passages:
             raise DataError(
                 f"source {self.source.name!r} has no passages: every text is empty, or there are "
                 "no rows."
             )
+
+    def _chunks(self, position: Any) -> Iterator[list[Passage]]:
+        chunk: list[Passage] = []
+        for article in self.source.read(position):
+            chunk += self.splitter.split(article)
+            if len(chunk) >= self.chunk:
+                yield chunk
+                chunk = []
+        if chunk:
+            yield chunk
 
     def _next(self, mark: Mark, chunk: list[Passage]) -> Mark:
         # chained by chunk, because the state of a running digest cannot be saved

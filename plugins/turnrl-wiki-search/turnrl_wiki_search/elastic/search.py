@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from turnrl_servers import Patience, Unavailable
 
-from turnrl import Passage, ToolError
+from turnrl import Passage, ToolError, on_loop, result_of
 from turnrl_wiki_search.elastic.access import MAJORS, Access, Server
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
 from turnrl_wiki_search.index import FORMAT, Hit, IndexInfo, SearchIndex, build_command
@@ -56,32 +57,16 @@ class ElasticIndex(SearchIndex):
         return described(meta, self._name)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        starts = range(0, len(queries), _BATCH)
-        todo = iter(starts)
-        found: dict[int, list[list[Hit]]] = {}
-        errors: list[BaseException] = []
-
-        def lane() -> None:
-            for start in todo:  # lanes take from one iterator, each what comes next
-                try:
-                    found[start] = self._answer(queries[start : start + _BATCH], k)
-                except BaseException as error:  # the caller must hear of it, whatever it is
-                    errors.append(error)
-                if errors:
-                    return
+        batches = [queries[start : start + _BATCH] for start in range(0, len(queries), _BATCH)]
+        if len(batches) == 1:
+            return self._answer(queries, k)
 
         # not a pool: its threads are no daemons, and a run that is interrupted while it waits for a
         # dead server must be able to end
-        others = range(min(_LANES, len(starts)) - 1)
-        threads = [threading.Thread(target=lane, daemon=True) for _ in others]
-        for thread in threads:
-            thread.start()
-        lane()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        return [hits for start in starts for hits in found[start]]
+        async def answers() -> list[list[list[Hit]]]:
+            return await asyncio.gather(*(result_of(self._answer, some, k) for some in batches))
+
+        return [hits for found in on_loop(answers()) for hits in found]
 
     def close(self) -> None:
         self._client.close()
