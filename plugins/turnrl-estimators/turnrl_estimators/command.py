@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,6 +144,7 @@ def _print_rollouts(
     classes: Mapping[str, type], module: MTGRPO, questions: list[Question], as_json: bool
 ) -> None:
     from turnrl_estimators.rollouts import signals
+    from turnrl_estimators.toy import variants
 
     size = module.group_size
     every = module.ask(questions, samples=2 * size)
@@ -154,7 +155,7 @@ def _print_rollouts(
         print(f"\n{told}; signal to noise of the advantages of turns")
         print(f"{'estimator':37} {'turn':>4} {'mean |A|':>9} {'SNR':>9} {'pairs':>7}")
     notes = []
-    for name, made in _players(classes, module):
+    for name, made in [("model.estimator", module.estimator), *variants(classes)]:
         if reason := _unfit(made, pairs):
             notes.append((name, reason))
             continue
@@ -167,14 +168,6 @@ def _print_rollouts(
     for name, reason in notes:
         skipped = {"estimator": name, "reason": reason}
         print(json.dumps(skipped) if as_json else f"{name}: not tried: {reason}")
-
-
-def _players(classes: Mapping[str, type], module: MTGRPO) -> Iterator[tuple[str, Any]]:
-    """The recipe's own estimator, and every installed one."""
-    from turnrl_estimators.toy import variants
-
-    yield "model.estimator", module.estimator
-    yield from variants(classes)
 
 
 def _unfit(made: AdvantageEstimator | Exception, pairs: list[tuple[Group, Group]]) -> str:

@@ -7,7 +7,6 @@ and without the kinds that were not asked for.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib.metadata
 import re
 import shlex
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from turnrl import RecipeError, hookimpl
+from turnrl import RecipeError, did_you_mean, hookimpl
 from turnrl_scaffold.listing import add_plugins_command
 
 TEMPLATE = Path(__file__).parent / "templates" / "turnrl-example"
@@ -71,8 +70,7 @@ def _new(args: argparse.Namespace) -> int:
     name, kinds = plugin_name(args.name), args.kinds or list(COMPONENTS)
     for kind in kinds:
         if kind not in COMPONENTS:
-            near = difflib.get_close_matches(kind, COMPONENTS, 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(kind, COMPONENTS)
             raise RecipeError(f"--with: no kind {kind!r}.{hint} Kinds: {', '.join(COMPONENTS)}.")
     folder = Path(args.folder or f"turnrl-{name}")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):

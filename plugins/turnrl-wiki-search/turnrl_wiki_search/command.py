@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from turnrl import Question, RecipeError, contains_answer
+from turnrl_wiki_search import elastic, embedded
 from turnrl_wiki_search.elastic.access import Server, explained
 from turnrl_wiki_search.index import Analyzer, Backend, Hit, IndexInfo, SearchIndex, clean_query
 from turnrl_wiki_search.progress import Progress
+from turnrl_wiki_search.sources import Corpus, Splitter, open_source
+from turnrl_wiki_search.tool import open_index
 
 _BATCH = 64
 _RANKS = (1, 3, 5)
@@ -112,31 +115,18 @@ def _server_arguments(args: argparse.Namespace, *more: str) -> dict[str, Any]:
 
 
 def _open(args: argparse.Namespace) -> SearchIndex:
-    given = _server_arguments(args)
-    if args.backend == "embedded":
-        from turnrl_wiki_search.embedded import EmbeddedIndex
-
-        return EmbeddedIndex(args.index)
-    from turnrl_wiki_search.elastic import ElasticIndex
-
-    return ElasticIndex(Server(**given, wait_s=0), args.index)
+    return open_index(args.backend, args.index, Server(**_server_arguments(args), wait_s=0))
 
 
 def _build(args: argparse.Namespace) -> int:
-    from turnrl_wiki_search.sources import Corpus, Splitter, open_source
-
     given = _server_arguments(args, "shards", "k1", "b")
     splitter = None if args.split is None else Splitter.parse(args.split)
     corpus = Corpus(open_source(args.source), splitter)
     progress = Progress(corpus.source.fraction)
     existing = "replace" if args.overwrite else "refuse"
     if args.backend == "embedded":
-        from turnrl_wiki_search import embedded
-
         info = embedded.build(args.index, corpus, args.analyzer, existing, progress)  # type: ignore[arg-type]
     else:
-        from turnrl_wiki_search import elastic
-
         settings = {name: given.pop(name) for name in ("shards", "k1", "b") if name in given}
         server = Server(**given)
         info = elastic.build(
@@ -261,9 +251,4 @@ def _read_questions(source: str, sample: int | None, seed: int) -> list[Question
 
 
 def _hit(hit: Hit) -> dict[str, Any]:
-    return {
-        "id": hit.passage.id,
-        "title": hit.passage.title,
-        "text": hit.passage.text,
-        "score": hit.score,
-    }
+    return {**dataclasses.asdict(hit.passage), "score": hit.score}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -143,19 +144,14 @@ class WikiSearch(Tool):
         """The index, opened on first use: a recipe can be read without it."""
         with self._lock:
             if self._open is None:
+                behind = partial(open_index, self.backend, self.index, self._server)
                 if self._cache is None:
-                    self._open = self._open_index()
+                    self._open = behind()
                 else:
                     cache = AnswerCache(self._cache, self._cache_bytes)
-                    self._open = CachedIndex(
-                        self._open_index, cache, self.backend, self.index, self._offline
-                    )
+                    name = self.index
+                    self._open = CachedIndex(behind, cache, self.backend, name, self._offline)
             return self._open
-
-    def _open_index(self) -> SearchIndex:
-        if self.backend == "elasticsearch":
-            return ElasticIndex(self._server, self.index)
-        return embedded.EmbeddedIndex(self.index)
 
     def _build(self, source: str | QuestionSource) -> None:
         path, name = Path(self.index), source_name(source)
@@ -205,6 +201,13 @@ class WikiSearch(Tool):
         }
         # not "no results": that would contain the answer "no"
         return ToolResult(_BETWEEN.join(shown) or "Nothing found.", metadata=metadata)
+
+
+def open_index(backend: Backend, index: str, server: Server) -> SearchIndex:
+    """Open the index of this name; an embedded one has no server."""
+    if backend == "elasticsearch":
+        return ElasticIndex(server, index)
+    return embedded.EmbeddedIndex(index)
 
 
 def estimate_tokens(text: str) -> int:
