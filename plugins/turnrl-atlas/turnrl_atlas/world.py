@@ -103,9 +103,10 @@ def ask_two_hop(city: Place, country: Place, fact: str, template: int) -> Questi
 
 def _question(name: str, text: str, fact: str, *pages: Place) -> Question:
     """A question about the first place, which takes these pages; the last has the fact."""
+    others: dict[str, str] = {place.kind: place.name for place in pages[1:]}
     about = {
         "place": pages[0].name,
-        **{place.kind: place.name for place in pages[1:]},
+        **others,
         "fact": fact,
         "famous": pages[0].famous,
         "supporting_ids": tuple(place.id for place in pages),

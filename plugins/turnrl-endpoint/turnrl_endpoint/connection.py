@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx2
@@ -23,6 +24,7 @@ from turnrl_endpoint.server import Server
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Connection:
     """A server, as all who ask it see it. It belongs to one event loop between two `close`.
 
@@ -37,22 +39,18 @@ class Connection:
         quiet_s: An outage shorter than this is not worth a line.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        label: str,
-        error: Callable[[str], WorldError],
-        late: str,
-        address: str,
-        request: str,
-        away: Callable[[str], str],
-        quiet_s: float = 0.0,
-    ) -> None:
-        self._server, self._label, self._error = server, label, error
-        self._late, self._address, self._request = late, address, request
-        self._patience = Patience(
-            label, server.patience_s, lambda told: self.fault(away(told)), 0, quiet_s
-        )
+    server: Server
+    label: str
+    error: Callable[[str], WorldError]
+    late: str
+    address: str
+    request: str
+    away: Callable[[str], str]
+    quiet_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        gave_up, wait_s = (lambda told: self.fault(self.away(told))), self.server.patience_s
+        self._patience = Patience(self.label, wait_s, gave_up, 0, self.quiet_s)
         self._client: httpx2.AsyncClient | None = None
 
     async def ask(
@@ -70,15 +68,15 @@ class Connection:
         """
 
         async def attempt() -> T:
-            client, url = self._connected(), self._server.url
-            late = asyncio.timeout(self._server.timeout_s)
+            client, url = self._connected(), self.server.url
+            late = asyncio.timeout(self.server.timeout_s)
             try:
                 async with late, client.stream("POST", url, json=body) as response:
                     if response.is_success:
                         return await read(response)
                     await response.aread()
             except TimeoutError:
-                raise Unavailable(self._late) from None
+                raise Unavailable(self.late) from None
             except httpx2.RequestError as error:
                 raise Unavailable(self.clean(error) or type(error).__name__) from None
             raise self._refusal(response)
@@ -94,11 +92,11 @@ class Connection:
     def _connected(self) -> httpx2.AsyncClient:
         if self._client is None:
             if not re.fullmatch(r"[!-~]*", self._key):  # the client would show what it cannot send
-                variable = f"the environment variable {self._server.api_key_env}"
+                variable = f"the environment variable {self.server.api_key_env}"
                 what = f"cannot be asked: {variable} holds something that is no key. Correct it."
                 raise self.fault(what)
             headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            limits = httpx2.Limits(max_connections=self._server.concurrency)
+            limits = httpx2.Limits(max_connections=self.server.concurrency)
             # each request is timed as a whole instead: a server that sends a byte now and then
             # would never be late
             self._client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=None)
@@ -106,22 +104,22 @@ class Connection:
 
     def _refusal(self, response: httpx2.Response) -> Exception:
         """The meaning of a response that is no success."""
-        status, variable = response.status_code, self._server.api_key_env
+        status, variable = response.status_code, self.server.api_key_env
         told = f"status {status}: {self.clean(_complaint(response))}"
         if status in (408, 429) or status >= 500:
             return Unavailable(told, response.headers.get("retry-after"))
-        advice = self._request
+        advice = self.request
         if status in (401, 403):
             held = "holds the wrong key" if self._key else "is not set"
             named = f"the environment variable {variable} {held}" if variable else "no key is sent"
             advice = f"Correct it: {named} (api_key_env)."
         elif status in (404, 405) or 300 <= status < 400:
-            advice = self._address
+            advice = self.address
         return self.fault(f"refused a request ({told}). {advice}")
 
     @property
     def _key(self) -> str:
-        return os.environ.get(self._server.api_key_env or "", "").strip()
+        return os.environ.get(self.server.api_key_env or "", "").strip()
 
     def clean(self, text: object) -> str:
         """A text in one line, short and without the key."""
@@ -130,7 +128,7 @@ class Connection:
 
     def fault(self, what: str) -> WorldError:
         """The error that stops the run, for a fault of the server."""
-        return self._error(f"{self._label} {what}")
+        return self.error(f"{self.label} {what}")
 
 
 def _complaint(response: httpx2.Response) -> object:

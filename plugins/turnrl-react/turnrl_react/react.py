@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
 from turnrl import Message, Question, Reading, RecipeError, Segmenter, ToolResult, ToolSpec
@@ -55,6 +56,7 @@ class _Block(NamedTuple):
 
 
 @final
+@dataclass(eq=False, repr=False)
 class ReAct(Segmenter):
     """A thought, then tool calls or the answer, until there is one; for models that were trained to
     call tools as Qwen and Hermes do. The chat template describes the tools.
@@ -76,23 +78,17 @@ class ReAct(Segmenter):
 
     tools_in_template = True
 
-    def __init__(
-        self,
-        max_turns: int = 4,
-        answer: Literal["tag", "boxed", "plain"] = "tag",
-        think: Literal["required", "optional", "opened"] = "optional",
-        lenient: bool = False,
-        instructions: str | None = None,
-    ) -> None:
-        for name, value, known in (("answer", answer, _ANSWER), ("think", think, _THINK)):
-            if value not in known:
+    max_turns: int = 4
+    answer: Literal["tag", "boxed", "plain"] = "tag"
+    think: Literal["required", "optional", "opened"] = "optional"
+    lenient: bool = False
+    instructions: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (("answer", _ANSWER), ("think", _THINK)):
+            if (value := getattr(self, name)) not in known:
                 raise RecipeError(f"ReAct.{name} is {value!r}; choose one of {', '.join(known)}")
-        self.max_turns = max_turns
-        self.answer = answer
-        self.think = think
-        self.lenient = lenient
-        self.instructions = instructions
-        self._forms = ("think", "tool_call", "tool_response", *["answer"][: answer == "tag"])
+        self._forms = ("think", "tool_call", "tool_response", *["answer"][: self.answer == "tag"])
         # what the template puts its tools into is not for a page to open
         self.tags = (*self._forms, "tools")
 
@@ -187,13 +183,14 @@ class ReAct(Segmenter):
         if not after:
             return
         act, rest = after[0].kind, after[1:]
+        spoken = act.replace("_", " ")
         if act == "answer" and after[0].fault:
             yield after[0].fault
         elif act == "answer" and not after[0].body.strip():
             yield "the answer is empty"
         kinds = [block.kind for block in rest]
         if "think" in kinds:
-            yield f"a thought after the {_SPOKEN[act]}"
+            yield f"a thought after the {spoken}"
         if act == "answer" and "tool_call" in kinds:
             yield "a tool call after the answer, which is not run"
         if "answer" in kinds:
@@ -201,10 +198,9 @@ class ReAct(Segmenter):
             yield "more than one answer" if again else "an answer before the result was read"
         outside = any(block.body.strip() for block in rest if block.kind == "text")
         if outside and not (act == "answer" and self.answer == "boxed"):
-            yield f"text after the {_SPOKEN[act]}"
+            yield f"text after the {spoken}"
 
 
-_SPOKEN = {"tool_call": "tool call", "answer": "answer"}
 _CLOSED = ("</think>", "</tool_call>", "</answer>")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
 from turnrl import (
@@ -39,6 +40,7 @@ Or give the answer, in few words. This ends your work. The last turn must do it:
 
 
 @final
+@dataclass(eq=False, repr=False)
 class SearchR1(Segmenter):
     """A thought, then a search in plain words or the answer, until there is one; Search-R1's tags.
 
@@ -53,17 +55,10 @@ class SearchR1(Segmenter):
     stop = ("</search>", "</answer>")
     tags = ("think", "search", "information", "answer")
 
-    def __init__(
-        self,
-        max_turns: int = 4,
-        tool: str = "search",
-        argument: str = "query",
-        instructions: str | None = None,
-    ) -> None:
-        self.max_turns = max_turns
-        self.tool = tool
-        self.argument = argument
-        self.instructions = instructions
+    max_turns: int = 4
+    tool: str = "search"
+    argument: str = "query"
+    instructions: str | None = None
 
     def check(self, tools: Sequence[ToolSpec]) -> None:
         called = {tool.name: tool for tool in tools}.get(self.tool)

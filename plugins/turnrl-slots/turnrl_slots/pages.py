@@ -106,7 +106,6 @@ class Pool:
         self._total = count + (kernel is not None)
         self.bytes = self._total * shapes.page_bytes
         self._store: Tensor | None = None
-        self._scratch = [torch.empty(0), torch.empty(0)]
         self._untouched = 0
         self.reset()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, final
 
 from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, usable_answers
@@ -18,6 +19,7 @@ _State = tuple[str, tuple[int, ...]]
 
 
 @final
+@dataclass(eq=False, repr=False)
 class AnswerLikelihood(StateScore):
     """Likelihood that the policy gives the accepted answer, having read what it has read so far.
 
@@ -34,15 +36,11 @@ class AnswerLikelihood(StateScore):
             state does not move while the policy learns.
     """
 
-    def __init__(
-        self,
-        opening: str = "<answer>",
-        measure: Measure = "logprob",
-        reference: bool = False,
-    ) -> None:
-        self.opening = opening
-        self.measure: Measure = measure
-        self.reference = reference
+    opening: str = "<answer>"
+    measure: Measure = "logprob"
+    reference: bool = False
+
+    def __post_init__(self) -> None:
         self._known: dict[_State, float] = {}
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:

@@ -14,6 +14,7 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from turnrl import RecipeError, RewardError, neutralise
 from turnrl_turn_rewards.server import Server
@@ -127,7 +128,9 @@ def _kept(path: str | None) -> Iterator[sqlite3.Connection | None]:
         return
     try:
         Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(_connected(path)) as db:
+        # written to by the thread that asks, while this one waits for it
+        options: Any = {"timeout": 60, "isolation_level": None, "check_same_thread": False}
+        with contextlib.closing(sqlite3.connect(path, **options)) as db:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute(
@@ -142,15 +145,7 @@ def _kept(path: str | None) -> Iterator[sqlite3.Connection | None]:
         ) from error
 
 
-def _connected(path: str) -> sqlite3.Connection:
-    # written to by the thread that asks, while this one waits for it
-    return sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
-
-
 def _recalled(db: sqlite3.Connection, keys: Iterable[bytes]) -> dict[bytes, float]:
-    found: dict[bytes, float] = {}
-    for key in keys:
-        row = db.execute("SELECT score FROM verdicts WHERE key = ?", (key,)).fetchone()
-        if row:
-            found[key] = float(row[0])
-    return found
+    asked = "SELECT score FROM verdicts WHERE key = ?"
+    rows = ((key, db.execute(asked, (key,)).fetchone()) for key in keys)
+    return {key: float(row[0]) for key, row in rows if row}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, final
 
 from turnrl import (
@@ -30,22 +31,7 @@ _TAG = re.compile(r"<(/?)(reasoning|tool|result|answer|error)>")
 
 _ACTIONS = ("tool", "answer")
 
-_INSTRUCTIONS = """\
-Answer the question. You have two turns.
-
-In the first turn, think inside <reasoning> tags, then call one tool inside <tool> tags, in JSON:
-<reasoning>what you need to find out</reasoning>
-<tool>{example}</tool>
-You will then read the tool's reply inside <result> tags, or what was wrong inside <error> tags.
-
-In the second turn, think again and give the answer, in few words, inside <answer> tags:
-<reasoning>what the result says</reasoning>
-<answer>the answer</answer>
-If you are sure without a tool, you may answer in the first turn.
-
-Write nothing outside the tags, use each of them once a turn, and never write <result> yourself.
-
-{tools}"""
+_INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text(encoding="utf-8")
 
 
 @final

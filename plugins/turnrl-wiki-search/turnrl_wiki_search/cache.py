@@ -10,7 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from turnrl import Passage, ToolError
@@ -130,6 +130,7 @@ class AnswerCache:
             ) from error
 
 
+@dataclass(eq=False)
 class CachedIndex(SearchIndex):
     """An index whose answers are kept, opened only when something is asked that is not.
 
@@ -141,19 +142,13 @@ class CachedIndex(SearchIndex):
         offline: Never open the index: what is not kept is an error.
     """
 
-    def __init__(
-        self,
-        open_index: Callable[[], SearchIndex],
-        cache: AnswerCache,
-        backend: Backend,
-        name: str,
-        offline: bool = False,
-    ) -> None:
-        self._open_index = open_index
-        self._cache = cache
-        self._backend: Backend = backend
-        self._name = name
-        self._offline = offline
+    open_index: Callable[[], SearchIndex]
+    cache: AnswerCache
+    backend: Backend
+    name: str
+    offline: bool = False
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._index: SearchIndex | None = None
         self._info: IndexInfo | None = None
@@ -161,42 +156,42 @@ class CachedIndex(SearchIndex):
     def info(self) -> IndexInfo:
         with self._lock:
             if self._info is None:
-                if self._offline:
+                if self.offline:
                     self._info = self._recall()
                 else:
-                    self._index = self._index or self._open_index()
+                    self._index = self._index or self.open_index()
                     self._info = self._index.info()
-                    self._cache.remember(self._info)
+                    self.cache.remember(self._info)
             return self._info
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         info = self.info()
-        answers = self._cache.get(info.version, queries, k)
+        answers = self.cache.get(info.version, queries, k)
         missing = [query for query in dict.fromkeys(queries) if query not in answers]
         if missing:
             if self._index is None:
                 raise ToolError(
                     f"{len(missing)} of {len(queries)} queries are not in the search cache "
-                    f"{str(self._cache.path)!r} (k={k}, the first is {missing[0][:80]!r}), and the "
+                    f"{str(self.cache.path)!r} (k={k}, the first is {missing[0][:80]!r}), and the "
                     "tool is offline. A replay must ask what the first run asked: keep its recipe "
                     "and seed, or set 'offline' to false."
                 )
             fresh = dict(zip(missing, self._index.search(missing, k), strict=True))
-            self._cache.put(info.version, fresh, k)
+            self.cache.put(info.version, fresh, k)
             answers.update(fresh)
         return [answers[query] for query in queries]
 
     def close(self) -> None:
-        self._cache.close()
+        self.cache.close()
         if self._index is not None:
             self._index.close()
 
     def _recall(self) -> IndexInfo:
-        info = self._cache.recall(self._backend, self._name)
+        info = self.cache.recall(self.backend, self.name)
         if info is None or info.format != FORMAT:
             raise ToolError(
-                f"the search cache {str(self._cache.path)!r} has never seen the {self._backend} "
-                f"index {self._name!r}, so there is nothing to replay. Run once with 'offline' set "
+                f"the search cache {str(self.cache.path)!r} has never seen the {self.backend} "
+                f"index {self.name!r}, so there is nothing to replay. Run once with 'offline' set "
                 "to false."
             )
         return info

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import random
@@ -159,20 +160,14 @@ def _search(args: argparse.Namespace) -> int:
         raise RecipeError("--sample draws from questions. Add --questions SOURCE.")
     if args.questions is not None:
         questions = _read_questions(args.questions, args.sample, args.seed)
-        index = _open(args)
-        try:
+        with contextlib.closing(_open(args)) as index:
             _print_score(args, score_retrieval(index, questions, args.k), index.info())
-        finally:
-            index.close()
         return 0
     query = clean_query(args.query)
     if not query:
         raise RecipeError("the query is empty. Give some words to look for.")
-    index = _open(args)
-    try:
+    with contextlib.closing(_open(args)) as index:
         (hits,) = index.search([query], args.k)
-    finally:
-        index.close()
     if args.json:
         print(json.dumps([_hit(hit) for hit in hits], ensure_ascii=False))
     else:

@@ -17,14 +17,13 @@ import importlib.metadata
 import json
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from turnrl import Passage, ToolError
+from turnrl import Passage, ToolError, whole_file
 from turnrl_wiki_search.index import (
     FORMAT,
     Analyzer,
@@ -311,21 +310,16 @@ def _passage(document: tantivy.Document) -> Passage:
     return Passage(bytes(document.get_first("id") or b"").decode(), title, text)
 
 
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> contextlib.AbstractContextManager[object]:
     import filelock
 
     path.absolute().parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(_beside(path, ".lock"))
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except filelock.Timeout:
         say(f"waiting for another process that builds {str(path)!r}")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 def _beside(path: Path, ending: str) -> Path:
@@ -334,7 +328,5 @@ def _beside(path: Path, ending: str) -> Path:
 
 
 def _write_json(path: Path, data: Any) -> None:
-    """Write all of it or nothing."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-    temporary.write_text(json.dumps(data, ensure_ascii=False, indent=1), encoding="utf-8")
-    temporary.replace(path)
+    with whole_file(path) as whole:
+        whole.write_text(json.dumps(data, ensure_ascii=False, indent=1), encoding="utf-8")

@@ -26,8 +26,14 @@ class Progress:
         if self._bar is None:
             every_s = 0.5 if sys.stderr.isatty() else 10
             # a build that was taken up has passages already, which were not made now
-            often = {"mininterval": every_s, "miniters": 1, "delay": every_s}
-            self._bar = tqdm(unit=" passages", initial=passages, leave=False, **often)
+            self._bar = tqdm(
+                unit=" passages",
+                initial=passages,
+                leave=False,
+                mininterval=every_s,
+                miniters=1,
+                delay=every_s,
+            )
         if part := self._fraction():
             self._bar.total = round(passages / part)
         self._bar.update(passages - self._bar.n)

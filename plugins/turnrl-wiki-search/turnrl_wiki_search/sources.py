@@ -19,7 +19,7 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from turnrl import DataError, Passage, QuestionSource, RecipeError, installed, reach_hub
+from turnrl import DataError, Passage, QuestionSource, RecipeError, in_short, installed, reach_hub
 
 HUB_CONFIGS = {"wikimedia/wikipedia": "20231101.en"}
 """The configuration meant when a data set is named without one."""
@@ -288,7 +288,7 @@ class _Hub(Source):
             self._data = datasets.load_dataset(path, config or None, split=split, streaming=True)
         except Exception as error:  # the library raises a dozen kinds, network errors included
             raise DataError(
-                f"data set {name!r} cannot be read ({type(error).__name__}: {_first_line(error)}). "
+                f"data set {name!r} cannot be read ({in_short(error)}). "
                 "Write it as NAME[:CONFIG[:SPLIT]], check the connection, or give a local .jsonl, "
                 ".parquet or .csv file."
             ) from error
@@ -410,10 +410,10 @@ def _made(text: str, classes: Mapping[str, type[QuestionSource]]) -> QuestionSou
     try:
         checked = parser.parse_object({"source": settings})
     except (jsonargparse.ArgumentError, TypeError) as error:
+        told = str(error).partition("\n")[0]
         takes = ", ".join(inspect.signature(cls).parameters) or "none"
         raise RecipeError(
-            f"{name} cannot be made with {settings} ({_first_line(error).rstrip(':')}). "
-            f"It takes: {takes}."
+            f"{name} cannot be made with {settings} ({told.rstrip(':')}). It takes: {takes}."
         ) from error
     return parser.instantiate_classes(checked).source  # type: ignore[no-any-return]
 
@@ -525,7 +525,3 @@ def _article(row: Mapping[str, Any], source: str, number: int) -> Passage:
 
 def _clean(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]

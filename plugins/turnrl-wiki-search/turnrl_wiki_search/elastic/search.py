@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from turnrl_servers import Patience, Unavailable
 
@@ -64,7 +64,11 @@ class ElasticIndex(SearchIndex):
         # not a pool: its threads are no daemons, and a run that is interrupted while it waits for a
         # dead server must be able to end
         async def answers() -> list[list[list[Hit]]]:
-            return await asyncio.gather(*(result_of(self._answer, some, k) for some in batches))
+            asked = [result_of(self._answer, some, k) for some in batches]
+            found = await asyncio.gather(*asked, return_exceptions=True)  # none is left behind
+            if error := next((one for one in found if isinstance(one, BaseException)), None):
+                raise error
+            return cast("list[list[list[Hit]]]", found)
 
         return [hits for found in on_loop(answers()) for hits in found]
 
