@@ -9,13 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from turnrl import (
-    OutcomeReward,
-    RecipeError,
-    SampledPolicy,
-    Trajectory,
-    says_nothing,
-)
+from turnrl import OutcomeReward, RecipeError, SampledPolicy, Trajectory, says_nothing
 from turnrl_turn_rewards.progress import Difference, StateScore, informed
 from turnrl_turn_rewards.server import Server
 from turnrl_turn_rewards.verdicts import Case, Verdicts
