@@ -44,7 +44,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     results = Results(folder / "found.json")
     results.describe({"tiny": True})
     parts = [asdict(part) for part in chosen(DEFAULT)]
-    assert worker.measure(str(results.file), str(folder), parts, True, 300, 1) == {"finished": True}
+    settings = {
+        "hung": str(folder / "hung.txt"),
+        "tiny": True,
+        "left_s": 300,
+        "scale": 1,
+        "grace_s": 60,
+    }
+    found = worker.measure(str(results.file), str(folder), parts=parts, **settings)
+    assert found == {"finished": True}
     results.read()
     return Bench(folder, True, results)
 
@@ -208,6 +216,7 @@ def test_a_process_that_dies_or_hangs_costs_its_part_alone(tmp_path, monkeypatch
     assert found["dies"]["error"] == "its process ended with 9"
     assert found["dies"]["cases"]["before"]["value"] == 3
     assert found["hangs"]["error"] == "it did not come back in time"
+    assert any("in hangs" in line for line in found["hangs"]["where"])
 
 
 def test_a_command_that_is_ended_keeps_what_it_has_and_goes_on_from_there(tmp_path, capsys):

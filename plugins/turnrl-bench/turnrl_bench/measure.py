@@ -38,9 +38,40 @@ class BenchError(TurnRLError, RuntimeError):
     exit_code = 1
 
 
+def apart(
+    function: str,
+    settings: Mapping[str, Any],
+    threads: int,
+    stderr: int | None = None,
+    **environment: str,
+) -> Found:
+    """Call a function in a fresh process.
+
+    Args:
+        function: `module:function`, which returns JSON.
+        settings: Its keyword arguments.
+        threads: That torch may use.
+        stderr: See `subprocess.run`; it is shown by default.
+        environment: Variables of the process.
+    Raises:
+        CalledProcessError: If it fails.
+    """
+    ours = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, **ours, "OMP_NUM_THREADS": str(threads), **environment}
+    request = {"function": function, "settings": dict(settings), "threads": threads}
+    with tempfile.TemporaryDirectory(prefix="turnrl-bench-") as folder:
+        file = Path(folder, "block.json")
+        file.write_text(json.dumps(request), "utf-8")
+        command = [sys.executable, "-m", "turnrl_bench.worker", str(file)]
+        quiet = subprocess.DEVNULL
+        subprocess.run(command, env=environment, text=True, stdout=quiet, stderr=stderr, check=True)
+        found: Found = json.loads(file.read_text("utf-8"))
+    return found
+
+
 @dataclass(frozen=True)
 class Side:
-    """Process that runs a block.
+    """Process that runs a block, on the CPU.
 
     Args:
         name: In tables and lines of progress.
@@ -48,8 +79,6 @@ class Side:
         settings: Its keyword arguments.
         threads: That torch may use.
         environment: Variables of its process.
-        cpu: Whether GPUs are hidden from it.
-        tells: Whether its stderr is shown, because it takes minutes and says how far it is.
     """
 
     name: str
@@ -57,8 +86,6 @@ class Side:
     settings: Mapping[str, Any]
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
-    cpu: bool = True
-    tells: bool = False
 
     def run(self, what: str = "") -> Found:
         """Run a block, and say on stderr how long it took.
@@ -68,35 +95,17 @@ class Side:
         """
         print(f"  {what}{self.name} ...", end="", file=sys.stderr, flush=True)
         begun = time.perf_counter()
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": str(self.threads),
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
-            **({"CUDA_VISIBLE_DEVICES": ""} if self.cpu else {}),
-            **self.environment,
-        }
-        with tempfile.TemporaryDirectory(prefix="turnrl-bench-") as folder:
-            file = Path(folder, "block.json")
-            request = {"function": self.function, "settings": dict(self.settings)}
-            file.write_text(json.dumps({**request, "threads": self.threads}), "utf-8")
-            command = [sys.executable, "-m", "turnrl_bench.worker", str(file)]
-            pipe = subprocess.PIPE
-            done = subprocess.run(
-                command,
-                env=environment,
-                text=True,
-                stdout=pipe,
-                stderr=None if self.tells else pipe,
-                check=False,
+        environment = {"CUDA_VISIBLE_DEVICES": "", **self.environment}
+        try:
+            found = apart(
+                self.function, self.settings, self.threads, subprocess.PIPE, **environment
             )
-            if done.returncode:
-                print(" failed", file=sys.stderr)
-                wrote = (done.stderr or "").strip() or f"exit code {done.returncode}"
-                last = " ".join(wrote.splitlines()[-1].split())[:400]
-                shown = wrote if os.environ.get("TURNRL_DEBUG") else last
-                raise BenchError(f"a block of {self.name} failed: {shown}")
-            found: Found = json.loads(file.read_text("utf-8"))
+        except subprocess.CalledProcessError as error:
+            print(" failed", file=sys.stderr)
+            wrote = error.stderr.strip() or f"exit code {error.returncode}"
+            last = " ".join(wrote.splitlines()[-1].split())[:400]
+            shown = wrote if os.environ.get("TURNRL_DEBUG") else last
+            raise BenchError(f"a block of {self.name} failed: {shown}") from None
         print(f" {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
         return found
 

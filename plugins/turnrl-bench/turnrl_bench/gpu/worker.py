@@ -5,6 +5,7 @@ Its settings come from `driver`. Its results go to the file.
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 import time
 from collections.abc import Sequence
@@ -22,27 +23,43 @@ LOST = "the device answers no more; the parts that are left run in another proce
 
 
 def measure(
-    file: str, folder: str, parts: Sequence[Found], tiny: bool, left_s: float, scale: float
+    file: str,
+    folder: str,
+    hung: str,
+    parts: Sequence[Found],
+    tiny: bool,
+    left_s: float,
+    scale: float,
+    grace_s: float,
 ) -> Found:
-    """Measure parts.
+    """Measure parts. A part that hangs ends this process, wherever it hangs.
 
     Args:
         file: Of the results.
         folder: For models.
+        hung: A file for the place where a part hangs.
         parts: As dictionaries, in order.
         tiny: A small shape, on whatever device there is.
         left_s: Seconds that are left for all.
         scale: Seconds for each second of a part's share.
+        grace_s: Seconds that a part may be over its time.
     Returns:
         `finished`: False if the device is lost and another process has to go on.
     """
     until = time.monotonic() + left_s
     results = Results(Path(file))
     bench = Bench(Path(folder), tiny, results)
-    for given in parts:
-        part = Part(**given)
-        if not results.is_done(part.name) and not run(part, bench, until, scale):
-            return {"finished": False}
+    todo = [part for part in (Part(**given) for given in parts) if not results.is_done(part.name)]
+    with Path(hung).open("w", encoding="utf-8") as place:
+        try:
+            for part in todo:
+                # a case may begin at a part's last moment, and then take as long as all of it may
+                left = max(0.0, min(until - time.monotonic(), 2 * scale * part.most_s))
+                faulthandler.dump_traceback_later(left + grace_s, exit=True, file=place)
+                if not run(part, bench, until, scale):
+                    return {"finished": False}
+        finally:
+            faulthandler.cancel_dump_traceback_later()
     return {"finished": True}
 
 
