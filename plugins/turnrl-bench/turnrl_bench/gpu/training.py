@@ -8,9 +8,8 @@ the undisturbed run. A run that lost its optimiser or drew other samples is off 
 from __future__ import annotations
 
 import csv
-import multiprocessing
-import os
-import runpy
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -36,11 +35,11 @@ def measure(bench: Bench, cases: Cases) -> None:
     folder = bench.folder / "training"
     folder.mkdir(exist_ok=True)
     recipe = ["fit", str(prepared(bench, folder))]
-    runs = Runs(folder)
-    cases.run("undisturbed", lambda: _trained(runs, "whole", recipe))
-    cases.run("killed", lambda: _killed(runs, [*recipe, str(folder / "killed.yaml")]))
     at = folder / "runs" / "killed" / "version_0" / "checkpoints" / "last.ckpt"
-    cases.run("resumed", lambda: _trained(runs, "killed", [*recipe, "--ckpt_path", str(at)]))
+    cases.run("undisturbed", lambda: _run(folder, "whole", recipe))
+    killed = [*recipe, str(folder / "killed.yaml")]
+    cases.run("killed", lambda: _run(folder, "killed", killed, -signal.SIGKILL))
+    cases.run("resumed", lambda: _run(folder, "killed", [*recipe, "--ckpt_path", str(at)]))
     cases.run("the same end", lambda: _compared(folder, 0.0 if not bench.on_gpu else OFF))
 
 
@@ -55,71 +54,35 @@ def prepared(bench: Bench, folder: Path) -> Path:
     return write_recipe(folder, task, model, bench.on_gpu, f"{room}MB")
 
 
-class Runs:
-    """Runs of `turnrl` in processes of their own, which share what they import: a server imports it
-    once, without touching the GPU, and forks.
+def _run(folder: Path, name: str, arguments: Sequence[str], wanted: int = 0) -> Found:
+    """Run `turnrl` in a process of its own, in a folder, with its output in `NAME.log`.
 
-    Args:
-        folder: Where they run.
+    Raises:
+        BenchError: With the last line of its output, if it does not end with the exit code that is
+            wanted.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["turnrl_bench.gpu.nursery"])
-
-    def run(self, name: str, arguments: Sequence[str]) -> tuple[int, float]:
-        """The exit code of one run, and its seconds. Its output goes to `NAME.log`."""
-        named = ["--trainer.logger.init_args.name", name]
-        log = self.folder / f"{name}.log"
-        began = time.perf_counter()
-        process = self._context.Process(
-            target=_turnrl, args=(str(self.folder), str(log), [*arguments, *named])
-        )
-        process.start()
-        try:
-            process.join()
-        finally:
-            if process.is_alive():
-                process.kill()
-                process.join()
-        return int(process.exitcode or 0), time.perf_counter() - began
+    command = [sys.executable, "-m", "turnrl", *arguments, "--trainer.logger.init_args.name", name]
+    log = folder / f"{name}.log"
+    began = time.perf_counter()
+    with log.open("a", encoding="utf-8") as file:
+        ended = subprocess.run(command, cwd=folder, stdout=file, stderr=file, check=False)
+    seconds = time.perf_counter() - began
+    if ended.returncode != wanted:
+        lines = log.read_text("utf-8", errors="replace").strip().splitlines()
+        last = " ".join(lines[-1].split())[:400] if lines else "it said nothing"
+        code = f"{ended.returncode}, not {wanted}" if wanted else f"{ended.returncode}"
+        raise BenchError(f"the run {name!r} ended with {code}: {last}")
+    return {"run_s": seconds, **({} if wanted else {"metrics": rows_of(folder, name)})}
 
 
-def _turnrl(folder: str, log: str, arguments: list[str]) -> None:
-    """`turnrl ARGUMENTS` in a folder."""
-    with Path(log).open("a", encoding="utf-8") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.chdir(folder)
-    sys.argv = ["turnrl", *arguments]
-    runpy.run_module("turnrl", run_name="__main__", alter_sys=True)
-
-
-def _trained(runs: Runs, name: str, arguments: Sequence[str]) -> Found:
-    code, seconds = runs.run(name, arguments)
-    if code:
-        raise BenchError(f"the run {name!r} ended with {code}: {_last_line(runs.folder, name)}")
-    return {"run_s": seconds, "metrics": rows_of(runs.folder, name)}
-
-
-def _killed(runs: Runs, arguments: Sequence[str]) -> Found:
-    code, seconds = runs.run("killed", arguments)
-    if code != -9:
-        why = f"ended with {code}, before anything killed it: {_last_line(runs.folder, 'killed')}"
-        raise BenchError(f"the run that was to be killed {why}")
-    return {"run_s": seconds}
-
-
-def _last_line(folder: Path, name: str) -> str:
-    lines = (folder / f"{name}.log").read_text("utf-8", errors="replace").strip().splitlines()
-    return " ".join(lines[-1].split())[:400] if lines else "it said nothing"
+def _last_part(folder: Path, name: str) -> Path:
+    """The folder of the last part of a run: a resumed one has two."""
+    return max((folder / "runs" / name).glob("version_*"), key=lambda path: int(path.name[8:]))
 
 
 def rows_of(folder: Path, name: str) -> list[dict[str, float]]:
     """The metrics of the last part of a run, without what the clock says."""
-    parts = sorted((folder / "runs" / name).glob("version_*"), key=lambda p: int(p.name[8:]))
-    with (parts[-1] / "metrics.csv").open(encoding="utf-8") as file:
+    with (_last_part(folder, name) / "metrics.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [{k: float(v) for k, v in row.items() if v and k not in TIMED} for row in rows]
 
@@ -156,8 +119,7 @@ def _weights_off(folder: Path) -> float:
     """The relative distance of the trained weights."""
     both = []
     for name in ("whole", "killed"):
-        parts = sorted((folder / "runs" / name).glob("version_*"), key=lambda p: int(p.name[8:]))
-        file = parts[-1] / "checkpoints" / "last.ckpt"
+        file = _last_part(folder, name) / "checkpoints" / "last.ckpt"
         state: Any = torch.load(file, map_location="cpu", weights_only=False)["state_dict"]
         # the part that begins at zero: all of it was learnt
         both.append(torch.cat([v.flatten() for k, v in sorted(state.items()) if "lora_B" in k]))
