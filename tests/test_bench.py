@@ -21,7 +21,6 @@ from turnrl_bench import Forced, equal, ours, world
 from turnrl_bench.measure import BenchError, Clock, Peak, Report, Side, Table, ratio, seconds
 from turnrl_bench.task import TINY, Shape, Task, make, reward
 
-import turnrl
 from commands import fails
 from turnrl import Policy, RecipeError, Sampling
 from turnrl.cli import main
@@ -127,10 +126,8 @@ def test_the_example_in_the_readme_forces_tokens(tiny_policy):
 
 def test_a_task_has_the_sizes_that_were_asked_for_and_no_two_trajectories_say_the_same(folder):
     task, policy = Task.read(folder), Policy(str(folder))
-    rollout = ours.rollout_of(task, 0)
-    prompts = [
-        rollout.prompt(q, turnrl.ChatFormat(policy.tokenizer)) for q in ours.questions_of(task)
-    ]
+    module = ours.module_of(str(folder), policy, None)
+    prompts = [module.rollout.prompt(q, module.chat) for q in ours.questions_of(task)]
     assert [len(p) for p in prompts] == [140, 140]
     assert len(set(prompts)) == 2
     said = [tuple(map(tuple, one)) for members in task.script for one in members]

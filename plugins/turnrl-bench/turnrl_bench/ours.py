@@ -8,11 +8,11 @@ from typing import Any, cast, final
 
 import lightning as L
 import torch
+from transformers import AutoTokenizer
 from turnrl_react import ReAct
 
 from turnrl import (
     MTGRPO,
-    ChatFormat,
     ClippedSurrogate,
     Engine,
     Lora,
@@ -29,7 +29,7 @@ from turnrl import (
     Trajectory,
     installed,
 )
-from turnrl_bench.forced import Forced, Script
+from turnrl_bench.forced import Forced
 from turnrl_bench.measure import Clock, Found, Peak
 from turnrl_bench.task import DESCRIPTION, SCHEMA, TOOL, Task, reward
 
@@ -38,15 +38,15 @@ class Articles(Tool):
     """The task's search tool. A batch of calls is asked for at once, as of a server.
 
     Args:
-        task: Which has the articles.
+        folder: Of the task.
         tool_ms: How long an answer takes.
     """
 
     name, description = TOOL, DESCRIPTION
     parameters = cast("dict[str, Any]", SCHEMA["parameters"])
 
-    def __init__(self, task: Task, tool_ms: float) -> None:
-        self.task, self.seconds = task, tool_ms / 1000
+    def __init__(self, folder: str, tool_ms: float = 0) -> None:
+        self.task, self.seconds = Task.read(folder), tool_ms / 1000
 
     async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
         return await asyncio.gather(*(self._find(call.arguments["query"]) for call in calls))
@@ -65,31 +65,25 @@ class AnswerHash(OutcomeReward):
         return reward(trajectory.answer or "")
 
 
-class Timed:
-    """Notes when a module's collector began and when it was done, and passes on the rest.
-
-    It says nothing of how it is done: the rest of an iteration is what it takes to learn.
+@final
+class TaskScript:
+    """The script of a task, looked up by the question in the prompt.
 
     Args:
-        module: Whose collector it stands in for.
+        folder: Of the task, with a tokenizer.
     """
 
-    def __init__(self, module: MTGRPO) -> None:
-        self._collector = module.collector
-        self.began = self.collected = Clock.now()
-        self.peak: Peak | None = None
-        module.collector = cast(Any, self)
+    def __init__(self, folder: str) -> None:
+        self._task = Task.read(folder)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._number: dict[tuple[int, ...], int] = {}
 
-    def collect(self, *args: Any) -> Any:
-        """See `Collector.collect`."""
-        self.began = Clock.now()
-        found = self._collector.collect(*args)
-        self.collected = Clock.now()
-        self.peak = Peak()
-        return found
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._collector, name)
+    def __call__(self, prompt_ids: tuple[int, ...], member: int, turn: int) -> Sequence[int]:
+        if (number := self._number.get(prompt_ids)) is None:
+            text = self._tokenizer.decode(list(prompt_ids))
+            questions = enumerate(self._task.questions)
+            number = self._number[prompt_ids] = next(n for n, one in questions if one in text)
+        return self._task.script[number][member][turn]
 
 
 class Watch(L.Callback):
@@ -103,11 +97,20 @@ class Watch(L.Callback):
     def __init__(self, warm_up: int, gradient: str | None = None) -> None:
         self.warm_up, self.gradient = warm_up, gradient
         self.clock, self.peaks = Clock(), list[int | None]()
-        self.ended = self.first = Clock.now()
-        self._timed: Timed | None = None
+        self.began = self.collected = self.ended = self.first = Clock.now()
+        self._peak: Peak | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._timed = Timed(cast(MTGRPO, pl_module))
+        collector: Any = cast(MTGRPO, pl_module).collector
+        collect = collector.collect
+
+        def timed(*args: Any) -> Any:
+            self.began = Clock.now()
+            experience = collect(*args)
+            self.collected, self._peak = Clock.now(), Peak()
+            return experience
+
+        collector.collect = timed
         self.ended = Clock.now()
 
     def on_train_batch_start(
@@ -124,11 +127,10 @@ class Watch(L.Callback):
             save_gradient(policy.load().named_parameters(), self.gradient)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        timed = cast(Timed, self._timed)
         if trainer.current_epoch >= self.warm_up:
-            self.clock.keep("before learning", timed.collected, self.first)
-            self.clock.keep_step(self.ended, (timed.began, timed.collected))
-            self.peaks.append(None if timed.peak is None else timed.peak.bytes)
+            self.clock.keep("before learning", self.collected, self.first)
+            self.clock.keep_step(self.ended, (self.began, self.collected))
+            self.peaks.append(None if self._peak is None else self._peak.bytes)
         self.ended = Clock.now()
 
 
@@ -175,20 +177,10 @@ def iterations(
         gradient: Where the first step's gradient goes, and then the trajectories are returned.
         policy: Options of the policy.
     """
-    task = Task.read(folder)
-    rollout, learner = rollout_of(task, tool_ms), policy_of(folder, **(policy or {}))
-    module = MTGRPO(
-        learner,
-        rollout,
-        [AnswerHash()],
-        OutcomeOnly(min_std=1e-4),  # TRL's; a group of two is likely below turnrl's own floor
-        ClippedSurrogate(aggregation="token"),
-        Forced(slots_of() if samples else None, script_of(task, rollout, learner)),
-        group_size=task.shape.group_size,
-        updates_per_iteration=updates,
-    )
+    engine = slots_of() if samples else None
+    module = module_of(folder, policy_of(folder, **(policy or {})), engine, updates, tool_ms)
     watch = Watch(warm_up, gradient)
-    train(module, watch, task, warm_up + steps)
+    train(module, watch, folder, warm_up + steps)
     shown = module.experience
     assert shown is not None
     found: Found = {
@@ -204,30 +196,58 @@ def iterations(
     return found
 
 
-def train(module: MTGRPO, watch: Watch, task: Task, epochs: int, **options: Any) -> None:
-    """Run a module, with nothing that is written or shown."""
+def module_of(
+    folder: str, policy: Policy, engine: Engine | None, updates: int = 1, tool_ms: float = 0
+) -> MTGRPO:
+    """The agent of a task, which calls a tool and answers, and whose turns are forced.
+
+    Args:
+        folder: Of the task.
+        policy: Learns.
+        engine: Samples; None is as in `Forced`.
+        updates: Passes over each iteration's trajectories.
+        tool_ms: How long the tool takes.
+    """
+    task = Task.read(folder)
+    rollout = Rollout(
+        ReAct(max_turns=2, answer="plain", instructions=task.system),
+        [Articles(folder, tool_ms)],
+        max_turn_tokens=max(task.shape.turn_tokens),
+        max_result_tokens=2 * task.shape.result_tokens,
+        max_tokens=task.shape.tokens,
+    )
+    return MTGRPO(
+        policy,
+        rollout,
+        [AnswerHash()],
+        OutcomeOnly(min_std=1e-4),  # TRL's; a group of two is likely below turnrl's own floor
+        ClippedSurrogate(aggregation="token"),
+        Forced(engine, TaskScript(folder)),
+        group_size=task.shape.group_size,
+        updates_per_iteration=updates,
+    )
+
+
+def train(module: MTGRPO, watch: Watch, folder: str, epochs: int, accelerator: str = "cpu") -> None:
+    """Run a module on the task in a folder, with nothing that is written or shown."""
+    task = Task.read(folder)
     L.Trainer(
-        **{
-            "max_epochs": epochs,
-            "accelerator": "cpu",
-            "devices": 1,
-            "logger": False,
-            "callbacks": [watch],
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
-            **options,
-        }
+        max_epochs=epochs,
+        accelerator=accelerator,
+        devices=1,
+        logger=False,
+        callbacks=[watch],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
     ).fit(module, QuestionData(questions_of(task), questions_per_iteration=task.shape.prompts))
 
 
-def script_of(task: Task, rollout: Rollout, policy: Policy) -> Script:
-    """Build the script of a task, which finds its turns by prompt, whatever order prompts come
-    in."""
-    chat = ChatFormat(policy.tokenizer)
-    said = {rollout.prompt(q, chat): task.script[n] for n, q in enumerate(questions_of(task))}
-    return lambda prompt_ids, member, turn: said[prompt_ids][member][turn]
+def played(folder: str, policy: Policy) -> list[Trajectory]:
+    """The trajectories of a task, from its script, without an engine."""
+    task = Task.read(folder)
+    return module_of(folder, policy, None).ask(questions_of(task), task.shape.group_size)
 
 
 def questions_of(task: Task) -> list[Question]:
@@ -238,19 +258,6 @@ def questions_of(task: Task) -> list[Question]:
 def policy_of(folder: str, lora: int | None = None, **options: Any) -> Policy:
     """A policy; `lora` is the rank of its adapter."""
     return Policy(folder, lora=None if lora is None else Lora(r=lora), **options)
-
-
-def rollout_of(task: Task, tool_ms: float) -> Rollout:
-    """The task's agent: a call, then what is said is the answer."""
-    most = max(task.shape.turn_tokens)
-    segmenter = ReAct(max_turns=2, answer="plain", instructions=task.system)
-    return Rollout(
-        segmenter,
-        [Articles(task, tool_ms)],
-        max_turn_tokens=most,
-        max_result_tokens=2 * task.shape.result_tokens,
-        max_tokens=task.shape.tokens,
-    )
 
 
 def _work(trajectory: Trajectory) -> dict[str, Any]:
@@ -270,16 +277,12 @@ def _work(trajectory: Trajectory) -> dict[str, Any]:
 def full_logits(folder: str) -> Found:
     """The most memory that the task's log-probabilities and their gradient take by the plainest
     means: one tensor with the logits of all loss tokens."""
-    task = Task.read(folder)
-    rollout, policy = rollout_of(task, 0), Policy(folder, lora=Lora(r=8))
-    module = MTGRPO(
-        policy, rollout, [AnswerHash()], engine=Forced(None, script_of(task, rollout, policy))
-    )
-    played = module.ask(questions_of(task), task.shape.group_size)
+    policy = policy_of(folder, 8)
+    trajectories = played(folder, policy)
     pad = torch.nn.utils.rnn.pad_sequence
-    ids = pad([torch.tensor(t.token_ids) for t in played], True)
-    turns = pad([torch.tensor(t.turn_index) for t in played], True, -1)
-    real = pad([torch.ones(len(t.token_ids), dtype=torch.long) for t in played], True)
+    ids = pad([torch.tensor(t.token_ids) for t in trajectories], True)
+    turns = pad([torch.tensor(t.turn_index) for t in trajectories], True, -1)
+    real = pad([torch.ones(len(t.token_ids), dtype=torch.long) for t in trajectories], True)
     positions = torch.arange(ids.shape[1]).expand_as(ids)
     peak = Peak()
     states = policy.hidden(ids, real, positions)[:, :-1][turns[:, 1:] >= 0]

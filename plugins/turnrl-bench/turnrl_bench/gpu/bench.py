@@ -8,9 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from turnrl_bench.forced import Forced
 from turnrl_bench.gpu import device
 from turnrl_bench.gpu.floors import Card, Network, Work
 from turnrl_bench.gpu.results import Results
@@ -98,15 +95,10 @@ class Bench:
 
     def played(self) -> list[Trajectory]:
         """The trajectories of the task, from the script, without an engine."""
-        from turnrl import MTGRPO
-        from turnrl_bench.ours import AnswerHash, questions_of, rollout_of, script_of
+        from turnrl_bench.ours import played
 
         if not self._played:
-            task, policy = self.task(), self.policy("nf4")
-            rollout = rollout_of(task, 0)
-            engine = Forced(None, script_of(task, rollout, policy))
-            module = MTGRPO(policy, rollout, [AnswerHash()], engine=engine)
-            self._played = module.ask(questions_of(task), task.shape.group_size)
+            self._played = played(str(self.model), self.policy("nf4"))
         return self._played
 
     def floor(self, *works: Work) -> float | None:
@@ -124,11 +116,3 @@ class Bench:
         """A time beside its floor."""
         floor = self.floor(*works)
         return {"floor_s": floor, "ratio": None if floor is None else seconds / floor}
-
-
-def decoder_of(policy: Policy) -> torch.nn.Module:
-    """The layers of a policy's network, without the head."""
-    network: Any = policy.load()
-    base = network.get_base_model() if hasattr(network, "get_base_model") else network
-    decoder: torch.nn.Module = base.get_decoder()
-    return decoder

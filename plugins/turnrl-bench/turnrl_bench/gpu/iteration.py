@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import lightning as L
-import torch
 
-from turnrl import MTGRPO, ClippedSurrogate, OutcomeOnly, Policy, Trajectory, installed
-from turnrl_bench.forced import Forced
+from turnrl import MTGRPO, Policy, Trajectory
 from turnrl_bench.gpu import device, floors
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.decoding import Wave
@@ -19,21 +17,10 @@ from turnrl_bench.gpu.learning import pairs_in
 from turnrl_bench.gpu.results import Cases
 from turnrl_bench.gpu.shapes import RANK, UPDATES
 from turnrl_bench.measure import Found
-from turnrl_bench.ours import (
-    AnswerHash,
-    Watch,
-    policy_of,
-    rollout_of,
-    sampled_tokens,
-    script_of,
-    slots_of,
-    train,
-)
+from turnrl_bench.ours import Watch, module_of, policy_of, sampled_tokens, slots_of, train
 
 _LONG_S = 45
 """After an iteration that took longer there is none to compare it with: there are minutes to do."""
-_ALL_KEPT = 100e9
-"""With so much memory or more nothing has to be computed again, where no plan says so."""
 
 
 class _Watch(Watch):
@@ -77,44 +64,13 @@ def measure(bench: Bench, cases: Cases) -> None:
     cases.run("iteration", lambda: _iteration(bench, cases.until))
 
 
-Options = dict[str, Any]
-
-
-def options_of(bench: Bench) -> tuple[Options, Options, Options]:
-    """Options of the policy, the module and the engine: left open where a plan fills them in, and
-    otherwise chosen by the device's memory."""
-    if installed("turnrl_checks") and bench.on_gpu:
-        return {}, {}, {}
-    shape = bench.setting.shape
-    tokens = shape.tokens * shape.prompts * shape.group_size
-    room = f"{int(1.1 * tokens * bench.net.kv_bytes) // 10**6 + 1}MB"
-    total = torch.cuda.mem_get_info()[1] if bench.on_gpu else 0
-    again = not bench.on_gpu or total < _ALL_KEPT
-    learning = {"minibatch_tokens": bench.setting.minibatch_tokens}
-    return {"gradient_checkpointing": again}, learning, {"kv_memory": room}
-
-
 def _iteration(bench: Bench, until: float) -> Found:
-    task = bench.task()
+    bench.task()
     bench.drop()  # this one is loaded by Lightning
-    of_policy, of_module, of_engine = options_of(bench)
-    policy = policy_of(str(bench.model), RANK, quantization="nf4", **of_policy)
-    rollout = rollout_of(task, 0)
-    watch = _Watch(until)
-    engine = slots_of(**of_engine)
-    module = MTGRPO(
-        policy,
-        rollout,
-        [AnswerHash()],
-        OutcomeOnly(),
-        ClippedSurrogate(aggregation="token"),
-        Forced(engine, script_of(task, rollout, policy)),
-        group_size=task.shape.group_size,
-        updates_per_iteration=UPDATES,
-        **of_module,
-    )
+    folder, engine, watch = str(bench.model), slots_of(), _Watch(until)
+    module = module_of(folder, policy_of(folder, RANK, quantization="nf4"), engine, UPDATES)
     try:
-        train(module, watch, task, 2, accelerator="gpu" if bench.on_gpu else "cpu")
+        train(module, watch, folder, 2, "gpu" if bench.on_gpu else "cpu")
         return _found(bench, module, watch, dict(engine.in_force))
     finally:
         device.free()

@@ -13,7 +13,7 @@ from lightning.fabric.utilities import move_data_to_device
 
 from turnrl import Policy, Row
 from turnrl_bench.gpu import device, floors
-from turnrl_bench.gpu.bench import Bench, decoder_of
+from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.floors import pairs_of
 from turnrl_bench.gpu.results import Cases
 from turnrl_bench.measure import Found
@@ -63,8 +63,7 @@ def pairs_in(rows: Sequence[Row], share: bool = True) -> int:
 @contextlib.contextmanager
 def recomputing(policy: Policy, again: bool) -> Iterator[None]:
     """Within it activations are computed again in the backward pass, or all are kept."""
-    network: Any = policy.load()
-    base = network.get_base_model() if hasattr(network, "get_base_model") else network
+    base = policy.base
 
     def switch(on: bool) -> None:
         if on:
@@ -85,7 +84,7 @@ def step(policy: Policy, layout: Any) -> Found:
     """Forward, head and backward of one minibatch, in seconds. The loss is a weighted sum of
     log-probabilities, whose gradient is of the size of the surrogate's."""
     marks: list[float] = []
-    hook = decoder_of(policy).register_forward_hook(lambda *_: marks.append(device.clock()))
+    hook = policy.decoder.register_forward_hook(lambda *_: marks.append(device.clock()))
     try:
         began = device.clock()
         logprobs, *_ = policy(layout)

@@ -10,61 +10,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
 import lightning as L
 
 from turnrl import installed
-from turnrl_bench.ours import Articles
+from turnrl_bench.ours import AnswerHash, Articles, TaskScript
 from turnrl_bench.task import Task
 
 ITERATIONS = 3
 KILLED_IN = 1
 """The iteration that is killed, between its two updates."""
-
-
-@final
-class TaskScript:
-    """The script of a task, looked up by the question in the prompt.
-
-    Args:
-        folder: Of the task, with a tokenizer.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self._number: dict[tuple[int, ...], int] = {}
-
-    @cached_property
-    def _task(self) -> Task:
-        return Task.read(self.folder)
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(self.folder)
-
-    def __call__(self, prompt_ids: tuple[int, ...], member: int, turn: int) -> list[int]:
-        if (number := self._number.get(prompt_ids)) is None:
-            text = self._tokenizer.decode(prompt_ids)
-            questions = enumerate(self._task.questions)
-            number = self._number[prompt_ids] = next(n for n, one in questions if one in text)
-        return list(self._task.script[number][member][turn])
-
-
-@final
-class TaskArticles(Articles):
-    """The search tool of the task in a folder.
-
-    Args:
-        folder: Of the task.
-    """
-
-    def __init__(self, folder: str) -> None:
-        super().__init__(Task.read(folder), 0.0)
 
 
 @final
@@ -111,12 +68,12 @@ def write_recipe(folder: Path, task: Task, model: Path, on_gpu: bool, kv_memory:
                     "class_path": "ReAct",
                     "init_args": {"max_turns": 2, "answer": "plain", "instructions": task.system},
                 },
-                "tools": [_named(TaskArticles, folder=str(model))],
+                "tools": [_named(Articles, folder=str(model))],
                 "max_turn_tokens": max(shape.turn_tokens),
                 "max_result_tokens": 2 * shape.result_tokens,
                 "max_tokens": shape.tokens,
             },
-            "rewards": [{"class_path": "turnrl_bench.ours.AnswerHash"}],
+            "rewards": [_named(AnswerHash)],
             "estimator": {"class_path": "OutcomeOnly"},
             "engine": {
                 "class_path": "turnrl_bench.Forced",
