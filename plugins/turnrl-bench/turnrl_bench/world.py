@@ -9,8 +9,8 @@ import http.client
 import itertools
 import json
 import random
-import threading
-import urllib.parse
+import urllib.error
+import urllib.request
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,6 @@ from turnrl_two_turn import TwoTurn
 from turnrl import (
     MTGRPO,
     Engine,
-    OutcomeReward,
     Policy,
     RecipeError,
     Rollout,
@@ -30,10 +29,9 @@ from turnrl import (
     Tool,
     ToolCall,
     ToolResult,
-    Trajectory,
 )
 from turnrl_bench.measure import Clock, Found, Peak
-from turnrl_bench.ours import sampled_tokens, slots_of
+from turnrl_bench.ours import AnswerHash, sampled_tokens, slots_of
 
 STARTER = "package://turnrl_atlas/starter"
 CLIENTS = 64
@@ -100,25 +98,20 @@ def served(url: str, sizes: Sequence[int], rounds: int, warm_up: int) -> Found:
     prompts, group, length, sampled = sizes
     model = served_model(url)
     vocabulary = len(Policy(STARTER).tokenizer)
-    clock, tokens, local = Clock(), 0, threading.local()
+    clock, tokens = Clock(), 0
     # a fresh process would otherwise ask for the prompts of the block before, which a cache knows
     seeds = itertools.count(random.SystemRandom().randrange(2**32))
+    options = {
+        "model": model,
+        "max_tokens": sampled,
+        "temperature": 1.0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "logprobs": 0,
+    }
 
     def ask(prompt: list[int]) -> int:
-        if not hasattr(local, "connection"):
-            local.connection = _connection(url)
-        said = _post(
-            local.connection,
-            {
-                "model": model,
-                "prompt": prompt,
-                "max_tokens": sampled,
-                "temperature": 1.0,
-                "ignore_eos": True,
-                "return_token_ids": True,
-                "logprobs": 0,
-            },
-        )
+        said = _answer(url, "/v1/completions", {**options, "prompt": prompt})
         return len(said["choices"][0]["token_ids"])
 
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -138,40 +131,33 @@ def served_model(url: str) -> str:
         RecipeError: If there is no such server.
     """
     try:
-        connection = _connection(url)
-        connection.request("GET", "/v1/models")
-        found = json.loads(connection.getresponse().read())
-        return str(found["data"][0]["id"])
-    except (
-        OSError,
-        http.client.HTTPException,
-        ValueError,
-        KeyError,
-        IndexError,
-        TypeError,
-    ) as error:
+        return str(_answer(url, "/v1/models")["data"][0]["id"])
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
         why = str(error) or type(error).__name__
         raise RecipeError(
             f"no vLLM server answers at --url {url!r}: {why}. Start one (vllm serve MODEL --port "
-            "8123) and give its address, http://127.0.0.1:8123 say."
+            "8123) and give its address, which begins with http:// (http://127.0.0.1:8123 say)."
         ) from error
 
 
-def _connection(url: str) -> http.client.HTTPConnection:
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise ValueError("an address begins with http:// and names a host")
-    return http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=300)
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def _post(connection: http.client.HTTPConnection, contents: dict[str, Any]) -> Any:
+def _answer(url: str, path: str, contents: dict[str, Any] | None = None) -> Any:
+    """The JSON that a server answers, without a proxy in between.
+
+    Raises:
+        ValueError: If that is no address, or it answers with an error or something else.
+        OSError: If it does not answer.
+    """
+    body = None if contents is None else json.dumps(contents).encode()
     headers = {"Content-Type": "application/json"}
-    connection.request("POST", "/v1/completions", json.dumps(contents), headers)
-    answer = connection.getresponse()
-    body = answer.read()
-    if answer.status != 200:
-        raise RuntimeError(f"the server answered {answer.status}: {body[:300]!r}")
-    return json.loads(body)
+    request = urllib.request.Request(url.rstrip("/") + path, body, headers)
+    try:
+        with _DIRECT.open(request, timeout=300) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise ValueError(f"the server answered {error.code}: {error.read()[:300]!r}") from None
 
 
 # ------------------------------------------------------------------------------------ tools
@@ -206,14 +192,6 @@ class Pages(Tool):
         return ToolResult(page or "no such place", ok=page is not None)
 
 
-@final
-class Answered(OutcomeReward):
-    """1 for an answer; what is measured here is never scored."""
-
-    def score(self, trajectory: Trajectory) -> float:
-        return float(trajectory.answer is not None)
-
-
 def _module(tool: Pages, lockstep: bool = True, **engine: Any) -> MTGRPO:
     """Quickstart's agent."""
     rollout = Rollout(
@@ -224,7 +202,7 @@ def _module(tool: Pages, lockstep: bool = True, **engine: Any) -> MTGRPO:
         max_tokens=384,
         lockstep=lockstep,
     )
-    return MTGRPO(Policy(STARTER), rollout, [Answered()], engine=slots_of(**engine))
+    return MTGRPO(Policy(STARTER), rollout, [AnswerHash()], engine=slots_of(**engine))
 
 
 def tools(
