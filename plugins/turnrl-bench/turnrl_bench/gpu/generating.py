@@ -16,10 +16,6 @@ from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.results import Cases
 from turnrl_bench.measure import Found
 
-_MLP_COPIES = 7
-"""Tensors as wide as the network's inner layer that a prefill holds at once, by the dry run: 42 GB
-for 160,000 tokens of a 7B."""
-
 
 def measure(bench: Bench, cases: Cases) -> None:
     """See `parts`."""
@@ -30,16 +26,17 @@ def measure(bench: Bench, cases: Cases) -> None:
 def _turn(bench: Bench, cases: Cases, turn: int) -> Found:
     """As many slices of rows as there is time for, one at least."""
     policy, trajectories = bench.policy("nf4"), bench.played()
-    longest = max(len(t.token_ids) for t in trajectories)
-    size = rows_at_once(bench, longest, len(trajectories))
-    done, seconds, sampled = 0, 0.0, 0
+    size, done, seconds, sampled = len(trajectories), 0, 0.0, 0
     device.peak()
     while done < len(trajectories) and (not done or cases.left_s > seconds * size / done):
         some = trajectories[done : done + size]
-        taken = _unless_full(policy, some, turn)
-        if taken is None:
+        taken: float | None = None
+        try:
+            taken = generate_seconds(policy, some, turn)
+        except torch.OutOfMemoryError:
             if size == 1:
-                raise torch.OutOfMemoryError("one row at a time does not fit")
+                raise
+        if taken is None:  # here, where the exception and what its frames held are gone
             size //= 2
             device.free()
             continue
@@ -54,24 +51,6 @@ def _turn(bench: Bench, cases: Cases, turn: int) -> Found:
         "rows_at_once": size,
         "peak_bytes": device.peak(),
     }
-
-
-def rows_at_once(bench: Bench, tokens: int, rows: int) -> int:
-    """Rows of so many tokens that fit, by what a prefill and its keys and values take."""
-    room = device.free_bytes()
-    if room is None:
-        return rows
-    net = bench.net
-    each = tokens * (net.kv_bytes + _MLP_COPIES * net.intermediate * net.width)
-    return max(1, min(rows, int(0.85 * room / each)))
-
-
-def _unless_full(policy: Policy, trajectories: Sequence[Trajectory], turn: int) -> float | None:
-    """Seconds of a slice, or None if memory runs out."""
-    try:
-        return generate_seconds(policy, trajectories, turn)
-    except torch.OutOfMemoryError:
-        return None
 
 
 def generate_seconds(policy: Policy, trajectories: Sequence[Trajectory], turn: int) -> float:
