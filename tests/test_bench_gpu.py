@@ -18,7 +18,7 @@ import pytest
 import torch
 from turnrl_bench.gpu import decoding, driver, floors, generating, learning, profiling, worker
 from turnrl_bench.gpu.bench import Bench
-from turnrl_bench.gpu.floors import NF4_BYTES, Card, Network, Work
+from turnrl_bench.gpu.floors import Card, Network, Work
 from turnrl_bench.gpu.parts import DEFAULT, PARTS, Part, chosen
 from turnrl_bench.gpu.passes import Pass, summary
 from turnrl_bench.gpu.report import report_of
@@ -26,6 +26,7 @@ from turnrl_bench.gpu.results import Cases, Results
 from turnrl_bench.gpu.shapes import ONE_AND_A_HALF_B, SEVEN_B, WHOLE, check_disk
 from turnrl_bench.gpu.training import differences, prepared, rows_of
 from turnrl_bench.measure import NONE, BenchError
+from turnrl_doctor.plan import FOUR_BIT
 
 from commands import fails
 from turnrl import RecipeError
@@ -42,7 +43,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """All parts, measured in this process."""
     folder = tmp_path_factory.mktemp("gpu")
     results = Results(folder / "found.json")
-    results.describe({"tiny": True})
+    results.describe(tiny=True)
     parts = [asdict(part) for part in chosen(DEFAULT)]
     settings = {
         "hung": str(folder / "hung.txt"),
@@ -63,7 +64,7 @@ def part(name, function="right", least_s=0.0, most_s=100.0):
 
 def run(tmp_path, *parts, left_s=100.0):
     results = Results(tmp_path / "found.json")
-    results.describe({"tiny": True})
+    results.describe(tiny=True)
     bench = Bench(tmp_path, True, results)
     for one in parts:
         assert worker.run(one, bench, time.monotonic() + left_s)
@@ -281,15 +282,15 @@ def test_a_disk_without_room_is_told_before_anything_is_made(tmp_path):
 
 
 def test_the_least_work_of_a_7b_step_is_counted_by_hand():
-    net = Network.of(SEVEN_B, width=2, rank=16)
+    net = Network.of(SEVEN_B, size=2, rank=16)
     # 28 x (2 x 3584^2 + 2 x 3584 x 512 + 3 x 3584 x 18944)
-    assert net.linear == 6_525_288_448
+    assert net.shape.dense == 6_525_288_448
     # 28 x 16 x (2 x 7168 + 2 x 4096 + 3 x 22528)
-    assert net.adapter == 40_370_176
+    assert net.trained == 40_370_176
     assert net.kv_bytes == 57_344
     assert net.weights_bytes("merged") == 2 * 6_525_288_448
     # an unread table of embeddings is not among what is read
-    assert net.weights_bytes("nf4") == 6_525_288_448 * NF4_BYTES + 2 * 40_370_176
+    assert net.weights_bytes("nf4") == 6_525_288_448 * FOUR_BIT + 2 * 40_370_176
     weights, attention, head = floors.decode_step(net, "merged", rows=128, history=128 * 1000)
     assert weights.flops == 2 * 6_525_288_448 * 128
     assert attention.bytes == 128_000 * 57_344
@@ -303,11 +304,11 @@ def test_the_least_work_of_a_7b_step_is_counted_by_hand():
 
 
 def test_the_least_work_of_learning_is_counted_by_hand():
-    net = Network.of(ONE_AND_A_HALF_B, width=2, rank=16)
+    net = Network.of(ONE_AND_A_HALF_B, size=2, rank=16)
     # 28 x (2 x 1536^2 + 2 x 1536 x 256 + 3 x 1536 x 8960) = Qwen2.5-1.5B without its embeddings
-    assert net.linear == 1_310_195_712
+    assert net.shape.dense == 1_310_195_712
     linear, attention, elementwise, head = floors.learning(net, "dense", 8000, 4_000_000, 2000)
-    assert linear.flops == 4 * net.linear * 8000 + 6 * net.adapter * 8000
+    assert linear.flops == 4 * net.shape.dense * 8000 + 6 * net.trained * 8000
     assert attention.flops == 3 * 4 * 1536 * 28 * 4_000_000
     # a layer: 8 x 1536 + 2 x 1792 + 3 x 8960 values of 2 bytes, forward, and twice that backward
     assert elementwise.bytes == 3 * 8000 * 28 * 2 * (12_288 + 3584 + 26_880)

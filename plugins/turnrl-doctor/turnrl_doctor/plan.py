@@ -34,7 +34,7 @@ _HEADROOM = 0.1
 """Share of a card that is left alone: the allocator's blocks do not fit each other exactly."""
 _GATHERED = 4
 """Keys and values that a layer gathers while learning, for each token of a minibatch, at most."""
-_FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
+FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantisation: half a byte, and the scales of its block."""
 
 _FEW = 48
@@ -296,7 +296,7 @@ Parts = dict[str, int]
 def resident(work: Work) -> Parts:
     """Bytes that are there all the time, from loading on."""
     shape = work.shape
-    dense = shape.dense * (_FOUR_BIT if work.four_bit else work.size)
+    dense = shape.dense * (FOUR_BIT if work.four_bit else work.size)
     masters = 4 * work.trained if work.rank else 0  # else the weights themselves
     return {
         "weights": int(dense + shape.rest * work.size),
@@ -468,7 +468,7 @@ def _weights_s(work: Work, rows: float, most: float, merged: bool, card: Card) -
     if not work.four_bit or merged:
         return max(dense * (2 if merged else work.size) / card.bandwidth, product)
     if most <= (_FEW if card.flops > _HOPPER else 128):
-        return max(dense * _FOUR_BIT / (0.6 * card.bandwidth), product)
+        return max(dense * FOUR_BIT / (0.6 * card.bandwidth), product)
     return dense * 2.5 / (0.85 * card.bandwidth) + max(dense * 2 / card.bandwidth, product)
 
 

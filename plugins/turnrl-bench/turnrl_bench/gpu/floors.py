@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Of a weight: 4 bits, a byte of scale for 64 of them, 4 bytes for 256 of those."""
+from turnrl_doctor import plan as planning
 
 
 @dataclass(frozen=True)
@@ -47,74 +46,29 @@ class Work:
     flops: float = 0.0
 
 
-@dataclass(frozen=True)
-class Network:
-    """The sizes of a Qwen2 that decide the work.
-
-    Args:
-        width: Bytes of an activation, a key, and a weight that is not in 4 bits.
-        rank: Of the adapter.
-    """
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
-    width: int
-    rank: int
+class Network(planning.Work):
+    """A Qwen2 and its adapter, as the memory plan counts them: `shape` has the dimensions, `size`
+    the bytes of an activation, a key, and a weight that is not in 4 bits."""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], width: int, rank: int) -> Network:
-        """The sizes of a transformers configuration."""
-        return cls(
+    def of(cls, config: Mapping[str, Any], size: int, rank: int) -> Network:
+        """The network of a transformers configuration, with an adapter of a rank."""
+        shape = planning.Shape(
             hidden=config["hidden_size"],
-            intermediate=config["intermediate_size"],
+            inner=config["intermediate_size"],
             layers=config["num_hidden_layers"],
             heads=config["num_attention_heads"],
             kv_heads=config["num_key_value_heads"],
-            vocabulary=config["vocab_size"],
-            width=width,
-            rank=rank,
+            head_size=config["hidden_size"] // config["num_attention_heads"],
+            vocab=config["vocab_size"],
+            tied=False,
         )
-
-    @property
-    def kv(self) -> int:
-        """Width of the keys of a layer."""
-        return self.hidden * self.kv_heads // self.heads
-
-    @property
-    def shapes(self) -> list[tuple[int, int]]:
-        """Inputs and outputs of a layer's linear parts."""
-        hidden, inner = self.hidden, self.intermediate
-        attention = [(hidden, hidden), (hidden, self.kv), (hidden, self.kv), (hidden, hidden)]
-        return [*attention, (hidden, inner), (hidden, inner), (inner, hidden)]
-
-    @property
-    def linear(self) -> int:
-        """Weights of the linear layers, without the head."""
-        return self.layers * sum(a * b for a, b in self.shapes)
-
-    @property
-    def adapter(self) -> int:
-        """Weights of the adapter."""
-        return self.layers * self.rank * sum(a + b for a, b in self.shapes)
-
-    @property
-    def head(self) -> int:
-        """Weights of the head."""
-        return self.hidden * self.vocabulary
-
-    @property
-    def kv_bytes(self) -> int:
-        """Of a token's keys and values in all layers."""
-        return 2 * self.layers * self.kv * self.width
+        return cls(shape, size=size, rank=rank)
 
     @property
     def all_bytes(self) -> int:
         """Of the model on disk, its head and its table of embeddings apart."""
-        return self.width * (self.linear + 2 * self.head)
+        return self.size * (self.shape.dense + self.shape.embedded)
 
     def weights_bytes(self, weights: str) -> float:
         """Bytes of the linear layers that a forward pass reads, without the head.
@@ -122,14 +76,14 @@ class Network:
         Args:
             weights: `nf4` (4 bits, and the adapter), `merged` (dense), or `dense` with the adapter.
         """
-        adapter = self.width * self.adapter
+        adapter = self.size * self.trained
         if weights == "merged":
-            return self.width * self.linear
-        return self.linear * (NF4_BYTES if weights == "nf4" else self.width) + adapter
+            return self.size * self.shape.dense
+        return self.shape.dense * (planning.FOUR_BIT if weights == "nf4" else self.size) + adapter
 
     def used(self, weights: str) -> int:
         """Weights that a token is multiplied with, without the head."""
-        return self.linear + (0 if weights == "merged" else self.adapter)
+        return self.shape.dense + (0 if weights == "merged" else self.trained)
 
 
 def decode_step(net: Network, weights: str, rows: int, history: int) -> list[Work]:
@@ -143,7 +97,7 @@ def decode_step(net: Network, weights: str, rows: int, history: int) -> list[Wor
     """
     return [
         Work(net.weights_bytes(weights), 2.0 * net.used(weights) * rows),
-        Work(history * net.kv_bytes, 4.0 * net.hidden * net.layers * history),
+        Work(history * net.kv_bytes, 4.0 * net.shape.hidden * net.shape.layers * history),
         _head(net, rows, 1),
     ]
 
@@ -160,7 +114,7 @@ def reading(net: Network, weights: str, tokens: int, pairs: int, asked: int) -> 
     """
     return [
         Work(net.weights_bytes(weights), 2.0 * net.used(weights) * tokens),
-        Work(tokens * net.kv_bytes, 4.0 * net.hidden * net.layers * pairs),
+        Work(tokens * net.kv_bytes, 4.0 * net.shape.hidden * net.shape.layers * pairs),
         Work(tokens * _elementwise(net)),
         _head(net, asked, 1),
     ]
@@ -170,10 +124,10 @@ def learning(net: Network, weights: str, tokens: int, pairs: int, asked: int) ->
     """Forward and backward of an adapter over a frozen base: four operations for a base's weight
     and token (its own gradient is not taken), six for the adapter's; attention's backward is twice
     its forward. See `reading` for the arguments."""
-    base, own = 4.0 * net.linear, 6.0 * net.adapter
+    base, own = 4.0 * net.shape.dense, 6.0 * net.trained
     return [
         Work(2 * net.weights_bytes(weights), (base + own) * tokens),
-        Work(3 * tokens * net.kv_bytes, 12.0 * net.hidden * net.layers * pairs),
+        Work(3 * tokens * net.kv_bytes, 12.0 * net.shape.hidden * net.shape.layers * pairs),
         Work(3 * tokens * _elementwise(net)),
         _head(net, asked, 2),
     ]
@@ -185,14 +139,16 @@ def flops(works: Iterable[Work]) -> float:
 
 
 def _head(net: Network, asked: int, times: int) -> Work:
-    return Work(times * net.width * net.head, 2.0 * times * net.head * asked)
+    weights = net.shape.hidden * net.shape.vocab
+    return Work(times * net.size * weights, 2.0 * times * weights * asked)
 
 
 def _elementwise(net: Network) -> float:
     """Bytes of a token, by fused kernels: two norms with their additions, two rotations, and the
     gated activation; each reads its inputs and writes its outputs once."""
-    values = 8 * net.hidden + 2 * (net.hidden + net.kv) + 3 * net.intermediate
-    return float(net.layers * values * net.width)
+    shape = net.shape
+    values = 10 * shape.hidden + 2 * shape.kv_heads * shape.head_size + 3 * shape.inner
+    return float(shape.layers * values * net.size)
 
 
 def pairs_of(seen: int, own: int) -> int:
