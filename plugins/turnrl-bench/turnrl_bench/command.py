@@ -9,6 +9,8 @@ means, and what it does not, says docs/explanation/performance.md.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +27,15 @@ def add_bench_command(commands: Any) -> None:
     )
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
 
-    def number(one: Any, option: str, default: int, what: str) -> None:
-        told = f"{what} (default: {default})"
-        one.add_argument(option, type=_count, default=default, metavar="N", help=told)
+    def number(one: Any, option: str, default: Any, what: str, **more: Any) -> None:
+        values = default if isinstance(default, list) else [default]
+        shown = f"{what} (default: {' '.join(map(str, values))})"
+        settings = {"type": _count, "metavar": "N", **more}
+        one.add_argument(option, default=default, help=shown, **settings)
 
     def kind(name: str, text: str, blocks: int, threads: int) -> Any:
         one = kinds.add_parser(name, help=text, description=f"Measures {text}.")
-        one.add_argument(
-            "--threads", type=_count, default=threads, help=f"of torch (default: {threads})"
-        )
+        number(one, "--threads", threads, "of torch")
         one.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
         one.add_argument(
             "--markdown", action="store_true", help="print the tables as those of a page"
@@ -43,28 +45,25 @@ def add_bench_command(commands: Any) -> None:
         one.set_defaults(run=_run)
         return one
 
-    def sizes(one: Any, prompts: int, group: int, length: int, tokens: int) -> None:
+    def sizes(one: Any, prompts: int, group: int, length: int, tokens: int, steps: int) -> None:
         for option, default, text in (
             ("--prompts", prompts, "questions of an iteration"),
             ("--group-size", group, "trajectories of each"),
             ("--prompt-tokens", length, "tokens of a prompt"),
             ("--tokens", tokens, "sampled tokens of a trajectory"),
+            ("--steps", steps, "iterations of each process that count"),
         ):
-            number(one, option, default, text)
-
-    def steps(one: Any, default: int) -> None:
-        number(one, "--steps", default, "iterations of each process that count")
+            if default:
+                number(one, option, default, text)
 
     one = kind("trl", "a training step beside TRL's GRPOTrainer", 3, 1)
-    sizes(one, 8, 8, 281, 72)
-    steps(one, 2)
+    sizes(one, 8, 8, 281, 72, 2)
     one.add_argument(
         "--tool-ms", type=_time, metavar="MS", help="measure too with a tool that takes so long"
     )
     number(one, "--trl-rows", 16, "trajectories of a micro-batch of TRL's")
     one = kind("engine", "tokens sampled in a second, beside a vLLM server", 3, 2)
-    sizes(one, 16, 8, 195, 60)
-    steps(one, 4)
+    sizes(one, 16, 8, 195, 60, 4)
     one.add_argument(
         "--url", help="of a server that serves the Atlas starter; without one Slots is alone"
     )
@@ -74,29 +73,13 @@ def add_bench_command(commands: Any) -> None:
         3,
         1,
     )
-    sizes(one, 8, 8, 281, 72)
-    steps(one, 3)
+    sizes(one, 8, 8, 281, 72, 3)
     one = kind("tools", "what lockstep costs while tools take their time", 2, 1)
-    one.add_argument(
-        "--tool-ms",
-        type=_time,
-        nargs="+",
-        default=[0, 50, 500],
-        metavar="MS",
-        help="of a call (default: 0 50 500)",
-    )
-    number(one, "--prompts", 16, "questions of a collection")
-    number(one, "--group-size", 16, "trajectories of each")
-    steps(one, 2)
+    several = {"type": _time, "nargs": "+", "metavar": "MS"}
+    number(one, "--tool-ms", [0, 50, 500], "of a call", **several)
+    sizes(one, 16, 16, 0, 0, 2)
     one = kind("scale", "what a trajectory costs among many", 2, 1)
-    one.add_argument(
-        "--trajectories",
-        type=_count,
-        nargs="+",
-        default=[64, 256, 1024, 4096],
-        metavar="N",
-        help="of a collection (default: 64 256 1024 4096)",
-    )
+    number(one, "--trajectories", [64, 256, 1024, 4096], "of a collection", nargs="+")
     number(one, "--group-size", 16, "trajectories of a question")
     one.add_argument("--kv-memory", default="64MB", metavar="SIZE", help="of Slots (default: 64MB)")
     one = kind("gpu", "a 7B policy, 4-bit with an adapter, on a GPU", 0, 8)
@@ -128,35 +111,31 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _time(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 60_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time between 0 and 60000 milliseconds")
-    return value
+def _within(least: float, most: float, what: str) -> Callable[[str], float]:
+    """Reads a number between two others."""
+
+    def read(text: str) -> float:
+        with suppress(ValueError):
+            if least <= (value := float(text)) <= most:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+
+    return read
 
 
-def _minutes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 1440:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes up to 1440")
-    return value
+_time = _within(0, 60_000, "time between 0 and 60000 milliseconds")
+_minutes = _within(0.01, 1440, "number of minutes up to 1440")
 
 
 def _run(args: argparse.Namespace) -> int:
     from turnrl_bench.measurements import MEASUREMENTS  # other commands need none of it
 
     _check_file(args)
-    report, code = MEASUREMENTS[args.kind](args)
+    report = MEASUREMENTS[args.kind](args)
     print(report.show(args.markdown), flush=True)
     if args.json is not None and args.kind != "gpu":  # which writes it all along
         report.save(args.json)
-    return code
+    return report.code
 
 
 def _check_file(args: argparse.Namespace) -> None:
