@@ -12,16 +12,16 @@ import importlib.metadata
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from turnrl import TurnRLError
@@ -149,11 +149,6 @@ def ratio(more: Sequence[Sequence[float]], less: Sequence[Sequence[float]]) -> R
     return Ratio(value, min(blocks), max(blocks))
 
 
-def median(values: Sequence[float]) -> float:
-    """The median."""
-    return float(statistics.median(values))
-
-
 def seconds(blocks: Sequence[Found], what: str, clock: int = 0) -> list[list[float]]:
     """By block, the seconds of what was timed. `clock` is 0 for wall and 1 for CPU seconds."""
     return [[pair[clock] for pair in block["times"][what]] for block in blocks]
@@ -193,6 +188,9 @@ def _load() -> tuple[float, ...]:
     return os.getloadavg() if hasattr(os, "getloadavg") else ()
 
 
+_BEFORE = _load()
+
+
 @dataclass
 class Report:
     """Results of a command.
@@ -202,14 +200,14 @@ class Report:
         notes: What a reader has to know about it, a sentence each.
         tables: What was found.
         raw: The numbers behind it.
-        before: Load averages when it began.
+        code: The exit code.
     """
 
     title: str
     notes: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     raw: Found = field(default_factory=dict)
-    before: tuple[float, ...] = field(default_factory=_load)
+    code: int = 0
 
     def show(self, markdown: bool) -> str:
         """All of it, at most 80 columns wide unless it is for a page."""
@@ -227,7 +225,7 @@ class Report:
 
     def machine(self) -> list[str]:
         """Which machine it was, what ran on it, and how busy it was."""
-        load = " -> ".join(f"{some[0]:.1f}" for some in (self.before, _load()) if some)
+        load = " -> ".join(f"{some[0]:.1f}" for some in (_BEFORE, _load()) if some)
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         return [
             f"{processor()}, {os.cpu_count()} cores, {today}",
@@ -243,7 +241,7 @@ class Report:
                 "processor": processor(),
                 "cores": os.cpu_count(),
                 "versions": versions(),
-                "load_before": self.before,
+                "load_before": _BEFORE,
                 "load_after": _load(),
                 "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             },
@@ -263,10 +261,12 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def versions() -> dict[str, str]:
-    """Of what is installed of that which is measured."""
+def versions(
+    names: Iterable[str] = ("turnrl", "torch", "transformers", "trl"),
+) -> dict[str, str]:
+    """Of Python, and of those of some packages that are installed."""
     found = {"python": platform.python_version()}
-    for name in ("turnrl", "torch", "transformers", "trl"):
+    for name in names:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import torch
 from turnrl_bench.gpu import device
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.results import Cases
-from turnrl_bench.measure import Found, processor
+from turnrl_bench.measure import Found, processor, versions
 
 LIBRARIES = (
     *("turnrl", "torch", "transformers", "peft", "bitsandbytes", "triton", "liger-kernel"),
@@ -24,7 +22,7 @@ LIBRARIES = (
 def measure(bench: Bench, cases: Cases) -> None:
     """See `parts`."""
     cases.run("device", _device)
-    cases.run("versions", versions)
+    cases.run("versions", _versions)
     setting = bench.setting
     cases.run("copy", lambda: {"rate": device.copy_bytes_per_s(_size(setting.copied))})
     cases.run("matmul", lambda: {"rate": device.matmul_flops(setting.multiplied)})
@@ -60,11 +58,6 @@ def _driver() -> str | None:
     return None
 
 
-def versions() -> Found:
+def _versions() -> Found:
     """Of Python, CUDA, and the libraries; None for one that is not installed."""
-    found: Found = {"python": platform.python_version(), "cuda": torch.version.cuda}
-    for name in LIBRARIES:
-        found[name] = None
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    return {**dict.fromkeys(LIBRARIES), **versions(LIBRARIES), "cuda": torch.version.cuda}

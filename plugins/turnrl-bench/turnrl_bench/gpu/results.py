@@ -6,7 +6,7 @@ import datetime
 import json
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,21 +71,17 @@ class Results:
         beside.write_text(json.dumps(self.found, indent=1) + "\n", "utf-8")
         beside.replace(self.file)
 
-    def describe(self, about: Mapping[str, Any]) -> None:
-        """Note the subject of the measurement."""
-        self.found["about"] |= about
-        self.save()
-
-    def check(self, about: Mapping[str, Any]) -> None:
-        """Refuse to go on with results of another subject.
+    def describe(self, tiny: bool) -> None:
+        """Note the shape that is measured.
 
         Raises:
-            RecipeError: Naming it.
+            RecipeError: If there are results of the other one.
         """
-        before = self.found["about"].get("tiny")
-        if before is not None and before != about["tiny"]:
-            size = "the tiny shape" if before else "the whole shape"
+        about = self.found["about"]
+        if about.setdefault("tiny", tiny) != tiny:
+            size = "the whole shape" if tiny else "the tiny shape"
             raise RecipeError(f"{str(self.file)!r} has results of {size}. Give another --json.")
+        self.save()
 
     def part(self, name: str) -> Found:
         """A part, empty if there is none."""
