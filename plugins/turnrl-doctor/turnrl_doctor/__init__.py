@@ -33,7 +33,7 @@ def turnrl_checks() -> Iterable[type[Check]]:
         checks.Versions,
         checks.Gpu,
         checks.FourBit,
-        checks.Folder,
+        checks.RunFolder,
         checks.Disk,
         checks.ModelFiles,
         checks.Questions,

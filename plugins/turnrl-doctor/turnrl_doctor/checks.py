@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants, get_session, hf_hub_url, try_to_load_from_cache
 from packaging.requirements import Requirement
 from safetensors import SafetensorError, safe_open
 
@@ -161,17 +162,12 @@ class FourBit(Check):
             yield Finding("pass", "4 bit", text)
 
 
-class Folder(Check):
+class RunFolder(Check):
     """Check that the run may write to its folder."""
 
     def run(self, start: Start) -> Iterable[Finding]:
-        if start.folder is None:
-            return
-        try:
+        if start.folder is not None:
             writable_part(start.folder)
-        except RecipeError as error:
-            yield of_error("run folder", error)
-        else:
             yield Finding("pass", "run folder", f"{start.folder} can be written")
 
 
@@ -213,58 +209,34 @@ class ModelFiles(Check):
     def run(self, start: Start) -> Iterable[Finding]:
         if (module := recipe_of(start)) is None:
             return
-        policy = module.policy
-        folder = Path(policy.folder)
-        if folder.is_dir():
-            yield self._local(folder)
-        else:
-            yield self._hub(policy.folder, policy.revision)
-
-    def _local(self, folder: Path) -> Finding:
-        step = "Copy the model's folder again, whole."
-        if not (folder / "config.json").is_file():
-            return Finding("fail", "model", f"{folder} has no config.json", step)
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            if gone := [name for name in names if not (folder / name).is_file()]:
-                text = f"{folder} lacks {len(gone)} of {len(names)} files of weights: {gone[0]}"
-                return Finding("fail", "model", text, step)
-        else:
-            names = [
-                p.name
-                for end in ("safetensors", "bin")
-                for p in sorted(folder.glob(f"*model*.{end}"))
-            ]
-            if not names:
-                return Finding("fail", "model", f"{folder} has no model.safetensors", step)
-        for name in names:
-            if name.endswith("safetensors"):
-                try:
-                    with safe_open(folder / name, "pt"):  # compares its header with its size
+        name, revision = module.policy.folder, module.policy.revision
+        folder = Path(name)
+        if here := folder.is_dir():
+            name = folder.name
+        elif isinstance(
+            cached := try_to_load_from_cache(name, "config.json", revision=revision), str
+        ):
+            folder = Path(cached).parent
+        files, lacks = weights_in(folder)
+        if lacks and not here:
+            yield self._hub(name, revision)
+            return
+        try:
+            for file in files:
+                if not lacks and file.suffix == ".safetensors":
+                    with safe_open(file, "pt"):  # compares its header with its size
                         pass
-                except (SafetensorError, OSError) as error:
-                    return Finding("fail", "model", f"{folder / name}: {error}", step)
-        size = sum((folder / name).stat().st_size for name in names)
-        text = f"{folder.name}: {len(names)} files of weights, {gigabytes(size)} GB, complete"
-        return Finding("pass", "model", text)
+        except (SafetensorError, OSError) as error:
+            lacks = f"has a broken file, {file}: {error}"
+        if lacks:
+            step = "Copy the model's folder again, whole."
+            yield Finding("fail", "model", f"{folder} {lacks}", step)
+        else:
+            size = gigabytes(sum(file.stat().st_size for file in files))
+            text = f"{name}: {len(files)} files of weights, {size} GB, complete"
+            yield Finding("pass", "model", text)
 
     def _hub(self, name: str, revision: str | None) -> Finding:
-        from huggingface_hub import constants, get_session, hf_hub_url, try_to_load_from_cache
-
-        def cached(file: str) -> Path | None:
-            at = try_to_load_from_cache(name, file, revision=revision)
-            return Path(at) if isinstance(at, str) else None
-
-        if (index := cached("model.safetensors.index.json")) is not None:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        else:
-            names = ["model.safetensors"]
-        gone = [file for file in names if cached(file) is None]
-        if cached("config.json") is not None and not gone:
-            return Finding(
-                "pass", "model", f"{name} is in the cache, {len(names)} files of weights"
-            )
         step = "Run once with the hub in reach, or set policy.model to a folder."
         if constants.HF_HUB_OFFLINE:
             text = f"{name} is not in the cache, and the hub is switched off or out of reach"
@@ -274,16 +246,28 @@ class ModelFiles(Check):
                 hf_hub_url(name, "config.json", revision=revision), timeout=5
             )
         except Exception as error:  # whatever its transport raises
-            why = type(error).__name__
-            return Finding(
-                "fail", "model", f"{name} is not cached, the hub not in reach ({why})", step
-            )
+            text = f"{name} is not cached, the hub not in reach ({type(error).__name__})"
+            return Finding("fail", "model", text, step)
         if answer.status_code >= 400:
             text = f"{name} is not in the cache, and the hub answers {answer.status_code}"
-            return Finding(
-                "fail", "model", text, "Check policy.model, and your access (hf auth login)."
-            )
+            step = "Check policy.model, and your access (hf auth login)."
+            return Finding("fail", "model", text, step)
         return Finding("pass", "model", f"{name} is on the hub, and will be downloaded")
+
+
+def weights_in(folder: Path) -> tuple[list[Path], str]:
+    """The files of a model's weights, and what its folder lacks, in words; empty if nothing."""
+    if not (folder / "config.json").is_file():
+        return [], "has no config.json"
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        files = [*sorted(folder.glob("*model*.safetensors")), *sorted(folder.glob("*model*.bin"))]
+        return files, "" if files else "has no model.safetensors"
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    files = [folder / name for name in names]
+    gone = [file.name for file in files if not file.is_file()]
+    lacks = f"lacks {len(gone)} of {len(names)} files of weights: {gone[0]}" if gone else ""
+    return files, lacks
 
 
 class Questions(Check):

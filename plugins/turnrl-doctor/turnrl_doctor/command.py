@@ -78,19 +78,14 @@ def _of_another_machine(found: Finding) -> Finding:
 
 def _split(words: Sequence[str]) -> tuple[list[str], str | None]:
     """Split the words of a command line into the recipe's and the card."""
-    rest, card = [], None
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        name, equals, value = word.partition("=")
-        if name != "--card":
-            rest.append(word)
-            continue
-        if not equals and not left:
-            raise RecipeError("--card has no value. Give a size, such as --card 24GB.")
-        card = value if equals else left.pop(0)
-        parse_bytes(card, "--card")
-    return rest, card
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--card", nargs="?", const="")
+    given, rest = parser.parse_known_args(words)
+    if given.card == "":
+        raise RecipeError("--card has no value. Give a size, such as --card 24GB.")
+    if given.card is not None:
+        parse_bytes(given.card, "--card")
+    return rest, given.card
 
 
 def _device() -> Any:
