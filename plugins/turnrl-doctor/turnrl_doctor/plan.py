@@ -636,27 +636,22 @@ def _candidates(work: Work, card: Card, given: Mapping[str, Any]) -> Iterator[Ch
     """The combinations worth trying, without pages.
 
     Learning does not depend on the settings of sampling, but for what these keep meanwhile. So of
-    its settings only those are combined that no others beat in both time and memory, and one of
-    them if nothing is kept.
+    its settings only those are combined that no others beat in both time and memory.
     """
     options = _options(work, given)
-    learnt = ("minibatch_tokens", "gradient_checkpointing")
+    learnt = [options.pop(name) for name in ("minibatch_tokens", "gradient_checkpointing")]
     ways = []
-    for values in itertools.product(*(options[name] for name in learnt)):
-        way = Choice(**dict(zip(learnt, values, strict=True)))
+    for tokens, again in itertools.product(*learnt):
+        way = Choice(minibatch_tokens=tokens, gradient_checkpointing=again)
         ways.append((_learns(work, way, card), sum(learning(work, way).values()), way))
     front: list[tuple[float, int, Choice]] = []
     for spent, size, way in sorted(ways, key=lambda found: found[:2]):
         if not front or size < front[-1][1]:
             front.append((spent, size, way))
-    alone = [way for *_, way in front if _fits(replace(work, sampled=False), way, card)][:1]
-    if not work.sampled:
-        yield from alone or [front[-1][2]]
-        return
-    rest = {name: some for name, some in options.items() if name not in learnt}
+    rest = options if work.sampled else {}
     for values in itertools.product(*rest.values()):
         chosen = dict(zip(rest, values, strict=True))
-        for way in [way for *_, way in front] if chosen["keep_memory"] else alone or [front[-1][2]]:
+        for *_, way in front:
             yield replace(way, **chosen)
 
 
@@ -707,11 +702,8 @@ def _does_not_fit(work: Work, card: Card, given: Mapping[str, Any]) -> str:
 def _remedy(work: Work, largest: str, given: Mapping[str, Any]) -> str:
     """The first setting to change, as a sentence."""
     setting = _SETTING_OF.get(largest, "")
-    name = setting.rpartition(".")[2]
-    if name in given:
-        return (
-            f"Lower model.{'' if name == 'minibatch_tokens' else 'engine.'}{name}, or leave it out."
-        )
+    if setting.rpartition(".")[2] in given:
+        return f"Lower {setting}, or leave it out."
     if largest in ("weights", "embedding and head", "matrices on their way"):
         if work.rank and not work.four_bit:
             return "Set model.policy.quantization to nf4, or take a smaller model."
