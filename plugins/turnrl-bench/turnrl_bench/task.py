@@ -137,7 +137,7 @@ def make(
         RecipeError: If prompt or turns are to be shorter than what has to be in them.
     """
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM, Qwen2Config
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -149,14 +149,8 @@ def make(
     settings: dict[str, Any] = {"max_position_embeddings": 4096, "tie_word_embeddings": True}
     config = Qwen2Config(**{**settings, **network, **ends})
     torch.manual_seed(0)
-    before, kind = torch.get_default_dtype(), getattr(torch, dtype)
-    config.dtype = kind
-    torch.set_default_dtype(kind)
-    try:
-        with torch.device(device):
-            model = Qwen2ForCausalLM(config)
-    finally:
-        torch.set_default_dtype(before)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
     return task

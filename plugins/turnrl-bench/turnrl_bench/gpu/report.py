@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import itertools
+from collections.abc import Sequence
 
 from turnrl_bench.gpu.parts import PARTS
 from turnrl_bench.gpu.results import Results
@@ -25,110 +25,100 @@ def report_of(results: Results, rows: Sequence[int] = ROWS) -> Report:
     device = results.case("machine", "device")
     versions = results.case("machine", "versions")
     size = "tiny" if results.found["about"].get("tiny") else "7B"
-    report = Report(f"A {size} policy on {device.get('name', 'a GPU')}: NF4, an adapter of rank 16")
-    report.tables = [
+    title = f"A {size} policy on {device.get('name', 'a GPU')}: NF4, an adapter of rank 16"
+    tables = [
         _sampling(results, rows),
-        _learning(results),
-        _iteration(results),
-        _machine(results),
+        *(make(results) for make in (_learning, _iteration, _machine)),
     ]
-    report.notes = _notes(results, device, versions)
-    return report
+    return Report(title, _notes(results, device, versions), tables)
 
 
-def _get(found: Found, *path: str) -> Any:
-    value: Any = found
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
+_SECONDS, _TIMES, _PER_S, _MS = "{:.3g} s", "{:.2f}x", "{:,.0f}", "{:.1f} ms"
 
 
-def _cell(value: float | None, form: str = "{:,.1f}", scale: float = 1.0) -> str:
+def _cell(found: Found, name: str, form: str, scale: float = 1.0) -> str:
+    """A figure of a case, for a table."""
+    value = found.get(name)
     return NONE if value is None else form.format(value * scale)
 
 
-def _seconds(found: Found, *path: str) -> str:
-    value = _get(found, *path)
-    return NONE if value is None else f"{value:.3f} s" if value < 1 else f"{value:.1f} s"
-
-
-def _times(found: Found, *path: str) -> str:
-    return _cell(_get(found, *path, "ratio"), "{:.2f}x")
-
-
-def _bytes(value: float | None) -> str:
-    return _cell(value, "{:,.1f} GB", 1e-9)
+def _gigabytes(found: Found, name: str) -> str:
+    return _cell(found, name, "{:,.1f} GB", 1e-9)
 
 
 def _sampling(results: Results, rows: Sequence[int]) -> Table:
     lines = []
-    for many in rows:
-        for name, weights in _KINDS:
-            for graphs in ("on", "off"):
-                case = results.case("decoding", f"{weights}, graphs {graphs}, {many} rows")
-                lines.append((
-                    f"{many} rows, {name}, graphs {graphs}",
-                    _cell(case.get("tokens_per_s"), "{:,.0f}"),
-                    _times(case),
-                    _cell(case.get("step_ms"), "{:.1f} ms"),
-                    _cell(case.get("step_floor_ms"), "{:.1f} ms"),
-                ))  # fmt: skip
+    for many, (name, weights), graphs in itertools.product(rows, _KINDS, ("on", "off")):
+        case = results.case("decoding", f"{weights}, graphs {graphs}, {many} rows")
+        figures = (
+            _cell(case, "tokens_per_s", _PER_S),
+            _cell(case, "ratio", _TIMES),
+            _cell(case, "step_ms", _MS),
+            _cell(case, "step_floor_ms", _MS),
+        )
+        lines.append((f"{many} rows, {name}, graphs {graphs}", *figures))
     return Table(("sampling", "tokens/s", "x floor", "a step", "floor"), tuple(lines))
 
 
 def _learning(results: Results) -> Table:
     both = [results.case("learning", name) for name in ("recomputed", "kept")]
     read, step = (results.case("learning", name) for name in ("old log-probabilities", "optimiser"))
-    parts: tuple[tuple[str, Callable[[Found], str]], ...] = (
-        ("forward", lambda c: _seconds(c, "forward_s")),
-        ("log-probabilities", lambda c: _seconds(c, "head_s")),
-        ("backward", lambda c: _seconds(c, "backward_s")),
-        ("together", lambda c: _seconds(c, "minibatch_s")),
-        ("x floor", _times),
-        ("TFLOP/s that are needed", lambda c: _cell(c.get("tflops"))),
-        ("peak memory", lambda c: _bytes(c.get("peak_bytes"))),
-    )
-    lines = [(name, *map(cell, both)) for name, cell in parts]
-    lines += [("old log-probabilities", _seconds(read, "read_s"), "")]
-    lines += [("a step of the optimiser", _seconds(step, "step_s"), "")]
+    lines = [
+        (text, *(_cell(case, name, form) for case in both))
+        for text, name, form in (
+            ("forward", "forward_s", _SECONDS),
+            ("log-probabilities", "head_s", _SECONDS),
+            ("backward", "backward_s", _SECONDS),
+            ("together", "minibatch_s", _SECONDS),
+            ("x floor", "ratio", _TIMES),
+            ("TFLOP/s that are needed", "tflops", "{:,.1f}"),
+        )
+    ]
+    lines += [
+        ("peak memory", *(_gigabytes(case, "peak_bytes") for case in both)),
+        ("old log-probabilities", _cell(read, "read_s", _SECONDS), ""),
+        ("a step of the optimiser", _cell(step, "step_s", _SECONDS), ""),
+    ]
     return Table(("a minibatch of 8,192 tokens", "computed again", "all kept"), tuple(lines))
 
 
 def _iteration(results: Results) -> Table:
     found = results.case("iteration", "iteration")
     turns = [results.case("trl", f"turn {k}") for k in range(2)]
-    generate = None
+    generate: Found = {}
     if all(turns):
-        generate = sum(t["sampled"] for t in turns) / sum(t["generate_s"] for t in turns)
-    plan = _get(found, "plan")
+        rate = sum(t["sampled"] for t in turns) / sum(t["generate_s"] for t in turns)
+        generate = {"tokens_per_s": rate}
+
+    def taken(phase: str, name: str) -> tuple[str, str]:
+        measured = found.get(phase, {})
+        return _cell(measured, name, _SECONDS), _cell(measured, "ratio", _TIMES)
 
     def memory(phase: str) -> tuple[str, str]:
-        planned = plan.get(phase) if isinstance(plan, dict) else None
-        said = NONE if plan is None else "no plan" if planned is None else _bytes(planned[0])
-        return _bytes(_get(found, "memory", phase, "peak_bytes")), said
+        plan = found.get("plan")
+        size = {"planned": plan[phase][0]} if isinstance(plan, dict) and phase in plan else {}
+        planned = _gigabytes(size, "planned") if size or plan is None else "no plan"
+        return _gigabytes(found.get("memory", {}).get(phase, {}), "peak_bytes"), planned
 
-    rest = _seconds(found, "old log-probabilities", "read_s")
     lines = (
-        ("rollouts", _seconds(found, "rollouts", "rollouts_s"), _times(found, "rollouts"),
-         *memory("sampling")),
-        ("old log-probabilities", rest, "", "", ""),
-        ("learning, 2 updates", _seconds(found, "learning", "learning_s"),
-         _times(found, "learning"), *memory("learning")),
-        ("whole iteration", _seconds(found, "whole", "whole_s"), _times(found, "whole"), "", ""),
-        ("rollouts, tokens/s", _cell(found.get("tokens_per_s"), "{:,.0f}"), "", "", ""),
-        ("transformers' generate, tokens/s", _cell(generate, "{:,.0f}"), "", "", ""),
-    )  # fmt: skip
+        ("rollouts", *taken("rollouts", "rollouts_s"), *memory("sampling")),
+        ("old log-probabilities", taken("old log-probabilities", "read_s")[0], "", "", ""),
+        ("learning, 2 updates", *taken("learning", "learning_s"), *memory("learning")),
+        ("whole iteration", *taken("whole", "whole_s"), "", ""),
+        ("rollouts, tokens/s", _cell(found, "tokens_per_s", _PER_S), "", "", ""),
+        ("transformers' generate, tokens/s", _cell(generate, "tokens_per_s", _PER_S), "", "", ""),
+    )
     return Table(("8 x 16 trajectories", "measured", "x floor", "peak memory", "planned"), lines)
 
 
 def _machine(results: Results) -> Table:
-    copy, matmul = (results.case("machine", name).get("rate") for name in ("copy", "matmul"))
+    copy, matmul = (results.case("machine", name) for name in ("copy", "matmul"))
     load = results.case("loading", "nf4")
     lines = (
-        ("a copy, read and written", _cell(copy, "{:,.0f} GB/s", 1e-9)),
-        ("a product of matrices", _cell(matmul, "{:,.1f} TFLOP/s", 1e-12)),
-        ("loading in NF4", _seconds(load, "loaded_s")),
-        ("peak memory while loading", _bytes(load.get("peak_bytes"))),
+        ("a copy, read and written", _cell(copy, "rate", "{:,.0f} GB/s", 1e-9)),
+        ("a product of matrices", _cell(matmul, "rate", "{:,.1f} TFLOP/s", 1e-12)),
+        ("loading in NF4", _cell(load, "loaded_s", _SECONDS)),
+        ("peak memory while loading", _gigabytes(load, "peak_bytes")),
     )
     return Table(("the machine", "measured"), lines)
 
