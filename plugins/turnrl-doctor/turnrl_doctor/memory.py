@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -26,24 +26,21 @@ _ENGINE = ("slots", "prefill_tokens", "kv_memory", "decode_weights")
 """Attributes of an engine whose memory the plan knows: those of Slots."""
 
 
-def card_for(start: Start) -> Card | None:
+def card_for(device: torch.device, profile: str) -> Card | None:
     """The card to plan for: the size that `profile` gives, or the GPU that is there; None if the
-    run has none, or the recipe wants no plan.
+    run has none.
 
     Raises:
         RecipeError: If `profile` is neither `auto` nor a size.
     """
-    profile = getattr(start.module, "profile", None)
-    if profile is None:
-        return None
     if profile != "auto":
-        return card_of(str(profile), parse_bytes(profile, "model.profile"))
-    if start.device.type != "cuda":
+        return card_of(profile, parse_bytes(profile, "model.profile"))
+    if device.type != "cuda":
         return None
-    properties = torch.cuda.get_device_properties(start.device)
-    free, _ = torch.cuda.mem_get_info(start.device)
+    properties = torch.cuda.get_device_properties(device)
+    free, _ = torch.cuda.mem_get_info(device)
     # a context is there by now; the plan counts it as its own
-    reserved = torch.cuda.memory_reserved(start.device)
+    reserved = torch.cuda.memory_reserved(device)
     size = min(properties.total_memory, free + reserved + 500_000_000)
     return card_of(properties.name, size)
 
@@ -127,11 +124,10 @@ def given_settings(module: MTGRPO, work: Work) -> dict[str, Any]:
 def apply(plan: Plan, module: MTGRPO) -> None:
     """Set what the recipe leaves open, and note what was planned."""
     choice, engine = plan.choice, module.engine
-    chosen: Mapping[str, Any] = {name: getattr(choice, name) for name in NAMES}
     for name in NAMES:
         if name in plan.given:
             continue
-        value = chosen[name]
+        value = getattr(choice, name)
         if name == "minibatch_tokens":
             module.minibatch_tokens = value
         elif name == "gradient_checkpointing":
@@ -158,12 +154,15 @@ class MemoryPlan(Check):
             RecipeError: If nothing fits the card.
         """
         module = start.module
-        if isinstance(module, MTGRPO) and module.memory.planned:
+        if not isinstance(module, MTGRPO):
+            return
+        if module.memory.planned:
             self._why = "made when the module was first set up"
             return
-        if not isinstance(module, MTGRPO) or (card := card_for(start)) is None:
-            if isinstance(module, MTGRPO) and module.profile is None:
-                self._why = "model.profile is null"
+        if module.profile is None:
+            self._why = "model.profile is null"
+            return
+        if (card := card_for(start.device, module.profile)) is None:
             return
         try:
             work = work_of(start)

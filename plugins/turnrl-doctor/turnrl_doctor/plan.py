@@ -172,14 +172,18 @@ class Work:
         shape = self.shape
         if not self.rank:
             return shape.dense + shape.embedded + shape.rest
-        wanted = [s for n, s in shape.linears.items() if self.targets is None or n in self.targets]
-        return shape.layers * self.rank * sum(a + b for a, b in wanted)
+        return shape.layers * self.rank * sum(a + b for a, b in self._wanted)
 
     @property
     def adapted(self) -> int:
         """Weights of the matrices that have an adapter."""
-        wanted = [s for n, s in self.shape.linears.items() if not self.targets or n in self.targets]
-        return self.shape.layers * sum(a * b for a, b in wanted) if self.rank else 0
+        return self.shape.layers * sum(a * b for a, b in self._wanted) if self.rank else 0
+
+    @property
+    def _wanted(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of a layer's matrices that have an adapter."""
+        linears = self.shape.linears
+        return [linears[name] for name in self.targets or linears if name in linears]
 
     @property
     def kv_bytes(self) -> int:
@@ -560,8 +564,13 @@ class Plan:
         return sum(self.memory[phase].values())
 
     def setting(self, phase: str) -> str:
-        """The first setting to change if a phase runs out of memory."""
-        return first_setting(self.memory[phase], phase)
+        """The setting to lower first if a phase runs out of memory: that of its largest transient,
+        or of the pages, which take what the others leave."""
+        if phase == "learning":
+            return "model.minibatch_tokens"
+        sizes = {name: self.memory[phase].get(name, 0) for name in ("prefill", "step and logits")}
+        largest = max(sizes, key=sizes.__getitem__)
+        return _SETTING_OF["keys and values" if sizes[largest] < 10**9 else largest]
 
 
 _SETTING_OF = {
@@ -575,17 +584,6 @@ _SETTING_OF = {
     "gradients of activations": "model.minibatch_tokens",
     "logits": "model.minibatch_tokens",
 }
-
-
-def first_setting(parts: Parts, phase: str) -> str:
-    """The setting to lower first if a phase runs out of memory: that of its largest transient, or
-    of the pages, which take what the others leave."""
-    if phase == "learning":
-        return "model.minibatch_tokens"
-    prefill, step = parts.get("prefill", 0), parts.get("step and logits", 0)
-    if max(prefill, step) < 10**9:
-        return "model.engine.kv_memory"
-    return _SETTING_OF["prefill" if prefill > step else "step and logits"]
 
 
 def choose(work: Work, card: Card, given: Mapping[str, Any]) -> Plan:
