@@ -142,7 +142,7 @@ def test_an_iteration_has_its_phases_a_floor_and_no_plan(bench):
 
 @quiet
 def test_the_tables_have_no_gap_but_a_gpus_memory_and_fit_a_terminal(bench):
-    report = report_of(bench.results, (4, 6))
+    report = report_of(bench.results)
     assert all(len(line) <= 80 for line in report.show(markdown=False).splitlines())
     empty = [(t.header[0], row[0]) for t in report.tables for row in t.rows if NONE in row]
     assert {name for _, name in empty} == {
@@ -379,8 +379,7 @@ def test_pairs_of_a_layout_are_those_of_each_distinct_beginning(bench):
         (_, layout), *_ = policy.passes(rows, 64)
         whole = [tuple(ids[:n]) for ids, _ in rows for n in range(1, len(ids) + 1)]
         wanted = sum(map(len, set(whole) if share else whole))
-        assert learning.pairs_in(rows, share) == wanted
-        assert layout.input_ids.numel() == (8 if share else 12)
+        assert learning.sizes_of(layout) == (8 if share else 12, wanted, 4)
     policy.share_prefixes = True
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from turnrl import RecipeError, parse_bytes
 from turnrl_bench.gpu.driver import drive, models
 from turnrl_bench.gpu.parts import chosen
-from turnrl_bench.gpu.report import ROWS, report_of
+from turnrl_bench.gpu.report import report_of
 from turnrl_bench.gpu.results import Results
 from turnrl_bench.gpu.shapes import SMALL, WHOLE, model_bytes
 from turnrl_bench.measure import (
@@ -79,11 +79,11 @@ def trl(args: argparse.Namespace) -> Report:
             ]
 
         kept = (folder / "ours.pt", folder / "theirs.pt")
-        first_steps = [
+        ours, theirs = (
             replace(side, settings={**side.settings, "gradient": str(file)}).run("equal work: ")
             for side, file in zip(sides(steps=1, warm_up=0), kept, strict=True)
-        ]
-        gate, passed = compare(*first_steps, kept)
+        )
+        gate, passed = compare(ours, theirs, kept)
         equal = Table(("equal work", "", "turnrl and TRL"), tuple(gate))
         raw: dict[str, Any] = {"shape": vars(shape), "equal_work": passed}
         if not passed:
@@ -318,6 +318,8 @@ def scale(args: argparse.Namespace) -> Report:
 
 def gpu(args: argparse.Namespace) -> Report:
     """A 7B policy on a GPU; each part is written to the JSON file when it ends."""
+    import torch
+
     parts = chosen(args.parts)
     results = Results(args.json.absolute())
     if results.found["parts"] and not args.resume:
@@ -326,30 +328,24 @@ def gpu(args: argparse.Namespace) -> Report:
             "another file."
         )
     todo = [part for part in parts if not results.is_done(part.name)]
-    if todo and not args.tiny:
-        _check_gpu()
-    results.describe(args.tiny)
-    if todo:
-        setting = SMALL if args.tiny else WHOLE
-        nets = {"machine": 0, "train": model_bytes(setting.smaller)}
-        whole = model_bytes(setting.network)
-        with models(max(nets.get(part.name, whole) for part in todo)) as folder:
-            drive(results, todo, folder, args.tiny, args.minutes, args.threads)
-    report = report_of(results, (4, 6) if args.tiny else ROWS)
-    report.code = int(any(results.part(p.name).get("status") == "error" for p in parts))
-    measured = [table for table in report.tables if any(NONE not in row for row in table.rows)]
-    report.tables = measured or report.tables
-    return report
-
-
-def _check_gpu() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
+    if todo and not args.tiny and not torch.cuda.is_available():
         raise RecipeError(
             "there is no GPU here. On a machine with one, this takes nine minutes; --tiny runs the "
             "same on this one, in a small shape."
         )
+    results.describe(args.tiny)
+    if todo:
+        setting = SMALL if args.tiny else WHOLE
+        asked = {part.name for part in todo} - {"machine"}
+        needed = model_bytes(setting.smaller) if "train" in asked else 0
+        needed += model_bytes(setting.network) if asked - {"train"} else 0
+        with models(needed) as folder:
+            drive(results, todo, folder, args.tiny, args.minutes, args.threads)
+    report = report_of(results)
+    report.code = int(any(results.part(p.name).get("status") == "error" for p in parts))
+    measured = [table for table in report.tables if any(NONE not in row for row in table.rows)]
+    report.tables = measured or report.tables
+    return report
 
 
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Report]] = {

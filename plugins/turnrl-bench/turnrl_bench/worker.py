@@ -7,9 +7,9 @@ and the threads of whatever was measured before.
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
+import pkgutil
 import sys
 import warnings
 from pathlib import Path
@@ -25,8 +25,7 @@ def main(name: str) -> None:
     file = Path(name)
     request = json.loads(file.read_text("utf-8"))
     torch.set_num_threads(request["threads"])
-    module, _, function = request["function"].partition(":")
-    found = getattr(importlib.import_module(module), function)(**request["settings"])
+    found = pkgutil.resolve_name(request["function"])(**request["settings"])
     file.write_text(json.dumps(found), "utf-8")
 
 

@@ -10,7 +10,6 @@
     device     waiting for a device, its peaks, what it does at best
     machine, loading, decoding, learning, profiling, iteration, generating, training: a part each
     passes     an engine's forward passes, timed from outside
-    scripted   script, tool and recipe of a run with forced turns
     report     the tables
 
 A part is a function of the bench and its cases. Nothing here knows the engine's insides: options

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from turnrl_bench.gpu import device
 from turnrl_bench.gpu.floors import Card, Network, Work
 from turnrl_bench.gpu.results import Results
-from turnrl_bench.gpu.shapes import RANK, SMALL, WHOLE, check_disk, model_bytes
+from turnrl_bench.gpu.shapes import RANK, SMALL, WHOLE
 from turnrl_bench.measure import Found
 from turnrl_bench.task import Shape, Task, make
 
@@ -50,14 +50,9 @@ class Bench:
         return self.made(self.model, self.setting.network, self.setting.shape)
 
     def made(self, folder: Path, network: Mapping[str, Any], shape: Shape) -> Task:
-        """A task and a model with random weights, drawn on the device.
-
-        Raises:
-            RecipeError: If the disk has no room for it.
-        """
+        """A task and a model with random weights, drawn on the device."""
         whole = folder / "whole.json"  # written last: a model that was cut off has none
         if not whole.exists():
-            check_disk(folder.parent, model_bytes(network, 2 if self.on_gpu else 4))
             dtype = "bfloat16" if self.on_gpu else "float32"
             make(folder, shape, network=network, device=str(self.device), dtype=dtype)
             device.free()
@@ -103,14 +98,8 @@ class Bench:
 
     def floor(self, *works: Work) -> float | None:
         """The floor of some work by the ceilings of part `machine`. None without these."""
-        card = self.card
-        return None if card is None else card.seconds(works)
-
-    @property
-    def card(self) -> Card | None:
-        """The device's measured ceilings, or None."""
         copy, matmul = (self.results.case("machine", name) for name in ("copy", "matmul"))
-        return Card(copy["rate"], matmul["rate"]) if copy and matmul else None
+        return Card(copy["rate"], matmul["rate"]).seconds(works) if copy and matmul else None
 
     def against(self, seconds: float, works: list[Work]) -> Found:
         """A time beside its floor."""

@@ -62,14 +62,10 @@ def generate_seconds(policy: Policy, trajectories: Sequence[Trajectory], turn: i
     network, tokenizer = cast(Any, policy.load()), policy.tokenizer
     where = next(network.parameters()).device
     end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    histories = [
-        torch.tensor([*t.prompt_ids, *(i for one in t.turns[:turn] for i in _ids(one))])
-        for t in trajectories
-    ]
+    histories = [torch.tensor(t.token_ids[: t.turn_index.index(turn)]) for t in trajectories]
     said = [t.turns[turn].token_ids for t in trajectories]
     ids = pad_sequence(histories, True, pad, "left").to(where)
-    real = torch.tensor([[len(h)] for h in histories], device=where)
-    mask = (torch.arange(ids.shape[1], device=where) >= ids.shape[1] - real).long()
+    mask = pad_sequence([torch.ones_like(h) for h in histories], True, 0, "left").to(where)
     with policy.evaluating(), torch.inference_mode():
         began = device.clock()
         network.generate(
@@ -82,8 +78,3 @@ def generate_seconds(policy: Policy, trajectories: Sequence[Trajectory], turn: i
             logits_processor=LogitsProcessorList([ScriptedTokens(said, end)]),
         )
         return device.clock() - began
-
-
-def _ids(turn: Any) -> tuple[int, ...]:
-    """A turn's tokens, and what the tool replied."""
-    return (*turn.token_ids, *turn.observation_ids)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 
-from turnrl import MTGRPO, Policy, Trajectory
+from turnrl import MTGRPO
 from turnrl_bench.gpu import device, floors
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.decoding import Wave
 from turnrl_bench.gpu.floors import Work
-from turnrl_bench.gpu.learning import pairs_in
+from turnrl_bench.gpu.learning import rows_of, sizes_of
 from turnrl_bench.gpu.results import Cases
 from turnrl_bench.gpu.shapes import RANK, UPDATES
 from turnrl_bench.measure import Found
@@ -31,19 +30,10 @@ class _Watch(Watch):
         self.until = until
         self.acting: list[int | None] = []
         self.learning: list[int | None] = []
-        self.planned: Found = {}
-        self.chosen: Found = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         device.peak()
         super().on_train_start(trainer, pl_module)
-        module = cast(MTGRPO, pl_module)
-        plan = module.memory.planned
-        self.planned = {phase: [int(size), setting] for phase, (size, setting) in plan.items()}
-        self.chosen = {
-            "minibatch_tokens": module.policy.minibatch_tokens,
-            "gradient_checkpointing": module.policy.gradient_checkpointing,
-        }
 
     def on_train_batch_start(self, *args: Any) -> None:
         super().on_train_batch_start(*args)
@@ -84,8 +74,9 @@ def _found(bench: Bench, module: MTGRPO, watch: _Watch, in_force: Found) -> Foun
     rolled, before, whole, rest = (watch.clock.times[name][-1][0] for name in names)
     learnt = rest - before
     bench.keep("nf4", module.policy, trajectories)
-    rolling, learning = floor_of(bench, module.policy, trajectories)
-    found: Found = {
+    rolling, learning = floor_of(bench)
+    plan = {phase: [int(size), name] for phase, (size, name) in module.memory.planned.items()}
+    return {
         "iterations": len(watch.clock.times["whole step"]),
         "first_s": watch.clock.times["whole step"][0][0],
         "whole": {"whole_s": whole, **bench.against(whole, [*rolling, *learning])},
@@ -97,24 +88,20 @@ def _found(bench: Bench, module: MTGRPO, watch: _Watch, in_force: Found) -> Foun
             "sampling": {"peak_bytes": watch.acting[-1]},
             "learning": {"peak_bytes": watch.learning[-1]},
         },
-        "plan": watch.planned or "no plan",
-        "chosen": watch.chosen,
+        "plan": plan or "no plan",
+        "chosen": {
+            "minibatch_tokens": module.budget,
+            "gradient_checkpointing": module.policy.gradient_checkpointing,
+        },
         "in_force": in_force,
         "sampled": sampled_tokens(trajectories),
         "tokens_per_s": sampled_tokens(trajectories) / rolled,
         "trajectories": len(trajectories),
         "tokens_each": len(trajectories[0].token_ids),
     }
-    for phase, (size, _) in watch.planned.items():
-        measured = found["memory"].get(phase, {})
-        if measured.get("peak_bytes"):
-            measured["planned_over_measured"] = size / measured["peak_bytes"]
-    return found
 
 
-def floor_of(
-    bench: Bench, policy: Policy, trajectories: Sequence[Trajectory]
-) -> tuple[list[Work], list[Work]]:
+def floor_of(bench: Bench) -> tuple[list[Work], list[Work]]:
     """The least work of the rollouts, and of all updates."""
     shape, net = bench.setting.shape, bench.net
     rows = shape.prompts * shape.group_size
@@ -122,9 +109,7 @@ def floor_of(
     prompts = [(0,) * shape.prompt_tokens] * shape.prompts
     wave = Wave(prompts, shape.group_size, lengths, (0,) * shape.result_tokens)
     learnt: list[Work] = []
-    asked_for = [(t.token_ids, [k >= 0 for k in t.turn_index]) for t in trajectories]
-    for some, layout in policy.passes(asked_for, bench.setting.minibatch_tokens):
-        pairs = pairs_in([asked_for[i] for i in some], policy.share_prefixes)
-        sizes = (layout.input_ids.numel(), pairs, layout.targets.numel())
-        learnt += floors.learning(net, "nf4", *sizes)
+    passes = bench.policy("nf4").passes(rows_of(bench), bench.setting.minibatch_tokens)
+    for _, layout in passes:
+        learnt += floors.learning(net, "nf4", *sizes_of(layout))
     return wave.works(net, "nf4"), UPDATES * learnt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from lightning.fabric.utilities import move_data_to_device
 from turnrl import Policy, Row
 from turnrl_bench.gpu import device, floors
 from turnrl_bench.gpu.bench import Bench
-from turnrl_bench.gpu.floors import pairs_of
 from turnrl_bench.gpu.results import Cases
 from turnrl_bench.measure import Found
 
@@ -43,21 +42,13 @@ def minibatch(bench: Bench) -> tuple[list[int], Any]:
     return list(some), move_data_to_device(layout, bench.device)
 
 
-def pairs_in(rows: Sequence[Row], share: bool = True) -> int:
-    """Pairs of a token and one that it attends to, in a pass over some sequences.
-
-    Args:
-        rows: The sequences.
-        share: Count what they begin with in common once.
-    """
-    found = 0
-    last: tuple[int, ...] = ()
-    for ids in sorted(tuple(ids) for ids, _ in rows):
-        alike = (n for n, (a, b) in enumerate(zip(last, ids, strict=False)) if a != b)
-        seen = next(alike, min(len(last), len(ids))) if share else 0
-        found += pairs_of(seen, len(ids) - seen)
-        last = ids
-    return found
+def sizes_of(layout: Any) -> tuple[int, int, int]:
+    """Of a pass: its tokens, pairs of a token and one that it attends to, and tokens that are asked
+    for. A token attends to itself and to those before it, whose number is its position."""
+    seen = layout.position_ids + 1
+    if layout.attention_mask is not None:
+        seen = seen * layout.attention_mask
+    return layout.input_ids.numel(), int(seen.sum()), layout.targets.numel()
 
 
 @contextlib.contextmanager
@@ -108,22 +99,18 @@ def _minibatch(bench: Bench, again: bool) -> Found:
         peak = device.peak()
         for _ in range(1 if sum(first.values()) > _LONG_S else 3):
             runs.append(step(policy, layout))
-    _forget(policy)
+    policy.zero_grad()
+    device.free()
     typical = {f"{part}_s": statistics.median(run[part] for run in runs) for part in PARTS}
     seconds = statistics.median(sum(run.values()) for run in runs)
-    asked = int(layout.targets.numel())
-    tokens = int(layout.input_ids.numel())
-    pairs = pairs_in([rows_of(bench)[i] for i in some], policy.share_prefixes)
+    tokens, pairs, asked = sizes_of(layout)
     works = floors.learning(bench.net, "nf4", tokens, pairs, asked)
-    card = bench.card
-    rate = floors.flops(works) / seconds
     return {
         "minibatch_s": seconds,
         **typical,
         **bench.against(seconds, works),
         "first_s": sum(first.values()),
-        "tflops": rate / 1e12,
-        "share": None if card is None else rate / card.flops,
+        "tflops": floors.flops(works) / seconds / 1e12,
         "peak_bytes": peak,
         "tokens": tokens,
         "asked": asked,
@@ -138,9 +125,8 @@ def _reading(bench: Bench) -> Found:
     rows = [rows_of(bench)[i] for i in some]
     read: Callable[[], Any] = partial(policy.read, rows, bench.setting.minibatch_tokens)
     seconds = device.best_seconds(read, 2)
-    pairs = pairs_in(rows, policy.share_prefixes)
-    sizes = (int(layout.input_ids.numel()), pairs, int(layout.targets.numel()))
-    return {"read_s": seconds, **bench.against(seconds, floors.reading(bench.net, "nf4", *sizes))}
+    works = floors.reading(bench.net, "nf4", *sizes_of(layout))
+    return {"read_s": seconds, **bench.against(seconds, works)}
 
 
 def _optimiser(bench: Bench) -> Found:
@@ -151,11 +137,6 @@ def _optimiser(bench: Bench) -> Found:
         one.grad = torch.zeros_like(one)
     optimizer = torch.optim.AdamW(trained, lr=0.0)
     seconds = device.best_seconds(optimizer.step, 3)
-    _forget(policy)
-    return {"step_s": seconds, "trained": sum(p.numel() for p in trained)}
-
-
-def _forget(policy: Policy) -> None:
-    for one in policy.parameters():
-        one.grad = None
+    policy.zero_grad()
     device.free()
+    return {"step_s": seconds, "trained": sum(p.numel() for p in trained)}

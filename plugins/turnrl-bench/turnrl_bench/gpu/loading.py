@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
-import torch
-
 from turnrl_bench.gpu import device
-from turnrl_bench.gpu.bench import Bench, Kind
+from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.results import Cases
 from turnrl_bench.measure import Found
 from turnrl_bench.ours import slots_of
@@ -15,40 +11,23 @@ from turnrl_bench.ours import slots_of
 
 def measure(bench: Bench, cases: Cases) -> None:
     """See `parts`."""
-    cases.run("model", lambda: _make(bench))
-    cases.run("nf4", lambda: _load(bench, "nf4"), 10 if bench.on_gpu else 0)
+    cases.run("nf4", lambda: _load(bench), 10 if bench.on_gpu else 0)
     cases.run("in force", lambda: _in_force(bench))
 
 
-def _make(bench: Bench) -> Found:
-    began = time.perf_counter()
-    bench.task()
-    size = sum(file.stat().st_size for file in bench.model.iterdir())
-    return {"made_s": time.perf_counter() - began, "disk_bytes": size}
-
-
-def _load(bench: Bench, kind: Kind) -> Found:
+def _load(bench: Bench) -> Found:
+    bench.task()  # makes the model
     bench.drop()
     device.peak()
     began = device.clock()
-    policy = bench.policy(kind)
+    policy = bench.policy("nf4")
     taken = device.clock() - began
-    parameters = list(policy.parameters())
-    types: dict[str, int] = {}
-    for one in parameters:
-        key = f"{one.dtype}{', trained' if one.requires_grad else ''}"
-        types[key] = types.get(key, 0) + one.numel() * one.element_size()
-    found: Found = {
+    return {
         "loaded_s": taken,
         "peak_bytes": device.peak(),
-        "bytes_by_type": types,
-        "trained": sum(p.numel() for p in parameters if p.requires_grad),
         "share_prefixes": policy.share_prefixes,
         "in_force": dict(policy.in_force),
     }
-    if bench.on_gpu:
-        found["held_bytes"] = torch.cuda.memory_allocated()
-    return found
 
 
 def _in_force(bench: Bench) -> Found:

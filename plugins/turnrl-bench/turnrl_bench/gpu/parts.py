@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from turnrl import RecipeError
 
@@ -31,26 +31,20 @@ class Part:
 
     def measure(self) -> Callable[[Any, Any], None]:
         """The function."""
-        module, _, name = self.function.partition(":")
-        found: Callable[[Any, Any], None] = getattr(importlib.import_module(module), name)
-        return found
-
-
-def _part(name: str, module: str, least_s: float, most_s: float) -> Part:
-    return Part(name, f"turnrl_bench.gpu.{module}:measure", least_s, most_s)
+        return cast(Callable[[Any, Any], None], pkgutil.resolve_name(self.function))
 
 
 PARTS = {
-    part.name: part
-    for part in (
-        _part("machine", "machine", 3, 20),
-        _part("loading", "loading", 30, 120),
-        _part("decoding", "decoding", 20, 130),
-        _part("learning", "learning", 10, 60),
-        _part("profile", "profiling", 10, 45),
-        _part("iteration", "iteration", 40, 120),
-        _part("trl", "generating", 15, 70),
-        _part("train", "training", 60, 240),
+    name: Part(name, f"turnrl_bench.gpu.{module}:measure", least_s, most_s)
+    for name, module, least_s, most_s in (
+        ("machine", "machine", 3, 20),
+        ("loading", "loading", 30, 120),
+        ("decoding", "decoding", 20, 130),
+        ("learning", "learning", 10, 60),
+        ("profile", "profiling", 10, 45),
+        ("iteration", "iteration", 40, 120),
+        ("trl", "generating", 15, 70),
+        ("train", "training", 60, 240),
     )
 }
 DEFAULT = tuple(name for name in PARTS if name != "train")

@@ -50,12 +50,13 @@ class TimedPolicy:
 
     Args:
         policy: The policy.
+    Attributes:
         on_pass: Called with the number of each pass, in the engine's thread, before its logits.
     """
 
-    def __init__(self, policy: Policy, on_pass: Callable[[int], None] | None = None) -> None:
-        self._policy, self._on_pass = policy, on_pass
-        self._read = 0
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self._read = policy, 0
+        self.on_pass: Callable[[int], None] = lambda number: None
         self.passes: list[Pass] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -70,8 +71,7 @@ class TimedPolicy:
         """See `Policy.logits`."""
         now = time.perf_counter()
         self._close(now)
-        if self._on_pass is not None:
-            self._on_pass(len(self.passes))
+        self.on_pass(len(self.passes))
         self.passes.append(Pass(now, hidden.shape[0], self._read))
         self._read = 0
         return self._policy.logits(hidden)
@@ -107,7 +107,6 @@ def summary(passes: list[Pass]) -> Found:
     return {
         "step_rows": most,
         "step_ms": 1e3 * statistics.median(p.seconds for p in steps) if steps else None,
-        "sizes": len({p.rows for p in passes if p.kind != "reading"}),
         "kinds": kinds,
         "timeline_rows_read_ms": [[p.rows, p.read, round(1e3 * p.seconds, 3)] for p in passes],
     }

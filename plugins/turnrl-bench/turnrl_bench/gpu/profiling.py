@@ -52,7 +52,10 @@ def kernels(found: Any, on_gpu: bool) -> Found:
         on_gpu: Count a GPU's kernels; otherwise the operations of a CPU.
     """
     wanted = "CUDA" if on_gpu else "CPU"
-    events = [e for e in found.events() if e.device_type.name == wanted and not _is_note(e)]
+    # a named range, such as `Optimizer.step`, is no kernel
+    events = [
+        e for e in found.events() if e.device_type.name == wanted and not e.is_user_annotation
+    ]
     took: dict[str, list[float]] = {}
     for event in events:
         own = event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total
@@ -71,11 +74,6 @@ def kernels(found: Any, on_gpu: bool) -> Found:
             for name, us in largest
         ],
     }
-
-
-def _is_note(event: Any) -> bool:
-    """Tell a named range, for example `Optimizer.step`, from a kernel."""
-    return bool(getattr(event, "is_user_annotation", False))
 
 
 def _activities(on_gpu: bool) -> list[ProfilerActivity]:
@@ -109,15 +107,13 @@ def _decode(bench: Bench, case: Case) -> Found:
     length = _BEFORE + steps + 4
     wave = Wave.drawn(case.rows, setting.shape, (length,), vocabulary, ragged=False)
     window = _Window(bench.on_gpu, _BEFORE, steps)
-    policy = TimedPolicy(bench.policy(case.kind), window.at)
+    policy = TimedPolicy(bench.policy(case.kind))
     engine = engine_of(bench, wave, case)
-    # its own passes while it starts are not those to be profiled
-    window.first, first = -1, window.first
     engine.start(cast(Any, policy), wave.longest)
     try:
         engine.sync(1)
         policy.begin()
-        window.first = first
+        policy.on_pass = window.at  # not before: while it starts it has passes of its own
         asyncio.run(play(engine, wave, policy))
     finally:
         engine.close()
@@ -141,6 +137,5 @@ def _minibatch(bench: Bench) -> Found:
         with profile(activities=_activities(bench.on_gpu), acc_events=True) as found:
             learning.step(policy, layout)
             device.synchronize()
-    for one in policy.parameters():
-        one.grad = None
+    policy.zero_grad()
     return {"recomputed": again, **kernels(found, bench.on_gpu)}

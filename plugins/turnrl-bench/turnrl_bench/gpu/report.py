@@ -7,24 +7,19 @@ from collections.abc import Sequence
 
 from turnrl_bench.gpu.parts import PARTS
 from turnrl_bench.gpu.results import Results
+from turnrl_bench.gpu.shapes import SMALL, WHOLE
 from turnrl_bench.measure import NONE, Found, Report, Table
 
-ROWS = (128, 336)
-"""Of the whole shape; the tiny one has others."""
 _KINDS = (("merged weights", "merged"), ("NF4 and adapter", "nf4 + adapter"),
           ("16 bits and adapter", "dense + adapter"))  # fmt: skip
 
 
-def report_of(results: Results, rows: Sequence[int] = ROWS) -> Report:
-    """Tables of what was measured.
-
-    Args:
-        results: The file.
-        rows: Trajectories sampled at once, as measured.
-    """
+def report_of(results: Results) -> Report:
+    """Tables of what was measured."""
     device = results.case("machine", "device")
     versions = results.case("machine", "versions")
-    size = "tiny" if results.found["about"].get("tiny") else "7B"
+    tiny = results.found["about"].get("tiny")
+    size, rows = ("tiny", SMALL.rows) if tiny else ("7B", WHOLE.rows)
     title = f"A {size} policy on {device.get('name', 'a GPU')}: NF4, an adapter of rank 16"
     tables = [
         _sampling(results, rows),

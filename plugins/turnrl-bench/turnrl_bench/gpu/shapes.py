@@ -90,9 +90,9 @@ SMALL = Setting(
 )
 
 
-def model_bytes(network: Mapping[str, Any], width: int = 2) -> int:
-    """Bytes of a model on disk, each weight of `width`. Tied weights are counted twice."""
-    return Network.of(network, width, RANK).all_bytes
+def model_bytes(network: Mapping[str, Any]) -> int:
+    """Bytes of a model on disk, in half precision. Tied weights are counted twice."""
+    return Network.of(network, 2, RANK).all_bytes
 
 
 def check_disk(folder: Path, needed: int) -> None:

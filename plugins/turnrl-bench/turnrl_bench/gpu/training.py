@@ -8,26 +8,44 @@ the undisturbed run. A run that lost its optimiser or drew other samples is off 
 from __future__ import annotations
 
 import csv
+import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
+import lightning as L
 import torch
 
+from turnrl import installed
 from turnrl_bench.gpu.bench import Bench
-from turnrl_bench.gpu.floors import Network
 from turnrl_bench.gpu.results import Cases
-from turnrl_bench.gpu.scripted import write_recipe
-from turnrl_bench.gpu.shapes import RANK
 from turnrl_bench.measure import BenchError, Found
+from turnrl_bench.ours import AnswerHash, Articles, TaskScript
 
 TIMED = ("rollout/seconds", "rollout/tokens_per_s")
 OFF = 0.02
 """The most that a metric of a GPU may be off, as a share of its range."""
+
+
+ITERATIONS = 3
+KILLED_IN = 1
+"""The iteration that is killed, between its two updates."""
+
+
+@final
+class Killed(L.Callback):
+    """Kills the process, as `kill -9` does, between two updates."""
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.current_epoch == KILLED_IN and batch_idx == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def measure(bench: Bench, cases: Cases) -> None:
@@ -44,14 +62,72 @@ def measure(bench: Bench, cases: Cases) -> None:
 
 
 def prepared(bench: Bench, folder: Path) -> Path:
-    """The recipe, once its model is made."""
-    setting, model = bench.setting, folder / "model"
+    """Leave a recipe in a folder, with its questions and its model.
+
+    Random weights never call a tool and never earn a reward, so without forcing there is nothing to
+    learn from. Here each trajectory follows a task's script: it calls the tool, reads an article,
+    and answers. Rewards are a hash of the answer, so they differ within a group.
+    """
     bench.drop()
-    task = bench.made(model, setting.smaller, setting.short)
-    net = Network.of(setting.smaller, 2 if bench.on_gpu else 4, RANK)
-    rows = setting.short.prompts * setting.short.group_size
-    room = int(1.5 * net.kv_bytes * setting.short.tokens * rows) // 10**6 + 1
-    return write_recipe(folder, task, model, bench.on_gpu, f"{room}MB")
+    model = folder / "model"
+    task = bench.made(model, bench.setting.smaller, bench.setting.short)
+    kv_memory = "64MB" if bench.tiny else "2GB"
+    lines = (
+        json.dumps({"id": str(n), "question": text, "answers": ["none"]})
+        for n, text in enumerate(task.questions)
+    )
+    questions = folder / "questions.jsonl"
+    questions.write_text("\n".join(lines) + "\n", "utf-8")
+    shape = task.shape
+    recipe = {
+        "seed_everything": 0,
+        "model": {
+            "policy": {"model": str(model), "lora": {"r": 16, "alpha": 32}},
+            "rollout": {
+                "segmenter": {
+                    "class_path": "ReAct",
+                    "init_args": {"max_turns": 2, "answer": "plain", "instructions": task.system},
+                },
+                "tools": [_named(Articles, folder=str(model))],
+                "max_turn_tokens": max(shape.turn_tokens),
+                "max_result_tokens": 2 * shape.result_tokens,
+                "max_tokens": shape.tokens,
+            },
+            "rewards": [_named(AnswerHash)],
+            "estimator": {"class_path": "OutcomeOnly"},
+            "engine": {
+                "class_path": "turnrl_bench.Forced",
+                "init_args": {
+                    "engine": _named(installed("turnrl_engines")["Slots"], kv_memory=kv_memory),
+                    "script": _named(TaskScript, folder=str(model)),
+                },
+            },
+            "group_size": shape.group_size,
+            "updates_per_iteration": 2,
+            # steps that are large enough to be seen: a run that had lost them would show it
+            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-3}},
+        },
+        "data": {
+            "train": str(questions),
+            "val": str(questions),
+            "questions_per_iteration": shape.prompts,
+        },
+        "trainer": {
+            "max_epochs": ITERATIONS,
+            "check_val_every_n_epoch": ITERATIONS,
+            "accelerator": "gpu" if bench.on_gpu else "cpu",
+            "devices": 1,
+        },
+    }
+    file = folder / "recipe.yaml"
+    file.write_text(json.dumps(recipe, indent=1) + "\n", "utf-8")  # JSON is YAML
+    killed = {"trainer": {"callbacks": [_named(Killed)]}}
+    (folder / "killed.yaml").write_text(json.dumps(killed) + "\n", "utf-8")
+    return file
+
+
+def _named(cls: type, **options: Any) -> dict[str, Any]:
+    return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": options}
 
 
 def _run(folder: Path, name: str, arguments: Sequence[str], wanted: int = 0) -> Found:
