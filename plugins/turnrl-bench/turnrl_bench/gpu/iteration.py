@@ -90,7 +90,7 @@ def _found(bench: Bench, module: MTGRPO, watch: _Watch, in_force: Found) -> Foun
         },
         "plan": plan or "no plan",
         "chosen": {
-            "minibatch_tokens": module.budget,
+            "minibatch_tokens": module.policy.minibatch_tokens,
             "gradient_checkpointing": module.policy.gradient_checkpointing,
         },
         "in_force": in_force,
