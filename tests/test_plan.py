@@ -371,12 +371,12 @@ def test_an_engine_that_the_plan_does_not_know_is_said(tiny_model):
 
 
 def test_the_plan_knows_the_constants_of_the_rooms_that_it_models():
-    from turnrl_slots import pages, sampling, settings
+    from turnrl_slots import engine, pages, sampling
 
     assert planning.LOGITS == turnrl.policy.model._LOGITS_PER_CHUNK
     assert planning._GATHERED == turnrl.policy.layout._GATHERED
     assert planning._PAGE == pages.PAGE
-    assert Choice().prefill_tokens == settings._PREFILL_TOKENS
+    assert Choice().prefill_tokens == engine._PREFILL_TOKENS
     assert Choice().minibatch_tokens == turnrl.Policy.minibatch_tokens
     assert (planning._DRAWN, planning._CUT) == (sampling.ROWS, sampling._CUT_ROWS)
 
