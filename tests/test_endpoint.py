@@ -22,7 +22,6 @@ from test_rollout import QUESTION, Brackets, Look, chat  # noqa: F401 - a fixtur
 from turnrl import (
     ChatFormat,
     MessageSampler,
-    MessageTrajectory,
     Policy,
     Question,
     RecipeError,
@@ -31,7 +30,7 @@ from turnrl import (
     record,
     score_group,
 )
-from turnrl.learning import row
+from turnrl.learning import Lesson, row
 from turnrl.scoring import curves
 
 CALL = '[look {"query": "x"}]'
@@ -146,7 +145,7 @@ def test_what_came_back_is_scored_and_recorded(chat, tmp_path):  # noqa: F811
     recording.write([*recording.rows([scored], [None], "val", 0, 0)], tmp_path / "some.parquet")
     rows = record.read(tmp_path)
     assert [(r["answer"], r["prompt_tokens"], len(r["turns"])) for r in rows] == [
-        ("Paris", 0, 2)
+        ("Paris", None, 2)
     ] * 3
     assert "turns=2, tokens=0" in repr(group[0])
 
@@ -154,9 +153,11 @@ def test_what_came_back_is_scored_and_recorded(chat, tmp_path):  # noqa: F811
 def test_a_trajectory_of_messages_is_never_trained_on(chat, tiny_model):  # noqa: F811
     with vendor(looks_then_answers) as server:
         (trajectory,) = play(server, chat)
-        assert isinstance(trajectory, MessageTrajectory)
+        assert trajectory.prompt_ids is None
         with pytest.raises(RecipeError, match="question 'q1' has no tokens: a sampler of messages"):
             row(trajectory)
+        with pytest.raises(RecipeError, match=r"To learn, .* collect with an Engine"):
+            Lesson([trajectory], [])
         with pytest.raises(RecipeError, match=r"model\.engine is a Endpoint, which is no Engine"):
             module(tiny_model, engine=endpoint(server))
 

@@ -10,6 +10,7 @@ from turnrl import (
     Question,
     QuestionSource,
     Reading,
+    RecipeError,
     Segmenter,
     Tool,
     ToolResult,
@@ -53,6 +54,16 @@ def test_every_sampled_token_knows_its_turn_and_no_other_token_has_one(prompt, t
 def test_the_answer_is_that_of_the_last_turn():
     last = Turn("", (), (), Reading())
     assert Trajectory(QUESTION, (), (last,), "turns").answer is None
+
+
+@pytest.mark.parametrize("stream", ["token_ids", "turn_index", "sampler_logprobs"])
+def test_a_trajectory_without_tokens_has_its_texts_and_names_itself_if_asked_for_tokens(stream):
+    turn = Turn("It is Ada.", (), (), Reading(answer="Ada"))
+    trajectory = Trajectory(QUESTION, None, (turn,), "answer")
+    assert trajectory.answer == "Ada"
+    assert "It is Ada." in str(trajectory)
+    with pytest.raises(RecipeError, match="question 'q' has no tokens: a sampler of messages"):
+        getattr(trajectory, stream)
 
 
 def test_data_is_frozen():

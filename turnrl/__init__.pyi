@@ -115,7 +115,6 @@ from turnrl.types.rules import answer_rule as answer_rule
 from turnrl.types.trajectory import Figures as Figures
 from turnrl.types.trajectory import Group as Group
 from turnrl.types.trajectory import Message as Message
-from turnrl.types.trajectory import MessageTrajectory as MessageTrajectory
 from turnrl.types.trajectory import Passage as Passage
 from turnrl.types.trajectory import Probe as Probe
 from turnrl.types.trajectory import Question as Question

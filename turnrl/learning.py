@@ -96,7 +96,7 @@ class TokenColumns:
 
     def order(self, shuffle: torch.Generator) -> Tensor:
         """(N,), the numbers of the trajectories in random order, those of one prompt together."""
-        alike: dict[tuple[int, ...], list[int]] = {}
+        alike: dict[tuple[int, ...] | None, list[int]] = {}
         for i in torch.randperm(len(self.rows), generator=shuffle).tolist():
             alike.setdefault(self.prompts[i], []).append(i)
         return torch.tensor([i for some in alike.values() for i in some])

@@ -12,18 +12,16 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, final
+from typing import final
 
 from turnrl.agent.chat import ChatFormat, tool_schema
 from turnrl.types import (
     Message,
     MessageSampler,
-    MessageTrajectory,
     Reading,
     Sampling,
     Session,
     ToolSpec,
-    Trajectory,
     Turn,
 )
 
@@ -34,13 +32,11 @@ class Conversation(ABC):
     """One trajectory's history at what samples it.
 
     Attributes:
-        kind: The kind of trajectory that comes of it.
-        prompt_ids: Token ids of the prompt; none where messages are sampled.
+        prompt_ids: Token ids of the prompt; None where messages are sampled.
         tokens: Its length so far, in the policy's tokens.
     """
 
-    kind: ClassVar[type[Trajectory]] = Trajectory
-    prompt_ids: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] | None = None
     tokens: int
 
     @abstractmethod
@@ -113,8 +109,6 @@ class MessageConversation(Conversation):
         messages: The prompt.
         specs: Tools that a chat template would describe; the system message describes them here.
     """
-
-    kind = MessageTrajectory
 
     def __init__(
         self,

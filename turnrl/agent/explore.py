@@ -92,8 +92,8 @@ class State:
     def trajectory(self) -> types.Trajectory:
         """Trajectory that came of it, once it has ended."""
         assert self.stop is not None, "the trajectory goes on"
-        question, talk, begins = self.opening.question, self.conversation, self.begins or 0
-        return talk.kind(question, talk.prompt_ids, self.turns, self.stop, begins, self.figures)
+        opening, ids, begins = self.opening, self.conversation.prompt_ids, self.begins or 0
+        return types.Trajectory(opening.question, ids, self.turns, self.stop, begins, self.figures)
 
 
 @dataclass(eq=False)

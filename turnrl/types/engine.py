@@ -194,7 +194,7 @@ class Reply:
 
 class MessageSampler(Sampler):
     """Turns chat messages into the text of the next turn: the door for somebody else's model behind
-    an endpoint. Its trajectories have no tokens (`MessageTrajectory`), so they can be scored and
+    an endpoint. Its trajectories have no tokens (`prompt_ids` is None), so they can be scored and
     never trained on. `Rollout.collect` takes one in the place of an engine."""
 
     @abstractmethod

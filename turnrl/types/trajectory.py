@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from turnrl.errors import DataError, RecipeError
 from turnrl.types.rules import AnswerRule, Phrase, answer_rule
@@ -183,14 +183,19 @@ class Turn:
         return "\n".join([self.text, *lines, *form])
 
 
+@final
 @dataclass(frozen=True)
 class Trajectory:
     """The prompt and all turns of one attempt at a question,
     exactly as the policy produced and read them. `print` shows the turns.
 
+    A `MessageSampler` writes texts and no tokens. You can score and record such a trajectory, and
+    nothing can be learnt from it: its `token_ids`, `turn_index` and `sampler_logprobs` raise a
+    RecipeError.
+
     Args:
         question: The question attempted.
-        prompt_ids: Token ids of the rendered prompt.
+        prompt_ids: Token ids of the rendered prompt; None if a `MessageSampler` wrote the turns.
         turns: The turns in order; at least one.
         stop: Why it ended.
         begins: Its first turn of its own, if it branched off another trajectory: what was sampled
@@ -200,7 +205,7 @@ class Trajectory:
     """
 
     question: Question
-    prompt_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...] | None
     turns: tuple[Turn, ...]
     stop: Stop
     begins: int = 0
@@ -209,7 +214,7 @@ class Trajectory:
     def __repr__(self) -> str:
         said = f"answer={self.answer!r}" if self.stop == "answer" else f"stop={self.stop!r}"
         sizes = (len(turn.token_ids) + len(turn.observation_ids) for turn in self.turns)
-        size = f"turns={len(self.turns)}, tokens={len(self.prompt_ids) + sum(sizes)}"
+        size = f"turns={len(self.turns)}, tokens={len(self.prompt_ids or ()) + sum(sizes)}"
         return f"Trajectory({self.question.text!r}, {size}, {said})"
 
     def __str__(self) -> str:
@@ -254,23 +259,17 @@ class Trajectory:
         return tuple(logprob for _, _, logprob in self._tokens())
 
     def _tokens(self) -> Iterator[tuple[int, int, float]]:
+        if self.prompt_ids is None:
+            raise RecipeError(
+                f"the trajectory of question {self.question.id!r} has no tokens: a sampler of "
+                "messages wrote it, which is somebody else's model. It can be scored. To learn, or "
+                "to use a reward that reads tokens, collect with an Engine."
+            )
         yield from ((token, -1, 0.0) for token in self.prompt_ids)
         for k, turn in enumerate(self.turns):
             ids, logprobs = turn.token_ids, turn.sampler_logprobs
             yield from zip(ids, [k if k >= self.begins else -1] * len(ids), logprobs, strict=True)
             yield from ((token, -1, 0.0) for token in turn.observation_ids)
-
-
-class MessageTrajectory(Trajectory):
-    """A trajectory of a `MessageSampler`. It has texts and no tokens, so it can be scored and
-    recorded, and nothing can be learnt from it."""
-
-    def _tokens(self) -> Iterator[tuple[int, int, float]]:
-        raise RecipeError(
-            f"the trajectory of question {self.question.id!r} has no tokens: a sampler of messages "
-            "wrote it, which is somebody else's model. It can be scored. To learn, or to use a "
-            "reward that reads tokens, collect with an Engine."
-        )
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def iterations(
         "peaks": watch.peaks,
         "trajectories": len(shown.trajectories),
         "sampled": sampled_tokens(shown.trajectories),
-        "prompt": len(shown.trajectories[0].prompt_ids),
+        "prompt": len(shown.trajectories[0].prompt_ids or ()),
         "tokens": sum(len(t.token_ids) for t in shown.trajectories),
     }
     if gradient is not None:
@@ -262,11 +262,11 @@ def policy_of(folder: str, lora: int | None = None, **options: Any) -> Policy:
 
 def _work(trajectory: Trajectory) -> dict[str, Any]:
     """Prompt, tokens, loss mask, calls and reward of a trajectory, to be compared."""
-    size = len(trajectory.prompt_ids)
+    prompt = trajectory.prompt_ids or ()
     return {
-        "prompt": list(trajectory.prompt_ids),
-        "ids": list(trajectory.token_ids[size:]),
-        "loss": [int(k >= 0) for k in trajectory.turn_index[size:]],
+        "prompt": list(prompt),
+        "ids": list(trajectory.token_ids[len(prompt) :]),
+        "loss": [int(k >= 0) for k in trajectory.turn_index[len(prompt) :]],
         "calls": [
             [c.name, dict(c.arguments)] for turn in trajectory.turns for c in turn.reading.calls
         ],

@@ -20,7 +20,7 @@ The columns:
     answer          the final answer; null if there is none
     exact_match, tool_execution, answer_in_results, format      the four curves (`turnrl.curves`);
                     `answer_in_results` is null where it would say nothing
-    prompt_tokens   tokens of the prompt
+    prompt_tokens   tokens of the prompt; null if a `MessageSampler` wrote the turns
     outcome         outcome reward
     rewards         each component's total: a list of {name, value}
     figures         numbers that tool sessions handed over: a list of {name, values}, with one

@@ -165,7 +165,7 @@ def rows(
 def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
     """What the group tells of one of its trajectories."""
     question, trajectory = group.question, group.trajectories[i]
-    totals = group.totals[group.trunks]
+    prompt, totals = trajectory.prompt_ids, group.totals[group.trunks]
     return {
         "question_id": _text(question.id),
         "question": _text(question.text),
@@ -175,7 +175,7 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
         "stop": trajectory.stop,
         "answer": _text(trajectory.answer),
         **curves(trajectory),
-        "prompt_tokens": len(trajectory.prompt_ids),
+        "prompt_tokens": None if prompt is None else len(prompt),
         "outcome": float(group.outcome[i]),
         "rewards": _rewards({name: part[i] for name, part in group.component_totals.items()}),
         "figures": [

@@ -192,9 +192,9 @@ def _accepted(trajectory: Trajectory) -> str | None:
 
 def _history(trajectory: Trajectory, turns: int) -> tuple[int, ...]:
     """Token ids of the prompt and the first turns, what was read after them included."""
-    some = trajectory.turns[:turns]
-    sizes = (len(turn.token_ids) + len(turn.observation_ids) for turn in some)
-    return trajectory.token_ids[: len(trajectory.prompt_ids) + sum(sizes)]
+    ids, later = trajectory.token_ids, trajectory.turns[turns:]
+    sizes = (len(turn.token_ids) + len(turn.observation_ids) for turn in later)
+    return ids[: len(ids) - sum(sizes)]
 
 
 def _reference(policy: SampledPolicy, who: str) -> contextlib.AbstractContextManager[None]:
