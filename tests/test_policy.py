@@ -55,6 +55,15 @@ def test_log_probabilities_and_their_gradient_equal_the_naive_ones(
     assert not entropy.requires_grad
 
 
+def test_reading_names_the_numbers_of_each_sequence(tiny_policy):
+    expected, entropies = naive_logprobs(tiny_policy.load(), 0.6)
+    read = tiny_policy.read(ROWS, 8, temperature=0.6)
+    assert [len(scores.logprobs) for scores in read] == [4, 2, 3]
+    assert torch.allclose(torch.cat([s.logprobs for s in read]), expected, atol=1e-5)
+    assert torch.allclose(torch.cat([s.entropy for s in read]), entropies, atol=1e-4)
+    assert not torch.cat([s.values for s in read]).any()
+
+
 def test_nf4_with_lora_trains_and_the_adapter_loads_in_peft(tiny_model, tmp_path):
     from peft import PeftModel
 

@@ -26,7 +26,7 @@ from turnrl.credit import Credit, sampled_tokens
 from turnrl.errors import EngineError, PluginError, blaming
 from turnrl.learning import row
 from turnrl.policy.memory import Memory
-from turnrl.policy.model import Policy, TokenScores
+from turnrl.policy.model import Policy
 from turnrl.scoring import Tally
 from turnrl.types import (
     AdvantageEstimator,
@@ -36,6 +36,7 @@ from turnrl.types import (
     Question,
     Reward,
     Row,
+    TokenScores,
     Trajectory,
 )
 

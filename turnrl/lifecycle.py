@@ -24,13 +24,13 @@ from turnrl.collection import Collector
 from turnrl.errors import RecipeError, TrainingError, blaming
 from turnrl.learning import row
 from turnrl.policy.memory import Memory
-from turnrl.policy.model import Policy, TokenScores
+from turnrl.policy.model import Policy
 from turnrl.policy.trials import try_out
 from turnrl.run.announce import announce
 from turnrl.run.folders import run_folder
 from turnrl.run.metrics import Figures
 from turnrl.scoring import Tally
-from turnrl.types import Question, Row, Trajectory
+from turnrl.types import Question, Row, TokenScores, Trajectory
 
 _ASK = 2
 """First number of the random streams of `ask`; see `module.py` for the others."""
@@ -164,9 +164,9 @@ class PolicyModule(L.LightningModule, ABC):
         """Keep only what is trained, and whose it is. Refuse to keep a policy that can no longer
         act: a step can ruin weights and leave them finite, and the next forward pass is not."""
         if self.witness is not None:
-            ((logprobs, _, values),) = self.read([row(self.witness)])
-            named = (("the policy's log-probabilities", logprobs), ("its values", values))
-            for what, numbers in named:
+            (one,) = self.read([row(self.witness)])
+            named = {"the policy's log-probabilities": one.logprobs, "its values": one.values}
+            for what, numbers in named.items():
                 if not numbers.isfinite().all():
                     raise self._broken(f"{what} are not finite")
         checkpoints.describe(checkpoint, self.policy, self.trainer.optimizers)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, final
+from typing import Any, Literal, cast, final
 
 import torch
 import transformers
@@ -27,27 +27,13 @@ from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
 from turnrl.policy.files import fingerprint, load_config, load_part, load_tokenizer, locate
 from turnrl.policy.layout import Layout, Pass, passes
 from turnrl.policy.trials import check_head, choose_way
-from turnrl.types import Attend, Critic, Row
+from turnrl.types import Attend, Critic, Row, TokenScores
 
 _logger = logging.getLogger(__name__)
 
 _LOGITS_PER_CHUNK = 2**26
 """Logits held at once when log-probabilities are taken (0.25 GB in float32, of which some five are
 there at a time)."""
-
-
-class TokenScores(NamedTuple):
-    """A policy's numbers for N sampled tokens.
-
-    Args:
-        logprobs: (N,), log-probabilities; they carry the gradient.
-        entropy: (N,), nats, of the distributions that the tokens were drawn from; no gradient.
-        values: (N,), the critic's values before each token; zero without a critic.
-    """
-
-    logprobs: Tensor
-    entropy: Tensor
-    values: Tensor
 
 
 @final

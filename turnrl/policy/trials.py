@@ -91,8 +91,8 @@ def check_sharing(policy: "Policy", kernel: bool) -> str | None:
     ways[0].attend = attend
     try:
         with torch.no_grad():
-            padded = policy(ways[1])[0]
-        shared = policy(ways[0])[0]
+            padded = policy(ways[1]).logprobs
+        shared = policy(ways[0]).logprobs
         trained = [p for p in policy.parameters() if p.requires_grad]
         slopes = torch.autograd.grad(shared.sum(), trained, allow_unused=True)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
@@ -125,7 +125,6 @@ def try_out(policy: "Policy", tokens: int, longest: int) -> None:
         ids = torch.randint(vocabulary, (size,), generator=draw).tolist()
         rows.append((ids, [n > 0 for n in range(size)]))
     _, layout = next(policy.passes(rows, tokens))
-    logprobs, *_ = policy(move_data_to_device(layout, policy.device))
-    logprobs.sum().backward()
+    policy(move_data_to_device(layout, policy.device)).logprobs.sum().backward()
     for parameter in policy.parameters():
         parameter.grad = None

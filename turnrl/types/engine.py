@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from turnrl.plugins import contract
 from turnrl.types.trajectory import Message, Row
@@ -124,6 +124,20 @@ class Attend(Protocol):
         """
 
 
+class TokenScores(NamedTuple):
+    """A policy's numbers for N sampled tokens.
+
+    Args:
+        logprobs: (N,), log-probabilities; they carry the gradient.
+        entropy: (N,), nats, of the distributions that the tokens were drawn from; no gradient.
+        values: (N,), the critic's values before each token; zero without a critic.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor
+
+
 class SampledPolicy(Protocol):
     """Acting policy, as far as an engine or a reward may use it; `turnrl.Policy` is one."""
 
@@ -149,12 +163,11 @@ class SampledPolicy(Protocol):
 
     def read(
         self, rows: Sequence[Row], minibatch_tokens: int | None = None, temperature: float = 1.0
-    ) -> Sequence[tuple[Tensor, ...]]:
-        """For each sequence the log-probabilities (N_i,) of the tokens that are asked for, first;
-        then the entropies of what they were drawn from, and a critic's values. In eval mode,
-        without a gradient, on the CPU; at most so many tokens are computed at once (None: the
-        recipe's `model.minibatch_tokens`), but one sequence at least, and what sequences begin with
-        in common is read once."""
+    ) -> Sequence[TokenScores]:
+        """For each sequence the numbers of its N_i tokens that are asked for. In eval mode, without
+        a gradient, on the CPU; at most so many tokens are computed at once (None: the recipe's
+        `model.minibatch_tokens`), but one sequence at least, and what sequences begin with in
+        common is read once."""
 
     def reference(self) -> AbstractContextManager[None]:
         """Within it the policy is the one that training began from; it has to have an adapter."""

@@ -24,6 +24,7 @@ from turnrl import (
     AdvantageEstimator,
     Credit,
     Group,
+    TokenScores,
     ToolCall,
     ToolResult,
     Trajectory,
@@ -32,7 +33,7 @@ from turnrl import (
 )
 from turnrl_record.record import SCHEMA, TOKENS, Row, transcript
 
-Learner = Callable[[Sequence[turnrl.Row]], Sequence[tuple[Tensor, ...]]]
+Learner = Callable[[Sequence[turnrl.Row]], Sequence[TokenScores]]
 """The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""
 
 
@@ -230,10 +231,10 @@ def _result(result: ToolResult) -> Row:
     return {"content": _text(result.content), "ok": result.ok, "metadata": metadata}
 
 
-def _tokens(trajectory: Trajectory, learner: Sequence[Tensor]) -> Row:
+def _tokens(trajectory: Trajectory, learner: TokenScores) -> Row:
     """The columns `TOKENS`, given the learner's numbers of the N sampled tokens."""
     turn_index = trajectory.turn_index
-    logprobs, entropies = (iter(part.tolist()) for part in learner[:2])
+    logprobs, entropies = iter(learner.logprobs.tolist()), iter(learner.entropy.tolist())
     sampled = zip(trajectory.sampler_logprobs, turn_index, strict=True)
     columns = (
         list(trajectory.token_ids),

@@ -62,10 +62,10 @@ class AnswerLikelihood(StateScore):
         who = _reference(policy, "reference: true") if self.reference else contextlib.nullcontext()
         with who:
             found = policy.read(rows)
-        for state, (logprobs, *_) in zip(states, found, strict=True):
-            mean = float(logprobs.mean())
+        for state, scores in zip(states, found, strict=True):
+            mean = float(scores.logprobs.mean())
             kinds = {
-                "logprob": float(logprobs.sum()),
+                "logprob": float(scores.logprobs.sum()),
                 "mean_logprob": mean,
                 "probability": math.exp(mean),
             }
@@ -164,10 +164,10 @@ class KLPenalty(TurnReward):
         own = policy.read(masks)
         with _reference(policy, "KLPenalty"):
             reference = policy.read(masks)
-        for row, (ours, *_), (theirs, *_) in zip(rows, own, reference, strict=True):
+        for row, ours, theirs in zip(rows, own, reference, strict=True):
             sampled = [k for k in row[1] if k >= 0]
             turns = [0.0] * (max(sampled, default=-1) + 1)
-            for k, apart in zip(sampled, (ours - theirs).tolist(), strict=True):
+            for k, apart in zip(sampled, (ours.logprobs - theirs.logprobs).tolist(), strict=True):
                 turns[k] += apart
             self._known[row] = turns
 

@@ -78,7 +78,7 @@ def step(policy: Policy, layout: Any) -> Found:
     hook = policy.decoder.register_forward_hook(lambda *_: marks.append(device.clock()))
     try:
         began = device.clock()
-        logprobs, *_ = policy(layout)
+        logprobs = policy(layout).logprobs
         asked = device.clock()
         weights = torch.linspace(-1, 1, len(logprobs), device=logprobs.device) / len(logprobs)
         (logprobs * weights).sum().backward()
