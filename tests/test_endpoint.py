@@ -30,7 +30,7 @@ from turnrl import (
     record,
     score_group,
 )
-from turnrl.learning import Lesson, row
+from turnrl.learning import Lesson
 from turnrl.scoring import curves
 
 CALL = '[look {"query": "x"}]'
@@ -155,7 +155,7 @@ def test_a_trajectory_of_messages_is_never_trained_on(chat, tiny_model):  # noqa
         (trajectory,) = play(server, chat)
         assert trajectory.prompt_ids is None
         with pytest.raises(RecipeError, match="question 'q1' has no tokens: a sampler of messages"):
-            row(trajectory)
+            _ = trajectory.token_row
         with pytest.raises(RecipeError, match=r"To learn, .* collect with an Engine"):
             Lesson([trajectory], [])
         with pytest.raises(RecipeError, match=r"model\.engine is a Endpoint, which is no Engine"):

@@ -385,7 +385,7 @@ def test_the_loss_of_a_step_with_a_critic_equals_its_equations(tiny_model, level
     shares = torch.rand(len(counts)) / 10
     number = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     batch = learning.Minibatch(
-        layout=lay_out(list(map(learning.row, trajectories))),
+        layout=lay_out([t.token_row for t in trajectories]),
         trajectory=number,
         turn=torch.tensor([k for t in trajectories for k in t.turn_index if k >= 0]),
         advantages=torch.cat(advantages),
@@ -520,7 +520,7 @@ class Gives(AdvantageEstimator):
 
 def values_of(it, trajectories):
     """The critic's values of each trajectory's sampled tokens."""
-    return [scores.values for scores in it.read(list(map(learning.row, trajectories)))]
+    return [scores.values for scores in it.read([t.token_row for t in trajectories])]
 
 
 def test_credit_by_turns_goes_to_the_sampled_tokens_of_each_turn():

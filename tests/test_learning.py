@@ -16,7 +16,7 @@ from turnrl_slots import Slots
 
 from runs import adamw, column, data, module, trainer, weights
 from turnrl import ClippedSurrogate, Lora, Policy, Question, Reading, Trajectory, Turn
-from turnrl.learning import OldLogprobs, Plan, TokenColumns, row
+from turnrl.learning import OldLogprobs, Plan, TokenColumns
 from turnrl.policy.layout import lay_out, passes
 
 # ----------------------------------------------------------------------------------- streams
@@ -45,7 +45,7 @@ def tokens(trajectory, *advantages):
 def test_attention_covers_tool_results_and_the_loss_does_not(tiny_model, share):
     it = module(tiny_model)
     trajectory = one_trajectory(it)
-    ids, asked = row(trajectory)
+    ids, asked = trajectory.token_row
     prompt = len(trajectory.prompt_ids)
     result = [i for i, k in enumerate(trajectory.turn_index) if k == -1 and i > prompt]
     assert result

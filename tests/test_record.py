@@ -35,7 +35,6 @@ from turnrl import (
     Turn,
     record,
 )
-from turnrl.learning import row as as_tokens
 from turnrl.scoring import curves, score_group
 from turnrl.types import Critic
 
@@ -244,7 +243,7 @@ def test_tokens_are_recorded_with_what_sampler_and_learner_computed_for_them(run
     # the weights of the first iteration are the model's own
     fresh = module(it.policy.model).policy
     fresh.load()
-    read = fresh.read([as_tokens(t) for t in trajectories], 4096, it.rollout.temperature)
+    read = fresh.read([t.token_row for t in trajectories], 4096, it.rollout.temperature)
     for row, trajectory, (logprobs, entropies, _) in zip(rows, trajectories, read, strict=True):
         assert tuple(row["token_ids"]) == trajectory.token_ids
         assert tuple(row["token_ids"][: row["prompt_tokens"]]) == trajectory.prompt_ids

@@ -34,6 +34,10 @@ def test_tokens_stand_in_the_order_they_were_read_and_sampled():
     assert trajectory.token_ids == (1, 2, 3, 4, 5, 6, 7)
     assert trajectory.turn_index == (-1, -1, 0, 0, -1, -1, 1)
     assert trajectory.sampler_logprobs == (0, 0, -0.3, -0.4, 0, 0, -0.7)
+    assert trajectory.token_row == (
+        trajectory.token_ids,
+        [*[False] * 2, *[True] * 2, *[False] * 2, True],
+    )
     assert trajectory.answer == "Ada"
     assert trajectory.results == (ToolResult("x"),)
 
@@ -56,7 +60,7 @@ def test_the_answer_is_that_of_the_last_turn():
     assert Trajectory(QUESTION, (), (last,), "turns").answer is None
 
 
-@pytest.mark.parametrize("stream", ["token_ids", "turn_index", "sampler_logprobs"])
+@pytest.mark.parametrize("stream", ["token_ids", "turn_index", "sampler_logprobs", "token_row"])
 def test_a_trajectory_without_tokens_has_its_texts_and_names_itself_if_asked_for_tokens(stream):
     turn = Turn("It is Ada.", (), (), Reading(answer="Ada"))
     trajectory = Trajectory(QUESTION, None, (turn,), "answer")

@@ -24,7 +24,6 @@ from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
 from turnrl.credit import Credit, sampled_tokens
 from turnrl.errors import EngineError, PluginError, blaming
-from turnrl.learning import row
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy
 from turnrl.scoring import Tally
@@ -221,7 +220,7 @@ class Collector:
 
     def valued(self, groups: Sequence[Group]) -> tuple[Group, ...]:
         """The groups with the critic's value of each sampled token, `token_values`."""
-        rows = [row(trajectory) for group in groups for trajectory in group.trajectories]
+        rows = [trajectory.token_row for group in groups for trajectory in group.trajectories]
         values = iter(scores.values for scores in self.setup.read(rows))
         parts = [tuple(itertools.islice(values, len(group.trajectories))) for group in groups]
         return tuple(replace(g, token_values=p) for g, p in zip(groups, parts, strict=True))

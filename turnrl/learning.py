@@ -67,11 +67,6 @@ Column = Sequence[Tensor]
 """For each trajectory (N_i,), a number for each of its sampled tokens, in order."""
 
 
-def row(trajectory: Trajectory) -> Row:
-    """A trajectory as a layout takes it; its sampled tokens are asked for."""
-    return trajectory.token_ids, [k >= 0 for k in trajectory.turn_index]
-
-
 class TokenColumns:
     """An iteration's trajectories as rows of tokens, and columns of numbers for the sampled ones.
 
@@ -84,7 +79,7 @@ class TokenColumns:
     def __init__(
         self, trajectories: Sequence[Trajectory], advantages: Column, returns: Column | None = None
     ) -> None:
-        self.rows: list[Row] = list(map(row, trajectories))
+        self.rows = [trajectory.token_row for trajectory in trajectories]
         self.prompts = [trajectory.prompt_ids for trajectory in trajectories]
         self.turns = list(map(sampled_turns, trajectories))
         self.counts = torch.tensor(list(map(len, self.turns)))

@@ -22,7 +22,6 @@ from turnrl.callbacks import callbacks_of_a_run
 from turnrl.checks import check_trainer, examine_run
 from turnrl.collection import Collector
 from turnrl.errors import RecipeError, TrainingError, blaming
-from turnrl.learning import row
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy
 from turnrl.policy.trials import try_out
@@ -164,7 +163,7 @@ class PolicyModule(L.LightningModule, ABC):
         """Keep only what is trained, and whose it is. Refuse to keep a policy that can no longer
         act: a step can ruin weights and leave them finite, and the next forward pass is not."""
         if self.witness is not None:
-            (one,) = self.read([row(self.witness)])
+            (one,) = self.read([self.witness.token_row])
             named = {"the policy's log-probabilities": one.logprobs, "its values": one.values}
             for what, numbers in named.items():
                 if not numbers.isfinite().all():

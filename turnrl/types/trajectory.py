@@ -190,8 +190,7 @@ class Trajectory:
     exactly as the policy produced and read them. `print` shows the turns.
 
     A `MessageSampler` writes texts and no tokens. You can score and record such a trajectory, and
-    nothing can be learnt from it: its `token_ids`, `turn_index` and `sampler_logprobs` raise a
-    RecipeError.
+    nothing can be learnt from it: each of its streams of tokens raises a RecipeError.
 
     Args:
         question: The question attempted.
@@ -257,6 +256,12 @@ class Trajectory:
         """The sampler's log-probability of each of the T tokens where it was sampled,
         0 elsewhere."""
         return tuple(logprob for _, _, logprob in self._tokens())
+
+    @property
+    def token_row(self) -> Row:
+        """Its tokens as the policy reads them; those that were sampled in turns of its own are
+        asked for."""
+        return self.token_ids, [k >= 0 for k in self.turn_index]
 
     def _tokens(self) -> Iterator[tuple[int, int, float]]:
         if self.prompt_ids is None:

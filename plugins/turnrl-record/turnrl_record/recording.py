@@ -147,7 +147,7 @@ def rows(
     rule = None if estimator is None else _settings(estimator)
     tokens: Iterator[Row] = itertools.repeat(dict.fromkeys(TOKENS))
     if learner is not None:
-        tokens = map(_tokens, every, learner(list(map(_asked, every))))
+        tokens = map(_tokens, every, learner([trajectory.token_row for trajectory in every]))
     scored = zip(groups, credit, strict=True)
     for number, (group, given) in zip(itertools.count(first, step), scored):
         for i, trajectory in enumerate(group.trajectories):
@@ -187,11 +187,6 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
         "group_std": float(totals.std()) if len(totals) > 1 else None,
         "turns": [_turn(group, credit, i, k) for k in range(len(trajectory.turns))],
     }
-
-
-def _asked(trajectory: Trajectory) -> turnrl.Row:
-    """The trajectory's tokens, of which the learner is asked for the sampled ones."""
-    return trajectory.token_ids, [k >= 0 for k in trajectory.turn_index]
 
 
 def _turn(group: Group, credit: Credit | None, i: int, k: int) -> Row:

@@ -159,17 +159,16 @@ class KLPenalty(TurnReward):
         self._known = {}
         if policy is None:
             return
-        rows = list(dict.fromkeys((t.token_ids, t.turn_index) for t in trajectories))
-        masks = [(ids, [k >= 0 for k in turn_index]) for ids, turn_index in rows]
-        own = policy.read(masks)
+        distinct = {(t.token_ids, t.turn_index): t.token_row for t in trajectories}
+        own = policy.read([*distinct.values()])
         with _reference(policy, "KLPenalty"):
-            reference = policy.read(masks)
-        for row, ours, theirs in zip(rows, own, reference, strict=True):
-            sampled = [k for k in row[1] if k >= 0]
+            reference = policy.read([*distinct.values()])
+        for key, ours, theirs in zip(distinct, own, reference, strict=True):
+            sampled = [k for k in key[1] if k >= 0]
             turns = [0.0] * (max(sampled, default=-1) + 1)
             for k, apart in zip(sampled, (ours.logprobs - theirs.logprobs).tolist(), strict=True):
                 turns[k] += apart
-            self._known[row] = turns
+            self._known[key] = turns
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         apart = self._known.get((trajectory.token_ids, trajectory.turn_index))

@@ -32,7 +32,7 @@ def measure(bench: Bench, cases: Cases) -> None:
 
 def rows_of(bench: Bench) -> list[Row]:
     """The trajectories as a layout takes them; their sampled tokens are asked for."""
-    return [(t.token_ids, [k >= 0 for k in t.turn_index]) for t in bench.played()]
+    return [t.token_row for t in bench.played()]
 
 
 def minibatch(bench: Bench) -> tuple[list[int], Any]:
