@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from turnrl import Lora, Policy
-from turnrl.errors import of_the_device, out_of_memory
+from turnrl.device import of_the_device, out_of_memory
 from turnrl.policy.compute import adapt_in_place, dense_weight, fuse, head_logits, wide_mm
 from turnrl.policy.layout import lay_out
 

@@ -562,7 +562,7 @@ def test_it_works_in_a_thread_and_under_a_running_event_loop(serve):
 INTERRUPTED = """
 import sys
 from turnrl import Question, Reading, Trajectory, Turn
-from turnrl.errors import stopping
+from turnrl.signals import stopping
 from turnrl_turn_rewards import LLMJudge, Server
 
 turn = Turn("text", (7,), (-0.5,), Reading(answer="Rome"))

@@ -150,7 +150,7 @@ sys.exit(turnrl.cli.main(["fit"]))
 def test_what_ends_because_of_a_signal_has_its_time_and_other_alarms_are_left_alone():
     script = """
 import os, signal, time
-from turnrl.errors import stopping
+from turnrl.signals import stopping
 rang = []
 signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
 signal.setitimer(signal.ITIMER_REAL, 0.2)

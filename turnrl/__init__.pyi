@@ -40,6 +40,8 @@ from turnrl.credit import TurnLevel as TurnLevel
 from turnrl.credit import assign_credit as assign_credit
 from turnrl.credit import returns_to_go as returns_to_go
 from turnrl.credit import standardize as standardize
+from turnrl.device import of_the_device as of_the_device
+from turnrl.device import out_of_memory as out_of_memory
 from turnrl.errors import CheckpointError as CheckpointError
 from turnrl.errors import DataError as DataError
 from turnrl.errors import DeviceMemoryError as DeviceMemoryError
@@ -54,8 +56,6 @@ from turnrl.errors import WorldError as WorldError
 from turnrl.errors import at_least as at_least
 from turnrl.errors import did_you_mean as did_you_mean
 from turnrl.errors import in_short as in_short
-from turnrl.errors import of_the_device as of_the_device
-from turnrl.errors import out_of_memory as out_of_memory
 from turnrl.loader import IterationData as IterationData
 from turnrl.module import MTGRPO as MTGRPO
 from turnrl.objective import ClippedSurrogate as ClippedSurrogate

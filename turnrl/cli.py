@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from turnrl.errors import TurnRLError, did_you_mean, stopping
+from turnrl.errors import TurnRLError, did_you_mean
 from turnrl.plugins import LOAD_VARIABLE, Plugin, load_plugins
+from turnrl.signals import stopping
 
 _DEBUG = "TURNRL_DEBUG"
 

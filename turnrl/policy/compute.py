@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from turnrl.errors import RecipeError, in_short, of_the_device
+from turnrl.device import of_the_device
+from turnrl.errors import RecipeError, in_short
 
 
 def wide_mm(one: Tensor, other: Tensor) -> Tensor:

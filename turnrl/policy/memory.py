@@ -3,7 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
-from turnrl.errors import DeviceMemoryError, out_of_memory
+from turnrl.device import out_of_memory
+from turnrl.errors import DeviceMemoryError
 
 _LOWERS = {
     "loading": "the size of model.policy.model (nf4 in model.policy.quantization takes the least)",

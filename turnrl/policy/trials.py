@@ -7,7 +7,8 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from turnrl.errors import RecipeError, in_short, of_the_device
+from turnrl.device import of_the_device
+from turnrl.errors import RecipeError, in_short
 from turnrl.policy.layout import Layout, lay_out, takes_ragged
 from turnrl.types import Row
 

@@ -1,0 +1,36 @@
+"""Errors of a device, told from errors of what was tried on it."""
+
+import torch
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """True for an error of memory that ran out, on a device or beside it."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+
+
+_REFUSALS = {98, 209, 701, 801, *range(900, 910)}
+"""CUDA errors that say no and leave the device as it was: no such kernel for this card, too little
+room for a launch, not supported, not while a graph is captured
+(https://docs.nvidia.com/cuda/cuda-runtime-api, cudaError)."""
+
+_DEVICE_WORDS = (
+    *("out of memory", "alloc_failed", "defaultcpuallocator", "cuda error"),
+    *("same device", "two devices", "expected device", "cpu tensor?"),
+)
+"""In the words of torch's operations, of its checks of fake tensors, and of Triton's launcher."""
+
+
+def of_the_device(error: BaseException) -> bool:
+    """True for an error of memory, of a GPU, or of tensors on two devices.
+
+    It says nothing about the thing that was tried, so a check that tries something must raise it:
+    two devices are a mistake of turnrl's, and memory that is short now is short later.
+    """
+    if out_of_memory(error):
+        return True
+    if isinstance(error, torch.AcceleratorError):
+        return getattr(error, "error_code", None) not in _REFUSALS
+    text = str(error).lower()
+    return isinstance(error, RuntimeError | ValueError) and any(w in text for w in _DEVICE_WORDS)
