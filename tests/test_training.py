@@ -21,6 +21,7 @@ from turnrl import (
     MTGRPO,
     CheckpointError,
     ClippedSurrogate,
+    DeviceMemoryError,
     Engine,
     EngineError,
     IterationData,
@@ -219,6 +220,31 @@ def test_turns_that_other_weights_sampled_stop_the_run(tiny_model, tiny_policy, 
     assert it.global_step == 2  # the first iteration's weights were those
     with pytest.raises(AssertionError, match=r"gives versions \(0, 0\) after sync\(1\) and sync"):
         check_engine(Lies(Late), tiny_policy)
+
+
+@pytest.mark.parametrize(
+    ("setting", "to_raise", "to_lower"),
+    [
+        (None, "its memory", "the engine's memory"),
+        ("model.engine.share", "model.engine.share", "model.engine.share"),
+    ],
+)
+def test_messages_about_memory_name_the_setting_of_the_engine(
+    tiny_model, caplog, setting, to_raise, to_lower
+):
+    def full(version):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    engine = Lies()
+    engine.memory_setting, engine.capacity = setting, 1
+    it = module(tiny_model, engine=engine)
+    with caplog.at_level("INFO"):
+        it.ask("?")
+    assert f"Lies has room for 1 of a group's {it.group_size} trajectories" in caplog.text
+    assert f"Raise {to_raise}, or lower rollout.max_tokens." in caplog.text
+    engine.sync = full
+    with pytest.raises(DeviceMemoryError, match=f"while sampling .* Lower {to_lower}, or see"):
+        it.ask("?")
 
 
 def test_an_engine_is_told_of_weights_once_each_time_they_change(tiny_model, tmp_path):

@@ -246,7 +246,7 @@ class Collector:
             probes: Branches from the beginning of each turn.
             rollout: Stands in for the recipe's.
         """
-        with self.setup.memory.phase("sampling"):
+        with self.setup.memory.phase("sampling", self.setup.engine.memory_setting):
             if not self._started:
                 self._start()
             if version != self._synced:
@@ -304,9 +304,8 @@ class Collector:
             probes = " and their probes" if estimator.probes else ""
             rank_zero_info(
                 f"{type(engine).__name__} has room for {holds} of a group's {size} trajectories of "
-                f"rollout.max_tokens = {rollout.max_tokens}{probes}, and sampling so few at a time "
-                "is slow. Give it more memory (model.engine.kv_memory of Slots), or lower "
-                "rollout.max_tokens."
+                f"rollout.max_tokens = {rollout.max_tokens}{probes}, and so few at once are slow. "
+                f"Raise {engine.memory_setting or 'its memory'}, or lower rollout.max_tokens."
             )
 
     def close(self) -> None:

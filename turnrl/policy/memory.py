@@ -8,7 +8,7 @@ from turnrl.errors import DeviceMemoryError
 
 _LOWERS = {
     "loading": "the size of model.policy.model (nf4 in model.policy.quantization takes the least)",
-    "sampling": "model.engine.kv_memory or model.engine.prefill_tokens",
+    "sampling": "the engine's memory",
     "learning": "model.minibatch_tokens",
 }
 """Settings that lower the memory of a phase, the first to change first."""
@@ -26,9 +26,12 @@ class Memory:
         self.planned: dict[str, tuple[int, str]] = {}
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str, setting: str | None = None) -> Iterator[None]:
         """Within it, name the phase and the next step if the device's memory runs out.
 
+        Args:
+            name: The phase.
+            setting: Lowers its memory, if nothing was planned; None for the usual one.
         Raises:
             DeviceMemoryError: In place of the device's own error.
         """
@@ -37,7 +40,7 @@ class Memory:
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            planned, setting = self.planned.get(name, (None, _LOWERS[name]))
+            planned, setting = self.planned.get(name, (None, setting or _LOWERS[name]))
             plan = "" if planned is None else f", planned with {planned / 1e9:.1f} GB"
             first = str(error).strip().partition(". GPU")[0].partition("\n")[0]
             raise DeviceMemoryError(

@@ -235,9 +235,13 @@ class Engine(Sampler):
         capacity: How many sessions it can hold at once, known once it has started. It may grow
             while a collection shows how much of `max_tokens` they need. The engine serves more, but
             has to read their histories again.
+        memory_setting: The recipe's setting of the memory that it samples with, such as
+            `model.engine.kv_memory`. Messages tell you to raise it for more sessions, and to lower
+            it if a GPU's memory runs out. None names no setting.
     """
 
     seeded: bool = True
+    memory_setting: str | None = None
 
     def check(self, policy: SampledPolicy, max_tokens: int) -> None:
         """Verify that the engine can work, as far as that shows before any weights are loaded.

@@ -151,6 +151,8 @@ class Slots(Engine):
         decoder: Computes the passes that only sample, where a GPU's kernel attends.
     """
 
+    memory_setting = "model.engine.kv_memory"
+
     slots: int | None = None
     prefill_tokens: int | None = None
     kv_memory: str = "auto"
