@@ -19,6 +19,7 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.loggers import CSVLogger
 from turnrl_estimators import (
     Branched,
     DiscountedReturn,
@@ -38,10 +39,13 @@ from test_credit import naive_turn_level, naive_z
 from turnrl import (
     AdvantageEstimator,
     Critic,
+    DataError,
     Group,
     Merged,
     OutcomeOnly,
+    OutcomeReward,
     Question,
+    QuestionSource,
     Reading,
     RecipeError,
     ToolCall,
@@ -813,11 +817,84 @@ def test_mistakes_are_told_before_anything_is_computed(recipe, capsys):
     assert "--questions is 0" in told("recipe.yaml", "--questions", "0")
     assert "--device is 'gpuu'" in told("recipe.yaml", "--device", "gpuu")
     save({**recipe, "data": {"val": "worlds.Numbers"}})
-    assert "data.train of 'recipe.yaml' must name the data set" in told("recipe.yaml")
+    assert "data.train is not set. Name a file, a preset or a data set." in told("recipe.yaml")
     save({**recipe, "data": {"train": "worlds.Numbers", "fields": {"idea": "n"}}})
-    assert "data.fields is {'idea': 'n'}" in told("recipe.yaml")
+    assert "data.fields.idea" in told("recipe.yaml")
+    save({**recipe, "data": {"class_path": "lightning.LightningDataModule"}})
+    assert "plays MTGRPO on QuestionData, not MTGRPO and Light" in told("recipe.yaml")
     Path("recipe.yaml").write_text("- no mapping\n")
-    assert "data.train of 'recipe.yaml' must name the data set" in told("recipe.yaml")
+    assert "recipe 'recipe.yaml' is no YAML mapping" in told("recipe.yaml")
+
+
+class Away(QuestionSource):
+    """Questions on a server that does not answer."""
+
+    def questions(self, split):
+        raise DataError("the questions are away")
+
+
+class Unreachable(CSVLogger):
+    """A logger that asks its server at once."""
+
+    def __init__(self, save_dir, name="", version=None):
+        raise ConnectionError("no network")
+
+
+class SameNumber(OutcomeReward):
+    """The length of the text, if the question's rule takes 7.0 for 7."""
+
+    def score(self, trajectory):
+        return len(trajectory.turns[0].text) * trajectory.question.rule.same("7.0", "7")
+
+
+def rows_of(capsys, *arguments):
+    told = said(capsys, *arguments, "--json", "--questions", "2")
+    return [row for row in map(json.loads, told.splitlines()) if "turn" in row]
+
+
+def test_a_recipe_is_given_as_to_fit(recipe, capsys, monkeypatch):
+    monkeypatch.setenv("KINDS", "worlds")
+    save({"data": {"train": "$KINDS.Numbers", "answers": "number", "train_limit": 1}}, "over.yaml")
+    model = {**recipe["model"], "rewards": ["test_estimators.SameNumber"]}
+    save({"model": model, "trainer": recipe["trainer"]})
+    rows = rows_of(capsys, "recipe.yaml", "over.yaml", "--model.group_size", "3")
+    assert max(row["advantage"] for row in rows if row["estimator"] == "OutcomeOnly") > 0.1
+    # the same rows with 'phrase', to which 7.0 is 70
+    rows = rows_of(capsys, "recipe.yaml", "over.yaml", "--data.answers", "phrase")
+    assert {row["advantage"] for row in rows if row["estimator"] == "OutcomeOnly"} == {0.0}
+
+
+def test_a_bundled_recipe_is_given_by_its_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    told = said(capsys, "quickstart", "--model.group_size", "2", "--questions", "1")
+    assert "1 questions, two groups of 2 each" in told
+    assert "no run in 'runs/quickstart' has a last.ckpt" in fails(
+        capsys, ["credit-check", "quickstart", "--ckpt_path", "last"]
+    )
+    assert "Did you mean quickstart?" in fails(capsys, ["credit-check", "quikstart"])
+
+
+def test_a_recipe_plays_without_its_trainer_and_its_questions_come_before_its_weights(
+    recipe, capsys
+):
+    # a GPU, a logger's server and questions of the validation that are not here
+    trainer = {"accelerator": "gpu", "devices": 4, "strategy": "ddp"}
+    save(
+        {
+            **recipe,
+            "data": {"train": "worlds.Numbers", "val": "test_estimators.Away"},
+            "trainer": {**trainer, "logger": "test_estimators.Unreachable"},
+        }
+    )
+    assert "2 questions, two groups of 4 each" in said(capsys, "recipe.yaml", "--questions", "2")
+    assert not Path("runs").exists()
+    save({**recipe, "data": {"train": "test_estimators.Away"}})
+    model = ["--model.policy.model", "there_is/no_such_model"]
+    assert "the questions are away" in fails(capsys, ["credit-check", "recipe.yaml", *model])
+
+
+def test_the_help_is_that_of_the_command_wherever_it_is_asked_for(capsys):
+    assert "--questions N" in said(capsys, "quickstart", "--help")
 
 
 def test_a_recipe_trains_with_each(recipe, capsys):

@@ -45,13 +45,14 @@ def _script(shell: str) -> str:
             action.complete = _recipe()
             if action.nargs == argparse.REMAINDER:  # a recipe's settings follow
                 action.nargs, parser.prefix_chars = "*", "-"
-                for key in _settings():
-                    parser.add_argument(f"--{key}")
+                known = {option for one in parser._actions for option in one.option_strings}
+                for option in sorted({f"--{key}" for key in _settings()} - known):
+                    parser.add_argument(option)
     return str(shtab.complete(every, shell))
 
 
 @functools.cache
-def _settings() -> list[str]:
+def _settings() -> set[str]:
     """Every setting of a recipe that names no classes of its own, by its dotted key."""
     import lightning as L
     from lightning.pytorch.cli import LightningArgumentParser
@@ -64,4 +65,4 @@ def _settings() -> list[str]:
         parser.add_lightning_class_args(cls, section)
     known = {action.dest for action in parser._actions if ".help" not in action.dest}
     top = {"seed_everything", "ckpt_path", "split"}
-    return sorted((known | top) - {"help", "config", "print_config", *sections})
+    return (known | top) - {"help", "config", "print_config", *sections}

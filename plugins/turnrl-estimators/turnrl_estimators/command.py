@@ -19,57 +19,72 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from turnrl import AdvantageEstimator, Fields, Group, Question, RecipeError, installed
+from turnrl import AdvantageEstimator, Group, Question, RecipeError, installed
 
 if TYPE_CHECKING:
     from turnrl import MTGRPO
 
+_USAGE = "turnrl credit-check [--json] [RECIPE ... [--questions N] [--key value ...]]"
+_ALONE = ("accelerator=cpu", "devices=1", "strategy=auto", "logger=false")
+"""The trainer's options: no run begins, so it needs no GPU, no other process and no logger."""
+
 
 def add_credit_command(commands: Any) -> None:
     """Add `credit-check` to argparse's sub-parsers."""
-    parser = commands.add_parser(
-        "credit-check",
-        help="bias and variance of every installed estimator",
-        description=__doc__,
-    )
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="whose policy plays as well")
-    parser.add_argument(
+    options = argparse.ArgumentParser("turnrl credit-check", add_help=False, allow_abbrev=False)
+    options.add_argument(
         "--ckpt_path",
         metavar="FILE",
         help="a checkpoint: its policy plays, as the recipe inside it says, the RECIPE's questions",
     )
-    parser.add_argument(
+    options.add_argument(
         "--questions",
         type=int,
         metavar="N",
-        help="questions drawn from the recipe's data.train (default: 8)",
+        help="of data.train, the first that a run asks (default: 8)",
     )
-    parser.add_argument("--device", help="where it plays (default: cpu)")
-    parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
-    parser.set_defaults(run=_run)
+    options.add_argument("--device", help="where it plays (default: cpu)")
+    options.add_argument("--json", action="store_true", help="print JSON, one object a line")
+    parser = commands.add_parser(
+        "credit-check",
+        usage=_USAGE,
+        help="bias and variance of every installed estimator",
+        description=__doc__,
+        parents=[options],
+    )
+    # its words are as of 'turnrl fit', but for the options above
+    told = "recipes whose policy plays as well, and their settings, as of 'turnrl fit'"
+    parser.add_argument("recipe", nargs=argparse.REMAINDER, metavar="RECIPE", help=told)
+
+    def run(args: argparse.Namespace) -> None:
+        args, words = options.parse_known_args(args.recipe, args)
+        if {"-h", "--help"} & {*words}:
+            parser.print_help()
+        else:
+            _run(args, words)
+
+    parser.set_defaults(run=run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, words: list[str]) -> None:
     for option in ("ckpt_path", "questions", "device"):
-        if getattr(args, option) is not None and args.recipe is None:
+        if getattr(args, option) is not None and not words:
             raise RecipeError(f"--{option} needs a recipe, whose data.train has the questions.")
     args.questions = 8 if args.questions is None else args.questions
     args.device = args.device or "cpu"
     if args.questions < 1:
         raise RecipeError(f"--questions is {args.questions}; it must be 1 or more.")
     # a mistake is told before anything is computed
-    played = None if args.recipe is None else _opened(args)
+    played = _opened(args, words) if words else None
     classes = installed("turnrl_estimators")
     _print_toy(classes, args.json)
     if played is not None:
         _print_rollouts(classes, *played, args.json)
-    return 0
 
 
 # ------------------------------------------------------------------------------------------ the toy
@@ -104,40 +119,27 @@ def _print_toy(classes: Mapping[str, type], as_json: bool) -> None:
 # ------------------------------------------------------------------------------------ real rollouts
 
 
-def _opened(args: argparse.Namespace) -> tuple[MTGRPO, list[Question]]:
-    """The module that plays, and the questions."""
-    from turnrl import load, load_questions
+def _opened(args: argparse.Namespace, words: Sequence[str]) -> tuple[MTGRPO, list[Question]]:
+    """The module that plays, and the questions. Its weights are loaded last."""
+    from turnrl import MTGRPO, QuestionData, build, load
 
-    data = _data(args.recipe)
+    checkpoint = [] if args.ckpt_path is None else [f"--ckpt_path={args.ckpt_path}"]
+    built = build([*words, *checkpoint, *(f"--trainer.{one}" for one in _ALONE)])
+    module, data = built.module, built.data
+    if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
+        has = f"{type(module).__name__} and {type(data).__name__}"
+        raise RecipeError(f"'turnrl credit-check' plays MTGRPO on QuestionData, not {has}.")
+    size = args.questions
+    asked = chain.from_iterable(data.iteration_questions(k, 0, 1) for k in range(size))
+    questions = list(islice(asked, size))
     try:
-        module = load(args.ckpt_path or args.recipe, args.device)
+        if built.checkpoint is not None:
+            return load(built.checkpoint, args.device), questions
+        module.policy.load(args.device)
+        return module.to(args.device), questions
     except (RuntimeError, AssertionError) as error:  # what torch says of a device
         why = str(error).splitlines()[0]
         raise RecipeError(f"--device is {args.device!r}: {why}. Take cpu or cuda.") from error
-    try:
-        fields = None if data.get("fields") is None else Fields(**data["fields"])
-    except TypeError as error:
-        raise RecipeError(f"data.fields is {data['fields']!r}: {error}") from error
-    split, config = data.get("train_split"), data.get("config")
-    questions = load_questions(data["train"], split, fields, config, role="train")
-    random.Random(0).shuffle(questions)
-    return module, questions[: args.questions]
-
-
-def _data(recipe: str) -> dict[str, Any]:
-    """The section of a recipe that says where its questions are."""
-    import yaml
-
-    try:
-        contents = yaml.safe_load(Path(recipe).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        why = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise RecipeError(f"no recipe at {recipe!r}: {why}. Give a YAML file.") from error
-    data = contents.get("data") if isinstance(contents, dict) else None
-    if not isinstance(data, dict) or not isinstance(data.get("train"), str):
-        what = "must name the data set that questions are drawn from"
-        raise RecipeError(f"data.train of {recipe!r} {what}, as the text of one name.")
-    return data
 
 
 def _print_rollouts(

@@ -60,7 +60,7 @@ class Built(Start):
 
     Args:
         trainer: The recipe's trainer, with the callbacks and loggers of the run.
-        checkpoint: The recipe's `ckpt_path`, if it has one. In a command's run it is a file.
+        checkpoint: The file that the recipe's `ckpt_path` means, if it has one.
         settings: Values of the keys that the command knows besides those of `fit`.
     """
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from turnrl import hookimpl
-from turnrl_recipes.folders import LATEST, newest, writable_part
+from turnrl_recipes.folders import writable_part
 from turnrl_recipes.given import Given, Settings, read_given
 
 if TYPE_CHECKING:
@@ -65,8 +65,6 @@ def add_recipe_command(
 def _run(given: Given, act: Callable[[Built], None]) -> int:
     """Make what was given, and act with it; the exit code."""
     if not given.asks:
-        if (name := given.contents.get("ckpt_path")) in LATEST:
-            given.contents["ckpt_path"] = str(newest(given.trained, name))
         if os.environ.get("LOCAL_RANK", "0") == "0":
             _announce(given)
         if given.folder is not None:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from turnrl import RecipeError, did_you_mean
-from turnrl_recipes.folders import LATEST, checkpoint_at, next_version
+from turnrl_recipes.folders import LATEST, checkpoint_at, newest, next_version
 
 SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path")
 """The top of a recipe."""
@@ -184,8 +184,10 @@ def read_given(command: str, arguments: Sequence[str], settings: Settings | None
     given.own.update(own)
     given.contents["trainer"] = {**trainer, "logger": logger}
     checkpoint = given.contents.get("ckpt_path")
-    if isinstance(checkpoint, str) and checkpoint not in LATEST and not given.asks:
-        given.contents["ckpt_path"] = checkpoint_at(checkpoint)
+    if isinstance(checkpoint, str) and not given.asks:
+        latest = checkpoint in LATEST
+        file = str(newest(given.trained, checkpoint)) if latest else checkpoint_at(checkpoint)
+        given.contents["ckpt_path"] = file
     return given
 
 
