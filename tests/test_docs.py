@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import urllib.error
 import urllib.request
@@ -1030,22 +1031,68 @@ def test_readme_has_one_line_to_train_and_one_to_test():
         assert word in block.group(1)
 
 
-def test_the_advantages_that_the_readme_shows_are_those_of_a_group():
+# of the page on turns: four attempts; the first and the third find the answer in turn 2
+REACHED = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]]).bool()
+FOUND = torch.tensor([[0, 0.5, 0], [0, 0, 0], [0, 0.5, 0], [0, 0, 0]])
+RIGHT = torch.tensor([1.0, 0.0, 0.0, 1.0])
+THIRD_FIRST = [2, 0, 1, 3]
+
+
+def advantages_that_the_readme_shows():
+    """(turns, 2): those of `TurnLevel`, and one for all."""
     (block,) = (p.text for p in pieces("README.md") if "capital of Netherlands" in p.text)
-    shown = [
-        [float(x) for x in re.findall(r"[+-]\d\.\d\d", line)] for line in block.splitlines()[2:]
-    ]
-    # of the page on turns: four attempts; the first and the third find the answer in turn 2
-    reached = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]]).bool()
-    found = torch.tensor([[0, 0.5, 0], [0, 0, 0], [0, 0.5, 0], [0, 0, 0]])
-    right = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    lines = block.splitlines()[2:]
+    return [[float(x) for x in re.findall(r"[+-]\d\.\d\d", line)] for line in lines]
+
+
+def how_they_come_about(page: str) -> str:
+    """The paragraph below them, as one line."""
+    text = (ROOT / page).read_text()
+    (found,) = re.findall(r"^Each advantage is .*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
+    return " ".join(found.split())
+
+
+def test_the_advantages_that_the_readme_shows_are_those_of_a_group():
     rules = TurnLevel(), OutcomeOnly()
-    third = torch.stack([rule.advantages(found, right, reached)[2] for rule in rules], dim=1)
-    assert torch.allclose(torch.tensor(shown), third, atol=0.005)
+    third = torch.stack([rule.advantages(FOUND, RIGHT, REACHED)[2] for rule in rules], dim=1)
+    assert torch.allclose(torch.tensor(advantages_that_the_readme_shows()), third, atol=0.005)
+
+
+def test_the_advantages_that_the_readme_shows_are_in_the_table_of_the_page_on_turns():
+    page = (ROOT / "docs" / "explanation" / "turns.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([+-]\d.*) \|$", page, re.MULTILINE))
+    third = [rows[rule].split(" | ")[2].split() for rule in ("TurnLevel", "OutcomeOnly")]
+    turns = zip(*third, strict=True)
+    assert [[float(x) for x in turn] for turn in turns] == advantages_that_the_readme_shows()
+
+
+def test_the_parts_of_each_advantage_that_the_readme_shows_are_computed_as_it_says():
+    text = how_they_come_about("README.md")
+    lists = re.findall(r"[\d.]+(?:, [\d.]+)* and [\d.]+", text)
+    compared = [[float(x) for x in re.split(", | and ", one)] for one in lists]
+    returns = FOUND.flip(1).cumsum(1).flip(1)  # of a turn's own reward and the later ones
+    outcomes, *turns = (
+        column[THIRD_FIRST][took[THIRD_FIRST]].tolist()
+        for column, took in zip(
+            (RIGHT, *returns.T), (torch.ones(4).bool(), *REACHED.T), strict=True
+        )
+    )
+    assert compared == [outcomes, turns[0], turns[1]]
+    assert turns[2] == [0, 0]  # from turn 3 on none earned any
+    sums = re.findall(r"\((\S+) - (\S+)\) / (\S+) = ([+-]\d\.\d\d)", text)
+    for (value, mean, deviation, part), values in zip(sums, compared, strict=True):
+        assert float(value) == values[0]
+        assert float(mean) == pytest.approx(statistics.mean(values), abs=5e-4)
+        assert float(deviation) == pytest.approx(statistics.stdev(values), abs=5e-4)
+        assert part == f"{(float(value) - float(mean)) / float(deviation):+.2f}"
+    outcome, *own = (float(part) for *_, part in sums)
+    shown = [advantage for advantage, _ in advantages_that_the_readme_shows()]
+    assert shown == pytest.approx([outcome + part for part in (*own, 0)], abs=1e-9)
 
 
 def test_the_first_page_of_the_site_shows_what_the_readme_shows():
     readme = (ROOT / "README.md").read_text()
+    assert how_they_come_about("docs/index.md") == how_they_come_about("README.md")
     shown = [piece.text.strip() for piece in pieces("docs/index.md")]
     assert shown
     assert [text for text in shown if text not in readme] == []
