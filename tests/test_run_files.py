@@ -385,6 +385,20 @@ def test_the_folder_that_is_announced_is_the_one_that_is_used(recipe, logger):
     assert read_given("fit", ["recipe.yaml", *logger]).folder == start.folder
 
 
+def test_a_run_by_recipe_is_known_by_a_callback(recipe):
+    run = turnrl.build(["recipe.yaml"])
+    (note,) = (one for one in run.trainer.callbacks if isinstance(one, turnrl.ByRecipe))
+    assert note.folder == Path("runs/recipe/version_0")
+    assert note.default_bar is run.trainer.progress_bar_callback is not None
+    for bar in (
+        ["--trainer.callbacks", "TQDMProgressBar"],
+        ["--trainer.enable_progress_bar", "false"],
+    ):
+        run = turnrl.build(["recipe.yaml", *bar, "--trainer.logger", "false"])
+        (note,) = (one for one in run.trainer.callbacks if isinstance(one, turnrl.ByRecipe))
+        assert (note.folder, note.default_bar) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("command", "options", "said"),
     [

@@ -13,6 +13,7 @@ from turnrl_questions.sources import open_source as open_source
 from turnrl_recipes.build import Built as Built
 from turnrl_recipes.build import build as build
 from turnrl_recipes.build import load as load
+from turnrl_recipes.by_recipe import ByRecipe as ByRecipe
 from turnrl_recipes.fit import add_recipe_command as add_recipe_command
 from turnrl_recipes.folders import writable_part as writable_part
 from turnrl_recipes.given import bundled_recipes as bundled_recipes

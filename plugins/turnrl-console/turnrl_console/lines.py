@@ -24,7 +24,7 @@ from lightning.pytorch.callbacks import (
 )
 from tqdm.auto import tqdm
 
-from turnrl import run_folder
+from turnrl import ByRecipe, run_folder
 from turnrl_console.resumed import FirstFigures
 
 _SPLITS = {
@@ -53,15 +53,22 @@ def iteration_lines(trainer: Any) -> L.Callback | None:
         The lines. None if the run shows something else.
     """
     bar, rich = trainer.progress_bar_callback, importlib.util.find_spec("rich") is not None
-    found = [
+    unasked = [
         one
         for one in trainer.callbacks
         if type(one) is (RichProgressBar if rich else TQDMProgressBar)
         or (type(one) in (ModelSummary, RichModelSummary) and one._max_depth == 1)
     ]
-    unasked = getattr(trainer, "by_default", found)
+    if (note := _note(trainer)) is not None:
+        unasked = [note.default_bar]
     trainer.callbacks = [one for one in trainer.callbacks if one not in unasked]
-    return IterationLines() if bar in unasked or isinstance(bar, IterationLines) else None
+    lines = bar is not None and (bar in unasked or isinstance(bar, IterationLines))
+    return IterationLines() if lines else None
+
+
+def _note(trainer: Any) -> ByRecipe | None:
+    """The note of a run by recipe."""
+    return next((one for one in trainer.callbacks if isinstance(one, ByRecipe)), None)
 
 
 def duration(seconds: float) -> str:
@@ -107,7 +114,8 @@ class IterationLines(ProgressBar):
         self._done, self._validated, self._pending, self._last = 0, False, [], {}
         self._folder = run_folder(trainer)  # a collective call
         trial: Any = trainer.fast_dev_run  # type: ignore[attr-defined]
-        if getattr(trainer, "announced", self) != self._folder and not trial:
+        note = _note(trainer)
+        if (note is None or note.folder != self._folder) and not trial:
             alone = f"checkpoints/ in {trainer.default_root_dir} alone: trainer.logger is false"
             self._say(f"writing to {self._folder or alone}")
         count = sum(p.numel() for p in pl_module.parameters() if p.requires_grad)

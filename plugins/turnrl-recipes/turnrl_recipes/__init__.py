@@ -5,6 +5,7 @@ given     recipes and options, put together before torch is loaded
 folders   runs and checkpoints found again
 explain   why a recipe does not fit the classes that it describes
 build     from there to module, data and trainer, by LightningCLI
+by_recipe a note in the trainer, for callbacks that print
 tidying   the folder of a run that failed at its beginning removed
 fit       the command `fit`, and how another command that takes a recipe is made
 

@@ -38,6 +38,7 @@ from turnrl import (
     did_you_mean,
     installed,
 )
+from turnrl_recipes.by_recipe import ByRecipe
 from turnrl_recipes.explain import explain, explain_class, explain_section, parameters
 from turnrl_recipes.folders import checkpoint_at
 from turnrl_recipes.given import (
@@ -268,7 +269,8 @@ class _CLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         given = self.parser_class.given
         config = self.config_init.trainer
-        callbacks = [_Signals(), *listed(config.callbacks)]
+        note = ByRecipe(given.folder)
+        callbacks = [_Signals(), note, *listed(config.callbacks)]
         ours: list[type[L.Callback]] = [LastCheckpoint]
         if self.datamodule_class is QuestionData:
             ours.append(BestCheckpoint)
@@ -281,9 +283,8 @@ class _CLI(LightningCLI):
         if given.own and not any(isinstance(logger, CSVLogger) for logger in loggers):
             loggers.insert(0, CSVLogger(**given.own))
         trainer: Any = super().instantiate_trainer(**kwargs, callbacks=[*callbacks], logger=loggers)
-        # Lightning adds to its list what is shown by default
-        trainer.announced, bar = given.folder, trainer.progress_bar_callback
-        trainer.by_default = [] if bar is None or bar in callbacks else [bar]
+        bar = trainer.progress_bar_callback  # Lightning adds one if the recipe names none
+        note.default_bar = None if bar in callbacks else bar
         return trainer
 
 
