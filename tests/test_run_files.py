@@ -381,7 +381,7 @@ def csv_logger(**settings):
     ids=str,
 )
 def test_the_folder_that_is_announced_is_the_one_that_is_used(recipe, logger):
-    start = turnrl.build(["recipe.yaml", *logger])
+    start = turnrl.build(["recipe.yaml", *logger]).start
     assert read_given("fit", ["recipe.yaml", *logger]).folder == start.folder
 
 

@@ -101,7 +101,7 @@ def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Findi
 
     words = [*words, *([f"--model.profile={card}"] if card else [])]
     try:
-        return build(words), []
+        return build(words).start, []
     except TurnRLError as error:
         return None, [of_error("recipe", error)]
     except Exception as error:  # Lightning's own, of an accelerator that is not there, say
@@ -110,7 +110,7 @@ def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Findi
         mistakes = [Finding("fail", "trainer", found.text, step)]
     options = ("accelerator=cpu", "devices=1", "strategy=auto")
     try:  # the rest can be examined all the same
-        return build([*words, *(f"--trainer.{one}" for one in options)]), mistakes
+        return build([*words, *(f"--trainer.{one}" for one in options)]).start, mistakes
     except Exception:
         return None, mistakes
 

@@ -55,20 +55,35 @@ _CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
 """Classes of a recipe that names none."""
 
 
-@dataclass(kw_only=True)
-class Built(Start):
-    """What a recipe describes, made: nothing has run, and no weights are loaded.
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A recipe's parts, made: nothing has run, and no weights are loaded.
 
     Args:
+        module: The recipe's module.
+        data: The recipe's data.
         trainer: The recipe's trainer, with the callbacks and loggers of the run.
-        checkpoint: The file that the recipe's `ckpt_path` means, if it has one.
+        start: The run that the trainer would begin, for checks.
         settings: Values of the keys that the command knows besides those of `fit`.
+        given: The recipes and options.
     """
 
-    module: L.LightningModule  # always there
+    module: L.LightningModule
+    data: L.LightningDataModule
     trainer: L.Trainer
-    checkpoint: str | None
+    start: Start
     settings: Mapping[str, Any]
+    given: Given
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The file that `ckpt_path` means, None if it is not set. `last` and `best` are looked up
+        when you ask.
+
+        Raises:
+            CheckpointError: If no run has it.
+        """
+        return self.given.checkpoint()
 
 
 def build(arguments: Sequence[str]) -> Built:
@@ -335,13 +350,13 @@ def make(given: Given) -> Built:
             raise
         raise _told(error, contents, given.settings) from error
     trainer = cli.trainer
+    folder = given.folder and Path(str(trainer.log_dir))
+    device, processes = trainer.strategy.root_device, trainer.world_size
     return Built(
-        device=trainer.strategy.root_device,
         module=cli.model,
         data=cli.datamodule,
-        folder=given.folder and Path(str(trainer.log_dir)),
-        processes=trainer.world_size,
         trainer=trainer,
-        checkpoint=cli.config.ckpt_path,
+        start=Start(device, cli.model, cli.datamodule, folder, processes),
         settings={key: cli.config[key] for key in given.settings},
+        given=given,
     )

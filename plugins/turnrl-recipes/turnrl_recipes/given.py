@@ -76,6 +76,17 @@ class Given:
         home = self.home or Path("runs", self.name)
         return Path(str(home).removesuffix(self.suffix))
 
+    def checkpoint(self) -> str | None:
+        """Look up the file of `ckpt_path`, of which `last` and `best` are in the newest run.
+
+        Raises:
+            CheckpointError: If no run has it.
+        """
+        name: str | None = self.contents.get("ckpt_path")
+        if name in LATEST:
+            name = self.contents["ckpt_path"] = str(newest(self.trained, name))
+        return name
+
     @cached_property
     def folder(self) -> Path | None:
         """Where the run will leave its files, if no other takes the number; None if nowhere."""
@@ -184,10 +195,8 @@ def read_given(command: str, arguments: Sequence[str], settings: Settings | None
     given.own.update(own)
     given.contents["trainer"] = {**trainer, "logger": logger}
     checkpoint = given.contents.get("ckpt_path")
-    if isinstance(checkpoint, str) and not given.asks:
-        latest = checkpoint in LATEST
-        file = str(newest(given.trained, checkpoint)) if latest else checkpoint_at(checkpoint)
-        given.contents["ckpt_path"] = file
+    if isinstance(checkpoint, str) and checkpoint not in LATEST and not given.asks:
+        given.contents["ckpt_path"] = checkpoint_at(checkpoint)
     return given
 
 
