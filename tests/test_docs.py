@@ -18,6 +18,7 @@ import shlex
 import shutil
 import statistics
 import subprocess
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -978,7 +979,12 @@ def test_settings_that_a_page_shows_are_accepted(
 def test_the_design_lists_the_plugins_that_there_are():
     (block,) = (p for p in pieces("docs/design.md") if "turnrl-two-turn  " in p.text)
     named = re.findall(r"turnrl-[\w-]+", block.text)
-    assert sorted(named) == sorted(p.name for p in (ROOT / "plugins").iterdir() if p.is_dir())
+    folders = [p for p in (ROOT / "plugins").iterdir() if p.is_dir()]
+    assert sorted(named) == sorted(p.name for p in folders)
+    # a plugin a line, in the words of its package
+    projects = [tomllib.loads((p / "pyproject.toml").read_text())["project"] for p in folders]
+    lines = [line.split(maxsplit=1) for line in block.text.splitlines()]
+    assert lines == sorted([one["name"], one["description"]] for one in projects)
 
 
 @pytest.mark.filterwarnings("default")  # a script of one's own shows Lightning's warnings
