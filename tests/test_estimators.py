@@ -447,9 +447,9 @@ def test_what_is_missing_or_out_of_range_is_told():
         TurnCritic()(group)
     with pytest.raises(RecipeError, match="probes is 0; it must be at least 1"):
         Branched(probes=0)
-    with pytest.raises(RecipeError, match=r"lam is 1\.5\. Set a discount"):
+    with pytest.raises(RecipeError, match=r"lam is 1\.5; it must be from 0 to 1"):
         TurnCritic(lam=1.5)
-    with pytest.raises(RecipeError, match=r"gamma is -1\. Set a discount"):
+    with pytest.raises(RecipeError, match=r"gamma is -1; it must be from 0 to 1"):
         DiscountedReturn(gamma=-1)
     with pytest.raises(RecipeError, match=r"omega is -1\. Set a weight"):
         GroupInGroup(omega=-1)

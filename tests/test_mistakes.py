@@ -123,7 +123,7 @@ MISTAKES = [
     ("a clip below zero", {"model.objective": {"clip_low": -3}}, "clip_low", "-3.0",
      "Set clip_low between 0 and 1"),
     ("a discount above one", {"model.estimator": component("TurnLevel", gamma=7)}, "gamma", "7.0",
-     "Set a discount between 0 and 1."),
+     "must be from 0 to 1"),
     ("no slots", {"model.engine": component("Slots", slots=0)}, "slots", "0", "must be at least 1"),
     ("no calls", {"model.rollout.max_calls_per_turn": 0}, "rollout.max_calls_per_turn", "0",
      "must be at least 1"),

@@ -57,6 +57,7 @@ from turnrl.errors import WorldError as WorldError
 from turnrl.errors import at_least as at_least
 from turnrl.errors import did_you_mean as did_you_mean
 from turnrl.errors import in_short as in_short
+from turnrl.errors import within as within
 from turnrl.loader import IterationData as IterationData
 from turnrl.module import MTGRPO as MTGRPO
 from turnrl.objective import ClippedSurrogate as ClippedSurrogate

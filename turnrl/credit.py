@@ -24,7 +24,7 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from turnrl.errors import PluginError, RecipeError, blaming
+from turnrl.errors import PluginError, RecipeError, blaming, within
 from turnrl.types import AdvantageEstimator, Group, Trajectory
 
 Baseline = Literal["mean", "leave_one_out"]
@@ -87,7 +87,7 @@ class GroupRelative(AdvantageEstimator):
             known = f"baselines are {get_args(Baseline)}, scales {get_args(Scale)}"
             raise RecipeError(f"baseline is {self.baseline!r}, scale {self.scale!r}; {known}")
         if not self.min_std > 0:
-            raise RecipeError(f"min_std is {self.min_std}; it lies above 0, 1e-4 is next to none")
+            raise RecipeError(f"min_std is {self.min_std}. Set it above 0: 1e-4 all but ends it.")
         # one trajectory has no mean to differ from and no deviation;
         # unscaled leave-one-out is plain REINFORCE
         alone = self.baseline == "leave_one_out" and self.scale == "none"
@@ -162,8 +162,7 @@ class TurnLevel(GroupRelative):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.gamma <= 1:
-            raise RecipeError(f"gamma is {self.gamma}. Set a discount between 0 and 1.")
+        within(0, 1, "", self, "gamma")
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         rho = returns_to_go(turn_rewards, self.gamma)

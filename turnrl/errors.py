@@ -91,6 +91,17 @@ def at_least(minimum: float, where: str, owner: object, *names: str) -> None:
             raise RecipeError(f"{where}{name} is {value}; it must be at least {minimum:g}")
 
 
+def within(low: float, high: float, where: str, owner: object, *names: str) -> None:
+    """Refuse settings that are not from `low` to `high`, or not a number; otherwise as `at_least`.
+
+    Raises:
+        RecipeError: Naming the setting and its value.
+    """
+    for name in names:
+        if not low <= (value := getattr(owner, name)) <= high:
+            raise RecipeError(f"{where}{name} is {value}; it must be from {low:g} to {high:g}")
+
+
 def in_short(error: BaseException) -> str:
     """The kind of an error and the first line of its text."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

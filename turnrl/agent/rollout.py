@@ -23,7 +23,7 @@ from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
 from turnrl.agent.explore import Exploration, Opening, State, on_loop
 from turnrl.agent.toolbox import Toolbox, check_tools
-from turnrl.errors import DataError, PluginError, RecipeError, ToolError, at_least, blaming
+from turnrl.errors import DataError, PluginError, RecipeError, ToolError, at_least, blaming, within
 
 _logger = logging.getLogger(__name__)
 
@@ -168,8 +168,7 @@ class Rollout:
             raise RecipeError(f"rollout.temperature is {self.temperature}; it must be above 0")
         if not 0 < self.top_p <= 1:
             raise RecipeError(f"rollout.top_p is {self.top_p}; it must be above 0, and at most 1")
-        if not 0 <= self.min_p <= 1:
-            raise RecipeError(f"rollout.min_p is {self.min_p}; it must be from 0 to 1")
+        within(0, 1, "rollout.", self, "min_p")
         at_least(0, "rollout.", self, "top_k")
         limits = ("max_turn_tokens", "max_calls_per_turn", "max_result_tokens", "max_tokens")
         at_least(1, "rollout.", self, *limits)

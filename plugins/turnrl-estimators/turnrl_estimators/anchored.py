@@ -7,8 +7,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from turnrl import Group, GroupRelative, RecipeError, Turn, returns_to_go
-from turnrl_estimators.relative import check_discounts, rewards_and_outcome
+from turnrl import Group, GroupRelative, RecipeError, Turn, returns_to_go, within
+from turnrl_estimators.relative import rewards_and_outcome
 
 
 def retrieved(turn: Turn) -> frozenset[str]:
@@ -63,7 +63,7 @@ class GroupInGroup(GroupRelative):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_discounts(gamma=self.gamma)
+        within(0, 1, "", self, "gamma")
         if not self.omega >= 0:
             raise RecipeError(f"omega is {self.omega}. Set a weight of 0 or more.")
 

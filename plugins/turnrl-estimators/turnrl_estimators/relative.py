@@ -10,9 +10,9 @@ from turnrl import (
     AdvantageEstimator,
     Group,
     GroupRelative,
-    RecipeError,
     TurnLevel,
     returns_to_go,
+    within,
 )
 
 
@@ -110,7 +110,7 @@ class DiscountedReturn(GroupRelative):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_discounts(gamma=self.gamma)
+        within(0, 1, "", self, "gamma")
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         earned = rewards_and_outcome(turn_rewards, outcome, reached)
@@ -118,14 +118,3 @@ class DiscountedReturn(GroupRelative):
             table.reshape(-1, 1) for table in (returns_to_go(earned, self.gamma), reached)
         )
         return self.z(rho, members).view_as(turn_rewards)
-
-
-def check_discounts(**given: float) -> None:
-    """Refuse a discount outside 0 to 1.
-
-    Raises:
-        RecipeError: Naming it.
-    """
-    for name, value in given.items():
-        if not 0 <= value <= 1:
-            raise RecipeError(f"{name} is {value}. Set a discount between 0 and 1.")

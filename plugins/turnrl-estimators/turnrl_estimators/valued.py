@@ -16,8 +16,9 @@ from turnrl import (
     RecipeError,
     Scorer,
     returns_to_go,
+    within,
 )
-from turnrl_estimators.relative import check_discounts, rewards_and_outcome
+from turnrl_estimators.relative import rewards_and_outcome
 
 MOST_PROBES = 256
 """For each turn of each trajectory; far more would only fill the memory."""
@@ -191,7 +192,7 @@ class TurnCritic(AdvantageEstimator):
     critic: Critic = field(default_factory=Critic)
 
     def __post_init__(self) -> None:
-        check_discounts(gamma=self.gamma, lam=self.lam)
+        within(0, 1, "", self, "gamma", "lam")
 
     def __call__(self, group: Group) -> tuple[Tensor, ...]:
         if len(group.token_values) != len(group.trajectories):
