@@ -1,5 +1,5 @@
 """Real small engines and what surrounds them: `Slots` on a tiny policy, a policy that notes what it
-reads, a kernel for pages in plain loops, and adapters that have learnt something."""
+reads, a kernel for pages in plain loops, and adapters that have learned something."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def kernel(request, monkeypatch):
 
 @pytest.fixture(params=["none", "nf4"])
 def adapted(request, tiny_model):
-    """A policy whose adapter has learnt something, on a plain or a 4-bit base."""
+    """A policy whose adapter has learned something, on a plain or a 4-bit base."""
     policy = Policy(str(tiny_model), quantization=request.param, lora=Lora(r=4))
     policy.load()
     move(policy, 1)
@@ -131,7 +131,7 @@ def adapted(request, tiny_model):
 
 
 def move(policy, seed):
-    """The adapter as if it had learnt something else."""
+    """The adapter as if it had learned something else."""
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in policy.named_parameters():

@@ -14,7 +14,7 @@ def collects(it):
     engine = Slots()
     engine.start(it.policy, it.rollout.max_tokens)
     questions = data().iteration_questions(0, 0, 1)
-    return it.rollout.collect(engine, it.chat, questions, 4, (1,))
+    return it.rollout.play(engine, it.chat, questions, 4, (1,))
 
 
 def main(model: str, folder: str) -> None:

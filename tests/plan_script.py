@@ -81,12 +81,12 @@ def main(*words: str) -> None:
         minibatch = planning.learning(work, choice, keys, len(layout.targets))
         always = sum(planning.resident(work).values())
         trained = 4 * work.trained
-        learnt = always + sum(minibatch.values()) + trained * (1 + 2)
+        learned = always + sum(minibatch.values()) + trained * (1 + 2)
         step = always + trained * (1 + 2) + parts["step"]["updates"]
         print(
             json.dumps(
                 {
-                    "planned": max(learnt, step),
+                    "planned": max(learned, step),
                     "rise": high_water() - before,
                     "loaded": loaded - before,
                     "always": always,

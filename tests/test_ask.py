@@ -35,7 +35,7 @@ def test_a_checkpoint_is_asked_questions_of_ones_own(run, capsys):
     agent = turnrl.load("runs/recipe/version_0/checkpoints/last.ckpt")
     first, second = agent.ask(["Number 7?", Question("x", "Number 8?", ("8",))])
     assert (first.question.text, second.question.answers) == ("Number 7?", ("8",))
-    assert first.stop in ("answer", "turns", "length")
+    assert first.ended_by in ("answer", "turns", "length")
     # the weights are those of the checkpoint
     saved = torch.load("runs/recipe/version_0/checkpoints/last.ckpt", weights_only=True)
     for name, value in saved["state_dict"].items():
@@ -273,7 +273,7 @@ def test_asking_draws_other_samples_than_training_and_by_the_runs_seed(tiny_mode
     question = Numbers().questions("train")[0]
     asked = [t.token_ids for t in it.ask(question, samples=8)]
     assert asked != [t.token_ids for t in other.ask(question, samples=8)]
-    collected = it.rollout.collect(it.engine, it.chat, [question], 8, (0, 0, 0), False)[0]
+    collected = it.rollout.play(it.engine, it.chat, [question], 8, (0, 0, 0), False)[0]
     assert asked != [t.token_ids for t in collected]
     (one,) = it.ask(question.text)
     assert one.question.text == question.text

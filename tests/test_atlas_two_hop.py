@@ -255,7 +255,7 @@ def test_a_demonstration_has_the_tokens_of_a_rollout_in_which_it_is_said(
         said = [f"{text}{tokenizer.eos_token}" for text, _ in trace.turns]
         engine = ScriptedEngine(tokenizer, lambda _, turn, said=said: said[turn])
         question = Question("asked", trace.prompt[-1]["content"], ("?",))
-        ((trajectory,),) = rollout.collect(engine, chat, [question], 1, (0,))
+        ((trajectory,),) = rollout.play(engine, chat, [question], 1, (0,))
         ids, labels = encode(tokenizer, chat, trace, demonstrator.form.tools)
         assert list(trajectory.token_ids) == ids
         assert [k >= 0 for k in trajectory.turn_index] == [label >= 0 for label in labels]
@@ -301,7 +301,7 @@ def test_the_starter_mostly_answers_at_once_and_now_and_then_finds_its_way(start
 
     def act(members: int, greedy: bool):
         engine.sync(members)
-        groups = rollout.collect(engine, chat, questions, members, (0,), greedy)
+        groups = rollout.play(engine, chat, questions, members, (0,), greedy)
         return [[exact_match(t.answer, t.question) for t in g] for g in groups], groups
 
     greedy, _ = act(1, True)

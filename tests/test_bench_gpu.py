@@ -475,10 +475,10 @@ def test_the_recipe_of_forced_turns_learns_from_unequal_rewards(tmp_path, monkey
     bench = Bench(tmp_path, True, Results(tmp_path / "found.json"))
     recipe = prepared(bench, tmp_path)
     assert main(["fit", str(recipe), "--trainer.max_epochs", "1", NAME, "whole"]) == 0
-    (learnt,) = (row for row in rows_of(tmp_path, "whole") if "train/grad_norm" in row)
-    assert learnt["train/grad_norm"] > 0
-    assert learnt["rollout/sampled_tokens"] == 48  # forced, on average
-    assert learnt["rollout/degenerate_groups"] == 0
+    (learned,) = (row for row in rows_of(tmp_path, "whole") if "train/grad_norm" in row)
+    assert learned["train/grad_norm"] > 0
+    assert learned["rollout/sampled_tokens"] == 48  # forced, on average
+    assert learned["rollout/degenerate_groups"] == 0
 
 
 @pytest.mark.slow
@@ -489,9 +489,9 @@ def test_a_run_that_is_killed_and_resumed_ends_like_one_that_was_not(tmp_path):
     cases = results.part("train")["cases"]
     assert [case["status"] for case in cases.values()] == ["done"] * 4, cases
     rows = cases["undisturbed"]["metrics"]
-    learnt = [row["train/grad_norm"] for row in rows if "train/grad_norm" in row]
-    assert len(learnt) == 3
-    assert min(learnt) > 0  # unequal rewards
+    learned = [row["train/grad_norm"] for row in rows if "train/grad_norm" in row]
+    assert len(learned) == 3
+    assert min(learned) > 0  # unequal rewards
     # killed in its second iteration, so the resumed run learns in two
     resumed = [row for row in cases["resumed"]["metrics"] if "train/grad_norm" in row]
     assert [row["epoch"] for row in resumed] == [1, 2]

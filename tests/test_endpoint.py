@@ -30,7 +30,7 @@ from turnrl import (
     record,
     score_group,
 )
-from turnrl.learning import Lesson
+from turnrl.learning import TokenColumns
 from turnrl.scoring import curves
 
 CALL = '[look {"query": "x"}]'
@@ -108,7 +108,7 @@ def looks_then_answers(messages, number):
 def play(server, chat, rollout=None, size=1, **settings):  # noqa: F811
     rollout = rollout or Rollout(Brackets(), [Look()])
     sampler = endpoint(server, **settings)
-    return rollout.collect(sampler, chat, [QUESTION], size, (0,), greedy=True)[0]
+    return rollout.play(sampler, chat, [QUESTION], size, (0,), greedy=True)[0]
 
 
 def test_a_vendors_model_takes_the_same_turns_with_the_same_tools(chat, monkeypatch):  # noqa: F811
@@ -117,7 +117,7 @@ def test_a_vendors_model_takes_the_same_turns_with_the_same_tools(chat, monkeypa
         (trajectory,) = play(server, chat)
     assert [turn.text for turn in trajectory.turns] == [CALL, "=Paris at turn 1"]
     assert [r.content for r in trajectory.results] == ["about x"]
-    assert (trajectory.stop, trajectory.answer) == ("answer", "Paris at turn 1")
+    assert (trajectory.ended_by, trajectory.answer) == ("answer", "Paris at turn 1")
     assert server.bodies[1] == {
         "model": "big",
         "messages": [
@@ -137,7 +137,7 @@ def test_what_came_back_is_scored_and_recorded(chat, tmp_path):  # noqa: F811
     says = lambda messages, number: "=Paris" if len(messages) > 2 else CALL  # noqa: E731
     with vendor(says) as server:
         rollout = Rollout(Brackets(), [Look()])
-        (group,) = rollout.collect(endpoint(server), chat, [question], 3, (0,))
+        (group,) = rollout.play(endpoint(server), chat, [question], 3, (0,))
     scored = score_group(group, [ExactMatch(), ToolExecuted()])
     assert scored.outcome.tolist() == [1.0] * 3
     assert torch.allclose(scored.turn_rewards, torch.tensor([[0.2, 0.0]] * 3))
@@ -157,7 +157,7 @@ def test_a_trajectory_of_messages_is_never_trained_on(chat, tiny_model):  # noqa
         with pytest.raises(RecipeError, match="question 'q1' has no tokens: a sampler of messages"):
             _ = trajectory.token_row
         with pytest.raises(RecipeError, match=r"To learn, .* collect with an Engine"):
-            Lesson([trajectory], [])
+            TokenColumns([trajectory], [])
         with pytest.raises(RecipeError, match=r"model\.engine is a Endpoint, which is no Engine"):
             module(tiny_model, engine=endpoint(server))
 
@@ -180,11 +180,11 @@ def test_the_limits_are_counted_in_the_tokens_of_the_policy(chat):  # noqa: F811
         (trajectory,) = play(server, chat, rollout)
         assert [chat.count(r.content) <= 20 for r in trajectory.results] == [True, True]
         assert [body["max_tokens"] for body in server.bodies] == [40] * 3
-        assert (trajectory.turns[2].cut, trajectory.stop) == (True, "length")
+        assert (trajectory.turns[2].cut, trajectory.ended_by) == (True, "length")
         # a trajectory whose first result leaves no room ends there, and nobody reads the result
         room = len(rollout.prompt(QUESTION, chat)) + chat.count(CALL) + 20
         (short,) = play(server, chat, replace(rollout, max_tokens=room))
-    assert (len(short.turns), short.stop, short.results) == (1, "length", ())
+    assert (len(short.turns), short.ended_by, short.results) == (1, "length", ())
 
 
 def test_tools_that_a_template_would_describe_stand_in_the_system_message(tiny_model):

@@ -125,7 +125,7 @@ class IgnoresCuts(Around):
 
 class CannotCut(Around):
     async def generate(self, new_ids, sampling):
-        if sampling.truncated or sampling.forced_ids:
+        if sampling.cuts_distribution or sampling.forced_ids:
             raise NotImplementedError("no cuts")
         return await self.inner.generate(new_ids, sampling)
 

@@ -690,9 +690,9 @@ def test_kept_graphs_compute_with_the_weights_of_each_collection(
     for version in range(3):
         move(policy, version)
         seen.append(run(scenario(version)))
-        learnt = torch.cat([found[0] for found in policy.read(rows, 10_000)])
+        learned = torch.cat([found[0] for found in policy.read(rows, 10_000)])
         # of some 20 nats each; bfloat16 alone makes a tenth of a nat
-        assert (seen[-1] - learnt).abs().mean() < 0.25
+        assert (seen[-1] - learned).abs().mean() < 0.25
         recorded.append(sum(step.replay is not None for step in engine.decoder.steps.values()))
     assert recorded[0] > 2
     assert recorded[1] == recorded[2]

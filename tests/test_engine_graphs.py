@@ -148,6 +148,6 @@ def test_a_gpu_samples_by_its_kernel_and_by_graphs_what_the_learner_computes(
         ([*p, *ids], [False] * len(p) + [True] * len(ids))
         for p, ids in zip(prompts, forced, strict=True)
     ]
-    learnt = torch.cat([found[0] for found in policy.read(rows, 10_000)])
+    learned = torch.cat([found[0] for found in policy.read(rows, 10_000)])
     # of some 20 nats each; bfloat16 alone makes a tenth of a nat
-    assert (plain - learnt).abs().mean() < 0.25
+    assert (plain - learned).abs().mean() < 0.25

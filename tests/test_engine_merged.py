@@ -112,7 +112,7 @@ def test_the_learner_is_as_it_was_however_sampling_with_merged_weights_ends(adap
         assert kept is False or torch.allclose(kept[1], weight.grad, atol=1e-6)
 
 
-def test_who_reads_the_network_between_passes_finds_it_as_it_is_learnt(adapted):
+def test_who_reads_the_network_between_passes_finds_it_as_it_is_learned(adapted):
     engine = started(adapted, decode_weights="merged")
 
     async def scenario():

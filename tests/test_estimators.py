@@ -498,7 +498,7 @@ def test_a_toys_trajectories_are_real_ones():
     for fate in Toy().fates:
         trajectory = fate.trajectory
         assert max(trajectory.turn_index) + 1 == len(trajectory.turns) == len(fate.turn_rewards)
-        assert (trajectory.answer is None) == (trajectory.stop == "turns")
+        assert (trajectory.answer is None) == (trajectory.ended_by == "turns")
         found = [p for r in trajectory.results for p in r.metadata["passage_ids"]]
         assert found == [f"page-{k}" for k in range(len(found))]
 
@@ -902,13 +902,17 @@ def test_a_recipe_trains_with_each(recipe, capsys):
         ("GroupInGroup", {"omega": 0.5}),
         ("Branched", {"probes": 1}),
         ("Tree", {"probes": 1}),
-        ("TurnCritic", {"critic": {"lr": 1e-2, "trunk": False}, "lam": 0.95}),
+        ("TurnCritic", {"critic": {"lr": 1e-2, "trains_policy": False}, "lam": 0.95}),
     ):
         estimator = {"class_path": name, "init_args": init_args}
         save({**recipe, "model": {**recipe["model"], "estimator": estimator}})
         assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
     saved = yaml.safe_load(Path("runs/recipe/version_3/config.yaml").read_text())["model"]
-    assert saved["estimator"]["init_args"]["critic"] == {"lr": 0.01, "coef": 0.1, "trunk": False}
+    assert saved["estimator"]["init_args"]["critic"] == {
+        "lr": 0.01,
+        "coef": 0.1,
+        "trains_policy": False,
+    }
 
 
 def test_the_package_loads_no_torch_until_a_class_is_asked_for():

@@ -307,7 +307,7 @@ def test_the_values_of_a_critic_equal_its_head_on_the_hidden_states(tiny_model):
     it = module(tiny_model, estimator=ToGo(critic=Critic()))
     it.configure_model()
     torch.nn.init.normal_(it.policy.value_head.weight)
-    groups = it.collector.score(it.collector.act(QUESTIONS, 3, (1,), 0))
+    groups = it.collector.score(it.collector.explore(QUESTIONS, 3, (1,), 0).trajectories)
     for group in groups:
         for trajectory, values in zip(
             group.trajectories, values_of(it, group.trajectories), strict=True
@@ -324,17 +324,17 @@ def test_the_values_of_a_critic_equal_its_head_on_the_hidden_states(tiny_model):
             assert torch.allclose(values, torch.stack(naive), atol=1e-5)
 
 
-@pytest.mark.parametrize("trunk", [True, False])
-def test_the_value_loss_reaches_the_policy_if_the_recipe_says_so(tiny_model, trunk):
+@pytest.mark.parametrize("trains_policy", [True, False])
+def test_the_value_loss_reaches_the_policy_if_the_recipe_says_so(tiny_model, trains_policy):
     policy = Policy(str(tiny_model))
-    policy.critic = Critic(trunk=trunk)
+    policy.critic = Critic(trains_policy=trains_policy)
     policy.load()
     torch.nn.init.ones_(policy.value_head.weight)
     rows = [([5, 9, 33, 71], [False, False, True, True])]
     values = policy(lay_out(rows))[2]
     values.sum().backward()
     embedding = policy.network.get_input_embeddings().weight
-    assert (embedding.grad is not None) == trunk
+    assert (embedding.grad is not None) == trains_policy
     assert policy.value_head.weight.grad.abs().sum() > 0
 
 
@@ -376,7 +376,9 @@ def test_the_loss_of_a_step_with_a_critic_equals_its_equations(tiny_model, level
     it = module(tiny_model, estimator=ToGo(critic=Critic(coef=0.3)), objective=objective)
     it.configure_model()
     torch.nn.init.normal_(it.policy.value_head.weight)
-    trajectories = [t for group in it.collector.act(QUESTIONS, 3, (1,), 0) for t in group]
+    trajectories = [
+        t for group in it.collector.explore(QUESTIONS, 3, (1,), 0).trajectories for t in group
+    ]
     counts = [sum(k >= 0 for k in t.turn_index) for t in trajectories]
     assert max(len(t.turns) for t in trajectories) == 2
     advantages, returns = ([torch.randn(n) for n in counts] for _ in range(2))
@@ -504,8 +506,8 @@ def test_a_redrawn_group_is_another_one(tiny_model, tmp_path):
     for drawn in zip(*groups, strict=True):
         assert len({group.question.id for group in drawn}) == 1
         assert len({tuple(t.token_ids for t in group.trajectories) for group in drawn}) == 3
-    # all that was sampled counts, and what was thrown away is not learnt from
-    assert sampled[2][0] == sum(learnt for _, learnt in sampled)
+    # all that was sampled counts, and what was thrown away is not learned from
+    assert sampled[2][0] == sum(learned for _, learned in sampled)
 
 
 @dataclass

@@ -43,7 +43,7 @@ def test_every_token_stands_after_its_own_history_and_shared_ones_once(ids, shar
         assert flat.numel() == len(ids) * max(map(len, ids))
         assert layout.attention_mask.sum(1).tolist() == list(map(len, ids))
     asked = [(some[t - 1], t - 1, some[t]) for some, a in rows for t in range(len(some)) if a[t]]
-    before, targets = layout.before[layout.asked], layout.targets[layout.asked]
+    before, targets = layout.before[layout.wanted], layout.targets[layout.wanted]
     assert asked == list(
         zip(flat[before].tolist(), positions[before].tolist(), targets.tolist(), strict=True)
     )
@@ -125,7 +125,7 @@ def test_passes_hold_every_sequence_once_and_keep_within_the_budget(ids, budget,
     seen = []
     for some, layout in passes(rows, budget, share):
         assert layout.input_ids.numel() <= budget or len({tuple(ids[i]) for i in some}) == 1
-        assert len(layout.asked) == sum(sum(rows[i][1]) for i in some)
+        assert len(layout.wanted) == sum(sum(rows[i][1]) for i in some)
         seen += some
     assert sorted(seen) == list(range(len(ids)))
 

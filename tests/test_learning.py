@@ -28,7 +28,7 @@ def one_trajectory(it):
     engine = Slots()
     engine.start(it.policy, it.rollout.max_tokens)
     for seed in range(50):
-        ((trajectory,),) = it.rollout.collect(
+        ((trajectory,),) = it.rollout.play(
             engine, it.chat, [Question("q", "What?", ("x",))], 1, (seed,)
         )
         if len(trajectory.turns) == 2:
@@ -95,7 +95,7 @@ def plan(trajectories, given, logprobs_now=None, **options):
     """The plan of an iteration of padded minibatches, with any log-probabilities."""
     read = logprobs_now or (lambda rows: [torch.zeros(sum(some)) for _, some in rows])
     columns = TokenColumns(trajectories, given)
-    about = {name: options.pop(name) for name in ("truncated", "listens") if name in options}
+    about = {name: options.pop(name) for name in ("cut", "listens") if name in options}
     settings = {
         "objective": ClippedSurrogate(),
         "updates": 1,
@@ -139,7 +139,7 @@ def test_processes_weigh_their_tokens_by_the_whole_step(aggregation):
     with ThreadPoolExecutor(2) as pool:
         each = list(pool.map(steps, range(2)))
     for parts in zip(*each, strict=True):
-        numbers = [[members[r][i] for i in learnt_from(part)] for r, part in enumerate(parts)]
+        numbers = [[members[r][i] for i in learned_from(part)] for r, part in enumerate(parts)]
         whole = [trajectories[i] for some in numbers for i in some]
         for rank, part in enumerate(parts):
             for batch in part:
@@ -160,7 +160,7 @@ def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead()
     two = plan(trajectories, given, logprobs_now, updates=2, steps_per_update=2, listens=True)
     for number, step in enumerate(two.steps(torch.Generator().manual_seed(3), lambda total: total)):
         if number == 0:
-            first = learnt_from(step)
+            first = learned_from(step)
             assert sorted(asked) == sorted({*range(9)} - {*first})
             assert not any(batch.old_logprobs is not None for batch in step)
             for batch in step:
@@ -171,7 +171,7 @@ def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead()
             assert batch.old_logprobs.tolist() == wanted
 
 
-def learnt_from(step):
+def learned_from(step):
     """Numbers of the trajectories of a step, in order."""
     return [int(i) for batch in step for i in batch.trajectory.unique_consecutive()]
 
@@ -209,17 +209,17 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
     if budget == 10_000:
         assert [len(step) for step in steps] == [1] * 4
     for number, step in enumerate(steps):
-        members = [trajectories[i] for i in learnt_from(step)]
+        members = [trajectories[i] for i in learned_from(step)]
         for batch in step:
             ids = batch.layout.input_ids.flatten()
             n = 0
-            for i in learnt_from([batch]):
+            for i in learned_from([batch]):
                 trajectory, sampled = trajectories[i], 0
                 weight = naive_weight(aggregation, trajectory, members)
                 for t, k in enumerate(trajectory.turn_index):
                     if k < 0:
                         continue
-                    pair = batch.layout.asked[n]
+                    pair = batch.layout.wanted[n]
                     assert int(batch.layout.targets[pair]) == trajectory.token_ids[t]
                     assert int(ids[batch.layout.before[pair]]) == trajectory.token_ids[t - 1]
                     assert (int(batch.trajectory[n]), int(batch.turn[n])) == (i, k)
@@ -230,12 +230,12 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
                     if number > 0:
                         assert batch.old_logprobs[n] == old[i][sampled]
                     sampled, n = sampled + 1, n + 1
-            assert n == len(batch) == len(batch.layout.asked)
+            assert n == len(batch) == len(batch.layout.wanted)
             assert (batch.old_logprobs is None) == (number == 0)
-    learnt = list(map(learnt_from, steps))
-    for update in (learnt[:2], learnt[2:]):
+    learned = list(map(learned_from, steps))
+    for update in (learned[:2], learned[2:]):
         assert sorted(i for names in update for i in names) == list(range(9))
-    assert set(learnt[0]) != set(learnt[2])  # each update in an order of its own
+    assert set(learned[0]) != set(learned[2])  # each update in an order of its own
 
 
 def test_trajectories_of_one_prompt_are_learnt_from_together():
@@ -247,12 +247,12 @@ def test_trajectories_of_one_prompt_are_learnt_from_together():
     for seed in range(20):
         shuffle = torch.Generator().manual_seed(seed)
         steps = list(planned(alike, given, steps_per_update=3, shuffle=shuffle))
-        found = [{i % 3 for i in learnt_from(step)} for step in steps]
+        found = [{i % 3 for i in learned_from(step)} for step in steps]
         assert sorted(map(len, found)) == [1, 1, 1]
         orders.add(tuple(tuple(names) for names in found))
     assert len(orders) > 3
     # steps are of equal size all the same
-    sizes = [len(learnt_from(step)) for step in planned(alike, given, steps_per_update=2)]
+    sizes = [len(learned_from(step)) for step in planned(alike, given, steps_per_update=2)]
     assert sizes == [5, 4]
 
 
@@ -265,11 +265,11 @@ def test_log_probabilities_are_taken_before_the_first_step_and_only_of_what_a_la
         return [torch.zeros(sum(asked)) for _, asked in rows]
 
     for steps in (1, 3):
-        learnt = []
+        learned = []
         for step in planned(trajectories, given, logprobs_now, steps_per_update=steps):
             events.append("step")
-            learnt.append(learnt_from(step))
-        later = sorted(i for names in learnt[1:] for i in names)
+            learned.append(learned_from(step))
+        later = sorted(i for names in learned[1:] for i in names)
         assert sorted(events[: len(later)]) == later
         assert events[len(later) :] == ["step"] * steps
         events.clear()
@@ -293,12 +293,12 @@ def test_a_samplers_numbers_stand_for_the_learners_only_where_they_are_the_same(
         _, step = planned(trajectories, given, logprobs_now, updates=2)
         if apart == 0.0:
             asked.clear()
-            list(planned(trajectories, given, logprobs_now, updates=2, truncated=True))
+            list(planned(trajectories, given, logprobs_now, updates=2, cut=True))
             assert len(asked) == 20
             asked = asked[:read]
         assert len(asked) == read
         assert len(step[0].old_logprobs) == 60
-        wanted = torch.cat([sampler[i] for i in learnt_from(step)])
+        wanted = torch.cat([sampler[i] for i in learned_from(step)])
         differ = (step[0].old_logprobs - wanted).abs() > 1e-7
         assert int(differ.sum()) == (apart != 0.0) or torch.isnan(step[0].old_logprobs).any()
 
@@ -429,7 +429,7 @@ def test_the_loss_of_every_step_and_its_gradient_equal_the_equations_written_as_
     losses = []
     for step, states, gradient in zip(seen.batches, seen.states, seen.gradients, strict=True):
         assert len(step) > 1
-        chosen = learnt_from(step)
+        chosen = learned_from(step)
         assert len(chosen) == 8
         it.policy.network.load_state_dict(states)
         it.policy.zero_grad()
@@ -463,7 +463,7 @@ def test_old_log_probabilities_are_the_learners_own_of_before_the_first_update(
         with torch.no_grad():
             own = [
                 logprob
-                for i in learnt_from([batch])
+                for i in learned_from([batch])
                 for logprob in naive_logprobs(it.policy.network, trajectories[i], 1.3)
             ]
         assert torch.allclose(batch.old_logprobs, torch.stack(own), atol=1e-5)

@@ -494,9 +494,11 @@ def test_values_of_options_are_the_text_that_they_are(recipe, capsys):
 
 def test_only_what_asks_for_help_asks_for_help(recipe):
     given = read_given("fit", ["recipe.yaml", "--model.policy.model", "my-hub/model.helpful-h"])
-    assert given.asks == []
-    assert read_given("fit", ["-h"]).asks == ["--help"]
-    assert read_given("fit", ["--model.rewards.help", "X"]).asks == ["--model.rewards.help=X"]
+    assert given.asks_for_help == []
+    assert read_given("fit", ["-h"]).asks_for_help == ["--help"]
+    assert read_given("fit", ["--model.rewards.help", "X"]).asks_for_help == [
+        "--model.rewards.help=X"
+    ]
     assert main(["fit", "-h"]) == 0
 
 

@@ -456,7 +456,7 @@ def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examp
     engine = ScriptedEngine(chat._tokenizer, says)
     questions = [turnrl.Question(q, "What?", ("x",)) for q in "ab"]
     rollout = turnrl.Rollout(Brackets(), [tool])
-    groups = rollout.collect(engine, chat, questions, 2, (0,))
+    groups = rollout.play(engine, chat, questions, 2, (0,))
     shown = [[r.content for r in t.results] for group in groups for t in group]
     assert shown == [[f"1. I am {n}.", f"1. I am {n}.\n2. I have been here."] for n in range(4)]
 
@@ -473,7 +473,7 @@ def test_the_toolset_of_the_docs_shares_a_session_and_hands_figures_to_a_reward(
     engine = ScriptedEngine(chat._tokenizer, lambda number, turn: walks[number][turn])
     rollout = turnrl.Rollout(Brackets(), [examples["Corridor"]()])
     question = turnrl.Question("q", "Walk.", ("x",), {"goal": 3})
-    (group,) = rollout.collect(engine, chat, [question], 3, (0,))
+    (group,) = rollout.play(engine, chat, [question], 3, (0,))
     assert [r.content for r in group[0].results] == [
         f"You stand in room {room}." for room in (2, 2, 3)
     ]

@@ -590,7 +590,7 @@ def collect(chat, segmenter, tools, *said, **limits):
     rollout = Rollout(segmenter, list(tools), **{"max_tokens": 20_000, **limits})
     rollout.check(chat)
     engine = ScriptedEngine(chat._tokenizer, lambda session, turn: said[turn])
-    ((trajectory,),) = rollout.collect(engine, chat, [QUESTION], 1, (0,))
+    ((trajectory,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
     return trajectory
 
 

@@ -49,13 +49,13 @@ def run(tiny_model, tmp_path_factory):
     it = module(
         tiny_model, record_per_iteration=None, record_tokens=True, transcripts_per_iteration=2
     )
-    collect = it.collector.collect
+    collect = it.collect
 
     def collecting(*given):
         collected.append(collect(*given))
         return collected[-1]
 
-    it.collector.collect = collecting
+    it.collect = collecting
     trainer(folder).fit(it, data())
     return folder, it, collected
 
@@ -114,7 +114,7 @@ def test_rows_agree_with_what_was_learnt_from(run):
                 assert row["question_id"] == group.question.id
                 assert row["question"] == group.question.text
                 assert tuple(row["answers"]) == group.question.answers
-                assert (row["stop"], row["answer"]) == (trajectory.stop, trajectory.answer)
+                assert (row["stop"], row["answer"]) == (trajectory.ended_by, trajectory.answer)
                 assert {name: row[name] for name in curves(trajectory)} == curves(trajectory)
                 assert row["prompt_tokens"] == len(trajectory.prompt_ids)
                 assert row["outcome"] == float(group.outcome[i])
@@ -346,7 +346,7 @@ def test_the_estimator_is_recorded_with_the_arguments_that_it_keeps():
         "name": "OutcomeOnly",
         "arguments": {"baseline": "mean", "scale": "std", "min_std": 0.5},
     }
-    critic = {"lr": 0.1, "coef": 0.1, "trunk": True}
+    critic = {"lr": 0.1, "coef": 0.1, "trains_policy": True}
     assert told(Forgetful(Critic(), 5)) == {"name": "Forgetful", "arguments": {"kept": critic}}
 
 

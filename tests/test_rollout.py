@@ -97,7 +97,7 @@ def chat(tiny_model):
 
 def collect(rollout, chat, says, questions=(QUESTION,), group_size=1):
     engine = ScriptedEngine(chat._tokenizer, says)
-    return rollout.collect(engine, chat, questions, group_size, (0,)), engine
+    return rollout.play(engine, chat, questions, group_size, (0,)), engine
 
 
 def one(rollout, chat, says):
@@ -130,7 +130,7 @@ def test_a_trajectory_is_exactly_what_was_sampled_and_appended(chat):
     trajectory = groups[0][0]
     assert [t.text for t in trajectory.turns] == ['[look {"query": "Paris"}]', "=Paris"]
     assert trajectory.answer == "Paris"
-    assert trajectory.stop == "answer"
+    assert trajectory.ended_by == "answer"
     # what the engine had in its history is what the trajectory says, to the token
     assert tuple(engine.asked[-1][1]) + trajectory.turns[-1].token_ids == trajectory.token_ids
     decoded = chat._tokenizer.decode(trajectory.token_ids)
@@ -269,7 +269,7 @@ def test_no_more_trajectories_are_under_way_than_the_engine_holds(chat, capacity
         engine.capacity = capacity
         questions = [replace(QUESTION, id=f"q{i}") for i in range(3)]
         rollout = Rollout(Brackets(), [Look()], lockstep=lockstep)
-        groups = rollout.collect(engine, chat, questions, 3, (0,))
+        groups = rollout.play(engine, chat, questions, 3, (0,))
         assert [t.answer for group in groups for t in group] == [str(i) for i in range(9)]
         assert [t.question.id for group in groups for t in group] == ["q0"] * 3 + ["q1"] * 3 + [
             "q2"
@@ -296,7 +296,7 @@ def test_groups_stay_whole_once_there_is_room_for_them(chat):
 
     engine.says = says
     questions = [replace(QUESTION, id=f"q{i}") for i in range(5)]
-    Rollout(Brackets(), [Look()]).collect(engine, chat, questions, 4, (0,))
+    Rollout(Brackets(), [Look()]).play(engine, chat, questions, 4, (0,))
     asked = [number for number, *_ in engine.asked]
     waves = [range(1), range(1, 8), range(8, 16), range(16, 20)]
     assert asked == [i for wave in waves for _ in range(2) for i in wave]
@@ -361,7 +361,7 @@ def test_a_trajectory_stops_at_its_last_turn_whose_calls_are_not_run(chat):
     tool = Look()
     calls = say(*['[look {"query": "Paris"}]'] * 3)
     trajectory = one(Rollout(Brackets(3), [tool]), chat, calls)
-    assert (len(trajectory.turns), trajectory.stop, trajectory.answer) == (3, "turns", None)
+    assert (len(trajectory.turns), trajectory.ended_by, trajectory.answer) == (3, "turns", None)
     # the last call was attempted, and nobody would have read its result
     assert tool.batches == [["Paris"], ["Paris"]]
     assert trajectory.turns[2].reading.calls == (ToolCall("look", {"query": "Paris"}),)
@@ -379,7 +379,7 @@ def test_a_turn_cut_by_length_answers_nothing_and_its_calls_are_not_run(chat):
     assert turn.text == chat.cut(long, 3) != long
     assert (turn.cut, turn.results, turn.observation_ids) == (True, (), ())
     assert turn.reading == Reading(format_error="cut short")
-    assert (trajectory.stop, trajectory.answer) == ("length", None)
+    assert (trajectory.ended_by, trajectory.answer) == ("length", None)
     assert score_group([trajectory], [ExactMatch()], 3).outcome.tolist() == [0.0]
     # the calls that are whole in what was cut are no exception, for a scheme that reads them
     calls = ";".join(['[look {"query": "a"}]'] * 9)
@@ -387,7 +387,7 @@ def test_a_turn_cut_by_length_answers_nothing_and_its_calls_are_not_run(chat):
     trajectory = one(Rollout(Hasty(), [tool], max_turn_tokens=budget), chat, say(calls))
     (turn,) = trajectory.turns
     assert len(turn.reading.calls) >= 2
-    assert (turn.cut, turn.results, trajectory.stop) == (True, (), "length")
+    assert (turn.cut, turn.results, trajectory.ended_by) == (True, (), "length")
     assert paid(trajectory) == [0.0]
     assert tool.batches == []
 
@@ -413,7 +413,7 @@ def test_a_trajectory_stops_when_it_runs_out_of_tokens(chat):
     result = "<result>about Paris</result>"
     enough = prompt + tokens(chat, call) + markup + tokens(chat, result) + 1
     whole = one(Rollout(Brackets(), [Look()], max_tokens=enough), chat, say(call, "=Paris"))
-    assert (len(whole.turns), whole.stop) == (2, "length")
+    assert (len(whole.turns), whole.ended_by) == (2, "length")
     assert len(whole.token_ids) == enough
     assert paid(whole) == [0.7, 0.0]
     # with one token less there is no turn that could read the result: the call was in vain
@@ -423,7 +423,7 @@ def test_a_trajectory_stops_when_it_runs_out_of_tokens(chat):
     (turn,) = short.turns
     assert (turn.results, turn.observation_ids, turn.cut) == ((), (), False)
     assert turn.reading.calls == (ToolCall("look", {"query": "Paris"}),)
-    assert short.stop == "length"
+    assert short.ended_by == "length"
     assert len(short.token_ids) == prompt + tokens(chat, call)
     assert paid(short) == [0.0]
     assert curves(short) | {"format": 0} == dict.fromkeys(curves(short), 0.0)
@@ -615,7 +615,7 @@ def test_a_broken_world_stops_the_collection_and_names_the_tool(chat, tool, mess
     engine = ScriptedEngine(chat._tokenizer, say('[look {"query": "x"}]', "=x"))
     started = time.monotonic()
     with pytest.raises(ToolError, match=message):
-        Rollout(Brackets(), [tool]).collect(engine, chat, [QUESTION], 2, (0,))
+        Rollout(Brackets(), [tool]).play(engine, chat, [QUESTION], 2, (0,))
     assert time.monotonic() - started < 20
     assert not engine.open_sessions
     assert engine.drained
@@ -637,7 +637,7 @@ def test_a_trajectory_gives_back_its_session_when_it_ends(chat):
         chat._tokenizer, lambda number, turn: late(engine) if number else "=early"
     )
     rollout = Rollout(Brackets(), [])
-    ((early, last),) = rollout.collect(engine, chat, [QUESTION], 2, (0,))
+    ((early, last),) = rollout.play(engine, chat, [QUESTION], 2, (0,))
     assert (early.answer, last.answer) == ("early", "late")
     assert not engine.open_sessions
 
@@ -672,10 +672,10 @@ def test_every_turn_of_every_trajectory_has_a_random_stream_of_its_own(chat):
     seeds = [sampling.seed for *_, sampling in engine.asked]
     assert len(seeds) == len(set(seeds)) == 18
     again = ScriptedEngine(chat._tokenizer, say(call, call, "=x"))
-    rollout.collect(again, chat, [QUESTION, QUESTION], 3, (0,))
+    rollout.play(again, chat, [QUESTION, QUESTION], 3, (0,))
     assert seeds == [sampling.seed for *_, sampling in again.asked]
     other = ScriptedEngine(chat._tokenizer, say(call, call, "=x"))
-    rollout.collect(other, chat, [QUESTION, QUESTION], 3, (1,))
+    rollout.play(other, chat, [QUESTION, QUESTION], 3, (1,))
     assert not set(seeds) & {sampling.seed for *_, sampling in other.asked}
 
 

@@ -545,7 +545,7 @@ def test_a_reward_is_of_one_kind_and_has_a_name_that_metrics_can_show():
 
 def test_the_examples_hold_every_way_to_end():
     examples = example_trajectories()
-    assert {t.stop for t in examples.values()} == {"answer", "turns"}
+    assert {t.ended_by for t in examples.values()} == {"answer", "turns"}
     assert {len(t.turns) for t in examples.values()} == {1, 2}
     for trajectory in examples.values():
         assert isinstance(trajectory.question, Question)

@@ -36,7 +36,7 @@ from turnrl import (
 )
 from turnrl.agent.explore import Opening
 from turnrl.agent.rollout import Agent
-from turnrl.agent.toolbox import Bench, Toolbox, run_tool
+from turnrl.agent.toolbox import Toolbox, ToolSessions, run_tool
 from turnrl.testing import ScriptedEngine, check_tool
 
 
@@ -286,17 +286,17 @@ def test_calls_of_one_session_come_in_order_and_never_in_two_batches_at_once():
     async def scenario():
         box = Toolbox([tool], str, 8)
         for _ in range(10):
-            benches = [Bench(box) for _ in range(100)]
+            several = [ToolSessions(box) for _ in range(100)]
             calls = [ToolCall("add", {"n": n}) for n in (1, 10, 100)]
 
-            async def arrive(bench):
-                await bench.open(QUESTION)
-                return await bench.answer(calls)  # noqa: B023
+            async def arrive(sessions):
+                await sessions.open(QUESTION)
+                return await sessions.answer(calls)  # noqa: B023
 
-            for replies in await asyncio.gather(*map(arrive, benches)):
+            for replies in await asyncio.gather(*map(arrive, several)):
                 assert [reply.content for reply in replies] == ["1", "11", "111"]
-            for bench in benches:
-                await bench.close()
+            for sessions in several:
+                await sessions.close()
 
     draw, tool = random.Random(0), Uneven()
     tool.session = Count
@@ -335,8 +335,8 @@ def test_passages_that_were_cut_off_were_not_shown(starts, kept, shown):
     tool = Pages({} if starts is None else {"passage_starts": starts})
 
     async def scenario():
-        bench = Bench(Toolbox([tool], lambda text: text[:kept], 8))
-        return await bench.answer([ToolCall("look", {"query": "x"})])
+        sessions = ToolSessions(Toolbox([tool], lambda text: text[:kept], 8))
+        return await sessions.answer([ToolCall("look", {"query": "x"})])
 
     (result,) = asyncio.run(scenario())
     assert "".join(result.metadata["passage_ids"]) == shown
@@ -378,9 +378,9 @@ def test_a_batch_that_fails_when_no_caller_is_left_is_not_reported(caplog):
             raise RuntimeError("too late")
 
     async def scenario():
-        bench = Bench(Toolbox([Late()], str, 8))
-        await bench.open(QUESTION)
-        caller = asyncio.create_task(bench.answer([ToolCall("add", {"n": 1})]))
+        sessions = ToolSessions(Toolbox([Late()], str, 8))
+        await sessions.open(QUESTION)
+        caller = asyncio.create_task(sessions.answer([ToolCall("add", {"n": 1})]))
         await asyncio.sleep(0.01)
         caller.cancel()
         await asyncio.wait([caller])
@@ -397,7 +397,7 @@ def breaks(chat, tool, message, says=counts, group_size=6, kind=ToolError):
     engine = ScriptedEngine(chat._tokenizer, says)
     started = time.monotonic()
     with pytest.raises(kind, match=message):
-        Rollout(Brackets(), [tool], lockstep=False).collect(
+        Rollout(Brackets(), [tool], lockstep=False).play(
             engine, chat, QUESTIONS[:2], group_size, (0,)
         )
     assert time.monotonic() - started < 10
@@ -486,7 +486,7 @@ def test_a_session_that_is_being_opened_when_another_trajectory_fails_is_closed(
     slow, crashes = Slow(), Crashes()
     engine = ScriptedEngine(chat._tokenizer, lambda number, turn: add(1))
     with pytest.raises(ToolError, match="no sandbox is left"):
-        Rollout(Brackets(), [crashes, slow]).collect(engine, chat, QUESTIONS[:2], 1, (0,))
+        Rollout(Brackets(), [crashes, slow]).play(engine, chat, QUESTIONS[:2], 1, (0,))
     slow.check_closed(1)
     crashes.check_closed(1)
     assert not engine.asked
@@ -583,7 +583,7 @@ def test_a_session_that_is_being_closed_when_another_trajectory_fails_is_closed_
     )
     rollout = Rollout(Brackets(), [Fails(), tool], lockstep=False)
     with pytest.raises(ToolError, match="down"):
-        rollout.collect(engine, chat, [QUESTION], 2, (0,))
+        rollout.play(engine, chat, [QUESTION], 2, (0,))
     tool.check_closed(2)
 
 
@@ -592,8 +592,8 @@ def test_a_session_that_is_being_closed_when_another_trajectory_fails_is_closed_
 
 async def begun(agent):
     """A trajectory that has begun, after its first turn."""
-    opening = Opening(QUESTION, Bench(agent.tools), (0,))
-    await opening.bench.open(QUESTION)
+    opening = Opening(QUESTION, ToolSessions(agent.tools), (0,))
+    await opening.sessions.open(QUESTION)
     (state,) = agent.begin([opening])
     return await agent.turn(state)
 
@@ -604,7 +604,7 @@ async def branches(agent, seeds):
     states = [await trunk.fork((seed,)) for seed in seeds]
     ended = []
     for state in [*states, trunk]:
-        while state.stop is None:
+        while state.ended_by is None:
             state = await agent.turn(state)
         await state.close()
         await state.close()  # harmless

@@ -113,10 +113,10 @@ def test_trajectories_of_one_prompt_share_the_work_of_reading_it_and_others_do_n
 
     prompts = []
     engine = Opens(chat._tokenizer, lambda number, turn: "=x")
-    Rollout(Brackets(), [Look()]).collect(engine, chat, [QUESTION], 4, (0,))
+    Rollout(Brackets(), [Look()]).play(engine, chat, [QUESTION], 4, (0,))
     assert len(prompts) == 1
     prompts.clear()
-    Rollout(Brackets(), [Deals()]).collect(engine, chat, [QUESTION], 4, (0,))
+    Rollout(Brackets(), [Deals()]).play(engine, chat, [QUESTION], 4, (0,))
     assert [f"card {n}" in prompt for n, prompt in enumerate(prompts)] == [True, True]
     assert not engine.open_sessions
 
@@ -227,7 +227,7 @@ def test_an_open_that_fails_closes_the_sessions_of_all_sets_and_samples_nothing(
     questions = [Question(name, "?", ("x",)) for name in "ab"]
     rollout = Rollout(Brackets(), [bank, full], lockstep=lockstep)
     with pytest.raises(ToolError, match="toolset Full raised OSError: no room is left in open"):
-        rollout.collect(engine, chat, questions, 2, (0,))
+        rollout.play(engine, chat, questions, 2, (0,))
     assert bank.opened == bank.closed == 4
     assert full.opened == full.closed
     assert not engine.open_sessions
@@ -247,7 +247,7 @@ def test_no_more_sessions_are_open_than_trajectories_are_under_way(chat):  # noq
         bank, engine = Counted(), ScriptedEngine(chat._tokenizer, lambda number, turn: "=x")
         engine.capacity = 2
         rollout = Rollout(Brackets(), [bank], lockstep=lockstep)
-        rollout.collect(engine, chat, [QUESTION], 7, (0,))
+        rollout.play(engine, chat, [QUESTION], 7, (0,))
         assert (bank.opened, bank.closed, bank.most) == (7, 7, 2)
 
 

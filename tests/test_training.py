@@ -144,7 +144,7 @@ def test_the_metrics_of_an_iteration_are_means_over_its_trajectories(tiny_model,
         "reward/turn": sum(float(g.turn_rewards.sum()) for g in groups) / 16,
         "rollout/turns": sum(len(t.turns) for t in attempts) / 16,
         "rollout/sampled_tokens": sum(len(u.token_ids) for t in attempts for u in t.turns) / 16,
-        "rollout/truncated": sum(t.stop == "length" for t in attempts) / 16,
+        "rollout/truncated": sum(t.ended_by == "length" for t in attempts) / 16,
         "train/format": sum(t.answer is not None for t in attempts) / 16,
     }
     for name, value in wanted.items():
@@ -578,15 +578,15 @@ def test_two_updates_learn_the_same_whether_old_log_probabilities_are_computed_a
 ):
     """With one step to an update the first one's own forward pass has them all."""
     options = {"updates_per_iteration": 2, "steps_per_update": steps}
-    learnt, ahead = [], []
+    learned, ahead = [], []
     for name in ("heard", "ahead"):
         it = module(tiny_model, **options, rollout={"top_k": 300})  # no sampler stands in for them
         if name == "ahead":
             monkeypatch.setattr(turnrl.module, "OldLogprobs", ReadAhead)
         monkeypatch.setattr(it, "read", partial(counted, it.read, ahead))
         trainer(tmp_path / name, epochs=2).fit(it, data())
-        learnt.append(weights(it.policy))
-    assert torch.allclose(*learnt, atol=2e-5)
+        learned.append(weights(it.policy))
+    assert torch.allclose(*learned, atol=2e-5)
     ahead = [rows for rows in ahead if rows > 1]  # not of the check before a checkpoint
     if steps == 1:  # 16 trajectories, twice, in the second run alone
         assert sum(ahead) == 2 * 16

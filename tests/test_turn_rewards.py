@@ -364,7 +364,7 @@ def test_information_can_be_measured_per_token_or_as_a_probability(tiny_policy, 
 
 def test_an_answer_is_put_as_the_policy_would_write_it(tiny_policy, played):
     some = Trajectory(
-        Question("q", "?", ("Paris",)), played[0].prompt_ids, played[0].turns, played[0].stop
+        Question("q", "?", ("Paris",)), played[0].prompt_ids, played[0].turns, played[0].ended_by
     )
     # " Paris" is a token of its own, which neither " " nor "Paris" begins
     assert len(tiny_policy.tokenizer(" Paris")["input_ids"]) == 1
@@ -422,7 +422,7 @@ def test_each_state_is_read_once_in_minibatches_of_so_many_tokens(tiny_model, pl
 
 def test_a_question_without_an_answer_has_no_information_to_gain(tiny_policy, played):
     unknown = Question("q", "?", ("", "the"))
-    some = [Trajectory(unknown, t.prompt_ids, t.turns, t.stop) for t in played]
+    some = [Trajectory(unknown, t.prompt_ids, t.turns, t.ended_by) for t in played]
     group = score_group(some, [InformationGain()], policy=tiny_policy)
     assert group.turn_rewards.abs().sum() == 0
 

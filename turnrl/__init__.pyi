@@ -115,15 +115,15 @@ from turnrl.types.examination import Status as Status
 from turnrl.types.rules import AnswerRule as AnswerRule
 from turnrl.types.rules import Phrase as Phrase
 from turnrl.types.rules import answer_rule as answer_rule
-from turnrl.types.trajectory import Figures as Figures
 from turnrl.types.trajectory import Group as Group
 from turnrl.types.trajectory import Message as Message
 from turnrl.types.trajectory import Passage as Passage
 from turnrl.types.trajectory import Probe as Probe
 from turnrl.types.trajectory import Question as Question
 from turnrl.types.trajectory import Reading as Reading
-from turnrl.types.trajectory import Row as Row
+from turnrl.types.trajectory import TokenRow as TokenRow
 from turnrl.types.trajectory import ToolCall as ToolCall
+from turnrl.types.trajectory import ToolFigures as ToolFigures
 from turnrl.types.trajectory import ToolResult as ToolResult
 from turnrl.types.trajectory import Trajectory as Trajectory
 from turnrl.types.trajectory import Turn as Turn

@@ -34,7 +34,7 @@ from turnrl.types import (
     Group,
     Question,
     Reward,
-    Row,
+    TokenRow,
     TokenScores,
     Trajectory,
 )
@@ -46,7 +46,7 @@ class Collected(NamedTuple):
     Args:
         groups: One for each question.
         seconds: Time that the policy took to act.
-        sampled: Tokens sampled in that time, including those that are not learnt from.
+        sampled: Tokens sampled in that time, including those that are not learned from.
         probe_tokens: Of these, tokens of no member of a group: they gave state values alone.
     """
 
@@ -127,7 +127,7 @@ class Experience:
             "rollout/turns": sum(len(t.turns) for t in trunks),
             "rollout/tokens": sum(len(t.token_ids) for t in trunks),
             "rollout/sampled_tokens": sum(map(len, self.advantages)),
-            "rollout/truncated": sum(t.stop == "length" for t in trunks),
+            "rollout/truncated": sum(t.ended_by == "length" for t in trunks),
             "rollout/degenerate_groups": sum(len(self.groups[i].trunks) for i in self.degenerate),
             "rollout/probe_tokens": self.probe_tokens,
             "rollout/redrawn_groups": self.redrawn,
@@ -164,7 +164,7 @@ class Setup(Protocol):
     group_size: int
     memory: Memory
 
-    def read(self, rows: Sequence[Row]) -> list[TokenScores]:
+    def read(self, rows: Sequence[TokenRow]) -> list[TokenScores]:
         """The learner's log-probabilities and values of token sequences."""
 
 
@@ -215,8 +215,8 @@ class Collector:
             groups = tuple(self.setup.estimator.prepare(attempts, self))
         branches = (probe.trajectory for some in attempts.probes for probe in some)
         sampled = sampled_tokens(itertools.chain(*attempts.trajectories, branches))
-        learnt = sampled_tokens(t for group in groups for t in group.trajectories)
-        return Collected(groups, seconds, sampled, sampled - learnt)
+        learned = sampled_tokens(t for group in groups for t in group.trajectories)
+        return Collected(groups, seconds, sampled, sampled - learned)
 
     def valued(self, groups: Sequence[Group]) -> tuple[Group, ...]:
         """The groups with the critic's value of each sampled token, `token_values`."""
@@ -263,7 +263,7 @@ class Collector:
         self._synced = None
 
     def _check_versions(self, attempts: Attempts) -> None:
-        """Refuse turns that other weights sampled: what is learnt from them would be biased.
+        """Refuse turns that other weights sampled: what is learned from them would be biased.
 
         Raises:
             EngineError: Naming the engine and both versions.
@@ -278,17 +278,6 @@ class Collector:
                 f"it version {self._synced}. Mend the engine, and try "
                 "turnrl.testing.check_engine on it."
             )
-
-    def act(
-        self,
-        questions: Sequence[Question],
-        size: int | None,
-        key: tuple[int, ...],
-        version: int,
-        bar: str | None = None,
-    ) -> list[list[Trajectory]]:
-        """Trajectories for each question, as in `explore`."""
-        return self.explore(questions, size, key, version, bar).trajectories
 
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
         """The trajectories of each question with their rewards."""

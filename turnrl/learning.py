@@ -15,7 +15,7 @@ from torch import Tensor
 from turnrl.credit import sampled_turns
 from turnrl.objective import ClippedSurrogate, RatioLevel
 from turnrl.policy.layout import Layout, Pass
-from turnrl.types import Row, Trajectory
+from turnrl.types import TokenRow, Trajectory
 
 
 @dataclass
@@ -133,7 +133,7 @@ class OldLogprobs:
     Args:
         columns: The trajectories.
         read: Computes the learner's log-probabilities of rows, under its weights of now.
-        truncated: Whether the sampler draws from a part of the distribution. Then the few could be
+        cut: Whether the sampler draws from a part of the distribution. Then the few could be
             alike and the others not, so all are read.
         listens: Whether the first step's own forward pass gives the numbers of its trajectories, by
             `keep`. Otherwise they are read ahead too.
@@ -142,12 +142,12 @@ class OldLogprobs:
     def __init__(
         self,
         columns: TokenColumns,
-        read: Callable[[Sequence[Row]], Column],
-        truncated: bool = False,
+        read: Callable[[Sequence[TokenRow]], Column],
+        cut: bool = False,
         listens: bool = False,
     ) -> None:
         self.listens = listens
-        self._columns, self._read, self._truncated = columns, read, truncated
+        self._columns, self._read, self._cut = columns, read, cut
         self._known: dict[int, Tensor] = {}
 
     def look_ahead(self, steps: Sequence[Tensor]) -> None:
@@ -164,7 +164,7 @@ class OldLogprobs:
         self._take(some)
         gaps = [(self._known[i] - sampler[i]).abs().max() for i in some]
         alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
-        if alike and not self._truncated:
+        if alike and not self._cut:
             self._known |= {i: sampler[i] for i in rest}
         else:
             self._take(rest)
@@ -185,7 +185,7 @@ class OldLogprobs:
 
 
 class Plan:
-    """The optimiser steps of one iteration: who is learnt from when, and with what weight.
+    """The optimiser steps of one iteration: who is learned from when, and with what weight.
 
     Trajectories of one prompt stay together as far as steps of equal size allow, because it is read
     once for all that are computed together: prompts are shuffled, and the trajectories of each.
@@ -206,7 +206,7 @@ class Plan:
         objective: ClippedSurrogate,
         updates: int,
         steps_per_update: int,
-        passes: Callable[[Sequence[Row]], Iterator[Pass]],
+        passes: Callable[[Sequence[TokenRow]], Iterator[Pass]],
     ) -> None:
         self._columns, self._old, self._objective = columns, old, objective
         self._updates, self._steps_per_update, self._passes = updates, steps_per_update, passes

@@ -1,6 +1,6 @@
 """The life of a module around a policy: set up, loaded, optimised, kept, let go, as Lightning asks.
 
-What is collected, how it gets credit and how it is learnt is the algorithm's: see `module.py`.
+What is collected, how it gets credit and how it is learned is the algorithm's: see `module.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -27,9 +27,9 @@ from turnrl.policy.model import Policy
 from turnrl.policy.trials import try_out
 from turnrl.run.announce import announce
 from turnrl.run.folders import run_folder
-from turnrl.run.metrics import Figures
+from turnrl.run.metrics import MetricLog
 from turnrl.scoring import Tally
-from turnrl.types import Question, Row, TokenScores, Trajectory
+from turnrl.types import Question, TokenRow, TokenScores, Trajectory
 
 _ASK = 2
 """First number of the random streams of `ask`; see `module.py` for the others."""
@@ -64,7 +64,7 @@ class PolicyModule(L.LightningModule, ABC):
         self.minibatch_tokens = minibatch_tokens
         self.seed = seed
         self.memory = Memory()
-        self.figures = Figures(self)
+        self.metrics = MetricLog(self)
         self.folder: Path | None = None
         """The run's folder, once it is set up."""
         self.witness: Trajectory | None = None
@@ -122,7 +122,7 @@ class PolicyModule(L.LightningModule, ABC):
             )
         return [optimizer], [{"scheduler": schedule, "interval": "step"}] if schedule else []
 
-    def read(self, rows: Sequence[Row], temperature: float | None = None) -> list[TokenScores]:
+    def read(self, rows: Sequence[TokenRow], temperature: float | None = None) -> list[TokenScores]:
         """The current learner's numbers for sampled tokens; see `Policy.read`."""
         with self.memory.phase("learning"):
             return self.policy.read(rows, temperature=temperature or self.rollout.temperature)
@@ -141,7 +141,7 @@ class PolicyModule(L.LightningModule, ABC):
         norm = torch.nn.utils.get_total_norm(gradients)
         if not norm.isfinite():
             raise self._broken(f"the gradient's norm is {float(norm)}")
-        self.figures.log({"train/grad_norm": Tally(float(norm), 1)})
+        self.metrics.log({"train/grad_norm": Tally(float(norm), 1)})
 
     def _broken(self, what: str) -> TrainingError:
         iteration, step = self.iteration_and_version

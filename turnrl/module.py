@@ -114,7 +114,7 @@ class MTGRPO(PolicyModule):
         if not isinstance(self.engine, Engine):
             raise RecipeError(
                 f"model.engine is a {type(self.engine).__name__}, which is no Engine: nothing "
-                "can be learnt without token ids. Name an engine, such as Slots; Rollout.collect "
+                "can be learned without token ids. Name an engine, such as Slots; Rollout.play "
                 "takes a sampler of messages."
             )
         self.group_size = group_size
@@ -188,7 +188,7 @@ class MTGRPO(PolicyModule):
         return OldLogprobs(
             tokens,
             lambda rows: [scores.logprobs for scores in self.read(rows)],
-            truncated=self.rollout.sampling.truncated,
+            cut=self.rollout.sampling.cuts_distribution,
             listens=self.updates_per_iteration > 1 and not noisy,
         )
 
@@ -221,7 +221,7 @@ class MTGRPO(PolicyModule):
         """Log what was collected, once an iteration."""
         if self.experience is not None and not self._logged:
             self._logged = True
-            self.figures.log(self.experience.tallies(self.rewards))
+            self.metrics.log(self.experience.tallies(self.rewards))
 
     def training_step(self, batch: Step, batch_idx: int) -> Tensor:
         """One optimiser step. The gradients of all minibatches but the last are added up here; the
@@ -237,7 +237,7 @@ class MTGRPO(PolicyModule):
         watched = dict(zip(sums, torch.stack([*sums.values()]).tolist(), strict=True))
         loss_alone = {"train/loss": Tally(watched.pop("loss"), 1)}
         tokens = sum(map(len, batch))
-        self.figures.log(loss_alone | {f"train/{k}": Tally(v, tokens) for k, v in watched.items()})
+        self.metrics.log(loss_alone | {f"train/{k}": Tally(v, tokens) for k, v in watched.items()})
         return loss
 
     def _loss(self, batch: Minibatch, watched: dict[str, Tensor]) -> Tensor:
@@ -289,9 +289,9 @@ class MTGRPO(PolicyModule):
         groups = self._scored_greedily(batch, batch_idx) if batch else ()
         self.evaluated += groups
         tallies = scoring.group_tallies(groups, self.rewards)
-        self.figures.log({f"{split}/{name}": one for name, one in tallies.items()}, weigh=True)
+        self.metrics.log({f"{split}/{name}": one for name, one in tallies.items()}, weigh=True)
         if self.trainer.state.fn != "fit":
-            self.figures.log_count(f"{split}/questions", len(batch))
+            self.metrics.log_count(f"{split}/questions", len(batch))
 
     @property
     def split(self) -> str:
@@ -301,5 +301,5 @@ class MTGRPO(PolicyModule):
     def _scored_greedily(self, batch: list[Question], number: int) -> tuple[Group, ...]:
         key = (_EVALUATE, self.seed, number, self.global_rank)
         _, version = self.iteration_and_version
-        bar = self.bar("evaluating")
-        return self.collector.score(self.collector.act(batch, None, key, version, bar))
+        attempts = self.collector.explore(batch, None, key, version, self.bar("evaluating"))
+        return self.collector.score(attempts.trajectories)

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from turnrl import types
 from turnrl.agent.conversation import Conversation
-from turnrl.agent.toolbox import Bench
+from turnrl.agent.toolbox import ToolSessions
 
 if TYPE_CHECKING:
     from turnrl.agent.rollout import Agent
@@ -35,12 +35,12 @@ class Opening(NamedTuple):
 
     Args:
         question: What is asked.
-        bench: Its place at the tools.
+        sessions: Its place at the tools.
         seed: Integers that name its random streams; a turn's number is added.
     """
 
     question: types.Question
-    bench: Bench
+    sessions: ToolSessions
     seed: tuple[int, ...]
 
 
@@ -52,7 +52,7 @@ class State:
         opening: What it began with.
         conversation: Its history at what samples it: the prompt and all turns.
         turns: The turns so far.
-        stop: Why it ended, if it has.
+        ended_by: Why it ended, if it has.
         begins: The turn at which a probe branched off; None of a trajectory.
         figures: Numbers that its tools' sessions handed over when it was closed.
     """
@@ -60,9 +60,9 @@ class State:
     opening: Opening
     conversation: Conversation
     turns: tuple[types.Turn, ...] = ()
-    stop: types.Stop | None = None
+    ended_by: types.Ending | None = None
     begins: int | None = None
-    figures: types.Figures = field(default_factory=dict)
+    figures: types.ToolFigures = field(default_factory=dict)
 
     async def fork(self, seed: tuple[int, ...]) -> State:
         """A branch that goes on from here with random streams of its own.
@@ -70,13 +70,13 @@ class State:
         Raises:
             ToolError: If a tool's session cannot be copied.
         """
-        bench = await self.opening.bench.fork()
+        sessions = await self.opening.sessions.fork()
         try:
             conversation = self.conversation.fork()
         except BaseException:
-            await bench.close()
+            await sessions.close()
             raise
-        opening = self.opening._replace(bench=bench, seed=seed)
+        opening = self.opening._replace(sessions=sessions, seed=seed)
         return replace(self, opening=opening, conversation=conversation, begins=len(self.turns))
 
     async def close(self) -> State:
@@ -86,14 +86,18 @@ class State:
             The state with the figures that the tools' sessions handed over.
         """
         self.conversation.close()  # at once: what it keeps on the device is large
-        return replace(self, figures=await self.opening.bench.close())
+        return replace(self, figures=await self.opening.sessions.close())
 
     @property
     def trajectory(self) -> types.Trajectory:
         """Trajectory that came of it, once it has ended."""
-        assert self.stop is not None, "the trajectory goes on"
-        opening, ids, begins = self.opening, self.conversation.prompt_ids, self.begins or 0
-        return types.Trajectory(opening.question, ids, self.turns, self.stop, begins, self.figures)
+        assert self.ended_by is not None, "the trajectory goes on"
+        question, ids, begins = (
+            self.opening.question,
+            self.conversation.prompt_ids,
+            self.begins or 0,
+        )
+        return types.Trajectory(question, ids, self.turns, self.ended_by, begins, self.figures)
 
 
 @dataclass(eq=False)
@@ -145,7 +149,7 @@ class Exploration:
     def __post_init__(self) -> None:
         self._trajectories = [
             _Track(
-                Opening(question, Bench(self.agent.tools), (*self.seed, n, member)),
+                Opening(question, ToolSessions(self.agent.tools), (*self.seed, n, member)),
                 n * self.group_size + member,
             )
             for n, question in enumerate(self.questions)
@@ -202,7 +206,7 @@ class Exploration:
         """Begin the members; then take one turn after the other, all together, until they and their
         probes end."""
         await self._begin(members)
-        while members := [track for track in members if track.state.stop is None]:
+        while members := [track for track in members if track.state.ended_by is None]:
             parents = [track for track in members if track.state.begins is None]
             forked = [await self._fork(track, n) for track in parents for n in range(self.probes)]
             async with asyncio.TaskGroup() as crowd:
@@ -215,7 +219,7 @@ class Exploration:
         openings = [track.opening for track in members]
         async with asyncio.TaskGroup() as crowd:
             for opening in openings:
-                crowd.create_task(opening.bench.open(opening.question))
+                crowd.create_task(opening.sessions.open(opening.question))
         # the states come first, so that what they share is let go after the last
         for state, track in zip(self.agent.begin(openings), members, strict=True):
             track.begun = state
@@ -230,7 +234,7 @@ class Exploration:
     async def _take_turn(self, track: _Track) -> None:
         """Take the next turn; close what has ended."""
         track.begun = await self.agent.turn(track.state)
-        if track.state.stop is not None:
+        if track.state.ended_by is not None:
             track.begun = await track.state.close()
             self.bar.update(track.state.begins is None)
 
@@ -238,7 +242,7 @@ class Exploration:
         """Give back what all trajectories hold, those that were cancelled too."""
         self.bar.close()
         tracks = (*self._trajectories, *self._branches)
-        closings = ((track.begun or track.opening.bench).close() for track in tracks)
+        closings = ((track.begun or track.opening.sessions).close() for track in tracks)
         await asyncio.gather(*closings, return_exceptions=True)
         await self.agent.close()
 

@@ -57,9 +57,9 @@ class Agent:
             DataError: If a question leaves no room to act.
         """
         most = self._rollout.max_tokens
-        for _, alike in groupby(openings, lambda o: (id(o.question), o.bench.prompt)):
+        for _, alike in groupby(openings, lambda o: (id(o.question), o.sessions.prompt)):
             first, *others = alike
-            with contextlib.closing(self._converse(first.question, first.bench.prompt)) as root:
+            with contextlib.closing(self._converse(first.question, first.sessions.prompt)) as root:
                 if root.tokens >= most:
                     raise DataError(
                         f"question {first.question.id!r} makes a prompt of {root.tokens} tokens: "
@@ -93,23 +93,23 @@ class Agent:
         most = min(rollout.max_turn_tokens, rollout.max_tokens - talk.tokens)
         seed = stream_seed(*state.opening.seed, k)
         turn = await talk.say(replace(self._sampling, max_tokens=most, seed=seed))
-        reading: types.Reading = rollout.ask("read", turn.text, k, turn.cut)
+        reading: types.Reading = rollout.consult("read", turn.text, k, turn.cut)
         turn = replace(turn, reading=reading)
-        stop: types.Stop | None = None
+        ended_by: types.Ending | None = None
         if reading.answer is not None:
-            stop = "answer"
+            ended_by = "answer"
         elif turn.cut:
-            stop = "length"
+            ended_by = "length"
         elif k + 1 == rollout.segmenter.max_turns:
-            stop = "turns"
+            ended_by = "turns"
         else:
-            results = await state.opening.bench.answer(reading.calls, k)
-            observation_ids = talk.tell(rollout.ask("observe", reading, results))
+            results = await state.opening.sessions.answer(reading.calls, k)
+            observation_ids = talk.tell(rollout.consult("observe", reading, results))
             if talk.tokens >= rollout.max_tokens:
-                stop = "length"
+                ended_by = "length"
             else:
                 turn = replace(turn, results=results, observation_ids=observation_ids)
-        return replace(state, turns=(*state.turns, turn), stop=stop)
+        return replace(state, turns=(*state.turns, turn), ended_by=ended_by)
 
     def _make_safe(self, text: str) -> str:
         """A tool's text, cut to the budget and inert."""
@@ -206,13 +206,13 @@ class Rollout:
             RecipeError: If it does not take the segmenter's messages.
             ToolError: From the first tool that cannot work.
         """
-        if self.sampling.truncated:
+        if self.sampling.cuts_distribution:
             _logger.warning(
                 "rollout.top_k, min_p or top_p cuts the distribution that tokens are drawn from. "
                 "The sampler's log-probabilities are of what is left and the learner's are not, so "
                 "their ratio is biased; a policy gradient assumes that all of it was drawn from."
             )
-        self.ask("check", self.specs)
+        self.consult("check", self.specs)
         if not self.specs and self.segmenter.max_turns > 1:
             _logger.warning(
                 f"rollout.tools is empty, and {type(self.segmenter).__name__} takes up to "
@@ -230,7 +230,7 @@ class Rollout:
         call, replies = (types.ToolCall("check"),), (types.ToolResult("checked"),)
         for calls, wrong in ((call, None), (call, "wrong"), ((), "wrong")):
             reading = types.Reading(calls, None, wrong)
-            messages = self.ask("observe", reading, replies[: len(calls)])
+            messages = self.consult("observe", reading, replies[: len(calls)])
             roles = {m.get("role") for m in messages} if isinstance(messages, list) else {"none"}
             if not roles or roles - {"user", "tool"}:
                 told = f"{type(self.segmenter).__name__}.observe gave {messages!r}"
@@ -262,24 +262,23 @@ class Rollout:
             chat: The policy's chat format.
             more: Text that the tools' sessions add to the question.
         """
-        text = chat.inert(
-            f"{question.text}\n\n{more}" if more else question.text, self.segmenter.tags
-        )
-        messages: list[types.Message] = self.ask("prompt", replace(question, text=text), self.specs)
+        text = f"{question.text}\n\n{more}" if more else question.text
+        question = replace(question, text=chat.inert(text, self.segmenter.tags))
+        messages: list[types.Message] = self.consult("prompt", question, self.specs)
         return messages
 
     def prompt(self, question: types.Question, chat: ChatFormat, more: str = "") -> tuple[int, ...]:
         """Token ids of a question's prompt; see `messages`."""
         return chat.prompt(self.messages(question, chat, more), self.templated)
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Ask the segmenter; it is to be total, so an exception is a fault of its package."""
+    def consult(self, method: str, *arguments: Any) -> Any:
+        """Ask the segmenter. It must never raise, so an exception is a bug of its package."""
         what = f"{type(self.segmenter).__name__}.{method} on {str(arguments[0])[:200]!r}"
         advice = "A segmenter must accept any text; mend it, and try turnrl.testing.check_segmenter"
         with blaming(PluginError, what, f"{advice} on it."):
             return getattr(self.segmenter, method)(*arguments)
 
-    def collect(
+    def play(
         self,
         sampler: types.Sampler,
         chat: ChatFormat,
@@ -321,7 +320,7 @@ class Rollout:
         greedy: bool = False,
         description: str | None = None,
     ) -> types.Attempts:
-        """`collect`, and continuations besides: at the beginning of each turn of each trajectory,
+        """`play`, and continuations besides: at the beginning of each turn of each trajectory,
         `probes` branches go their own way from there to the end.
 
         No more trajectories are under way than the sampler holds at once, with all the probes that
@@ -329,12 +328,12 @@ class Rollout:
         without it the next begins when one ends.
 
         Args:
-            probes: How many; see `collect` for the others.
+            probes: How many; see `play` for the others.
         Returns:
             G trajectories for each question, and the probes of each question's. Without lockstep a
             trajectory still begins a turn together with its own probes.
         Raises:
-            ToolError: As `collect`, and if a tool's session cannot be copied.
+            ToolError: As `play`, and if a tool's session cannot be copied.
         """
         total = len(questions) * group_size
         hidden = True if description is None else None  # None: shown on a terminal only

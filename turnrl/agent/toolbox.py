@@ -23,12 +23,12 @@ from jsonschema.exceptions import SchemaError, best_match
 
 from turnrl.errors import RecipeError, ToolError, TurnRLError
 from turnrl.types import (
-    Figures,
     ForkableToolSession,
     Question,
     Stateful,
     Tool,
     ToolCall,
+    ToolFigures,
     ToolResult,
     ToolSession,
     Toolset,
@@ -98,15 +98,15 @@ class Toolbox:
     def __init__(
         self, toolsets: Sequence[Toolset], make_safe: Callable[[str], str], max_calls: int
     ) -> None:
-        self.desks = [_Desk(toolset) for toolset in toolsets]
-        self.by_name = {name: desk for desk in self.desks for name in desk.schemas}
+        self.batchers = [_Batcher(toolset) for toolset in toolsets]
+        self.by_name = {name: batcher for batcher in self.batchers for name in batcher.schemas}
         self.make_safe = make_safe
         self._max_calls = max_calls
 
     def close(self) -> None:
         """Let go of batches that nobody waits for any more."""
-        for desk in self.desks:
-            for batch in desk.batches:
+        for batcher in self.batchers:
+            for batch in batcher.batches:
                 batch.cancel()
 
     def problem(self, call: ToolCall, number: int) -> str | None:
@@ -123,7 +123,7 @@ class Toolbox:
 
 
 @final
-class Bench:
+class ToolSessions:
     """One trajectory's place at the tools, with a session of each stateful toolset.
 
     Args:
@@ -132,18 +132,18 @@ class Bench:
 
     def __init__(self, box: Toolbox) -> None:
         self._box = box
-        self._sessions: dict[_Desk, ToolSession] = {}
+        self._sessions: dict[_Batcher, ToolSession] = {}
 
     async def open(self, question: Question) -> None:
-        """Open the sessions, in the order of the toolsets. Whoever calls it closes the bench, also
-        where this fails.
+        """Open the sessions, in the order of the toolsets. Whoever calls it closes them, also where
+        this fails.
 
         Raises:
             ToolError: If a toolset's world is broken.
         """
-        for desk in self._box.desks:
-            if isinstance(desk.toolset, Stateful):
-                await self._keep(desk, "open", desk.toolset.open, question)
+        for batcher in self._box.batchers:
+            if isinstance(batcher.toolset, Stateful):
+                await self._keep(batcher, "open", batcher.toolset.open, question)
 
     @property
     def prompt(self) -> str:
@@ -166,48 +166,48 @@ class Bench:
         if problem is not None:
             result = ToolResult(problem, ok=False)
         else:
-            desk = self._box.by_name[call.name]
-            call = replace(call, session=self._sessions.get(desk), turn=turn)
-            result = await desk.call(call)
+            batcher = self._box.by_name[call.name]
+            call = replace(call, session=self._sessions.get(batcher), turn=turn)
+            result = await batcher.call(call)
         ok = result.ok and call.mended is None
         content = self._box.make_safe(result.content)
         return replace(result, content=content, ok=ok, metadata=_read(result, len(content)))
 
     async def _keep(
-        self, desk: _Desk, verb: str, make: Callable[..., Any], *arguments: Any
+        self, batcher: _Batcher, verb: str, make: Callable[..., Any], *arguments: Any
     ) -> None:
         """Have a toolset make a session, and keep it; its making is not cut short, because whatever
         comes of it has to be closed like any other."""
 
         async def work() -> None:
-            session = await run_tool(desk.toolset, verb, make, *arguments)
+            session = await run_tool(batcher.toolset, verb, make, *arguments)
             if not isinstance(session, ToolSession) or not isinstance(session.prompt, str):
                 wanted = "it gives a ToolSession, whose prompt is a text"
-                raise ToolError(f"{desk.toolset} gave {session!r} from {verb}; {wanted}.")
-            self._sessions[desk] = session
+                raise ToolError(f"{batcher.toolset} gave {session!r} from {verb}; {wanted}.")
+            self._sessions[batcher] = session
 
         await _to_its_end(work())
 
-    async def fork(self) -> Bench:
+    async def fork(self) -> ToolSessions:
         """The place of a branch: every session copied.
 
         Raises:
             ToolError: If a session cannot be copied.
         """
-        branch = Bench(self._box)
+        branch = ToolSessions(self._box)
         try:
-            for desk, session in self._sessions.items():
+            for batcher, session in self._sessions.items():
                 if not isinstance(session, ForkableToolSession):
-                    what = f"{desk.toolset} keeps a {type(session).__name__} for each trajectory"
+                    what = f"{batcher.toolset} keeps a {type(session).__name__} for each trajectory"
                     advice = "Make it a ForkableToolSession, or take an estimator without probes."
                     raise ToolError(f"{what}, which cannot be copied. {advice}")
-                await branch._keep(desk, "fork", session.fork)
+                await branch._keep(batcher, "fork", session.fork)
         except BaseException:
             await branch.close()
             raise
         return branch
 
-    async def close(self) -> Figures:
+    async def close(self) -> ToolFigures:
         """Close every session, also when one of them fails to.
 
         Returns:
@@ -219,18 +219,18 @@ class Bench:
         closings = (run_tool(d.toolset, "close", kept.close) for d, kept in sessions.items())
         given = await _to_its_end(asyncio.gather(*closings, return_exceptions=True))
         figures: dict[str, float | Sequence[float]] = {}
-        for desk, some in zip(sessions, given, strict=True):
+        for batcher, some in zip(sessions, given, strict=True):
             if isinstance(some, BaseException):
                 raise some
-            new = _figures(desk.toolset, some) if some is not None else {}
+            new = _figures(batcher.toolset, some) if some is not None else {}
             if twice := figures.keys() & new.keys():
-                what = f"{desk.toolset} gave the figure {min(twice)!r} from close"
+                what = f"{batcher.toolset} gave the figure {min(twice)!r} from close"
                 raise ToolError(f"{what}, and so did a toolset before it. Rename one.")
             figures |= new
         return figures
 
 
-def _figures(toolset: Toolset, given: Any) -> Figures:
+def _figures(toolset: Toolset, given: Any) -> ToolFigures:
     """Figures that a session handed over, as floats."""
     figures: dict[str, float | Sequence[float]] = {}
     for name, value in given.items() if isinstance(given, Mapping) else [("", given)]:
@@ -262,13 +262,13 @@ async def call_tools(
     """
     check_tools(tools)
     box = Toolbox(tools, str, max(map(len, calls), default=0))
-    benches = [Bench(box) for _ in calls]
+    several = [ToolSessions(box) for _ in calls]
     try:
-        for bench in benches:
-            await bench.open(question)
-        results = await asyncio.gather(*map(Bench.answer, benches, calls))
+        for sessions in several:
+            await sessions.open(question)
+        results = await asyncio.gather(*map(ToolSessions.answer, several, calls))
     finally:
-        closed = await asyncio.gather(*map(Bench.close, benches), return_exceptions=True)
+        closed = await asyncio.gather(*map(ToolSessions.close, several), return_exceptions=True)
     for error in closed:
         if isinstance(error, BaseException):
             raise error
@@ -286,7 +286,7 @@ def _read(result: ToolResult, characters: int) -> Mapping[str, Any]:
     return {**result.metadata, "passage_ids": shown}
 
 
-class _Desk:
+class _Batcher:
     """Where the calls of one toolset arrive, and leave in batches."""
 
     def __init__(self, toolset: Toolset) -> None:

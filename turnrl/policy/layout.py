@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
-from turnrl.types import Row
+from turnrl.types import TokenRow
 
 try:  # where this torch was built with it, and with all that is asked of it here
     from torch.nn.attention.varlen import varlen_attn
@@ -112,7 +112,7 @@ class Layout:
         attention_mask: (B, T), bool, what is no padding; None where sequences share beginnings.
         before: (M,), places, in the flattened rows, of the tokens whose hidden states predict.
         targets: (M,), what each of them is to predict; no pair is there twice.
-        asked: (N,), the pair of each token that is asked for.
+        wanted: (N,), the pair of each token that is asked for.
         segments: Those that sequences with shared beginnings are laid out in.
         order: (T,), where each place comes among the segments' queries.
         ragged: The segments as `Ragged`, if a kernel takes them.
@@ -123,7 +123,7 @@ class Layout:
     attention_mask: Tensor | None
     before: Tensor
     targets: Tensor
-    asked: Tensor
+    wanted: Tensor
     segments: list[Segments]
     order: Tensor
     ragged: Ragged | None
@@ -172,7 +172,7 @@ Pass = tuple[list[int], Layout]
 
 
 def passes(
-    rows: Sequence[Row], budget: int, share: bool = True, kernel: bool = False
+    rows: Sequence[TokenRow], budget: int, share: bool = True, kernel: bool = False
 ) -> Iterator[Pass]:
     """Divide sequences among forward passes of at most `budget` tokens as they are laid out.
 
@@ -209,7 +209,7 @@ def takes_ragged(device: torch.device, dtype: torch.dtype) -> bool:
     return varlen_attn is not None and device.type == "cuda" and half
 
 
-def lay_out(rows: Sequence[Row], share: bool = True, kernel: bool = False) -> Layout:
+def lay_out(rows: Sequence[TokenRow], share: bool = True, kernel: bool = False) -> Layout:
     """Token sequences as one forward pass.
 
     Args:
@@ -251,7 +251,7 @@ def lay_out(rows: Sequence[Row], share: bool = True, kernel: bool = False) -> La
         attention_mask=mask,
         before=before,
         targets=targets,
-        asked=torch.from_numpy(number),
+        wanted=torch.from_numpy(number),
         segments=batches,
         order=order,
         ragged=_ragged(segments) if share and kernel else None,

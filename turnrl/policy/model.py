@@ -27,7 +27,7 @@ from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
 from turnrl.policy.files import fingerprint, load_config, load_part, load_tokenizer, locate
 from turnrl.policy.layout import Layout, Pass, passes
 from turnrl.policy.trials import check_head, choose_way
-from turnrl.types import Attend, Critic, Row, TokenScores
+from turnrl.types import Attend, Critic, TokenRow, TokenScores
 
 _logger = logging.getLogger(__name__)
 
@@ -281,7 +281,7 @@ class Policy(nn.Module):
         logits = head_logits(head, hidden.reshape(-1, hidden.shape[-1]))
         return logits.view(*hidden.shape[:-1], -1)
 
-    def passes(self, rows: Sequence[Row], budget: int | None = None) -> Iterator[Pass]:
+    def passes(self, rows: Sequence[TokenRow], budget: int | None = None) -> Iterator[Pass]:
         """Divide token sequences among forward passes of at most `budget` tokens, by default
         `minibatch_tokens`; see `turnrl.policy.layout.passes`."""
         return passes(rows, budget or self.minibatch_tokens, self.share_prefixes, self._kernel)
@@ -299,14 +299,14 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def read(
-        self, rows: Sequence[Row], minibatch_tokens: int | None = None, temperature: float = 1.0
+        self, rows: Sequence[TokenRow], budget: int | None = None, temperature: float = 1.0
     ) -> list[TokenScores]:
         """Results of `forward` for each of some token sequences, in eval mode and on the CPU.
 
         Args:
             rows: The sequences, and which of their tokens are asked for.
-            minibatch_tokens: The most tokens computed at once, but one sequence at least; None for
-                the policy's own.
+            budget: The most tokens computed at once, but one sequence at least; None for the
+                policy's own.
             temperature: As in sampling.
         Returns:
             For each sequence, of its N_i tokens that are asked for.
@@ -314,7 +314,7 @@ class Policy(nn.Module):
         device = self.device
         found: dict[int, TokenScores] = {}
         with self.evaluating():
-            for some, layout in self.passes(rows, minibatch_tokens):
+            for some, layout in self.passes(rows, budget):
                 asked = self(move_data_to_device(layout, device), temperature)
                 counts = [sum(rows[i][1]) for i in some]
                 parts = zip(*(part.cpu().split(counts) for part in asked), strict=True)
@@ -341,7 +341,7 @@ class Policy(nn.Module):
         states, targets = hidden.flatten(0, 1)[layout.before], layout.targets
         values = torch.zeros(len(targets), device=states.device)
         if self.critic is not None and self.value_head is not None:
-            seen = (states if self.critic.trunk else states.detach()).float()
+            seen = (states if self.critic.trains_policy else states.detach()).float()
             width = seen.shape[1:]
             values = self.value_head(nn.functional.rms_norm(seen, width) / width[0])[:, 0]
         head = self.base.get_output_embeddings()
@@ -362,7 +362,7 @@ class Policy(nn.Module):
             redone = partial(checkpoint, of_chunk, use_reentrant=False)
             parts = zip(*map(redone, states.split(size), targets.split(size)), strict=True)
             chosen, entropy = map(torch.cat, parts)
-        return TokenScores(*(part[layout.asked] for part in (chosen, entropy, values)))
+        return TokenScores(*(part[layout.wanted] for part in (chosen, entropy, values)))
 
     def reference(self) -> AbstractContextManager[None]:
         """Within it the policy is its own reference: the adapter is off."""

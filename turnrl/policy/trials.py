@@ -10,7 +10,7 @@ from torch import Tensor
 from turnrl.device import of_the_device
 from turnrl.errors import RecipeError, in_short
 from turnrl.policy.layout import Layout, lay_out, takes_ragged
-from turnrl.types import Row
+from turnrl.types import TokenRow
 
 if TYPE_CHECKING:
     from turnrl.policy.model import Policy
@@ -120,7 +120,7 @@ def try_out(policy: "Policy", tokens: int, longest: int) -> None:
     """
     draw = torch.Generator().manual_seed(0)  # of its own: a run's numbers do not depend on it
     vocabulary = policy.config.get_text_config().vocab_size
-    rows: list[Row] = []
+    rows: list[TokenRow] = []
     for begin in range(0, tokens, longest):
         size = max(min(longest, tokens - begin), 2)
         ids = torch.randint(vocabulary, (size,), generator=draw).tolist()

@@ -26,7 +26,7 @@ _SHOWN = ("train/exact_match", "train/tool_execution", "reward/total", "val/exac
 """Metrics that a progress bar shows."""
 
 
-class Figures:
+class MetricLog:
     """What a module logs, reduced over processes first, so that it is the same in each.
 
     A progress bar reads metrics in one process alone, which must not wait for the others. So
@@ -117,7 +117,7 @@ class PolicyRows(L.Callback):
         self._write(trainer)
 
     def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
-        figures = pl_module.figures.take(trainer.validating)
+        figures = pl_module.metrics.take(trainer.validating)
         if figures:
             iteration, step = pl_module.iteration_and_version
             place = {"iteration": iteration, "epoch": max(iteration - 1, 0), "step": step}

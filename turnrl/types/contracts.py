@@ -12,7 +12,6 @@ from turnrl.errors import DataError, at_least
 from turnrl.plugins import contract
 from turnrl.types.engine import SampledPolicy
 from turnrl.types.trajectory import (
-    Figures,
     Group,
     Message,
     Passage,
@@ -20,6 +19,7 @@ from turnrl.types.trajectory import (
     Question,
     Reading,
     ToolCall,
+    ToolFigures,
     ToolResult,
     Trajectory,
 )
@@ -54,7 +54,7 @@ class ToolSession:
 
     prompt: str = ""
 
-    def close(self) -> Figures | Awaitable[Figures | None] | None:
+    def close(self) -> ToolFigures | Awaitable[ToolFigures | None] | None:
         """Give back what the session holds. Called once, however the trajectory ends; where a run
         is being stopped, perhaps while `run` still works on it in its thread. May be a coroutine.
 
@@ -255,12 +255,12 @@ class Critic:
         lr: Learning rate of the head, which is a group of its own in the optimiser. An optimiser of
             Adam's kind moves a value by about as much a step, in units of reward.
         coef: Weight of the value loss beside the policy's.
-        trunk: Whether the value loss trains the policy's own weights too, or the head alone.
+        trains_policy: Whether the value loss trains the policy's own weights too, or only the head.
     """
 
     lr: float = 0.1
     coef: float = 0.1
-    trunk: bool = True
+    trains_policy: bool = True
 
     def __post_init__(self) -> None:
         at_least(0, "critic.", self, "lr", "coef")
@@ -296,7 +296,7 @@ class AdvantageEstimator(ABC):
         min_group_size: The smallest G for which the estimator gives any signal.
         probes: Continuations to be sampled at the beginning of each turn, for `prepare`.
         trains_probes: Whether `prepare` makes them members of the group, from the turn on at which
-            they branched off: a tree, whose shared turns are learnt from once.
+            they branched off: a tree, whose shared turns are learned from once.
         critic: The value head to be trained, for `token_values`; None for none.
     """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from turnrl.plugins import contract
-from turnrl.types.trajectory import Message, Row
+from turnrl.types.trajectory import Message, TokenRow
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class Sampling:
     top_p: float = 1.0
 
     @property
-    def truncated(self) -> bool:
+    def cuts_distribution(self) -> bool:
         """True if it draws from a part of the distribution."""
         return self.temperature > 0 and (self.top_k > 0 or self.min_p > 0 or self.top_p < 1)
 
@@ -162,7 +162,7 @@ class SampledPolicy(Protocol):
         """(..., H) -> (..., V), in float32."""
 
     def read(
-        self, rows: Sequence[Row], minibatch_tokens: int | None = None, temperature: float = 1.0
+        self, rows: Sequence[TokenRow], budget: int | None = None, temperature: float = 1.0
     ) -> Sequence[TokenScores]:
         """For each sequence the numbers of its N_i tokens that are asked for. In eval mode, without
         a gradient, on the CPU; at most so many tokens are computed at once (None: the recipe's
@@ -208,7 +208,7 @@ class Reply:
 class MessageSampler(Sampler):
     """Turns chat messages into the text of the next turn: the door for somebody else's model behind
     an endpoint. Its trajectories have no tokens (`prompt_ids` is None), so they can be scored and
-    never trained on. `Rollout.collect` takes one in the place of an engine."""
+    never trained on. `Rollout.play` takes one in the place of an engine."""
 
     @abstractmethod
     async def reply(self, messages: Sequence[Message], sampling: Sampling) -> Reply:

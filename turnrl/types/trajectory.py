@@ -19,15 +19,15 @@ Message = dict[str, str]
 """A chat message: `{"role": "system" | "user" | "assistant" | "tool", "content": text}`."""
 
 
-Row = tuple[Sequence[int], Sequence[bool]]
+TokenRow = tuple[Sequence[int], Sequence[bool]]
 """Token ids of a sequence, and which of them are asked for; never the first."""
 
 
-Figures = Mapping[str, float | Sequence[float]]
+ToolFigures = Mapping[str, float | Sequence[float]]
 """Numbers by name; or for a name a number per turn."""
 
 
-Stop = Literal["answer", "turns", "length"]
+Ending = Literal["answer", "turns", "length"]
 """Why a trajectory ended: it answered, it used all its turns, or it ran out of tokens."""
 
 
@@ -190,13 +190,13 @@ class Trajectory:
     exactly as the policy produced and read them. `print` shows the turns.
 
     A `MessageSampler` writes texts and no tokens. You can score and record such a trajectory, and
-    nothing can be learnt from it: each of its streams of tokens raises a RecipeError.
+    nothing can be learned from it: each of its streams of tokens raises a RecipeError.
 
     Args:
         question: The question attempted.
         prompt_ids: Token ids of the rendered prompt; None if a `MessageSampler` wrote the turns.
         turns: The turns in order; at least one.
-        stop: Why it ended.
+        ended_by: Why it ended.
         begins: Its first turn of its own, if it branched off another trajectory: what was sampled
             before that is the other's to learn from, and context here.
         figures: Numbers that its tool sessions handed over when they closed; a tuple has one per
@@ -206,19 +206,21 @@ class Trajectory:
     question: Question
     prompt_ids: tuple[int, ...] | None
     turns: tuple[Turn, ...]
-    stop: Stop
+    ended_by: Ending
     begins: int = 0
-    figures: Figures = field(default_factory=dict)
+    figures: ToolFigures = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        said = f"answer={self.answer!r}" if self.stop == "answer" else f"stop={self.stop!r}"
+        ending = self.ended_by
+        said = f"answer={self.answer!r}" if ending == "answer" else f"ended_by={ending!r}"
         sizes = (len(turn.token_ids) + len(turn.observation_ids) for turn in self.turns)
         size = f"turns={len(self.turns)}, tokens={len(self.prompt_ids or ()) + sum(sizes)}"
         return f"Trajectory({self.question.text!r}, {size}, {said})"
 
     def __str__(self) -> str:
         turns = (f"-- turn {k}\n{turn}" for k, turn in enumerate(self.turns))
-        return "\n".join([f"question   {self.question.text}", *turns, f"ended by   {self.stop}"])
+        asked, ending = f"question   {self.question.text}", f"ended by   {self.ended_by}"
+        return "\n".join([asked, *turns, ending])
 
     @property
     def answer(self) -> str | None:
@@ -258,7 +260,7 @@ class Trajectory:
         return tuple(logprob for _, _, logprob in self._tokens())
 
     @property
-    def token_row(self) -> Row:
+    def token_row(self) -> TokenRow:
         """Its tokens as the policy reads them; those that were sampled in turns of its own are
         asked for."""
         return self.token_ids, [k >= 0 for k in self.turn_index]

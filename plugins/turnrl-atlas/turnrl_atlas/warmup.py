@@ -5,7 +5,7 @@
 
 First come clean demonstrations: search with the right query, read the right sentence, copy its
 value; or, for a famous place, answer at once. Half the places and values are made up, so that
-copying is learnt rather than names. Then a mixture of habits that reinforcement learning has to
+copying is learned rather than names. Then a mixture of habits that reinforcement learning has to
 sort out: mostly answers from memory, some vague searches, some calls that do not work, and results
 read in the wrong place; where two searches are needed, also guesses after the first one, and
 second searches for the wrong thing. What is right stays within reach: each habit parts from it at

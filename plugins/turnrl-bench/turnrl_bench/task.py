@@ -157,7 +157,7 @@ def make(
 
 
 def _tokenizer(template: str) -> Any:
-    """A byte-level BPE of at most 1,024 entries, learnt from the texts that occur and from words
+    """A byte-level BPE of at most 1,024 entries, learned from the texts that occur and from words
     made of two syllables."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

@@ -2,7 +2,7 @@
 
 command   the command line
 checks    what is examined, as `Check`s, of which `turnrl fit` runs the quick ones too
-trial     a few tokens sampled and learnt from by a miniature of the recipe's model
+trial     a few tokens sampled and learned from by a miniature of the recipe's model
 memory    the plan, applied to a recipe
 plan      the plan itself: functions of numbers
 """

@@ -79,7 +79,7 @@ def work_of(start: Start) -> Work:
         result_tokens=min(rollout.max_result_tokens, rollout.max_tokens),
         updates=module.updates_per_iteration,
         old=module.steps_per_update > 1,  # else the first update's forward pass has them
-        cut=rollout.sampling.truncated,
+        cut=rollout.sampling.cuts_distribution,
         moments=_moments(module),
         processes=start.processes,
         mixed=half and lora is None,

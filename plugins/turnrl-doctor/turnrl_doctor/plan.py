@@ -139,7 +139,7 @@ class Work:
         turn_tokens: The most tokens of a turn.
         turns: The most turns.
         result_tokens: The most tokens between two turns.
-        updates: How often an iteration is learnt from.
+        updates: How often an iteration is learned from.
         old: Whether log-probabilities from before the updates are computed.
         cut: Whether tokens are drawn from a part of the distribution.
         moments: Numbers in float32 that the optimiser keeps for each weight.
@@ -637,9 +637,9 @@ def _candidates(work: Work, card: Card, given: Mapping[str, Any]) -> Iterator[Ch
     its settings only those are combined that no others beat in both time and memory.
     """
     options = _options(work, given)
-    learnt = [options.pop(name) for name in ("minibatch_tokens", "gradient_checkpointing")]
+    learned = [options.pop(name) for name in ("minibatch_tokens", "gradient_checkpointing")]
     ways = []
-    for tokens, again in itertools.product(*learnt):
+    for tokens, again in itertools.product(*learned):
         way = Choice(minibatch_tokens=tokens, gradient_checkpointing=again)
         ways.append((_learns(work, way, card), sum(learning(work, way).values()), way))
     front: list[tuple[float, int, Choice]] = []

@@ -1,4 +1,4 @@
-"""A few tokens, sampled and learnt from by a miniature of the recipe's own model."""
+"""A few tokens, sampled and learned from by a miniature of the recipe's own model."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _tried(module: MTGRPO, device: torch.device) -> Iterator[Finding]:
         told = "; ".join(f"{name}: {value}" for name, value in in_force.items())
         text = f"{len(rows)} turns by {type(engine).__name__} on {device}"
         yield Finding("pass", "sampling", f"{text}; {told}" if told else text)
-        yield _learnt(policy, rows, device)
+        yield _learned(policy, rows, device)
 
 
 def miniature(policy: Policy, folder: Path) -> Policy:
@@ -133,7 +133,7 @@ async def _sampled(engine: Engine, policy: Policy, vocabulary: int) -> list[Any]
     return rows
 
 
-def _learnt(policy: Policy, rows: list[Any], device: torch.device) -> Finding:
+def _learned(policy: Policy, rows: list[Any], device: torch.device) -> Finding:
     """A forward and a backward pass of what was sampled."""
     assert policy.network is not None
     policy.network.train()

@@ -69,7 +69,7 @@ class Endpoint(MessageSampler):
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
             stream=True,
-            **(cuts if sampling.truncated else {}),
+            **(cuts if sampling.cuts_distribution else {}),
         )
 
     async def _reply(self, response: Response, stop: Sequence[str]) -> Reply:

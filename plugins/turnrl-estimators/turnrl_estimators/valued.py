@@ -116,7 +116,7 @@ class Branched(AdvantageEstimator):
 @final
 @dataclass
 class Tree(AdvantageEstimator):
-    """Branches compared with those that went on from the same state, all of them learnt from.
+    """Branches compared with those that went on from the same state, all of them learned from.
 
     At the beginning of each turn k of a trajectory i, its trunk, m branches go their own way. Let E
     be what one earns from turn k on, turn rewards and outcome. Then a branch, in each of its own
@@ -126,7 +126,7 @@ class Tree(AdvantageEstimator):
         w_l = 1 / (1 + m (l + 1))
 
     (Tree-GRPO, arXiv 2509.21240, compares within and between trees.) Differs from its source in
-    that branches come off at every turn, and in w. What a trunk and its branches share is learnt
+    that branches come off at every turn, and in w. What a trunk and its branches share is learned
     from once, in the trunk; but turn l is then taken 1 + m (l + 1) times as often as turn 0 was
     reached, and w makes up for that: a trunk and its branches together are one unbiased estimate.
 

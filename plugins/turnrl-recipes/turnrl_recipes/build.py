@@ -338,7 +338,7 @@ def make(given: Given) -> Built:
             save_config_kwargs={"overwrite": True},
             seed_everything_default=0,
             parser_class=type("Parser", (_Parser,), {"given": given}),
-            args=[f"--config={json.dumps(contents, default=str)}", *given.asks],
+            args=[f"--config={json.dumps(contents, default=str)}", *given.asks_for_help],
             run=False,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,

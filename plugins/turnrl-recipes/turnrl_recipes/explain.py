@@ -28,8 +28,8 @@ _NAMES = {
 }
 
 
-_MOVED = {"minibatch_tokens": "model.minibatch_tokens"}
-"""Keys that stood elsewhere in recipes of before, and where they stand now."""
+_MOVED = {"minibatch_tokens": "model.minibatch_tokens", "trunk": "trains_policy"}
+"""Keys of earlier recipes, and what to set in their place."""
 
 
 def explain(value: Any, kind: Any, key: str) -> str | None:

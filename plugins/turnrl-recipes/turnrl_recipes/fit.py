@@ -64,7 +64,7 @@ def add_recipe_command(
 
 def _run(given: Given, act: Callable[[Built], None]) -> int:
     """Make what was given, and act with it; the exit code."""
-    if not given.asks:
+    if not given.asks_for_help:
         given.checkpoint()  # before anything is announced
         if os.environ.get("LOCAL_RANK", "0") == "0":
             _announce(given)

@@ -43,7 +43,7 @@ class Given:
         contents: What they say together, the later over the earlier.
         arguments: What was given, for the other processes of a run.
         files: The recipes.
-        asks: What asks for help, or for a recipe to be printed, and for no run.
+        asks_for_help: What asks for help, or for a recipe to be printed, and for no run.
         own: Settings of the CSVLogger that keeps a folder for the run; empty if nothing logs it.
     """
 
@@ -52,7 +52,7 @@ class Given:
     contents: dict[str, Any] = field(default_factory=lambda: {key: {} for key in _MAPPINGS})
     arguments: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
-    asks: list[str] = field(default_factory=list)
+    asks_for_help: list[str] = field(default_factory=list)
     own: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -167,7 +167,7 @@ def read_given(command: str, arguments: Sequence[str], settings: Settings | None
     given = Given(command, settings or {})
     for option, value in _options(arguments):
         if option in _ASKS or option.endswith(".help"):
-            given.asks.append(f"{option}={value}" if value else option)
+            given.asks_for_help.append(f"{option}={value}" if value else option)
             continue
         if value is None:
             see = f"'turnrl {command} --help' lists what there is."
@@ -182,7 +182,7 @@ def read_given(command: str, arguments: Sequence[str], settings: Settings | None
                 new = {name: new}
         given.arguments.append(f"{option}={value}")
         given.contents.update(_over(given.contents, new))
-    if not given.files and not given.asks:
+    if not given.files and not given.asks_for_help:
         usage = f"turnrl {command} RECIPE.yaml [--key value ...]"
         raise RecipeError(f"'turnrl {command}' needs a recipe: {usage}")
     for key, value in given.contents.items():
@@ -195,7 +195,7 @@ def read_given(command: str, arguments: Sequence[str], settings: Settings | None
     given.own.update(own)
     given.contents["trainer"] = {**trainer, "logger": logger}
     checkpoint = given.contents.get("ckpt_path")
-    if isinstance(checkpoint, str) and checkpoint not in LATEST and not given.asks:
+    if isinstance(checkpoint, str) and checkpoint not in LATEST and not given.asks_for_help:
         given.contents["ckpt_path"] = checkpoint_at(checkpoint)
     return given
 

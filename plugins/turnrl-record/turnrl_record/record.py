@@ -27,12 +27,13 @@ The columns:
                     value, or one per turn
     group_mean, group_std       of the total reward over the group; null where there was no group
     estimator       JSON of the rule that gave the credit, its `name` and `arguments`, as far as its
-                    attributes tell them; null where nothing was learnt
+                    attributes tell them; null where nothing was learned
     turns           a list of {text, tokens, cut, calls, results, format_error, reward, rewards,
                     advantage}; a call is {name, arguments (JSON), error, mended}, a result
                     {content, ok, metadata (JSON)}; `rewards` has the components of `reward`, as
-                    {name, value}; the advantage is null where nothing was learnt: in an evaluation,
-                    and in turns that a branch shares with the trajectory that it came from
+                    {name, value}; the advantage is null where nothing was learned: in an
+                    evaluation, and in turns that a branch shares with the trajectory that it
+                    came from
 
 With `model.record_tokens`, five lists of the same length, one entry per token of the prompt, the
 turns and the results; null without it:

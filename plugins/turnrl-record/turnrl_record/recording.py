@@ -33,13 +33,13 @@ from turnrl import (
 )
 from turnrl_record.record import SCHEMA, TOKENS, Row, transcript
 
-Learner = Callable[[Sequence[turnrl.Row]], Sequence[TokenScores]]
+Learner = Callable[[Sequence[turnrl.TokenRow]], Sequence[TokenScores]]
 """The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""
 
 
 class Recorder(L.Callback):
-    """Keep the record of a run of `MTGRPO`: of each iteration before it is learnt from, and of each
-    evaluation at its end. Without a folder nothing is written."""
+    """Keep the record of a run of `MTGRPO`: of each iteration before it is learned from, and of
+    each evaluation at its end. Without a folder nothing is written."""
 
     def __init__(self) -> None:
         self.evaluated: list[Row] = []
@@ -134,13 +134,13 @@ def rows(
 
     Args:
         groups: The groups.
-        credit: Of each group, or None where nothing is learnt.
+        credit: Of each group, or None where nothing is learned.
         split: What the questions are from.
         iteration: See `turnrl.record`.
         policy_version: See `turnrl.record`.
         first: Number of the first group.
         step: From one group's number to the next: processes number theirs in turn.
-        estimator: The rule that gave the credit; None where nothing is learnt.
+        estimator: The rule that gave the credit; None where nothing is learned.
         learner: Read once for all groups; None to record no tokens.
     """
     every = [trajectory for group in groups for trajectory in group.trajectories]
@@ -173,7 +173,7 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
         "answers": [_text(answer) for answer in question.answers],
         "member": i,
         "begins": trajectory.begins,
-        "stop": trajectory.stop,
+        "stop": trajectory.ended_by,
         "answer": _text(trajectory.answer),
         **curves(trajectory),
         "prompt_tokens": None if prompt is None else len(prompt),
@@ -206,7 +206,7 @@ def _turn(group: Group, credit: Credit | None, i: int, k: int) -> Row:
 
 
 def _advantage(group: Group, credit: Credit | None, i: int, k: int) -> float | None:
-    """A turn's advantage, where it was learnt."""
+    """A turn's advantage, where it was learned."""
     if credit is None or k < group.trajectories[i].begins:
         return None
     return float(credit.turns[i, k])

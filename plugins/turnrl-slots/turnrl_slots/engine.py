@@ -130,7 +130,7 @@ class Slots(Engine):
             one after the other, as in learning; `merged`, their sum as dense weights, in bfloat16
             on a GPU and float32 on a CPU. A step then reads more memory and computes far less
             around it. The sums are made anew for every collection; with 7 billion weights they take
-            13 GB, beside what is learnt, which they leave alone. In bfloat16 they round what an
+            13 GB, beside what is learned, which they leave alone. In bfloat16 they round what an
             adapter adds: `train/logprob_gap` shows by how much. `auto` is `adapter`, unless a
             memory plan has room for the other.
         cuda_graphs: Record the passes that sample a token of each turn, and replay them, where the

@@ -65,7 +65,7 @@ class Merged:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Within it the network computes with these weights. For the time of one pass, so that who
-        else reads the network finds it as it is learnt, however the pass ends."""
+        else reads the network finds it as it is learned, however the pass ends."""
         # a `forward` of the object shadows its class's. Not set by way of nn.Module, which would
         # look among parameters and modules first: there are some hundred layers, in every pass
         own = [(vars(layer), vars(layer).get("forward")) for layer, _ in self._forwards]

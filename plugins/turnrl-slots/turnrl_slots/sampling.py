@@ -66,7 +66,7 @@ def draw(
         (R,) and (R,).
     """
     temperatures = [s.temperature for s in samplings]
-    cut = [i for i, s in enumerate(samplings) if s.truncated]
+    cut = [i for i, s in enumerate(samplings) if s.cuts_distribution]
     wanted = [-1 if token is None else token for token in forced]
     packed = pack(
         [

@@ -72,7 +72,7 @@ def _found(bench: Bench, module: MTGRPO, watch: _Watch, in_force: Found) -> Foun
     trajectories = list(played.trajectories)
     names = ("rollouts", "before learning", "whole step", "learning")
     rolled, before, whole, rest = (watch.clock.times[name][-1][0] for name in names)
-    learnt = rest - before
+    learned = rest - before
     bench.keep("nf4", module.policy, trajectories)
     rolling, learning = floor_of(bench)
     plan = {phase: [int(size), name] for phase, (size, name) in module.memory.planned.items()}
@@ -83,7 +83,7 @@ def _found(bench: Bench, module: MTGRPO, watch: _Watch, in_force: Found) -> Foun
         "rollouts": {"rollouts_s": rolled, **bench.against(rolled, rolling)},
         # the pass before the first update gives them, so that they cost nothing at least
         "old log-probabilities": {"read_s": before},
-        "learning": {"learning_s": learnt, **bench.against(learnt, learning)},
+        "learning": {"learning_s": learned, **bench.against(learned, learning)},
         "memory": {
             "sampling": {"peak_bytes": watch.acting[-1]},
             "learning": {"peak_bytes": watch.learning[-1]},
@@ -108,8 +108,8 @@ def floor_of(bench: Bench) -> tuple[list[Work], list[Work]]:
     lengths = [[n] * rows for n in shape.turn_tokens]
     prompts = [(0,) * shape.prompt_tokens] * shape.prompts
     wave = Wave(prompts, shape.group_size, lengths, (0,) * shape.result_tokens)
-    learnt: list[Work] = []
+    learned: list[Work] = []
     passes = bench.policy("nf4").passes(rows_of(bench), bench.setting.minibatch_tokens)
     for _, layout in passes:
-        learnt += floors.learning(net, "nf4", *sizes_of(layout))
-    return wave.works(net, "nf4"), UPDATES * learnt
+        learned += floors.learning(net, "nf4", *sizes_of(layout))
+    return wave.works(net, "nf4"), UPDATES * learned

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 
-from turnrl import Policy, Row
+from turnrl import Policy, TokenRow
 from turnrl_bench.gpu import device, floors
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.results import Cases
@@ -30,7 +30,7 @@ def measure(bench: Bench, cases: Cases) -> None:
     cases.run("optimiser", partial(_optimiser, bench))
 
 
-def rows_of(bench: Bench) -> list[Row]:
+def rows_of(bench: Bench) -> list[TokenRow]:
     """The trajectories as a layout takes them; their sampled tokens are asked for."""
     return [t.token_row for t in bench.played()]
 

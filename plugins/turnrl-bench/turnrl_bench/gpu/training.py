@@ -197,7 +197,7 @@ def _weights_off(folder: Path) -> float:
     for name in ("whole", "killed"):
         file = _last_part(folder, name) / "checkpoints" / "last.ckpt"
         state: Any = torch.load(file, map_location="cpu", weights_only=False)["state_dict"]
-        # the part that begins at zero: all of it was learnt
+        # the part that begins at zero: all of it was learned
         both.append(torch.cat([v.flatten() for k, v in sorted(state.items()) if "lora_B" in k]))
     return float((both[0] - both[1]).norm() / both[0].norm())
 

@@ -90,7 +90,7 @@ class _History(Session):
 
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
         self.check()
-        if sampling.forced_ids or sampling.truncated:
+        if sampling.forced_ids or sampling.cuts_distribution:
             raise NotImplementedError("draws from the whole distribution, and from nothing else")
         self.busy = True
         found = await self.engine.sample([*self.ids, *new_ids], sampling)
