@@ -1,9 +1,12 @@
 """The rooms of the design: a module imports only from its own and those above it in the list."""
 
 import ast
+import importlib
+import inspect
 import re
 import subprocess
 import sys
+from abc import ABC
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,3 +107,20 @@ def test_importing_turnrl_takes_little_longer_than_what_it_imports_of_python():
 
     # they take about the same; torch alone would be thirty times as long
     assert seconds("turnrl") < 3 * seconds("asyncio, importlib.metadata, inspect, json, pluggy")
+
+
+def test_a_class_that_another_class_of_the_core_extends_is_abstract():
+    """So a class is read in one place: what is there is what it does."""
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES]
+    owned = [
+        value
+        for name in modules
+        if not name.endswith("__main__")
+        for value in vars(importlib.import_module(name.removesuffix(".__init__"))).values()
+        if isinstance(value, type) and value.__module__.partition(".")[0] == "turnrl"
+    ]
+    bases = {base for cls in owned for base in cls.__bases__ if base in owned}
+    assert len(bases) > 5
+    for base in bases:
+        abstract = inspect.isabstract(base) or ABC in base.__bases__
+        assert abstract or issubclass(base, Exception), f"{base} is extended, and not abstract"

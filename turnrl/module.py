@@ -183,7 +183,7 @@ class MTGRPO(PolicyModule):
         return self.plan.steps(torch.Generator().manual_seed(self.stream(iteration)), self._mean)
 
     def _old_logprobs(self, tokens: TokenColumns) -> OldLogprobs:
-        """What the learner gives the sampled tokens before the first update, read when needed."""
+        """The learner's log-probabilities from before the first update, read when needed."""
         noisy = self.policy.lora is not None and self.policy.lora.dropout > 0
         return OldLogprobs(
             tokens,

@@ -1,6 +1,6 @@
 """Conversations: one trajectory's history at an engine, or at a sampler of messages.
 
-Both are told messages and say turns, so that the loop above does not know the difference. An engine
+Both take messages and return turns, so that the loop above does not know the difference. An engine
 is given token ids, rendered once and appended. A sampler of messages is given the messages, and the
 limits of a rollout are counted in the policy's tokens all the same.
 """

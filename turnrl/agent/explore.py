@@ -31,7 +31,7 @@ _SHUTDOWN_S = 30.0
 
 
 class Opening(NamedTuple):
-    """What a trajectory begins with.
+    """The beginning of a trajectory.
 
     Args:
         question: What is asked.

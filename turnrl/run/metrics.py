@@ -27,7 +27,7 @@ _SHOWN = ("train/exact_match", "train/tool_execution", "reward/total", "val/exac
 
 
 class MetricLog:
-    """What a module logs, reduced over processes first, so that it is the same in each.
+    """The log of a module, reduced over processes first, so that it is the same in each.
 
     A progress bar reads metrics in one process alone, which must not wait for the others. So
     Lightning reduces nothing here (`sync_dist` with `rank_zero_only`), and loggers get their rows

@@ -4,9 +4,9 @@
     Turn          one stretch of sampled text, what was read in it, and what the tools replied
     Trajectory    a prompt and its turns, token-exact
     Group         the trajectories of one question with their rewards, compared with each other
-    Probe         what else might have come of a trajectory, from the beginning of one of its turns
-    Critic        a value head beside the policy, which says what is to be expected
-    Completion    what an engine sampled in one turn, as `Sampling` told it to
+    Probe         another continuation of a trajectory, from the start of one of its turns
+    Critic        a value head that predicts each token's return
+    Completion    the tokens that an engine sampled in one turn
 
 A segmenter (`Segmenter`) says what a turn is, a `Tool` acts, `TurnReward` and `OutcomeReward`
 score, an `AdvantageEstimator` turns a group into credit, a `QuestionSource` supplies questions, an

@@ -43,7 +43,7 @@ class ToolSpec:
     parameters: Mapping[str, Any]
 
 
-class ToolSession:
+class ToolSession(ABC):  # noqa: B024 - all of it is optional
     """State of one trajectory: an interpreter, a browser, an episode of an environment. Extend it,
     or extend `ForkableToolSession` if the state can be copied.
 
@@ -54,7 +54,7 @@ class ToolSession:
 
     prompt: str = ""
 
-    def close(self) -> ToolFigures | Awaitable[ToolFigures | None] | None:
+    def close(self) -> ToolFigures | Awaitable[ToolFigures | None] | None:  # noqa: B027
         """Give back what the session holds. Called once, however the trajectory ends; where a run
         is being stopped, perhaps while `run` still works on it in its thread. May be a coroutine.
 
@@ -267,7 +267,7 @@ class Critic:
 
 
 class Attempts(NamedTuple):
-    """What a policy did on several questions.
+    """Trajectories of a policy on several questions, with their probes.
 
     Args:
         trajectories: Those of each question, G at each.

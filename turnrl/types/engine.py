@@ -177,7 +177,7 @@ class SampledPolicy(Protocol):
 
 
 class Sampler(ABC):
-    """Says the turns of trajectories. Extend `Engine` or `MessageSampler`, not this.
+    """Generates the turns of trajectories. Extend `Engine` or `MessageSampler`, not this.
 
     Attributes:
         capacity: How many trajectories it can serve at once; None for any number. A caller that can

@@ -281,7 +281,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Probe:
-    """A continuation of a trajectory: what else might have come of it.
+    """Another continuation of a trajectory, from the start of one of its turns.
 
     Args:
         member: Number of the trajectory in its group.
