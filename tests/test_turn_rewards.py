@@ -30,6 +30,7 @@ from turnrl_turn_rewards import (
     passages_shown,
 )
 
+import turnrl.policy.model
 from runs import column, data, module, trainer
 from turnrl import (
     Lora,
@@ -567,13 +568,18 @@ def test_a_policy_trains_on_all_of_them(tiny_model, tmp_path):
     assert column(tmp_path, "val/reward/turn/information_gain")
 
 
-def test_rewards_that_ask_the_policy_go_by_the_recipes_budget(tiny_model, tmp_path):
+def test_rewards_that_ask_the_policy_go_by_the_recipes_budget(tiny_model, tmp_path, monkeypatch):
     it, asked, budgets = module(tiny_model, {"lora": Lora(r=4)}, minibatch_tokens=150), [], []
-    read, passes = it.policy.read, it.policy.passes
+    read, passes = it.policy.read, turnrl.policy.model.passes
+
+    def watched(rows, budget, *more):
+        budgets.append(budget)
+        return passes(rows, budget, *more)
+
+    monkeypatch.setattr(turnrl.policy.model, "passes", watched)
     it.policy.read = lambda rows, *budget, **more: (
         asked.append(budget[:1]) or read(rows, *budget, **more)
     )
-    it.policy.passes = lambda rows, budget: budgets.append(budget) or passes(rows, budget)
     it.rewards = [InformationGain(), KLPenalty(0.1)]
     trainer(tmp_path, 1).fit(it, data())
     assert asked.count(()) > 3  # the rewards name none
