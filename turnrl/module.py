@@ -163,7 +163,7 @@ class MTGRPO(PolicyModule):
         collected = self.collector.collect(questions, key, version, self.bar("collecting"))
         # an advantage for each turn of each trajectory, (G, K), and so for each sampled token
         credit = tuple(assign_credit(group, self.estimator) for group in collected.groups)
-        return Experience(collected.groups, credit, *collected[1:])
+        return Experience(**collected._asdict(), credit=credit)
 
     def iterate(self, questions: Sequence[Question], iteration: int) -> Iterator[Step]:
         """One iteration: collect experience, then give the steps to learn it by."""
@@ -242,9 +242,8 @@ class MTGRPO(PolicyModule):
 
     def _loss(self, batch: Minibatch, watched: dict[str, Tensor]) -> Tensor:
         """The loss of one minibatch: the sum over its sampled tokens of
-        -weight min(ratio A, clip(ratio) A), with A the advantage of the token's turn.
-
-        Sums over its tokens are added to `watched`.
+        -w min(ratio A, clip(ratio) A), with A the advantage of the token's turn, and w its share of
+        the whole step's loss. Sums over its tokens are added to `watched`.
         """
         logprobs, entropy, values = self.policy(batch.layout, self.rollout.temperature)
         # before the first update the ratio is 1, not 1 + rounding
@@ -256,11 +255,11 @@ class MTGRPO(PolicyModule):
         loss, sums = self.objective(
             logprobs,
             old,
-            batch.advantages,
-            batch.weights,
-            reference,
-            batch.sampler_logprobs,
-            batch.segments(self.objective.ratio_level),
+            advantages=batch.advantages,
+            weights=batch.weights,
+            ref_logprobs=reference,
+            sampler_logprobs=batch.sampler_logprobs,
+            segments=batch.segments(self.objective.ratio_level),
         )
         if batch.returns is not None and self.policy.critic is not None:
             missed = (batch.returns - values).square() / 2
