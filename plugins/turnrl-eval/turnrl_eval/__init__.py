@@ -50,6 +50,8 @@ def evaluate(built: Built) -> None:
     data.split = built.settings["split"]
     # a checkpoint is data from somewhere: no code in it is run
     path = built.checkpoint
+    if path is None and trainer.is_global_zero:
+        print("no --ckpt_path: this scores the policy as the recipe names it, before any training")
     trainer.validate(module, datamodule=data, ckpt_path=path, verbose=False, weights_only=True)
     (own,) = (one.evaluated for one in trainer.callbacks if isinstance(one, Recorder))
     parts, log_dir = [own] * trainer.world_size, trainer.log_dir  # a collective call
