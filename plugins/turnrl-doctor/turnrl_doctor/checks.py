@@ -189,16 +189,27 @@ class Disk(Check):
         # weights and what the optimiser keeps; last, its successor and best; what is exported
         one = int(4 * work.trained * (1 + work.moments))
         kept = module.record_per_iteration
-        record = _RECORD * (work.trajectories if kept is None else kept) * 100
+        record = _RECORD * (work.trajectories if kept is None else kept)
+        iterations = _iterations(module)
+        record *= iterations
         needed = 3 * one + 4 * work.trained + record
         free = shutil.disk_usage(there).free
         text = (
             f"{gigabytes(free)} GB free, about {gigabytes(needed)} needed: checkpoints of "
-            f"{gigabytes(one)} GB, the record of 100 iterations {gigabytes(record)}"
+            f"{gigabytes(one)} GB, the record of {iterations} iterations {gigabytes(record)}"
         )
         step = "Free some, or set trainer.logger.init_args.save_dir to a larger disk."
         status: Any = "fail" if free < needed else "warn" if free < 2 * needed else "pass"
         yield Finding(status, "disk", text, "" if status == "pass" else step)
+
+
+def _iterations(module: MTGRPO) -> int:
+    """The iterations of a run, as far as its trainer is there and says; otherwise 100."""
+    try:
+        most = module.trainer.max_epochs
+    except RuntimeError:  # the module has no trainer yet
+        most = None
+    return most if most is not None and most > 0 else 100
 
 
 class ModelFiles(Check):
