@@ -40,7 +40,7 @@ def _check_estimator(estimator: AdvantageEstimator, group_size: int, redraws: in
     name, least = type(estimator).__name__, estimator.min_group_size
     if group_size < least:
         raise RecipeError(
-            f"group_size is {group_size}, but {name} compares {least} trajectories or more. "
+            f"model.group_size is {group_size}, but {name} compares {least} trajectories or more. "
             "Raise it (16 is usual), or set baseline: leave_one_out and scale: none."
         )
     at_least(0, f"{name}.", estimator, "probes")

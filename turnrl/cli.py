@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from turnrl.errors import TurnRLError, did_you_mean
+from turnrl.errors import PluginError, TurnRLError, WorldError, did_you_mean
 from turnrl.plugins import LOAD_VARIABLE, Plugin, load_plugins
 from turnrl.signals import stopping
 
@@ -46,8 +46,11 @@ def _told(error: BaseException) -> int:
     if os.environ.get(_DEBUG):
         raise error
     message = str(error).strip()
+    of_a_package = isinstance(error, PluginError | WorldError) and error.__cause__ is not None
     if not isinstance(error, TurnRLError):  # of Lightning, torch or the system: in their words
-        message = " ".join(message.split())[:600] + f" ({_DEBUG}=1 shows where.)"
+        message = " ".join(message.split())[:600]
+    if of_a_package or not isinstance(error, TurnRLError):
+        message += f" ({_DEBUG}=1 shows where.)"
     print(f"turnrl: {type(error).__name__}: {message}", file=sys.stderr)
     return error.exit_code if isinstance(error, TurnRLError) else 1
 

@@ -211,6 +211,8 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
         cause = str(error) or type(error).__name__
         why = f"cannot be taken: {cause}" if module else "is not installed"
         some = f" Installed: {', '.join(known) or 'none'}. Or give a path, such as package.MyClass."
+        if not module and (chosen := os.environ.get(LOAD_VARIABLE)) is not None:
+            some = f" {LOAD_VARIABLE} is {chosen!r}: add the plugin that brings it."
         near = did_you_mean(attribute, known)
         if isinstance(error, ModuleNotFoundError) and error.name == module:
             near = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
