@@ -772,6 +772,26 @@ def shared_passages(path: Path, count: int) -> Path:
     return path
 
 
+def test_a_forked_process_searches_as_its_parent_did(small_index):
+    """A notebook forks its workers after a search, and has the threads of no pool in them."""
+    code = """
+import faulthandler, os, sys
+from turnrl_wiki_search.embedded import EmbeddedIndex
+
+index = EmbeddedIndex(sys.argv[1])
+queries = ["capital of Peru", "river", "a painter"]
+before = index.search(queries, 3)
+child = os.fork()
+if child == 0:
+    faulthandler.dump_traceback_later(20, exit=True)
+    same = index.search(queries, 3) == before and index.search(queries[:1], 3) == before[:1]
+    os._exit(0 if same else 3)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code, small_index], check=False)
+    assert done.returncode == 0
+
+
 @pytest.mark.slow
 @needs_shared_data
 def test_figures_of_the_embedded_index(tmp_path):

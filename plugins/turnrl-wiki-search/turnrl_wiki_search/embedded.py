@@ -69,16 +69,24 @@ class EmbeddedIndex(SearchIndex):
         self._analyzer = _analyzer(self._info.analyzer)
         self._schema = self._index.schema
         self._searcher = self._index.searcher()
-        self._pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="turnrl-search")
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+        """By process: a forked one has the pool of its parent, and not its threads."""
 
     def info(self) -> IndexInfo:
         return self._info
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        return [*self._pool.map(lambda query: self._search(query, k), queries)]
+        if len(queries) == 1:
+            return [self._search(queries[0], k)]
+        pool = self._pools.get(os.getpid())
+        if pool is None:
+            pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="turnrl-search")
+            pool = self._pools.setdefault(os.getpid(), pool)
+        return [*pool.map(lambda query: self._search(query, k), queries)]
 
     def close(self) -> None:
-        self._pool.shutdown()
+        if (pool := self._pools.pop(os.getpid(), None)) is not None:
+            pool.shutdown()
 
     def _search(self, query: str, k: int) -> list[Hit]:
         import tantivy

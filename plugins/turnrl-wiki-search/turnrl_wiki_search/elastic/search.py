@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -32,11 +33,21 @@ class ElasticIndex(SearchIndex):
 
     def __init__(self, server: Server, index: str) -> None:
         self._access = Access.of(server)
-        self._client = self._access.connect(server.timeout_s)
+        self._timeout_s = server.timeout_s
+        self._clients = {os.getpid(): self._access.connect(server.timeout_s)}
         self._retries = server.retries
         self._name = index
         self._free = threading.Semaphore(_LANES)
         self._patience = Patience(self._access.label, server.wait_s, self._away, server.retries)
+
+    @property
+    def _client(self) -> Elasticsearch:
+        """The client of this process. A forked one that spoke on its parent's connections would
+        read answers to other questions."""
+        if (client := self._clients.get(os.getpid())) is None:
+            client = self._access.connect(self._timeout_s)
+            client = self._clients.setdefault(os.getpid(), client)
+        return client
 
     def info(self) -> IndexInfo:
         """Its description. A server that is away is not waited for: this is asked before a run."""
