@@ -274,7 +274,12 @@ def on_loop(work: Coroutine[Any, Any, T]) -> T:
         work: The coroutine.
     Returns:
         What it returned.
+    Raises:
+        RuntimeError: If it is called on that loop, which would wait for itself.
     """
+    if asyncio._get_running_loop() is _loop():
+        work.close()
+        raise RuntimeError("this waits for work on the event loop that it runs on. Await the work.")
     ended = threading.Event()
 
     async def supervised() -> T:
