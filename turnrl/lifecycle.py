@@ -88,6 +88,7 @@ class PolicyModule(L.LightningModule, ABC):
     def setup(self, stage: str) -> None:
         """Find a recipe's mistakes before any weights are loaded."""
         check_trainer(self.trainer)
+        self.collector.close()  # `ask` may have begun with other settings, on another device
         self.folder = run_folder(self.trainer)
         if stage == "fit":
             examine_run(self, self.folder)

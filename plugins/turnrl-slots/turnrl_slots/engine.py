@@ -173,6 +173,8 @@ class Slots(Engine):
         self._was_training: bool | None = None
         self._stopping = False
         self._closed = False
+        self._samples_merged = False
+        """As it was decided at the start, when there was room for them, or none."""
         self._planned: list[Request] = []
         self._plan: Plan | Tables | None = None
         """Of the rows of the last pass: how they are read."""
@@ -193,7 +195,9 @@ class Slots(Engine):
                 "is not installed. Install it, or set attention to 'auto'."
             )
         check_layers(policy.config, max_tokens)
-        if self._samples_merged and getattr(policy, "lora", policy) is None:  # of `Policy`
+        if (
+            self.decode_weights == "merged" and getattr(policy, "lora", policy) is None
+        ):  # of `Policy`
             raise _nothing_to_merge()
         if budget is not None and (shapes := least_shapes(policy)) is not None:
             check_room(self.kv_memory, budget, shapes.page_bytes, 0, max_tokens)
@@ -206,6 +210,7 @@ class Slots(Engine):
         self._closed = False
         self._network = policy.load()
         self._device = next(self._network.parameters()).device
+        self._samples_merged = self.decode_weights == "merged"
         if self._samples_merged and not adapted(self._network):
             raise _nothing_to_merge()
         self._closers = {}  # of another tokenizer, perhaps
@@ -254,10 +259,6 @@ class Slots(Engine):
     def capacity(self) -> int | None:  # type: ignore[override]
         """See `Engine.capacity`. It grows with what sessions turn out to need."""
         return self._scheduler.capacity if hasattr(self, "_scheduler") else None
-
-    @property
-    def _samples_merged(self) -> bool:
-        return self.decode_weights == "merged"
 
     def _rows(self, on_cpu: bool, pages: int) -> int:
         """The most turns sampled at once, where there are so many pages."""
