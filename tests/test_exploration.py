@@ -29,6 +29,7 @@ from turnrl import (
     Critic,
     ForkableToolSession,
     OutcomeReward,
+    PluginError,
     Policy,
     Probe,
     Question,
@@ -42,6 +43,7 @@ from turnrl import (
     TurnReward,
     assign_credit,
     learning,
+    on_loop,
     score_group,
 )
 from turnrl.collection import Experience
@@ -214,6 +216,9 @@ def test_an_estimator_with_probes_is_given_values_and_the_run_says_their_price(
         assert not group.state_values[~group.reached].any()
         assert len(group.trajectories) == 4
     assert column(tmp_path, "rollout/probe_tokens")[0] > 4
+    collected = it.experience
+    learned = sum(len(advantages) for advantages in collected.advantages)
+    assert collected.probe_tokens == collected.sampled - learned
     assert {row["group"] for row in kept(tmp_path)} == {0, 1, 2, 3}
     assert len(kept(tmp_path)) == 16  # probes are no part of the record
 
@@ -508,6 +513,89 @@ def test_a_redrawn_group_is_another_one(tiny_model, tmp_path):
         assert len({tuple(t.token_ids for t in group.trajectories) for group in drawn}) == 3
     # all that was sampled counts, and what was thrown away is not learned from
     assert sampled[2][0] == sum(learned for _, learned in sampled)
+
+
+class Choosy(Fussy):
+    """Finds the second and the fourth group that it is asked of degenerate."""
+
+    def __call__(self, group):
+        return super().__call__(group) * (self.asked not in (2, 4))
+
+
+def test_only_the_groups_that_teach_nothing_are_replaced_each_by_one_of_its_question(
+    tiny_model, tmp_path
+):
+    plain, chosen = (module(tiny_model, estimator=Choosy(0), redraws=n) for n in (0, 1))
+    for it, name in ((plain, "plain"), (chosen, "chosen")):
+        trainer(tmp_path / name, 1, limit_val_batches=0).fit(it, data())
+    pairs = list(zip(plain.experience.groups, chosen.experience.groups, strict=True))
+    assert all(one.question == other.question for one, other in pairs)
+    texts = [[[t.token_ids for t in group.trajectories] for group in pair] for pair in pairs]
+    assert [one == other for one, other in texts] == [True, False, True, False]
+
+
+def test_probes_of_groups_that_are_sampled_anew_are_counted(tiny_model, tmp_path):
+    class Probing(Fussy):
+        probes = 1
+
+        def prepare(self, attempts, scorer):
+            return state_values(attempts, scorer)
+
+    first, both = (module(tiny_model, estimator=Probing(4 * n), redraws=n) for n in (0, 1))
+    for it, name in ((first, "first"), (both, "both")):
+        trainer(tmp_path / name, 1, limit_val_batches=0).fit(it, data())
+    once, twice = first.experience, both.experience
+    again = twice.sampled - once.sampled - sum(len(a) for a in twice.advantages)
+    assert twice.probe_tokens == once.probe_tokens + again > once.probe_tokens > 0
+
+
+class Prepares(ToGo):
+    """Prepares groups as a test says."""
+
+    def __init__(self, how, **needs):
+        super().__init__(**needs)
+        self.how = how
+
+    def prepare(self, attempts, scorer):
+        return self.how(scorer.score(attempts.trajectories))
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        Prepares(lambda groups: groups[:2]),
+        Prepares(lambda groups: []),
+        Prepares(lambda groups: groups[::-1]),
+        Prepares(lambda groups: groups, critic=Critic()),
+        Prepares(lambda groups: [1, 2, 3, 4]),
+    ],
+    ids=["some", "none", "other order", "no values", "no groups"],
+)
+def test_what_an_estimator_prepares_is_checked(tiny_model, tmp_path, estimator):
+    it = module(tiny_model, estimator=estimator)
+    with pytest.raises(PluginError, match=r"Prepares\.prepare "):
+        trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+
+
+def test_an_estimator_with_probes_has_to_say_what_they_are_for(tiny_model, tmp_path):
+    class Wasteful(Fussy):
+        probes = 1
+
+    it = module(tiny_model, estimator=Wasteful(0))
+    with pytest.raises(PluginError, match=r"Wasteful has probes\. Define prepare"):
+        trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+
+
+def test_the_event_loop_of_collections_does_not_wait_for_itself():
+    async def nothing():
+        return 1
+
+    async def inside():
+        return on_loop(nothing())
+
+    assert on_loop(nothing()) == 1
+    with pytest.raises(RuntimeError, match="Await the work"):
+        on_loop(inside())
 
 
 @dataclass

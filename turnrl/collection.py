@@ -213,6 +213,10 @@ class Collector:
         what = f"{type(self.setup.estimator).__name__}.prepare"
         with blaming(PluginError, what, "Mend the estimator."):
             groups = tuple(self.setup.estimator.prepare(attempts, self))
+            valued = self.setup.estimator.critic is None or all(g.token_values for g in groups)
+            right = valued and [group.question for group in groups] == list(questions)
+        if not right:
+            raise PluginError(f"{what} gives a group a question, in order, with a critic's values.")
         branches = (probe.trajectory for some in attempts.probes for probe in some)
         sampled = sampled_tokens(itertools.chain(*attempts.trajectories, branches))
         learned = sampled_tokens(t for group in groups for t in group.trajectories)

@@ -92,7 +92,7 @@ def at_least(minimum: float, where: str, owner: object, *names: str) -> None:
 
 
 def within(low: float, high: float, where: str, owner: object, *names: str) -> None:
-    """Refuse settings that are not from `low` to `high`, or not a number; otherwise as `at_least`.
+    """Refuse settings that are not from `low` to `high`, or not a number.
 
     Raises:
         RecipeError: Naming the setting and its value.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from turnrl.errors import DataError, at_least
+from turnrl.errors import DataError, PluginError, at_least
 from turnrl.plugins import contract
 from turnrl.types.engine import SampledPolicy
 from turnrl.types.trajectory import (
@@ -314,7 +314,11 @@ class AdvantageEstimator(ABC):
         Args:
             attempts: The trajectories of each question, and their probes.
             scorer: Scores trajectories.
+        Raises:
+            PluginError: If an estimator with probes does not say what becomes of them.
         """
+        if self.probes:
+            raise PluginError(f"{type(self).__name__} has probes. Define prepare, which gets them.")
         groups = scorer.score(attempts.trajectories)
         return groups if self.critic is None else scorer.valued(groups)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,33 +95,19 @@ class Session(ABC):
         """Free what the session holds. Closing twice is harmless."""
 
 
-class Attend(Protocol):
-    """Computes the attention of a forward pass over tokens that are laid out in a way of its own.
+Attend = Callable[[int, "Tensor", "Tensor", "Tensor", float | None, int | None], "Tensor"]
+"""Computes the attention of a forward pass over tokens that are laid out in a way of its own. Sent
+along with `SampledPolicy.hidden(..., attend=...)`, in place of a mask.
 
-    Sent along with `SampledPolicy.hidden(..., attend=...)`, in place of a mask.
-    """
+    layer     its number, from 0
+    query     (B, heads, T, D), with their positions rotated in
+    key       (B, key-value heads, T, D), of the same tokens
+    value     the same
+    scale     of the scores; None for one over the root of D
+    window    the furthest that a token of this layer sees, itself included; None for all
 
-    def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float | None,
-        window: int | None,
-    ) -> Tensor:
-        """Attention output of the pass's tokens in one layer.
-
-        Args:
-            layer: Its number, from 0.
-            query: (B, heads, T, D), with their positions rotated in.
-            key: (B, key-value heads, T, D), of the same tokens.
-            value: The same.
-            scale: Of the scores; None for one over the root of D.
-            window: The furthest that a token of this layer sees, itself included; None for all.
-        Returns:
-            (B, T, heads, D).
-        """
+Returns (B, T, heads, D), the attention output of the pass's tokens in one layer.
+"""
 
 
 class TokenScores(NamedTuple):
