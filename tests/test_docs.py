@@ -241,6 +241,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--data.train questions.jsonl": Runs((FINISHED,), slow=True),
         "- {id: utrecht": Fits(),
         "--data.fields": Fits(),
+        "class Ladder(IterationData)": Elsewhere(
+            "test_training.test_data_of_a_users_own_trains_if_it_says_what_an_iteration_asks"
+        ),
         "answers: {class_path: Number": Fits(),
         "index build": Runs(("300 passages",), ("indexes/mine",)),
         "index search --questions": Runs(("answer@5",)),
