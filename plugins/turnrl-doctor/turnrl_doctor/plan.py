@@ -689,12 +689,12 @@ def _does_not_fit(work: Work, card: Card, given: Mapping[str, Any]) -> str:
         map(worst, _candidates(work, card, given)), key=lambda found: found[0]
     )
     largest = max(parts, key=lambda name: parts[name])
-    told = (
+    needs = (
         f"{phase} needs at least {gigabytes(needed)} GB, and {gigabytes(card.usable)} of the "
         f"{gigabytes(card.bytes)} GB of {card.name} are planned with; the largest part is "
         f"{largest} ({gigabytes(parts[largest])} GB)"
     )
-    return f"the run does not fit: {told}. {_remedy(work, largest, given)}"
+    return f"the run does not fit: {needs}. {_remedy(work, largest, given)}"
 
 
 def _remedy(work: Work, largest: str, given: Mapping[str, Any]) -> str:
@@ -774,10 +774,10 @@ def table(plan: Plan) -> str:
         if not plan.work.sampled and name not in ("minibatch_tokens", "gradient_checkpointing"):
             continue
         value = getattr(choice, name)
-        told = f"{gigabytes(value)}GB" if name == "kv_memory" else str(value)
+        text = f"{gigabytes(value)}GB" if name == "kv_memory" else str(value)
         if name == "gradient_checkpointing":
-            told = f"{value} of {plan.work.shape.layers} layers"
-        lines.append(f"    {name:24}{told:24}{'given' if name in plan.given else 'by the plan'}")
+            text = f"{value} of {plan.work.shape.layers} layers"
+        lines.append(f"    {name:24}{text:24}{'given' if name in plan.given else 'by the plan'}")
     spent = plan.seconds
     whose = "" if card.known else f", with the rates of {stand_in(card)}"
     lines.append("  computed, not measured" + whose)

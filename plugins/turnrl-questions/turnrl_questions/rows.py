@@ -114,17 +114,17 @@ def _cell(text: Any) -> Any:
     if not isinstance(text, str) or not re.match(r"\s*\[.*\]\s*$", text, re.DOTALL):
         return text
     try:
-        found: Any = json.loads(text)
+        values: Any = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
         bare = text.strip()[1:-1]
         try:
             if re.fullmatch(rf"\s*{_QUOTED}(?:[\s,]+{_QUOTED})*[\s,]*", bare):
-                found = [ast.literal_eval(part) for part in re.findall(_QUOTED, bare)]
+                values = [ast.literal_eval(part) for part in re.findall(_QUOTED, bare)]
             else:
-                found = ast.literal_eval(text.strip())
+                values = ast.literal_eval(text.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return text
-    return found if isinstance(found, list) else text
+    return values if isinstance(values, list) else text
 
 
 def _json_lines(lines: Iterable[str]) -> Iterator[Any]:
@@ -161,8 +161,8 @@ def cached_hub(path: str, config: str | None, split: str) -> bool:
     import datasets
 
     with _hub_errors(path, config, split):
-        found = datasets.load_dataset_builder(path, config)
-    return Path(path).is_dir() or Path(found.cache_dir).is_dir()
+        builder = datasets.load_dataset_builder(path, config)
+    return Path(path).is_dir() or Path(builder.cache_dir).is_dir()
 
 
 @contextmanager
@@ -218,8 +218,8 @@ _ABSENT = object()
 def _at(row: Any, path: str) -> Any:
     """The value at a dotted path, through lists too; `_ABSENT` if there is no such field."""
     if isinstance(row, list):
-        found = [_at(item, path) for item in row]
-        return [value for value in found if value is not _ABSENT] or (_ABSENT if found else [])
+        values = [_at(item, path) for item in row]
+        return [value for value in values if value is not _ABSENT] or (_ABSENT if values else [])
     if row is None:
         return None
     if not isinstance(row, Mapping):
@@ -250,8 +250,8 @@ def _answer_in(text: str, pattern: str) -> str | None:
     """The answer within a text of an answers' field; None if the pattern is not there."""
     if not pattern:
         return text
-    found = re.search(pattern, text)
-    answer = found and found[min(1, found.re.groups)]
+    match = re.search(pattern, text)
+    answer = match and match[min(1, match.re.groups)]
     return answer.strip() if answer is not None else None
 
 
@@ -273,13 +273,13 @@ def questions_of(
     paths = [("id", fields.id)] if fields.id else []
     paths += [("question", fields.question), *(("answers", path) for path in of_answers)]
     used = {path.split(".")[0] for _, path in paths}
-    missing, found, number = paths, set[str](), -1
+    missing, names, number = paths, set[str](), -1
     without: str | None = None
     matched = False
     for number, row in enumerate(rows):
         missing = [(name, path) for name, path in missing if _at(row, path) is _ABSENT]
         if missing and number < 100:
-            found.update(_names(row))
+            names.update(_names(row))
         answers = [_at(row, path) for path in of_answers]
         nested = next((a for a in answers if isinstance(a, Mapping)), None)
         if nested is not None:
@@ -304,7 +304,7 @@ def questions_of(
         name, path = missing[0]
         numbered = ", or to null to number the rows" if name == "id" else ""
         raise DataError(
-            f"{where} has no field {path!r}. It has: {', '.join(sorted(found))}. "
+            f"{where} has no field {path!r}. It has: {', '.join(sorted(names))}. "
             f"Set {setting}.{name} to the one that holds it{numbered}."
         )
     if without is not None and not matched:

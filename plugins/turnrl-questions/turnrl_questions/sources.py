@@ -207,18 +207,18 @@ def _usable(questions: Iterable[Question], where: str, rule: AnswerRule | None) 
     total = len(kept) + left_out.total()
     why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
     if not kept:
-        told, step = "it is empty", "Name another source."
+        why_none, step = "it is empty", "Name another source."
         if total:
-            told = f"none of its {total} rows can be used ({why})"
+            why_none = f"none of its {total} rows can be used ({why})"
             step = "Check data.fields and data.answers, or name another source."
-        raise DataError(f"{where} has no usable question: {told}. {step}")
+        raise DataError(f"{where} has no usable question: {why_none}. {step}")
     if shared := [name for name, texts in seen.items() if len(texts) > 1]:
         count = sum(len(seen[name]) for name in shared)
-        told = (
+        warning = (
             "%s: %d questions share an id with another, such as %r; ids with numbers (%r) are made "
         )
-        told += "of them. Give each question an id of its own, or see data.fields.id."
-        _logger.warning(told, where, count, shared[0], f"{shared[0]}#2")
+        warning += "of them. Give each question an id of its own, or see data.fields.id."
+        _logger.warning(warning, where, count, shared[0], f"{shared[0]}#2")
     if left_out:
         left = total - len(kept)
         _logger.warning("%s: left out %d of %d rows (%s)", where, left, total, why)

@@ -42,20 +42,20 @@ def explain(value: Any, kind: Any, key: str) -> str | None:
     """
     if (fits := _fits(value, kind)) and "None" not in repr(value):  # it may hide a null below it
         return None
-    told: list[str | None] = []
+    faults: list[str | None] = []
     choices: list[str] = []
     for member in _members(kind):
         if isinstance(value, list):
             parts = enumerate(zip(value, _items(member, len(value)), strict=False))
-            told += [explain(item, part, f"{key}[{i}]") for i, (item, part) in parts]
+            faults += [explain(item, part, f"{key}[{i}]") for i, (item, part) in parts]
         elif isinstance(value, Mapping) and _is_section(member):
-            told += [explain_section(value, member, key)]
+            faults += [explain_section(value, member, key)]
         elif isinstance(value, Mapping | str) and _base(member):
-            told += [explain_class(value, member, key)]
+            faults += [explain_class(value, member, key)]
         elif get_origin(member) is Literal:
             choices += map(str, get_args(member))
-    if fits or told:  # or it is a fault that only jsonargparse can tell
-        return next(filter(None, told), None)
+    if fits or faults:  # or it is a fault that only jsonargparse can tell
+        return next(filter(None, faults), None)
     shown = "null" if value is None else repr(value)
     named = " or ".join(dict.fromkeys(map(_named, _members(kind))))
     quotes = " In YAML a # begins a comment: put a text with one in quotes."
@@ -137,9 +137,9 @@ def explain_section(value: Mapping[str, Any], cls: Any, key: str, skip: int = 0)
             near += f" Set {_MOVED[name]} instead." if name in _MOVED else ""
             colon = " In YAML a space follows the colon." if ":" in str(name) else ""
             return f"unknown key '{key}.{name}'.{colon}{near}"
-        told = explain(item, known[name].annotation, f"{key}.{name}")
-        if told and item is not known[name].default:
-            return told
+        fault = explain(item, known[name].annotation, f"{key}.{name}")
+        if fault and item is not known[name].default:
+            return fault
     missing = [n for n, p in known.items() if p.default is p.empty and n not in value]
     if not missing:
         return None
@@ -184,9 +184,9 @@ def explain_class(value: Any, kind: Any, key: str) -> str | None:
         cls = find_class(name, known, *_members(base))
     except LookupError as error:
         return f"{key} names {name!r}, {error}"
-    told = explain(settings, dict, f"{key}.init_args")
+    fault = explain(settings, dict, f"{key}.init_args")
     # the first parameter of what is to be called is what it is called with
-    return told or explain_section(settings, cls, key, skip=int(base is not kind))
+    return fault or explain_section(settings, cls, key, skip=int(base is not kind))
 
 
 def _classes(base: Any) -> dict[str, type]:

@@ -88,8 +88,8 @@ class _Trial:
             later = session.generate(new, _GREEDY), branch.generate([99], _GREEDY)
             for found, appended in zip(await asyncio.gather(*later), (new, [99]), strict=True):
                 wanted = await self.engine.open([*history, *appended]).generate([], _GREEDY)
-                told = f"goes on from {history} with {appended} as {found!r}, but"
-                require(_like(found, wanted), f"{told} reads the same history as {wanted!r}")
+                what = f"goes on from {history} with {appended} as {found!r}, but"
+                require(_like(found, wanted), f"{what} reads the same history as {wanted!r}")
         return first.token_ids
 
     async def serves_more_than_it_holds(self) -> None:
@@ -134,9 +134,9 @@ class _Trial:
         for sampling in (*cuts, Sampling(6, self.heat, top_p=1e-6)):
             alone = await self.if_able(sampling)
             right = alone is None or alone.token_ids == likely
-            told = f"{self.name} is to draw the likeliest tokens alone, of log-probability 0, with"
+            rule = f"{self.name} is to draw the likeliest tokens alone, of log-probability 0, with"
             certain = right and not (alone and min(alone.logprobs) < -1e-3)
-            require(certain, f"{told} {sampling}: {alone!r}")
+            require(certain, f"{rule} {sampling}: {alone!r}")
 
     def gives_log_probabilities(self, sample: Completion) -> None:
         """Check a sample's log-probabilities beside those of one plain pass of the policy."""
@@ -155,8 +155,8 @@ class _Trial:
     def heeds_seeds(self, drawn: list[tuple[int, ...]]) -> None:
         """Check that equal seeds give equal samples, and others different ones, if declared so."""
         kept = drawn[0] == drawn[1] and len(set(drawn)) > 1
-        told = f"{self.name} is seeded, but seeds 1, 1, 2, ... give {drawn}"
-        require(kept or not self.engine.seeded, told)
+        rule = f"{self.name} is seeded, but seeds 1, 1, 2, ... give {drawn}"
+        require(kept or not self.engine.seeded, rule)
 
     async def refuses_after_the_end(self) -> None:
         """Check that a session samples no more once it is closed, or a turn of it is cancelled."""

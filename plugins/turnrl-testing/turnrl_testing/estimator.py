@@ -34,8 +34,8 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
     for size, turns in itertools.product((least, least + 1, least + 6), (1, 2, 4)):
         for drawn in _drawn(draw, size, turns):
             order = draw.sample(range(size), size)
-            told = "turns taken {}, outcome and turn rewards {}".format(*drawn)
-            with on(f"{name} on a group of shape {(size, turns)} ({told})"):
+            drawn_text = "turns taken {}, outcome and turn rewards {}".format(*drawn)
+            with on(f"{name} on a group of shape {(size, turns)} ({drawn_text})"):
                 orders, tree = (range(size), range(size), order), estimator.trains_probes
                 keys, _, moved_keys = (_members(drawn, members, tree) for members in orders)
                 group, same, other = (_group(drawn, members, tree) for members in orders)
@@ -45,8 +45,8 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
                 by_tokens = isinstance(found, tuple)
                 fits = shapes == (tokens if by_tokens else [(turns,)] * len(tokens))
                 fits = fits and all(row.is_floating_point() for row in found)
-                told = "which is no float tensor of that shape, nor a tuple with one for each token"
-                require(fits, f"gives {found!r}, {told}")
+                rule = "which is no float tensor of that shape, nor a tuple with one for each token"
+                require(fits, f"gives {found!r}, {rule}")
                 first = _table(found)
                 gave = f"gives {first.tolist()}"
                 require(first.isfinite().all(), f"{gave}, which is not finite")

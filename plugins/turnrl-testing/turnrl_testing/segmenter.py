@@ -26,8 +26,8 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
         require(fits, f"{name}.stop and {name}.tags must be tuples of texts, not {values!r}")
     for stop in segmenter.stop:
         tag = re.fullmatch(r"</?(\w+)>", stop)
-        told = f"{name} stops at {stop!r}, so {tag and tag[1]!r} must be in its tags"
-        require(not tag or tag[1] in segmenter.tags, f"{told}: else a result could contain it")
+        rule = f"{name} stops at {stop!r}, so {tag and tag[1]!r} must be in its tags"
+        require(not tag or tag[1] in segmenter.tags, f"{rule}: else a result could contain it")
     for tools in ([], [_ECHO]):
         with on(f"{name}.prompt({QUESTION!r}, {tools!r})"):
             messages = segmenter.prompt(QUESTION, tools)
@@ -52,8 +52,8 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
         part = text[: len(text) * 2 // 3]
         with on(f"{name}.read({part!r}, {turn}, cut=True)"):
             answer = segmenter.read(part, turn, True).answer
-            told = f"takes the answer {answer!r} from what was cut: the whole, {text!r}, answers"
-            require(answer in (None, reading.answer), f"{told} {reading.answer!r}")
+            rule = f"takes the answer {answer!r} from what was cut: the whole, {text!r}, answers"
+            require(answer in (None, reading.answer), f"{rule} {reading.answer!r}")
         content = neutralise(text, segmenter.tags, [])
         results = [ToolResult(content, n % 2 == 0) for n, _ in enumerate(reading.calls)]
         with on(f"{name}.observe({reading!r}, {results!r})"):
@@ -67,11 +67,11 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
 
 def _shown(messages: Sequence[Mapping[str, str]], *roles: str) -> str:
     """The contents of chat messages, which have these roles."""
-    told = f"must give messages of role {' or '.join(roles)} with a text, not {messages!r}"
-    require(isinstance(messages, list) and messages, told)
+    rule = f"must give messages of role {' or '.join(roles)} with a text, not {messages!r}"
+    require(isinstance(messages, list) and messages, rule)
     for message in messages:
-        require({*message} == {"role", "content"} and message["role"] in roles, told)
-        require(isinstance(message["content"], str) and message["content"], told)
+        require({*message} == {"role", "content"} and message["role"] in roles, rule)
+        require(isinstance(message["content"], str) and message["content"], rule)
     return "\n".join(message["content"] for message in messages)
 
 

@@ -26,8 +26,8 @@ def check_source(source: QuestionSource) -> None:
     require(fits, f"{name}.uses is {uses!r}: give a tuple that may hold 'fields' and 'config'")
     known = [*dict.fromkeys(split for split in splits.values() if split is not None)]
     fits = {*splits} == {"train", "val"} and all(isinstance(split, str) for split in known)
-    told = f"{name}.default_splits is {splits!r}: name one for 'train' and for 'val', or None"
-    require(fits and known, told)
+    rule = f"{name}.default_splits is {splits!r}: name one for 'train' and for 'val', or None"
+    require(fits and known, rule)
     for split in known:
         with on(f"{name}.questions({split!r})"):
             found = list(source.questions(split))
@@ -52,9 +52,9 @@ def _check_texts(found: Sequence[Any], kind: type) -> None:
     require(found, "gives nothing")
     seen: dict[str, Any] = {}
     for one in found:
-        told = f"gives {one!r}: a {kind.__name__} has an id and a text"
-        require(isinstance(one, kind), told)
+        rule = f"gives {one!r}: a {kind.__name__} has an id and a text"
+        require(isinstance(one, kind), rule)
         texts = (one.id, one.text)
-        require(all(isinstance(text, str) and text.strip() for text in texts), told)
+        require(all(isinstance(text, str) and text.strip() for text in texts), rule)
         require(one.id not in seen, f"gives one id to {seen.get(one.id)!r} and to {one!r}")
         seen[one.id] = one

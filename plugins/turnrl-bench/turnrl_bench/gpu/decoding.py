@@ -67,13 +67,13 @@ class Case:
 def cases_of(setting_rows: tuple[int, int], attentions: Sequence[str]) -> list[Case]:
     """All cases, the most telling first. The 16-bit base comes last because it has to be loaded."""
     few, many = setting_rows
-    found = [Case(weights=w, graphs=g, rows=few) for g in (True, False) for w in _WEIGHTS]
-    found += [Case(weights=w, rows=many) for w in _WEIGHTS]
-    found += [Case(rows=few, attention=way) for way in attentions]
-    found += [Case(rows=few, lockstep=False)]
-    found += [Case(weights=w, graphs=False, rows=many) for w in _WEIGHTS]
+    cases = [Case(weights=w, graphs=g, rows=few) for g in (True, False) for w in _WEIGHTS]
+    cases += [Case(weights=w, rows=many) for w in _WEIGHTS]
+    cases += [Case(rows=few, attention=way) for way in attentions]
+    cases += [Case(rows=few, lockstep=False)]
+    cases += [Case(weights=w, graphs=False, rows=many) for w in _WEIGHTS]
     dense = partial(Case, kind="dense", weights="adapter")
-    return [*found, *(dense(graphs=g, rows=n) for n in (few, many) for g in (True, False))]
+    return [*cases, *(dense(graphs=g, rows=n) for n in (few, many) for g in (True, False))]
 
 
 _WEIGHTS = ("merged", "adapter")
@@ -143,19 +143,19 @@ class Wave:
         turns that begin together."""
         prompt, result = len(self.prompts[0]), len(self.result)
         each = floors.pairs_of(0, prompt)
-        found = floors.reading(
+        works = floors.reading(
             net, weights, prompt * len(self.prompts), each * len(self.prompts), self.rows
         )
         seen = [prompt] * self.rows
         for turn, lengths in enumerate(self.lengths):
             if turn:
                 pairs = sum(floors.pairs_of(h, result) for h in seen)
-                found += floors.reading(net, weights, result * self.rows, pairs, self.rows)
+                works += floors.reading(net, weights, result * self.rows, pairs, self.rows)
                 seen = [h + result for h in seen]
             for rows, history in floors.turn_steps(seen, lengths):
-                found += floors.decode_step(net, weights, rows, history)
+                works += floors.decode_step(net, weights, rows, history)
             seen = [h + n for h, n in zip(seen, lengths, strict=True)]
-        return found
+        return works
 
 
 def measure(bench: Bench, cases: Cases) -> None:

@@ -55,15 +55,15 @@ class Results:
             RecipeError: If the file is not one of these.
         """
         try:
-            found = json.loads(self.file.read_text("utf-8"))
-            known = isinstance(found["about"], dict) and isinstance(found["parts"], dict)
+            kept = json.loads(self.file.read_text("utf-8"))
+            known = isinstance(kept["about"], dict) and isinstance(kept["parts"], dict)
         except (ValueError, KeyError, TypeError):
             known = False
         if not known:
             raise RecipeError(
                 f"{str(self.file)!r} is not a file of 'turnrl bench gpu'. Give another --json."
             )
-        self.found = found
+        self.found = kept
 
     def save(self) -> None:
         """Write the file."""
@@ -85,8 +85,8 @@ class Results:
 
     def part(self, name: str) -> Found:
         """A part, empty if there is none."""
-        found: Found = self.found["parts"].get(name, {})
-        return found
+        part: Found = self.found["parts"].get(name, {})
+        return part
 
     def note(self, name: str, **values: Any) -> None:
         """Change some entries of a part, and write the file."""
@@ -99,8 +99,8 @@ class Results:
 
     def case(self, part: str, name: str) -> Found:
         """A case that was measured, empty if it was not."""
-        found: Found = self.part(part).get("cases", {}).get(name, {})
-        return found if found.get("status") == DONE else {}
+        case: Found = self.part(part).get("cases", {}).get(name, {})
+        return case if case.get("status") == DONE else {}
 
     def end(self, name: str) -> None:
         """Give a part that has run to its end the status that its cases make."""
@@ -146,16 +146,16 @@ class Cases:
             self._keep(name, {"status": "skipped", "why": why})
             return None
         began = time.monotonic()
-        found: Found | None = None
+        result: Found | None = None
         try:
-            found = work()
-            entry = {"status": DONE, "seconds": time.monotonic() - began, **found}
+            result = work()
+            entry = {"status": DONE, "seconds": time.monotonic() - began, **result}
         except Exception as error:
             entry = error_of(error)
         self._keep(name, entry)
-        if found is None:
+        if result is None:
             self.clean()  # here, where the exception and what its frames held are gone
-        return found
+        return result
 
     def _keep(self, name: str, entry: Found) -> None:
         cases = self.results.part(self.part).get("cases", {})
