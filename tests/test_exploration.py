@@ -700,6 +700,7 @@ class Keeps(Stateful, Look):
         super().__init__()
         self.kind, self.timeout_s = kind, timeout_s
         self.made, self.closed, self.begins = [], [], threading.Semaphore(0)
+        self.before = set(threading.enumerate())  # of tools of other tests, which nobody waits for
 
     def open(self, question):
         return self.kind(self)
@@ -707,7 +708,7 @@ class Keeps(Stateful, Look):
     def check_closed(self):
         """Every session was closed, once; of a copy that nobody waits for, soon after it comes."""
         until = time.monotonic() + 5
-        while any(t.name == "turnrl-tool" for t in threading.enumerate()):
+        while any(t.name == "turnrl-tool" for t in set(threading.enumerate()) - self.before):
             assert time.monotonic() < until
             time.sleep(0.01)
         assert len(self.made) > 1

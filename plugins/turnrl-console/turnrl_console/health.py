@@ -21,19 +21,19 @@ class LearnsNothing(L.Callback):
     several in a row later."""
 
     def __init__(self) -> None:
-        self._idle = 0
+        self._in_a_row = 0
         self._said = False
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
         why = reason(figures, pl_module.rollout)
-        self._idle = self._idle + 1 if why else 0
+        self._in_a_row = self._in_a_row + 1 if why else 0
         first = trainer.current_epoch == 0
-        if why and not self._said and (first or self._idle >= _IN_A_ROW):
+        if why and not self._said and (first or self._in_a_row >= _IN_A_ROW):
             self._said = True
             if trainer.is_global_zero:
-                idle = figures.get("rollout/degenerate_groups", 0.0) > 1 - 1e-6
-                what = "nothing to learn from" if idle else "no answer"
+                degenerate = figures.get("rollout/degenerate_groups", 0.0) > 1 - 1e-6
+                what = "nothing to learn from" if degenerate else "no answer"
                 _logger.warning(f"{what} in iteration {trainer.current_epoch + 1}: {why}")
 
 

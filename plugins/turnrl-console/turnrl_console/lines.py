@@ -199,8 +199,8 @@ class IterationLines(ProgressBar):
 
     def _add(self, trainer: L.Trainer, row: _Row) -> None:
         """Keep a row until it may be printed, with its figures as they are now."""
-        found = trainer.callback_metrics
-        figures = {name: float(found[name]) for name in _SPLITS[row.split] if name in found}
+        logged = trainer.callback_metrics
+        figures = {name: float(logged[name]) for name in _SPLITS[row.split] if name in logged}
         self._last |= figures
         self._pending.append((row, figures))
 

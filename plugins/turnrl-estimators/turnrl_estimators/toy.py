@@ -325,13 +325,13 @@ def _members(toy: Toy, probes: int) -> list[Member]:
     turns = len(toy.logits)
     means = [_means(chances, probes) if probes else {0.0: 1.0} for chances in toy.to_go]
     means[0] = {0.0: 1.0}
-    found = []
+    members = []
     for fate in toy.fates:
         for drawn in itertools.product(*(one.items() for one in means[: len(fate.scores)])):
             chance = math.prod((p for _, p in drawn), start=fate.chance)
             values = [value for value, _ in drawn]
-            found.append(Member(fate, chance, (*values, *[0.0] * (turns - len(values)))))
-    return found
+            members.append(Member(fate, chance, (*values, *[0.0] * (turns - len(values)))))
+    return members
 
 
 def _groups(
@@ -373,13 +373,13 @@ def _groups(
 def _ways_on(toy: Toy, fate: Fate) -> list[list[tuple[Fate, float]]]:
     """For each turn of a trajectory, how it could go on from the beginning of that turn, and the
     chance of each."""
-    found = []
+    ways = []
     for k in range(len(fate.scores)):
         past = fate.turn_rewards[:k]
         same = [f for f in toy.fates if len(f.scores) > k and f.turn_rewards[:k] == past]
         whole = sum(f.chance for f in same)
-        found.append([(f, f.chance / whole) for f in same])
-    return found
+        ways.append([(f, f.chance / whole) for f in same])
+    return ways
 
 
 def _count_trees(toy: Toy, size: int, probes: int) -> int:

@@ -198,14 +198,14 @@ class TurnCritic(AdvantageEstimator):
         if len(group.token_values) != len(group.trajectories):
             raise RecipeError("TurnCritic needs a group with token_values, which a critic gives it")
         earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
-        found = []
+        advantages = []
         for i, trajectory in enumerate(group.trajectories):
             rewards: list[float] = []
             for turn, reward in zip(trajectory.turns, earned[i].tolist(), strict=False):
                 rewards += [0.0] * (len(turn.token_ids) - 1) + [reward]
             values = group.token_values[i]
-            found.append(values.new_tensor(self._advantages(rewards, values.tolist())))
-        return tuple(found)
+            advantages.append(values.new_tensor(self._advantages(rewards, values.tolist())))
+        return tuple(advantages)
 
     def _advantages(self, rewards: Sequence[float], values: Sequence[float]) -> list[float]:
         """The recursion, from the last token to the first, in double precision."""

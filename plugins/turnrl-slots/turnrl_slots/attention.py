@@ -50,8 +50,8 @@ def partial(
     most = scores.amax(-1, keepdim=True)
     weights = scores.sub_(most).exp_()
     total = weights.sum(-1, keepdim=True)
-    found = torch.bmm(weights.to(value.dtype), value)
-    return found.div_(total), total.log_().add_(most)
+    attended = torch.bmm(weights.to(value.dtype), value)
+    return attended.div_(total), total.log_().add_(most)
 
 
 @dataclass(frozen=True)
@@ -293,12 +293,12 @@ class Pass:
         pool, (heads, count, size) = self.pool, query.shape[1:]
         scale = size**-0.5 if scale is None else scale
         pool.write(layer, self.slots, key[0], value[0])
-        found = query.new_empty(count, heads, size)
+        attended = query.new_empty(count, heads, size)
         if self.rows:
-            self._attend_rows(found[: self.rows], layer, query[0], scale)
+            self._attend_rows(attended[: self.rows], layer, query[0], scale)
         for feeds in self.feeds:
-            self._attend_feeds(found, feeds, layer, query[0], scale)
-        return found[None]
+            self._attend_feeds(attended, feeds, layer, query[0], scale)
+        return attended[None]
 
     def _attend_rows(self, out: Tensor, layer: int, query: Tensor, scale: float) -> None:
         """Fill in (R, heads, D). The query heads that share a key-value head are rows of one
@@ -308,8 +308,8 @@ class Pass:
         query = query[:, : self.rows].view(few, heads // few, rows, size).permute(2, 0, 1, 3)
         query = query.contiguous()
         keys, values = self.pool.gather(layer, self.private, rows)
-        found, total = partial(query.flatten(0, 1), keys, values, self.bias, scale)
-        found, total = found.view_as(query), total.view(rows, few, -1, 1)
+        attended, total = partial(query.flatten(0, 1), keys, values, self.bias, scale)
+        attended, total = attended.view_as(query), total.view(rows, few, -1, 1)
         for chains in self.plan.chains:
             keys, values = self.pool.gather(layer, chains.units, chains.shape[0])
             asked = query.index_select(0, chains.readers).unflatten(0, chains.shape)
@@ -323,13 +323,13 @@ class Pass:
             if chains.places is not None:
                 parts = (part.index_select(0, chains.places) for part in parts)
             if chains.rows is None:
-                found, total = _merge(found, total, *parts)
+                attended, total = _merge(attended, total, *parts)
             else:
-                before = found.index_select(0, chains.rows), total.index_select(0, chains.rows)
+                before = attended.index_select(0, chains.rows), total.index_select(0, chains.rows)
                 both, of_both = _merge(*before, *parts)
-                found.index_copy_(0, chains.rows, both)
+                attended.index_copy_(0, chains.rows, both)
                 total.index_copy_(0, chains.rows, of_both)
-        out.copy_(found.flatten(1, 2))
+        out.copy_(attended.flatten(1, 2))
 
     def _attend_feeds(
         self, out: Tensor, feeds: _Feeds, layer: int, query: Tensor, scale: float
@@ -337,7 +337,7 @@ class Pass:
         """Fill in (N, heads, D) at the feeds' tokens."""
         count, heads = len(feeds.tokens), self.plan.heads
         keys, values = self.pool.gather(layer, feeds.units, count)
-        found = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             query[:, feeds.tokens].transpose(0, 1),
             keys.unflatten(0, (count, heads)),
             values.unflatten(0, (count, heads)),
@@ -346,7 +346,7 @@ class Pass:
             scale=scale,
             enable_gqa=heads != query.shape[0],
         )
-        out[feeds.target] = found.transpose(1, 2).flatten(0, 1).index_select(0, feeds.real)
+        out[feeds.target] = attended.transpose(1, 2).flatten(0, 1).index_select(0, feeds.real)
 
 
 def _merge(one: Tensor, of_one: Tensor, other: Tensor, of_other: Tensor) -> tuple[Tensor, Tensor]:

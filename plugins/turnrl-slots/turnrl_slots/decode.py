@@ -94,13 +94,13 @@ class Graphs:
             # others' threads, tools say, may use the GPU meanwhile
             graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
             try:
-                found = compute()
+                outputs = compute()
             except BaseException:
                 with contextlib.suppress(RuntimeError):  # it is broken, and says so again
                     graph.capture_end()
                 raise
             graph.capture_end()
-        return graph.replay, found
+        return graph.replay, outputs
 
 
 class _Step:

@@ -90,7 +90,7 @@ def attend(
         gathered = table.flatten()
         keys, values = (side.index_select(0, gathered).flatten(0, 1) for side in (keys, values))
         reach = torch.arange(count + 1, dtype=torch.int32, device=table.device) * (width * PAGE)
-    found = varlen_attn(
+    attended = varlen_attn(
         query,
         keys,
         values,
@@ -105,7 +105,7 @@ def attend(
         seqused_k=used,
         block_table=pages,
     )
-    return cast(Tensor, found)
+    return cast(Tensor, attended)
 
 
 class KernelPass:
@@ -139,11 +139,11 @@ class KernelPass:
         keys, values = self.pool.store[layer]
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         asked = query[0].transpose(0, 1).split([some.count for some in self.sequences])
-        found = [
+        attended = [
             attend(self.way, part, keys, values, some, scale)
             for part, some in zip(asked, self.sequences, strict=True)
         ]
-        return (found[0] if len(found) == 1 else torch.cat(found))[None]
+        return (attended[0] if len(attended) == 1 else torch.cat(attended))[None]
 
 
 class Tables:

@@ -50,8 +50,8 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
                 first = _table(found)
                 gave = f"gives {first.tolist()}"
                 require(first.isfinite().all(), f"{gave}, which is not finite")
-                idle = not by_tokens and first[~group.reached].any()
-                require(not idle, f"{gave}, not zero where not reached")
+                beyond = not by_tokens and first[~group.reached].any()
+                require(not beyond, f"{gave}, not zero where not reached")
                 for name_of in ("turn_rewards", "outcome", "reached"):
                     untouched = getattr(group, name_of).equal(getattr(same, name_of))
                     require(untouched, f"changes {name_of} of the group")

@@ -61,8 +61,8 @@ class AnswerLikelihood(StateScore):
             rows.append(((*history, *opening, *tokens), asked))
         who = _reference(policy, "reference: true") if self.reference else contextlib.nullcontext()
         with who:
-            found = policy.read(rows)
-        for state, scores in zip(states, found, strict=True):
+            read = policy.read(rows)
+        for state, scores in zip(states, read, strict=True):
             mean = float(scores.logprobs.mean())
             kinds = {
                 "logprob": float(scores.logprobs.sum()),

@@ -150,13 +150,13 @@ def _notes(results: Results, device: Found, versions: Found) -> list[str]:
 def _missing(name: str, part: Found) -> list[str]:
     """The missing results of a part, each with its reason."""
     status = part.get("status")
-    found = []
+    lines = []
     if status in ("error", "skipped"):
-        found.append(f"{name}: {_why(part)}.")
+        lines.append(f"{name}: {_why(part)}.")
     for case, entry in part.get("cases", {}).items():
         if entry["status"] != "done":
-            found.append(f"{name}, {case}: {_why(entry)}.")
-    return found
+            lines.append(f"{name}, {case}: {_why(entry)}.")
+    return lines
 
 
 def _why(entry: Found) -> str:
