@@ -6,9 +6,7 @@ import csv
 import gc
 import importlib.util
 import json
-import math
 import os
-import random
 import re
 import shutil
 import signal
@@ -26,8 +24,9 @@ from turnrl_recipes.given import find_recipe
 
 import turnrl
 from commands import fails, save
+from runs import TIMINGS
 from test_rollout import FORGETFUL
-from turnrl import record
+from turnrl import PluginError, WorldError, cli, command_line, find_class, record
 from turnrl.cli import main
 from turnrl.plugins import load_plugins
 
@@ -70,7 +69,7 @@ def test_the_saved_recipe_trains_the_same_again(recipe):
     runs = [
         Path("runs", name, "version_0", "metrics.csv").read_text() for name in ("recipe", "again")
     ]
-    timed = ("rollout/seconds", "rollout/tokens_per_s")
+    timed = TIMINGS
     first, again = (
         [
             {k: v for k, v in row.items() if k not in timed}
@@ -79,50 +78,6 @@ def test_the_saved_recipe_trains_the_same_again(recipe):
         for run in runs
     )
     assert first == again
-
-
-def test_eval_scores_a_split_prints_it_with_intervals_and_records_every_trajectory(recipe, capsys):
-    assert main(["fit", "recipe.yaml"]) == 0
-    checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
-    capsys.readouterr()
-    assert main(["eval", "recipe.yaml", "--ckpt_path", checkpoint, "--split", "train"]) == 0
-    printed = capsys.readouterr().out
-    assert "12 questions, greedy; mean and 95 % interval" in printed
-    for name in ("exact_match", "tool_execution", "answer_in_results", "format"):
-        assert f"train/{name}" in printed
-    assert "every trajectory in record/" in printed
-    rows = record.read("runs/recipe-eval/version_0/record")
-    assert [row["question"] for row in rows] == [f"Number {i}?" for i in range(12)]
-    # two iterations of two steps are behind the policy
-    known = {("train", 2, 4, 0)}
-    assert {(r["split"], r["iteration"], r["policy_version"], r["member"]) for r in rows} == known
-    mean = sum(row["tool_execution"] for row in rows) / 12
-    shown = rf"train/tool_execution +{mean:.4f}  \[0\.\d{{4}}, [01]\.\d{{4}}\]"
-    assert re.search(shown, printed)
-    assert all(turn["advantage"] is None for row in rows for turn in row["turns"])
-    assert main(["eval", "recipe.yaml"]) == 0
-    printed = capsys.readouterr().out
-    assert "3 questions" in printed
-    # Wilson's interval of 0 of 3 ends at z^2 / (3 + z^2), z = 1.95996
-    assert re.search(r"val/exact_match +0\.0000  \[0\.0000, 0\.5615\]", printed)
-    (row, *_) = rows = record.read("runs/recipe-eval/version_1/record")
-    assert (len(rows), row["split"], row["policy_version"]) == (3, "val", 0)
-
-
-def test_a_rate_has_wilsons_interval_and_a_mean_of_shares_the_bootstraps():
-    # Wilson's for k of n: (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
-    z = 1.959964
-    for k, n in ((256, 256), (0, 3), (1, 1), (7, 40)):
-        p = k / n
-        middle, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-        wanted = [(middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)]
-        assert list(record.interval([1.0] * k + [0.0] * (n - k))) == pytest.approx(wanted, abs=1e-6)
-    draw = random.Random(0)
-    shares = [draw.choice((0.0, 0.5, 0.5, 1.0)) for _ in range(100)]
-    means = sorted(sum(draw.choices(shares, k=100)) / 100 for _ in range(9999))
-    # the percentiles of 9,999 resampled means have standard errors of some 0.001
-    assert list(record.interval(shares)) == pytest.approx([means[249], means[9749]], abs=0.006)
-    assert record.interval([0.5, 0.5]) == (0.5, 0.5)
 
 
 def test_a_run_is_resumed_from_the_command_line(recipe, capsys):
@@ -447,15 +402,6 @@ def test_a_plugin_that_is_not_installed_is_named(tmp_path):
     assert "Traceback" not in told
 
 
-def test_eval_of_a_recipe_that_cannot_be_scored(recipe, capsys):
-    assert "scores MTGRPO on QuestionData" in fails(
-        capsys, ["eval", str(ROOT / "recipes" / "atlas_starter.yaml")]
-    )
-    assert "nothing to score" in fails(
-        capsys, ["eval", "recipe.yaml", "--trainer.limit_val_batches", "0"]
-    )
-
-
 def test_without_its_plugin_a_run_keeps_no_record_and_eval_names_it(recipe, monkeypatch, capsys):
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
     load_plugins.cache_clear()
@@ -470,7 +416,7 @@ def test_without_its_plugin_a_run_keeps_no_record_and_eval_names_it(recipe, monk
         assert (first / folder).is_dir()
         assert not (second / folder).exists()
     texts = [(run / "metrics.csv").read_text() for run in (first, second)]
-    timed = dict.fromkeys(("rollout/seconds", "rollout/tokens_per_s"))
+    timed = dict.fromkeys(TIMINGS)
     kept, other = ([r | timed for r in csv.DictReader(text.splitlines())] for text in texts)
     assert kept == other
 
@@ -592,6 +538,32 @@ def test_a_command_that_the_variable_leaves_out_is_told_with_the_way_back(verb, 
         f"no command {verb!r}. No plugin brings any. TURNRL_LOAD_PLUGINS is 'two-turn': add {verb},"
     )
     assert told in asked.stderr
+
+
+@pytest.mark.parametrize("kind", [WorldError, PluginError])
+def test_the_cause_of_a_package_can_be_seen_with_its_traceback(monkeypatch, capsys, kind):
+    def raises(arguments):
+        raise kind("the tool broke") from OSError("no disk")
+
+    monkeypatch.setattr(cli, "_dispatch", raises)
+    told = fails(capsys, ["fit"], code=kind.exit_code)
+    assert told == f"turnrl: {kind.__name__}: the tool broke (TURNRL_DEBUG=1 shows where.)"
+    monkeypatch.setenv("TURNRL_DEBUG", "1")
+    with pytest.raises(kind, match="the tool broke"):
+        main(["fit"])
+
+
+def test_a_short_name_that_the_variable_leaves_out_is_told_with_the_way_back(monkeypatch):
+    monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "two-turn")
+    wanted = "not installed. TURNRL_LOAD_PLUGINS is 'two-turn': add the plugin that brings it."
+    with pytest.raises(LookupError, match=re.escape(wanted)):
+        find_class("WikiSearch", {}, turnrl.Tool)
+
+
+def test_the_commands_of_every_day_are_listed_first_with_a_short_line_each(capsys):
+    commands = command_line()._subparsers._group_actions[0]._choices_actions
+    assert [one.dest for one in commands][:5] == ["fit", "eval", "export", "recipes", "doctor"]
+    assert all(len(one.help) <= 56 and ":" not in one.help for one in commands)
 
 
 def test_names_of_a_package_beside_the_core_say_so_where_it_is_missing():

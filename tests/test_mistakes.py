@@ -176,6 +176,12 @@ MISTAKES = [
      "'ExactMatch'", "Installed: "),
     ("a class of another kind", {"model.estimator": "torch.nn.Linear"}, "model.estimator",
      "'torch.nn.Linear'", "Installed: "),
+    ("a class that extends nothing", {"model.rollout.tools": ["worlds.NotATool"]}, "tools[0]",
+     "'worlds.NotATool'", "it does not extend Tool or Toolset."),
+    ("a function for a class", {"model.estimator": "worlds.nothing"}, "model.estimator",
+     "'worlds.nothing'", "does not extend GroupRelative or AdvantageEstimator"),
+    ("a class with a method missing", {"model.rollout.tools": ["worlds.Idle"]}, "tools[0]",
+     "'worlds.Idle'", "it lacks run. Define what is missing"),
     ("a class that is abstract", {"model.estimator": "turnrl.AdvantageEstimator"},
      "model.estimator", "'turnrl.AdvantageEstimator'", "Installed: "),
     ("a call for a name", {"model.estimator": "TurnLevel(gamma=1)"}, "model.estimator",
@@ -303,6 +309,11 @@ MISTAKES = [
     ("a split in fit", "fit recipe.yaml --split test", "unknown key", "split",
      "There are seed_everything,"),
     ("a command's typo", "fitt recipe.yaml", "no command", "'fitt'", "Did you mean fit?"),
+    ("an option's typo", "index info --index x --jsn", "unknown argument", "'--jsn'",
+     "Did you mean --json? 'turnrl index info --help' lists what there is."),
+    ("an option's typo where there are none", "plugins --jsn", "unknown argument", "'--jsn'",
+     ". 'turnrl plugins --help' lists what there is."),
+    ("a word too few", "bench", "required", "WHAT", ". 'turnrl bench --help' lists"),
     ("help for no class", "fit --model.rewards.help ExactMach", "Expected", "ExactMach", "path"),
 ]  # fmt: skip
 
@@ -354,16 +365,16 @@ def resolved(capsys, *arguments):
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("model: [1\ndata: }", ("no YAML mapping", "line 2", "Mend it;")),
-        ("model:\n\tpolicy: {}", ("no YAML mapping", "line 2", "\\t", "Mend it;")),
+        ("model: [1\ndata: }", ("no YAML mapping", "line 2", "Fix it;")),
+        ("model:\n\tpolicy: {}", ("no YAML mapping", "line 2", "\\t", "Fix it;")),
         ("model: {}\ntrainer: {}\nmodel: {}", ("the key 'model' stands there twice", "line 3")),
         ("model:\n  seed: 1\n  seed: 2", ("the key 'seed' stands there twice", "line 3")),
         ("- model\n", ("it holds ['model']", "its keys are seed_everything,")),
         ("just words\n", ("it holds 'just words'", "its keys are seed_everything,")),
         ("", ("it holds None", "its keys are seed_everything,")),
-        (b"\x80\x05\x95\x00", ("can't decode byte 0x80", "Mend it;")),
-        ("model: {}\n".encode("utf-16"), ("can't decode byte", "Mend it;")),
-        ("model: !!python/name:os.system", ("python/name", "line 1", "Mend it;")),
+        (b"\x80\x05\x95\x00", ("can't decode byte 0x80", "Save it as UTF-8.")),
+        ("model: {}\n".encode("utf-16"), ("is not UTF-8", "Save it as UTF-8.")),
+        ("model: !!python/name:os.system", ("python/name", "line 1", "Fix it;")),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_recipe(recipe, capsys, text, parts):
@@ -533,7 +544,7 @@ def test_a_recipe_on_standard_input(recipe, capsys, monkeypatch):
     assert again == given
     assert (again.files, again.name) == (["stdin"], "stdin")
     pipe("")
-    assert "recipe '-' is no YAML mapping: it holds None. Mend it;" in fails(capsys, ["fit", "-"])
+    assert "recipe '-' is no YAML mapping: it holds None. Fix it;" in fails(capsys, ["fit", "-"])
     pipe("model: [1")
     assert "recipe '-' is no YAML mapping: while parsing" in fails(capsys, ["fit", "-"])
 

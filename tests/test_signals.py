@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -178,3 +179,19 @@ except KeyboardInterrupt:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "ended\nstopped by 15\n"
     assert done.stderr == ""
+
+
+def test_nothing_else_is_imported_before_an_interrupt_can_be_caught():
+    code = "import sys; was = {*sys.modules}; import turnrl.__main__; print({*sys.modules} - was)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(re.findall(r"[\w.]+", done.stdout)) == {"turnrl", "turnrl.__main__"}
+
+
+@pytest.mark.parametrize("program", [["turnrl"], ["python", "-m", "turnrl"]], ids=" ".join)
+def test_an_interrupt_while_the_command_line_is_imported_is_one_line(tmp_path, program):
+    interrupts = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
+    (tmp_path / "pluggy.py").write_text(interrupts)
+    command = [str(Path(sys.executable).with_name(program[0])), *program[1:], "plugins"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "\nturnrl: stopped by Ctrl-C\n")

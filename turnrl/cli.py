@@ -10,13 +10,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
-from turnrl.errors import PluginError, TurnRLError, WorldError, did_you_mean
+from turnrl.errors import PluginError, RecipeError, TurnRLError, WorldError, did_you_mean
 from turnrl.plugins import LOAD_VARIABLE, Plugin, load_plugins
 from turnrl.signals import stopping
 
 _DEBUG = "TURNRL_DEBUG"
+_USUAL = ("fit", "eval", "recipes", "doctor")
+"""Plugins whose commands `turnrl --help` lists first."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # what breaks while a run is being stopped breaks because of that
             if stopped or isinstance(error, KeyboardInterrupt):
                 return _stopped(stopped[0] if stopped else signal.SIGINT)
-            return _told(error)
+            return _report(error)
 
 
-def _told(error: BaseException) -> int:
+def _report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):  # the reader of our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -80,7 +82,7 @@ def _dispatch(arguments: list[str]) -> int:
         hint = "" if chosen is None else left
         near = did_you_mean(name, known)
         there = f" There are {', '.join(known)}." if known else " No plugin brings any."
-        parser.error(f"no command {name!r}.{near}{there}{hint}")
+        raise RecipeError(f"no command {name!r}.{near}{there}{hint}")
     parsed = parser.parse_args(arguments)
     return int(parsed.run(parsed) or 0)
 
@@ -91,15 +93,32 @@ def command_line() -> argparse.ArgumentParser:
     return _parser(load_plugins())[0]
 
 
+class _Parser(argparse.ArgumentParser):
+    """Raises a mistake as an error of turnrl, with options that are spelt nearly so. The parsers of
+    all commands are of this class."""
+
+    # argparse calls it for a sub-command too, so the message names that one
+    def parse_known_args(self, *args: Any, **more: Any) -> tuple[Any, list[str]]:
+        parsed, unknown = super().parse_known_args(*args, **more)
+        if unknown:
+            near = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unknown argument {unknown[0]!r}.{near}")
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        stop = "" if message.endswith((".", "?")) else "."
+        raise RecipeError(f"{message}{stop} '{self.prog} --help' lists what there is.")
+
+
 def _parser(plugins: Sequence[Plugin]) -> tuple[argparse.ArgumentParser, Any]:
     """The parser with the commands of these plugins, and its sub-parsers."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="turnrl",
         description="Train agents that use tools over several turns, with credit turn by turn.",
     )
     parser.add_argument("--version", action="version", version=f"turnrl {version('turnrl')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for plugin in plugins:
+    for plugin in sorted(plugins, key=lambda one: (*_USUAL, one.name).index(one.name)):
         for add in plugin.brings("turnrl_commands"):
             add(commands)
     return parser, commands
