@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections import UserList
 
 import pytest
 import torch
@@ -14,7 +15,16 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 import turnrl
 from commands import RECIPE
 from runs import adamw, column, data, last, module, rows, trainer, weights
-from turnrl import MTGRPO, CheckpointError, Policy, Question, QuestionData, RecipeError, Rollout
+from turnrl import (
+    MTGRPO,
+    CheckpointError,
+    Lora,
+    Policy,
+    Question,
+    QuestionData,
+    RecipeError,
+    Rollout,
+)
 from turnrl.callbacks import BestCheckpoint
 from turnrl.cli import main
 from turnrl.types import OutcomeReward
@@ -281,6 +291,18 @@ def test_asking_draws_other_samples_than_training_and_by_the_runs_seed(tiny_mode
         it.ask(question, samples=0)
 
 
+def test_a_run_starts_the_engine_that_a_question_has_started_anew(tiny_model, tmp_path):
+    it = module(tiny_model, {"lora": Lora(r=4)})
+    it.ask("Number 7?")
+    assert it.engine.in_force["weights while sampling"] == "base and adapter"
+    it.engine.decode_weights = "merged"
+    # what has begun goes on as it began: there may be no room for merged weights
+    it.ask("Number 7?")
+    assert it.engine.in_force["weights while sampling"] == "base and adapter"
+    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    assert it.engine.in_force["weights while sampling"] == "merged, dense"
+
+
 def test_samples_have_the_temperature_that_is_asked_for(tiny_model):
     it = module(tiny_model, rollout={"temperature": 0.7})
     it.policy.load()
@@ -303,6 +325,20 @@ def test_samples_have_the_temperature_that_is_asked_for(tiny_model):
             it.ask(question, temperature=wrong)
     with pytest.raises(RecipeError, match=r"temperature is 0, which is greedy, so 4 samples"):
         it.ask(question, 4, temperature=0)
+
+
+def test_any_sequence_of_questions_is_asked(tiny_model):
+    # a column of `datasets` is a sequence, and no list
+    answered = module(tiny_model).ask(UserList(["Number 1?", "Number 2?"]))
+    assert [trajectory.question.text for trajectory in answered] == ["Number 1?", "Number 2?"]
+
+
+@pytest.mark.parametrize("asked", [5, [5], None, {"a": 1}], ids=str)
+def test_what_is_no_question_is_refused_with_what_can_be_asked(tiny_model, asked):
+    it = module(tiny_model)
+    it.policy.load()
+    with pytest.raises(RecipeError, match=r"cannot ask .*; ask texts, or turnrl"):
+        it.ask(asked)
 
 
 def test_what_was_asked_has_a_score(tiny_model):

@@ -363,7 +363,7 @@ def test_a_function_of_the_trainer_may_return_no_callback(install, tiny_model, t
     ("made", "message"),
     [
         ("1 / 0", r"cannot make a callback by .*lambda.* \(ZeroDivisionError"),
-        ("7", r"made 7, which is no callback of Lightning's\. Mend or uninstall it"),
+        ("7", r"made 7, which is no callback of Lightning's\. Fix or uninstall it"),
     ],
 )
 def test_a_plugin_that_makes_no_callback_is_named(install, tiny_model, tmp_path, made, message):
@@ -453,7 +453,7 @@ def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examp
         )
         return (f"[note {first}]", f"[note {second}]", "=done")[turn]
 
-    engine = ScriptedEngine(chat._tokenizer, says)
+    engine = ScriptedEngine(chat.tokenizer, says)
     questions = [turnrl.Question(q, "What?", ("x",)) for q in "ab"]
     rollout = turnrl.Rollout(Brackets(), [tool])
     groups = rollout.play(engine, chat, questions, 2, (0,))
@@ -470,7 +470,7 @@ def test_the_toolset_of_the_docs_shares_a_session_and_hands_figures_to_a_reward(
         ('[go {"rooms": 3}];[go {"rooms": -3}]', '[go {"rooms": 3}]', "=done"),
         ("=done",),
     ]
-    engine = ScriptedEngine(chat._tokenizer, lambda number, turn: walks[number][turn])
+    engine = ScriptedEngine(chat.tokenizer, lambda number, turn: walks[number][turn])
     rollout = turnrl.Rollout(Brackets(), [examples["Corridor"]()])
     question = turnrl.Question("q", "Walk.", ("x",), {"goal": 3})
     (group,) = rollout.play(engine, chat, [question], 3, (0,))
@@ -482,7 +482,7 @@ def test_the_toolset_of_the_docs_shares_a_session_and_hands_figures_to_a_reward(
         {"arrived": 1.0, "steps": (6.0, 3.0)},
         {"arrived": 0.0, "steps": ()},
     ]
-    read = chat._tokenizer.decode(group[0].prompt_ids)
+    read = chat.tokenizer.decode(group[0].prompt_ids)
     assert "Walk.\n\nYou stand in room 0 of a corridor. Walk to room 3.<|im_end|>" in read
     # 1 - 0.01 x 3; 1 - 0.01 x 9; 0
     scored = turnrl.score_group(group, [examples["Arrived"]()])

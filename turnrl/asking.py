@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from turnrl import scoring
 from turnrl.collection import Collector
@@ -27,11 +28,15 @@ def ask(
     if temperature == 0 and samples is not None:
         same = f"temperature is 0, which is greedy, so {samples} samples would be one. Leave out"
         raise RecipeError(f"{same} samples, or raise temperature.")
-    several = [questions] if isinstance(questions, str | Question) else questions
+    listed = isinstance(questions, Sequence) and not isinstance(questions, str)
+    several: Any = questions if listed else [questions]
     asked = [
         Question(str(n), question) if isinstance(question, str) else question
         for n, question in enumerate(several)
     ]
+    for one in asked:
+        if not isinstance(one, Question):
+            raise RecipeError(f"cannot ask {one!r}; ask texts, or turnrl.Question objects")
     rollout = collector.setup.rollout
     if temperature:
         samples, rollout = samples or 1, replace(rollout, temperature=temperature)

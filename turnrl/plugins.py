@@ -85,7 +85,7 @@ class Plugin:
         """Error that says what is wrong with it, and the way round."""
         why = f" ({type(cause).__name__}: {' '.join(str(cause).split())})" if cause else ""
         way = f"set {LOAD_VARIABLE} to the comma-separated plugins to load, without {self.name!r}"
-        return PluginError(f"{self} {what}{why}. Mend or uninstall it, or {way}, to skip it.")
+        return PluginError(f"{self} {what}{why}. Fix or uninstall it, or {way}, to skip it.")
 
     def brings(self, hook: str) -> tuple[Any, ...]:
         """Values that it returns from a hook, checked; nothing if it does not implement it.
@@ -150,6 +150,7 @@ def load_plugins(name: str | None = None) -> list[Plugin]:
             cannot be imported or misspells a hook; or naming what `TURNRL_LOAD_PLUGINS` asks for in
             vain.
     """
+    importlib.import_module("turnrl.types")  # each contract makes its hook known
     manager = pluggy.PluginManager(GROUP)
     spec = pluggy.HookspecMarker(GROUP)(lambda: ())
     manager.add_hookspecs(type("Hooks", (), dict.fromkeys(HOOKS, staticmethod(spec))))
@@ -205,8 +206,15 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
     module, _, attribute = name.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), attribute) if module else known[name]
-        if not issubclass(cls, kinds) or inspect.isabstract(cls):
-            raise TypeError(f"it is no {kinds[0].__name__} that can be made")
+        if not (isinstance(cls, type) and issubclass(cls, kinds)):
+            bases = [base for kind in kinds for base in (*kind.__subclasses__(), kind)]
+            core = (base for base in bases if base.__module__.startswith("turnrl."))
+            named = [base.__name__ for base in core if inspect.isabstract(base)]
+            raise TypeError(f"it does not extend {' or '.join(named)}")
+        if lacks := ", ".join(sorted(getattr(cls, "__abstractmethods__", ()))):
+            raise TypeError(
+                f"it lacks {lacks}. Define what is missing, or extend a class that does"
+            )
     except Exception as error:  # a module may do anything
         cause = str(error) or type(error).__name__
         why = f"cannot be taken: {cause}" if module else "is not installed"
