@@ -46,7 +46,7 @@ from turnrl import (
     on_loop,
     score_group,
 )
-from turnrl.collection import Experience
+from turnrl.collection import Collected, Experience
 from turnrl.policy.layout import lay_out
 from turnrl.testing import ScriptedEngine
 
@@ -73,7 +73,7 @@ class Remembers(Stateful, Look):
 def explore(chat, says, probes, group_size=2, **options):  # noqa: F811
     tool = Remembers()
     rollout = Rollout(Brackets(), [tool], **options)
-    engine = ScriptedEngine(chat._tokenizer, says)
+    engine = ScriptedEngine(chat.tokenizer, says)
     groups, tried = rollout.explore(engine, chat, QUESTIONS, group_size, (0,), probes)
     return groups, tried, engine, tool
 
@@ -110,7 +110,7 @@ def test_a_tool_whose_sessions_cannot_be_copied_is_named(chat, lockstep):  # noq
             return ToolSession()
 
     rollout = Rollout(Brackets(), [Held()], lockstep=lockstep)
-    engine = ScriptedEngine(chat._tokenizer, lambda session, k: CALL)
+    engine = ScriptedEngine(chat.tokenizer, lambda session, k: CALL)
     with pytest.raises(
         ToolError, match=r"keeps a ToolSession .* copied\. Make it a ForkableToolSession, or"
     ):
@@ -216,8 +216,8 @@ def test_an_estimator_with_probes_is_given_values_and_the_run_says_their_price(
         assert not group.state_values[~group.reached].any()
         assert len(group.trajectories) == 4
     assert column(tmp_path, "rollout/probe_tokens")[0] > 4
-    collected = it.experience
-    learned = sum(len(advantages) for advantages in collected.advantages)
+    collected = it.experience.collected
+    learned = sum(len(advantages) for advantages in it.experience.advantages)
     assert collected.probe_tokens == collected.sampled - learned
     assert {row["group"] for row in kept(tmp_path)} == {0, 1, 2, 3}
     assert len(kept(tmp_path)) == 16  # probes are no part of the record
@@ -259,7 +259,7 @@ def test_a_tree_learns_from_its_branches_and_once_from_what_they_share(tiny_mode
             assert reached.tolist() == [at <= k < len(trajectory.turns) for k in range(2)]
     assert column(tmp_path, "rollout/probe_tokens") == [0]  # nothing is sampled for values alone
     experience = it.experience
-    assert experience.sampled == sum(len(a) for a in experience.advantages)
+    assert experience.collected.sampled == sum(len(a) for a in experience.advantages)
     trained = sum(len(advantages) for advantages in experience.advantages)
     own = [turn for t in experience.trajectories for turn in t.turns[t.begins :]]
     assert trained == sum(len(turn.token_ids) for turn in own)
@@ -507,7 +507,9 @@ def test_a_redrawn_group_is_another_one(tiny_model, tmp_path):
         it = module(tiny_model, estimator=Fussy(4 * redraws), redraws=redraws)
         trainer(tmp_path / str(redraws), 1, limit_val_batches=0).fit(it, data())
         groups.append(it.experience.groups)
-        sampled.append((it.experience.sampled, sum(len(a) for a in it.experience.advantages)))
+        sampled.append(
+            (it.experience.collected.sampled, sum(len(a) for a in it.experience.advantages))
+        )
     for drawn in zip(*groups, strict=True):
         assert len({group.question.id for group in drawn}) == 1
         assert len({tuple(t.token_ids for t in group.trajectories) for group in drawn}) == 3
@@ -544,8 +546,8 @@ def test_probes_of_groups_that_are_sampled_anew_are_counted(tiny_model, tmp_path
     first, both = (module(tiny_model, estimator=Probing(4 * n), redraws=n) for n in (0, 1))
     for it, name in ((first, "first"), (both, "both")):
         trainer(tmp_path / name, 1, limit_val_batches=0).fit(it, data())
-    once, twice = first.experience, both.experience
-    again = twice.sampled - once.sampled - sum(len(a) for a in twice.advantages)
+    once, twice = first.experience.collected, both.experience.collected
+    again = twice.sampled - once.sampled - sum(len(a) for a in both.experience.advantages)
     assert twice.probe_tokens == once.probe_tokens + again > once.probe_tokens > 0
 
 
@@ -634,12 +636,12 @@ def test_explained_variance_is_of_what_the_critic_should_have_expected():
     values = (torch.tensor([0.0, 1.0]), torch.tensor([2.0, 1.0]))
     credit = assign_credit(group, Gives((torch.tensor([0.0, 0.0]), torch.tensor([0.0, 2.0]))))
     known = replace(group, token_values=values)
-    found = Experience((known,), (credit,), 1.0).tallies([Calls()])
+    found = Experience(Collected((known,), 1.0, 0, 0), (credit,)).tallies([Calls()])
     assert found["critic/explained_variance"].total / 2 == pytest.approx(1 - 1 / (5 / 3))
     assert found["critic/bias"].total / 2 == pytest.approx(-0.5)
     same = assign_credit(group, Gives((torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0]))))
     nothing = replace(group, token_values=tuple(torch.zeros(2) for _ in same.tokens))
-    found = Experience((nothing,), (same,), 1.0).tallies([Calls()])
+    found = Experience(Collected((nothing,), 1.0, 0, 0), (same,)).tallies([Calls()])
     assert found["critic/explained_variance"].total == 0  # of nothing
     assert found["critic/bias"].total / 2 == -1
 
@@ -736,7 +738,7 @@ def test_a_copy_that_is_being_made_when_another_trajectory_fails_is_closed(chat,
     keeps = Keeps(kind)
     rollout = Rollout(Brackets(), [keeps, Down(keeps)], lockstep=False)
     says = lambda session, k: CALL.replace("look", "down") if session == 3 else CALL  # noqa: E731
-    engine = ScriptedEngine(chat._tokenizer, says)
+    engine = ScriptedEngine(chat.tokenizer, says)
     with pytest.raises(ToolError, match="no route to host"):
         rollout.explore(engine, chat, QUESTIONS, 2, (0,), probes=2)
     keeps.check_closed()
@@ -752,7 +754,7 @@ def test_a_copy_that_is_being_made_at_ctrl_c_is_closed(chat, lockstep, ctrl_c): 
         os.kill(os.getpid(), signal.SIGINT)
 
     rollout = Rollout(Brackets(), [keeps], lockstep=lockstep)
-    engine = ScriptedEngine(chat._tokenizer, lambda session, k: CALL)
+    engine = ScriptedEngine(chat.tokenizer, lambda session, k: CALL)
     watch = threading.Thread(target=interrupt)
     watch.start()
     with pytest.raises(KeyboardInterrupt):
@@ -770,7 +772,7 @@ def test_a_copy_that_takes_too_long_is_closed_when_it_comes(chat, kind):  # noqa
             return type(self)(self.tool)
 
     keeps = Keeps(Plain, timeout_s=0.05)
-    engine = ScriptedEngine(chat._tokenizer, lambda session, k: CALL)
+    engine = ScriptedEngine(chat.tokenizer, lambda session, k: CALL)
     with pytest.raises(ToolError, match=r"did not answer to fork within timeout_s = 0\.05"):
         Rollout(Brackets(), [keeps]).explore(engine, chat, QUESTIONS[:1], 1, (0,), probes=1)
     keeps.check_closed()
@@ -781,7 +783,7 @@ def test_a_copy_that_is_no_session_is_named(chat):  # noqa: F811
         def fork(self):
             Slow(self.tool).close()
 
-    engine = ScriptedEngine(chat._tokenizer, lambda session, k: CALL)
+    engine = ScriptedEngine(chat.tokenizer, lambda session, k: CALL)
     rollout = Rollout(Brackets(), [Keeps(Forgets)])
     with pytest.raises(ToolError, match="gave None from fork; it gives a ToolSession"):
         rollout.explore(engine, chat, QUESTIONS, 2, (0,), probes=1)

@@ -22,7 +22,7 @@ from turnrl import (
     TurnLevel,
     TurnReward,
 )
-from turnrl.collection import Experience
+from turnrl.collection import Collected, Experience
 from turnrl.credit import assign_credit
 from turnrl.scoring import (
     Tally,
@@ -156,7 +156,9 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         score_group([SEARCHED, GUESSED, FAILED], rewards, 2),
         score_group([GUESSED] * 3, rewards, 2),
     )
-    experience = Experience(groups, tuple(assign_credit(g, TurnLevel()) for g in groups), 1.0)
+    experience = Experience(
+        Collected(groups, 1.0, 0, 0), tuple(assign_credit(g, TurnLevel()) for g in groups)
+    )
     figures = group_tallies(groups, rewards)
     assert {name: figure.total for name, figure in figures.items()} == {
         "exact_match": 1,

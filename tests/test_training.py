@@ -19,6 +19,7 @@ import turnrl.module
 from runs import adamw, column, data, last, module, rows, trainer, warmup, weights
 from turnrl import (
     MTGRPO,
+    AdvantageEstimator,
     CheckpointError,
     ClippedSurrogate,
     DeviceMemoryError,
@@ -34,6 +35,7 @@ from turnrl import (
     Rollout,
     Session,
     TrainingError,
+    TurnLevel,
 )
 from turnrl.learning import OldLogprobs
 from turnrl.testing import check_engine
@@ -46,6 +48,9 @@ class Spy(Callback):
     def __init__(self):
         self.events = []
 
+    def setup(self, trainer, pl_module, stage):
+        self.trainer = trainer
+
     def on_train_epoch_start(self, trainer, pl_module):
         self.events.append("start")
 
@@ -56,16 +61,22 @@ class Spy(Callback):
         self.events.append("end")
 
 
+class Noting(AdvantageEstimator):
+    """`TurnLevel`, which notes for a spy that an iteration was collected."""
+
+    def __init__(self, spy):
+        self.spy, self.given = spy, TurnLevel()
+
+    def prepare(self, attempts, scorer):
+        self.spy.events.append(f"collect {self.spy.trainer.current_epoch}")
+        return super().prepare(attempts, scorer)
+
+    def __call__(self, group):
+        return self.given(group)
+
+
 def spied(tiny_model, spy, **options):
-    it = module(tiny_model, **options)
-    collect = it.collector.collect
-
-    def collecting(questions, key, *more):
-        spy.events.append(f"collect {key[2]}")
-        return collect(questions, key, *more)
-
-    it.collector.collect = collecting
-    return it
+    return module(tiny_model, estimator=Noting(spy), **options)
 
 
 # ------------------------------------------------------------------------------- one iteration
@@ -83,30 +94,22 @@ def test_an_iteration_is_an_epoch_that_collects_and_then_steps(tiny_model, tmp_p
 
 
 def test_the_policy_collects_in_eval_mode_and_learns_in_train_mode(tiny_model, tmp_path):
-    modes = []
+    modes = set()
 
-    class Modes(Spy):
-        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-            modes.append(("learn", pl_module.policy.network.training))
+    class Modes(Callback):
+        """Notes each forward pass: for what it is, and in which mode."""
+
+        def setup(self, trainer, pl_module, stage):
+            def note(decoder, _):
+                learns = "learn" if torch.is_grad_enabled() else "collect"
+                modes.add(("evaluate" if trainer.validating else learns, decoder.training))
+
+            network = pl_module.policy.load()
+            network.get_decoder().register_forward_pre_hook(note)
 
     it = module(tiny_model, policy={"gradient_checkpointing": True})
-
-    def watched(what, done):
-        def doing(*args, **kwargs):
-            hook = it.policy.network.get_decoder().register_forward_pre_hook(
-                lambda m, _: modes.append((what, m.training))
-            )
-            found = done(*args, **kwargs)
-            hook.remove()
-            return found
-
-        return doing
-
-    # not `act`: what an iteration calls may change, and then nothing would be watched
-    it.collector.collect = watched("collect", it.collector.collect)
-    it.validation_step = watched("evaluate", it.validation_step)
     trainer(tmp_path, 1, [Modes()]).fit(it, data())
-    assert set(modes) == {("collect", False), ("evaluate", False), ("learn", True)}
+    assert modes == {("collect", False), ("evaluate", False), ("learn", True)}
 
 
 def test_metrics_begin_with_the_untrained_policy_and_have_the_names_that_matter(
@@ -214,7 +217,7 @@ class Lies(Engine):
 
 def test_turns_that_other_weights_sampled_stop_the_run(tiny_model, tiny_policy, tmp_path):
     it = module(tiny_model, engine=Lies(Late))
-    told = r"^Lies sampled with weights of version 0, and sync gave it version 2\. Mend the engine"
+    told = r"^Lies sampled with weights of version 0, and sync gave it version 2\. Fix the engine"
     with pytest.raises(EngineError, match=told):
         trainer(tmp_path, 2, limit_val_batches=0).fit(it, data())
     assert it.global_step == 2  # the first iteration's weights were those

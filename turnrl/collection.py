@@ -47,7 +47,7 @@ class Collected(NamedTuple):
         groups: One for each question.
         seconds: Time that the policy took to act.
         sampled: Tokens sampled in that time, including those that are not learned from.
-        probe_tokens: Of these, tokens of no member of a group: they gave state values alone.
+        probe_tokens: Those of them that are in no member of a group: they gave state values alone.
     """
 
     groups: tuple[Group, ...]
@@ -61,37 +61,39 @@ class Experience:
     """Groups with their credit, collected by one process in one iteration.
 
     Args:
-        groups: The groups.
-        credit: Of each group.
-        seconds, sampled, probe_tokens: As in `Collected`.
+        collected: The groups, and what it took to sample them.
+        credit: Each group's credit.
         redrawn: Trajectories of groups that were sampled anew.
     """
 
-    groups: tuple[Group, ...]
+    collected: Collected
     credit: tuple[Credit, ...]
-    seconds: float
-    sampled: int = 0
-    probe_tokens: int = 0
     redrawn: int = 0
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups, one for each question."""
+        return self.collected.groups
 
     @property
     def degenerate(self) -> list[int]:
         """Numbers of the groups that teach nothing."""
         return [i for i, credit in enumerate(self.credit) if credit.degenerate]
 
-    def redrawn_by(self, places: Sequence[int], anew: "Experience") -> "Experience":
+    def with_redrawn(self, places: Sequence[int], anew: "Experience") -> "Experience":
         """The same experience with other groups in these places."""
         groups, credit = list(self.groups), list(self.credit)
         for i, group, one in zip(places, anew.groups, anew.credit, strict=True):
             groups[i], credit[i] = group, one
-        return Experience(
+        first, then = self.collected, anew.collected
+        collected = Collected(
             tuple(groups),
-            tuple(credit),
-            self.seconds + anew.seconds,
-            self.sampled + anew.sampled,
-            self.probe_tokens + anew.probe_tokens,
-            self.redrawn + sum(len(group.trunks) for group in anew.groups),
+            first.seconds + then.seconds,
+            first.sampled + then.sampled,
+            first.probe_tokens + then.probe_tokens,
         )
+        redrawn = self.redrawn + sum(len(group.trunks) for group in anew.groups)
+        return Experience(collected, tuple(credit), redrawn)
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -129,7 +131,7 @@ class Experience:
             "rollout/sampled_tokens": sum(map(len, self.advantages)),
             "rollout/truncated": sum(t.ended_by == "length" for t in trunks),
             "rollout/degenerate_groups": sum(len(self.groups[i].trunks) for i in self.degenerate),
-            "rollout/probe_tokens": self.probe_tokens,
+            "rollout/probe_tokens": self.collected.probe_tokens,
             "rollout/redrawn_groups": self.redrawn,
         }
         if (returns := self.returns) is not None:
@@ -137,8 +139,9 @@ class Experience:
             explained = 1 - float(missed.var() / varied) if varied > 1e-12 else 0.0
             sums["critic/explained_variance"] = explained * len(trunks)
             sums["critic/bias"] = -float(missed.mean()) * len(trunks)  # the variance hides it
-        rate = self.sampled / max(self.seconds, 1e-9)
-        once = {"rollout/seconds": self.seconds, "rollout/tokens_per_s": rate}
+        seconds = self.collected.seconds
+        rate = self.collected.sampled / max(seconds, 1e-9)
+        once = {"rollout/seconds": seconds, "rollout/tokens_per_s": rate}
         tallies |= {name: Tally(value, len(trunks)) for name, value in sums.items()}
         return tallies | {name: Tally(value, 1) for name, value in once.items()}
 
@@ -195,7 +198,7 @@ class Collector:
         self.setup.rollout.check(self.chat)
         self.setup.engine.check(self.setup.policy, self.setup.rollout.max_tokens)
 
-    def collect(
+    def attempt(
         self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
     ) -> Collected:
         """Act on each question `group_size` times, score, and prepare the groups for credit.
@@ -211,12 +214,13 @@ class Collector:
         attempts = self.explore(questions, size, key, version, bar, probes)
         seconds = time.perf_counter() - start
         what = f"{type(self.setup.estimator).__name__}.prepare"
-        with blaming(PluginError, what, "Mend the estimator."):
+        with blaming(PluginError, what, "Fix the estimator."):
             groups = tuple(self.setup.estimator.prepare(attempts, self))
             valued = self.setup.estimator.critic is None or all(g.token_values for g in groups)
             right = valued and [group.question for group in groups] == list(questions)
         if not right:
-            raise PluginError(f"{what} gives a group a question, in order, with a critic's values.")
+            rule = "one group for each question, in their order, with the values of a critic"
+            raise PluginError(f"{what} has to give {rule}. Fix the estimator.")
         branches = (probe.trajectory for some in attempts.probes for probe in some)
         sampled = sampled_tokens(itertools.chain(*attempts.trajectories, branches))
         learned = sampled_tokens(t for group in groups for t in group.trajectories)
@@ -279,7 +283,7 @@ class Collector:
             name = type(self.setup.engine).__name__
             raise EngineError(
                 f"{name} sampled with weights of version {others.pop()}, and sync gave "
-                f"it version {self._synced}. Mend the engine, and try "
+                f"it version {self._synced}. Fix the engine, and try "
                 "turnrl.testing.check_engine on it."
             )
 

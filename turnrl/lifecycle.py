@@ -44,7 +44,7 @@ class PolicyModule(L.LightningModule, ABC):
         optimizer: Makes the optimiser of what is trained.
         scheduler: Makes its schedule; None keeps the rate.
         minibatch_tokens: The most tokens computed at once while learning; None for 16,384.
-        seed: Of sampling and of the order of trajectories.
+        seed: Seed of sampling and of the order of trajectories.
     """
 
     def __init__(
@@ -67,14 +67,18 @@ class PolicyModule(L.LightningModule, ABC):
         self.metrics = MetricLog(self)
         self.folder: Path | None = None
         """The run's folder, once it is set up."""
-        self.witness: Trajectory | None = None
-        """Read before each checkpoint: a policy that can no longer act is not kept."""
         self._loaded = (0, 0)
 
     @property
     @abstractmethod
     def collector(self) -> Collector:
         """Lets the policy act, and scores what it did."""
+
+    @property
+    @abstractmethod
+    def witness(self) -> Trajectory | None:
+        """Read before each checkpoint: a policy that can no longer act is not kept. None if nothing
+        was sampled yet."""
 
     @property
     def chat(self) -> ChatFormat:
@@ -112,9 +116,9 @@ class PolicyModule(L.LightningModule, ABC):
 
     def configure_optimizers(self) -> Any:
         """The recipe's optimiser on what is trained, and its schedule, per optimiser step."""
-        with blaming(RecipeError, "model.optimizer", "Mend its settings."):
+        with blaming(RecipeError, "model.optimizer", "Fix its settings."):
             optimizer = self.optimizer(self.policy.parameter_groups())
-        with blaming(RecipeError, "model.scheduler", "Mend its settings."):
+        with blaming(RecipeError, "model.scheduler", "Fix its settings."):
             schedule = self.scheduler(optimizer) if self.scheduler is not None else None
         if isinstance(schedule, ReduceLROnPlateau):
             raise RecipeError(
@@ -220,8 +224,8 @@ class PolicyModule(L.LightningModule, ABC):
             questions: Texts, or questions with their accepted answers; or one of them.
             samples: Trajectories to sample for each question; None for one greedy trajectory, or
                 for one sample if there is a temperature.
-            seed: Of the samples.
-            temperature: Of the samples; that of the rollout if None, and 0 for greedy.
+            seed: Seed of the samples.
+            temperature: Sampling temperature; that of the rollout if None, and 0 for greedy.
         Returns:
             The trajectories, those of one question together; `print` shows the turns of one.
         Raises:

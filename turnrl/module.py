@@ -35,7 +35,7 @@ from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
 from turnrl.policy.model import Policy
 from turnrl.scoring import Tally
-from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward
+from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, Trajectory
 
 _TRAIN, _EVALUATE = 0, 1
 """First number of every random stream, so that no two purposes share one."""
@@ -70,15 +70,15 @@ class MTGRPO(PolicyModule):
             needed, and nothing else. Null leaves it to `profile`, or takes 16,384.
         optimizer: Any of torch's or of another library, by its class; given what is trained. None
             is AdamW at the paper's rate, 1e-6.
-        scheduler: Of the learning rate, by its class; it counts optimiser steps. None keeps the
-            rate.
+        scheduler: Schedule of the learning rate, by its class; it counts optimiser steps. None
+            keeps the rate.
         record_per_iteration: How many trajectories of each iteration are kept in the run's record;
             null keeps all. Groups stay whole, so there is one at least. An evaluation keeps all of
             its own.
         record_tokens: Whether the record also has token ids, log-probabilities and entropies. They
             take one pass of the learner over what is kept.
         transcripts_per_iteration: How many of these are written out as text to be read.
-        seed: Of sampling and of the order of trajectories.
+        seed: Seed of sampling and of the order of trajectories.
         profile: The memory of a GPU, such as `24GB`, or `auto` for the one that is there: settings
             that are left null (here, in the policy, in the engine) are chosen to fit. Null chooses
             nothing, and on a CPU `auto` does not either.
@@ -130,6 +130,8 @@ class MTGRPO(PolicyModule):
         """The last iteration's."""
         self.plan: Plan | None = None
         self._logged = False
+        self.samples: int | None = None
+        """Trajectories that an evaluation samples of each question; None for one greedy one."""
         self.evaluated: list[Group] = []
         """Groups scored so far by this evaluation in this process. With rank r of R processes,
         group i of them is number r + i R of the evaluation."""
@@ -152,7 +154,7 @@ class MTGRPO(PolicyModule):
             if not (places := experience.degenerate):
                 break
             anew = self._attempt([questions[i] for i in places], (*key, again))
-            experience = experience.redrawn_by(places, anew)
+            experience = experience.with_redrawn(places, anew)
             left = len(experience.degenerate)
             rank_zero_info(f"sampled {len(places)} groups anew; {left} teach nothing still")
         return experience
@@ -160,19 +162,28 @@ class MTGRPO(PolicyModule):
     def _attempt(self, questions: Sequence[Question], key: tuple[int, ...]) -> Experience:
         """G scored attempts at each question, and the credit of their turns."""
         _, version = self.iteration_and_version
-        collected = self.collector.collect(questions, key, version, self.bar("collecting"))
+        collected = self.collector.attempt(questions, key, version, self.bar("collecting"))
         # an advantage for each turn of each trajectory, (G, K), and so for each sampled token
         credit = tuple(assign_credit(group, self.estimator) for group in collected.groups)
-        return Experience(**collected._asdict(), credit=credit)
+        return Experience(collected, credit)
 
     def iterate(self, questions: Sequence[Question], iteration: int) -> Iterator[Step]:
         """One iteration: collect experience, then give the steps to learn it by."""
-        self.experience = experience = self.collect(questions, iteration)
-        self.witness = experience.trajectories[0]
+        self.experience = self.collect(questions, iteration)
         self._logged = False
         torch.manual_seed(self.stream(iteration))  # of dropout, so that resuming is exact
+        self.plan = self._plan(self.experience)
+        return self.plan.steps(torch.Generator().manual_seed(self.stream(iteration)), self._mean)
+
+    @property
+    def witness(self) -> Trajectory | None:
+        """A trajectory of the last iteration."""
+        return None if self.experience is None else self.experience.trajectories[0]
+
+    def _plan(self, experience: Experience) -> Plan:
+        """The steps that an iteration's experience is learned in."""
         tokens = TokenColumns(experience.trajectories, experience.advantages, experience.returns)
-        self.plan = Plan(
+        return Plan(
             tokens,
             self._old_logprobs(tokens),
             self.objective,
@@ -180,7 +191,6 @@ class MTGRPO(PolicyModule):
             self.steps_per_update,
             self.policy.passes,
         )
-        return self.plan.steps(torch.Generator().manual_seed(self.stream(iteration)), self._mean)
 
     def _old_logprobs(self, tokens: TokenColumns) -> OldLogprobs:
         """The learner's log-probabilities from before the first update, read when needed."""
@@ -283,9 +293,10 @@ class MTGRPO(PolicyModule):
         self.evaluated = []
 
     def validation_step(self, batch: list[Question], batch_idx: int) -> None:
-        """Score greedy trajectories, one per question; a process may have none in a batch."""
+        """Score trajectories, by default a greedy one per question; a process may have no question
+        in a batch."""
         split = self.split
-        groups = self._scored_greedily(batch, batch_idx) if batch else ()
+        groups = self._scored(batch, batch_idx) if batch else ()
         self.evaluated += groups
         tallies = scoring.group_tallies(groups, self.rewards)
         self.metrics.log({f"{split}/{name}": one for name, one in tallies.items()}, weigh=True)
@@ -297,8 +308,8 @@ class MTGRPO(PolicyModule):
         """The split that an evaluation scores: `val`, `test`, ..."""
         return str(getattr(getattr(self.trainer, "datamodule", None), "split", "val"))
 
-    def _scored_greedily(self, batch: list[Question], number: int) -> tuple[Group, ...]:
+    def _scored(self, batch: list[Question], number: int) -> tuple[Group, ...]:
         key = (_EVALUATE, self.seed, number, self.global_rank)
         _, version = self.iteration_and_version
-        attempts = self.collector.explore(batch, None, key, version, self.bar("evaluating"))
+        attempts = self.collector.explore(batch, self.samples, key, version, self.bar("evaluating"))
         return self.collector.score(attempts.trajectories)

@@ -17,23 +17,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turnrl import hookimpl
 from turnrl_bench.command import add_bench_command
-
-if TYPE_CHECKING:
-    from turnrl_bench.forced import Forced as Forced
-
-__all__ = ["Forced"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Forced":
-        return importlib.import_module("turnrl_bench.forced").Forced
-    raise AttributeError(f"module 'turnrl_bench' has no attribute {name!r}")
+from turnrl_bench.forced import Forced as Forced
 
 
 @hookimpl

@@ -9,6 +9,8 @@ means, and what it does not, says docs/explanation/performance.md.
 from __future__ import annotations
 
 import argparse
+import pkgutil
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +24,7 @@ def add_bench_command(commands: Any) -> None:
     """Add `bench` to argparse's sub-parsers."""
     parser = commands.add_parser(
         "bench",
-        help="how fast turnrl is on this machine, beside TRL, vLLM and itself",
+        help="measure how fast turnrl is on this machine",
         description=__doc__,
     )
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
@@ -105,37 +107,33 @@ def add_bench_command(commands: Any) -> None:
     one.set_defaults(json=Path("bench-gpu.json"))
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
-    return int(text)
-
-
-def _within(least: float, most: float, what: str) -> Callable[[str], float]:
+def _within(
+    kind: Callable[[str], float], least: float, most: float, what: str
+) -> Callable[[str], float]:
     """Reads a number between two others."""
 
     def read(text: str) -> float:
         with suppress(ValueError):
-            if least <= (value := float(text)) <= most:
+            if least <= (value := kind(text)) <= most:
                 return value
         raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
 
     return read
 
 
-_time = _within(0, 60_000, "time between 0 and 60000 milliseconds")
-_minutes = _within(0.01, 1440, "number of minutes up to 1440")
+_count = _within(int, 1, sys.maxsize, "number of 1 or more")
+_time = _within(float, 0, 60_000, "time between 0 and 60000 milliseconds")
+_minutes = _within(float, 0.01, 1440, "number of minutes up to 1440")
 
 
 def _run(args: argparse.Namespace) -> int:
-    from turnrl_bench.measurements import MEASUREMENTS  # other commands need none of it
-
     _check_file(args)
-    report = MEASUREMENTS[args.kind](args)
+    # imported here, because other commands need none of it
+    report = pkgutil.resolve_name(f"turnrl_bench.measurements:{args.kind}")(args)
     print(report.show(args.markdown), flush=True)
     if args.json is not None and args.kind != "gpu":  # which writes it all along
         report.save(args.json)
-    return report.code
+    return int(report.code)
 
 
 def _check_file(args: argparse.Namespace) -> None:

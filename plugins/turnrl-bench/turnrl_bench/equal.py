@@ -38,8 +38,8 @@ def template() -> str:
             "TRL is not installed, and is what turnrl is compared with. Install it with "
             "pip install 'turnrl[bench]'."
         )
-    found: str = importlib.import_module("trl.chat_template_utils").qwen2_5_chat_template
-    return found
+    text: str = importlib.import_module("trl.chat_template_utils").qwen2_5_chat_template
+    return text
 
 
 def compare(
@@ -62,9 +62,9 @@ def compare(
         counts = [sum(map(len, some)) for some in (mine, others)]
         rows.append((what, mine == others, f"{counts[0]} and {counts[1]}"))
     cosine, norms = gradient_cosine(*gradients)
-    told = f"cosine {cosine:.7f}, norms {norms[0]:.6g} and {norms[1]:.6g}"
-    rows.append(("gradients", cosine > LEAST_COSINE, told))
-    shown = [(what, "equal" if fits else "DIFFERENT", found) for what, fits, found in rows]
+    figures = f"cosine {cosine:.7f}, norms {norms[0]:.6g} and {norms[1]:.6g}"
+    rows.append(("gradients", cosine > LEAST_COSINE, figures))
+    shown = [(what, "equal" if fits else "DIFFERENT", cell) for what, fits, cell in rows]
     return shown, all(fits for _, fits, _ in rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
@@ -14,7 +14,7 @@ Script = Callable[[tuple[int, ...], int, int], Sequence[int]]
 """Gives the ids that a turn begins with, from a prompt's ids, the number of the trajectory among
 those of its question, and the number of the turn. No ids force nothing."""
 
-_OWN = ("engine", "script", "seeded", "version")
+_OWN = ("engine", "script", "seeded", "version", "note")
 
 
 @final
@@ -28,9 +28,14 @@ class Forced(Engine):
         engine: What samples; None computes nothing, and gives log-probabilities of zero, to measure
             learning alone.
         script: What is said.
+
+    Attributes:
+        note: Called with `sync` when a collection begins on new weights, and with `drain` when all
+            of it is sampled.
     """
 
     def __init__(self, engine: Engine | None, script: Script) -> None:
+        self.note: Callable[[Literal["sync", "drain"]], None] = lambda when: None
         self.engine = engine
         self.script = script
         self.seeded = engine.seeded if engine is not None else True
@@ -71,6 +76,7 @@ class Forced(Engine):
 
     def sync(self, version: int) -> None:
         """See `Engine.sync`."""
+        self.note("sync")
         self.version = version
         if self.engine is not None:
             self.engine.sync(version)
@@ -84,6 +90,7 @@ class Forced(Engine):
         """See `Engine.drain`."""
         if self.engine is not None:
             await self.engine.drain()
+        self.note("drain")
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -91,21 +98,16 @@ class Forced(Engine):
             self.engine.close()
 
 
+@dataclass(eq=False)
 class _Forced(Session):
     """One history. `numbers` counts the trajectories of a prompt, which has no number itself."""
 
-    def __init__(
-        self,
-        engine: Forced,
-        session: Session | None,
-        prompt_ids: tuple[int, ...],
-        numbers: Iterator[int],
-        number: int | None = None,
-        turn: int = 0,
-    ) -> None:
-        self.engine, self.session = engine, session
-        self.prompt_ids, self.numbers = prompt_ids, numbers
-        self.number, self.turn = number, turn
+    engine: Forced
+    session: Session | None
+    prompt_ids: tuple[int, ...]
+    numbers: Iterator[int]
+    number: int | None = None
+    turn: int = 0
 
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
         said = tuple(self.engine.script(self.prompt_ids, self.number or 0, self.turn))
@@ -120,7 +122,7 @@ class _Forced(Session):
     def fork(self) -> Session:
         session = None if self.session is None else self.session.fork()
         number = next(self.numbers) if self.number is None else self.number
-        return _Forced(self.engine, session, self.prompt_ids, self.numbers, number, self.turn)
+        return replace(self, session=session, number=number)
 
     def close(self) -> None:
         if self.session is not None:

@@ -65,8 +65,8 @@ def apart(
         command = [sys.executable, "-m", "turnrl_bench.worker", str(file)]
         quiet = subprocess.DEVNULL
         subprocess.run(command, env=environment, text=True, stdout=quiet, stderr=stderr, check=True)
-        found: Found = json.loads(file.read_text("utf-8"))
-    return found
+        result: Found = json.loads(file.read_text("utf-8"))
+    return result
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Side:
         begun = time.perf_counter()
         environment = {"CUDA_VISIBLE_DEVICES": "", **self.environment}
         try:
-            found = apart(
+            block = apart(
                 self.function, self.settings, self.threads, subprocess.PIPE, **environment
             )
         except subprocess.CalledProcessError as error:
@@ -107,16 +107,16 @@ class Side:
             shown = wrote if os.environ.get("TURNRL_DEBUG") else last
             raise BenchError(f"a block of {self.name} failed: {shown}") from None
         print(f" {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
-        return found
+        return block
 
 
 def alternate(sides: Sequence[Side], blocks: int, what: str = "") -> dict[str, list[Found]]:
     """The blocks of each side, run in turns."""
-    found: dict[str, list[Found]] = {side.name: [] for side in sides}
+    by_side: dict[str, list[Found]] = {side.name: [] for side in sides}
     for n in range(blocks):
         for side in sides:
-            found[side.name].append(side.run(f"{what}block {n + 1} of {blocks}: "))
-    return found
+            by_side[side.name].append(side.run(f"{what}block {n + 1} of {blocks}: "))
+    return by_side
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Ratio:
     """Factor by which one side needs more than another.
 
     Args:
-        value: Of the medians.
+        value: Ratio of the medians.
         low: The least ratio of a block with the one beside it.
         high: The greatest.
     """
@@ -196,7 +196,7 @@ class Report:
     """Results of a command.
 
     Args:
-        title: Of the measurement.
+        title: Title of the measurement.
         notes: What a reader has to know about it, a sentence each.
         tables: What was found.
         raw: The numbers behind it.
@@ -215,8 +215,8 @@ class Report:
         if markdown:
             parts = [table.markdown() for table in self.tables]
             where, libraries, load = machine
-            told = [*self.notes, f"Measured on {where}, with {libraries}. {load.capitalize()}."]
-            return "\n\n".join([*parts, "\n".join(f"- {note}" for note in told)])
+            lines = [*self.notes, f"Measured on {where}, with {libraries}. {load.capitalize()}."]
+            return "\n\n".join([*parts, "\n".join(f"- {note}" for note in lines)])
         notes = [
             textwrap.fill(note, 80, subsequent_indent="  ", break_on_hyphens=False)
             for note in [*self.notes, *machine]
@@ -226,9 +226,8 @@ class Report:
     def machine(self) -> list[str]:
         """Which machine it was, what ran on it, and how busy it was."""
         load = " -> ".join(f"{some[0]:.1f}" for some in (_BEFORE, _load()) if some)
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
         return [
-            f"{processor()}, {os.cpu_count()} cores, {today}",
+            f"{processor()}, {os.cpu_count()} cores, {now()[:10]}",
             ", ".join(f"{name} {version}" for name, version in versions().items()),
             f"load average before -> after: {load}",
         ]
@@ -243,13 +242,18 @@ class Report:
                 "versions": versions(),
                 "load_before": _BEFORE,
                 "load_after": _load(),
-                "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "at": now(),
             },
             "notes": self.notes,
             "tables": [{"header": t.header, "rows": t.rows} for t in self.tables],
             **self.raw,
         }
         file.write_text(json.dumps(contents, indent=1) + "\n", "utf-8")
+
+
+def now() -> str:
+    """The time, for people."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def processor() -> str:
@@ -265,11 +269,11 @@ def versions(
     names: Iterable[str] = ("turnrl", "torch", "transformers", "trl"),
 ) -> dict[str, str]:
     """Of Python, and of those of some packages that are installed."""
-    found = {"python": platform.python_version()}
+    by_name = {"python": platform.python_version()}
     for name in names:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            by_name[name] = importlib.metadata.version(name)
+    return by_name
 
 
 class Clock:

@@ -1,14 +1,14 @@
 """The measurements of `turnrl bench`: which processes take turns, and what their report says.
 
-Each takes the command's options, and returns its report. This process itself measures nothing, so
-that what needs torch is imported by the measurement that asks for it.
+Each is named as on the command line, takes the command's options, and returns its report. This
+process itself measures nothing, so that what needs torch is imported by the measurement that asks
+for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -16,10 +16,11 @@ from typing import Any
 
 from turnrl import RecipeError, parse_bytes
 from turnrl_bench.gpu.driver import drive, models
+from turnrl_bench.gpu.floors import model_bytes, network_of
 from turnrl_bench.gpu.parts import chosen
 from turnrl_bench.gpu.report import report_of
 from turnrl_bench.gpu.results import Results
-from turnrl_bench.gpu.shapes import SMALL, WHOLE, model_bytes
+from turnrl_bench.gpu.shapes import RANK, SMALL, WHOLE
 from turnrl_bench.measure import (
     MEMORY,
     NONE,
@@ -99,8 +100,8 @@ def trl(args: argparse.Namespace) -> Report:
         rows = []
         for label, more, parts in cases:
             case = label or "one update"
-            raw[case] = found = alternate(sides(**more), args.blocks, f"{case}, ")
-            mine, others = found["turnrl"], found["TRL"]
+            raw[case] = measured = alternate(sides(**more), args.blocks, f"{case}, ")
+            mine, others = measured["turnrl"], measured["TRL"]
             for part in parts:
                 cells = [f"{typical(b, part, c):.2f}" for b in (others, mine) for c in (0, 1)]
                 wall, cpu = (
@@ -142,16 +143,16 @@ def engine(args: argparse.Namespace) -> Report:
         served_model(args.url)
         more = {**settings, "url": args.url}
         sides.append(Side("vLLM", "turnrl_bench.world:served", more, args.threads))
-    found = alternate(sides, args.blocks)
+    measured = alternate(sides, args.blocks)
     rows = []
-    for name, blocks in found.items():
+    for name, blocks in measured.items():
         wall, sampled = typical(blocks, "sampling"), blocks[0]["sampled"]
         rows.append((name, str(sampled), f"{wall:.2f} s", f"{sampled / wall:,.0f}"))
     if args.url is None:
         rows.append(("vLLM", NONE, NONE, NONE))
         note = "vLLM was not measured: --url names no server."
     else:
-        mine, others = (seconds(found[name], "sampling") for name in ("Slots", "vLLM"))
+        mine, others = (seconds(measured[name], "sampling") for name in ("Slots", "vLLM"))
         rows.append(("ratio", "", str(ratio(others, mine)), ""))
         note = (
             "The server is asked over HTTP by 64 threads, for token ids and log-probabilities, as "
@@ -164,7 +165,7 @@ def engine(args: argparse.Namespace) -> Report:
         "M parameters)",
         [note],
         [Table(("", "sampled tokens", "seconds", "tokens/s"), tuple(rows))],
-        {"blocks": found},
+        {"blocks": measured},
     )
 
 
@@ -192,7 +193,7 @@ def learn(args: argparse.Namespace) -> Report:
             Side(name, function, {**settings, "policy": {"share_prefixes": on}}, args.threads)
             for name, on in (("prompts once", True), ("rows padded", False))
         ]
-        found = alternate(sides, args.blocks)
+        results = alternate(sides, args.blocks)
 
         def measured(side: Side, **changes: Any) -> dict[str, Any]:
             once = {**side.settings, **changes}
@@ -207,9 +208,9 @@ def learn(args: argparse.Namespace) -> Report:
     rows = [
         (name, f"{typical(b, 'learning'):.2f} s", f"{typical(b, 'learning', 1):.2f} s",
          megabytes(peaks[name]))
-        for name, b in found.items()
+        for name, b in results.items()
     ]  # fmt: skip
-    shared, padded = (seconds(blocks, "learning") for blocks in found.values())
+    shared, padded = (seconds(blocks, "learning") for blocks in results.values())
     rows.append(("ratio", str(ratio(padded, shared)), "", ""))
     sizes = [mine["peaks"][-1], whole["peaks"][-1]]
     share = NONE if None in sizes else f"{100 * sizes[0] / sizes[1]:.0f} %"
@@ -219,7 +220,7 @@ def learn(args: argparse.Namespace) -> Report:
         f"+ {args.tokens} tokens,\none epoch, by {_threads(args)}",
         [
             f"Trajectories come from a script, so there are no rollouts; "
-            f"{found['prompts once'][0]['sampled']} sampled tokens an epoch, medians of "
+            f"{results['prompts once'][0]['sampled']} sampled tokens an epoch, medians of "
             f"{args.blocks} x {args.steps}.",
             f"Peak memory is what the process holds above what it held before learning. The wide "
             f"vocabulary: {mine['sampled']} loss tokens, an adapter, a frozen head; the full "
@@ -229,7 +230,7 @@ def learn(args: argparse.Namespace) -> Report:
             Table(("", "wall", "CPU", "peak memory"), tuple(rows)),
             Table(("vocabulary 152,064, hidden 896", "peak memory"), (*both, ("share", share))),
         ],
-        {"blocks": found, "peaks": peaks, "wide": {"turnrl": mine, "full_logits": whole}},
+        {"blocks": results, "peaks": peaks, "wide": {"turnrl": mine, "full_logits": whole}},
     )
 
 
@@ -253,11 +254,11 @@ def tools(args: argparse.Namespace) -> Report:
         Side(name, "turnrl_bench.world:tools", {**settings, "lockstep": on}, args.threads)
         for name, on in (("lockstep", True), ("free", False))
     ]
-    found = alternate(sides, args.blocks)
+    measured = alternate(sides, args.blocks)
     rows = []
     for name, _, _ in delays:
-        cells = [f"{typical(b, name):.2f} s" for b in found.values()]
-        both = [seconds(found[side], name) for side in ("lockstep", "free")]
+        cells = [f"{typical(b, name):.2f} s" for b in measured.values()]
+        both = [seconds(measured[side], name) for side in ("lockstep", "free")]
         rows.append((name, *cells, str(ratio(both[0], both[1]))))
     return Report(
         f"Collecting {args.prompts} x {args.group_size} trajectories of the quickstart, "
@@ -268,7 +269,7 @@ def tools(args: argparse.Namespace) -> Report:
             f"sides, as far as rounding goes; medians of {args.blocks} x {args.steps} collections."
         ],
         [Table(("a call takes", "lockstep", "free", "lockstep/free"), tuple(rows))],
-        {"blocks": found},
+        {"blocks": measured},
     )
 
 
@@ -288,9 +289,9 @@ def scale(args: argparse.Namespace) -> Report:
              MEMORY)
         for n in args.trajectories
     ]  # fmt: skip
-    found = alternate(sides, args.blocks, "trajectories, ")
+    measured = alternate(sides, args.blocks, "trajectories, ")
     rows, last = [], (0, 0.0)
-    for name, blocks in found.items():
+    for name, blocks in measured.items():
         count, wall = int(blocks[0]["trajectories"]), typical(blocks, "collection")
         peaks = [p for b in blocks for p in b["peaks"] if p is not None]
         peak, sampled = median(peaks) if peaks else None, blocks[0]["sampled"] / count
@@ -309,7 +310,7 @@ def scale(args: argparse.Namespace) -> Report:
             "themselves included. One more: what each has added since the row above."
         ],
         [Table(header, tuple(rows))],
-        {"blocks": found},
+        {"blocks": measured},
     )
 
 
@@ -337,8 +338,9 @@ def gpu(args: argparse.Namespace) -> Report:
     if todo:
         setting = SMALL if args.tiny else WHOLE
         asked = {part.name for part in todo} - {"machine"}
-        needed = model_bytes(setting.smaller) if "train" in asked else 0
-        needed += model_bytes(setting.network) if asked - {"train"} else 0
+        made = [setting.smaller] if "train" in asked else []
+        made += [setting.network] if asked - {"train"} else []
+        needed = sum(model_bytes(network_of(network, 2, RANK)) for network in made)
         with models(needed) as folder:
             drive(results, todo, folder, args.tiny, args.minutes, args.threads)
     report = report_of(results)
@@ -346,14 +348,3 @@ def gpu(args: argparse.Namespace) -> Report:
     measured = [table for table in report.tables if any(NONE not in row for row in table.rows)]
     report.tables = measured or report.tables
     return report
-
-
-MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Report]] = {
-    "trl": trl,
-    "engine": engine,
-    "learn": learn,
-    "tools": tools,
-    "scale": scale,
-    "gpu": gpu,
-}
-"""The measurements by their names on the command line."""

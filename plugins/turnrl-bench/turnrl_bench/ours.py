@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, cast, final
+from typing import Any, Literal, cast, final
 
 import lightning as L
 import torch
@@ -34,11 +36,41 @@ from turnrl_bench.measure import Clock, Found, Peak
 from turnrl_bench.task import DESCRIPTION, SCHEMA, TOOL, Task, reward
 
 
-class Articles(Tool):
-    """The task's search tool. A batch of calls is asked for at once, as of a server.
+class SlowSearch(Tool):
+    """A search tool that takes its time. A batch of calls is asked for at once, as of a server.
 
     Args:
-        folder: Of the task.
+        ms: How long an answer takes, on average.
+
+    Attributes:
+        jitter: True if each call takes a time of its own, between nothing and twice as long.
+    """
+
+    def __init__(self, ms: float = 0) -> None:
+        self.ms, self.jitter = ms, False
+
+    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        return await asyncio.gather(
+            *(self._answer(call.arguments.get("query", "")) for call in calls)
+        )
+
+    async def _answer(self, query: str) -> ToolResult:
+        share = zlib.crc32(query.encode()) % 1000 / 500 if self.jitter else 1.0
+        if self.ms:
+            await asyncio.sleep(self.ms / 1000 * share)
+        return self.find(query)
+
+    @abstractmethod
+    def find(self, query: str) -> ToolResult:
+        """The result of a query."""
+
+
+@final
+class Articles(SlowSearch):
+    """The task's search tool.
+
+    Args:
+        folder: The task's folder.
         tool_ms: How long an answer takes.
     """
 
@@ -46,14 +78,10 @@ class Articles(Tool):
     parameters = cast("dict[str, Any]", SCHEMA["parameters"])
 
     def __init__(self, folder: str, tool_ms: float = 0) -> None:
-        self.task, self.seconds = Task.read(folder), tool_ms / 1000
+        super().__init__(tool_ms)
+        self.task = Task.read(folder)
 
-    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-        return await asyncio.gather(*(self._find(call.arguments["query"]) for call in calls))
-
-    async def _find(self, query: str) -> ToolResult:
-        if self.seconds:
-            await asyncio.sleep(self.seconds)
+    def find(self, query: str) -> ToolResult:
         return ToolResult(self.task.article(query))
 
 
@@ -70,7 +98,7 @@ class TaskScript:
     """The script of a task, looked up by the question in the prompt.
 
     Args:
-        folder: Of the task, with a tokenizer.
+        folder: The task's folder, with a tokenizer.
     """
 
     def __init__(self, folder: str) -> None:
@@ -86,6 +114,7 @@ class TaskScript:
         return self._task.script[number][member][turn]
 
 
+@final
 class Watch(L.Callback):
     """Times iterations, from the end of the one before to their own: all that is done is in it.
 
@@ -101,17 +130,14 @@ class Watch(L.Callback):
         self._peak: Peak | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        collector: Any = cast(MTGRPO, pl_module).collector
-        collect = collector.collect
-
-        def timed(*args: Any) -> Any:
-            self.began = Clock.now()
-            experience = collect(*args)
-            self.collected, self._peak = Clock.now(), Peak()
-            return experience
-
-        collector.collect = timed
+        cast(Forced, cast(MTGRPO, pl_module).engine).note = self._note
         self.ended = Clock.now()
+
+    def _note(self, when: Literal["sync", "drain"]) -> None:
+        if when == "sync":
+            self.began = Clock.now()
+        else:
+            self.collected, self._peak = Clock.now(), Peak()
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -145,9 +171,9 @@ def slots_of(**options: Any) -> Engine:
     Raises:
         RecipeError: If it is not installed.
     """
-    if (found := installed("turnrl_engines").get("Slots")) is None:
+    if (slots := installed("turnrl_engines").get("Slots")) is None:
         raise RecipeError("the engine Slots is not installed, and is what is to be measured.")
-    return cast(Engine, found(**options))
+    return cast(Engine, slots(**options))
 
 
 def sampled_tokens(trajectories: Sequence[Trajectory]) -> int:
@@ -180,10 +206,10 @@ def iterations(
     engine = slots_of() if samples else None
     module = module_of(folder, policy_of(folder, **(policy or {})), engine, updates, tool_ms)
     watch = Watch(warm_up, gradient)
-    train(module, watch, folder, warm_up + steps)
+    train(module, [watch], folder, warm_up + steps)
     shown = module.experience
     assert shown is not None
-    found: Found = {
+    block: Found = {
         "times": watch.clock.times,
         "peaks": watch.peaks,
         "trajectories": len(shown.trajectories),
@@ -192,8 +218,8 @@ def iterations(
         "tokens": sum(len(t.token_ids) for t in shown.trajectories),
     }
     if gradient is not None:
-        found["work"] = [_work(t) for t in shown.trajectories]
-    return found
+        block["work"] = [_work(t) for t in shown.trajectories]
+    return block
 
 
 def module_of(
@@ -202,7 +228,7 @@ def module_of(
     """The agent of a task, which calls a tool and answers, and whose turns are forced.
 
     Args:
-        folder: Of the task.
+        folder: The task's folder.
         policy: Learns.
         engine: Samples; None is as in `Forced`.
         updates: Passes over each iteration's trajectories.
@@ -228,7 +254,13 @@ def module_of(
     )
 
 
-def train(module: MTGRPO, watch: Watch, folder: str, epochs: int, accelerator: str = "cpu") -> None:
+def train(
+    module: MTGRPO,
+    callbacks: list[L.Callback],
+    folder: str,
+    epochs: int,
+    accelerator: str = "cpu",
+) -> None:
     """Run a module on the task in a folder, with nothing that is written or shown."""
     task = Task.read(folder)
     L.Trainer(
@@ -236,7 +268,7 @@ def train(module: MTGRPO, watch: Watch, folder: str, epochs: int, accelerator: s
         accelerator=accelerator,
         devices=1,
         logger=False,
-        callbacks=[watch],
+        callbacks=callbacks,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,

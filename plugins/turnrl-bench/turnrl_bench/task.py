@@ -18,7 +18,6 @@ from typing import Any
 
 from turnrl import RecipeError
 
-START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 TOOL, DESCRIPTION, ARGUMENT = "search", "Find the article that is about something.", "What it is."
 SCHEMA = {
     "name": TOOL,
@@ -52,7 +51,7 @@ TINY: Mapping[str, int] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-"""Of a Qwen2 with 1.8 million parameters."""
+"""Configuration of a Qwen2 with 1.8 million parameters."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,10 @@ class Shape:
     Args:
         prompts: Questions of an iteration.
         group_size: Trajectories of each.
-        prompt_tokens: Of each prompt.
-        turn_tokens: Sampled in the first turn, the call and the end of the turn included, and in
+        prompt_tokens: Length of each prompt.
+        turn_tokens: Tokens sampled in the first turn, with the call and the end of the turn, and in
             the second.
-        result_tokens: Of what the tool gives back, without the markup around it.
+        result_tokens: Length of the tool's result, without the markup around it.
     """
 
     prompts: int = 8
@@ -101,9 +100,9 @@ class Task:
     @classmethod
     def read(cls, folder: str | Path) -> Task:
         """The task that `make` has left in a folder."""
-        found = json.loads(Path(folder, "task.json").read_text("utf-8"))
-        found["shape"]["turn_tokens"] = tuple(found["shape"]["turn_tokens"])
-        return cls(**{**found, "shape": Shape(**found["shape"])})
+        task = json.loads(Path(folder, "task.json").read_text("utf-8"))
+        task["shape"]["turn_tokens"] = tuple(task["shape"]["turn_tokens"])
+        return cls(**{**task, "shape": Shape(**task["shape"])})
 
     def article(self, query: str) -> str:
         """Article that the tool finds: the same for the same query."""
@@ -130,9 +129,9 @@ def make(
         folder: Where; it is made.
         shape: How much there is to do.
         template: The tokenizer's chat template.
-        network: Of the Qwen2.
+        network: Configuration of the Qwen2.
         device: Where the weights are drawn.
-        dtype: Of the weights.
+        dtype: Type of the weights.
     Raises:
         RecipeError: If prompt or turns are to be shorter than what has to be in them.
     """
@@ -159,32 +158,13 @@ def make(
 def _tokenizer(template: str) -> Any:
     """A byte-level BPE of at most 1,024 entries, learned from the texts that occur and from words
     made of two syllables."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from turnrl_atlas.tokenizer import learned_tokenizer
 
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1024,
-        special_tokens=[PAD, START, END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
     syllables = [c + v for c in "bdfgklmnprst" for v in "aeiou"]
     pairs = [(a, b) for a in syllables for b in syllables]
     words = [a + b for a, b in random.Random(0).sample(pairs, 300)]
     texts = [_SYSTEM, _OPENING, _CLOSING, json.dumps(SCHEMA), template, " ".join(["", *words])]
-    core.train_from_iterator(texts * 8, trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token=END,
-        pad_token=PAD,
-        additional_special_tokens=[START],
-        padding_side="left",
-    )
-    tokenizer.chat_template = template
-    return tokenizer
+    return learned_tokenizer(texts * 8, 1024, template)
 
 
 def _task(shape: Shape, tokenizer: Any) -> Task:
@@ -211,7 +191,7 @@ def _task(shape: Shape, tokenizer: Any) -> Task:
             f"the question alone take {needed}. Ask for {needed} or more."
         )
     system = " ".join([_SYSTEM, *draw.choices(words, k=shape.prompt_tokens - needed)])
-    opening, closing, end = ids(_OPENING), ids(_CLOSING), ids(END)
+    opening, closing, end = ids(_OPENING), ids(_CLOSING), [tokenizer.eos_token_id]
     call = len(opening) + len(closing) + len(end) + _QUERY_TOKENS
     first, second = shape.turn_tokens
     if first <= call or second < 2:

@@ -135,15 +135,15 @@ def iterations(
 
     def timed(prompts: Any) -> Any:
         began = Clock.now()
-        found = collect(prompts)
+        output = collect(prompts)
         watch.rolled = (began, Clock.now())
-        kept[:] = [found]
-        return found
+        kept[:] = [output]
+        return output
 
     model.generate, trainer._generate = forced, timed
     trainer.train()
     prompt_ids, ids, mask, completions = kept[0][:4]
-    found: Found = {
+    block: Found = {
         "times": watch.clock.times,
         "trajectories": len(ids),
         "sampled": sum(map(sum, mask)),
@@ -151,7 +151,7 @@ def iterations(
         "tokens": sum(map(len, [*prompt_ids, *ids])),
     }
     if gradient is not None:
-        found["work"] = [
+        block["work"] = [
             {
                 "prompt": list(prompt),
                 "ids": list(one),
@@ -161,7 +161,7 @@ def iterations(
             }
             for prompt, one, loss, said in zip(prompt_ids, ids, mask, completions, strict=True)
         ]
-    return found
+    return block
 
 
 def _called(call: Any) -> list[Any]:

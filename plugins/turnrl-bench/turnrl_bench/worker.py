@@ -25,8 +25,8 @@ def main(name: str) -> None:
     file = Path(name)
     request = json.loads(file.read_text("utf-8"))
     torch.set_num_threads(request["threads"])
-    found = pkgutil.resolve_name(request["function"])(**request["settings"])
-    file.write_text(json.dumps(found), "utf-8")
+    result = pkgutil.resolve_name(request["function"])(**request["settings"])
+    file.write_text(json.dumps(result), "utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import json
 import random
 import urllib.error
 import urllib.request
-import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, final
@@ -26,12 +25,10 @@ from turnrl import (
     RecipeError,
     Rollout,
     Sampling,
-    Tool,
-    ToolCall,
     ToolResult,
 )
 from turnrl_bench.measure import Clock, Found, Peak
-from turnrl_bench.ours import AnswerHash, sampled_tokens, slots_of
+from turnrl_bench.ours import AnswerHash, SlowSearch, sampled_tokens, slots_of
 
 STARTER = "package://turnrl_atlas/starter"
 CLIENTS = 64
@@ -90,7 +87,7 @@ def served(url: str, sizes: Sequence[int], rounds: int, warm_up: int) -> Found:
     """The same rounds of requests to a server, from as many clients as `CLIENTS`.
 
     Args:
-        url: Of an OpenAI-compatible server that takes token ids.
+        url: Address of an OpenAI-compatible server that takes token ids.
         sizes: See `slots`.
         rounds: See `slots`.
         warm_up: See `slots`.
@@ -164,30 +161,17 @@ def _answer(url: str, path: str, contents: dict[str, Any] | None = None) -> Any:
 
 
 @final
-class Pages(Tool):
-    """Finds the page of the place that a query ends with.
-
-    Args:
-        ms: How long an answer takes, on average.
-        jitter: Whether each call takes a time of its own, between nothing and twice as long.
-    """
+class Pages(SlowSearch):
+    """Finds the page of the place that a query ends with."""
 
     name, description = "search", "Looks a place up."
     parameters = {"type": "object", "properties": {"query": {"type": "string"}}}
 
-    def __init__(self, ms: float = 0, jitter: bool = False) -> None:
-        self.ms, self.jitter = ms, jitter
+    def __init__(self) -> None:
+        super().__init__()
         self.pages = {page.title: page.text for page in Atlas().passages()}
 
-    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-        return await asyncio.gather(
-            *(self._find(call.arguments.get("query", "")) for call in calls)
-        )
-
-    async def _find(self, query: str) -> ToolResult:
-        share = zlib.crc32(query.encode()) % 1000 / 500 if self.jitter else 1.0
-        if self.ms:
-            await asyncio.sleep(self.ms / 1000 * share)
+    def find(self, query: str) -> ToolResult:
         page = self.pages.get(query.rpartition(" of ")[2])
         return ToolResult(page or "no such place", ok=page is not None)
 
@@ -211,9 +195,9 @@ def tools(
     """Collections with tools that take their time.
 
     Args:
-        delays: Of each tool: its name here, its milliseconds, whether each call has its own.
+        delays: For each tool its name here, its milliseconds, whether each call has its own.
         lockstep: See `Rollout`.
-        questions: Of a collection.
+        questions: Questions in each collection.
         group: Trajectories of each.
         rounds: Collections with each tool.
     """
@@ -225,9 +209,9 @@ def tools(
         tool.ms, tool.jitter = ms, jitter
         for n in range(rounds):
             began = Clock.now()
-            found = module.ask(asked, group, seed=n)
+            played = module.ask(asked, group, seed=n)
             clock.keep(name, began, Clock.now())
-            sampled += sampled_tokens(found)
+            sampled += sampled_tokens(played)
     return {"times": clock.times, "sampled": sampled}
 
 
@@ -235,19 +219,19 @@ def scale(trajectories: int, group: int, engine: dict[str, Any]) -> Found:
     """A collection of many trajectories.
 
     Args:
-        trajectories: Of the collection; a multiple of `group`.
-        group: Of each question.
+        trajectories: Trajectories of the collection; a multiple of `group`.
+        group: Trajectories of each question.
         engine: Options of Slots.
     """
     every = list(itertools.islice(Atlas().questions("train"), trajectories // group))
     clock, module = Clock(), _module(Pages(), **engine)
     module.ask(every[:1], group)
     peak, began = Peak(), Clock.now()
-    found = module.ask(every, group)
+    played = module.ask(every, group)
     clock.keep("collection", began, Clock.now())
     return {
         "times": clock.times,
         "peaks": [peak.bytes],
-        "sampled": sampled_tokens(found),
-        "trajectories": len(found),
+        "sampled": sampled_tokens(played),
+        "trajectories": len(played),
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from turnrl_bench.gpu import device
-from turnrl_bench.gpu.floors import Card, Network, Work
+from turnrl_bench.gpu.floors import Card, Work, model_bytes, network_of
 from turnrl_bench.gpu.results import Results
 from turnrl_bench.gpu.shapes import RANK, SMALL, WHOLE
 from turnrl_bench.measure import Found
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # seconds of importing, which the first part does not need
     from turnrl import Policy, Trajectory
 
 Kind = Literal["nf4", "dense"]
-"""Of a policy's base: 4 bits, or 16 (32 on a CPU). Each has an adapter."""
+"""Weights of a policy's base: 4 bits, or 16 (32 on a CPU). Each has an adapter."""
 
 
 class Bench:
@@ -36,7 +36,7 @@ class Bench:
         self.setting = SMALL if tiny else WHOLE
         self.device = device.device()
         self.on_gpu = self.device.type == "cuda"
-        self.net = Network.of(self.setting.network, 2 if self.on_gpu else 4, RANK)
+        self.net = network_of(self.setting.network, 2 if self.on_gpu else 4, RANK)
         self._policies: dict[Kind, Policy] = {}
         self._played: list[Trajectory] = []
 
@@ -67,7 +67,7 @@ class Bench:
             self.task()
             # a 16-bit base beside one in 4 bits, and room to sample, take some 40 GB at most
             room = device.free_bytes()
-            if room is not None and room < 3 * self.net.all_bytes:
+            if room is not None and room < 3 * model_bytes(self.net):
                 self.drop()
             options = {"quantization": "nf4"} if kind == "nf4" else {}
             policy = policy_of(str(self.model), RANK, **options)

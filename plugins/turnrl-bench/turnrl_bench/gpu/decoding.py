@@ -8,12 +8,11 @@ the middle of the others' steps.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import torch
 import torch.nn.attention
@@ -35,7 +34,7 @@ class Case:
     """One way to sample.
 
     Args:
-        kind: Of the base.
+        kind: Kind of the base.
         weights: `adapter`, or `merged`.
         graphs: Whether CUDA graphs may be used.
         rows: Trajectories at once.
@@ -81,12 +80,8 @@ _WEIGHTS = ("merged", "adapter")
 
 def attentions() -> tuple[str, ...]:
     """The values of the engine's option `attention`, but for `auto`."""
-    engine = installed("turnrl_engines").get("Slots")
-    if engine is None or "attention" not in inspect.signature(engine).parameters:
-        return ()
-    hint = get_type_hints(cast(Any, engine).__init__)["attention"]
-    values = get_args(hint) if get_origin(hint) is Literal else ()
-    return tuple(value for value in values if value != "auto")
+    hints = get_type_hints(installed("turnrl_engines").get("Slots", object))
+    return tuple(value for value in get_args(hints.get("attention")) if value != "auto")
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ class Wave:
     Args:
         prompts: One for each group.
         group: Rows of each.
-        lengths: Of each turn, for each row.
+        lengths: Length of each turn, for each row.
         result: Tokens between the turns.
     """
 
@@ -211,7 +206,7 @@ def engine_of(bench: Bench, wave: Wave, case: Case) -> Engine:
     needed = int(1.05 * tokens * bench.net.kv_bytes)
     room = device.free_bytes()
     if room is not None:
-        merged = bench.net.weights_bytes("merged") if case.weights == "merged" else 0
+        merged = floors.weights_bytes(bench.net, "merged") if case.weights == "merged" else 0
         needed = min(needed, int(0.6 * max(room - merged, 0)))
     more: dict[str, Any] = {} if case.attention is None else {"attention": case.attention}
     return slots_of(

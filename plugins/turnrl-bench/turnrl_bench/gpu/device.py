@@ -40,9 +40,9 @@ def peak() -> int | None:
     GPU."""
     if not torch.cuda.is_available():
         return None
-    found = torch.cuda.max_memory_allocated()
+    size = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    return int(found)
+    return int(size)
 
 
 def free_bytes() -> int | None:

@@ -15,13 +15,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from turnrl_bench.gpu.parts import Part
-from turnrl_bench.gpu.results import Results, now
+from turnrl_bench.gpu.parts import HUNG, Part
+from turnrl_bench.gpu.results import Results
 from turnrl_bench.gpu.shapes import check_disk
-from turnrl_bench.measure import apart
+from turnrl_bench.measure import apart, now
 
 _GRACE_S = 20.0
 """A part that is over its time by so much and has not come back is ended with its process."""
@@ -40,7 +40,7 @@ def drive(
 
     Args:
         results: Where they go.
-        parts: In their order. Those that are done are left out.
+        parts: In their order, none of which is done.
         folder: For models. The caller removes it.
         tiny: A small shape, on whatever device there is.
         minutes: For all of them.
@@ -48,21 +48,19 @@ def drive(
         grace_s: See above.
     """
     until = time.monotonic() + 60 * minutes
-    left = [part for part in parts if not results.is_done(part.name)]
-    scale = 60 * minutes / sum(part.most_s for part in left) if left else 1.0
+    scale = 60 * minutes / sum(part.most_s for part in parts)
+    left = [replace(part, most_s=scale * part.most_s) for part in parts]
     for part in left:
         results.note(part.name, status="waiting")
     while left:
-        hung = folder / "hung.txt"
+        hung = folder / HUNG
         hung.write_text("", "utf-8")
         settings = {
             "file": str(results.file),
             "folder": str(folder),
-            "hung": str(hung),
             "parts": [asdict(part) for part in left],
             "tiny": tiny,
             "left_s": until - time.monotonic(),
-            "scale": scale,
             "grace_s": grace_s,
         }
         why = "it was interrupted"

@@ -19,6 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnrl_doctor import plan as planning
+from turnrl_doctor.plan import FOUR_BIT
+
+Network = planning.Work
+"""A Qwen2 and its adapter, as the memory plan counts them."""
 
 
 @dataclass(frozen=True)
@@ -46,44 +50,47 @@ class Work:
     flops: float = 0.0
 
 
-class Network(planning.Work):
-    """A Qwen2 and its adapter, as the memory plan counts them: `shape` has the dimensions, `size`
-    the bytes of an activation, a key, and a weight that is not in 4 bits."""
+def network_of(config: Mapping[str, Any], size: int, rank: int) -> Network:
+    """The network of a Qwen2's configuration, with an adapter of a rank.
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any], size: int, rank: int) -> Network:
-        """The network of a transformers configuration, with an adapter of a rank."""
-        shape = planning.Shape(
-            hidden=config["hidden_size"],
-            inner=config["intermediate_size"],
-            layers=config["num_hidden_layers"],
-            heads=config["num_attention_heads"],
-            kv_heads=config["num_key_value_heads"],
-            head_size=config["hidden_size"] // config["num_attention_heads"],
-            vocab=config["vocab_size"],
-            tied=False,
-        )
-        return cls(shape, size=size, rank=rank)
+    Args:
+        config: Options of `Qwen2Config`. Tied weights are counted twice.
+        size: Bytes of an activation, a key, and a weight that is not in 4 bits.
+        rank: Of the adapter.
+    """
+    shape = planning.Shape(
+        hidden=config["hidden_size"],
+        inner=config["intermediate_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        head_size=config["hidden_size"] // config["num_attention_heads"],
+        vocab=config["vocab_size"],
+        tied=False,
+    )
+    return Network(shape, size=size, rank=rank)
 
-    @property
-    def all_bytes(self) -> int:
-        """Of the model on disk, its head and its table of embeddings apart."""
-        return self.size * (self.shape.dense + self.shape.embedded)
 
-    def weights_bytes(self, weights: str) -> float:
-        """Bytes of the linear layers that a forward pass reads, without the head.
+def model_bytes(net: Network) -> int:
+    """Bytes of the model on disk, its head and its table of embeddings apart."""
+    return net.size * (net.shape.dense + net.shape.embedded)
 
-        Args:
-            weights: `nf4` (4 bits, and the adapter), `merged` (dense), or `dense` with the adapter.
-        """
-        adapter = self.size * self.trained
-        if weights == "merged":
-            return self.size * self.shape.dense
-        return self.shape.dense * (planning.FOUR_BIT if weights == "nf4" else self.size) + adapter
 
-    def used(self, weights: str) -> int:
-        """Weights that a token is multiplied with, without the head."""
-        return self.shape.dense + (0 if weights == "merged" else self.trained)
+def weights_bytes(net: Network, weights: str) -> float:
+    """Bytes of the linear layers that a forward pass reads, without the head.
+
+    Args:
+        net: The network.
+        weights: `nf4` (4 bits, and the adapter), `merged` (dense), or `dense` with the adapter.
+    """
+    if weights == "merged":
+        return net.size * net.shape.dense
+    return net.shape.dense * (FOUR_BIT if weights == "nf4" else net.size) + net.size * net.trained
+
+
+def _used(net: Network, weights: str) -> int:
+    """Weights that a token is multiplied with, without the head."""
+    return net.shape.dense + (0 if weights == "merged" else net.trained)
 
 
 def decode_step(net: Network, weights: str, rows: int, history: int) -> list[Work]:
@@ -91,12 +98,12 @@ def decode_step(net: Network, weights: str, rows: int, history: int) -> list[Wor
 
     Args:
         net: The network.
-        weights: See `Network.weights_bytes`.
+        weights: See `weights_bytes`.
         rows: How many.
         history: Tokens that they attend to, all together.
     """
     return [
-        Work(net.weights_bytes(weights), 2.0 * net.used(weights) * rows),
+        Work(weights_bytes(net, weights), 2.0 * _used(net, weights) * rows),
         Work(history * net.kv_bytes, 4.0 * net.shape.hidden * net.shape.layers * history),
         _head(net, rows, 1),
     ]
@@ -107,13 +114,13 @@ def reading(net: Network, weights: str, tokens: int, pairs: int, asked: int) -> 
 
     Args:
         net: The network.
-        weights: See `Network.weights_bytes`.
+        weights: See `weights_bytes`.
         tokens: How many are computed.
         pairs: Pairs of a token and one that it attends to.
         asked: Tokens whose logits are taken.
     """
     return [
-        Work(net.weights_bytes(weights), 2.0 * net.used(weights) * tokens),
+        Work(weights_bytes(net, weights), 2.0 * _used(net, weights) * tokens),
         Work(tokens * net.kv_bytes, 4.0 * net.shape.hidden * net.shape.layers * pairs),
         Work(tokens * _elementwise(net)),
         _head(net, asked, 1),
@@ -126,7 +133,7 @@ def learning(net: Network, weights: str, tokens: int, pairs: int, asked: int) ->
     its forward. See `reading` for the arguments."""
     base, own = 4.0 * net.shape.dense, 6.0 * net.trained
     return [
-        Work(2 * net.weights_bytes(weights), (base + own) * tokens),
+        Work(2 * weights_bytes(net, weights), (base + own) * tokens),
         Work(3 * tokens * net.kv_bytes, 12.0 * net.shape.hidden * net.shape.layers * pairs),
         Work(3 * tokens * _elementwise(net)),
         _head(net, asked, 2),

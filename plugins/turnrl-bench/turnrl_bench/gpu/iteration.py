@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, final
 
 import lightning as L
 
@@ -22,31 +22,33 @@ _LONG_S = 45
 """After an iteration that took longer there is none to compare it with: there are minutes to do."""
 
 
-class _Watch(Watch):
-    """Notes the most memory of both phases, and for how long an iteration may go on."""
+@final
+class _Phases(L.Callback):
+    """Notes the most memory of both phases, and for how long an iteration may go on. It comes
+    before `Watch`, which is then told the time when the device has finished."""
 
     def __init__(self, until: float) -> None:
-        super().__init__(0)
         self.until = until
         self.acting: list[int | None] = []
         self.learning: list[int | None] = []
+        self.ended = time.monotonic()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         device.peak()
-        super().on_train_start(trainer, pl_module)
+        self.ended = time.monotonic()
 
-    def on_train_batch_start(self, *args: Any) -> None:
-        super().on_train_batch_start(*args)
-        if args[-1] == 0:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 0:
             self.acting.append(device.peak())
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         device.synchronize()
-        super().on_train_epoch_end(trainer, pl_module)
         self.learning.append(device.peak())
-        taken = self.clock.times["whole step"][-1][0]
-        late = time.monotonic() + taken > self.until
-        trainer.should_stop = taken > _LONG_S or late
+        began, self.ended = self.ended, time.monotonic()
+        taken = self.ended - began
+        trainer.should_stop = taken > _LONG_S or self.ended + taken > self.until
 
 
 def measure(bench: Bench, cases: Cases) -> None:
@@ -57,16 +59,16 @@ def measure(bench: Bench, cases: Cases) -> None:
 def _iteration(bench: Bench, until: float) -> Found:
     bench.task()
     bench.drop()  # this one is loaded by Lightning
-    folder, engine, watch = str(bench.model), slots_of(), _Watch(until)
+    folder, engine, phases, watch = str(bench.model), slots_of(), _Phases(until), Watch(0)
     module = module_of(folder, policy_of(folder, RANK, quantization="nf4"), engine, UPDATES)
     try:
-        train(module, watch, folder, 2, "gpu" if bench.on_gpu else "cpu")
-        return _found(bench, module, watch, dict(engine.in_force))
+        train(module, [phases, watch], folder, 2, "gpu" if bench.on_gpu else "cpu")
+        return _found(bench, module, phases, watch, dict(engine.in_force))
     finally:
         device.free()
 
 
-def _found(bench: Bench, module: MTGRPO, watch: _Watch, in_force: Found) -> Found:
+def _found(bench: Bench, module: MTGRPO, phases: _Phases, watch: Watch, in_force: Found) -> Found:
     played = module.experience
     assert played is not None
     trajectories = list(played.trajectories)
@@ -85,8 +87,8 @@ def _found(bench: Bench, module: MTGRPO, watch: _Watch, in_force: Found) -> Foun
         "old log-probabilities": {"read_s": before},
         "learning": {"learning_s": learned, **bench.against(learned, learning)},
         "memory": {
-            "sampling": {"peak_bytes": watch.acting[-1]},
-            "learning": {"peak_bytes": watch.learning[-1]},
+            "sampling": {"peak_bytes": phases.acting[-1]},
+            "learning": {"peak_bytes": phases.learning[-1]},
         },
         "plan": plan or "no plan",
         "chosen": {

@@ -43,7 +43,7 @@ def minibatch(bench: Bench) -> tuple[list[int], Any]:
 
 
 def sizes_of(layout: Any) -> tuple[int, int, int]:
-    """Of a pass: its tokens, pairs of a token and one that it attends to, and tokens that are asked
+    """Counts of a pass: its tokens, pairs of a token and one that it attends to, and tokens asked
     for. A token attends to itself and to those before it, whose number is its position."""
     seen = layout.position_ids + 1
     if layout.attention_mask is not None:

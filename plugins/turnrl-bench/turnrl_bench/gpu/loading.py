@@ -35,14 +35,14 @@ def _in_force(bench: Bench) -> Found:
     engine = slots_of(kv_memory="64MB" if bench.tiny else "4GB")
     began = device.clock()
     engine.start(bench.policy("nf4"), bench.setting.shape.tokens)
-    found: Found = {
+    choices: Found = {
         "started_s": device.clock() - began,
         "engine": dict(engine.in_force),
         "capacity": engine.capacity,
         "options": options(engine),
     }
     engine.close()
-    return found
+    return choices
 
 
 def options(engine: object) -> Found:

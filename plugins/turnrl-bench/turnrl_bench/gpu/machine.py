@@ -35,11 +35,11 @@ def _size(wanted: int) -> int:
 
 
 def _device() -> Found:
-    found: Found = {"processor": processor(), "cores": os.cpu_count(), "name": "CPU"}
+    facts: Found = {"processor": processor(), "cores": os.cpu_count(), "name": "CPU"}
     if torch.cuda.is_available():
         seen = torch.cuda.get_device_properties(0)
         free, total = torch.cuda.mem_get_info()
-        found |= {
+        facts |= {
             "name": seen.name,
             "bytes": total,
             "free_bytes": free,
@@ -48,11 +48,12 @@ def _device() -> Found:
             "gpus": torch.cuda.device_count(),
             "driver": _driver(),
         }
-    return found
+    return facts
 
 
 def _driver() -> str | None:
-    """The driver's version, where Linux tells it."""
+    """The driver's version, where Linux tells it. Not the doctor's, whose checks import Lightning:
+    this part comes first, and has seconds."""
     with suppress(OSError), Path("/proc/driver/nvidia/version").open(encoding="utf-8") as file:
         return file.readline().strip()
     return None

@@ -12,6 +12,9 @@ from turnrl import RecipeError
 MINUTES = 9.0
 """All parts together, unless `--minutes` says otherwise."""
 
+HUNG = "hung.txt"
+"""The file where a process that ends because a part hangs leaves the place."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -21,7 +24,8 @@ class Part:
         name: As in `--parts` and in the JSON file.
         function: `module:function`, which takes a `Bench` and `Cases`.
         least_s: With fewer seconds left on a GPU it is skipped.
-        most_s: Its share of the time, relative to the other parts' shares. No case begins later.
+        most_s: The seconds after which no case begins, in `PARTS` for all in nine minutes; the
+            driver scales them to the time that there is.
     """
 
     name: str

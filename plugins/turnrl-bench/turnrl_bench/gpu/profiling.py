@@ -43,7 +43,7 @@ def union(spans: Iterable[tuple[float, float]]) -> float:
     return covered
 
 
-def kernels(found: Any, on_gpu: bool) -> Found:
+def kernels(profiled: Any, on_gpu: bool) -> Found:
     """The largest kernels of a profile by their own time, and how long the device did nothing
     between the first one's begin and the last one's end.
 
@@ -54,7 +54,7 @@ def kernels(found: Any, on_gpu: bool) -> Found:
     wanted = "CUDA" if on_gpu else "CPU"
     # a named range, such as `Optimizer.step`, is no kernel
     events = [
-        e for e in found.events() if e.device_type.name == wanted and not e.is_user_annotation
+        e for e in profiled.events() if e.device_type.name == wanted and not e.is_user_annotation
     ]
     took: dict[str, list[float]] = {}
     for event in events:
@@ -134,8 +134,8 @@ def _minibatch(bench: Bench) -> Found:
     with learning.recomputing(policy, again):
         learning.step(policy, layout)
         device.synchronize()
-        with profile(activities=_activities(bench.on_gpu), acc_events=True) as found:
+        with profile(activities=_activities(bench.on_gpu), acc_events=True) as profiled:
             learning.step(policy, layout)
             device.synchronize()
     policy.zero_grad()
-    return {"recomputed": again, **kernels(found, bench.on_gpu)}
+    return {"recomputed": again, **kernels(profiled, bench.on_gpu)}

@@ -31,14 +31,14 @@ def report_of(results: Results) -> Report:
 _SECONDS, _TIMES, _PER_S, _MS = "{:.3g} s", "{:.2f}x", "{:,.0f}", "{:.1f} ms"
 
 
-def _cell(found: Found, name: str, form: str, scale: float = 1.0) -> str:
+def _cell(case: Found, name: str, form: str, scale: float = 1.0) -> str:
     """A figure of a case, for a table."""
-    value = found.get(name)
+    value = case.get(name)
     return NONE if value is None else form.format(value * scale)
 
 
-def _gigabytes(found: Found, name: str) -> str:
-    return _cell(found, name, "{:,.1f} GB", 1e-9)
+def _gigabytes(case: Found, name: str) -> str:
+    return _cell(case, name, "{:,.1f} GB", 1e-9)
 
 
 def _sampling(results: Results, rows: Sequence[int]) -> Table:
@@ -78,7 +78,7 @@ def _learning(results: Results) -> Table:
 
 
 def _iteration(results: Results) -> Table:
-    found = results.case("iteration", "iteration")
+    case = results.case("iteration", "iteration")
     turns = [results.case("trl", f"turn {k}") for k in range(2)]
     generate: Found = {}
     if all(turns):
@@ -86,21 +86,21 @@ def _iteration(results: Results) -> Table:
         generate = {"tokens_per_s": rate}
 
     def taken(phase: str, name: str) -> tuple[str, str]:
-        measured = found.get(phase, {})
+        measured = case.get(phase, {})
         return _cell(measured, name, _SECONDS), _cell(measured, "ratio", _TIMES)
 
     def memory(phase: str) -> tuple[str, str]:
-        plan = found.get("plan")
+        plan = case.get("plan")
         size = {"planned": plan[phase][0]} if isinstance(plan, dict) and phase in plan else {}
         planned = _gigabytes(size, "planned") if size or plan is None else "no plan"
-        return _gigabytes(found.get("memory", {}).get(phase, {}), "peak_bytes"), planned
+        return _gigabytes(case.get("memory", {}).get(phase, {}), "peak_bytes"), planned
 
     lines = (
         ("rollouts", *taken("rollouts", "rollouts_s"), *memory("sampling")),
         ("old log-probabilities", taken("old log-probabilities", "read_s")[0], "", "", ""),
         ("learning, 2 updates", *taken("learning", "learning_s"), *memory("learning")),
         ("whole iteration", *taken("whole", "whole_s"), "", ""),
-        ("rollouts, tokens/s", _cell(found, "tokens_per_s", _PER_S), "", "", ""),
+        ("rollouts, tokens/s", _cell(case, "tokens_per_s", _PER_S), "", "", ""),
         ("transformers' generate, tokens/s", _cell(generate, "tokens_per_s", _PER_S), "", "", ""),
     )
     return Table(("8 x 16 trajectories", "measured", "x floor", "peak memory", "planned"), lines)
@@ -134,8 +134,8 @@ def _notes(results: Results, device: Found, versions: Found) -> list[str]:
     }
     if loaded:
         shared = "shared" if loaded["share_prefixes"] else "not shared"
-        told = "".join(f"; {name}: {value}" for name, value in in_force.items())
-        notes.append(f"In force: prefixes are {shared} while learning{told}.")
+        choices = "".join(f"; {name}: {value}" for name, value in in_force.items())
+        notes.append(f"In force: prefixes are {shared} while learning{choices}.")
     if end := results.case("train", "the same end"):
         worst, off = end["worst"], end["off"][end["worst"]]
         notes.append(

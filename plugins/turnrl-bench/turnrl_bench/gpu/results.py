@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import time
 import traceback
@@ -10,15 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from turnrl import RecipeError
-from turnrl_bench.measure import Found
+from turnrl import RecipeError, whole_file
+from turnrl_bench.measure import Found, now
 
 DONE = "done"
-
-
-def now() -> str:
-    """The time, for people."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def error_of(error: BaseException) -> Found:
@@ -67,9 +61,8 @@ class Results:
 
     def save(self) -> None:
         """Write the file."""
-        beside = self.file.with_name(self.file.name + ".part")
-        beside.write_text(json.dumps(self.found, indent=1) + "\n", "utf-8")
-        beside.replace(self.file)
+        with whole_file(self.file) as new:
+            new.write_text(json.dumps(self.found, indent=1) + "\n", "utf-8")
 
     def describe(self, tiny: bool) -> None:
         """Note the shape that is measured.
@@ -129,34 +122,26 @@ class Cases:
         """Seconds until no case begins any more."""
         return self.until - time.monotonic()
 
-    def run(self, name: str, work: Callable[[], Found], least_s: float = 0.0) -> Found | None:
+    def run(self, name: str, work: Callable[[], Found], least_s: float = 0.0) -> None:
         """Measure one case, unless an earlier run has done so.
 
         Args:
-            name: Of the case.
+            name: The case's name.
             work: Measures it.
             least_s: With fewer seconds left it is skipped.
-        Returns:
-            The measurement, or None if it failed or was skipped.
         """
-        if before := self.results.case(self.part, name):
-            return before
+        if self.results.case(self.part, name):
+            return
+        began = time.monotonic()
         if self.left_s < least_s or self.left_s <= 0:
             why = f"needs about {least_s:.0f} s, and {max(self.left_s, 0):.0f} s are left"
-            self._keep(name, {"status": "skipped", "why": why})
-            return None
-        began = time.monotonic()
-        result: Found | None = None
-        try:
-            result = work()
-            entry = {"status": DONE, "seconds": time.monotonic() - began, **result}
-        except Exception as error:
-            entry = error_of(error)
-        self._keep(name, entry)
-        if result is None:
-            self.clean()  # here, where the exception and what its frames held are gone
-        return result
-
-    def _keep(self, name: str, entry: Found) -> None:
+            entry: Found = {"status": "skipped", "why": why}
+        else:
+            try:
+                entry = {"status": DONE, **work(), "seconds": time.monotonic() - began}
+            except Exception as error:
+                entry = error_of(error)
         cases = self.results.part(self.part).get("cases", {})
         self.results.note(self.part, cases={**cases, name: entry})
+        if entry["status"] == "error":
+            self.clean()  # here, where the exception and what its frames held are gone

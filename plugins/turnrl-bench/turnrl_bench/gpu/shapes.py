@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from turnrl import RecipeError
-from turnrl_bench.gpu.floors import Network
 from turnrl_bench.task import TINY, Shape
 
 RANK, UPDATES = 16, 2
@@ -40,9 +39,9 @@ class Setting:
     """The sizes of one benchmark, whole or tiny.
 
     Args:
-        network: Of the policy.
-        shape: Of the iteration.
-        smaller: Network of the run that is killed.
+        network: The policy's configuration.
+        shape: Shape of the iteration.
+        smaller: Configuration of the policy in the run that is killed.
         short: Shape of its iterations.
         rows: Trajectories that are sampled at once, the default and the recipe's.
         turns: Tokens sampled in a turn when decoding alone is measured, on average.
@@ -88,11 +87,6 @@ SMALL = Setting(
     multiplied=256,
     profiled=1,
 )
-
-
-def model_bytes(network: Mapping[str, Any]) -> int:
-    """Bytes of a model on disk, in half precision. Tied weights are counted twice."""
-    return Network.of(network, 2, RANK).all_bytes
 
 
 def check_disk(folder: Path, needed: int) -> None:

@@ -177,7 +177,7 @@ def differences(
         for name, value in row.items():
             spread.setdefault(name, []).append(value)
     known = {(row["epoch"], row["step"], *sorted(row)): row for row in whole}
-    found: dict[str, float] = {}
+    errors: dict[str, float] = {}
     for row in resumed:
         other = known.get((row["epoch"], row["step"], *sorted(row)))
         if other is None:
@@ -185,10 +185,10 @@ def differences(
         for name, value in row.items():
             off = abs(value - other[name])
             range_ = max(spread[name]) - min(spread[name]) or abs(other[name])
-            found[name] = max(found.get(name, 0.0), off / range_ if off else 0.0)
+            errors[name] = max(errors.get(name, 0.0), off / range_ if off else 0.0)
     if not any("train/loss" in row for row in resumed):
         raise BenchError("the resumed run has no rows: it had nothing left to learn")
-    return found
+    return errors
 
 
 def _weights_off(folder: Path) -> float:

@@ -15,9 +15,9 @@ import torch
 
 from turnrl_bench.gpu import device
 from turnrl_bench.gpu.bench import Bench
-from turnrl_bench.gpu.parts import Part
-from turnrl_bench.gpu.results import Cases, Results, error_of, now
-from turnrl_bench.measure import Found
+from turnrl_bench.gpu.parts import HUNG, Part
+from turnrl_bench.gpu.results import Cases, Results, error_of
+from turnrl_bench.measure import Found, now
 
 LOST = "the device answers no more; the parts that are left run in another process"
 
@@ -25,23 +25,19 @@ LOST = "the device answers no more; the parts that are left run in another proce
 def measure(
     file: str,
     folder: str,
-    hung: str,
     parts: Sequence[Found],
     tiny: bool,
     left_s: float,
-    scale: float,
     grace_s: float,
 ) -> Found:
     """Measure parts. A part that hangs ends this process, wherever it hangs.
 
     Args:
-        file: Of the results.
-        folder: For models.
-        hung: A file for the place where a part hangs.
+        file: File of the results.
+        folder: Folder for models.
         parts: As dictionaries, in order.
         tiny: A small shape, on whatever device there is.
         left_s: Seconds that are left for all.
-        scale: Seconds for each second of a part's share.
         grace_s: Seconds that a part may be over its time.
     Returns:
         `finished`: False if the device is lost and another process has to go on.
@@ -49,28 +45,26 @@ def measure(
     until = time.monotonic() + left_s
     results = Results(Path(file))
     bench = Bench(Path(folder), tiny, results)
-    todo = [part for part in (Part(**given) for given in parts) if not results.is_done(part.name)]
-    with Path(hung).open("w", encoding="utf-8") as place:
+    with Path(folder, HUNG).open("w", encoding="utf-8") as place:
         try:
-            for part in todo:
+            for part in (Part(**given) for given in parts):
                 # a case may begin at a part's last moment, and then take as long as all of it may
-                left = max(0.0, min(until - time.monotonic(), 2 * scale * part.most_s))
+                left = max(0.0, min(until - time.monotonic(), 2 * part.most_s))
                 faulthandler.dump_traceback_later(left + grace_s, exit=True, file=place)
-                if not run(part, bench, until, scale):
+                if not run(part, bench, until):
                     return {"finished": False}
         finally:
             faulthandler.cancel_dump_traceback_later()
     return {"finished": True}
 
 
-def run(part: Part, bench: Bench, until: float, scale: float = 1.0) -> bool:
+def run(part: Part, bench: Bench, until: float) -> bool:
     """Measure one part, or say why not.
 
     Args:
         part: Which.
         bench: Everything that it needs.
         until: `time.monotonic()` at which all parts are to be over.
-        scale: Seconds for each second of the part's share.
     Returns:
         Whether the device still answers.
     """
@@ -87,7 +81,7 @@ def run(part: Part, bench: Bench, until: float, scale: float = 1.0) -> bool:
     results.note(part.name, status="running", began=now(), cases=kept)
     _tell(f"{part.name} ...")
     began = time.monotonic()
-    ends = min(until, began + scale * part.most_s)
+    ends = min(until, began + part.most_s)
     try:
         part.measure()(bench, Cases(results, part.name, ends, device.free))
     except (Exception, KeyboardInterrupt) as error:
