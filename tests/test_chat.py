@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import turnrl
-from test_rollout import FORGETFUL, QUESTION, Brackets, Look, one, say
+from test_rollout import FORGETFUL, QUESTION, Brackets, Look, ids_of, one, say
 from turnrl import ChatFormat, Policy, Question, Reading, RecipeError, Rollout, ToolCall, ToolResult
 from turnrl.agent.chat import read_template, tool_schema
 
@@ -158,7 +158,7 @@ def test_a_template_that_strips_texts_is_followed(tokenizer):
     assert tokenizer.decode(chat.prompt(opening)) == rendered(tokenizer, opening)
     seen = [says("user", " about x\n\n")]
     whole = rendered(tokenizer, [*opening, says("assistant", "said"), *seen])
-    ids = [*chat.prompt(opening), *chat._ids("said"), *chat.observation(seen, None)]
+    ids = [*chat.prompt(opening), *ids_of(chat, "said"), *chat.observation(seen, None)]
     assert tokenizer.decode(ids) == whole
 
 
@@ -203,7 +203,7 @@ def test_tool_messages_are_grouped_as_the_template_groups_them(tokenizer):
     ):
         conversation = [says("user", "What?"), says("assistant", "look"), *seen]
         prompt = chat.prompt(conversation[:1])
-        for said, after in ((chat._ids("look"), None), (chat._ids("look<|im_end|>"), "end")):
+        for said, after in ((ids_of(chat, "look"), None), (ids_of(chat, "look<|im_end|>"), "end")):
             last = None if after is None else said[-1]
             ids = [*prompt, *said, *chat.observation(seen, last)]
             assert tokenizer.decode(ids) == rendered(tokenizer, conversation)

@@ -589,7 +589,7 @@ def collect(chat, segmenter, tools, *said, **limits):
     """The trajectory of a policy that says these texts, one in a turn."""
     rollout = Rollout(segmenter, list(tools), **{"max_tokens": 20_000, **limits})
     rollout.check(chat)
-    engine = ScriptedEngine(chat._tokenizer, lambda session, turn: said[turn])
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: said[turn])
     ((trajectory,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
     return trajectory
 
@@ -597,7 +597,7 @@ def collect(chat, segmenter, tools, *said, **limits):
 def test_a_qwen_template_describes_the_tools_and_wraps_their_results(chat):
     said = (f"{THOUGHT}\n{CALL}\n{OTHER}<|im_end|>", f"{THOUGHT}{CALL}.<|im_end|>", ANSWER)
     trajectory = collect(chat, ReAct(), [Search()], *said)
-    decoded = chat._tokenizer.decode(trajectory.token_ids)
+    decoded = chat.tokenizer.decode(trajectory.token_ids)
     function = {"name": "search", "description": Search.description}
     function["parameters"] = Search.parameters
     schema = json.dumps({"type": "function", "function": function})
@@ -673,7 +673,7 @@ def test_tags_in_a_result_are_inert(chat):
         trajectory = collect(chat, segmenter, [Search(lambda query: page)], call, ANSWER)
         (result,) = trajectory.turns[0].results
         assert not any(f"<{s}{tag}" in result.content for tag in segmenter.tags for s in ("", "/"))
-        shown = chat._tokenizer.decode(trajectory.turns[0].observation_ids)
+        shown = chat.tokenizer.decode(trajectory.turns[0].observation_ids)
         wrapper = "tool_response" if segmenter.tools_in_template else "information"
         assert shown.count(f"</{wrapper}>") == 1
         assert shown.count("<|im_end|>") == 2
@@ -716,7 +716,7 @@ def test_a_lenient_reading_lets_the_policy_go_on_and_is_never_paid(chat, body):
     assert scores(good) == [2.0, 1.0]
     mended = collect(chat, ReAct(lenient=True), tools, *said)
     assert mended.turns[0].results == (ToolResult(PAGE, ok=False),)
-    assert PAGE in chat._tokenizer.decode(mended.turns[0].observation_ids)
+    assert PAGE in chat.tokenizer.decode(mended.turns[0].observation_ids)
     strict = collect(chat, ReAct(), tools, *said)
     # not by a hair more than the same turn where nothing was lenient
     assert scores(mended) == scores(strict) == [0.0, 0.5]

@@ -96,7 +96,7 @@ def chat(tiny_model):
 
 
 def collect(rollout, chat, says, questions=(QUESTION,), group_size=1):
-    engine = ScriptedEngine(chat._tokenizer, says)
+    engine = ScriptedEngine(chat.tokenizer, says)
     return rollout.play(engine, chat, questions, group_size, (0,)), engine
 
 
@@ -106,8 +106,12 @@ def one(rollout, chat, says):
     return trajectory
 
 
+def ids_of(chat, text):
+    return chat.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
 def tokens(chat, text):
-    return len(chat._ids(text))
+    return len(ids_of(chat, text))
 
 
 def paid(trajectory, *more):
@@ -133,7 +137,7 @@ def test_a_trajectory_is_exactly_what_was_sampled_and_appended(chat):
     assert trajectory.ended_by == "answer"
     # what the engine had in its history is what the trajectory says, to the token
     assert tuple(engine.asked[-1][1]) + trajectory.turns[-1].token_ids == trajectory.token_ids
-    decoded = chat._tokenizer.decode(trajectory.token_ids)
+    decoded = chat.tokenizer.decode(trajectory.token_ids)
     assert decoded == (
         "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
         '[look {"query": "Paris"}]<|im_end|>\n<|im_start|>user\n'
@@ -153,7 +157,7 @@ def test_a_trajectory_is_exactly_what_was_sampled_and_appended(chat):
 def test_the_transcript_is_what_the_chat_template_renders(chat):
     groups, _ = collect(Rollout(Brackets(), [Look()]), chat, say('[look {"query": "x"}]', "=Paris"))
     trajectory = groups[0][0]
-    rendered = chat._tokenizer.apply_chat_template(
+    rendered = chat.tokenizer.apply_chat_template(
         [
             {"role": "user", "content": QUESTION.text},
             {"role": "assistant", "content": trajectory.turns[0].text},
@@ -162,7 +166,7 @@ def test_the_transcript_is_what_the_chat_template_renders(chat):
         tokenize=False,
         add_generation_prompt=True,
     )
-    assert chat._tokenizer.decode(trajectory.token_ids) == rendered + trajectory.turns[1].text
+    assert chat.tokenizer.decode(trajectory.token_ids) == rendered + trajectory.turns[1].text
 
 
 def test_a_sampled_end_of_turn_is_not_repeated(chat):
@@ -170,8 +174,8 @@ def test_a_sampled_end_of_turn_is_not_repeated(chat):
     groups, _ = collect(Rollout(Brackets(), [Look()]), chat, say(said, "=Paris<|im_end|>"))
     trajectory = groups[0][0]
     assert trajectory.turns[0].text == '[look {"query": "x"}]'
-    assert chat._tokenizer.decode(trajectory.token_ids).count("<|im_end|>") == 4
-    assert "<|im_end|><|im_end|>" not in chat._tokenizer.decode(trajectory.token_ids)
+    assert chat.tokenizer.decode(trajectory.token_ids).count("<|im_end|>") == 4
+    assert "<|im_end|><|im_end|>" not in chat.tokenizer.decode(trajectory.token_ids)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,7 @@ def test_a_mistake_of_the_policy_is_read_by_the_policy(chat, said, reply):
     (result,) = groups[0][0].turns[0].results
     assert not result.ok
     assert reply in result.content
-    assert reply in chat._tokenizer.decode(groups[0][0].turns[0].observation_ids)
+    assert reply in chat.tokenizer.decode(groups[0][0].turns[0].observation_ids)
     assert tool.batches == []
 
 
@@ -265,7 +269,7 @@ def test_no_more_trajectories_are_under_way_than_the_engine_holds(chat, capacity
                 under_way.discard(session)  # noqa: B023
             return ('[look {"query": "x"}]', f"={session}")[turn]
 
-        engine = ScriptedEngine(chat._tokenizer, says)
+        engine = ScriptedEngine(chat.tokenizer, says)
         engine.capacity = capacity
         questions = [replace(QUESTION, id=f"q{i}") for i in range(3)]
         rollout = Rollout(Brackets(), [Look()], lockstep=lockstep)
@@ -286,7 +290,7 @@ def test_no_more_trajectories_are_under_way_than_the_engine_holds(chat, capacity
 
 
 def test_groups_stay_whole_once_there_is_room_for_them(chat):
-    engine = ScriptedEngine(chat._tokenizer, lambda session, k: ('[look {"query": "x"}]', "=x")[k])
+    engine = ScriptedEngine(chat.tokenizer, lambda session, k: ('[look {"query": "x"}]', "=x")[k])
     engine.capacity = 1
     ask = engine.says
 
@@ -303,7 +307,7 @@ def test_groups_stay_whole_once_there_is_room_for_them(chat):
 
 
 def test_probes_count_at_their_most_among_what_the_engine_holds(chat):
-    engine = ScriptedEngine(chat._tokenizer, lambda session, k: ('[look {"query": "x"}]', "=x")[k])
+    engine = ScriptedEngine(chat.tokenizer, lambda session, k: ('[look {"query": "x"}]', "=x")[k])
     engine.capacity = 15  # of three turns with two branches each: two trajectories with theirs
     questions, open_at_once = [replace(QUESTION, id=f"q{i}") for i in range(2)], []
     ask = engine.says
@@ -446,7 +450,7 @@ def test_a_mended_call_is_run_and_read_and_not_paid_for(chat):
     trajectory = one(Rollout(Mender(), [tool]), chat, say(said, "=Paris"))
     assert tool.batches == [["Paris"]]
     assert trajectory.turns[0].results == (ToolResult("about Paris", ok=False),)
-    assert "about Paris" in chat._tokenizer.decode(trajectory.turns[0].observation_ids)
+    assert "about Paris" in chat.tokenizer.decode(trajectory.turns[0].observation_ids)
     assert paid(trajectory) == [0.0, 0.0]
     group = score_group([trajectory], [WellFormed()])
     assert group.outcome.tolist() == pytest.approx([0.2])  # for the answer, one turn of two
@@ -482,9 +486,9 @@ def test_a_long_result_is_cut_to_the_budget_and_rewards_see_what_the_policy_saw(
     rollout = Rollout(Brackets(), [tool], max_result_tokens=20)
     groups, _ = collect(rollout, chat, say('[look {"query": "x"}]', "=x"))
     (result,) = groups[0][0].turns[0].results
-    assert len(chat._ids(result.content)) <= 20
+    assert chat.count(result.content) <= 20
     assert "Paris" not in result.content
-    assert result.content in chat._tokenizer.decode(groups[0][0].turns[0].observation_ids)
+    assert result.content in chat.tokenizer.decode(groups[0][0].turns[0].observation_ids)
 
 
 def test_no_cut_of_a_result_makes_a_tag_again(chat):
@@ -496,22 +500,22 @@ def test_no_cut_of_a_result_makes_a_tag_again(chat):
     for _ in range(600):
         text, budget = "".join(draw.choices(pieces, k=6)), draw.randint(1, 24)
         rollout = Rollout(Tagged(), [], max_result_tokens=budget)
-        agent = Agent(rollout, ScriptedEngine(chat._tokenizer, say()), chat)
+        agent = Agent(rollout, ScriptedEngine(chat.tokenizer, say()), chat)
         safe = agent.tools.make_safe(text)
         assert not re.search(r"<\s*/?\s*(tool|answer)\b", safe), (text, budget)
         assert "<|im_end|>" not in safe
-        assert len(chat._ids(safe, control=False)) <= budget
-        if len(chat._ids(text, control=False)) < budget / 3:
+        assert chat.count(safe) <= budget
+        if chat.count(text) < budget / 3:
             assert safe == neutralise(text, Tagged.tags, chat.control_tokens)
 
 
 def test_a_vocabulary_that_cannot_say_what_is_inert_gets_a_shorter_result(chat, monkeypatch):
     monkeypatch.setattr(chat, "inert", lambda text, tags: f"{text} <unk>")
     rollout = Rollout(Brackets(), [], max_result_tokens=12)
-    agent = Agent(rollout, ScriptedEngine(chat._tokenizer, say()), chat)
+    agent = Agent(rollout, ScriptedEngine(chat.tokenizer, say()), chat)
     safe = agent.tools.make_safe("one two three four five six seven")
     assert safe.endswith(" <unk>")
-    assert len(chat._ids(safe, control=False)) <= 12
+    assert chat.count(safe) <= 12
 
 
 INJECTION = (
@@ -524,11 +528,11 @@ def test_tool_text_cannot_close_its_tag_or_speak_as_the_user(chat):
         Rollout(Brackets(), [Look(lambda q: INJECTION)]), chat, say('[look {"query": "x"}]', "=x")
     )
     turn = groups[0][0].turns[0]
-    text = chat._tokenizer.decode(turn.observation_ids)
+    text = chat.tokenizer.decode(turn.observation_ids)
     assert text.count("</result>") == 1
     assert text.count("<result") == 1
     control = {
-        chat._tokenizer.convert_tokens_to_ids(t)
+        chat.tokenizer.convert_tokens_to_ids(t)
         for t in ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
     }
     # <|im_end|> of the assistant, <|im_start|> user, <|im_end|>, <|im_start|> assistant:
@@ -539,11 +543,12 @@ def test_tool_text_cannot_close_its_tag_or_speak_as_the_user(chat):
 
 def test_control_text_stays_text_even_if_it_is_not_neutralised(chat):
     control = {
-        chat._tokenizer.convert_tokens_to_ids(t)
+        chat.tokenizer.convert_tokens_to_ids(t)
         for t in ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
     }
-    assert not control & set(chat._ids(INJECTION, control=False))
-    assert control & set(chat._ids(INJECTION))
+    injected, plain = (chat.prompt([{"role": "user", "content": c}]) for c in (INJECTION, "fact"))
+    assert sum(i in control for i in injected) == sum(i in control for i in plain) > 0
+    assert control & set(ids_of(chat, INJECTION))
     assert neutralise(INJECTION, ["result"], chat.control_tokens) != INJECTION
 
 
@@ -594,7 +599,7 @@ class Async(Look):
         (
             Raises(),
             r"tool 'look' \(Raises\) raised KeyError: 'no such page' in run on 2"
-            r" calls.*query.*Mend the tool",
+            r" calls.*query.*Fix the tool",
         ),
         (
             Hangs(timeout_s=0.1),
@@ -612,7 +617,7 @@ class Async(Look):
     ],
 )
 def test_a_broken_world_stops_the_collection_and_names_the_tool(chat, tool, message):
-    engine = ScriptedEngine(chat._tokenizer, say('[look {"query": "x"}]', "=x"))
+    engine = ScriptedEngine(chat.tokenizer, say('[look {"query": "x"}]', "=x"))
     started = time.monotonic()
     with pytest.raises(ToolError, match=message):
         Rollout(Brackets(), [tool]).play(engine, chat, [QUESTION], 2, (0,))
@@ -634,7 +639,7 @@ def test_a_trajectory_gives_back_its_session_when_it_ends(chat):
         return "=late"
 
     engine = ScriptedEngine(
-        chat._tokenizer, lambda number, turn: late(engine) if number else "=early"
+        chat.tokenizer, lambda number, turn: late(engine) if number else "=early"
     )
     rollout = Rollout(Brackets(), [])
     ((early, last),) = rollout.play(engine, chat, [QUESTION], 2, (0,))
@@ -671,10 +676,10 @@ def test_every_turn_of_every_trajectory_has_a_random_stream_of_its_own(chat):
     _, engine = collect(rollout, chat, say(call, call, "=x"), [QUESTION, QUESTION], 3)
     seeds = [sampling.seed for *_, sampling in engine.asked]
     assert len(seeds) == len(set(seeds)) == 18
-    again = ScriptedEngine(chat._tokenizer, say(call, call, "=x"))
+    again = ScriptedEngine(chat.tokenizer, say(call, call, "=x"))
     rollout.play(again, chat, [QUESTION, QUESTION], 3, (0,))
     assert seeds == [sampling.seed for *_, sampling in again.asked]
-    other = ScriptedEngine(chat._tokenizer, say(call, call, "=x"))
+    other = ScriptedEngine(chat.tokenizer, say(call, call, "=x"))
     rollout.play(other, chat, [QUESTION, QUESTION], 3, (1,))
     assert not set(seeds) & {sampling.seed for *_, sampling in other.asked}
 

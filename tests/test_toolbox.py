@@ -394,7 +394,7 @@ def test_a_batch_that_fails_when_no_caller_is_left_is_not_reported(caplog):
 
 def breaks(chat, tool, message, says=counts, group_size=6, kind=ToolError):
     """A collection that stops with an error, with nothing left open."""
-    engine = ScriptedEngine(chat._tokenizer, says)
+    engine = ScriptedEngine(chat.tokenizer, says)
     started = time.monotonic()
     with pytest.raises(kind, match=message):
         Rollout(Brackets(), [tool], lockstep=False).play(
@@ -484,7 +484,7 @@ def test_a_session_that_is_being_opened_when_another_trajectory_fails_is_closed(
             return super().open(question)
 
     slow, crashes = Slow(), Crashes()
-    engine = ScriptedEngine(chat._tokenizer, lambda number, turn: add(1))
+    engine = ScriptedEngine(chat.tokenizer, lambda number, turn: add(1))
     with pytest.raises(ToolError, match="no sandbox is left"):
         Rollout(Brackets(), [crashes, slow]).play(engine, chat, QUESTIONS[:2], 1, (0,))
     slow.check_closed(1)
@@ -576,7 +576,7 @@ def test_a_session_that_is_being_closed_when_another_trajectory_fails_is_closed_
     tool = PatientCounter()
     tool.session = Signals
     engine = ScriptedEngine(
-        chat._tokenizer,
+        chat.tokenizer,
         lambda number, turn: (
             '[look {"query": "x"}]' if number else add(1) if turn == 0 else last(engine)
         ),
@@ -619,7 +619,7 @@ def test_a_branch_goes_on_with_a_copy_of_every_session(chat, kind):
     def says(number, turn):  # the trunk is session 0
         return (add(5), add(10**number), "=done")[turn]
 
-    engine = ScriptedEngine(chat._tokenizer, says)
+    engine = ScriptedEngine(chat.tokenizer, says)
     agent = Agent(Rollout(Brackets(), [tool, Look()]), engine, chat)
     ended = asyncio.run(branches(agent, [1, 2, 3]))
     shown = [[r.content for r in trajectory.results] for trajectory in ended]
@@ -639,7 +639,7 @@ def test_a_session_that_cannot_be_copied_refuses_to_branch_and_leaves_nothing_op
 
     tool, box = Counter(), Box()
     said = '[add {"n": 1}];[box {"n": 1}]'
-    engine = ScriptedEngine(chat._tokenizer, lambda number, turn: said)
+    engine = ScriptedEngine(chat.tokenizer, lambda number, turn: said)
     agent = Agent(Rollout(Brackets(), [tool, box]), engine, chat)
 
     async def scenario():
@@ -672,7 +672,7 @@ def test_a_branch_that_the_engine_refuses_leaves_nothing_open(chat):
             pass
 
     tool = Counter()
-    engine = ScriptedEngine(chat._tokenizer, lambda number, turn: add(1))
+    engine = ScriptedEngine(chat.tokenizer, lambda number, turn: add(1))
     agent = Agent(Rollout(Brackets(), [tool]), engine, chat)
 
     async def scenario():

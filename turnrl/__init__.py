@@ -2,23 +2,12 @@
 with credit given turn by turn.
 
 `__init__.pyi` lists the public interface. Each name is imported from its module when it is first
-used, so that `import turnrl` stays fast.
+used, so that `import turnrl` is done at once: nothing can catch a Ctrl-C before it is.
 """
 
-import ast
-import importlib.metadata
-from pathlib import Path
-from typing import Any
-
-import turnrl.types  # noqa: F401 - a contract names its hook, and plugins are asked for all hooks
-
-_LISTED = ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8"))
-_HOMES = {
-    alias.name: node.module or ""
-    for node in _LISTED.body
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
-}
+# pathlib takes longer to import than all of this; a line is `from HOME import NAME as NAME`
+with open(f"{__file__}i", encoding="utf-8") as _listed:  # noqa: PTH123
+    _HOMES = {line.split()[3]: line.split()[1] for line in _listed if line.startswith("from ")}
 _MOVED = dict.fromkeys(("Choice", "Compared", "Math", "Number"), "turnrl_answers")
 """Public before 0.8, and named by recipes that runs have saved. Modules that had some of these, or
 of the names above, in those days take `__getattr__` from here."""
@@ -26,11 +15,14 @@ of the names above, in those days take `__getattr__` from here."""
 __all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "__version__":
-        return importlib.metadata.version("turnrl")
+        from importlib.metadata import version
+
+        return version("turnrl")
     if (home := _HOMES.get(name) or _MOVED.get(name)) is None:
         raise AttributeError(f"module 'turnrl' has no attribute {name!r}")
+    __import__("turnrl.types")  # each contract makes its hook known
     try:
         return getattr(__import__(home, fromlist=[name]), name)  # a name, or a module in a package
     except ModuleNotFoundError as error:

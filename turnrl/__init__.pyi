@@ -10,6 +10,7 @@ from turnrl_questions.sources import Fields as Fields
 from turnrl_questions.sources import SourceOpener as SourceOpener
 from turnrl_questions.sources import load_questions as load_questions
 from turnrl_questions.sources import open_source as open_source
+from turnrl_react.json_call import read_call as read_call
 from turnrl_recipes.build import Built as Built
 from turnrl_recipes.build import build as build
 from turnrl_recipes.build import load as load
@@ -20,7 +21,6 @@ from turnrl_recipes.given import bundled_recipes as bundled_recipes
 from turnrl_recipes.given import recipe_like as recipe_like
 from turnrl_record import record as record
 
-from turnrl.agent.calls import read_call as read_call
 from turnrl.agent.chat import ChatFormat as ChatFormat
 from turnrl.agent.explore import on_loop as on_loop
 from turnrl.agent.rollout import Rollout as Rollout
@@ -77,6 +77,7 @@ from turnrl.run.announce import announce as announce
 from turnrl.run.folders import is_trial as is_trial
 from turnrl.run.folders import run_folder as run_folder
 from turnrl.run.folders import whole_file as whole_file
+from turnrl.scoring import Tally as Tally
 from turnrl.scoring import curves as curves
 from turnrl.scoring import score_group as score_group
 from turnrl.text import contained_answer as contained_answer

@@ -80,7 +80,7 @@ def answer_in_results(results: Iterable[ToolResult], question: Question) -> bool
     at all.
 
     Args:
-        results: Of a turn, or of a trajectory.
+        results: Tool results of a turn, or of a trajectory.
         question: The question that was asked.
     """
     texts = [result.content for result in results if result.ok]

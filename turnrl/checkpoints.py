@@ -70,7 +70,7 @@ def settle(checkpoint: dict[str, Any], optimizer: Optimizer, scheduler: LRSchedu
         optimizer: As the recipe makes it.
         scheduler: As the recipe makes it, at its beginning.
     """
-    with warnings.catch_warnings(), blaming(RecipeError, "model.scheduler", "Mend it."):
+    with warnings.catch_warnings(), blaming(RecipeError, "model.scheduler", "Fix it."):
         warnings.simplefilter("ignore")  # torch wants a step of the optimiser before
         for _ in range(checkpoint["global_step"] if scheduler is not None else 0):
             scheduler.step()  # type: ignore[union-attr]

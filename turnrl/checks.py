@@ -87,7 +87,7 @@ def examine_run(module: L.LightningModule, folder: Path | None) -> None:
     """
     run: Any = module.trainer
     data = getattr(run, "datamodule", None)
-    start = Start(run.strategy.root_device, module, data, folder, run.world_size)
+    start = Start(run.strategy.root_device, module, data, folder, run.world_size, run.max_epochs)
     for finding in start.examine():
         text = f"{finding.name}: {finding.text}. {finding.step}".strip()
         if finding.status == "fail":

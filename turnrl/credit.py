@@ -215,7 +215,7 @@ def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
     """
     size, turns = group.turn_rewards.shape
     what = f"{type(estimator).__name__} on a group of {size} with {turns} turns"
-    with blaming(PluginError, what, "Mend the estimator."):
+    with blaming(PluginError, what, "Fix the estimator."):
         given = estimator(group)
         parts = [given] if isinstance(given, Tensor) else given
         finite = all(bool(part.isfinite().all()) for part in parts)

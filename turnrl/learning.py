@@ -72,8 +72,8 @@ class TokenColumns:
 
     Args:
         trajectories: N of them.
-        advantages: Of their sampled tokens.
-        returns: Of their sampled tokens, for a critic; None without one.
+        advantages: Advantages of their sampled tokens.
+        returns: Returns of their sampled tokens, for a critic; None without one.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TokenColumns:
 
         Args:
             some: (M,), the trajectories' numbers.
-            layout: Of their rows.
+            layout: The layout of their rows.
             weights: (M,), each one's share of the loss, per token.
             old_logprobs: (N,), of their sampled tokens; None if there was no update yet.
         """
@@ -217,7 +217,7 @@ class Plan:
         """The steps, each made when it is asked for.
 
         Args:
-            shuffle: Of the order of trajectories.
+            shuffle: Source of the random order of trajectories.
             mean_over_processes: Averages a tensor over processes; called once a step by each.
         """
         columns = self._columns

@@ -61,13 +61,13 @@ class ChatFormat:
     """Format in which a policy's tokenizer writes a conversation.
 
     Args:
-        tokenizer: With a chat template.
+        tokenizer: The policy's, with a chat template.
     Raises:
         RecipeError: If the template does not keep what came before when a message is appended.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._markup = cache(self._find_markup)
         self._between = cache(self._find_between)
         self._strips = " probe " not in self._render([{"role": "user", "content": " probe "}])
@@ -109,7 +109,7 @@ class ChatFormat:
     def text(self, ids: Sequence[int]) -> str:
         """Text of a turn: decoded ids without the token that ended it."""
         said = ids[:-1] if ids and ids[-1] in self.end_ids else ids
-        return cast(str, self._tokenizer.decode(list(said)))
+        return cast(str, self.tokenizer.decode(list(said)))
 
     def inert(self, text: str, tags: Sequence[str]) -> str:
         """`text` with tags and control tokens neutralised; see `turnrl.neutralise`."""
@@ -126,7 +126,7 @@ class ChatFormat:
         ids = self._ids(head, control=False)
         if len(ids) <= tokens and len(head) == len(text):
             return text
-        return cast(str, self._tokenizer.decode(ids[:tokens])).rstrip("\ufffd")
+        return cast(str, self.tokenizer.decode(ids[:tokens])).rstrip("\ufffd")
 
     def advice_on_tools(self, tool: ToolSpec) -> str:
         """The setting that has a tool described: a bundled template that does so and otherwise
@@ -137,8 +137,8 @@ class ChatFormat:
             template = (_BUNDLED / f"{name}.jinja").read_text(encoding="utf-8")
             with contextlib.suppress(RecipeError):  # a template may refuse one of the roles
                 own = self._render(conversation)
-                told = self._render(conversation, schemas, template)
-                if own == self._render(conversation, None, template) != told:
+                described = self._render(conversation, schemas, template)
+                if own == self._render(conversation, None, template) != described:
                     what = "which comes with turnrl, describes tools and otherwise writes the same"
                     return f"Set policy.chat_template: {name}, {what}."
         known = ", ".join(_bundled())
@@ -164,23 +164,23 @@ class ChatFormat:
         exchange: list[Message] = [{"role": "assistant", "content": said}, *_marked(roles)]
         prompt, once, twice = (self._render([user, *exchange * times]) for times in range(3))
         between = once.removeprefix(prompt + said)
-        for found, wanted in ((once, prompt + said), (twice, prompt + (said + between) * 2)):
-            if not found.startswith(wanted):
-                self._refuse(found, wanted)
+        for text, wanted in ((once, prompt + said), (twice, prompt + (said + between) * 2)):
+            if not text.startswith(wanted):
+                self._refuse(text, wanted)
         return self._split(between, roles)
 
-    def _refuse(self, found: str, wanted: str) -> None:
-        same = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), 0)
-        known = family(str(self._tokenizer.chat_template))
+    def _refuse(self, text: str, wanted: str) -> None:
+        same = next((i for i, (a, b) in enumerate(zip(text, wanted, strict=False)) if a != b), 0)
+        known = family(str(self.tokenizer.chat_template))
         advice = f"Give a plain one in policy.chat_template, or one of {', '.join(_bundled())}."
         if known is not None:
             advice = f"Set policy.chat_template: {known}, which comes with turnrl and keeps it."
         what = "is not prefix-preserving: appending a message changes what came before"
-        change = f"{found[same : same + 40]!r} where {wanted[same : same + 40]!r} was"
+        change = f"{text[same : same + 40]!r} where {wanted[same : same + 40]!r} was"
         raise self._fault(f"{what} (it renders {change}). {advice}")
 
     def _fault(self, what: str) -> RecipeError:
-        return RecipeError(f"the chat template of {self._tokenizer.name_or_path!r} {what}")
+        return RecipeError(f"the chat template of {self.tokenizer.name_or_path!r} {what}")
 
     def _split(self, text: str, roles: tuple[str, ...]) -> list[str]:
         pieces = []
@@ -201,7 +201,7 @@ class ChatFormat:
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True, "tools": tools}
         options["chat_template"] = template  # None is the tokenizer's own
         try:
-            return cast(str, self._tokenizer.apply_chat_template(list(messages), **options))
+            return cast(str, self.tokenizer.apply_chat_template(list(messages), **options))
         except Exception as error:
             what = f"fails on messages of {', '.join(m['role'] for m in messages)}: {error}"
             advice = "Give one that takes them in policy.chat_template."
@@ -211,7 +211,7 @@ class ChatFormat:
         def encode(text: str) -> list[int]:
             text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
             options = {"add_special_tokens": False, "split_special_tokens": not control}
-            return cast("list[int]", self._tokenizer(text, **options)["input_ids"])
+            return cast("list[int]", self.tokenizer(text, **options)["input_ids"])
 
         # some vocabularies put a space before any text, which is wrong where a text goes on; this
         # character is in no merge

@@ -124,8 +124,8 @@ class MessageConversation(Conversation):
             if messages[0]["role"] == "system":
                 system = self._messages.pop(0)
             schemas = "\n".join(json.dumps(tool_schema(spec), default=dict) for spec in specs)
-            told = (system["content"] + _TOOLS.format(schemas)).strip()
-            self._messages.insert(0, {"role": "system", "content": told})
+            content = (system["content"] + _TOOLS.format(schemas)).strip()
+            self._messages.insert(0, {"role": "system", "content": content})
 
     async def say(self, sampling: Sampling) -> Turn:
         reply = await self._sampler.reply(tuple(self._messages), sampling)
@@ -138,8 +138,8 @@ class MessageConversation(Conversation):
         # To such a server a message of role `tool` replies to a call in a form of its own, so the
         # user tells the results, as in Qwen's chat template.
         forms = {"tool": "<tool_response>\n{}\n</tool_response>", "user": "{}"}
-        told = "\n".join(forms[m["role"]].format(m["content"]) for m in messages)
-        self._messages.append({"role": "user", "content": told})
+        content = "\n".join(forms[m["role"]].format(m["content"]) for m in messages)
+        self._messages.append({"role": "user", "content": content})
         return ()
 
     def fork(self) -> Conversation:

@@ -92,11 +92,8 @@ class State:
     def trajectory(self) -> types.Trajectory:
         """Trajectory that came of it, once it has ended."""
         assert self.ended_by is not None, "the trajectory goes on"
-        question, ids, begins = (
-            self.opening.question,
-            self.conversation.prompt_ids,
-            self.begins or 0,
-        )
+        question, ids = self.opening.question, self.conversation.prompt_ids
+        begins = self.begins or 0
         return types.Trajectory(question, ids, self.turns, self.ended_by, begins, self.figures)
 
 
@@ -106,7 +103,7 @@ class _Track:
 
     Args:
         opening: What it begins with.
-        number: Of the trajectory in the collection; a probe has its parent's.
+        number: The trajectory's number in the collection; a probe has its parent's.
         begun: Where it stands now; None before it begins.
     """
 

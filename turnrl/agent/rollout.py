@@ -132,7 +132,7 @@ class Rollout:
     Args:
         segmenter: What a turn is.
         tools: Tools that the policy can call, or whole sets of them.
-        temperature: Of sampling while collecting; evaluation is greedy.
+        temperature: Sampling temperature while collecting; evaluation is greedy.
         max_turn_tokens: The most tokens the policy samples in one turn.
         max_calls_per_turn: The most tool calls of one turn that are run; the policy reads that
             further ones were too many.
@@ -233,11 +233,11 @@ class Rollout:
             messages = self.consult("observe", reading, replies[: len(calls)])
             roles = {m.get("role") for m in messages} if isinstance(messages, list) else {"none"}
             if not roles or roles - {"user", "tool"}:
-                told = f"{type(self.segmenter).__name__}.observe gave {messages!r}"
-                raise PluginError(f"{told}; it gives messages of role user or tool, at least one")
+                gave = f"{type(self.segmenter).__name__}.observe gave {messages!r}"
+                raise PluginError(f"{gave}; it gives messages of role user or tool, at least one")
             chat.observation(messages, None)
         for tool in self.tools:
-            with blaming(ToolError, f"{tool} in check", "Mend the tool, or what it needs."):
+            with blaming(ToolError, f"{tool} in check", "Fix the tool, or what it needs."):
                 tool.check()
 
     def at_once(self, sampler: types.Sampler, probes: int) -> int | None:
@@ -274,7 +274,7 @@ class Rollout:
     def consult(self, method: str, *arguments: Any) -> Any:
         """Ask the segmenter. It must never raise, so an exception is a bug of its package."""
         what = f"{type(self.segmenter).__name__}.{method} on {str(arguments[0])[:200]!r}"
-        advice = "A segmenter must accept any text; mend it, and try turnrl.testing.check_segmenter"
+        advice = "A segmenter must accept any text; fix it, and try turnrl.testing.check_segmenter"
         with blaming(PluginError, what, f"{advice} on it."):
             return getattr(self.segmenter, method)(*arguments)
 
@@ -298,7 +298,7 @@ class Rollout:
             group_size: G, trajectories per question.
             seed: Integers that name the collection; trajectory and turn numbers are added to them.
             greedy: Take the likeliest tokens instead of sampling.
-            description: Of a progress bar, shown if the collection takes more than a few seconds.
+            description: Label of a progress bar, shown if the collection takes over a few seconds.
         Returns:
             G trajectories for each question, in order; a `MessageSampler`'s have no tokens.
         Raises:

@@ -236,8 +236,8 @@ def _figures(toolset: Toolset, given: Any) -> ToolFigures:
     for name, value in given.items() if isinstance(given, Mapping) else [("", given)]:
         several = value if isinstance(value, list | tuple) else [value]
         if not name or not all(isinstance(n, Real) and math.isfinite(n) for n in several):
-            told = f"{toolset} gave {given!r} from close"
-            raise ToolError(f"{told}; it gives finite numbers by name, or None.")
+            gave = f"{toolset} gave {given!r} from close"
+            raise ToolError(f"{gave}; it gives finite numbers by name, or None.")
         figures[str(name)] = tuple(map(float, several)) if several is value else float(value)
     return figures
 
@@ -355,7 +355,7 @@ async def run_tool(
         tool: Whose code it is.
         verb: What is done, for messages.
         function: Its code.
-        arguments: Of the function.
+        arguments: The function's arguments.
         on: On what it is done, for messages; begins with ` on`.
     Raises:
         ToolError: If it raises, or takes longer than `timeout_s`.
@@ -373,7 +373,7 @@ async def run_tool(
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        advice = "Mend the tool; for a mistake of the policy it should return ToolResult(ok=False)."
+        advice = "Fix the tool; for a mistake of the policy it should return ToolResult(ok=False)."
         what = f"{tool} raised {type(error).__name__}: {error} in {verb}{on}"
         raise ToolError(f"{what}. {advice}") from error
 
@@ -389,8 +389,8 @@ async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: Any) 
         arguments: What it is called with.
     """
     plain = not asyncio.iscoroutinefunction(function)
-    found: Any = await _in_daemon_thread(function, *arguments) if plain else function(*arguments)
-    return cast(T, await found if isinstance(found, Awaitable) else found)
+    result: Any = await _in_daemon_thread(function, *arguments) if plain else function(*arguments)
+    return cast(T, await result if isinstance(result, Awaitable) else result)
 
 
 async def _in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:

@@ -103,11 +103,11 @@ class _Adapted(torch.autograd.Function):
     ) -> Tensor:
         rows = x.flatten(0, -2)
         narrow = rows @ down.to(x.dtype).t()
-        found: Tensor = torch.addmm(base(rows).to(x.dtype), narrow, up.to(x.dtype).t(), alpha=scale)
+        out: Tensor = torch.addmm(base(rows).to(x.dtype), narrow, up.to(x.dtype).t(), alpha=scale)
         ctx.save_for_backward(rows, narrow, down, up)
         ctx.base, ctx.scale, ctx.shape = base, scale, x.shape
         # a model may add to what it is given, which autograd forbids for a view
-        return found if x.dim() == 2 else found.view(*x.shape[:-1], -1)
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

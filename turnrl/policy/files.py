@@ -39,9 +39,9 @@ def locate(model: str) -> str:
         return str(path)
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         there = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        found = f" (found beside it: {', '.join(there[:5])})" if there else ""
+        beside = f" (found beside it: {', '.join(there[:5])})" if there else ""
         raise RecipeError(
-            f"no model folder at {model!r}{found}.{did_you_mean(path.name, there)} Set "
+            f"no model folder at {model!r}{beside}.{did_you_mean(path.name, there)} Set "
             "policy.model to a folder with config.json, or to a hub name such as "
             "'Qwen/Qwen2.5-7B'."
         )
@@ -54,8 +54,8 @@ def load_part(kind: str, model: str, revision: str | None, **options: Any) -> An
     Args:
         kind: The class, such as `AutoConfig`.
         model: As a recipe names it.
-        revision: Of a hub model.
-        options: Of `from_pretrained`.
+        revision: Revision of a hub model: a branch, a tag or a commit.
+        options: Further arguments of `from_pretrained`.
     Raises:
         RecipeError: If it cannot be loaded.
     """

@@ -22,8 +22,8 @@ def reach_hub() -> None:
     try:
         get_session().head(constants.ENDPOINT, timeout=5)
     except Exception as error:  # whatever its transport raises
-        told = "the hub (%s) is out of reach (%s): only what is cached is used"
-        _logger.warning(told, constants.ENDPOINT, str(error) or type(error).__name__)
+        message = "the hub (%s) is out of reach (%s): only what is cached is used"
+        _logger.warning(message, constants.ENDPOINT, str(error) or type(error).__name__)
         constants.HF_HUB_OFFLINE = True
         if "datasets" in sys.modules:  # it has read the constant already
             sys.modules["datasets"].config.HF_HUB_OFFLINE = True

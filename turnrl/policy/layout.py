@@ -92,7 +92,7 @@ class Ragged:
         keys: What each segment sees, one after the other, as places.
         own: (S + 1,), where each segment's own tokens begin, and the end.
         reach: (S + 1,), where its keys begin in `keys`, and the end.
-        longest: Of the segments' own tokens, and of what they see.
+        longest: The most tokens of one segment's own, and the most that one sees.
     """
 
     keys: Tensor
@@ -140,7 +140,7 @@ class Layout:
         """See `Attend`."""
         query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
         if (it := self.ragged) is not None:
-            found = varlen_attn(
+            attended = varlen_attn(
                 query,
                 key[it.keys],
                 value[it.keys],
@@ -151,7 +151,7 @@ class Layout:
                 window_size=(-1 if window is None else window - 1, 0),
                 enable_gqa=True,
             )
-            return cast(Tensor, found)[None]
+            return cast(Tensor, attended)[None]
         reads = []
         for some in self.segments:
             parts = (query[some.queries], key[some.keys], value[some.keys])
@@ -302,7 +302,7 @@ def _batched(segments: Sequence[_Segment]) -> tuple[list[Segments], Tensor]:
         else:
             batches.append([i])
             needed = sizes[i][0] * sizes[i][1]
-    found = []
+    padded = []
     order, before = torch.zeros(sum(own for own, _ in sizes)).long(), 0
     for some in batches:
         paths = [torch.from_numpy(segments[i][1]) for i in some]
@@ -312,8 +312,8 @@ def _batched(segments: Sequence[_Segment]) -> tuple[list[Segments], Tensor]:
         order[queries[real]] = before + real.flatten().nonzero()[:, 0]
         before += real.numel()
         ahead = torch.tensor(seen) if any(seen) else None
-        found.append(Segments(queries, pad_sequence(paths, True), ahead))
-    return found, order
+        padded.append(Segments(queries, pad_sequence(paths, True), ahead))
+    return padded, order
 
 
 def _ragged(segments: Sequence[_Segment]) -> Ragged:

@@ -46,7 +46,7 @@ class Policy(nn.Module):
         quantization: `nf4` keeps the base's linear layers in 4-bit NormalFloat with double
             quantisation (QLoRA, arXiv 2305.14314); needs `lora`.
         lora: Train a low-rank adapter. Without it every weight is trained, which suits tiny models.
-        dtype: Of the base's weights and activations; `auto` is bfloat16 under LoRA on a GPU and
+        dtype: Type of the base's weights and activations; `auto` is bfloat16 under LoRA on a GPU,
             float32 otherwise. What is trained is float32 in any case: an adapter, or, in bfloat16
             without one, all weights, which are then rounded for each product (mixed precision).
         gradient_checkpointing: Recompute activations in the backward pass, to save memory; a number
@@ -235,7 +235,7 @@ class Policy(nn.Module):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of activations."""
+        """Type of the activations."""
         return torch.bfloat16 if self._mixed else cast(torch.dtype, self.base.dtype)
 
     def hidden(
@@ -254,7 +254,7 @@ class Policy(nn.Module):
                 is padded.
             position_ids: (B, T).
             attend: Computes the attention, in place of a mask.
-            kwargs: Of transformers' forward pass.
+            kwargs: Further arguments of transformers' forward pass.
         Raises:
             NotImplementedError: If the model's code takes no attention but its own.
         """
@@ -312,14 +312,14 @@ class Policy(nn.Module):
             For each sequence, of its N_i tokens that are asked for.
         """
         device = self.device
-        found: dict[int, TokenScores] = {}
+        scores: dict[int, TokenScores] = {}
         with self.evaluating():
             for some, layout in self.passes(rows, budget):
                 asked = self(move_data_to_device(layout, device), temperature)
                 counts = [sum(rows[i][1]) for i in some]
                 parts = zip(*(part.cpu().split(counts) for part in asked), strict=True)
-                found |= zip(some, itertools.starmap(TokenScores, parts), strict=True)
-        return [found[i] for i in range(len(rows))]
+                scores |= zip(some, itertools.starmap(TokenScores, parts), strict=True)
+        return [scores[i] for i in range(len(rows))]
 
     def forward(self, layout: Layout, temperature: float = 1.0) -> TokenScores:
         """Numbers of the tokens that are asked for. All learning goes through here.
@@ -328,7 +328,7 @@ class Policy(nn.Module):
         gradient is taken while they are there; otherwise they are computed again for it.
 
         Args:
-            layout: Of token sequences, on the policy's device.
+            layout: Token sequences, on the policy's device.
             temperature: As in sampling, so that these are the sampler's own probabilities.
         Returns:
             Of N tokens.

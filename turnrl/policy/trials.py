@@ -40,8 +40,8 @@ def check_head(policy: "Policy") -> None:
     ids = torch.tensor([[0, 1]], device=policy.device)
     with policy.precision():
         expected = base(input_ids=ids, use_cache=False).logits[0].float()
-    found = policy.logits(policy.hidden(ids, torch.ones_like(ids), position_ids=ids)[0])
-    if not torch.allclose(expected, found, rtol=2e-2, atol=2e-2):
+    logits = policy.logits(policy.hidden(ids, torch.ones_like(ids), position_ids=ids)[0])
+    if not torch.allclose(expected, logits, rtol=2e-2, atol=2e-2):
         raise RecipeError(
             f"policy.model {policy.model!r} ({type(base).__name__}) changes logits after its "
             "head, which turnrl does not reproduce. Choose another architecture."
@@ -82,10 +82,10 @@ def check_sharing(policy: "Policy", kernel: bool) -> str | None:
         return "its attention depends on a token's place in the row"
     rows = [([1, 2, 3, 4, *rest], [False] * 5 + [True] * 3) for rest in ([5, 6, 7, 8], [9] * 4)]
     device = policy.device
-    told: set[int | None] = set()
+    windows: set[int | None] = set()
 
     def attend(*seen: Any) -> Tensor:
-        told.add(seen[-1])
+        windows.add(seen[-1])
         return Layout.attend(ways[0], *seen)
 
     ways = [move_data_to_device(lay_out(rows, share, kernel), device) for share in (True, False)]
@@ -101,7 +101,7 @@ def check_sharing(policy: "Policy", kernel: bool) -> str | None:
             raise
         return in_short(error)
     window = getattr(policy.config.get_text_config(), "sliding_window", None)
-    if window is not None and not told - {None} and kinds != {"full_attention"}:
+    if window is not None and not windows - {None} and kinds != {"full_attention"}:
         return f"its window of {window} tokens is not told to its attention"
     if not all(slope.isfinite().all() for slope in slopes if slope is not None):
         return "its gradient is not finite"
@@ -115,8 +115,8 @@ def try_out(policy: "Policy", tokens: int, longest: int) -> None:
     """Compute log-probabilities of made-up sequences and their gradient, and drop both.
 
     Args:
-        tokens: Of the sequences together.
-        longest: Of one sequence, at most.
+        tokens: Tokens of all sequences together.
+        longest: The most tokens of one sequence.
     """
     draw = torch.Generator().manual_seed(0)  # of its own: a run's numbers do not depend on it
     vocabulary = policy.config.get_text_config().vocab_size

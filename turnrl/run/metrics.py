@@ -45,7 +45,7 @@ class MetricLog:
         """Log the means of a batch over all processes. Each process has to call it.
 
         Args:
-            figures: Of this process, by name. One that counts nothing in any process is left out.
+            figures: This process's figures, by name. One that no process counts is left out.
             weigh: Weigh the batches of an epoch by their counts, for the mean of the epoch.
         """
         for name, figure in self._over_processes(figures).items():

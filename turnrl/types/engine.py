@@ -64,7 +64,7 @@ class Completion:
         token_ids: Sampled ids, an end-of-turn token included.
         logprobs: Log-probability of each under the distribution it was drawn from.
         reason: An end token (`end`), a stop string (`stop`), or `max_tokens` (`length`).
-        version: Of the weights that sampled them, as `Engine.sync` gave it.
+        version: Number of the weights that sampled them, as `Engine.sync` gave it.
     """
 
     token_ids: tuple[int, ...]

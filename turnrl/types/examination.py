@@ -45,6 +45,7 @@ class Start:
         data: The recipe's data; None if there is none at hand.
         folder: Where the run will write; None if it will not.
         processes: How many learn together.
+        iterations: The most that it takes; None, or -1, if it has no such limit.
     """
 
     device: torch.device
@@ -52,6 +53,7 @@ class Start:
     data: LightningDataModule | None = None
     folder: Path | None = None
     processes: int = 1
+    iterations: int | None = None
 
     def examine(self) -> Iterator[Finding]:
         """Settle what a recipe leaves open, then give what the quick ones of all installed checks

@@ -93,8 +93,8 @@ def answer_rule(given: AnswerRule | Callable[[str, str], bool] | str) -> AnswerR
     if isinstance(given, AnswerRule):
         return given
     rules: list[type[AnswerRule]] = contributed("turnrl_answers")
-    if found := next(filter(None, (rule.named(given) for rule in rules)), None):
-        return found
+    if named := next(filter(None, (rule.named(given) for rule in rules)), None):
+        return named
     known = [rule.goes_by or rule.__name__.lower() for rule in rules]
     near = did_you_mean(str(given), known)
     there = f"There are {', '.join(known)}"

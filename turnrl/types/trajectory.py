@@ -165,7 +165,7 @@ class Turn:
             no room left were never answered, because nothing would have read the answer.
         observation_ids: Token ids appended after the turn (results and chat markup); not sampled.
         cut: Whether the turn ran out of tokens.
-        version: Of the weights that sampled it, in optimiser steps; None if nobody said.
+        version: Number of the weights that sampled it, in optimiser steps; None if nobody said.
     """
 
     text: str
@@ -218,7 +218,7 @@ class Trajectory:
         return f"Trajectory({self.question.text!r}, {size}, {said})"
 
     def __str__(self) -> str:
-        turns = (f"-- turn {k}\n{turn}" for k, turn in enumerate(self.turns))
+        turns = (f"-- turn {k}\n{turn}" for k, turn in enumerate(self.turns, 1))
         asked, ending = f"question   {self.question.text}", f"ended by   {self.ended_by}"
         return "\n".join([asked, *turns, ending])
 
@@ -229,7 +229,7 @@ class Trajectory:
 
     @property
     def version(self) -> int | None:
-        """Of the weights that sampled it; None if its turns differ, or nobody said."""
+        """Number of the weights that sampled it; None if its turns differ, or nobody said."""
         versions = {turn.version for turn in self.turns}
         return versions.pop() if len(versions) == 1 else None
 

@@ -11,7 +11,8 @@ import json
 import re
 from dataclasses import replace
 
-from turnrl import ToolCall, read_call
+from turnrl import ToolCall
+from turnrl_react.json_call import read_call
 
 _KEYS = ("arguments", "args", "parameters")
 
@@ -80,9 +81,9 @@ def _mend(body: str) -> tuple[ToolCall | None, list[str]]:
 _ESCAPE = re.compile(r'\\(.)|"', re.DOTALL)
 
 
-def _requoted(found: re.Match[str]) -> str:
+def _requoted(piece: re.Match[str]) -> str:
     """Rewrite a piece of a single-quoted text as it stands in double quotes."""
-    return {'"': r"\"", r"\'": "'"}.get(found[0], found[0])
+    return {'"': r"\"", r"\'": "'"}.get(piece[0], piece[0])
 
 
 def _unquoted(text: str) -> str:

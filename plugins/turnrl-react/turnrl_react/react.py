@@ -138,8 +138,8 @@ class ReAct(Segmenter):
         wrong = reading.format_error
         if shown and (wrong is None or wrong in (result.content for result in results)):
             return shown
-        told = f"Format error: {wrong or 'no tool call or answer'}."
-        return [*shown, {"role": "user", "content": told}]
+        complaint = f"Format error: {wrong or 'no tool call or answer'}."
+        return [*shown, {"role": "user", "content": complaint}]
 
     def _blocks(self, text: str, cut: bool) -> Iterator[_Block]:
         """The pieces of a turn from left to right."""

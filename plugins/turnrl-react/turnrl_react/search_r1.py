@@ -88,17 +88,17 @@ class SearchR1(Segmenter):
         used was attempted all the same: it carries an `error`. A search in the last turn is none.
         """
         tags = [*_TAG.finditer(text)]
-        found = [tag.group() for tag in tags]
-        close = next((n for n, tag in enumerate(found) if tag in self.stop), None)
-        if close is None or f"<{tags[close][2]}>" not in found[:close]:
-            opened = next((tag for tag in ("<search>", "<answer>") if tag in found), None)
+        written = [tag.group() for tag in tags]
+        close = next((n for n, tag in enumerate(written) if tag in self.stop), None)
+        if close is None or f"<{tags[close][2]}>" not in written[:close]:
+            opened = next((tag for tag in ("<search>", "<answer>") if tag in written), None)
             what = f"{opened[1:-1]} is not closed" if opened else "no search or answer"
-            return Reading(format_error=_forged(found) or what)
+            return Reading(format_error=_forged(written) or what)
         kind, opening = tags[close][2], tags[close - 1]
         whole = opening.group() == f"<{kind}>"
         body = text[opening.end() : tags[close].start()].strip()
         wrong = f"tags inside {kind}" if not whole else None if body else f"the {kind} is empty"
-        error = _forged(found) or wrong or _form_error(text, tags[: close + 1])
+        error = _forged(written) or wrong or _form_error(text, tags[: close + 1])
         if kind == "answer":
             return Reading(answer=None if wrong else body, format_error=error)
         if turn >= self.max_turns - 1:
@@ -110,18 +110,18 @@ class SearchR1(Segmenter):
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
         """A user message: what was found, and what is wrong with the search or the form."""
-        told = [
+        lines = [
             f"<information>{r.content}</information>" if r.ok else f"Error: {r.content}."
             for r in results
         ]
         wrong = reading.format_error
-        if not told or (wrong and wrong not in (r.content for r in results)):
-            told.append(f"Format error: {wrong or 'no search or answer'}.")
-        return [{"role": "user", "content": "\n".join(told)}]
+        if not lines or (wrong and wrong not in (r.content for r in results)):
+            lines.append(f"Format error: {wrong or 'no search or answer'}.")
+        return [{"role": "user", "content": "\n".join(lines)}]
 
 
-def _forged(found: Sequence[str]) -> str | None:
-    forged = "<information>" in found or "</information>" in found
+def _forged(written: Sequence[str]) -> str | None:
+    forged = "<information>" in written or "</information>" in written
     return "information is not yours to write" if forged else None
 
 
@@ -135,12 +135,12 @@ def _form_error(text: str, tags: Sequence[re.Match[str]]) -> str | None:
     kind = tags[-1][2]
     if text[tags[-1].end() :].strip():
         return f"text after the {kind}"
-    found = [tag.group() for tag in tags]
-    if "<think>" not in found:
+    written = [tag.group() for tag in tags]
+    if "<think>" not in written:
         return "no thought"
-    if "</think>" not in found:
+    if "</think>" not in written:
         return "the thought is not closed"
-    if found != ["<think>", "</think>", f"<{kind}>", f"</{kind}>"]:
+    if written != ["<think>", "</think>", f"<{kind}>", f"</{kind}>"]:
         return "misplaced tags"
     begin, end, act, _ = tags
     if text[: begin.start()].strip() or text[end.end() : act.start()].strip():

@@ -109,8 +109,8 @@ def _action(text: str) -> tuple[str | None, str | None, int]:
 
 def _form_error(text: str, kind: str | None, body: str | None, end: int) -> str | None:
     """Gravest fault in a turn's form, or None."""
-    found = [tag.group() for tag in _TAG.finditer(text)]
-    if any(tag in found for tag in ("<result>", "</result>", "<error>", "</error>")):
+    tags = [tag.group() for tag in _TAG.finditer(text)]
+    if any(tag in tags for tag in ("<result>", "</result>", "<error>", "</error>")):
         return "results are not yours to write"
     if kind is None:
         return "no tool call or answer"
@@ -122,8 +122,8 @@ def _form_error(text: str, kind: str | None, body: str | None, end: int) -> str 
     if text[end:].strip():
         return f"text after the {kind}"
     expected = ["<reasoning>", "</reasoning>", f"<{kind}>", f"</{kind}>"]
-    if found != expected:
-        return "misplaced tags" if "<reasoning>" in found else "no reasoning"
+    if tags != expected:
+        return "misplaced tags" if "<reasoning>" in tags else "no reasoning"
     before, reasoning, between = re.split(r"</?reasoning>", text[: text.index(expected[2])])
     if before.strip() or between.strip():
         return "text outside the tags"

@@ -1,4 +1,4 @@
-"""A call of a tool, read from the JSON that a policy wrote."""
+"""`turnrl.read_call`, for all turn schemes: a call of a tool, read from the JSON of a policy."""
 
 import itertools
 import json
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from turnrl.types import ToolCall
+from turnrl import ToolCall
 
 _DEEPEST = 100
 """Brackets of a call within each other; many more exhaust the stack of whoever writes it down."""
