@@ -7,19 +7,18 @@ import math
 import os
 import random
 import re
-import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from lightning.pytorch.callbacks import Callback
 from turnrl_record import recording
 
 from runs import data, last, module, trainer
@@ -45,19 +44,24 @@ OLD = Path(__file__).parent / "data" / "records"
 @pytest.fixture(scope="module")
 def run(tiny_model, tmp_path_factory):
     """A run of two iterations with everything kept, its module, and what was collected."""
-    folder, collected = tmp_path_factory.mktemp("run"), []
+
+    class Kept(Callback):
+        experiences: ClassVar[list] = []
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx == 0:
+                self.experiences.append(pl_module.experience)
+
+    folder = tmp_path_factory.mktemp("run")
     it = module(
         tiny_model, record_per_iteration=None, record_tokens=True, transcripts_per_iteration=2
     )
-    collect = it.collect
+    trainer(folder, callbacks=[Kept()]).fit(it, data())
+    return folder, it, Kept.experiences
 
-    def collecting(*given):
-        collected.append(collect(*given))
-        return collected[-1]
 
-    it.collect = collecting
-    trainer(folder).fit(it, data())
-    return folder, it, collected
+def rows_of(file):
+    return pq.read_table(file, partitioning=None).to_pylist()
 
 
 def kept(folder):
@@ -114,7 +118,7 @@ def test_rows_agree_with_what_was_learnt_from(run):
                 assert row["question_id"] == group.question.id
                 assert row["question"] == group.question.text
                 assert tuple(row["answers"]) == group.question.answers
-                assert (row["stop"], row["answer"]) == (trajectory.ended_by, trajectory.answer)
+                assert (row["ended_by"], row["answer"]) == (trajectory.ended_by, trajectory.answer)
                 assert {name: row[name] for name in curves(trajectory)} == curves(trajectory)
                 assert row["prompt_tokens"] == len(trajectory.prompt_ids)
                 assert row["outcome"] == float(group.outcome[i])
@@ -292,8 +296,8 @@ def test_components_are_kept_by_turn_and_shown_in_transcripts(tmp_path):
         {"name": "turn/called", "value": sum(values)},
     ]
     text = record.transcript(row)
-    assert f"-- turn 0   reward {values[0]:.3f} (turn/called {values[0]:.3f})\nlook\n" in text
-    assert f"-- turn 1   reward {values[1]:.3f} (turn/called {values[1]:.3f})\na\n" in text
+    assert f"-- turn 1   reward {values[0]:.3f} (turn/called {values[0]:.3f})\nlook\n" in text
+    assert f"-- turn 2   reward {values[1]:.3f} (turn/called {values[1]:.3f})\na\n" in text
 
 
 class Broken:
@@ -451,8 +455,11 @@ def test_records_of_older_versions_are_read_with_null_for_what_they_lack(version
         {"name": "turn/called", "value": 0.2},
         {"name": "outcome/answered", "value": 1.0},
     ]
-    assert "-- turn 0   reward 0.200   advantage" in record.transcript(played)
+    assert "-- turn 1   reward 0.200   advantage" in record.transcript(played)
     assert record.figures([scored])["reward/total"].mean == 1.2
+    ended = record.table(OLD / version, ["ended_by"]).to_pydict()["ended_by"]
+    assert ended == [row["stop"] for file in record.files(OLD / version) for row in rows_of(file)]
+    assert set(ended) <= {"answer", "turns", "length"}
     assert record.table(OLD / version, ["estimator"]).to_pydict() == {"estimator": [None] * 3}
 
 
@@ -525,56 +532,31 @@ def test_an_evaluation_in_several_batches_gives_each_question_a_number(tiny_mode
 # ----------------------------------------------------------------------------------- figures
 
 
-def wilson(hits, count):
-    """The score interval from its closed form."""
-    z = statistics.NormalDist().inv_cdf(0.975)
-    rate = hits / count
-    centre = (rate + z * z / (2 * count)) / (1 + z * z / count)
-    half = (
-        z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
-    )
-    return centre - half, centre + half
-
-
-@given(st.integers(1, 600).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_the_interval_of_a_rate_is_wilsons(drawn):
-    hits, count = drawn
-    found = record.interval([1.0] * hits + [0.0] * (count - hits))
-    assert found == pytest.approx(wilson(hits, count), abs=1e-9)
-
-
-def test_a_perfect_score_is_not_certain():
-    low, high = record.interval([1.0] * 256)
-    # 1 / (1 + z^2 / 256) = 0.98522
-    assert low == pytest.approx(0.98522, abs=1e-5)
-    assert high == 1
-    assert record.interval([0.0] * 256) == pytest.approx((0, 1 - low))
-
-
-def test_the_interval_of_a_mean_of_shares_is_a_percentile_bootstrap():
-    rng = random.Random(0)
-    values = [rng.choice([0.0, 0.5, 0.5, 1.0, 1 / 3]) for _ in range(200)]
-    means = sorted(statistics.fmean(rng.choices(values, k=200)) for _ in range(4000))
-    # the error of a percentile of 4,000 resamples is some 2 % of the interval's width
-    assert record.interval(values) == pytest.approx((means[100], means[3899]), abs=0.004)
-    # whichever process scored which of them
-    assert record.interval(values) == record.interval(values[::2] + values[1::2])
-    assert record.interval([0.5] * 9) == (0.5, 0.5)
-
-
 def test_figures_are_means_over_questions_with_their_intervals():
     def row(group, found, *rewards, split="val"):
-        curves = dict.fromkeys(record.CURVES, 1.0) | {"answer_in_results": found}
+        curves = dict.fromkeys((*record.CURVES, "f1"), 1.0) | {"answer_in_results": found}
+        size = {"turns": [{"calls": [{}], "tokens": 3}] * 2, "prompt_tokens": 5}
         parts = [{"name": f"outcome/{n}", "value": v} for n, v in enumerate(rewards)]
-        return {"split": split, "policy_version": 0, "group": group, "rewards": parts, **curves}
+        return {
+            "split": split,
+            "policy_version": 0,
+            "group": group,
+            "member": 0,
+            "rewards": parts,
+            **curves,
+            **size,
+        }
 
     # two attempts at each of two questions, of which one says nothing on `answer_in_results`
     rows = [row(0, 1.0, 1.0, 0.5), row(0, 0.0, 0.0, 0.5), row(1, None, 1.0, 0.5)]
     rows += [row(1, None, 1.0, 1.5)]
     found = record.figures(rows)
-    assert [*found] == [*record.CURVES, "reward/outcome/0", "reward/outcome/1", "reward/total"]
+    rewards = ["reward/outcome/0", "reward/outcome/1", "reward/total"]
+    size = ["turns", "calls", "sampled_tokens"]
+    assert [*found] == [*record.CURVES, "f1", *rewards, *size]
+    assert [found[name].mean for name in size] == [2, 2, 6]
     assert found["exact_match"] == record.Figure(1.0, *record.interval([1.0, 1.0]), 2)
-    assert found["answer_in_results"] == record.Figure(0.5, 0.5, 0.5, 1)
+    assert found["answer_in_results"] == record.Figure(0.5, *record.interval([0.5]), 1)
     assert found["reward/outcome/0"] == record.Figure(0.75, *record.interval([0.5, 1.0]), 2)
     assert found["reward/total"] == record.Figure(1.5, *record.interval([1.0, 2.0]), 2)
     assert record.figures([row(1, None)])["answer_in_results"] == record.Figure(None, None, None, 0)

@@ -1,7 +1,9 @@
 """The record of a run: every trajectory as a row of Parquet, and some as text to read.
 
-record     the columns and their version; files to rows, figures with intervals, text
-recording  from scored groups to rows and into files, by a callback of every run
+record      the columns and their version; files to rows, figures with intervals, text
+statistics  95 % intervals: of a figure, and of two runs on the same questions
+runs        a run's folder: its settings, metrics and record, and in words what is missing
+recording   from scored groups to rows and into files, by a callback of every run
 
 The hook loads neither torch nor Arrow: `turnrl_record.record` is `turnrl.record`.
 """

@@ -12,14 +12,16 @@ The columns:
     iteration       metrics.csv's `iteration`: the one that collected it, from 1; of an evaluation
                     the last one behind the policy, 0 for the untrained
     policy_version  optimiser steps behind the weights that acted
-    split           `train` (sampled), or what was evaluated: `val`, `test`, ... (greedy)
+    split           `train` (sampled), or what was evaluated: `val`, `test`, a data set by its name
+                    (greedy, unless `turnrl eval --samples` asked for more)
     question_id, question, answers      what was asked, and what counts as right
     group, member   number of the question in the collection, over all processes; of the attempt
     begins          its first turn of its own: above 0 for a branch, which shares those before it
-    stop            why the trajectory ended: `answer`, `turns` or `length`
+    ended_by        why the trajectory ended: `answer`, `turns` or `length`
     answer          the final answer; null if there is none
     exact_match, tool_execution, answer_in_results, format      the four curves (`turnrl.curves`);
                     `answer_in_results` is null where it would say nothing
+    f1              words that the answer shares with an accepted one; see `f1`
     prompt_tokens   tokens of the prompt; null if a `MessageSampler` wrote the turns
     outcome         outcome reward
     rewards         each component's total: a list of {name, value}
@@ -49,26 +51,45 @@ Log-probabilities and entropies are at the temperature of sampling, and at 1 for
 
 The metadata of a file names the version of its columns (`turnrl.record`). Version 2 is that of
 turnrl 0.8. Files of 0.5 to 0.7 name none and are version 1. `read` and `table` take both, and give
-null for columns that a file lacks. In files of 0.5 and 0.6 `iteration` counts from 0, and
-`policy_version` is the same.
+null for columns that a file lacks. Files of version 1 call `ended_by` `stop`. In files of 0.5 and
+0.6 `iteration` counts from 0, and `policy_version` is the same.
 
 Files are named SPLIT-POLICY_VERSION-PROCESS, and each is there whole or not at all, so you can read
 the record of a run that still goes on. Everything that reads Parquet reads them too, for example
 `datasets.load_dataset("parquet", data_files="runs/NAME/version_0/record/*.parquet")`.
 """
 
+import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from turnrl import DataError, Reading, ToolResult, Turn, did_you_mean, in_short
+from turnrl import (
+    DataError,
+    Group,
+    Phrase,
+    Question,
+    Reading,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    did_you_mean,
+    in_short,
+    normalize_answer,
+)
+from turnrl_record.statistics import interval as interval
 
 Row = dict[str, Any]
 """One trajectory, by the names of the columns."""
+
+_Some = TypeVar("_Some", bound=Mapping[str, Any])
 
 CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
 """Columns of the paper's four curves; see `turnrl.curves`."""
@@ -94,8 +115,8 @@ _TURN = {
 }
 _COLUMNS = {
     **dict.fromkeys(("iteration", "policy_version", "group", "member", "begins"), pa.int64()),
-    **dict.fromkeys(("split", "question_id", "question", "stop", "answer"), pa.string()),
-    **dict.fromkeys((*CURVES, "outcome", "group_mean", "group_std"), pa.float64()),
+    **dict.fromkeys(("split", "question_id", "question", "ended_by", "answer"), pa.string()),
+    **dict.fromkeys((*CURVES, "f1", "outcome", "group_mean", "group_std"), pa.float64()),
     "answers": pa.list_(pa.string()),
     "prompt_tokens": pa.int64(),
     "rewards": _REWARDS,
@@ -183,7 +204,12 @@ def _opened(file: Path, columns: Sequence[str] | None) -> pa.Table:
             newer = f"{str(file)!r} has version {version} of the record"
             raise DataError(f"{newer}, and this turnrl reads up to {VERSION}. {step}")
         wanted = None if columns is None else list(columns)
-        return pq.read_table(file, columns=wanted, schema=SCHEMA, partitioning=None)
+        found = pq.read_table(file, columns=wanted, schema=SCHEMA, partitioning=None)
+        if "stop" in schema.names and "ended_by" in found.column_names:  # its name before 0.8
+            stop = pq.read_table(file, columns=["stop"], partitioning=None)["stop"]
+            place = found.column_names.index("ended_by")
+            found = found.set_column(place, SCHEMA.field("ended_by"), stop.cast(pa.string()))
+        return found
     except (pa.ArrowException, OSError) as error:
         step = "Copy it again, or remove it."
         raise DataError(f"{str(file)!r} cannot be read ({in_short(error)}). {step}") from error
@@ -206,6 +232,60 @@ def read(
     return rows
 
 
+def groups(rows: Iterable[_Some]) -> list[list[_Some]]:
+    """The rows by what they were compared in: those of one question of one collection, in order."""
+    found: dict[tuple[Any, ...], list[_Some]] = {}
+    for row in rows:
+        found.setdefault((row["split"], row["policy_version"], row["group"]), []).append(row)
+    # without the column they keep the order in which they were recorded
+    return [sorted(members, key=lambda row: row.get("member") or 0) for members in found.values()]
+
+
+def group(rows: Sequence[Row]) -> Group:
+    """The scored group that some rows are the record of, to give it credit again.
+
+    Its token ids are zeros, as many as were sampled. What estimators ask for beside rewards (state
+    values, a critic's values, parents) is not in the record.
+
+    Args:
+        rows: All members of one group, in order; see `groups`.
+    """
+    import torch
+
+    turns = max(len(row["turns"]) for row in rows)
+    turn_rewards = torch.zeros(len(rows), turns)
+    reached = torch.zeros(len(rows), turns, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        earned = [turn["reward"] for turn in row["turns"]]
+        turn_rewards[i, : len(earned)] = torch.tensor(earned)
+        reached[i, row["begins"] : len(earned)] = True
+    trajectories = tuple(map(_trajectory, rows))
+    outcome = torch.tensor([row["outcome"] for row in rows])
+    return Group(trajectories[0].question, trajectories, turn_rewards, outcome, reached)
+
+
+def _trajectory(row: Row) -> Trajectory:
+    # Unknown answers are as good as any: nothing is scored again
+    question = Question(row["question_id"], row["question"], tuple(row["answers"] or ("",)))
+    turns = tuple(map(_turn, row["turns"]))
+    prompt = (0,) * (row["prompt_tokens"] or 0)
+    return Trajectory(question, prompt, turns, row["ended_by"], row["begins"] or 0)
+
+
+def _turn(turn: Row) -> Turn:
+    calls = tuple(
+        ToolCall(call["name"], json.loads(call["arguments"]), call["error"], call["mended"])
+        for call in turn["calls"]
+    )
+    results = tuple(
+        ToolResult(one["content"], one["ok"], json.loads(one["metadata"] or "{}"))
+        for one in turn["results"]
+    )
+    ids = (0,) * turn["tokens"]
+    reading = Reading(calls, None, turn["format_error"])
+    return Turn(turn["text"], ids, (0.0,) * len(ids), reading, results, cut=bool(turn["cut"]))
+
+
 # ---------------------------------------------------------------------- figures
 
 
@@ -226,29 +306,73 @@ class Figure:
     questions: int
 
 
+def f1(answer: str | None, question: Question) -> float | None:
+    """Harmonic mean of precision and recall of an answer's words, against the accepted answer that
+    gives the greatest; 0 without an answer.
+
+    Words are counted as SQuAD does it (Rajpurkar et al. 2016, arXiv 1606.05250, evaluation script).
+    Unlike there, an answer of which normalisation leaves nothing scores 0, as in `exact_match`.
+
+    Returns:
+        From 0 to 1; None if the question compares its answers by another rule than phrases.
+    """
+    if not isinstance(question.rule, Phrase):
+        return None
+    given = Counter(normalize_answer(answer or "").split())
+    accepted = [Counter(normalize_answer(one).split()) for one in question.answers]
+    return max(
+        (2 * (given & one).total() / max(given.total() + one.total(), 1) for one in accepted),
+        default=0.0,
+    )
+
+
 def scores(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """The figures of one trajectory: the four curves, each reward, and their total, by the names
-    that they have in `metrics.csv`. None where a curve would say nothing."""
+    """The figures of one trajectory: the four curves, `f1`, each reward and their total, by the
+    names that they have in `metrics.csv`, and its `turns`, `calls` and `sampled_tokens`. None where
+    a figure would say nothing."""
     rewards = {f"reward/{part['name']}": part["value"] for part in row["rewards"]}
-    total = {"reward/total": sum(rewards.values())}
-    return {name: row[name] for name in CURVES} | rewards | total
+    turns, sampled = row["turns"], row["prompt_tokens"] is not None
+    size = {
+        "turns": float(len(turns)),
+        "calls": float(sum(len(turn["calls"]) for turn in turns)),
+        "sampled_tokens": float(sum(turn["tokens"] for turn in turns)) if sampled else None,
+    }
+    curves = {name: row[name] for name in (*CURVES, "f1")}
+    return curves | rewards | {"reward/total": sum(rewards.values())} | size
 
 
-def figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, Figure]:
+def figures(rows: Iterable[Row]) -> dict[str, Figure]:
     """The figures of some trajectories, by the names of `scores`.
 
     Trajectories of one group are averaged first, because they share their question: the interval is
     over questions.
     """
-    groups: dict[tuple[Any, ...], list[dict[str, float | None]]] = {}
-    for row in rows:
-        key = row["split"], row["policy_version"], row["group"]
-        groups.setdefault(key, []).append(scores(row))
-    names = dict.fromkeys(name for group in groups.values() for row in group for name in row)
+    scored = [[scores(row) for row in members] for members in groups(rows)]
+    names = dict.fromkeys(name for members in scored for row in members for name in row)
     return {
-        name: _figure([_mean(row.get(name) for row in group) for group in groups.values()])
+        name: _figure([_mean(row.get(name) for row in members) for members in scored])
         for name in names
     }
+
+
+def passes(rows: Iterable[Row]) -> dict[str, Figure]:
+    """Exact match of several attempts at each question, as rates over questions.
+
+    With c of a question's n attempts right, `mean@n` is c / n, and `pass@k` the chance that one of
+    k is right, 1 - C(n - c, k) / C(n, k), which is unbiased (Chen et al. 2021, arXiv 2107.03374,
+    equation 1). k is 2, 4, 8, ... and n.
+
+    Args:
+        rows: Trajectories of groups of one size.
+    """
+    right = [[row["exact_match"] for row in members] for members in groups(rows)]
+    n = min(map(len, right), default=0)
+    ks = [2**i for i in range(1, n.bit_length()) if 2**i < n] + [n] * bool(n)
+    found = {f"mean@{n}": _figure([_mean(one) for one in right])} if n else {}
+    for k in ks:
+        missed = [math.comb(n - round(sum(one)), k) / math.comb(n, k) for one in right]
+        found[f"pass@{k}"] = _figure([1.0 - share for share in missed])
+    return found
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -262,26 +386,6 @@ def _figure(values: Sequence[float | None]) -> Figure:
     return Figure(_mean(some), low, high, len(some))
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of a mean over questions: Wilson's for a rate (every value 0 or 1), the
-    percentile bootstrap's for anything else.
-
-    Args:
-        values: One per question, at least one.
-    """
-    from scipy import stats
-
-    if set(values) <= {0.0, 1.0}:
-        found = stats.binomtest(int(sum(values)), len(values)).proportion_ci(method="wilson")
-        return float(found.low), float(found.high)
-    if len(set(values)) == 1:
-        return values[0], values[0]
-    # sorted, so that the order in which processes scored them changes no digit
-    drawn = [sorted(values)]
-    found = stats.bootstrap(drawn, lambda v, axis: v.mean(axis), method="percentile", rng=0)
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
-
-
 # --------------------------------------------------------------------- as text
 
 
@@ -291,9 +395,9 @@ def transcript(row: Mapping[str, Any]) -> str:
     lines = [
         f"question   {row['question']}",
         f"accepted   {' | '.join(row['answers'][:5])}",
-        f"outcome    {row['outcome']:.3f}   ended by {row['stop']}",
+        f"outcome    {row['outcome']:.3f}   ended by {row['ended_by']}",
     ]
-    for k, turn in enumerate(row["turns"]):
+    for k, turn in enumerate(row["turns"], 1):
         parts = f" ({_parts(turn['rewards'])})" if turn["rewards"] else ""
         credit = "" if turn["advantage"] is None else f"   advantage {turn['advantage']:+.3f}"
         results = tuple(ToolResult(r["content"], r["ok"]) for r in turn["results"])

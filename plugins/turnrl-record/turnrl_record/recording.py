@@ -31,7 +31,7 @@ from turnrl import (
     curves,
     whole_file,
 )
-from turnrl_record.record import SCHEMA, TOKENS, Row, transcript
+from turnrl_record.record import SCHEMA, TOKENS, Row, f1, transcript
 
 Learner = Callable[[Sequence[turnrl.TokenRow]], Sequence[TokenScores]]
 """The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""
@@ -69,6 +69,8 @@ class Recorder(L.Callback):
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         groups, (iteration, version) = pl_module.evaluated, pl_module.iteration_and_version
+        greedy = pl_module.samples is None
+        learner = partial(pl_module.read, temperature=1.0) if greedy else pl_module.read
         some = rows(
             groups,
             [None] * len(groups),
@@ -77,7 +79,7 @@ class Recorder(L.Callback):
             version,
             trainer.global_rank,
             trainer.world_size,
-            learner=partial(pl_module.read, temperature=1.0) if pl_module.record_tokens else None,
+            learner=learner if pl_module.record_tokens else None,
         )
         self.evaluated = list(some)
         self._write(self.evaluated, trainer, pl_module)
@@ -134,7 +136,7 @@ def rows(
 
     Args:
         groups: The groups.
-        credit: Of each group, or None where nothing is learned.
+        credit: Each group's credit, or None where nothing is learned.
         split: What the questions are from.
         iteration: See `turnrl.record`.
         policy_version: See `turnrl.record`.
@@ -173,9 +175,10 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
         "answers": [_text(answer) for answer in question.answers],
         "member": i,
         "begins": trajectory.begins,
-        "stop": trajectory.ended_by,
+        "ended_by": trajectory.ended_by,
         "answer": _text(trajectory.answer),
         **curves(trajectory),
+        "f1": f1(trajectory.answer, question),
         "prompt_tokens": None if prompt is None else len(prompt),
         "outcome": float(group.outcome[i]),
         "rewards": _rewards({name: part[i] for name, part in group.component_totals.items()}),
@@ -190,7 +193,8 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
 
 
 def _turn(group: Group, credit: Credit | None, i: int, k: int) -> Row:
-    turn = group.trajectories[i].turns[k]
+    trajectory = group.trajectories[i]
+    turn, own = trajectory.turns[k], k >= trajectory.begins
     parts = {name: part[i, k] for name, part in group.components.items() if part.ndim == 2}
     return {
         "text": _text(turn.text),
@@ -201,15 +205,8 @@ def _turn(group: Group, credit: Credit | None, i: int, k: int) -> Row:
         "format_error": _text(turn.reading.format_error),
         "reward": float(group.turn_rewards[i, k]),
         "rewards": _rewards(parts),
-        "advantage": _advantage(group, credit, i, k),
+        "advantage": float(credit.turns[i, k]) if credit is not None and own else None,
     }
-
-
-def _advantage(group: Group, credit: Credit | None, i: int, k: int) -> float | None:
-    """A turn's advantage, where it was learned."""
-    if credit is None or k < group.trajectories[i].begins:
-        return None
-    return float(credit.turns[i, k])
 
 
 def _rewards(parts: Mapping[str, Tensor]) -> list[Row]:
@@ -217,8 +214,8 @@ def _rewards(parts: Mapping[str, Tensor]) -> list[Row]:
 
 
 def _call(call: ToolCall) -> Row:
-    told = {"error": _text(call.error), "mended": _text(call.mended)}
-    return {"name": _text(call.name), "arguments": _json(call.arguments), **told}
+    faults = {"error": _text(call.error), "mended": _text(call.mended)}
+    return {"name": _text(call.name), "arguments": _json(call.arguments), **faults}
 
 
 def _result(result: ToolResult) -> Row:

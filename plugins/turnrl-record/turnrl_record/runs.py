@@ -1,0 +1,171 @@
+"""The folders of runs as reports and comparisons read them: what is there, and in words what is
+not."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from turnrl import DataError, in_short, record
+
+SEEDS = ("seed_everything", "model.seed", "data.seed")
+"""Settings in which runs of one recipe may differ and still be the same experiment."""
+
+_NAMES = ("trainer.logger.", "trainer.default_root_dir")
+
+
+@dataclass
+class Run:
+    """One run.
+
+    Args:
+        folder: Its folder.
+        name: Short name, unlike those of the other runs.
+        settings: What `config.yaml` sets, by dotted keys; empty without that file.
+        metrics: The rows of `metrics.csv`, without empty cells.
+        files: The files of its record.
+        problems: What is missing or broken, one line each.
+    """
+
+    folder: Path
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def groups(self, most: int | None = None) -> Iterator[list[record.Row]]:
+        """The groups of its record, one file in memory at a time. A file that cannot be read is
+        left out and becomes one of the problems.
+
+        Args:
+            most: Trajectories to give, a group of each file at least; None for all.
+        """
+        for file in self.files:
+            try:
+                rows = record.read(file)
+            except DataError as error:
+                self.problems.append(f"left out: {error}")
+                continue
+            share = len(rows) if most is None else most // len(self.files)
+            for members in record.groups(rows):
+                yield members
+                share -= len(members)
+                if share <= 0:
+                    break
+
+
+def open_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """The runs at some places, in order.
+
+    Args:
+        paths: Folders of runs, or names of runs in `runs`: the newest version is taken.
+    Raises:
+        DataError: If there is no run at one of them, or one is named twice.
+    """
+    folders = [_folder(Path(path)) for path in paths]
+    for number, folder in enumerate(folders):
+        if folder.resolve() in {other.resolve() for other in folders[:number]}:
+            raise DataError(f"the run {str(folder)!r} is named twice. Name each once.")
+    return [_opened(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+
+
+def _folder(path: Path) -> Path:
+    if (path / "metrics.csv").is_file():
+        return path
+    file = record.files(path)[0]
+    return file.parent.parent if file.parent.name == "record" else file.parent
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the folders that tell them apart; `version_0` alone says nothing."""
+    whole = [folder.resolve() for folder in folders]
+    for depth in range(1, max(len(path.parts) for path in whole)):
+        names = ["/".join(path.parts[-depth:]) for path in whole]
+        if depth == 1 and any(name.startswith("version_") for name in names):
+            names = [
+                path.parent.name if path.name.startswith("version_") else path.name
+                for path in whole
+            ]
+        if len({*names}) == len(names):
+            return names
+    return [str(path) for path in whole]
+
+
+def _opened(folder: Path, name: str) -> Run:
+    run = Run(folder, name)
+    config = folder / "config.yaml"
+    try:
+        run.settings = dict(_flat(yaml.safe_load(config.read_text(encoding="utf-8")) or {}))
+    except FileNotFoundError:
+        run.problems.append("no config.yaml: its settings are not known")
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError) as error:
+        run.problems.append(f"config.yaml cannot be read: {in_short(error)}")
+    try:
+        run.metrics = _metrics(folder / "metrics.csv")
+    except FileNotFoundError:
+        run.problems.append("no metrics.csv: there are no curves")
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        run.problems.append(f"metrics.csv cannot be read: {in_short(error)}")
+    try:
+        run.files = record.files(folder)
+    except DataError:
+        run.problems.append("no record: there are no trajectories")
+    return run
+
+
+def _metrics(file: Path) -> list[dict[str, float]]:
+    with file.open(newline="", encoding="utf-8") as read:
+        rows = [dict(_numbers(row)) for row in csv.DictReader(read)]
+    return [row for row in rows if "iteration" in row]
+
+
+def _numbers(row: Mapping[str | Any, Any]) -> Iterator[tuple[str, float]]:
+    for name, text in row.items():
+        try:
+            value = float(text)
+        except (TypeError, ValueError):  # an empty cell, or the last line of a file being written
+            continue
+        if math.isfinite(value) and isinstance(name, str):
+            yield name, value
+
+
+def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        name = f"{before}{key}"
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """The settings in which runs differ, with the value of each run; a run without the setting has
+    an empty one. Where a run writes to is no difference."""
+    known = [run.settings for run in runs if run.settings]
+    names: Iterable[str] = dict.fromkeys(name for settings in known for name in settings)
+    return {
+        name: [str(run.settings.get(name, "")) for run in runs]
+        for name in names
+        if not name.startswith(_NAMES) and len({settings.get(name) for settings in known}) > 1
+    }
+
+
+def experiments(runs: Sequence[Run]) -> list[list[int]]:
+    """The numbers of the runs that differ in their seeds alone, together."""
+    alike: dict[object, list[int]] = {}
+    for number, run in enumerate(runs):
+        what = {
+            name: value
+            for name, value in run.settings.items()
+            if name not in SEEDS and not name.startswith(_NAMES)
+        }
+        alike.setdefault(json.dumps(what, sort_keys=True) if what else number, []).append(number)
+    return list(alike.values())
