@@ -325,4 +325,4 @@ def test_the_recipe_trains_a_policy_that_searches_twice_and_answers(tmp_path, mo
     assert sum(row["exact_match"] for row in last) / len(last) >= 0.75
     calls = [sum(len(turn["calls"]) for turn in row["turns"]) for row in last]
     assert 2 <= round(sum(calls) / len(calls), 1) < 2.5
-    assert sum(row["stop"] == "answer" for row in last) / len(last) > 0.95
+    assert sum(row["ended_by"] == "answer" for row in last) / len(last) > 0.95

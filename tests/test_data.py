@@ -356,7 +356,7 @@ ASKED = {
     "turnrl.load_questions('nobody/nothing')": "cannot load 'nobody/nothing' .* the hub: ",
     "import datasets; turnrl.load_questions('nobody/nothing')": "cannot load 'nobody/nothing'",
     "turnrl.Policy('nobody/nothing').tokenizer": "'nobody/nothing' .* connect to 'http://127",
-    "open_source('nobody/nothing:en')": "data set 'nobody/nothing:en' cannot be read .*Couldn",
+    "open_source('nobody/nothing:en')": "cannot load 'nobody/nothing' .*Couldn",
     "turnrl.Policy('nobody/tiny').config; turnrl.Policy('nobody/tiny').tokenizer": None,
 }
 # each is the first that asks the hub, in a process that has imported the libraries
@@ -426,7 +426,7 @@ def test_a_split_that_the_hub_lacks_is_answered_with_those_there_are(tmp_path, m
     pyarrow.parquet.write_table(table, tmp_path / "owner/name/test-00000-of-00001.parquet")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setitem(PRESETS, "mine", Preset("owner/name", None, None, "test", Fields()))
+    monkeypatch.setitem(PRESETS, "mine", Preset("owner/name", Fields(), train=None, val="test"))
     assert [q.id for q in load_questions("mine")] == ["a", "b", "007"]
     with pytest.raises(DataError, match=r"'validation'.*Should be one of \['test'\]"):
         load_questions("mine", "validation")
@@ -445,8 +445,11 @@ def test_a_split_that_the_hub_lacks_is_answered_with_those_there_are(tmp_path, m
         ),
         ("no.such.Source", r"data.val names 'no.such.Source', which .*: No module named 'no'"),
         ("turnrl.errors.gone", r"data.val names 'turnrl.errors.gone', .* no attribute 'gone'"),
-        ("turnrl.types.Question", r"'turnrl.types.Question', .*: it is no QuestionSource that"),
-        ("turnrl.QuestionSource", r"'turnrl.QuestionSource', .*: it is no QuestionSource that can"),
+        (
+            "turnrl.types.Question",
+            r"'turnrl.types.Question', .*: it does not extend QuestionSource",
+        ),
+        ("turnrl.QuestionSource", r"'turnrl.QuestionSource', .*: it lacks questions"),
     ],
 )
 def test_an_unknown_source_is_answered_with_what_is_known(name, message):
@@ -478,8 +481,8 @@ def test_a_missing_field_is_answered_with_those_there_are(tmp_path):
         ),
         ('{"id": 1, "question": "?", "answers": ["the", "..."]}', "none of its 1 rows"),
         ('{"id": 1, "question": " ", "answers": ["x"]}', "none of its 1 rows"),
-        ('{"id": 1}\n{"id": ', "line 2 is not JSON"),
-        ("[1, 2]", "is not a list of objects"),
+        ('{"id": 1}\n{"id": ', "line 2: not JSON"),
+        ("[1, 2]", "line 1: not a JSON object, but '.1, 2.'"),
     ],
 )
 def test_a_file_without_usable_questions_is_an_error(tmp_path, content, message):
@@ -494,6 +497,15 @@ def test_a_broken_file_is_named(tmp_path):
     path.write_text("nonsense")
     with pytest.raises(DataError, match=r"cannot read '.*q.parquet'"):
         load_questions(str(path))
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "json"])
+def test_a_file_that_is_not_utf_8_is_named_with_what_to_do(tmp_path, suffix, encoding):
+    file = tmp_path / f"q.{suffix}"
+    file.write_bytes("question,answers\nWhich café?,x\n".encode(encoding))
+    with pytest.raises(DataError, match=r"cannot read '.*q\.\w+': .*\. Save it as UTF-8"):
+        load_questions(str(file))
 
 
 def test_a_split_of_a_file_and_a_folder_are_errors(tmp_path):

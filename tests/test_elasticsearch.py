@@ -255,6 +255,19 @@ def turnrl(*words: object) -> int:
 # --- searching and building ---
 
 
+def test_a_forked_process_has_a_client_of_its_own():
+    index = ElasticIndex(Server(url="http://localhost:1"), "nothing")
+    client = index._client
+    assert index._client is client
+    child = os.fork()
+    if child == 0:
+        own = index._client
+        os._exit(0 if own is not client and index._client is own else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert index._client is client
+    index.close()
+
+
 def test_the_tool_answers_from_the_server_as_from_a_folder(small_index, url, tmp_path):
     embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path)))
     queries = ["capital city of France", "serving coffees", "", "zebra", "tower", "Utrecht"]
@@ -667,7 +680,7 @@ def test_a_secret_written_out_is_refused_and_not_repeated(argument):
         ({"url": "http://localhost", "cloud_id": "${C}"}, "two ways to name one server"),
         ({"api_key": "${A}", "password": "${B}"}, "two ways to sign in"),
         ({"timeout_s": 0.0}, r"timeout_s is 0\.0"),
-        ({"retries": -1}, "retries -1"),
+        ({"retries": -1}, "retries is -1"),
     ],
 )
 def test_ways_of_access_that_cannot_be_are_refused(arguments, message):

@@ -332,7 +332,7 @@ def test_a_missing_field_is_answered_with_the_setting_of_the_source(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"limit": 0}, "limit is 0; it must be 1 or more"),
+        ({"limit": 0}, "limit is 0; it must be at least 1"),
         ({"splits": []}, "splits is empty"),
         ({"path": "nowhere.jsonl"}, r"no file 'nowhere.jsonl'"),
         ({"splits": ["test"]}, r"split 'test'.*Should be one of \['train', 'validation'\]"),
@@ -409,10 +409,16 @@ def test_a_source_has_one_name_however_it_is_given():
         ("{class_path: HotpotParagraphs", r"no source .*settings is written {class_path: Hotpot"),
         ("{class_path: HotpotParagraphs, init_args: 5}", "no source .*settings is written"),
         ("{limit: 5}", "no source .*settings is written"),
-        ("{class_path: HotpotParagraphs, init_args: {limt: 5}}", r"'limt'.*It takes: path, conf"),
-        ("{class_path: HotpotParagraphs, init_args: {limit: some}}", r"\{'limit': 'some'\}.*takes"),
+        (
+            "{class_path: HotpotParagraphs, init_args: {limt: 5}}",
+            "'source.limt'. Did you mean limit",
+        ),
+        (
+            "{class_path: HotpotParagraphs, init_args: {limit: some}}",
+            "limit is 'some'; it must be a whole",
+        ),
         ("{class_path: HotpotParagraphs, init_args: {limit: 0}}", r"limit is 0; it must be"),
-        ("{class_path: Hotpots}", r"no source 'Hotpots'. Did you mean 'HotpotParagraphs'\?"),
+        ("{class_path: Hotpots}", r"'Hotpots', .* Did you mean HotpotParagraphs\?"),
     ],
 )
 def test_a_source_that_is_written_wrongly_is_answered_with_the_right_way(name, message):

@@ -25,6 +25,7 @@ from turnrl_wiki_search import elastic
 from turnrl_wiki_search.elastic import Server
 
 from nodes import PASSWORD
+from runs import TIMINGS
 from test_elasticsearch import API_KEY, ask, corpus_of, search_tool, write_rows
 from turnrl import ToolError, ToolResult
 from turnrl.cli import main
@@ -33,7 +34,6 @@ pytestmark = pytest.mark.elasticsearch
 
 ROOT = Path(__file__).parent.parent
 ITERATIONS, TRAJECTORIES = 5, 8
-TIMED = ("rollout/seconds", "rollout/tokens_per_s")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -116,7 +116,7 @@ def train(node, folder, during=None, **tool):
 def metrics(folder):
     text = (folder / "runs" / "recipe" / "version_0" / "metrics.csv").read_text()
     rows = csv.DictReader(text.splitlines())
-    return [{k: v for k, v in row.items() if k not in TIMED} for row in rows]
+    return [{k: v for k, v in row.items() if k not in TIMINGS} for row in rows]
 
 
 @pytest.fixture(scope="module")

@@ -276,7 +276,7 @@ def test_a_damaged_index_is_an_error_and_not_a_crash(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"top_k": 0}, "top_k is 0; it must be 1 or more"),
+        ({"top_k": 0}, "top_k is 0; it must be at least 1"),
         ({"max_result_tokens": 0}, "max_result_tokens is 0"),
         ({"backend": "sqlite"}, "no backend 'sqlite'"),
         ({"url": "http://localhost:9200", "retries": 3}, "url, retries would have no effect"),
@@ -526,7 +526,7 @@ def test_a_bad_parquet_file_is_named(tmp_path):
 
 def test_an_unknown_source_offers_what_there_is():
     with pytest.raises(
-        DataError, match=r"no source 'Atlass'\. Did you mean 'Atlas'\? .*found: Atlas"
+        DataError, match=r"no source 'Atlass'\. Did you mean Atlas\? .*found: Atlas"
     ):
         open_source("Atlass")
     with pytest.raises(DataError, match=r"no file 'gone\.jsonl'"):

@@ -94,3 +94,21 @@ class Floods(Echo):
 
     def run(self, calls):
         return [ToolResult("x" * 10_000_000) for _ in calls]
+
+
+class NotATool:
+    """Looks like a tool, and extends nothing."""
+
+    def run(self, calls):
+        return [ToolResult("done") for _ in calls]
+
+
+class Idle(Tool):
+    """Lacks `run`."""
+
+    name = "idle"
+    description = "Does nothing."
+
+
+def nothing():
+    """No class."""

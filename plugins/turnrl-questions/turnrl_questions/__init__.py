@@ -45,18 +45,18 @@ class Preset:
 
     Args:
         path: Its name on the hub.
+        fields: Where its rows keep what is needed.
         config: Its configuration there, if it has several.
         train: Split to train on, or None.
         val: Split with public answers to evaluate on.
-        fields: Where its rows keep what is needed.
         rule: The name of the rule that its answers compare by.
     """
 
     path: str
-    config: str | None
-    train: str | None
-    val: str
     fields: Fields
+    config: str | None = None
+    train: str | None = "train"
+    val: str = "validation"
     rule: str = "phrase"
 
 
@@ -64,45 +64,26 @@ PRESETS: Mapping[str, Preset] = {
     # the open-domain set: `rc` has each question once for the web and once for Wikipedia
     "triviaqa": Preset(
         "mandarjoshi/trivia_qa",
-        "unfiltered.nocontext",
-        "train",
-        "validation",
         Fields(
             "question_id", answers=["answer.value", "answer.aliases", "answer.normalized_aliases"]
         ),
+        config="unfiltered.nocontext",
     ),
-    "nq_open": Preset(
-        "google-research-datasets/nq_open",
-        None,
-        "train",
-        "validation",
-        Fields(None, answers="answer"),
-    ),
-    "hotpotqa": Preset(
-        "hotpotqa/hotpot_qa", "distractor", "train", "validation", Fields(answers="answer")
-    ),
+    "nq_open": Preset("google-research-datasets/nq_open", Fields(None, answers="answer")),
+    "hotpotqa": Preset("hotpotqa/hotpot_qa", Fields(answers="answer"), config="distractor"),
     # a copy in Parquet: `datasets` no longer runs the loading script of the original
-    "2wikimultihopqa": Preset(
-        "framolfese/2WikiMultihopQA", None, "train", "validation", Fields(answers="answer")
-    ),
-    "musique": Preset(
-        "dgslibisey/MuSiQue",
-        None,
-        "train",
-        "validation",
-        Fields(answers=["answer", "answer_aliases"]),
-    ),
+    "2wikimultihopqa": Preset("framolfese/2WikiMultihopQA", Fields(answers="answer")),
+    "musique": Preset("dgslibisey/MuSiQue", Fields(answers=["answer", "answer_aliases"])),
     "gsm8k": Preset(
         "openai/gsm8k",
-        "main",
-        "train",
-        "test",
         Fields(None, answers="answer", answer_pattern="#### (.*)"),
-        "number",
+        config="main",
+        val="test",
+        rule="number",
     ),
-    "popqa": Preset("akariasai/PopQA", None, None, "test", Fields(answers="possible_answers")),
+    "popqa": Preset("akariasai/PopQA", Fields(answers="possible_answers"), train=None, val="test"),
     "bamboogle": Preset(
-        "chiayewken/bamboogle", None, None, "test", Fields(None, "Question", "Answer")
+        "chiayewken/bamboogle", Fields(None, "Question", "Answer"), train=None, val="test"
     ),
 }
 """Data sets by short name."""
@@ -190,8 +171,8 @@ class HubDataset(QuestionSource):
     def questions(self, split: str) -> Iterable[Question]:
         preset, rule = self._preset, answer_rule(self._preset.rule)
         rows = read_hub(open_hub(preset.path, preset.config, split))
-        found = questions_of(rows, preset.fields, f"{preset.path} ({split})")
-        return (replace(question, rule=rule) for question in found)
+        questions = questions_of(rows, preset.fields, f"{preset.path} ({split})")
+        return (replace(question, rule=rule) for question in questions)
 
     def at_hand(self, split: str) -> bool:
         return cached_hub(self._preset.path, self._preset.config, split)
@@ -217,15 +198,15 @@ class _ByName:
         if is_saved(path):
             return _in_memory(open_saved(name), fields, name)
         if path.is_dir():
-            found = [p.name for p in sorted(path.iterdir()) if p.suffix.lower() in FILE_KINDS]
+            files = [p.name for p in sorted(path.iterdir()) if p.suffix.lower() in FILE_KINDS]
             raise DataError(
-                f"{name!r} is a folder. Name a file in it ({', '.join(found) or 'it has none'}), "
+                f"{name!r} is a folder. Name a file in it ({', '.join(files) or 'it has none'}), "
                 "or a folder of save_to_disk."
             )
         known = PRESETS.get(name)
         if known is None and name.count("/") != 1:
             return None
-        known = known or Preset(name, None, "train", "validation", Fields())
+        known = known or Preset(name, Fields())
         return HubDataset(
             replace(known, config=config or known.config, fields=fields or known.fields)
         )

@@ -190,7 +190,7 @@ class QuestionData(IterationData):
         questions = load_questions(opened, chosen, role=role, rule=self.rule, name=name)
         if self.rule is None and not self._advised:
             advice = (rule.advice(questions) for rule in contributed("turnrl_answers"))
-            if told := next(filter(None, advice), None):
+            if line := next(filter(None, advice), None):
                 self._advised = True
-                _logger.warning(told)
+                _logger.warning(line)
         return _limited(questions, self.train_limit if role == "train" else None)

@@ -14,9 +14,9 @@ import hashlib
 import itertools
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
-from turnrl import DataError, Passage, Question, QuestionSource, RecipeError
+from turnrl import DataError, Passage, Question, QuestionSource, RecipeError, at_least
 from turnrl_questions.rows import (
     FILE_KINDS,
     Row,
@@ -63,8 +63,6 @@ class HotpotParagraphs(QuestionSource):
         limit: int | None = None,
         fields: Fields | None = None,
     ) -> None:
-        if limit is not None and limit < 1:
-            raise RecipeError(f"HotpotParagraphs: limit is {limit}; it must be 1 or more.")
         if splits is not None and not splits:
             raise RecipeError("HotpotParagraphs: splits is empty. Name one, or leave it out.")
         self.path = path
@@ -72,6 +70,7 @@ class HotpotParagraphs(QuestionSource):
         self._config = config or ("distractor" if path == HOTPOTQA else None)
         self.splits = splits
         self.limit = limit
+        at_least(1, "HotpotParagraphs.", self, "limit")
         self.fields = fields
         self._is_file = Path(path).suffix.lower() in FILE_KINDS
         train, val = ("", "") if self._is_file else ("train", "validation")
@@ -121,14 +120,14 @@ class HotpotParagraphs(QuestionSource):
         return {**plain, "supporting_ids": support} if named else plain
 
 
+_Split: TypeAlias = tuple[str, Iterable[tuple[int, Row]], int | None]
+"""A split's name for messages, its numbered rows, and how many these are if that is known."""
+
+
 class _Passages(Iterator[Passage]):
-    """The distinct passages of several splits.
+    """The distinct passages of several splits."""
 
-    Args:
-        splits: Of each: its name for messages, its numbered rows, and how many these are.
-    """
-
-    def __init__(self, splits: Sequence[tuple[str, Iterable[tuple[int, Row]], int | None]]) -> None:
+    def __init__(self, splits: Sequence[_Split]) -> None:
         sizes = [size for _, _, size in splits if size is not None]
         self._rows = sum(sizes) if len(sizes) == len(splits) else None
         self._rows_read = 0
@@ -143,9 +142,7 @@ class _Passages(Iterator[Passage]):
             return NotImplemented
         return round(self._given / self._rows_read * (self._rows - self._rows_read))
 
-    def _read(
-        self, splits: Sequence[tuple[str, Iterable[tuple[int, Row]], int | None]]
-    ) -> Iterator[Passage]:
+    def _read(self, splits: Sequence[_Split]) -> Iterator[Passage]:
         seen = set[int]()  # 8 bytes of each id: half a million take some 50 MB
         for where, rows, _ in splits:
             for number, row in rows:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -54,7 +55,8 @@ def read_file(source: str) -> Iterator[Row]:
     except (OSError, ValueError, csv.Error) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"cannot read {source!r}: {error}") from error
+        step = ". Save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        raise DataError(f"cannot read {source!r}: {error}{step}") from error
 
 
 def refuse_split(path: str, split: str) -> None:
@@ -77,7 +79,7 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 
 def _arrow(path: Path) -> Iterator[Any]:
-    """Of a file of either format: `datasets` writes the one that can be streamed."""
+    """Rows of a file in either of Arrow's formats; `datasets` writes the streaming one."""
     import pyarrow
 
     with pyarrow.memory_map(str(path)) as file:
@@ -99,7 +101,7 @@ def _text(path: Path, kind: str) -> Iterator[Any]:
             for row in csv.DictReader(file, strict=True):
                 yield {name: _cell(value) for name, value in row.items()}
         elif kind == ".jsonl":
-            yield from _json_lines(file)
+            yield from json_rows(file, repr(str(path)))
         else:
             rows = json.load(file)
             yield from rows if isinstance(rows, list) else [None]
@@ -127,13 +129,26 @@ def _cell(text: Any) -> Any:
     return values if isinstance(values, list) else text
 
 
-def _json_lines(lines: Iterable[str]) -> Iterator[Any]:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"line {number} is not JSON ({error.msg})") from error
+def json_rows(lines: Iterable[str], where: str, skip: int = 0) -> Iterator[dict[str, Any]]:
+    """The JSON objects of lines, of which those with white space alone count for nothing.
+
+    Args:
+        lines: The lines.
+        where: Their file, for messages.
+        skip: How many rows to pass over, unread.
+    Raises:
+        DataError: Naming the line that is not a JSON object.
+    """
+    filled = ((number, line) for number, line in enumerate(lines, 1) if not line.isspace())
+    for number, line in itertools.islice(filled, skip, None):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where}, line {number}: not JSON ({error}).") from error
+        if not isinstance(row, dict):
+            what = f"not a JSON object, but {line[:40]!r}"
+            raise DataError(f"{where}, line {number}: {what}. Give one on each line.")
+        yield row
 
 
 def open_hub(path: str, config: str | None, split: str) -> datasets.Dataset:
@@ -147,7 +162,7 @@ def open_hub(path: str, config: str | None, split: str) -> datasets.Dataset:
     """
     import datasets
 
-    with _hub_errors(path, config, split):
+    with hub_errors(path, config, split):
         rows: datasets.Dataset = datasets.load_dataset(path, config, split=split)
     return rows
 
@@ -160,14 +175,24 @@ def cached_hub(path: str, config: str | None, split: str) -> bool:
     """
     import datasets
 
-    with _hub_errors(path, config, split):
+    with hub_errors(path, config, split):
         builder = datasets.load_dataset_builder(path, config)
     return Path(path).is_dir() or Path(builder.cache_dir).is_dir()
 
 
+_NEXT = "Check data.train and data.val, data.config and the splits, or name a local file."
+
+
 @contextmanager
-def _hub_errors(path: str, config: str | None, split: str) -> Iterator[None]:
-    """Turn an error of the hub's client into a `DataError` with the next step."""
+def hub_errors(path: str, config: str | None, split: str, advice: str = _NEXT) -> Iterator[None]:
+    """Turn an error of the hub's client into a `DataError` with the next step.
+
+    Args:
+        path: The data set's name on the hub, or a folder with the files of one.
+        config: Its configuration, if one is named.
+        split: The split.
+        advice: The next step, as a sentence.
+    """
     if not Path(path).is_dir():  # which `datasets` takes too
         reach_hub()
     import datasets
@@ -180,8 +205,7 @@ def _hub_errors(path: str, config: str | None, split: str) -> Iterator[None]:
             cause = f"Should be one of {datasets.get_dataset_split_names(path, config)}."
         raise DataError(
             f"cannot load {path!r} (configuration {config}, split {split!r}) from the hub: "
-            f"{cause.rstrip('.')}. Check data.train and data.val, data.config and the splits, "
-            "or name a local file."
+            f"{cause.rstrip('.')}. {advice}"
         ) from error
 
 
@@ -310,7 +334,7 @@ def questions_of(
     if without is not None and not matched:
         raise DataError(
             f"{setting}.answer_pattern {fields.answer_pattern!r} is in no answer of {where}, of "
-            f"which the first ends with {without[-60:]!r}. Mend the pattern, or leave it out."
+            f"which the first ends with {without[-60:]!r}. Fix the pattern, or leave it out."
         )
 
 

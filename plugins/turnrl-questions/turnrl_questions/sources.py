@@ -56,7 +56,7 @@ class Fields:
             re.compile(self.answer_pattern)
         except (re.error, TypeError) as error:
             what = f"data.fields.answer_pattern {self.answer_pattern!r} is no regular expression"
-            raise DataError(f"{what}: {error}. Mend it; '#### (.*)' is one.") from error
+            raise DataError(f"{what}: {error}. Fix it; '#### (.*)' is one.") from error
 
 
 class SourceOpener(Protocol):
@@ -122,7 +122,7 @@ def load_questions(
         config: The configuration on the hub.
         role: What the questions are for, where `split` is not given.
         rule: How answers compare; None leaves it to the questions themselves.
-        name: Of the source in messages.
+        name: The source's name in messages.
     Raises:
         DataError: If the source or split does not exist, lacks a field, or has no usable question.
     """
@@ -163,8 +163,8 @@ def open_source(
     ours = isinstance(name, str) and name in classes
     openers: list[SourceOpener] = [] if ours else contributed("turnrl_openers")
     for opener in openers:
-        if found := opener(name, fields, config):
-            return found
+        if source := opener(name, fields, config):
+            return source
     if not isinstance(name, str):
         can = "Give a path, questions, rows as mappings, a datasets.Dataset, or a name"
         raise DataError(f"a {type(name).__name__} is no data set: {name!r:.60}. {can}.")

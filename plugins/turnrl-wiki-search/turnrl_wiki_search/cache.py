@@ -49,27 +49,36 @@ class AnswerCache:
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO indexes VALUES (?, ?, ?)", row)
 
-    def recall(self, backend: Backend, name: str) -> IndexInfo | None:
-        """The description last noted for an index."""
+    def recall(self, backend: Backend, name: str) -> IndexInfo:
+        """The description last noted for an index.
+
+        Raises:
+            ToolError: If there is none, or it is of another format.
+        """
         with self._transaction() as db:
             row = db.execute(
                 "SELECT info FROM indexes WHERE backend = ? AND name = ?", (backend, name)
             ).fetchone()
-        return IndexInfo(**json.loads(row[0])) if row else None
+        if row is None or (info := IndexInfo(**json.loads(row[0]))).format != FORMAT:
+            raise ToolError(
+                f"the search cache {str(self.path)!r} has never seen the {backend} index {name!r}, "
+                "so there is nothing to replay. Run once with 'offline' set to false."
+            )
+        return info
 
     def get(self, version: str, queries: Sequence[str], k: int) -> dict[str, list[Hit]]:
         """The answers that are kept, by query."""
-        found: dict[str, list[Hit]] = {}
+        answers: dict[str, list[Hit]] = {}
         used = []
         with self._transaction() as db:
             for query in queries:
                 key = _key(version, query, k)
                 row = db.execute("SELECT hits FROM answers WHERE key = ?", (key,)).fetchone()
                 if row:
-                    found[query] = _unpack(row[0])
+                    answers[query] = _unpack(row[0])
                     used.append((time.time_ns(), key))
             db.executemany("UPDATE answers SET used = ? WHERE key = ?", used)
-        return found
+        return answers
 
     def put(self, version: str, answers: dict[str, list[Hit]], k: int) -> None:
         """Keep answers by query."""
@@ -116,13 +125,9 @@ class AnswerCache:
                     self._db.execute("PRAGMA journal_mode = WAL")
                     self._db.execute("PRAGMA synchronous = NORMAL")
                     self._db.executescript(_TABLES)
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield self._db
-                except BaseException:
-                    self._db.execute("ROLLBACK")
-                    raise
-                self._db.execute("COMMIT")
+                with self._db as db:
+                    db.execute("BEGIN IMMEDIATE")
+                    yield db
         except (sqlite3.Error, OSError) as error:
             raise ToolError(
                 f"the search cache {str(self.path)!r} cannot be used ({error}). Delete it, free "
@@ -157,7 +162,7 @@ class CachedIndex(SearchIndex):
         with self._lock:
             if self._info is None:
                 if self.offline:
-                    self._info = self._recall()
+                    self._info = self.cache.recall(self.backend, self.name)
                 else:
                     self._index = self._index or self.open_index()
                     self._info = self._index.info()
@@ -185,16 +190,6 @@ class CachedIndex(SearchIndex):
         self.cache.close()
         if self._index is not None:
             self._index.close()
-
-    def _recall(self) -> IndexInfo:
-        info = self.cache.recall(self.backend, self.name)
-        if info is None or info.format != FORMAT:
-            raise ToolError(
-                f"the search cache {str(self.cache.path)!r} has never seen the {self.backend} "
-                f"index {self.name!r}, so there is nothing to replay. Run once with 'offline' set "
-                "to false."
-            )
-        return info
 
 
 def _key(version: str, query: str, k: int) -> bytes:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from turnrl import Question, RecipeError, contains_answer
-from turnrl_wiki_search import elastic, embedded
+from turnrl_wiki_search import elastic
 from turnrl_wiki_search.elastic.access import Server, explained
-from turnrl_wiki_search.index import Analyzer, Backend, Hit, IndexInfo, SearchIndex, clean_query
+from turnrl_wiki_search.index import Analyzer, Backend, IndexInfo, SearchIndex, clean_query
 from turnrl_wiki_search.progress import Progress
 from turnrl_wiki_search.sources import Corpus, Splitter, open_source
 from turnrl_wiki_search.tool import open_index
@@ -126,6 +126,8 @@ def _build(args: argparse.Namespace) -> int:
     progress = Progress(corpus.source.fraction)
     existing = "replace" if args.overwrite else "refuse"
     if args.backend == "embedded":
+        from turnrl_wiki_search import embedded  # which loads tantivy
+
         info = embedded.build(args.index, corpus, args.analyzer, existing, progress)  # type: ignore[arg-type]
     else:
         settings = {name: given.pop(name) for name in ("shards", "k1", "b") if name in given}
@@ -169,7 +171,8 @@ def _search(args: argparse.Namespace) -> int:
     with contextlib.closing(_open(args)) as index:
         (hits,) = index.search([query], args.k)
     if args.json:
-        print(json.dumps([_hit(hit) for hit in hits], ensure_ascii=False))
+        shown = [{**dataclasses.asdict(hit.passage), "score": hit.score} for hit in hits]
+        print(json.dumps(shown, ensure_ascii=False))
     else:
         print(
             "\n\n".join(
@@ -197,7 +200,7 @@ def score_retrieval(index: SearchIndex, questions: Sequence[Question], k: int) -
         scoring not counted; and `questions`.
     """
     ranks = sorted({n for n in (*_RANKS, k) if n <= k})
-    found = dict.fromkeys(ranks, 0)
+    answered = dict.fromkeys(ranks, 0)
     index.search(["warm"], 1)
     seconds = 0.0
     for start in range(0, len(questions), _BATCH):
@@ -206,16 +209,13 @@ def score_retrieval(index: SearchIndex, questions: Sequence[Question], k: int) -
         answers = index.search([clean_query(question.text) for question in batch], k)
         seconds += time.perf_counter() - begin
         for question, hits in zip(batch, answers, strict=True):
-            rank = next((i for i, h in enumerate(hits, 1) if _holds(h, question)), None)
+            texts = enumerate((f"{h.passage.title}\n{h.passage.text}" for h in hits), 1)
+            rank = next((i for i, text in texts if contains_answer(text, question)), None)
             for n in ranks:
-                found[n] += rank is not None and rank <= n
+                answered[n] += rank is not None and rank <= n
     total = len(questions)
-    scores = {f"answer@{n}": found[n] / total for n in ranks}
+    scores = {f"answer@{n}": answered[n] / total for n in ranks}
     return {**scores, "queries_per_s": total / seconds, "questions": total}
-
-
-def _holds(hit: Hit, question: Question) -> bool:
-    return contains_answer(f"{hit.passage.title}\n{hit.passage.text}", question)
 
 
 def _print_score(args: argparse.Namespace, score: dict[str, float], info: IndexInfo) -> None:
@@ -243,7 +243,3 @@ def _read_questions(source: str, sample: int | None, seed: int) -> list[Question
         random.Random(seed).shuffle(questions)
         questions = questions[:sample]
     return questions
-
-
-def _hit(hit: Hit) -> dict[str, Any]:
-    return {**dataclasses.asdict(hit.passage), "score": hit.score}

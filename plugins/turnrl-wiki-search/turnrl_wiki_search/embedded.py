@@ -21,7 +21,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import filelock
+import tantivy
 
 from turnrl import Passage, ToolError, whole_file
 from turnrl_wiki_search.index import (
@@ -31,12 +34,10 @@ from turnrl_wiki_search.index import (
     IndexInfo,
     SearchIndex,
     build_command,
+    described,
     say,
 )
 from turnrl_wiki_search.sources import Corpus, Mark
-
-if TYPE_CHECKING:
-    import tantivy
 
 METADATA = "turnrl-index.json"
 _PROGRESS = "progress.json"
@@ -55,8 +56,6 @@ class EmbeddedIndex(SearchIndex):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        import tantivy
-
         self._info = read_info(folder)
         try:
             self._index = tantivy.Index.open(str(Path(folder) / "tantivy"))
@@ -89,8 +88,6 @@ class EmbeddedIndex(SearchIndex):
             pool.shutdown()
 
     def _search(self, query: str, k: int) -> list[Hit]:
-        import tantivy
-
         # terms are looked up one by one, never parsed, so `title:foo AND (` is five plain words at
         # most
         terms = dict.fromkeys(self._analyzer.analyze(query))
@@ -115,42 +112,28 @@ def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
     command = build_command("embedded", str(folder))
     if not path.is_dir():
         unfinished = _beside(path, ".building").is_dir()
-        found = (
+        there = (
             "an unfinished build beside it, which that command takes up again"
             if unfinished
             else "nothing"
         )
         raise ToolError(
-            f"no search index in {str(folder)!r} (found: {found}). Build it with '{command}'."
+            f"no search index in {str(folder)!r} (found: {there}). Build it with '{command}'."
         )
     try:
         data = json.loads((path / METADATA).read_text(encoding="utf-8"))
-        version = data["format"]
+        return described(data, "embedded", str(folder), f"the search index in {str(folder)!r}")
     except FileNotFoundError:
         names = sorted(entry.name for entry in path.iterdir())
-        found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "an empty folder"
+        there = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "an empty folder"
         raise ToolError(
-            f"{str(folder)!r} is not a search index: it has no {METADATA} (found: {found}). Choose "
+            f"{str(folder)!r} is not a search index: it has no {METADATA} (found: {there}). Choose "
             f"another folder, or build the index with '{command}'."
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise ToolError(
             f"{METADATA} in {str(folder)!r} cannot be read ({type(error).__name__}: {error}). "
             f"Build the index again: '{command} --overwrite'."
-        ) from error
-    if version != FORMAT:
-        source = str(data.get("source", "SOURCE"))
-        raise ToolError(
-            f"the search index in {str(folder)!r} has format {version}, and this "
-            f"turnrl-wiki-search reads format {FORMAT}. Build it again: "
-            f"'{build_command('embedded', str(folder), source)} --overwrite'."
-        )
-    try:
-        return IndexInfo(**{**data, "index": str(folder)})
-    except TypeError as error:
-        raise ToolError(
-            f"{METADATA} in {str(folder)!r} lacks a field or has one too many ({error}). Build the "
-            f"index again: '{command} --overwrite'."
         ) from error
 
 
@@ -214,22 +197,19 @@ def build(
 def _fill(
     work: Path, corpus: Corpus, analyzer: Analyzer, on_progress: Callable[[int], None] | None
 ) -> Mark:
-    import tantivy
-
     build_of = {
         **corpus.identity,
         "analyzer": analyzer,
         "format": FORMAT,
         "tantivy": _tantivy_version(),
     }
-    index, marks = _resume(work, build_of)
-    if index is None:
+    resumed = _resume(work, build_of)
+    if resumed is None:
         shutil.rmtree(work, ignore_errors=True)
         (work / "tantivy").mkdir(parents=True)
-        index = tantivy.Index(_schema(), path=str(work / "tantivy"))
-        marks = [Mark()]
+        resumed = tantivy.Index(_schema(), path=str(work / "tantivy")), Mark()
+    index, mark = resumed
     index.register_tokenizer("turnrl", _analyzer(analyzer))
-    mark = marks[-1]
 
     def save(*these: Mark) -> None:
         _write_json(work / _PROGRESS, {"build": build_of, "marks": [asdict(m) for m in these]})
@@ -273,20 +253,16 @@ def _fill(
     return mark
 
 
-def _resume(work: Path, build_of: dict[str, Any]) -> tuple[tantivy.Index | None, list[Mark]]:
+def _resume(work: Path, build_of: dict[str, Any]) -> tuple[tantivy.Index, Mark] | None:
     """The unfinished index and the mark of its last commit, if they are of the same build."""
-    import tantivy
-
     try:
         state = json.loads((work / _PROGRESS).read_text(encoding="utf-8"))
-        if state["build"] != build_of:
-            return None, []
         index = tantivy.Index.open(str(work / "tantivy"))
+        held, same = index.searcher().num_docs, state["build"] == build_of
+        marks = [Mark(**m) for m in state["marks"] if same and m["passages"] == held]
     except (OSError, ValueError, KeyError, TypeError):
-        return None, []
-    held = index.searcher().num_docs
-    marks = [Mark(**mark) for mark in state["marks"] if mark["passages"] == held]
-    return (index, marks) if marks else (None, [])
+        return None
+    return (index, marks[-1]) if marks else None
 
 
 def _tantivy_version() -> str:
@@ -294,8 +270,6 @@ def _tantivy_version() -> str:
 
 
 def _schema() -> tantivy.Schema:
-    import tantivy
-
     builder = tantivy.SchemaBuilder()
     builder.add_bytes_field("id", stored=True)
     builder.add_text_field("body", stored=True, tokenizer_name="turnrl", index_option="freq")
@@ -303,8 +277,6 @@ def _schema() -> tantivy.Schema:
 
 
 def _analyzer(name: Analyzer) -> tantivy.TextAnalyzer:
-    import tantivy
-
     builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
     builder = builder.filter(tantivy.Filter.lowercase()).filter(tantivy.Filter.remove_long(128))
     if name == "english":
@@ -319,8 +291,6 @@ def _passage(document: tantivy.Document) -> Passage:
 
 
 def _lock(path: Path) -> contextlib.AbstractContextManager[object]:
-    import filelock
-
     path.absolute().parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(_beside(path, ".lock"))
     try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from turnrl import Passage
+from turnrl import Passage, ToolError
 
 Backend = Literal["embedded", "elasticsearch"]
 Analyzer = Literal["english", "standard"]
@@ -102,6 +102,28 @@ def build_command(backend: Backend, index: str, source: str = "SOURCE") -> str:
         f"turnrl index build --backend {backend} --index {shlex.quote(index)} "
         f"--source {shlex.quote(source)}"
     )
+
+
+def described(data: Mapping[str, Any], backend: Backend, index: str, where: str) -> IndexInfo:
+    """The description in the metadata of an index.
+
+    Args:
+        data: The metadata; it may say more besides.
+        backend: What is behind the index.
+        index: Folder, or name on the server, by which it was asked for.
+        where: The index, for messages.
+    Raises:
+        ToolError: If the index is of another format.
+        TypeError: If the metadata lacks a field.
+    """
+    if data.get("format") != FORMAT:
+        raise ToolError(
+            f"{where} has format {data.get('format')}, and this turnrl-wiki-search reads format "
+            f"{FORMAT}. Build it again: "
+            f"'{build_command(backend, index, str(data.get('source', 'SOURCE')))} --overwrite'."
+        )
+    fields = IndexInfo.__dataclass_fields__
+    return IndexInfo(**{**{k: v for k, v in data.items() if k in fields}, "index": index})
 
 
 def say(message: str) -> None:

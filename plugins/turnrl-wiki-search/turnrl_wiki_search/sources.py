@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import difflib
 import gzip
 import hashlib
 import inspect
-import itertools
-import json
 import operator
 import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from turnrl import DataError, Passage, QuestionSource, RecipeError, in_short, installed, reach_hub
+from turnrl_questions.rows import hub_errors, json_rows
+
+from turnrl import DataError, Passage, QuestionSource, RecipeError, did_you_mean, installed
 
 HUB_CONFIGS = {"wikimedia/wikipedia": "20231101.en"}
 """The configuration meant when a data set is named without one."""
 
+_HUB_ADVICE = (
+    "Write it as NAME[:CONFIG[:SPLIT]], check the connection, or give a local .jsonl, .parquet or "
+    ".csv file."
+)
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
 _SENTENCE_END = re.compile(r"""([.!?]["'”’)\]]*)\s+(?=["'“‘(\[]*[A-Z0-9])|\n""")
 _ABBREVIATIONS = frozenset(
@@ -151,8 +155,7 @@ class Source(ABC):
 class _Rows(Source):
     """A source made of rows with fields; its position is a count of rows."""
 
-    def __init__(self) -> None:
-        self._row = 0
+    _row = 0
 
     @abstractmethod
     def _rows(self, skip: int) -> Iterator[Mapping[str, Any]]: ...
@@ -169,7 +172,6 @@ class _Rows(Source):
 
 class _File(_Rows):
     def __init__(self, path: Path) -> None:
-        super().__init__()
         if not path.is_file():
             raise DataError(
                 f"no file {str(path)!r} to read passages from (looked in {Path.cwd()})."
@@ -194,32 +196,18 @@ class _File(_Rows):
 
     def _text(self, skip: int) -> Iterator[Mapping[str, Any]]:
         size = max(self._path.stat().st_size, 1)
-        parse = self._csv if self._path.suffix == ".csv" else self._jsonl
         with self._path.open("rb") as raw:
             plain = gzip.open(raw) if self._path.suffix == ".gz" else raw  # noqa: SIM115
             lines = (line.decode("utf-8-sig", "replace") for line in plain)
-            for number, row in enumerate(parse(lines, skip)):
+            if self._path.suffix == ".csv":
+                csv.field_size_limit(sys.maxsize)  # by default 128 kB, less than an article
+                rows: Iterator[Mapping[str, Any]] = islice(csv.DictReader(lines), skip, None)
+            else:
+                rows = json_rows(lines, self.name, skip)
+            for number, row in enumerate(rows):
                 if number % 256 == 0:
                     self._fraction = min(raw.tell() / size, 1.0)
                 yield row
-
-    def _jsonl(self, lines: Iterator[str], skip: int) -> Iterator[Mapping[str, Any]]:
-        filled = ((number, line) for number, line in enumerate(lines, 1) if not line.isspace())
-        for number, line in itertools.islice(filled, skip, None):
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{self.name}, line {number}: not JSON ({error}).") from error
-            if not isinstance(row, dict):
-                raise DataError(
-                    f"{self.name}, line {number}: not a JSON object, but {line[:40]!r}."
-                )
-            yield row
-
-    @staticmethod
-    def _csv(lines: Iterator[str], skip: int) -> Iterator[Mapping[str, Any]]:
-        csv.field_size_limit(sys.maxsize)  # an article is longer than the 128 kB allowed by default
-        return itertools.islice(csv.DictReader(lines), skip, None)
 
     def _parquet(self, skip: int) -> Iterator[Mapping[str, Any]]:
         import pyarrow.parquet
@@ -250,7 +238,6 @@ class _Installed(_Rows):
     resumes = False
 
     def __init__(self, source: QuestionSource) -> None:
-        super().__init__()
         cls = type(source)
         self.name = source_name(source)
         self.identity = {
@@ -277,21 +264,13 @@ class _Hub(Source):
 
     def __init__(self, name: str) -> None:
         path, config, split = [*name.split(":"), "", ""][:3]
-        if not Path(path).is_dir():
-            reach_hub()
-        import datasets
-
         config, split = config or HUB_CONFIGS.get(path, ""), split or "train"
         self.name = name
         self.identity = {"dataset": path, "config": config, "split": split}
-        try:
+        with hub_errors(path, config or None, split, _HUB_ADVICE):
+            import datasets
+
             self._data = datasets.load_dataset(path, config or None, split=split, streaming=True)
-        except Exception as error:  # the library raises a dozen kinds, network errors included
-            raise DataError(
-                f"data set {name!r} cannot be read ({in_short(error)}). "
-                "Write it as NAME[:CONFIG[:SPLIT]], check the connection, or give a local .jsonl, "
-                ".parquet or .csv file."
-            ) from error
         splits = self._data.info.splits or {}
         self._total: int | None = splits[split].num_examples if split in splits else None
         self._row = 0
@@ -365,55 +344,40 @@ def open_source(source: str | QuestionSource) -> Source:
         k: v for k, v in installed("turnrl_datasets").items() if issubclass(v, QuestionSource)
     }
     if source.lstrip().startswith("{"):
-        return _Installed(_made(source, classes))
+        return _Installed(_made(source))
     if source in classes:
         return _Installed(classes[source]())
     if source.endswith(_SUFFIXES):
         return _File(Path(source))
     if "/" in source or Path(source).is_dir():
         return _Hub(source)
-    raise _unknown(source, classes)
-
-
-def _unknown(name: str, classes: Mapping[str, type[QuestionSource]]) -> DataError:
     corpora = [k for k, v in classes.items() if v.passages is not QuestionSource.passages]
-    near = difflib.get_close_matches(name, corpora, 1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return DataError(
-        f"no source {name!r}.{hint} It can be a file (*{', *'.join(_SUFFIXES)}), a hub "
-        "data set such as wikimedia/wikipedia:20231101.en, or an installed corpus (found: "
-        f"{', '.join(corpora) or 'none'})."
+    raise DataError(
+        f"no source {source!r}.{did_you_mean(source, corpora)} It can be a file (*"
+        f"{', *'.join(_SUFFIXES)}), a hub data set such as wikimedia/wikipedia:20231101.en, or an "
+        f"installed corpus (found: {', '.join(corpora) or 'none'})."
     )
 
 
-def _made(text: str, classes: Mapping[str, type[QuestionSource]]) -> QuestionSource:
+def _made(text: str) -> QuestionSource:
     """The source that a class and its settings in braces stand for."""
     import jsonargparse
     import yaml
 
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--source", type=QuestionSource)
+    parts: Any = None
     try:
         parts = yaml.safe_load(text)
-        name, settings = parts.pop("class_path"), parts.pop("init_args", None) or {}
-        if parts or not isinstance(settings, dict):
-            raise KeyError(*parts)
-        name = name.rpartition(".")[2]
-    except (yaml.YAMLError, AttributeError, KeyError) as error:
+        checked = parser.parse_object({"source": parts})
+    except (yaml.YAMLError, jsonargparse.ArgumentError, TypeError) as error:
+        from turnrl_recipes.explain import explain  # which loads torch
+
+        fault = parts and explain(parts, QuestionSource, "source")
+        told = (fault or " ".join(str(error).split())).rstrip(".")
         raise RecipeError(
-            f"no source {text!r}. One with settings is written "
+            f"no source {text!r} ({told}). One with settings is written "
             "{class_path: HotpotParagraphs, init_args: {limit: 5000}}."
-        ) from error
-    if name not in classes:
-        raise _unknown(name, classes)
-    cls = classes[name]
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(cls, "source")
-    try:
-        checked = parser.parse_object({"source": settings})
-    except (jsonargparse.ArgumentError, TypeError) as error:
-        told = str(error).partition("\n")[0]
-        takes = ", ".join(inspect.signature(cls).parameters) or "none"
-        raise RecipeError(
-            f"{name} cannot be made with {settings} ({told.rstrip(':')}). It takes: {takes}."
         ) from error
     return parser.instantiate_classes(checked).source  # type: ignore[no-any-return]
 

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from turnrl import QuestionSource, RecipeError, Tool, ToolCall, ToolError, ToolResult
-from turnrl_wiki_search import embedded
+from turnrl import QuestionSource, RecipeError, Tool, ToolCall, ToolError, ToolResult, at_least
 from turnrl_wiki_search.cache import AnswerCache, CachedIndex
 from turnrl_wiki_search.elastic import ElasticIndex, Server
 from turnrl_wiki_search.elastic.faults import longest_answer_s
@@ -74,13 +73,10 @@ class WikiSearch(Tool):
         offline: bool = False,
         **server: Any,
     ) -> None:
-        for name, value in {
-            "top_k": top_k,
-            "max_result_tokens": max_result_tokens,
-            "cache_mb": cache_mb,
-        }.items():
-            if value < 1:
-                raise RecipeError(f"WikiSearch: {name} is {value}; it must be 1 or more.")
+        self.top_k = top_k
+        self.max_result_tokens = max_result_tokens
+        self.cache_mb = cache_mb
+        at_least(1, "WikiSearch.", self, "top_k", "max_result_tokens", "cache_mb")
         if offline and cache is None:
             raise RecipeError(
                 "WikiSearch: offline needs a cache to answer from. Set 'cache' to its file."
@@ -110,10 +106,7 @@ class WikiSearch(Tool):
             )
         self.index = index
         self.backend: Backend = backend
-        self.top_k = top_k
-        self.max_result_tokens = max_result_tokens
         self._cache = cache
-        self._cache_bytes = cache_mb * 1_000_000
         self._offline = offline
         self._open: SearchIndex | None = None
         self._lock = threading.Lock()
@@ -148,12 +141,14 @@ class WikiSearch(Tool):
                 if self._cache is None:
                     self._open = behind()
                 else:
-                    cache = AnswerCache(self._cache, self._cache_bytes)
+                    cache = AnswerCache(self._cache, self.cache_mb * 1_000_000)
                     name = self.index
                     self._open = CachedIndex(behind, cache, self.backend, name, self._offline)
             return self._open
 
     def _build(self, source: str | QuestionSource) -> None:
+        from turnrl_wiki_search import embedded  # which loads tantivy
+
         path, name = Path(self.index), source_name(source)
         if not path.exists():
             say(f"building the search index {self.index!r} from {name}")
@@ -166,37 +161,34 @@ class WikiSearch(Tool):
                 raise
             finally:
                 progress.end()
-        found = embedded.read_info(path).source
-        if found != name:
+        used = embedded.read_info(path).source
+        if used != name:
             command = build_command("embedded", self.index, name)
             raise ToolError(
-                f"the search index in {self.index!r} was built from {found!r}, and the recipe says "
+                f"the search index in {self.index!r} was built from {used!r}, and the recipe says "
                 f"build_from {name!r}. Choose another folder, or build it anew: "
                 f"{command} --overwrite"
             )
 
     def _result(self, hits: Sequence[Hit]) -> ToolResult:
         """The passages that fit, in order of score."""
-        left = self.max_result_tokens
+        left, end = self.max_result_tokens, 0
         shown: list[str] = []
         starts: list[int] = []
-        end = 0
         for hit in hits:
             # no rank numbers: "2" in front of a passage would count as a retrieved answer "2"
             block = f"{hit.passage.title}\n{hit.passage.text}".strip()
-            starts.append(end + len(f"{hit.passage.title}\n".lstrip()))
-            end += len(block) + len(_BETWEEN)
             tokens = estimate_tokens(block)
-            if tokens > left:
-                if not shown:
-                    shown.append(cut_to_tokens(block, left))
+            if shown and tokens > left:
                 break
-            shown.append(block)
+            starts.append(end + len(f"{hit.passage.title}\n".lstrip()))
+            shown.append(cut_to_tokens(block, left))
+            end += len(block) + len(_BETWEEN)
             left -= tokens
         kept = hits[: len(shown)]
         metadata = {
             "passage_ids": [h.passage.id for h in kept],
-            "passage_starts": starts[: len(shown)],
+            "passage_starts": starts,
             "scores": [h.score for h in kept],
         }
         # not "no results": that would contain the answer "no"
@@ -207,7 +199,9 @@ def open_index(backend: Backend, index: str, server: Server) -> SearchIndex:
     """Open the index of this name; an embedded one has no server."""
     if backend == "elasticsearch":
         return ElasticIndex(server, index)
-    return embedded.EmbeddedIndex(index)
+    from turnrl_wiki_search.embedded import EmbeddedIndex  # which loads tantivy
+
+    return EmbeddedIndex(index)
 
 
 def estimate_tokens(text: str) -> int:

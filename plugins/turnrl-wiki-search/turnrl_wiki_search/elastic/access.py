@@ -11,14 +11,14 @@ import binascii
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import docstring_parser
 
-from turnrl import RecipeError, ToolError
+from turnrl import RecipeError, ToolError, at_least
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
@@ -74,19 +74,15 @@ class Server:
                     "command line); what it holds now is not shown, for it may be the secret "
                     "itself. Recipes are saved with every run."
                 )
-        if self.url is not None and self.cloud_id is not None:
-            raise RecipeError(
-                "url and cloud_id are two ways to name one server. Leave one of them out."
-            )
-        if self.api_key is not None and self.password is not None:
-            raise RecipeError(
-                "api_key and password are two ways to sign in. Leave one of them out."
-            )
-        if self.timeout_s <= 0 or self.retries < 0 or self.wait_s < 0:
-            raise RecipeError(
-                f"timeout_s is {self.timeout_s}, retries {self.retries} and wait_s {self.wait_s}; "
-                "the first must be above 0, the others 0 or more."
-            )
+        for one, other, to in (
+            ("url", "cloud_id", "name one server"),
+            ("api_key", "password", "sign in"),
+        ):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                what = f"{one} and {other} are two ways to {to}"
+                raise RecipeError(f"{what}. Leave one of them out.")
+        at_least(0.001, "", self, "timeout_s")
+        at_least(0, "", self, "retries", "wait_s")
         for url in [self.url] if isinstance(self.url, str) else self.url or []:
             _check_url(url, "url")
 
@@ -180,13 +176,15 @@ class Access:
         import elasticsearch
 
         if elasticsearch.__version__[0] != 8:
-            found = ".".join(map(str, elasticsearch.__version__))
+            version = ".".join(map(str, elasticsearch.__version__))
             raise ToolError(
-                f"the Python client elasticsearch {found} is installed, and turnrl needs one of "
+                f"the Python client elasticsearch {version} is installed, and turnrl needs one of "
                 "major 8, which serves servers of major 8 and 9. Install it: pip install "
                 "'elasticsearch>=8.19,<9'"
             )
-        _silence(self.secrets)
+        _struck_out.update(self.secrets)
+        for name in _LOGGERS:
+            logging.getLogger(name).addFilter(_strike_line)
         try:
             return elasticsearch.Elasticsearch(
                 **self.options,
@@ -221,28 +219,25 @@ def _with_port(url: str) -> str:
     return parts._replace(netloc=f"{parts.netloc}:{port}").geturl()
 
 
-def _strike(text: str, secrets: Sequence[str]) -> str:
+def _strike(text: str, secrets: Iterable[str]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
 
 
-class _Striker(logging.Filter):
-    """Strikes secrets out of the client's log lines, which name hosts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.secrets: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        struck = _strike(message, tuple(self.secrets))
-        if struck != message or record.exc_info:
-            record.msg, record.args, record.exc_info, record.exc_text = struck, (), None, None
-        return True
+_struck_out: set[str] = set()
+"""The secrets of every connection of this process."""
 
 
-_striker = _Striker()
+def _strike_line(record: logging.LogRecord) -> bool:
+    """Strike secrets out of a log line of the client's, which names hosts."""
+    message = record.getMessage()
+    struck = _strike(message, _struck_out)
+    if struck != message or record.exc_info:
+        record.msg, record.args, record.exc_info, record.exc_text = struck, (), None, None
+    return True
+
+
 _LOGGERS = (
     "elastic_transport.node",
     "elastic_transport.node_pool",
@@ -251,9 +246,3 @@ _LOGGERS = (
     "urllib3.connectionpool",
     "urllib3.util.retry",
 )
-
-
-def _silence(secrets: Sequence[str]) -> None:
-    _striker.secrets.update(secrets)
-    for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_striker)

@@ -15,8 +15,8 @@ from turnrl_servers import Unavailable, pause_s
 from turnrl import Passage, ToolError
 from turnrl_wiki_search.elastic.access import Access, Server
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
-from turnrl_wiki_search.elastic.search import check_version, describe, described
-from turnrl_wiki_search.index import FORMAT, Analyzer, IndexInfo, say
+from turnrl_wiki_search.elastic.search import check_version, describe
+from turnrl_wiki_search.index import FORMAT, Analyzer, IndexInfo, described, say
 from turnrl_wiki_search.sources import Corpus, Mark
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class _Builder:
             "built": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         self._save(meta)
-        return described(meta, self.name)
+        return described(meta, "elasticsearch", self.name, f"index {self.name!r}")
 
     def _merge(self, mark: Mark) -> None:
         """Put the index, which never changes again, into one segment: a quarter less work a query.

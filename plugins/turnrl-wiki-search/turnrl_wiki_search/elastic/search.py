@@ -13,7 +13,7 @@ from turnrl_servers import Patience, Unavailable
 from turnrl import Passage, ToolError, on_loop, result_of
 from turnrl_wiki_search.elastic.access import MAJORS, Access, Server
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
-from turnrl_wiki_search.index import FORMAT, Hit, IndexInfo, SearchIndex, build_command
+from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, build_command, described
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
@@ -52,20 +52,14 @@ class ElasticIndex(SearchIndex):
     def info(self) -> IndexInfo:
         """Its description. A server that is away is not waited for: this is asked before a run."""
         meta = describe(self._client, self._access, self._name, min(self._retries, 2))
-        if meta.get("format") != FORMAT:
-            raise ToolError(
-                f"index {self._name!r} at {self._access.label} has format {meta.get('format')}, "
-                f"and this turnrl-wiki-search reads format {FORMAT}. Build it again: "
-                f"'{build_command('elasticsearch', self._name, str(meta.get('source', 'SOURCE')))} "
-                "--overwrite'."
-            )
+        where = f"index {self._name!r} at {self._access.label}"
         if "progress" in meta:
             raise ToolError(
-                f"index {self._name!r} at {self._access.label} is unfinished: "
+                f"{where} is unfinished: "
                 f"{meta['progress']['passages']:,} passages so far. Finish it with "
                 f"'{build_command('elasticsearch', self._name, str(meta['source']))}'."
             )
-        return described(meta, self._name)
+        return described(meta, "elasticsearch", self._name, where)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         batches = [queries[start : start + _BATCH] for start in range(0, len(queries), _BATCH)]
@@ -76,10 +70,10 @@ class ElasticIndex(SearchIndex):
         # dead server must be able to end
         async def answers() -> list[list[list[Hit]]]:
             asked = [result_of(self._answer, some, k) for some in batches]
-            found = await asyncio.gather(*asked, return_exceptions=True)  # none is left behind
-            if error := next((one for one in found if isinstance(one, BaseException)), None):
+            replies = await asyncio.gather(*asked, return_exceptions=True)  # none is left behind
+            if error := next((one for one in replies if isinstance(one, BaseException)), None):
                 raise error
-            return cast("list[list[list[Hit]]]", found)
+            return cast("list[list[list[Hit]]]", replies)
 
         return [hits for found in on_loop(answers()) for hits in found]
 
@@ -94,9 +88,9 @@ class ElasticIndex(SearchIndex):
             request.ask(lambda: self._ask(queries, k, answers))
         return [answers[i] for i in range(len(queries))]
 
-    def _away(self, told: str) -> ToolError:
+    def _away(self, what: str) -> ToolError:
         return ToolError(
-            f"the search server {self._access.label} {told} Start it, or correct 'url'; then "
+            f"the search server {self._access.label} {what} Start it, or correct 'url'; then "
             "resume the run from its last checkpoint with --ckpt_path, or raise 'wait_s' to wait "
             "longer. With 'cache' and 'offline: true' a finished run replays without a server."
         )
@@ -104,18 +98,12 @@ class ElasticIndex(SearchIndex):
     def _ask(self, queries: Sequence[str], k: int, answers: dict[int, list[Hit]]) -> None:
         """One request; fills in the answers that came, and raises for the first that did not."""
         waiting = [i for i in range(len(queries)) if i not in answers]
+        # a shard that is missing would silently shorten the answer, so partial results are refused
+        where = {"index": self._name, "allow_partial_search_results": False}
+        how = {"size": k, "track_total_hits": False}
         searches: list[dict[str, Any]] = []
         for i in waiting:
-            # a shard that is missing would silently shorten the answer, so partial results are
-            # refused
-            searches.append({"index": self._name, "allow_partial_search_results": False})
-            searches.append(
-                {
-                    "query": {"match": {"contents": {"query": queries[i]}}},
-                    "size": k,
-                    "track_total_hits": False,
-                }
-            )
+            searches += [where, {"query": {"match": {"contents": {"query": queries[i]}}}, **how}]
         try:
             response = self._client.msearch(searches=searches)
         except Exception as error:
@@ -124,15 +112,11 @@ class ElasticIndex(SearchIndex):
         fault: Unavailable | None = None
         for i, reply in zip(waiting, replies, strict=True):
             status = reply.get("status", 200)
-            if (
-                status == 200
-                and not reply.get("timed_out")
-                and not reply.get("_shards", {}).get("failed")
-            ):
-                hits = reply.get("hits", {}).get("hits", [])
+            partial = reply.get("timed_out") or reply.get("_shards", {}).get("failed")
+            if status == 200 and not partial:
                 answers[i] = [
                     Hit(Passage(h["_id"], h["_source"]["title"], h["_source"]["text"]), h["_score"])
-                    for h in hits
+                    for h in reply["hits"]["hits"]
                 ]
                 continue
             reason = self._access.clean(
@@ -174,9 +158,9 @@ def describe(client: Elasticsearch, access: Access, name: str, retries: int) -> 
     response = call(access, lambda: quiet.indices.get_mapping(index=name), retries)
     if response.meta.status == 404:
         names = sorted(n for n in _names(client, access, retries) if not n.startswith("."))
-        found = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "none"
+        indices = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "none"
         raise ToolError(
-            f"no index {name!r} at {access.label} (found: {found}). Build it with "
+            f"no index {name!r} at {access.label} (found: {indices}). Build it with "
             f"'{build_command('elasticsearch', name)}', or correct 'index'."
         )
     meta = [m["mappings"].get("_meta", {}).get("turnrl") for m in response.values()]
@@ -197,8 +181,3 @@ def _names(client: Elasticsearch, access: Access, retries: int) -> list[str]:
         retries,
     )
     return [] if response.meta.status == 403 else list(response)
-
-
-def described(meta: dict[str, Any], name: str) -> IndexInfo:
-    fields = IndexInfo.__dataclass_fields__
-    return IndexInfo(**{**{k: v for k, v in meta.items() if k in fields}, "index": name})

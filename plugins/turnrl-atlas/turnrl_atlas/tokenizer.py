@@ -1,0 +1,54 @@
+"""A byte-level BPE with ChatML's tokens, learned from some texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+
+def learned_tokenizer(
+    texts: Iterable[str], vocabulary: int, template: str, tags: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
+    """Train a tokenizer; digits stay single.
+
+    Args:
+        texts: What it is trained on.
+        vocabulary: The most tokens, everything included.
+        template: Its chat template.
+        tags: Markup that gets a token each.
+    """
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    core.add_tokens([*tags])
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - len(tags),
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    core.add_tokens([*tags])
+    return chat_tokenizer(core, template)
+
+
+def chat_tokenizer(core: Tokenizer, template: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with ChatML's tokens as transformers takes it, with a chat template."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[START],
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+        model_max_length=4096,
+    )
