@@ -44,7 +44,7 @@ class Watched:
 
     def __init__(self, policy):
         self.policy, self.tokenizer, self.load = policy, policy.tokenizer, policy.load
-        self.logits = policy.logits
+        self.logits, self.config = policy.logits, policy.config
         self.read = []
 
     def hidden(self, input_ids, *rest, **options):

@@ -246,6 +246,18 @@ def test_a_full_disk_is_a_failure_with_the_numbers(recipe, doctor, monkeypatch):
     assert "save_dir" in told["disk"][1]
 
 
+def test_a_disk_has_to_hold_the_record_of_the_iterations_that_a_run_has(
+    recipe, doctor, monkeypatch
+):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 2 * 10**7))
+    _, told = doctor(recipe(), "--trainer.max_epochs", "1")
+    assert "the record after iteration 1 " in told["disk"][1]
+    assert told["disk"][0] != "fail"
+    _, told = doctor(recipe(), "--trainer.max_epochs", "3000")
+    assert (told["disk"][0], "after iteration 3000 " in told["disk"][1]) == ("fail", True)
+    assert main(["fit", recipe(), "--trainer.max_epochs", "3000"]) == 2
+
+
 def test_a_folder_that_cannot_be_written_is_named(recipe, doctor):
     Path("runs").write_text("a file")
     code, told = doctor(recipe())
@@ -289,8 +301,10 @@ def test_what_this_machine_lacks_is_no_failure_of_a_card_elsewhere(
 def test_a_card_without_a_recipe_or_a_size_is_a_mistake(capsys):
     assert main(["doctor", "--card", "24GB"]) == 2
     assert "Name a recipe" in capsys.readouterr().err
-    assert main(["doctor", "recipe.yaml", "--card"]) == 2
-    assert "such as --card 24GB" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "recipe.yaml", "--card"])
+    assert ended.value.code == 2
+    assert "--card: expected one argument" in capsys.readouterr().err
     assert main(["doctor", "recipe.yaml", "--card", "24"]) == 2
     assert "--card is '24'; give a size with its unit, such as '24GB'" in capsys.readouterr().err
 

@@ -359,8 +359,8 @@ def trial(policy, prefill_tokens, rows, **options):
     watched = Watched(policy)
     engine = started(watched, 64, **options)
     watched.read.clear()
-    network, pool = policy.load(), engine.pool
-    fill(watched, network, pool, engine._compute, 64, prefill_tokens, rows)
+    pool = engine.pool
+    fill(watched, pool, engine._compute, 64, prefill_tokens, rows)
     assert pool.available == pool.count
     return watched
 
@@ -381,7 +381,7 @@ def test_a_full_prefill_is_tried_where_no_kernel_attends(tiny_policy):
 @pytest.mark.parametrize(("most", "part"), [(100, "a prefill of that many"), (4, "a step of 5")])
 def test_memory_that_is_missing_for_them_is_told_with_what_to_lower(tiny_policy, most, part):
     engine = started(tiny_policy)
-    policy, network = Watched(tiny_policy), tiny_policy.load()
+    policy = Watched(tiny_policy)
 
     def hidden(ids, *rest, **options):
         if most < ids.shape[1] and (most == 100 or ids.shape[1] < 100):
@@ -392,7 +392,7 @@ def test_memory_that_is_missing_for_them_is_told_with_what_to_lower(tiny_policy,
     engine._policy = policy
     told = rf"{part}.* does not fit .*Tried to allocate 3 GiB.*prefill_tokens = 128.*to 64.*kv_mem"
     with pytest.raises(RecipeError, match=told):
-        fill(policy, network, engine.pool, engine._compute, 64, 128, 5)
+        fill(policy, engine.pool, engine._compute, 64, 128, 5)
 
 
 # ------------------------------------------------------------------- copies and memory of a step

@@ -39,11 +39,16 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 def of_error(name: str, error: BaseException) -> Finding:
     """A failure as a line: the first sentence is what was seen, the rest the next step."""
-    told = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     if not isinstance(error, TurnRLError):
-        told = f"{type(error).__name__}: {told}"
-    text, _, step = told.partition(". ")
+        message = f"{type(error).__name__}: {message}"
+    text, _, step = message.partition(". ")
     return Finding("fail", name, text.rstrip("."), step)
+
+
+def driver_line() -> str:
+    """Name and version of the GPU's driver, where Linux tells them; else nothing."""
+    return _DRIVER.read_text("utf-8").partition("\n")[0] if _DRIVER.exists() else ""
 
 
 def recipe_of(start: Start) -> MTGRPO | None:
@@ -92,7 +97,7 @@ class Gpu(Check):
     def _none(self, start: Start) -> Finding:
         module = recipe_of(start)
         unseen = "so driver, kernels, graphs and a GPU's attention are not examined"
-        if _DRIVER.exists() and torch.version.cuda is None:
+        if driver_line() and torch.version.cuda is None:
             text = f"there is a driver, and torch {torch.__version__} is a build for CPUs"
             return Finding("fail", "GPU", text, "Install a CUDA build of torch.")
         if module is not None and module.policy.quantization == "none":
@@ -104,10 +109,8 @@ class Gpu(Check):
         device, module = start.device, recipe_of(start)
         card = torch.cuda.get_device_properties(device)
         capability = f"{card.major}.{card.minor}"
-        driver = "driver not known"
-        if _DRIVER.exists():
-            line = _DRIVER.read_text().partition("\n")[0]
-            driver = "driver " + next((w for w in line.split() if w[:1].isdigit()), "not known")
+        words = driver_line().split()
+        driver = "driver " + next((w for w in words if w[:1].isdigit()), "not known")
         free, total = torch.cuda.mem_get_info(device)
         size = f"{gigabytes(free)} of {gigabytes(total)} GB free"
         seen = f"{card.name}, {driver}, CUDA {torch.version.cuda}, capability {capability}, {size}"
@@ -150,8 +153,8 @@ class FourBit(Check):
         with torch.no_grad():
             for rows in (1, 200):  # one row has a kernel of its own
                 x = torch.randn(rows, 128, generator=generator)
-                wanted, found = plain(x), layer(x.to(where, half)).float().cpu()
-                gap = max(gap, float((found - wanted).norm() / wanted.norm()))
+                wanted, computed = plain(x), layer(x.to(where, half)).float().cpu()
+                gap = max(gap, float((computed - wanted).norm() / wanted.norm()))
         version = importlib.metadata.version("bitsandbytes")
         if not gap < 0.2:  # 4 bits alone make some 0.1
             text = f"bitsandbytes {version} on {where}: a 4-bit product is off by {gap:.2g}"
@@ -189,27 +192,18 @@ class Disk(Check):
         # weights and what the optimiser keeps; last, its successor and best; what is exported
         one = int(4 * work.trained * (1 + work.moments))
         kept = module.record_per_iteration
-        record = _RECORD * (work.trajectories if kept is None else kept)
-        iterations = _iterations(module)
-        record *= iterations
+        most = start.iterations or -1
+        most = most if most > 0 else 100
+        record = _RECORD * (work.trajectories if kept is None else kept) * most
         needed = 3 * one + 4 * work.trained + record
         free = shutil.disk_usage(there).free
         text = (
             f"{gigabytes(free)} GB free, about {gigabytes(needed)} needed: checkpoints of "
-            f"{gigabytes(one)} GB, the record of {iterations} iterations {gigabytes(record)}"
+            f"{gigabytes(one)} GB, the record after iteration {most} {gigabytes(record)}"
         )
         step = "Free some, or set trainer.logger.init_args.save_dir to a larger disk."
         status: Any = "fail" if free < needed else "warn" if free < 2 * needed else "pass"
         yield Finding(status, "disk", text, "" if status == "pass" else step)
-
-
-def _iterations(module: MTGRPO) -> int:
-    """The iterations of a run, as far as its trainer is there and says; otherwise 100."""
-    try:
-        most = module.trainer.max_epochs
-    except RuntimeError:  # the module has no trainer yet
-        most = None
-    return most if most is not None and most > 0 else 100
 
 
 class ModelFiles(Check):
@@ -298,8 +292,8 @@ class Questions(Check):
                 opened = open_source(source, data.fields, data.config)
                 split = data.splits[role] or opened.default_splits[role]
                 if split is None or opened.at_hand(split):
-                    found = len(load_questions(opened, split, role=role, rule=data.rule))
-                    yield Finding("pass", name, f"{found} questions")
+                    count = len(load_questions(opened, split, role=role, rule=data.rule))
+                    yield Finding("pass", name, f"{count} questions")
                 else:
                     text = f"{source} is on the hub, and will be downloaded"
                     yield Finding("pass", name, text)

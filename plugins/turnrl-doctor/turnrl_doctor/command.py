@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -25,17 +25,11 @@ from turnrl import (
     parse_bytes,
 )
 
-USAGE = """\
-usage: turnrl doctor [RECIPE ...] [--card SIZE] [--key value ...]
-
-Examine this machine and, with a recipe, everything of it that can fail later.
-No weights are loaded. Each line is pass, warn or fail, with the next step below
-it. The exit code is 1 if a line says fail, and 2 if the recipe is wrong.
-
-  RECIPE         as of 'turnrl fit'; without one the machine alone is examined
-  --card SIZE    plan the memory of a card of this size, such as 24GB
-  --key value    settings of the recipe, as of 'turnrl fit'
-"""
+_USAGE = "turnrl doctor [RECIPE ...] [--card SIZE] [--key value ...]"
+_TOLD = """\
+Examine this machine and, with a RECIPE as of 'turnrl fit', everything of it that can fail later.
+No weights are loaded. Each line is pass, warn or fail, with the next step below it. The exit code
+is 1 if a line says fail, and 2 if the recipe is wrong. Settings are as of 'turnrl fit' too."""
 _NAME = 13
 _HERE = ("versions", "GPU", "4", "run", "disk", "model", "data", "tool")
 """Beginnings of lines that are about this machine, and what it has or reaches."""
@@ -52,10 +46,16 @@ def add_doctor_command(commands: Any) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    words, card = _split(parsed.recipe)
-    if {"-h", "--help"} & {*words}:
-        print(USAGE, end="")
-        return 0
+    # no abbreviations, which might be meant for the recipe
+    options = argparse.ArgumentParser(usage=_USAGE, description=_TOLD, allow_abbrev=False)
+    told = "plan the memory of a card of this size, such as 24GB"
+    options.add_argument("--card", metavar="SIZE", help=told)
+    given, words = options.parse_known_args(parsed.recipe)
+    card = given.card
+    if card is not None:
+        parse_bytes(card, "--card")
+    import torch  # here, because listing commands does not need it
+
     code, start = 0, None
     with _quiet():
         if words:
@@ -64,34 +64,16 @@ def _run(parsed: argparse.Namespace) -> int:
         elif card is not None:
             raise RecipeError("--card plans a recipe's memory, and there is none. Name a recipe.")
         if start is None:
-            start = Start(_device())
-        found = diagnose(start)
-        return max(code, _shown(map(_of_another_machine, found) if card else found, 1))
+            start = Start(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        findings = diagnose(start)
+        return max(code, _shown(map(_of_another_machine, findings) if card else findings, 1))
 
 
-def _of_another_machine(found: Finding) -> Finding:
+def _of_another_machine(finding: Finding) -> Finding:
     """A finding where a card is planned for that is elsewhere: what this machine lacks is no
     failure of the plan."""
-    here = found.name.split()[0] in _HERE
-    return replace(found, status="warn") if here and found.status == "fail" else found
-
-
-def _split(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """Split the words of a command line into the recipe's and the card."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--card", nargs="?", const="")
-    given, rest = parser.parse_known_args(words)
-    if given.card == "":
-        raise RecipeError("--card has no value. Give a size, such as --card 24GB.")
-    if given.card is not None:
-        parse_bytes(given.card, "--card")
-    return rest, given.card
-
-
-def _device() -> Any:
-    import torch
-
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    here = finding.name.split()[0] in _HERE
+    return replace(finding, status="warn") if here and finding.status == "fail" else finding
 
 
 def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Finding]]:
@@ -105,9 +87,9 @@ def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Findi
     except TurnRLError as error:
         return None, [of_error("recipe", error)]
     except Exception as error:  # Lightning's own, of an accelerator that is not there, say
-        found = of_error("trainer", error)
-        step = found.step or "Mend the recipe's trainer section."
-        mistakes = [Finding("fail", "trainer", found.text, step)]
+        finding = of_error("trainer", error)
+        step = finding.step or "Fix the recipe's trainer section."
+        mistakes = [Finding("fail", "trainer", finding.text, step)]
     options = ("accelerator=cpu", "devices=1", "strategy=auto")
     try:  # the rest can be examined all the same
         return build([*words, *(f"--trainer.{one}" for one in options)]).start, mistakes
@@ -123,14 +105,14 @@ def diagnose(start: Start) -> Iterator[Finding]:
     """
     from turnrl_doctor.checks import of_error
 
-    told: set[str] = set()
+    shown: set[str] = set()
 
-    def once(found: Finding) -> Finding:
+    def once(finding: Finding) -> Finding:
         """A failure that others share (the model's configuration is missing, say) is told once."""
-        if found.status != "fail" or found.text not in told:
-            told.add(found.text)
-            return found
-        return Finding("warn", found.name, "not examined, for a reason above")
+        if finding.status != "fail" or finding.text not in shown:
+            shown.add(finding.text)
+            return finding
+        return Finding("warn", finding.name, "not examined, for a reason above")
 
     checks: list[Check] = []
     try:
@@ -149,10 +131,10 @@ def diagnose(start: Start) -> Iterator[Finding]:
     for check in checks:
         name = type(check).__name__
         try:
-            for found in check.run(start):
-                if not isinstance(found, Finding) or found.status not in get_args(Status):
-                    raise PluginError(f"{name}.run gave {found!r}, which is no Finding. Mend it.")
-                yield found
+            for finding in check.run(start):
+                if not isinstance(finding, Finding) or finding.status not in get_args(Status):
+                    raise PluginError(f"{name}.run gave {finding!r}, which is no Finding. Fix it.")
+                yield finding
         except (Exception, SystemExit) as error:  # the same
             yield once(_raised(name, error))
 
@@ -160,11 +142,11 @@ def diagnose(start: Start) -> Iterator[Finding]:
 def _raised(name: str, error: BaseException) -> Finding:
     from turnrl_doctor.checks import of_error
 
-    found = of_error(_spaced(name), error)
+    finding = of_error(_spaced(name), error)
     if isinstance(error, TurnRLError):
-        return found
+        return finding
     step = f"The check {name} could not finish; a run may show more."
-    return Finding("fail", found.name, found.text, found.step or step)
+    return Finding("fail", finding.name, finding.text, finding.step or step)
 
 
 def _spaced(name: str) -> str:
@@ -175,9 +157,9 @@ def _spaced(name: str) -> str:
 def _shown(findings: Any, code: int) -> int:
     """Print findings as they come; the code if one of them is a failure, else 0."""
     failed = False
-    for found in findings:
-        failed = failed or found.status == "fail"
-        print("\n".join(lines_of(found, _columns())), flush=True)
+    for finding in findings:
+        failed = failed or finding.status == "fail"
+        print("\n".join(lines_of(finding, _columns())), flush=True)
     return code if failed else 0
 
 
@@ -186,7 +168,7 @@ def _columns() -> int | None:
     return min(80, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
-def lines_of(found: Finding, columns: int | None) -> list[str]:
+def lines_of(finding: Finding, columns: int | None) -> list[str]:
     """A finding as lines: status, name, text; and the next step below.
 
     Args:
@@ -194,18 +176,13 @@ def lines_of(found: Finding, columns: int | None) -> list[str]:
         columns: The most of a line; None for any number.
     """
     indent = " " * (6 + _NAME + 2)
-    begin = f"{found.status}  {found.name:{_NAME}}  "
-    lines = []
-    for head, text in ((begin, found.text), (indent, found.step)):
-        if not text:
-            continue
-        if columns is None:
-            lines.append(head + text)
-        else:
-            lines += textwrap.wrap(
-                text, max(columns, 40), initial_indent=head, subsequent_indent=indent
-            )
-    return lines
+    begin = f"{finding.status}  {finding.name:{_NAME}}  "
+    width = sys.maxsize if columns is None else max(columns, 40)
+    return [
+        line
+        for head, text in ((begin, finding.text), (indent, finding.step))
+        for line in textwrap.wrap(text, width, initial_indent=head, subsequent_indent=indent)
+    ]
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ from lightning.pytorch.utilities import rank_zero_only
 from turnrl import MTGRPO, Check, Finding, Start, parse_bytes
 from turnrl_doctor.plan import (
     NAMES,
-    PHASES,
     Card,
     Plan,
     Work,
@@ -191,6 +190,5 @@ class MemoryPlan(Check):
             engine = type(cast(MTGRPO, start.module).engine).__name__
             text = f"the plan does not know what {engine} takes while it samples"
             yield Finding("warn", "memory plan", text, "Leave room for it: lower model.profile.")
-        worst = max(PHASES, key=plan.total)
-        usable = f"{gigabytes(plan.total(worst))} of {gigabytes(plan.card.bytes)} GB"
-        yield Finding("pass", "memory plan", f"{worst} needs most, {usable}")
+        usable = f"{gigabytes(plan.most)} of {gigabytes(plan.card.bytes)} GB"
+        yield Finding("pass", "memory plan", f"{plan.worst} needs most, {usable}")

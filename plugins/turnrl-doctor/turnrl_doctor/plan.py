@@ -20,7 +20,8 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from turnrl import RecipeError
@@ -51,8 +52,8 @@ class Shape:
         hidden: Width of the residual stream.
         inner: Width inside the MLP.
         layers: How many.
-        heads: Of queries.
-        kv_heads: Of keys and values.
+        heads: Number of query heads.
+        kv_heads: Number of heads of keys and values.
         head_size: Width of a head.
         vocab: Rows of the head.
         tied: Whether embedding and head are one matrix.
@@ -132,10 +133,10 @@ class Work:
         shape: The model's.
         four_bit: Whether the layers' matrices are in NF4.
         size: Bytes of an element of activations and of weights that are not in NF4.
-        rank: Of the adapter; 0 if all weights are trained.
+        rank: Rank of the adapter; 0 if all weights are trained.
         targets: Matrices that have an adapter; None for all.
-        trajectories: Of an iteration, on one GPU, probes included.
-        max_tokens: Of a trajectory.
+        trajectories: Trajectories of an iteration, on one GPU, probes included.
+        max_tokens: The most tokens of a trajectory.
         turn_tokens: The most tokens of a turn.
         turns: The most turns.
         result_tokens: The most tokens between two turns.
@@ -242,7 +243,7 @@ class Card:
         name: As it calls itself, or the size that was asked for.
         bytes: Its memory, as far as it is free.
         bandwidth: Bytes a second that kernels reach.
-        flops: Of bfloat16 products of matrices, a second, that they reach.
+        flops: Operations a second that it reaches in bfloat16 products of matrices.
         known: Whether the last two are this card's, and not a guess.
     """
 
@@ -348,7 +349,7 @@ def learning(
 
     Args:
         work: The recipe's part.
-        choice: Of which `minibatch_tokens` and `gradient_checkpointing` count.
+        choice: The settings; `minibatch_tokens` and `gradient_checkpointing` count.
         keys: Keys that segments see, in all; by default the most that there can be.
         asked: Tokens whose log-probabilities are asked for; by default the most.
     """
@@ -545,19 +546,38 @@ class Plan:
         work: What it was made for.
         card: The same.
         choice: The settings.
-        given: Those of them that the recipe gives.
-        memory: Bytes of each part in each phase.
-        seconds: Of an iteration, computed.
-        gave_up: Settings that would be faster and do not fit: what, seconds saved, bytes.
+        given: Those of them that the recipe gives, which are not changed.
     """
 
     work: Work
     card: Card
     choice: Choice
-    given: frozenset[str]
-    memory: Mapping[str, Parts]
-    seconds: Mapping[str, float]
-    gave_up: tuple[tuple[str, float, int], ...] = field(default=())
+    given: Mapping[str, Any]
+
+    @cached_property
+    def memory(self) -> Mapping[str, Parts]:
+        """Bytes of each part in each phase."""
+        return memory(self.work, self.choice)
+
+    @cached_property
+    def seconds(self) -> Mapping[str, float]:
+        """Of the parts of an iteration, computed."""
+        return seconds(self.work, self.choice, self.card)
+
+    @property
+    def spent(self) -> float:
+        """Seconds of an iteration."""
+        return sum(self.seconds.values())
+
+    @property
+    def worst(self) -> str:
+        """The phase that needs most."""
+        return max(PHASES, key=self.total)
+
+    @property
+    def most(self) -> int:
+        """Bytes of that phase."""
+        return self.total(self.worst)
 
     def total(self, phase: str) -> int:
         """Bytes of a phase."""
@@ -593,26 +613,15 @@ def choose(work: Work, card: Card, given: Mapping[str, Any]) -> Plan:
         work: The recipe's part.
         card: The GPU.
         given: Settings that the recipe gives, which are not changed.
-    Returns:
-        The plan; its `gave_up` is computed for the same card.
     Raises:
         RecipeError: If nothing fits, with the numbers and the first setting to change.
     """
-    best: tuple[float, int, Choice] | None = None
-    for choice in _candidates(work, card, given):
-        fitted = _with_pages(work, choice, card, given)
-        if fitted is not None:
-            spent = sum(seconds(work, fitted, card).values())
-            size = max(sum(parts.values()) for parts in memory(work, fitted).values())
-            if best is None or (spent, size) < best[:2]:
-                best = spent, size, fitted
+    tried = (Plan(work, card, choice, given) for choice in _candidates(work, card, given))
+    fitting = (fitted for plan in tried if (fitted := _with_pages(plan)) is not None)
+    best = min(fitting, key=lambda plan: (plan.spent, plan.most), default=None)
     if best is None:
         raise RecipeError(_does_not_fit(work, card, given))
-    spent, _, choice = best
-    found = Plan(
-        work, card, choice, frozenset(given), memory(work, choice), seconds(work, choice, card)
-    )
-    return replace(found, gave_up=tuple(_given_up(found, given)))
+    return best
 
 
 def _options(work: Work, given: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -653,41 +662,34 @@ def _candidates(work: Work, card: Card, given: Mapping[str, Any]) -> Iterator[Ch
             yield replace(way, **chosen)
 
 
-def _with_pages(work: Work, choice: Choice, card: Card, given: Mapping[str, Any]) -> Choice | None:
-    """A choice with the pages that there is room for; None if it does not fit."""
-    if not work.sampled or "kv_memory" in given:
-        choice = replace(choice, kv_memory=given.get("kv_memory", 0))
-        return choice if _fits(work, choice, card) else None
-    totals = {phase: sum(parts.values()) for phase, parts in memory(work, choice).items()}
-    phases = ("sampling", *(("learning", "step") if choice.keep_memory else ()))
-    room = card.usable - max(totals[phase] for phase in phases)
-    if max(totals.values()) > card.usable:
-        return None
-    least = (work.max_tokens + 2 * _PAGE) * work.kv_bytes
-    size = min(room, max(work.trajectories * work.max_tokens * work.kv_bytes, least))
-    if size < least:
-        return None
-    return replace(choice, kv_memory=max(size // 10**8 * 10**8, least))
-
-
-def _fits(work: Work, choice: Choice, card: Card) -> bool:
-    return all(sum(parts.values()) <= card.usable for parts in memory(work, choice).values())
+def _with_pages(plan: Plan) -> Plan | None:
+    """A plan with the pages that there is room for; None if it does not fit."""
+    work, given = plan.work, plan.given
+    size = given.get("kv_memory", 0)
+    if work.sampled and "kv_memory" not in given:
+        phases = ("sampling", *(("learning", "step") if plan.choice.keep_memory else ()))
+        room = plan.card.usable - max(map(plan.total, phases))
+        least = (work.max_tokens + 2 * _PAGE) * work.kv_bytes
+        size = min(room, max(work.trajectories * work.max_tokens * work.kv_bytes, least))
+        if size < least:
+            return None
+        size = max(size // 10**8 * 10**8, least)
+    fitted = replace(plan, choice=replace(plan.choice, kv_memory=size))
+    return fitted if fitted.most <= plan.card.usable else None
 
 
 def _does_not_fit(work: Work, card: Card, given: Mapping[str, Any]) -> str:
     """The message of a recipe that fits in no way: the smallest choice, and what it lacks."""
-    one = (work.max_tokens + 2 * _PAGE) * work.kv_bytes
-
-    def worst(choice: Choice) -> tuple[int, str, Parts]:
-        choice = replace(choice, kv_memory=given.get("kv_memory", one))
-        return max(
-            ((sum(p.values()), phase, p) for phase, p in memory(work, choice).items()),
-            key=lambda found: found[0],
-        )
-
-    needed, phase, parts = min(
-        map(worst, _candidates(work, card, given)), key=lambda found: found[0]
+    pages = given.get("kv_memory", (work.max_tokens + 2 * _PAGE) * work.kv_bytes)
+    plan = min(
+        (
+            Plan(work, card, replace(choice, kv_memory=pages), given)
+            for choice in _candidates(work, card, given)
+        ),
+        key=lambda plan: plan.most,
     )
+    phase, needed = plan.worst, plan.most
+    parts = plan.memory[phase]
     largest = max(parts, key=lambda name: parts[name])
     needs = (
         f"{phase} needs at least {gigabytes(needed)} GB, and {gigabytes(card.usable)} of the "
@@ -715,10 +717,10 @@ def _remedy(work: Work, largest: str, given: Mapping[str, Any]) -> str:
     return "Lower model.rollout.max_tokens."
 
 
-def _given_up(found: Plan, given: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
-    """Settings that alone would be faster: the name, seconds saved, bytes more in some phase."""
-    work, choice, card = found.work, found.choice, found.card
-    now = sum(found.seconds.values())
+def given_up(plan: Plan) -> Iterator[tuple[str, float, int]]:
+    """Settings that alone would be faster, and do not fit: the name, seconds saved, bytes more in
+    some phase."""
+    work, choice = plan.work, plan.choice
     wanted: dict[str, tuple[str, Any]] = {
         "keep_memory": ("kept pages and graphs", True),
         "gradient_checkpointing": ("keeping all activations", 0),
@@ -730,12 +732,11 @@ def _given_up(found: Plan, given: Mapping[str, Any]) -> Iterator[tuple[str, floa
         most = work.trajectories * work.max_tokens * work.kv_bytes
         wanted["kv_memory"] = ("pages for all trajectories", most)
     for name, (what, value) in wanted.items():
-        if name in given or getattr(choice, name) == value:
+        if name in plan.given or getattr(choice, name) == value:
             continue
-        other = replace(choice, **{name: value})
-        saved = now - sum(seconds(work, other, card).values())
-        sizes = memory(work, other)
-        more = max(sum(sizes[phase].values()) - found.total(phase) for phase in PHASES)
+        other = replace(plan, choice=replace(choice, **{name: value}))
+        saved = plan.spent - other.spent
+        more = max(other.total(phase) - plan.total(phase) for phase in PHASES)
         if saved > 0.05 and more > 0:
             yield what, saved, more
 
@@ -782,10 +783,10 @@ def table(plan: Plan) -> str:
     whose = "" if card.known else f", with the rates of {stand_in(card)}"
     lines.append("  computed, not measured" + whose)
     lines.append(
-        f"    an iteration takes {_seconds(sum(spent.values()))} s: "
+        f"    an iteration takes {_seconds(plan.spent)} s: "
         f"rollouts {_seconds(spent['rollouts'])}, learning {_seconds(spent['learning'])}"
     )
-    for what, saved, more in plan.gave_up:
+    for what, saved, more in given_up(plan):
         lines.append(
             f"    {what} would save {saved:.1f} s and take {gigabytes(more)} GB: does not fit"
         )

@@ -55,9 +55,9 @@ def _tried(module: MTGRPO, device: torch.device) -> Iterator[Finding]:
         for name in _OF_SIZE:  # of this small engine's, not of the run's
             in_force.pop(name, None)
         engine.close()
-        told = "; ".join(f"{name}: {value}" for name, value in in_force.items())
+        choices = "; ".join(f"{name}: {value}" for name, value in in_force.items())
         text = f"{len(rows)} turns by {type(engine).__name__} on {device}"
-        yield Finding("pass", "sampling", f"{text}; {told}" if told else text)
+        yield Finding("pass", "sampling", f"{text}; {choices}" if choices else text)
         yield _learned(policy, rows, device)
 
 

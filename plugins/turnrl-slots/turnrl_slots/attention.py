@@ -40,7 +40,7 @@ def partial(
         key: (B, S, D).
         value: The same.
         bias: (B, 1, S), added to the scores; zero or minus infinity, not for all keys.
-        scale: Of the scores.
+        scale: Factor of the scores.
     Returns:
         (B, T, D) and, in float32, (B, T, 1).
     """
@@ -108,7 +108,7 @@ class Plan:
     """Which pages rows read together and which each reads alone; holds while they stay the same.
 
     Args:
-        tables: Of each row, all pages that its turn may need. Those that it writes to are in no
+        tables: For each row, all pages that its turn may need. Those that it writes to are in no
             other's.
         pool: Where the pages are.
     """
@@ -222,7 +222,7 @@ class Pass:
     then those of the feeds.
 
     Args:
-        plan: Of the rows.
+        plan: The plan of the rows.
         lengths: (R,), tokens of each row that are in its pages already.
         feeds: What else is read.
     """

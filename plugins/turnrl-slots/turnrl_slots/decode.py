@@ -112,7 +112,7 @@ class _Step:
         self._table = torch.zeros(rows, width, dtype=torch.int32, device=pool.device)
         self._begins = torch.arange(rows + 1, dtype=torch.int32, device=pool.device)
         self._tables: Tables | None = None
-        self.found: Tensor | None = None
+        self.output: Tensor | None = None
         self.replay: Callable[[], None] | None = None
 
     def fill(self, tables: Tables, lengths: np.ndarray, tokens: list[int]) -> None:
@@ -170,7 +170,7 @@ class Decoder:
         """The hidden state after each row's token, (R, H). It lasts until the next call.
 
         Args:
-            tables: Of the rows.
+            tables: The tables of the rows.
             lengths: (R,), tokens of each row that are in its pages already.
             tokens: The next of each.
         """
@@ -179,17 +179,17 @@ class Decoder:
         if step is None:
             step = self.steps[size] = _Step(self._pool, self._hidden, *size)
         step.fill(tables, lengths, tokens)
-        if self.graphs is not None and step.found is not None and step.replay is None:
+        if self.graphs is not None and step.output is not None and step.replay is None:
             self._record(step, self.graphs)
         if step.replay is not None:
             step.replay()
         elif self.graphs is None:
-            step.found = step.compute()
+            step.output = step.compute()
         else:
             with self.graphs.aside():
-                step.found = step.compute()
-        assert step.found is not None
-        return step.found[: len(tokens)]
+                step.output = step.compute()
+        assert step.output is not None
+        return step.output[: len(tokens)]
 
     def _width(self, pages: int) -> int:
         if self._pool.kernel == "gathered" or pages > self._widest:
@@ -200,11 +200,11 @@ class Decoder:
         """Record a step. If that cannot be, no other is, which is said once. The first is compared
         with what is computed plainly: doing a step twice changes nothing."""
         try:
-            replay, found = graphs.record(step.compute)
+            replay, output = graphs.record(step.compute)
             if not self._checked:
                 replay()
                 wanted = step.compute().float()
-                gap = float((found.float() - wanted).norm() / wanted.norm())
+                gap = float((output.float() - wanted).norm() / wanted.norm())
                 if not gap < _GAP:
                     raise RuntimeError(f"a replayed step is off by {gap:.2g}")
                 self._checked = True
@@ -218,4 +218,4 @@ class Decoder:
             )
             self.graphs = None
         else:
-            step.replay, step.found = replay, found
+            step.replay, step.output = replay, output

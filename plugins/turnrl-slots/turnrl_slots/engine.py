@@ -101,7 +101,8 @@ class _Session(Session):
 
     def fork(self) -> _Session:
         self._check()
-        return self._engine._fork(self._history)
+        history = self._engine._scheduler.fork(self._history, next(self._engine._orders))
+        return _Session(self._engine, history)
 
     def close(self) -> None:
         self._engine._scheduler.let_go(self._history)
@@ -177,13 +178,13 @@ class Slots(Engine):
         """As it was decided at the start, when there was room for them, or none."""
         self._planned: list[Request] = []
         self._plan: Plan | Tables | None = None
-        """Of the rows of the last pass: how they are read."""
+        """Page plan of the rows of the last pass."""
         self.merged: Merged | None = None
         self._stale = False
         """True if the weights may have changed since they were merged."""
         self.decoder: Decoder | None = None
         self._addresses: tuple[int, ...] = ()
-        """Of the weights that graphs were recorded with."""
+        """Addresses of the weights that graphs were recorded with."""
 
     def check(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.check`. Layers that pages do not hold, a memory too small for one trajectory,
@@ -228,7 +229,7 @@ class Slots(Engine):
             self._scheduler = Scheduler(self.pool, self._slots, prefill_tokens, self._least)
             self.decoder = self._made_decoder(max_tokens) if self.pool.kernel else None
             with self._weights():  # room for merged ones is missing now or never
-                tried = policy, self._network, self.pool, self._compute, max_tokens
+                tried = policy, self.pool, self._compute, max_tokens
                 compare(*tried)
                 if not on_cpu:
                     fill(*tried, prefill_tokens, self._slots)
@@ -267,7 +268,7 @@ class Slots(Engine):
     def _sized_pool(self, budget: int | None, tokens: int) -> Pool:
         """The pool that the budget allows, with room for one session of so many tokens at least."""
         device = self._device
-        shapes = measure(self._policy, self._network, device, tokens)
+        shapes = measure(self._policy, device, tokens)
         if budget is None:
             beside = merged_bytes(self._network, device) if self._samples_merged else 0
             budget = auto_memory(device, beside)
@@ -320,9 +321,6 @@ class Slots(Engine):
         if not prompt_ids:
             raise ValueError("a prompt has at least one token")
         return _Session(self, History(next(self._orders), tuple(prompt_ids)))
-
-    def _fork(self, history: History) -> _Session:
-        return _Session(self, self._scheduler.fork(history, next(self._orders)))
 
     @contextlib.contextmanager
     def _weights(self) -> Iterator[None]:
@@ -435,11 +433,11 @@ class Slots(Engine):
 
     def _fail(self, error: BaseException, arrived: list[Request]) -> None:
         """Tell whoever waits. What pages hold is anybody's guess, so all are given up."""
-        told = error if isinstance(error, Exception) else RuntimeError("sampling was interrupted")
+        fault = error if isinstance(error, Exception) else RuntimeError("sampling was interrupted")
         begun = [*self._scheduler.waiting, *self._scheduler.active]
         for request in [*arrived, *self._inbox, *begun]:
             if not request.future.done():
-                request.future.set_exception(told)
+                request.future.set_exception(fault)
         self._inbox = []
         self._forget()
 
@@ -469,9 +467,9 @@ class Slots(Engine):
         tokens = [(r.token_ids or r.ids)[-1] for r in rows]
         *before, last = self._pieces(several)
         states = [self._compute([], np.zeros(0, np.int64), [], feeds) for feeds in before]
-        found = self._forward(self._plan, lengths, tokens, last)
+        hidden = self._forward(self._plan, lengths, tokens, last)
         # in the order of turns: rows, then those that were fed
-        return self._sample(torch.cat([found[: len(rows)], *states, found[len(rows) :]]))
+        return self._sample(torch.cat([hidden[: len(rows)], *states, hidden[len(rows) :]]))
 
     def _pieces(self, requests: list[Request]) -> list[list[Feed]]:
         """Tokens to read, in portions of one forward pass each; one portion at least, perhaps

@@ -72,7 +72,7 @@ def attend(
         keys: (pages, page, key-value heads, D).
         values: The same.
         of: The sequences.
-        scale: Of the scores.
+        scale: Factor of the scores.
         parts: See `triton_pages.attend_rows`.
     Returns:
         (N, heads, D).
@@ -147,7 +147,7 @@ class KernelPass:
 
 
 class Tables:
-    """Of each row the pages that its turn may need: what `Plan` is where no kernel reads pages."""
+    """Each row's pages, all that its turn may need: the kernel's counterpart of `Plan`."""
 
     def __init__(self, tables: Sequence[Sequence[int]], pool: Pool) -> None:
         self.pool = pool

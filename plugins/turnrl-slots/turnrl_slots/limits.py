@@ -3,6 +3,7 @@ loaded."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import torch
@@ -43,19 +44,17 @@ def budget_of(engine: Slots) -> int | None:
     return parse_bytes(engine.kv_memory, "model.engine.kv_memory", "'auto', or ")
 
 
-def refuse(
-    config: PretrainedConfig, name: str, why: str, cause: Exception | None = None
-) -> NoReturn:
+def refuse(config: PretrainedConfig, why: str, cause: Exception | None = None) -> NoReturn:
     """Say that a model cannot be sampled.
 
     Args:
-        config: Of the model.
-        name: Its class.
+        config: The model's configuration.
         why: The reason, in brackets.
         cause: The error behind it.
     Raises:
         RecipeError: In any case.
     """
+    name = (config.architectures or [config.model_type])[0]
     window = getattr(config.get_text_config(), "sliding_window", None)
     at_most = f" ({window} or less)" if window else ""
     raise RecipeError(
@@ -69,17 +68,16 @@ def check_layers(config: PretrainedConfig, tokens: int) -> None:
     """Refuse a model with layers that see less than a trajectory, or that do not attend.
 
     Args:
-        config: Of the model.
-        tokens: Of the longest trajectory.
+        config: The model's configuration.
+        tokens: Length of the longest trajectory.
     Raises:
         RecipeError: Naming the model.
     """
     text = config.get_text_config()
-    name = (config.architectures or [config.model_type])[0]
     kinds: list[str] | None = getattr(text, "layer_types", None)
     for kind in sorted(set(kinds or ())):
         if "attention" not in kind or kind == "linear_attention":
-            refuse(config, name, f"(it has layers of the kind {kind!r})")
+            refuse(config, f"(it has layers of the kind {kind!r})")
     window = getattr(text, "sliding_window", None)
     if kinds is None:
         slides = getattr(text, "use_sliding_window", True)
@@ -89,7 +87,7 @@ def check_layers(config: PretrainedConfig, tokens: int) -> None:
     chunks = "chunked_attention" in (kinds or ())
     for sees, holds in ((window, slides), (chunk, chunks)):
         if holds and isinstance(sees, int) and sees < tokens:
-            refuse(config, name, f"(a layer sees {sees} tokens, and a trajectory has {tokens})")
+            refuse(config, f"(a layer sees {sees} tokens, and a trajectory has {tokens})")
 
 
 def check_room(kv_memory: str, budget: int, page_bytes: int, spare: int, tokens: int) -> int:
@@ -98,9 +96,9 @@ def check_room(kv_memory: str, budget: int, page_bytes: int, spare: int, tokens:
     Args:
         kv_memory: As it is set.
         budget: In bytes.
-        page_bytes: Of one page.
+        page_bytes: Size of one page.
         spare: Pages that belong to no session.
-        tokens: Of the longest trajectory.
+        tokens: Length of the longest trajectory.
     Raises:
         RecipeError: If that trajectory does not fit, with both numbers.
     """
@@ -130,9 +128,6 @@ def least_shapes(policy: SampledPolicy) -> Shapes | None:
     other = any(getattr(config, n, None) for n in ("kv_lora_rank", "num_kv_shared_layers"))
     if other or not all(isinstance(number, int) and number > 0 for number in numbers):
         return None
-    shapes = Shapes()
-    shapes.layers, shapes.heads, shapes.size, shapes.asking = numbers
     # `Policy` says it; another policy may have half precision
     dtype_on = getattr(policy, "dtype_on", lambda _: torch.bfloat16)
-    shapes.dtype = dtype_on("cuda")
-    return shapes
+    return replace(Shapes(*numbers), dtype=dtype_on("cuda"))

@@ -12,11 +12,11 @@ import torch
 from turnrl import RecipeError
 
 _SHARE_OF_MACHINE = 0.25
-"""Of the memory of a machine without a GPU, for `kv_memory: auto`. Not of what is free: batches,
-and so last digits, may depend on it."""
+"""Share of all memory on a machine without a GPU, for `kv_memory: auto`. It is no share of the free
+memory, which varies: batches, and so last digits, may depend on it."""
 
 _SHARE_OF_GPU = 0.7
-"""Of a GPU's memory that is free once the weights are loaded."""
+"""Share of the GPU memory that is free after the weights are loaded."""
 
 
 def auto_memory(device: torch.device, beside: int) -> int:

@@ -27,7 +27,7 @@ def adapted(network: nn.Module) -> list[Any]:
 
 
 def merged_dtype(device: torch.device) -> torch.dtype:
-    """Of merged weights: what a GPU multiplies fast, and a CPU exactly."""
+    """Type of merged weights: fast to multiply on a GPU, exact on a CPU."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -36,12 +37,13 @@ def pages_of(tokens: int) -> int:
 
 def rectangle(rows: Sequence[Sequence[int]], dtype: type = np.int64) -> np.ndarray:
     """Lists of numbers as rows of an array, filled up with zeros."""
-    found: np.ndarray = np.zeros((len(rows), max(map(len, rows), default=1)), dtype)
+    filled: np.ndarray = np.zeros((len(rows), max(map(len, rows), default=1)), dtype)
     for n, row in enumerate(rows):
-        found[n, : len(row)] = row
-    return found
+        filled[n, : len(row)] = row
+    return filled
 
 
+@dataclass(eq=False)
 class Shapes:
     """Shapes of keys and values that one token leaves behind in each layer, found by reading two
     tokens.
@@ -50,11 +52,12 @@ class Shapes:
     those of keys and values, `asking` those of queries.
     """
 
-    def __init__(self) -> None:
-        self.layers = 0
-        self.heads = self.size = self.asking = 0
-        self.dtype = torch.float32
-        self.windows: set[int] = set()
+    layers: int = 0
+    heads: int = 0
+    size: int = 0
+    asking: int = 0
+    dtype: torch.dtype = torch.float32
+    windows: set[int] = field(default_factory=set)
 
     def __call__(
         self,
@@ -90,8 +93,8 @@ class Pool:
     Not for several threads at once: the engine has a lock.
 
     Args:
-        count: Of pages.
-        shapes: Of keys and values.
+        count: Number of pages.
+        shapes: Shapes of keys and values.
         device: Where they are.
         kernel: How a GPU's kernel takes them, if one does (see `turnrl_slots.kernel`). For it a
             page holds all heads of its first token, then those of the next, and not all tokens of
@@ -246,15 +249,15 @@ class Pool:
         """(rows x heads, tokens, D), keys and values, where no kernel reads them. They last until
         the next call: memory that is asked for anew in each layer costs more than what is done
         with it."""
-        of, found = self.shapes, []
+        of, sides = self.shapes, []
         for side in range(2):
             size = len(units) * PAGE * of.size
             if self._scratch[side].numel() < size:
                 self._scratch[side] = torch.empty(size, dtype=of.dtype, device=self.device)
             out = self._scratch[side][:size].view(-1, PAGE, of.size)
             torch.index_select(self.store[layer, side].flatten(0, 1), 0, units, out=out)
-            found.append(out.view(rows * of.heads, -1, of.size))
-        return found[0], found[1]
+            sides.append(out.view(rows * of.heads, -1, of.size))
+        return sides[0], sides[1]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Write pages over others, as (from, to). All are read before any is written."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from turnrl import RecipeError, SampledPolicy, Sampling, in_short, of_the_device, out_of_memory
 from turnrl_slots.attention import Feed
@@ -26,41 +25,37 @@ _MOST_ROWS = 512
 little more."""
 
 
-def text_of(network: PreTrainedModel, tokens: int) -> tuple[int, ...]:
+def text_of(policy: SampledPolicy, tokens: int) -> tuple[int, ...]:
     """A text of so many tokens, each another for long."""
-    vocabulary = network.config.get_text_config().vocab_size
+    vocabulary = policy.config.get_text_config().vocab_size
     return tuple((7919 * i + 104_729) % vocabulary for i in range(tokens))
 
 
 @torch.inference_mode()
-def measure(
-    policy: SampledPolicy, network: PreTrainedModel, device: torch.device, tokens: int
-) -> Shapes:
+def measure(policy: SampledPolicy, device: torch.device, tokens: int) -> Shapes:
     """The shapes of keys and values, found by reading two tokens.
 
     Raises:
         RecipeError: If the model does not attend, or a layer sees less than so many tokens.
     """
-    shapes, name = Shapes(), type(network).__name__
+    shapes = Shapes()
     ids = torch.zeros(1, 2, dtype=torch.long, device=device)
     try:
         policy.hidden(ids, None, torch.arange(2, device=device)[None], attend=shapes)
     except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
         if of_the_device(error):
             raise
-        refuse(network.config, name, f"({type(error).__name__}: {error})", error)
+        refuse(policy.config, f"({type(error).__name__}: {error})", error)
     if not shapes.layers:
-        refuse(network.config, name, "(it has no attention that asks for an implementation)")
+        refuse(policy.config, "(it has no attention that asks for an implementation)")
     if shapes.windows and (window := min(shapes.windows)) < tokens:
         why = f"(a layer sees {window} tokens, and a trajectory has {tokens})"
-        refuse(network.config, name, why)
+        refuse(policy.config, why)
     return shapes
 
 
 @torch.inference_mode()
-def compare(
-    policy: SampledPolicy, network: PreTrainedModel, pool: Pool, forward: Forward, tokens: int
-) -> None:
+def compare(policy: SampledPolicy, pool: Pool, forward: Forward, tokens: int) -> None:
     """Read a text as long as any that will come, once over pages and once as the model itself
     would. Over pages it is read in two parts, and its last token as one that was sampled. Chunked
     attention, recurrent layers and whatever else pages do not hold show in the difference.
@@ -68,35 +63,33 @@ def compare(
     Raises:
         RecipeError: If there is one.
     """
-    ids = text_of(network, max(tokens, 2))
+    ids = text_of(policy, max(tokens, 2))
     half, last = len(ids) // 2, len(ids) - 1
     table = [pool.take() for _ in range(pages_of(len(ids)))]
-    name = type(network).__name__
     try:
         for begin, end in ((0, half), (half, last)):
             if begin < end:
                 forward([], np.zeros(0, np.int64), [], [Feed(table, begin, ids[begin:end])])
-        found = policy.logits(forward([table], np.array([last]), [ids[last]], []))
+        logits = policy.logits(forward([table], np.array([last]), [ids[last]], []))
     except (RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
         if of_the_device(error):
             raise
-        refuse(network.config, name, f"({type(error).__name__}: {error})", error)
+        refuse(policy.config, f"({type(error).__name__}: {error})", error)
     whole = torch.tensor([ids], device=pool.device)
     positions = torch.arange(len(ids), device=pool.device)[None]
     hidden = policy.hidden(whole, None, positions)
-    gap = found.log_softmax(-1) - policy.logits(hidden[:, -1]).log_softmax(-1)
+    gap = logits.log_softmax(-1) - policy.logits(hidden[:, -1]).log_softmax(-1)
     pool.release(table)
     # rounding alone makes 1e-5 in float32, and some hundredths in bfloat16
     limit = 1e-2 if hidden.dtype == torch.float32 else 0.25
     if not (off := float(gap.abs().mean())) < limit:
         why = f"(log-probabilities {off:.2g} nats apart after {len(ids)} tokens)"
-        refuse(network.config, name, why)
+        refuse(policy.config, why)
 
 
 @torch.inference_mode()
 def fill(
     policy: SampledPolicy,
-    network: PreTrainedModel,
     pool: Pool,
     forward: Forward,
     tokens: int,
@@ -108,10 +101,9 @@ def fill(
 
     Args:
         policy: That is sampled.
-        network: Its network.
         pool: Pages; none is held.
         forward: Computes a pass.
-        tokens: Of the longest trajectory.
+        tokens: Length of the longest trajectory.
         prefill_tokens: The most tokens read at once.
         rows: The most turns sampled at once.
     Raises:
@@ -120,7 +112,7 @@ def fill(
     feeds: list[Feed] = []
     left = min(prefill_tokens, pool.count * PAGE)
     while left and pool.available:
-        ids = text_of(network, min(left, tokens, pool.available * PAGE))
+        ids = text_of(policy, min(left, tokens, pool.available * PAGE))
         table = [pool.take() for _ in range(pages_of(len(ids)))]
         feeds.append(Feed(table, 0, ids))
         left -= len(ids)

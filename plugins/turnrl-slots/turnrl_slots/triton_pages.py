@@ -63,7 +63,7 @@ def _attend(  # type: ignore[no-untyped-def]
     )
     most = tl.full([GROUP_PAD], -float("inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
-    found = tl.zeros([GROUP_PAD, SIZE_PAD], tl.float32)
+    weighed = tl.zeros([GROUP_PAD, SIZE_PAD], tl.float32)
     pages = table + row_ * width
     for first in range(begin, end, KEYS):
         at = first + tl.arange(0, KEYS)
@@ -79,17 +79,17 @@ def _attend(  # type: ignore[no-untyped-def]
         before = tl.exp2(most - now)
         value = tl.load(values + lies[:, None] + size[None, :], mask=seen, other=0.0)
         total = total * before + tl.sum(weights, 1)
-        found = found * before[:, None]
-        found += tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+        weighed = weighed * before[:, None]
+        weighed += tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
         most = now
     total = tl.where(total > 0, total, 1.0)  # of a part without keys, whose `most` is -inf
-    found = found / total[:, None]
+    weighed = weighed / total[:, None]
     if WHOLE:
         to = (row_ * heads + asker) * SIZE
-        tl.store(out + to[:, None] + size[None, :], found.to(out.dtype.element_ty), mask=real)
+        tl.store(out + to[:, None] + size[None, :], weighed.to(out.dtype.element_ty), mask=real)
     else:
         to = (row_ * heads + asker) * count + part
-        tl.store(parts + (to * SIZE)[:, None] + size[None, :], found, mask=real)
+        tl.store(parts + (to * SIZE)[:, None] + size[None, :], weighed, mask=real)
         tl.store(sums + to, most + tl.log2(total), mask=group < GROUP)
 
 
@@ -107,8 +107,8 @@ def _weigh(  # type: ignore[no-untyped-def]
     at = (asker * COUNT + part) * SIZE
     some = tl.load(parts + at[:, None] + size[None, :], mask=(size < SIZE)[None, :], other=0.0)
     total = tl.sum(weights, 0)
-    found = tl.sum(some * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(out + asker * SIZE + size, found.to(out.dtype.element_ty), mask=size < SIZE)
+    mean = tl.sum(some * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + asker * SIZE + size, mean.to(out.dtype.element_ty), mask=size < SIZE)
 
 
 @cache
@@ -124,7 +124,7 @@ def parts_of(rows: int, heads: int, width: int, programs: int) -> int:
     long the rows are.
 
     Args:
-        rows: Of the pass.
+        rows: Rows of the pass.
         heads: Key-value heads.
         width: Pages of the longest row that the table has room for.
         programs: What the device computes at once.
@@ -150,9 +150,9 @@ def attend_rows(
         values: The same.
         table: (R, W), int32, contiguous, the pages of each sequence in order; any after its last.
         used: (R,), int32, tokens of each in its pages, the one that asks included.
-        scale: Of the scores.
-        parts: Into which each row's keys are divided, a power of two; None for as many as the
-            device is filled by.
+        scale: Factor of the scores.
+        parts: Number of parts that each row's keys are divided into, a power of two; None for as
+            many as fill the device.
     Returns:
         (R, heads, D), contiguous, of the query's type; zero for a sequence without tokens.
     """

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention import activate_flash_attention_impl
 
 from turnrl import RecipeError, in_short, of_the_device, takes_ragged
@@ -48,7 +49,7 @@ def find_way(shapes: Shapes, device: torch.device, attention: Attention = "auto"
     several. A run that ends up with a slow one is warned.
 
     Args:
-        shapes: Of keys and values.
+        shapes: Shapes of keys and values.
         device: Where they are.
         attention: The option of the engine: one way alone, or `auto` for all in turn.
     Returns:
@@ -146,17 +147,14 @@ def _gap(
     lengths = torch.tensor(used, dtype=torch.int32, device=device)
     scale = shapes.size**-0.5
     of = kernel.Sequences(table, begins, lengths, sum(counts), max(counts))
-    found = kernel.attend(way, query, keys, values, of, scale, parts)
-    wanted, at = [], 0
-    for pages, length, count in zip(tables, used, counts, strict=True):
-        # (heads, tokens, D), each key-value head as often as it is asked
-        known = [
-            side[pages].flatten(0, 1)[:length].transpose(0, 1).float() for side in (keys, values)
-        ]
-        k, v = (side.repeat_interleave(shapes.asking // shapes.heads, 0) for side in known)
-        for n in range(count):
-            seen = length - count + n + 1
-            weights = (query[at].float()[:, None] @ k[:, :seen].mT * scale).softmax(-1)
-            wanted.append((weights @ v[:, :seen])[:, 0])
-            at += 1
-    return float((found.float() - torch.stack(wanted)).abs().max())
+    attended = kernel.attend(way, query, keys, values, of, scale, parts)
+    wanted = []
+    for pages, length, asked in zip(tables, used, query.split(counts), strict=True):
+        # (1, heads, tokens, D) each
+        known = (side[pages].flatten(0, 1)[:length] for side in (keys, values))
+        q, k, v = (side.transpose(0, 1)[None].float() for side in (asked, *known))
+        seen = torch.ones(len(asked), length, dtype=torch.bool, device=device)
+        seen = seen.tril(length - len(asked))
+        plain = F.scaled_dot_product_attention(q, k, v, seen, scale=scale, enable_gqa=True)
+        wanted.append(plain[0].transpose(0, 1))
+    return float((attended.float() - torch.cat(wanted)).abs().max())
