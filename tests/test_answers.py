@@ -578,7 +578,7 @@ def test_a_run_its_record_and_an_evaluation_go_by_the_recipes_rule(recipe, capsy
     assert all(row["val/findable"] == "0.0" for row in rows)
     assert "val/answer_in_results" not in rows[0]
     kept = record.read("runs/recipe/version_0/record")
-    assert [row["exact_match"] for row in kept] == [float(r["stop"] == "answer") for r in kept]
+    assert [row["exact_match"] for row in kept] == [float(r["ended_by"] == "answer") for r in kept]
     assert {row["answer_in_results"] for row in kept} == {None}
     saved = Path("runs/recipe/version_0/config.yaml")
     assert f"answers: {__name__}.anything" in saved.read_text()

@@ -224,7 +224,7 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(chat):  # noqa: F811
 @pytest.mark.parametrize(
     ("says", "message"),
     [
-        (lambda *_: 500, r"'big' at http://.* does not answer \(status 500: .*\), after 0\.3 s of"),
+        (lambda *_: 500, r"'big' at http.* answer \(status 500: .*\)\. It was waited for, 0\.3 s"),
         (lambda *_: 401, r"refused a request \(status 401: .* VENDOR_KEY holds the wrong key"),
         (lambda *_: 404, r"status 404: .* Correct base_url, or model"),
         (lambda *_: 400, r"status 400: .* Correct model or extra"),

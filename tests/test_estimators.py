@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -779,7 +780,8 @@ def test_a_recipes_policy_plays_and_its_turns_are_judged(recipe, capsys):
     told = said(capsys, "recipe.yaml", "--questions", "3")
     assert max(map(len, told.splitlines())) <= 80
     assert "3 questions, two groups of 4 each" in told
-    assert "model.estimator " in told
+    printed = [int(n) for n in re.findall(r"(?m)^model.estimator +(\d+) ", told)]
+    assert printed[:2] == [1, 2]
     assert "Branched: not tried: it needs probes" in told
     assert "TurnCritic: not tried: it needs a critic's values" in told
     lines = said(capsys, "recipe.yaml", "--json", "--questions", "3").splitlines()
@@ -803,6 +805,14 @@ def test_a_checkpoint_plays_by_its_own_recipe(recipe, capsys):
     capsys.readouterr()
     told = said(capsys, "recipe.yaml", "--ckpt_path", str(last), "--questions", "2")
     assert "2 questions, two groups of 4 each" in told
+    option = ("--ckpt_path", str(last), "--model.group_size", "8")
+    told = fails(capsys, ["credit-check", "recipe.yaml", *option])
+    assert "Leave out one of --model.group_size and --ckpt_path" in told
+
+
+def test_questions_that_are_fewer_than_asked_for_are_asked_once(recipe, capsys):
+    told = said(capsys, "recipe.yaml", "--questions", "40", "--data.train_limit", "3")
+    assert "3 questions, two groups of 4 each" in told
 
 
 def test_mistakes_are_told_before_anything_is_computed(recipe, capsys):

@@ -45,9 +45,9 @@ class _Kind(AnswerRule):
         count = sum(all(kind.fullmatch(a.strip()) for a in some) for some in of_phrases)
         if 2 * count <= len(questions):
             return None
-        told = f"{count} of {len(questions)} accepted answers are {cls.as_phrases}"
+        what = f"{count} of {len(questions)} accepted answers are {cls.as_phrases}"
         step = f"Set data.answers to {cls.__name__.lower()}, or to phrase if that is meant."
-        return f"{told}. {step}"
+        return f"{what}. {step}"
 
 
 _MINUS = "(?i)[\N{MINUS SIGN}\N{EN DASH}]|\\b(?:minus|negative)\\s+(?=[$.0-9])"
@@ -71,14 +71,14 @@ def _numbers(text: str) -> Iterator[Fraction | None]:
     from fractions import Fraction
 
     plain = re.sub(_MINUS, "-", text).replace(r"\boxed{", " ")
-    for found in re.finditer(_NUMBER, plain):
-        number, below = (re.sub(r"[^0-9.]", "", found[k] or "1") for k in ("number", "below"))
-        power = found["power"] or "0"
+    for match in re.finditer(_NUMBER, plain):
+        number, below = (re.sub(r"[^0-9.]", "", match[k] or "1") for k in ("number", "below"))
+        power = match["power"] or "0"
         long = max(len(number), len(below), len(power)) > _LONGEST
         if long or abs(int(power)) > _LONGEST or not int(below):
             yield None
         else:
-            sign = -1 if "-" in (found["sign"], found["inner"]) else 1
+            sign = -1 if "-" in (match["sign"], match["inner"]) else 1
             yield sign * Fraction(number) * Fraction(10) ** int(power) / int(below)
 
 
@@ -114,8 +114,8 @@ class Number(_Kind):
                 raise RecipeError(f"Number.{name} is {value}; it must be 0 or more, and finite.")
 
     def read(self, text: str) -> Fraction | None:
-        found = set(_numbers(text))
-        return found.pop() if len(found) == 1 else None
+        numbers = set(_numbers(text))
+        return numbers.pop() if len(numbers) == 1 else None
 
     def same(self, given: str, accepted: str) -> bool:
         return self._near(self.read(given), self.read(accepted))
@@ -161,12 +161,12 @@ class Choice(_Kind):
     def read(self, text: str) -> str | None:
         said = " ".join(re.sub(r"\\boxed\b|\\text\b|[*_{}$`\"']", " ", text).split())
         said = said[lead.end() :] if (lead := re.match(_LEAD, said)) else said
-        found = re.fullmatch(_OPTION, said.lstrip("([ "))
-        if found is None:
+        match = re.fullmatch(_OPTION, said.lstrip("([ "))
+        if match is None:
             return None
-        kind = next(kind for kind in _KINDS if re.fullmatch(kind, found[1]))
-        others = re.findall(rf"(?:^|\s)\(?({kind})\)", found[2])
-        return found[1].upper() if {*others} <= {found[1]} else None
+        kind = next(kind for kind in _KINDS if re.fullmatch(kind, match[1]))
+        others = re.findall(rf"(?:^|\s)\(?({kind})\)", match[2])
+        return match[1].upper() if {*others} <= {match[1]} else None
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,8 @@ def _same_expression(given: str, accepted: str) -> bool:
         both = [text] if marked or words else [f"${text}$", text]
         return next((p for t in both if (p := math_verify.parse(t, parsing_timeout=limit))), [])
 
-    found = math_verify.verify(parse(accepted), parse(given), timeout_seconds=limit)
-    return bool(found)
+    equal = math_verify.verify(parse(accepted), parse(given), timeout_seconds=limit)
+    return bool(equal)
 
 
 @dataclass(frozen=True)
@@ -242,13 +242,13 @@ class Compared(AnswerRule):
             return False
         what = f"data.answers {self.name} on {given!r} and {accepted!r}"
         try:
-            found: object = self.function(given, accepted)
+            verdict: object = self.function(given, accepted)
         except (Exception, SystemExit) as error:  # of anybody's code
             cause = f"raised {type(error).__name__}: {error}"
             raise PluginError(f"{what} {cause}. It must compare any two texts.") from error
-        if type(found).__name__ not in ("bool", "bool_"):  # NumPy's has either name
-            raise PluginError(f"{what} returned {found!r}. It must return True or False.")
-        return bool(found)
+        if type(verdict).__name__ not in ("bool", "bool_"):  # NumPy's has either name
+            raise PluginError(f"{what} returned {verdict!r}. It must return True or False.")
+        return bool(verdict)
 
     @classmethod
     def named(cls, given: object) -> AnswerRule | None:

@@ -73,7 +73,7 @@ def write_card(
     Args:
         folder: Where the export lies.
         base: See `base_name`.
-        revision: Of the base on the hub.
+        revision: Revision of the base on the hub.
         adapter: Whether it is an adapter, or a whole model.
         facts: What else to say of the training, by name.
     """

@@ -25,12 +25,12 @@ def facts_of(run: Path, iterations: int, steps: int) -> dict[str, str]:
 
     Args:
         run: Its folder.
-        iterations: That are done.
-        steps: Of the optimiser.
+        iterations: Iterations that are done.
+        steps: Optimiser steps that are done.
     """
     recipe = run / "config.yaml"
-    told = "none: made from Python"
+    origin = "none: made from Python"
     if recipe.is_file():
         digest = hashlib.sha256(recipe.read_bytes()).hexdigest()
-        told = f"`config.yaml` of the run, SHA-256 `{digest}`"
-    return {"iterations": f"{iterations}, in {steps} optimiser steps", "recipe": told}
+        origin = f"`config.yaml` of the run, SHA-256 `{digest}`"
+    return {"iterations": f"{iterations}, in {steps} optimiser steps", "recipe": origin}

@@ -42,7 +42,7 @@ def reason(figures: Mapping[str, float], rollout: Any) -> str:
     first thing to change; else nothing.
 
     Args:
-        figures: Of the iteration, as in `metrics.csv`.
+        figures: The iteration's figures, as in `metrics.csv`.
         rollout: Its limits, `max_turn_tokens` and `max_tokens`, and its `temperature`.
     """
     if figures.get("rollout/truncated", 0.0) > 1 - 1e-6:

@@ -2,4 +2,5 @@
 
 from turnrl_endpoint.endpoint import Endpoint as Endpoint
 from turnrl_endpoint.endpoint import EndpointError as EndpointError
+from turnrl_endpoint.server import ChatServer as ChatServer
 from turnrl_endpoint.server import Server as Server

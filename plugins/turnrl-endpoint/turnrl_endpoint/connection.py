@@ -19,7 +19,7 @@ import httpx2
 from turnrl_servers import Patience, Unavailable
 
 from turnrl import WorldError
-from turnrl_endpoint.server import Server
+from turnrl_endpoint.server import ChatServer
 
 T = TypeVar("T")
 
@@ -32,25 +32,20 @@ class Connection:
         server: How to reach it.
         label: Its name in messages.
         error: The error that stops the run, made of a text.
-        late: The reason given when a request takes longer than `timeout_s`.
-        address: The next step when there is nothing at the address.
-        request: The next step when the server refuses for any other reason.
-        away: Turns the report of `Patience` into that of an outage, with the next step.
+        request: The next step when the server refuses a request, and neither the key nor the
+            address is wrong.
         quiet_s: An outage shorter than this is not worth a line.
     """
 
-    server: Server
+    server: ChatServer
     label: str
     error: Callable[[str], WorldError]
-    late: str
-    address: str
     request: str
-    away: Callable[[str], str]
     quiet_s: float = 0.0
 
     def __post_init__(self) -> None:
-        gave_up, wait_s = (lambda told: self.fault(self.away(told))), self.server.patience_s
-        self._patience = Patience(self.label, wait_s, gave_up, 0, self.quiet_s)
+        wait_s = self.server.patience_s
+        self._patience = Patience(self.label, wait_s, self._away, 0, self.quiet_s)
         self._client: httpx2.AsyncClient | None = None
 
     async def ask(
@@ -59,7 +54,7 @@ class Connection:
         """Send a request until it is answered.
 
         Args:
-            body: Of the request.
+            body: Body of the request.
             read: Reads a successful response as it is written.
         Returns:
             What was read.
@@ -69,14 +64,15 @@ class Connection:
 
         async def attempt() -> T:
             client, url = self._connected(), self.server.url
-            late = asyncio.timeout(self.server.timeout_s)
+            in_time = asyncio.timeout(self.server.timeout_s)
             try:
-                async with late, client.stream("POST", url, json=body) as response:
+                async with in_time, client.stream("POST", url, json=body) as response:
                     if response.is_success:
                         return await read(response)
                     await response.aread()
             except TimeoutError:
-                raise Unavailable(self.late) from None
+                late = f"no whole answer within timeout_s = {self.server.timeout_s:g}"
+                raise Unavailable(late) from None
             except httpx2.RequestError as error:
                 raise Unavailable(self.clean(error) or type(error).__name__) from None
             raise self._refusal(response)
@@ -114,8 +110,11 @@ class Connection:
             named = f"the environment variable {variable} {held}" if variable else "no key is sent"
             advice = f"Correct it: {named} (api_key_env)."
         elif status in (404, 405) or 300 <= status < 400:
-            advice = self.address
+            advice = "Correct base_url, or model."
         return self.fault(f"refused a request ({told}). {advice}")
+
+    def _away(self, told: str) -> WorldError:
+        return self.fault(f"{told} Start it, correct base_url, or raise patience_s.")
 
     @property
     def _key(self) -> str:

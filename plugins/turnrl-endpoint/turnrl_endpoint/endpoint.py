@@ -7,7 +7,6 @@ where a server takes no stop strings, or does not say which one it met.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
@@ -43,10 +42,7 @@ class Endpoint(MessageSampler):
             server,
             f"{server.model!r} at {server.base_url}",
             EndpointError,
-            f"no whole answer within timeout_s = {server.timeout_s:g}",
-            "Correct base_url, or model.",
             "Correct model or extra, or lower rollout.max_turn_tokens.",
-            _away,
         )
 
     async def reply(self, messages: Sequence[Message], sampling: Sampling) -> Reply:
@@ -56,7 +52,7 @@ class Endpoint(MessageSampler):
             EndpointError: If it is away for `patience_s`, refuses, or sends what is no reply.
         """
         body = self._body(messages, sampling)
-        return await self._connection.ask(body, lambda found: self._reply(found, sampling.stop))
+        return await self._connection.ask(body, lambda got: self._reply(got, sampling.stop))
 
     async def drain(self) -> None:
         """Close the connections."""
@@ -64,7 +60,7 @@ class Endpoint(MessageSampler):
 
     def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
         cuts = {"top_k": sampling.top_k, "min_p": sampling.min_p, "top_p": sampling.top_p}
-        return self.server.asks(
+        return self.server.request(
             messages,
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
@@ -84,6 +80,10 @@ class Endpoint(MessageSampler):
             ends = [text.index(one) + len(one) for one in stop if one in text]
             if ends:  # the server stops writing when the connection is closed
                 return Reply(text[: min(ends)])
+        kind = response.headers.get("content-type", "")
+        if ended is None and not text and "event-stream" not in kind:
+            what = f"answered with {kind or 'no content type'}, which is no stream of events"
+            raise self._connection.fault(f"{what}. Correct base_url.")
         if ended is None:
             raise Unavailable("the reply broke off")
         return Reply(text, cut=ended == "length")
@@ -99,8 +99,3 @@ class Endpoint(MessageSampler):
             sent = self._connection.clean(data)
             what = f"sent {sent!r}, which is no event of a chat completion"
             raise self._connection.fault(f"{what}. Correct base_url or model.") from error
-
-
-def _away(told: str) -> str:
-    what = re.sub(r"\. It was waited for, (.*)\.$", r", after \1 of waiting.", told)
-    return f"{what} Start it, correct base_url, or raise patience_s."

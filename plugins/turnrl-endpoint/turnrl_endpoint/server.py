@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import re
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 from urllib.parse import urlsplit
 
-from turnrl import RecipeError
+from turnrl import RecipeError, at_least
 
 
 @dataclass(frozen=True)
-class Server:
-    """Access to a server that speaks OpenAI's chat completions, without any secret in it: this is
-    what a recipe holds.
+class ChatServer(ABC):
+    """The options that every client of such a server has: see `Server`.
 
-    Args:
-        base_url: Address up to `/chat/completions`, such as http://localhost:8000/v1.
-        model: The model, as the server calls it.
-        api_key_env: Name of the environment variable that holds the key, which is sent to
-            `base_url` and nowhere else; no key is sent if it is null or not set.
-        concurrency: Requests under way at once.
-        timeout_s: Seconds that one request may take, its answer included.
-        patience_s: Seconds without any answer after which the run stops; requests are tried again
-            until then.
-        extra: More fields of a request's body, such as `{response_format: {type: json_object}}`;
-            one that is null leaves ours out (`{temperature: null}`).
     Raises:
         RecipeError: If the address holds a secret or is none, a key is written out, or a number
             makes no sense.
@@ -61,20 +50,39 @@ class Server:
                 "what it holds now is not shown, for it may be the key itself. Recipes are saved "
                 "with every run."
             )
-        for name, minimum in self._least.items():
-            if not getattr(self, name) >= minimum:
-                raise RecipeError(f"{name} is {getattr(self, name)}; it must be {minimum} or more")
+        at_least(1, "", self, "concurrency")
+        at_least(0.001, "", self, "timeout_s")
+        at_least(0, "", self, "patience_s")
 
     @property
     def url(self) -> str:
         """Where requests go."""
         return self.base_url.rstrip("/") + "/chat/completions"
 
-    @property
-    def _least(self) -> dict[str, float]:
-        return {"concurrency": 1, "timeout_s": 0.001, "patience_s": 0}
-
-    def asks(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> dict[str, Any]:
+    def request(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> dict[str, Any]:
         """Body of a request; the key is not in it."""
         asked = {"model": self.model, "messages": [*messages], **settings, **self.extra}
         return {name: value for name, value in asked.items() if value is not None}
+
+
+@final
+@dataclass(frozen=True)
+class Server(ChatServer):
+    """Access to a server that speaks OpenAI's chat completions, without any secret in it: this is
+    what a recipe holds.
+
+    Args:
+        base_url: Address up to `/chat/completions`, such as http://localhost:8000/v1.
+        model: The model, as the server calls it.
+        api_key_env: Name of the environment variable that holds the key, which is sent to
+            `base_url` and nowhere else; no key is sent if it is null or not set.
+        concurrency: Requests under way at once.
+        timeout_s: Seconds that one request may take, its answer included.
+        patience_s: Seconds without any answer after which the run stops; requests are tried again
+            until then.
+        extra: More fields of a request's body, such as `{response_format: {type: json_object}}`;
+            one that is null leaves ours out (`{temperature: null}`).
+    Raises:
+        RecipeError: If the address holds a secret or is none, a key is written out, or a number
+            makes no sense.
+    """

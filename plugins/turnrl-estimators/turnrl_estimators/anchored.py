@@ -14,11 +14,11 @@ from turnrl_estimators.relative import rewards_and_outcome
 def retrieved(turn: Turn) -> frozenset[str]:
     """Results that the calls of a turn brought: ids of passages where the tool tells them
     (`metadata["passage_ids"]`), else the contents of results that are no failures."""
-    found: set[str] = set()
+    results: set[str] = set()
     for result in turn.results:
         said = [result.content] if result.ok else []
-        found.update(map(str, result.metadata.get("passage_ids", said)))
-    return frozenset(found)
+        results.update(map(str, result.metadata.get("passage_ids", said)))
+    return frozenset(results)
 
 
 def anchors(group: Group) -> Iterator[list[frozenset[str]]]:

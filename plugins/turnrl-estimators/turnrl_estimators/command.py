@@ -21,7 +21,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from turnrl import AdvantageEstimator, Group, Question, RecipeError, installed
@@ -53,7 +53,7 @@ def add_credit_command(commands: Any) -> None:
     parser = commands.add_parser(
         "credit-check",
         usage=_USAGE,
-        help="bias and variance of every installed estimator",
+        help="measure bias and variance of every estimator",
         description=__doc__,
         parents=[options],
     )
@@ -124,14 +124,17 @@ def _opened(args: argparse.Namespace, words: Sequence[str]) -> tuple[MTGRPO, lis
     from turnrl import MTGRPO, QuestionData, build, load
 
     checkpoint = [] if args.ckpt_path is None else [f"--ckpt_path={args.ckpt_path}"]
+    if checkpoint and (own := [word for word in words if word.startswith("--model.")]):
+        what = f"{own[0]} is set, and a checkpoint plays as the recipe of its run says"
+        raise RecipeError(f"{what}. Leave out one of {own[0].partition('=')[0]} and --ckpt_path.")
     built = build([*words, *checkpoint, *(f"--trainer.{one}" for one in _ALONE)])
     module, data = built.module, built.data
     if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
         has = f"{type(module).__name__} and {type(data).__name__}"
         raise RecipeError(f"'turnrl credit-check' plays MTGRPO on QuestionData, not {has}.")
-    size = args.questions
-    asked = chain.from_iterable(data.iteration_questions(k, 0, 1) for k in range(size))
-    questions = list(islice(asked, size))
+    first = (data.iteration_questions(k, 0, 1) for k in range(args.questions))
+    # each once, also where the run would ask one again
+    questions = [*{one.id: one for one in chain.from_iterable(first)}.values()][: args.questions]
     try:
         if built.checkpoint is not None:
             return load(built.checkpoint, args.device), questions
@@ -161,12 +164,12 @@ def _print_rollouts(
         if reason := _unfit(made, pairs):
             notes.append((name, reason))
             continue
-        for found in signals(name, made, pairs):
+        for row in signals(name, made, pairs):
             if as_json:
-                print(json.dumps(asdict(found)))
+                print(json.dumps(asdict(row)))
                 continue
-            snr = "-" if found.snr is None else f"{found.snr:.2f}"
-            print(f"{name:37} {found.turn:4} {found.advantage:9.3f} {snr:>9} {found.pairs:7}")
+            snr = "-" if row.snr is None else f"{row.snr:.2f}"
+            print(f"{name:37} {row.turn + 1:4} {row.advantage:9.3f} {snr:>9} {row.pairs:7}")
     for name, reason in notes:
         skipped = {"estimator": name, "reason": reason}
         print(json.dumps(skipped) if as_json else f"{name}: not tried: {reason}")

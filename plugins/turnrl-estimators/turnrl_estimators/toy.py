@@ -46,8 +46,8 @@ class Fate:
 
     Args:
         trajectory: With one sampled token a turn.
-        chance: Of it.
-        turn_rewards: Of each of its turns.
+        chance: Its probability.
+        turn_rewards: The reward of each of its turns.
         outcome: Its outcome reward.
         scores: For each of its turns, how its log-probability changes with the turn's logit.
     """
@@ -72,7 +72,7 @@ class Toy:
     third, after which there is no turn left to answer in, earns nothing.
 
     Args:
-        logits: Of stopping, in each turn.
+        logits: Logit of stopping, in each turn.
         search_rewards: What going on can earn in each turn, each with the same chance.
         outcomes: What an answer earns, in each turn.
     """
@@ -118,15 +118,15 @@ class Toy:
     @cached_property
     def to_go(self) -> tuple[dict[float, float], ...]:
         """For each turn, what can be earned from its beginning on, and the chance of each."""
-        found: list[dict[float, float]] = []
+        chances_to_go: list[dict[float, float]] = []
         for k in range(len(self.logits)):
             chances: dict[float, float] = defaultdict(float)
             through = [fate for fate in self.fates if len(fate.scores) > k]
             whole = sum(fate.chance for fate in through)
             for fate in through:
                 chances[fate.earned - sum(fate.turn_rewards[:k])] += fate.chance / whole
-            found.append(dict(chances))
-        return tuple(found)
+            chances_to_go.append(dict(chances))
+        return tuple(chances_to_go)
 
     @cached_property
     def values(self) -> tuple[float, ...]:
@@ -158,7 +158,7 @@ class Member:
 
     Args:
         fate: Its trajectory.
-        chance: Of both.
+        chance: The probability of both.
         values: (K,), the mean of what the probes of each turn earn; zero where there are none, and
             for the first turn, of which a group's members share the probes.
     """
@@ -169,7 +169,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Figures:
+class GradientEstimate:
     """Bias and variance of the gradient that an estimator gives. A factor in units of reward, as
     `scale: std` brings it, is a bias along the gradient; the learning rate can take it up, and
     never the angle.
@@ -225,7 +225,7 @@ def _made(cls: type, **options: str) -> Any:
 
 def check(
     classes: Mapping[str, type], toy: Toy = Toy(), group_size: int = 4
-) -> list[Figures | Skipped]:
+) -> list[GradientEstimate | Skipped]:
     """The figures of estimators, each as installed and as `(leave_one_out, none)`.
 
     Args:
@@ -233,18 +233,20 @@ def check(
         toy: Where they are tried.
         group_size: G, where no probes are needed.
     """
-    found: list[Figures | Skipped] = []
+    rows: list[GradientEstimate | Skipped] = []
     for name, made in variants(classes):
         try:
             if isinstance(made, Exception):
                 raise made
-            found.append(figures(name, made, toy, group_size))
+            rows.append(figures(name, made, toy, group_size))
         except Exception as error:  # one broken estimator leaves the others their figures
-            found.append(Skipped(name, " ".join(str(error).split())))
-    return found
+            rows.append(Skipped(name, " ".join(str(error).split())))
+    return rows
 
 
-def figures(name: str, estimator: AdvantageEstimator, toy: Toy, group_size: int = 4) -> Figures:
+def figures(
+    name: str, estimator: AdvantageEstimator, toy: Toy, group_size: int = 4
+) -> GradientEstimate:
     """The exact bias and variance of the policy-gradient estimate that an estimator leads to,
 
         g = 1/G sum_i sum_k A_{i,k} grad log pi(a_{i,k} | s_{i,k}),
@@ -285,7 +287,7 @@ def figures(name: str, estimator: AdvantageEstimator, toy: Toy, group_size: int 
     cosine = float(mean @ true) / (at * length) if there else 0.0
     notes = [f"{probes} probe{'s' * (probes > 1)}"] if probes else []
     notes += ["exact values"] if estimator.critic is not None else []
-    return Figures(
+    return GradientEstimate(
         name,
         bias=float((mean - true).norm()) / length,
         along=float(mean @ true) / length**2 - 1,

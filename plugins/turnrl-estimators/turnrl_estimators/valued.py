@@ -123,21 +123,21 @@ class Tree(AdvantageEstimator):
     turns l >= k, and the trunk, in turn k, get
 
         A_l = w_l (E - mean of E over the others that went on from there)
-        w_l = 1 / (1 + m (l + 1))
+        w_l = 1 / (1 + m l)
 
     (Tree-GRPO, arXiv 2509.21240, compares within and between trees.) Differs from its source in
     that branches come off at every turn, and in w. What a trunk and its branches share is learned
-    from once, in the trunk; but turn l is then taken 1 + m (l + 1) times as often as turn 0 was
-    reached, and w makes up for that: a trunk and its branches together are one unbiased estimate.
+    from once, in the trunk; but turn l is then taken 1 + m l times, and w makes up for that: a
+    trunk and its branches together are one unbiased estimate.
 
     Args:
         probes: m, branches from the beginning of each turn.
     """
 
     probes: int = 2
+    trains_probes = True
 
     def __post_init__(self) -> None:
-        self.trains_probes = True
         check_probes(self.probes)
 
     def prepare(self, attempts: Attempts, scorer: Scorer) -> list[Group]:

@@ -61,8 +61,8 @@ class AnswerRetrieved(TurnReward):
         self.weight = weight
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
-        found = answer_in_results(trajectory.turns[turn].results, trajectory.question)
-        return self.weight if found else 0.0
+        answered = answer_in_results(trajectory.turns[turn].results, trajectory.question)
+        return self.weight if answered else 0.0
 
 
 @final

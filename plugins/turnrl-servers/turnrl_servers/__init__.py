@@ -167,8 +167,8 @@ class Patience:
                 self._say(f"answers again after {away_s:.0f} s; the run goes on")
             self._away_since, self._said = None, False
 
-    def _say(self, told: str) -> None:
-        print(f"turnrl: {self._name} {told}", file=sys.stderr, flush=True)
+    def _say(self, news: str) -> None:
+        print(f"turnrl: {self._name} {news}", file=sys.stderr, flush=True)
 
 
 @final

@@ -41,10 +41,7 @@ def ask_all(
         server,
         f"the judge {server.model!r} at {server.base_url}",
         RewardError,
-        f"no answer within {server.timeout_s:g} s",
-        "Correct 'base_url', or 'model'.",
-        "Correct 'model', 'max_tokens' or 'extra'.",
-        lambda told: f"{told} Start it, correct 'base_url', or raise 'patience_s' to wait longer.",
+        "Correct model, max_tokens or extra.",
         _QUIET_S,
     )
     todo = iter(prompts.items())
@@ -74,9 +71,9 @@ async def _verdict(
     for _ in range(2):
         whole = await judge.ask(body, lambda response: response.aread())
         answer, reply = judge.clean(whole.decode(errors="replace")), _content(whole)
-        found = None if reply is None else read(reply)
-        if found is not None:
-            return found
+        score = None if reply is None else read(reply)
+        if score is not None:
+            return score
     raise judge.fault(
         f"was asked twice and gave no verdict; it sent {answer!r}. Ask for one in 'prompt' as JSON "
         "({\"score\": 0.5}), raise 'max_tokens' if the reply is cut, or take another model."

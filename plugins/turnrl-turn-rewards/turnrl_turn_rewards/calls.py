@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, final
 
-from turnrl import RecipeError, ToolCall, Trajectory, TurnReward
+from turnrl import RecipeError, Trajectory, TurnReward
 
 
 def lost(reward: TurnReward, name: str, value: float) -> float:
@@ -74,11 +74,10 @@ class Repetition(TurnReward):
 def _signatures(trajectory: Trajectory, first: int, end: int) -> Iterator[str]:
     """Signature of each readable call of some turns, as a text."""
     for turn in trajectory.turns[first:end]:
-        yield from (_signature(call) for call in turn.reading.calls if call.error is None)
-
-
-def _signature(call: ToolCall) -> str:
-    return json.dumps([call.name, _normal(dict(call.arguments))], sort_keys=True, default=repr)
+        for call in turn.reading.calls:
+            if call.error is None:
+                parts = [call.name, _normal(dict(call.arguments))]
+                yield json.dumps(parts, sort_keys=True, default=repr)
 
 
 def _normal(value: Any) -> Any:

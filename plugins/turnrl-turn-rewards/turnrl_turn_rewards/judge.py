@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from turnrl import OutcomeReward, RecipeError, SampledPolicy, Trajectory, says_nothing
+from turnrl import OutcomeReward, SampledPolicy, Trajectory, says_nothing
 from turnrl_turn_rewards.progress import Difference, StateScore, informed
 from turnrl_turn_rewards.server import Server
 from turnrl_turn_rewards.verdicts import Case, Verdicts
@@ -42,11 +42,10 @@ class LLMJudge(OutcomeReward):
         self._verdicts = Verdicts(server, prompt or ANSWER_PROMPT, places)
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
-        self._verdicts.ask(case for t in trajectories if (case := self._case(t)) is not None)
+        self._verdicts.ask(map(self._case, trajectories))
 
     def score(self, trajectory: Trajectory) -> float:
-        case = self._case(trajectory)
-        return 0.0 if case is None else self.weight * _given(self._verdicts, case)
+        return self.weight * self._verdicts.of(self._case(trajectory))
 
     def _case(self, trajectory: Trajectory) -> Case | None:
         answer = trajectory.answer
@@ -66,21 +65,19 @@ class JudgedState(StateScore):
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
         self._verdicts.ask(
-            case
+            self._case(trajectory, turns)
             for trajectory in trajectories
             for turns in range(len(trajectory.turns) + 1)
-            if (case := self._case(trajectory, turns)) is not None
         )
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
-        case = self._case(trajectory, turns)
-        return 0.0 if case is None else _given(self._verdicts, case)
+        return self._verdicts.of(self._case(trajectory, turns))
 
     def _case(self, trajectory: Trajectory, turns: int) -> Case | None:
-        told = informed(trajectory, turns)
-        if not told:
+        turns_read = informed(trajectory, turns)
+        if not turns_read:
             return None
-        some = enumerate(trajectory.turns[:told])
+        some = enumerate(trajectory.turns[:turns_read], 1)
         transcript = "\n".join(f"-- turn {number}\n{turn}" for number, turn in some)
         return {**_asked(trajectory), "transcript": transcript}
 
@@ -111,13 +108,3 @@ def _asked(trajectory: Trajectory) -> Case:
     question = trajectory.question
     answers = "\n".join(f"- {answer}" for answer in question.answers) or "(none are known)"
     return {"question": question.text, "answers": answers}
-
-
-def _given(verdicts: Verdicts, case: Case) -> float:
-    score = verdicts.of(case)
-    if score is None:
-        raise RecipeError(
-            "the judge is asked in `prepare`, which has not seen this trajectory. Score with "
-            "turnrl.score_group(trajectories, rewards), or prepare first."
-        )
-    return score

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import final
 
-from turnrl import OutcomeReward, Phrase, Trajectory, exact_match, normalize_answer
+from turnrl import OutcomeReward, Trajectory, exact_match
 
 
 @final
@@ -29,15 +28,9 @@ class F1(OutcomeReward):
         self.weight = weight
 
     def score(self, trajectory: Trajectory) -> float:
-        question = trajectory.question
-        if not isinstance(question.rule, Phrase):
-            return self.weight if exact_match(trajectory.answer, question) else 0.0
-        given = _words(trajectory.answer or "")
-        accepted = map(_words, question.answers)
-        # 2 P R / (P + R) with P = shared / given and R = shared / wanted; none shared is 0
-        shares = (2 * (given & a).total() / max(given.total() + a.total(), 1) for a in accepted)
-        return self.weight * max(shares, default=0.0)
+        from turnrl import record  # which loads Arrow
 
-
-def _words(text: str) -> Counter[str]:
-    return Counter(normalize_answer(text).split())
+        share = record.f1(trajectory.answer, trajectory.question)
+        if share is None:
+            share = exact_match(trajectory.answer, trajectory.question)
+        return self.weight * share

@@ -139,5 +139,5 @@ def informed(trajectory: Trajectory, turns: int) -> int:
     nothing of the world. A score that asks a model about the state this many turns in cannot pay
     for words alone.
     """
-    told = (n for n in range(turns, 0, -1) if any(r.ok for r in trajectory.turns[n - 1].results))
-    return next(told, 0)
+    numbers = (n for n in range(turns, 0, -1) if any(r.ok for r in trajectory.turns[n - 1].results))
+    return next(numbers, 0)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
-from turnrl_endpoint import Server as Endpoint
+from turnrl_endpoint import ChatServer
+
+from turnrl import at_least
 
 
+@final
 @dataclass(frozen=True)
-class Server(Endpoint):
+class Server(ChatServer):
     """Access to a server that speaks OpenAI's chat completions, without any secret in it: this is
     what a recipe holds.
 
@@ -34,11 +37,11 @@ class Server(Endpoint):
     cache: str | None = None
     max_tokens: int = 512
 
-    @property
-    def _least(self) -> dict[str, float]:
-        return {**super()._least, "max_tokens": 1}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, "", self, "max_tokens")
 
     def body(self, prompt: str) -> dict[str, Any]:
         """Body of the request for a prompt; the key is not in it."""
         messages = [{"role": "user", "content": prompt}]
-        return self.asks(messages, temperature=0, max_tokens=self.max_tokens)
+        return self.request(messages, temperature=0, max_tokens=self.max_tokens)

@@ -53,13 +53,16 @@ class Verdicts:
         self._tags = sorted({tag.lower() for tag in _TAG.findall(prompt)})
         self._known: dict[bytes, float] = {}
 
-    def ask(self, cases: Iterable[Case]) -> None:
+    def ask(self, cases: Iterable[Case | None]) -> None:
         """Ask about those cases for which there is no verdict yet, all at once.
 
+        Args:
+            cases: The cases; None where there is nothing to judge.
         Raises:
             RewardError: If the server is away for too long, refuses, or gives no verdict.
         """
-        prompts = {self._key(prompt): prompt for prompt in map(self._filled, cases)}
+        filled = (self._filled(case) for case in cases if case is not None)
+        prompts = {self._key(prompt): prompt for prompt in filled}
         wanted = {key: p for key, p in prompts.items() if key not in self._known}
         if not wanted:
             return
@@ -67,7 +70,9 @@ class Verdicts:
 
         with _kept(self._server.cache) as db:
             if db is not None:
-                self._known |= _recalled(db, wanted)
+                sought = "SELECT score FROM verdicts WHERE key = ?"
+                rows = ((key, db.execute(sought, (key,)).fetchone()) for key in wanted)
+                self._known |= {key: float(row[0]) for key, row in rows if row}
 
             def keep(key: bytes, score: float) -> None:
                 self._known[key] = score
@@ -77,9 +82,20 @@ class Verdicts:
             if left := {key: p for key, p in wanted.items() if key not in self._known}:
                 ask_all(self._server, left, read_verdict, keep)
 
-    def of(self, case: Case) -> float | None:
-        """The verdict of a case; None if it was not asked about."""
-        return self._known.get(self._key(self._filled(case)))
+    def of(self, case: Case | None) -> float:
+        """The verdict of a case; 0 where there is nothing to judge.
+
+        Raises:
+            RecipeError: If the case was not asked about.
+        """
+        if case is None:
+            return 0.0
+        if (score := self._known.get(self._key(self._filled(case)))) is None:
+            raise RecipeError(
+                "the judge is asked in `prepare`, which has not seen this trajectory. Score with "
+                "turnrl.score_group(trajectories, rewards), or prepare first."
+            )
+        return score
 
     def _filled(self, case: Case) -> str:
         # in one pass: a place that is written in what is filled in is not filled in
@@ -143,9 +159,3 @@ def _kept(path: str | None) -> Iterator[sqlite3.Connection | None]:
             f"the verdicts in {path!r} cannot be used ({error}). Delete the file, free space on "
             "the disk, or set 'cache' to another."
         ) from error
-
-
-def _recalled(db: sqlite3.Connection, keys: Iterable[bytes]) -> dict[bytes, float]:
-    asked = "SELECT score FROM verdicts WHERE key = ?"
-    rows = ((key, db.execute(asked, (key,)).fetchone()) for key in keys)
-    return {key: float(row[0]) for key, row in rows if row}
