@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from turnrl_atlas import places
 from turnrl_scaffold import COMPONENTS, TEMPLATE
 
@@ -31,6 +32,8 @@ HOOKS = {
 EVERY = list(COMPONENTS)
 # what is shared, files and lists and imports, is shared by two kinds: so pairs, and all but pairs
 SUBSETS = [list(s) for n in (1, 2, 5, 6, 7) for s in itertools.combinations(EVERY, n)]
+# a tool comes with questions that it knows the answers to
+SUBSETS = [[k for k in EVERY if k in s or (k == "source" and "tool" in s)] for s in SUBSETS]
 SOME = [[kind] for kind in EVERY] + [[k for k in EVERY if k != kind] for kind in EVERY]
 
 
@@ -60,6 +63,15 @@ def files(folder):
 def test_a_package_called_example_is_the_template_itself(here):
     new("example")
     assert files("turnrl-example") == files(TEMPLATE)
+
+
+def test_a_tool_comes_with_questions_that_it_knows_the_answers_to(here):
+    new("weather", "--with", "tool", "outcome-reward")
+    written = files("turnrl-weather")
+    data = yaml.safe_load(written["recipe.yaml"])["data"]
+    assert (data["train"], data["val"]) == ("WeatherQuestions", "WeatherQuestions")
+    tests = written["tests/test_contracts.py"]
+    assert "test_the_tool_knows_the_answer_to_every_question_of_the_source" in tests
 
 
 def test_a_package_has_its_own_name_everywhere(here):
@@ -277,7 +289,7 @@ def trains(folder, environment, kinds, *smaller):
     used = (done / "config.yaml").read_text()
     for kind in EVERY:
         name = COMPONENTS[kind][0].replace("Example", "Weather")
-        assert (name in used) == (kind in kinds)
+        assert (name in used) == (kind in kinds or (kind == "source" and "tool" in kinds))
     with (done / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {float(row["epoch"]) for row in rows} == {0, 1, 2}

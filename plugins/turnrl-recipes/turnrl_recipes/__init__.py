@@ -44,8 +44,8 @@ def turnrl_callbacks() -> Iterable[type[Any]]:
 
 def add_recipes_command(commands: Any) -> None:
     """Add `recipes` to argparse's sub-parsers."""
-    told = "list the recipes that come with turnrl, or copy one"
-    parser = commands.add_parser("recipes", help=told, description=told)
+    about = "list the recipes that come with turnrl, or copy one"
+    parser = commands.add_parser("recipes", help=about, description=about)
     parser.set_defaults(run=_list)
     actions = parser.add_subparsers(metavar="{copy}")
     copy = actions.add_parser("copy", help="copy a recipe into a file to change")

@@ -5,7 +5,6 @@ jsonargparse checks and builds. What is here chooses classes, and tells a mistak
 
 import json
 import logging
-import os
 import re
 import signal
 import sys
@@ -49,6 +48,7 @@ from turnrl_recipes.given import (
     find_recipe,
     listed,
     read_given,
+    relocated,
 )
 
 _CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
@@ -124,7 +124,7 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
                 f"{str(file)!r} holds no recipe: it was made from Python. Give what it was made of "
                 "to MTGRPO.load_from_checkpoint(path, policy=..., rollout=..., rewards=...)."
             )
-        recipe = each_text(yaml.safe_load(checkpoint["recipe"]), partial(_relocated, file))
+        recipe = each_text(yaml.safe_load(checkpoint["recipe"]), partial(relocated, file))
     _prepare()
     sys.path += [str(Path.cwd())]
     model = recipe.get("model", {})
@@ -145,25 +145,6 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
     return module.to(device)
 
 
-def _relocated(file: Path, text: str, key: str) -> str:
-    """A text of the recipe that a checkpoint holds, whose paths started from the folder that the
-    run was begun in. Those that lead nowhere from here are tried from the folders above the
-    checkpoint. A model, which the checkpoint knows again, is also found by the end of its path,
-    after a move."""
-    exists = os.path.exists  # unlike Path's, at home with texts of any length
-    model = key.endswith(".model") and "://" not in text
-    if not (model or "/" in text) or exists(text):
-        return text
-    above = file.resolve().parents
-    there = [folder / text for folder in above]
-    if model:  # the hub's names end as folders may: one with a model in it is meant
-        parts = Path(text).parts
-        ends = [Path(*parts[n:]) for n in range(1, len(parts))]
-        moved = (folder / end for end in ends for folder in above)
-        there += [path for path in moved if exists(path / "config.json")]
-    return next((str(path) for path in there if exists(path)), text)
-
-
 def _refuse(contents: Mapping[str, Any], known: Sequence[str]) -> None:
     """Check what jsonargparse lets pass: unknown keys that are empty, and a second seed.
 
@@ -181,8 +162,8 @@ def _refuse(contents: Mapping[str, Any], known: Sequence[str]) -> None:
 
 def _told(error: BaseException, contents: Mapping[str, Any], settings: Settings) -> RecipeError:
     """Explain the fault in a recipe that jsonargparse refuses, in a user's words."""
-    for found in filter(None, _faults(contents, settings)):
-        return RecipeError(found)
+    for fault in filter(None, _faults(contents, settings)):
+        return RecipeError(fault)
     # what a component says of its own settings, below what jsonargparse makes of it
     cause = error
     while not isinstance(cause, TurnRLError) and (cause.__cause__ or cause.__context__):
@@ -193,7 +174,7 @@ def _told(error: BaseException, contents: Mapping[str, Any], settings: Settings)
 def _faults(contents: Mapping[str, Any], settings: Settings) -> Iterator[str | None]:
     """Fault of each part of a recipe, None if nothing is found."""
     kinds: dict[str, Any] = {"seed_everything": int, "ckpt_path": str | None}
-    kinds |= {key: kind for key, (kind, _) in settings.items()}
+    kinds |= {key: kind for key, (kind, *_) in settings.items()}
     for key, value in contents.items():
         cls = _CLASSES.get(key)
         if cls is None:
@@ -274,8 +255,10 @@ class _CLI(LightningCLI):
             parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
         path = "Checkpoint to begin from: its path, a run's folder, or `last` or `best` of them all"
         parser.add_argument("--ckpt_path", type=str | None, help=path)
-        for key, (kind, default) in self.parser_class.given.settings.items():
-            parser.add_argument(f"--{key}", type=kind, default=default)
+        given = self.parser_class.given
+        group = parser.add_argument_group(f"Settings of turnrl {given.command}")
+        for key, (kind, default, *told) in given.settings.items():
+            group.add_argument(f"--{key}", type=kind, default=default, help=" ".join(told))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         # without the warning that there is a sys.argv, which DDP's other processes need
@@ -356,7 +339,7 @@ def make(given: Given) -> Built:
         module=cli.model,
         data=cli.datamodule,
         trainer=trainer,
-        start=Start(device, cli.model, cli.datamodule, folder, processes),
-        settings={key: cli.config[key] for key in given.settings},
+        start=Start(device, cli.model, cli.datamodule, folder, processes, trainer.max_epochs),
+        settings={key: cli.config_init[key] for key in given.settings},
         given=given,
     )

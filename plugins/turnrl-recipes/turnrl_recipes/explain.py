@@ -97,7 +97,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _base(kind: Any) -> Any:
-    """Of what a type asks for a subclass, to be made or to be called; None if it does not."""
+    """The class of which a type asks for a subclass, to be made or to be called; None if none."""
     if get_origin(kind) is Callable:
         return get_args(kind)[-1]
     known = kind in _NAMES or kind.__module__ == "builtins" or _is_section(kind)
@@ -148,7 +148,7 @@ def explain_section(value: Mapping[str, Any], cls: Any, key: str, skip: int = 0)
 
 def parameters(cls: Any) -> dict[str, inspect.Parameter]:
     """A constructor's parameters with their types, those included that it passes on."""
-    found: dict[str, inspect.Parameter] = {}
+    by_name: dict[str, inspect.Parameter] = {}
     for made in [vars(owner)["__init__"] for owner in cls.__mro__ if "__init__" in vars(owner)]:
         try:
             hints = typing.get_type_hints(made)
@@ -157,10 +157,10 @@ def parameters(cls: Any) -> dict[str, inspect.Parameter]:
         own = list(inspect.signature(made).parameters.values())[1:]
         for one in own:
             if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-                found.setdefault(one.name, one.replace(annotation=hints.get(one.name, Any)))
+                by_name.setdefault(one.name, one.replace(annotation=hints.get(one.name, Any)))
         if all(one.kind is not one.VAR_KEYWORD for one in own):
             break
-    return found
+    return by_name
 
 
 def explain_class(value: Any, kind: Any, key: str) -> str | None:
@@ -191,9 +191,9 @@ def explain_class(value: Any, kind: Any, key: str) -> str | None:
 
 def _classes(base: Any) -> dict[str, type]:
     """Classes of a kind by their short names: those that are imported, as plugins are by now."""
-    found: dict[str, type] = {}
+    by_name: dict[str, type] = {}
     for cls in [sub for one in _members(base) for sub in one.__subclasses__()]:
         if not cls.__name__.startswith("_") and not inspect.isabstract(cls):
-            found.setdefault(cls.__name__, cls)
-        found = {**found, **_classes(cls), **found}
-    return found
+            by_name.setdefault(cls.__name__, cls)
+        by_name = {**by_name, **_classes(cls), **by_name}
+    return by_name

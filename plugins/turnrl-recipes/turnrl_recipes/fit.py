@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 @hookimpl
 def turnrl_commands() -> Iterable[Callable[[Any], None]]:
     """The command `fit`."""
-    told = "train a recipe ('turnrl fit --help' lists its settings)"
-    return [partial(add_recipe_command, name="fit", told=told, act=_fit)]
+    return [partial(add_recipe_command, name="fit", summary="train a recipe", act=_fit)]
 
 
 def _fit(built: Built) -> None:
@@ -37,10 +36,10 @@ def _fit(built: Built) -> None:
 def add_recipe_command(
     commands: Any,
     name: str,
-    told: str,
+    summary: str,
     act: Callable[[Built], None],
     settings: Settings | None = None,
-) -> None:
+) -> Any:
     """Add a command that makes what a recipe describes, and acts with it, as `turnrl fit` does.
 
     The command takes recipes and options as `fit` does, and prints what it will do before it loads
@@ -50,16 +49,20 @@ def add_recipe_command(
     Args:
         commands: argparse's sub-parsers, as the hook `turnrl_commands` hands them out.
         name: The command's name.
-        told: Its line in `turnrl --help`.
+        summary: Its line in `turnrl --help`.
         act: Called with what the recipe makes, in every process of the run.
         settings: Keys at the top of a recipe that the command knows besides those of `fit`, with
-            their types and defaults, such as `{"split": (Literal["val", "test"], "val")}`. Their
-            values are in `Built.settings`.
+            their types, defaults and lines of help, such as
+            `{"split": (Literal["val", "test"], "val", "What to score")}`. Their values are in
+            `Built.settings`.
+    Returns:
+        The command's own parser, an `argparse.ArgumentParser`.
     """
     # no word is an option to argparse: they are the recipe's, which knows hundreds
-    parser = commands.add_parser(name, help=told, prefix_chars="\0", add_help=False)
+    parser = commands.add_parser(name, help=summary, prefix_chars="\0", add_help=False)
     parser.add_argument("recipe", nargs=argparse.REMAINDER)
     parser.set_defaults(run=lambda parsed: _run(read_given(name, parsed.recipe, settings), act))
+    return parser
 
 
 def _run(given: Given, act: Callable[[Built], None]) -> int:

@@ -44,14 +44,14 @@ def newest(home: Path, name: str) -> Path:
     Raises:
         CheckpointError: If none has it.
     """
-    found = list(home.glob(f"*/checkpoints/{name}.ckpt"))
-    if not found:
+    files = list(home.glob(f"*/checkpoints/{name}.ckpt"))
+    if not files:
         raise CheckpointError(
             f"ckpt_path is {name!r}, and no run in {str(home)!r} has a {name}.ckpt (best.ckpt "
             "comes with the first validation: trainer.check_val_every_n_epoch). Give the path of "
             "one, or of a run's folder."
         )
-    return max(found, key=lambda file: file.stat().st_mtime)
+    return max(files, key=lambda file: file.stat().st_mtime)
 
 
 def checkpoint_at(path: str) -> str:

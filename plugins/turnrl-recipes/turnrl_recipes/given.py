@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from turnrl_recipes.folders import LATEST, checkpoint_at, newest, next_version
 
 SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path")
 """The top of a recipe."""
-Settings = Mapping[str, tuple[Any, Any]]
-"""Type and default of each further key."""
+Settings = Mapping[str, tuple[Any, ...]]
+"""Type and default of each further key, and perhaps its line of help."""
 _MAPPINGS = ("model", "data", "trainer")
 _PARTS = {"class_path", "init_args", "dict_kwargs"}
 _ASKS = ("--help", "--print_config")
@@ -175,6 +175,9 @@ def read_given(command: str, arguments: Sequence[str], settings: Settings | None
         if option == "--config":
             value = find_recipe(value)
             new = read_recipe(value)
+            if "\n" not in value and (file := Path(value)).with_name("checkpoints").is_dir():
+                ours = {key: new[key] for key in ("model", "data") if key in new}
+                new |= each_text(ours, partial(relocated, file))
             given.files.append("stdin" if "\n" in value else value)
         else:
             new = _value(value)
@@ -243,6 +246,25 @@ def each_text(value: Any, change: Callable[[str, str], Any], key: str = "") -> A
     if isinstance(value, list):
         return [each_text(item, change, f"{key}[{i}]") for i, item in enumerate(value)]
     return change(value, key) if isinstance(value, str) else value
+
+
+def relocated(file: Path, text: str, key: str) -> str:
+    """A text of the recipe that a run keeps, whose paths started from the folder that the run was
+    begun in. Those that lead nowhere from here are tried from the folders above the run's file. A
+    model, which a checkpoint knows again, is also found by the end of its path, after a move."""
+    exists = os.path.exists  # unlike Path's, at home with texts of any length
+    model = key.endswith(".model") and "://" not in text
+    if not (model or "/" in text) or exists(text):
+        return text
+    # the run's own folder has the model that it trained, and nothing that it began with
+    above = [folder for folder in file.resolve().parents if not (folder / "checkpoints").is_dir()]
+    there = [folder / text for folder in above]
+    if model:  # the hub's names end as folders may: one with a model in it is meant
+        parts = Path(text).parts
+        ends = [Path(*parts[n:]) for n in range(1, len(parts))]
+        moved = (folder / end for end in ends for folder in above)
+        there += [path for path in moved if exists(path / "config.json")]
+    return next((str(path) for path in there if exists(path)), text)
 
 
 def _filled_in(text: str, key: str) -> str:
@@ -329,9 +351,11 @@ def read_recipe(path: str) -> dict[str, Any]:
         give = "Give the path of a YAML file, or a name that 'turnrl recipes' lists."
         what = f"no recipe at {path!r}: {error.strerror}.{there} {give}"
         raise RecipeError(what) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"recipe {name!r} is not UTF-8: {error}. Save it as UTF-8.") from error
+    except yaml.YAMLError as error:
         what = f"recipe {name!r} is no YAML mapping: {' '.join(str(error).split())}."
-        raise RecipeError(f"{what} Mend it; its keys are {', '.join(SECTIONS)}.") from error
+        raise RecipeError(f"{what} Fix it; its keys are {', '.join(SECTIONS)}.") from error
     return contents
 
 

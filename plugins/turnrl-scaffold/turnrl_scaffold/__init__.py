@@ -48,7 +48,7 @@ def turnrl_commands() -> Iterable[Callable[[Any], None]]:
 
 def add_plugin_command(commands: Any) -> None:
     """Add `plugin` to argparse's sub-parsers."""
-    parser = commands.add_parser("plugin", help="begin a plugin of your own: turnrl plugin new")
+    parser = commands.add_parser("plugin", help="begin a plugin of your own")
     actions = parser.add_subparsers(dest="action", required=True, metavar="{new}")
     new = actions.add_parser(
         "new", help="write a package that passes its tests and trains", description=__doc__
@@ -60,18 +60,20 @@ def add_plugin_command(commands: Any) -> None:
         nargs="+",
         action="extend",
         metavar="KIND",
-        help=f"what it brings: {', '.join(COMPONENTS)} (default: all of them)",
+        help=f"what it brings: {', '.join(COMPONENTS)} (default: all); a tool brings a source too",
     )
     new.add_argument("--folder", help="where to write it (default: turnrl-NAME, here)")
     new.set_defaults(run=_new)
 
 
 def _new(args: argparse.Namespace) -> int:
-    name, kinds = plugin_name(args.name), args.kinds or list(COMPONENTS)
-    for kind in kinds:
+    name, kinds = plugin_name(args.name), {*(args.kinds or COMPONENTS)}
+    for kind in sorted(kinds):
         if kind not in COMPONENTS:
             hint = did_you_mean(kind, COMPONENTS)
             raise RecipeError(f"--with: no kind {kind!r}.{hint} Kinds: {', '.join(COMPONENTS)}.")
+    if "tool" in kinds:  # or the recipe would ask what the tool does not know
+        kinds.add("source")
     folder = Path(args.folder or f"turnrl-{name}")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         what = "is a folder that is not empty" if folder.is_dir() else "is a file"
@@ -90,8 +92,8 @@ def _new(args: argparse.Namespace) -> int:
 
 def _programs() -> str:
     """Prefix of `pip` that calls this environment's: empty if it is on the path."""
-    folder, found = Path(sys.executable).parent, shutil.which("python")
-    if found and Path(found).parent == folder:
+    folder, python = Path(sys.executable).parent, shutil.which("python")
+    if python and Path(python).parent == folder:
         return ""
     here = Path.cwd()
     return shlex.quote(f"{folder.relative_to(here) if folder.is_relative_to(here) else folder}/")
@@ -159,11 +161,11 @@ def without(source: str, classes: Iterable[str]) -> str:
     body = "\n\n\n".join(functions)
     lines = []
     for line in head.split("\n"):
-        if found := re.fullmatch(r"(from \S+ import )(.+)", line):
-            used = [name for name in found[2].split(", ") if re.search(rf"\b{name}\b", body)]
+        if match := re.fullmatch(r"(from \S+ import )(.+)", line):
+            used = [name for name in match[2].split(", ") if re.search(rf"\b{name}\b", body)]
             if not used:
                 continue
-            line = found[1] + ", ".join(used)
+            line = match[1] + ", ".join(used)
         lines.append(line)
     return "\n".join(lines) + "\n\n\n" + body.rstrip("\n") + "\n"
 

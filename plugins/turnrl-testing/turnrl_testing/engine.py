@@ -19,7 +19,7 @@ def check_engine(engine: Engine, policy: SampledPolicy, temperature: float = 1.0
     Args:
         engine: The engine, not started yet. It is closed at the end.
         policy: A small one; `Policy.load` was called.
-        temperature: Of the samples.
+        temperature: Sampling temperature.
     Raises:
         AssertionError: If a rule is broken, with the rule and the input.
     """
@@ -86,10 +86,10 @@ class _Trial:
             require(whole, f"was asked for 6 tokens, and gave {first!r}")
             branch, history = session.fork(), [*history, *first.token_ids]
             later = session.generate(new, _GREEDY), branch.generate([99], _GREEDY)
-            for found, appended in zip(await asyncio.gather(*later), (new, [99]), strict=True):
+            for completion, appended in zip(await asyncio.gather(*later), (new, [99]), strict=True):
                 wanted = await self.engine.open([*history, *appended]).generate([], _GREEDY)
-                what = f"goes on from {history} with {appended} as {found!r}, but"
-                require(_like(found, wanted), f"{what} reads the same history as {wanted!r}")
+                what = f"goes on from {history} with {appended} as {completion!r}, but"
+                require(_like(completion, wanted), f"{what} reads the same history as {wanted!r}")
         return first.token_ids
 
     async def serves_more_than_it_holds(self) -> None:
@@ -99,10 +99,10 @@ class _Trial:
             crowd = [self.engine.open([n + 1, *range(20, 60)]) for n in range(many)]
             begun = await asyncio.gather(*(s.generate([], _GREEDY) for s in crowd))
             after = await asyncio.gather(*(s.generate([7], _GREEDY) for s in crowd))
-            for n, found in enumerate(after[:3]):
+            for n, completion in enumerate(after[:3]):
                 history = [n + 1, *range(20, 60), *begun[n].token_ids, 7]
                 wanted = await self.engine.open(history).generate([], _GREEDY)
-                require(_like(found, wanted), f"gives {found!r}, and {wanted!r} alone")
+                require(_like(completion, wanted), f"gives {completion!r}, and {wanted!r} alone")
 
     async def ends_turns(self, ids: tuple[int, ...]) -> None:
         """Check that a turn ends at an end token, and with the token that completes a stop string.

@@ -39,15 +39,15 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
                 orders, tree = (range(size), range(size), order), estimator.trains_probes
                 keys, _, moved_keys = (_members(drawn, members, tree) for members in orders)
                 group, same, other = (_group(drawn, members, tree) for members in orders)
-                found = estimator(group)
-                shapes = [tuple(row.shape) for row in found]
+                advantages = estimator(group)
+                shapes = [tuple(row.shape) for row in advantages]
                 tokens = [(sum(k >= 0 for k in a.turn_index),) for a in group.trajectories]
-                by_tokens = isinstance(found, tuple)
+                by_tokens = isinstance(advantages, tuple)
                 fits = shapes == (tokens if by_tokens else [(turns,)] * len(tokens))
-                fits = fits and all(row.is_floating_point() for row in found)
+                fits = fits and all(row.is_floating_point() for row in advantages)
                 rule = "which is no float tensor of that shape, nor a tuple with one for each token"
-                require(fits, f"gives {found!r}, {rule}")
-                first = _table(found)
+                require(fits, f"gives {advantages!r}, {rule}")
+                first = _table(advantages)
                 gave = f"gives {first.tolist()}"
                 require(first.isfinite().all(), f"{gave}, which is not finite")
                 beyond = not by_tokens and first[~group.reached].any()

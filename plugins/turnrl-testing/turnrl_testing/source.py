@@ -30,11 +30,11 @@ def check_source(source: QuestionSource) -> None:
     require(fits and known, rule)
     for split in known:
         with on(f"{name}.questions({split!r})"):
-            found = list(source.questions(split))
-            _check_texts(found, Question)
-            usable = any(map(usable_answers, found))
-            require(usable, f"gives {found[0]!r}, and none that has an answer to match")
-            for pair in itertools.zip_longest(found, source.questions(split)):
+            questions = list(source.questions(split))
+            _check_texts(questions, Question)
+            usable = any(map(usable_answers, questions))
+            require(usable, f"gives {questions[0]!r}, and none that has an answer to match")
+            for pair in itertools.zip_longest(questions, source.questions(split)):
                 first, again = (q and (q.id, q.text, q.answers) for q in pair)
                 require(first == again, f"gives {first}, and the second time {again}")
     with on(f"{name}.questions('no-such-split')"):
@@ -47,11 +47,11 @@ def check_source(source: QuestionSource) -> None:
         _check_texts(list(itertools.islice(source.passages(), 3000)), Passage)
 
 
-def _check_texts(found: Sequence[Any], kind: type) -> None:
+def _check_texts(given: Sequence[Any], kind: type) -> None:
     """Check that there are questions or passages, each with a text and an id of its own."""
-    require(found, "gives nothing")
+    require(given, "gives nothing")
     seen: dict[str, Any] = {}
-    for one in found:
+    for one in given:
         rule = f"gives {one!r}: a {kind.__name__} has an id and a text"
         require(isinstance(one, kind), rule)
         texts = (one.id, one.text)

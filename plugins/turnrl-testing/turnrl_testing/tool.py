@@ -49,14 +49,14 @@ def check_tool(tool: Toolset, good_calls: _Calls, bad_calls: _Calls = ()) -> Non
     alone = [_replies(tool, [arguments])[0] for arguments in good_calls]
     together = _replies(tool, good_calls)
     for arguments, one, same in zip(good_calls, alone, together, strict=True):
-        told = f"{name}.run on the good call {arguments!r} gives {one!r}"
-        require(one.ok and one.content, f"{told}, which is no success with a text")
+        gave = f"{name}.run on the good call {arguments!r} gives {one!r}"
+        require(one.ok and one.content, f"{gave}, which is no success with a text")
         ordered = one.content == same.content
-        require(ordered, f"{told}, and in a batch {same!r}: keep the order of the calls")
+        require(ordered, f"{gave}, and in a batch {same!r}: keep the order of the calls")
     for arguments in bad_calls:
         (one,) = _replies(tool, [arguments])
-        told = f"{name}.run on the bad call {arguments!r} gives {one!r}"
-        require(not one.ok and one.content, f"{told}, which is no failure with a reason")
+        gave = f"{name}.run on the bad call {arguments!r} gives {one!r}"
+        require(not one.ok and one.content, f"{gave}, which is no failure with a reason")
 
 
 def _replies(tool: Toolset, some: _Calls) -> list[ToolResult]:
@@ -71,16 +71,16 @@ def _replies(tool: Toolset, some: _Calls) -> list[ToolResult]:
 
     threading.Thread(target=serve, daemon=True).start()
     calls = [[_call(tool, one)] for one in some]
-    found = asyncio.run_coroutine_threadsafe(call_tools([tool], QUESTION, calls), loop)
+    replies = asyncio.run_coroutine_threadsafe(call_tools([tool], QUESTION, calls), loop)
     with on(f"a rollout with {type(tool).__name__}"):
         try:
-            while not wait([found], tool.timeout_s).done:
+            while not wait([replies], tool.timeout_s).done:
                 alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
                 held = (
                     f"stands still on {[*some]!r}: a coroutine of the tool's blocks the event loop"
                 )
                 require(wait([alive], 1).done, held)
-            return [reply for (reply,) in found.result()]
+            return [reply for (reply,) in replies.result()]
         finally:
             loop.call_soon_threadsafe(end.set)
 

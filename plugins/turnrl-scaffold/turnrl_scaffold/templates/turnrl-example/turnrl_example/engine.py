@@ -93,11 +93,11 @@ class _History(Session):
         if sampling.forced_ids or sampling.cuts_distribution:
             raise NotImplementedError("draws from the whole distribution, and from nothing else")
         self.busy = True
-        found = await self.engine.sample([*self.ids, *new_ids], sampling)
+        completion = await self.engine.sample([*self.ids, *new_ids], sampling)
         # not reached by a turn that was cancelled: it stays busy, as what it sampled is lost
         self.busy = False
-        self.ids += [*new_ids, *found.token_ids]
-        return found
+        self.ids += [*new_ids, *completion.token_ids]
+        return completion
 
     def fork(self) -> Session:
         self.check()

@@ -57,10 +57,10 @@ class ExampleTurns(Segmenter):
     def read(self, text: str, turn: int, cut: bool) -> Reading:
         # Total: whatever the policy wrote, this returns. A block that a cut turn did not close is
         # not found, so half an answer is none.
-        found = ACTION.search(text)
-        if found is None:
+        match = ACTION.search(text)
+        if match is None:
             return Reading(format_error="cut short" if cut else "no call or answer that is closed")
-        kind, body = found[1], found[2].strip()
+        kind, body = match[1], match[2].strip()
         forged = re.search(r"</?(result|error)>", text) is not None
         error = "results are not yours to write" if forged else None
         if kind == "answer":

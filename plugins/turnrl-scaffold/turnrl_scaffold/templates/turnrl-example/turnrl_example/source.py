@@ -17,8 +17,8 @@ class ExampleQuestions(QuestionSource):
         # A list, not a generator: that one would raise only when somebody begins to read it.
         # The order is that of the file, always; a run shuffles by its own seed.
         if split not in SPLITS:
-            told = f"{type(self).__name__} has no split {split!r}; it has {', '.join(SPLITS)}"
-            raise DataError(f"{told}. Set data.train_split and data.val_split to one of them.")
+            what = f"{type(self).__name__} has no split {split!r}; it has {', '.join(SPLITS)}"
+            raise DataError(f"{what}. Set data.train_split and data.val_split to one of them.")
         return [
             Question(f"{name}-{fact}", f"What is the {fact} of {name}?", (row[fact],))
             for name, row in countries().items()

@@ -21,5 +21,5 @@ class ExampleNewlyFound(TurnReward):
     def score(self, trajectory: Trajectory, turn: int) -> float:
         # later turns are there to be seen as well, but a turn's reward shall not depend on them
         turns, question = trajectory.turns[: turn + 1], trajectory.question
-        found = [answer_in_results(taken.results, question) for taken in turns]
-        return self.weight if found[-1] and not any(found[:-1]) else 0.0
+        answered = [answer_in_results(taken.results, question) for taken in turns]
+        return self.weight if answered[-1] and not any(answered[:-1]) else 0.0
