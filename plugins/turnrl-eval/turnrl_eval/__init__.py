@@ -1,86 +1,90 @@
-"""`turnrl eval RECIPE [--ckpt_path FILE] [--split NAME]`: a split scored with greedy trajectories.
+"""`turnrl eval RECIPE_OR_RUN`: questions asked and scored, with an interval for every figure; and
+`turnrl export`, the record of an evaluation as a log of inspect_ai.
 
-Every figure is printed with its 95 % interval, and every trajectory is kept in the run's record.
+asked       the words after the command, with a run in a recipe's place
+evaluating  the questions asked, of the policy or of a server, and their rows
+figures     rows to figures, as lines or as JSON
+inspecting  rows to a log of inspect_ai
+
+Nothing but `asked` is imported before a command runs.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from turnrl import PluginError, RecipeError, add_recipe_command, hookimpl, load_plugins
+from turnrl_endpoint import Server
+
+from turnrl import QuestionSource, add_recipe_command, hookimpl
+from turnrl_eval.asked import read_words
 
 if TYPE_CHECKING:
-    from turnrl import Built, record
+    from turnrl import Built
+
+_SETTINGS = {
+    "split": (Literal["train", "val", "test"], "val", "Split of the data to score"),
+    "questions": (
+        list[QuestionSource | str] | QuestionSource | str | None,
+        None,
+        "Data sets to score in place of data.val, each a file or a name as data.val takes it",
+    ),
+    "samples": (
+        int | None,
+        None,
+        "Trajectories to sample of each question, at rollout.temperature; null for a greedy one",
+    ),
+    "endpoint": (
+        Server | None,
+        None,
+        "A server of chat completions that acts in place of the policy: base_url and model",
+    ),
+    "json": (bool, False, "Print the figures as JSON, and nothing else, on standard output"),
+}
 
 
 @hookimpl
 def turnrl_commands() -> Iterable[Callable[[Any], None]]:
-    """The command `eval`."""
-    told = "score a split: turnrl eval RECIPE.yaml --ckpt_path FILE [--split NAME]"
-    settings = {"split": (Literal["train", "val", "test"], "val")}
-    return [partial(add_recipe_command, name="eval", told=told, act=evaluate, settings=settings)]
+    """The commands `eval` and `export`."""
+    return [add_eval_command, add_export_command]
 
 
-def evaluate(built: Built) -> None:
-    """Score a split of the recipe's data, and print its figures.
+def add_eval_command(commands: Any) -> None:
+    """Add `eval` to argparse's sub-parsers."""
+    out, summary = sys.stdout, "score a recipe, a run or a server"
 
-    Args:
-        built: What the recipe makes. Without a checkpoint, the policy is scored as the recipe names
-            it.
-    Raises:
-        RecipeError: If it is no `MTGRPO` on `QuestionData`, or there is nothing to score.
-        PluginError: If the plugin that keeps the record is not loaded.
-    """
-    if not load_plugins("record"):
-        what = "'turnrl eval' prints figures of the record, and the plugin 'record' is not loaded"
-        raise PluginError(f"{what}. Install turnrl-record, and add record to TURNRL_LOAD_PLUGINS.")
-    import torch
-    from turnrl_record.recording import Recorder
+    def act(built: Built) -> None:
+        from turnrl_eval.evaluating import evaluate
 
-    from turnrl import MTGRPO, QuestionData
+        evaluate(built, out)
 
-    module, data = built.module, built.data
-    trainer: Any = built.trainer
-    if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
-        has = f"{type(module).__name__} and {type(data).__name__}"
-        raise RecipeError(f"'turnrl eval' scores MTGRPO on QuestionData, not {has}.")
-    data.split = built.settings["split"]
-    # a checkpoint is data from somewhere: no code in it is run
-    path = built.checkpoint
-    if path is None and trainer.is_global_zero:
-        print("no --ckpt_path: this scores the policy as the recipe names it, before any training")
-    trainer.validate(module, datamodule=data, ckpt_path=path, verbose=False, weights_only=True)
-    (own,) = (one.evaluated for one in trainer.callbacks if isinstance(one, Recorder))
-    parts, log_dir = [own] * trainer.world_size, trainer.log_dir  # a collective call
-    if trainer.world_size > 1:
-        torch.distributed.all_gather_object(parts, own)
-    rows = [row for part in parts for row in part]
-    if not rows:
-        raise RecipeError("nothing to score. Set data.val; leave out limit_val_batches 0.")
-    if trainer.is_global_zero:
-        print(f"\n{len(rows)} questions, greedy; mean and 95 % interval")
-        print("\n".join(figures(rows, data.split)))
-        if log_dir:
-            print(f"written to {Path(log_dir) / 'metrics.csv'}; every trajectory in record/")
+    parser = add_recipe_command(commands, "eval", summary, act, _SETTINGS)
+    parser.set_defaults(run=partial(_start, parser.get_default("run")))
 
 
-def figures(rows: Iterable[record.Row], split: str) -> Iterable[str]:
-    """A line for each figure of an evaluation: its mean over the questions, and its interval.
+def _start(run: Callable[[argparse.Namespace], int], parsed: argparse.Namespace) -> int:
+    parsed.recipe = read_words(parsed.recipe)
+    as_json = "--json=true" in parsed.recipe
+    # a run says what it does on standard output, where a program wants to read figures alone
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        return run(parsed)
 
-    Args:
-        rows: The rows of the record, one for each question.
-        split: The split that was scored.
-    """
-    from turnrl import record
 
-    rows = list(rows)
-    for name, figure in record.figures(rows).items():
-        value, few = "-", ""
-        if figure.mean is not None:
-            value = f"{figure.mean:.4f}  [{figure.low:.4f}, {figure.high:.4f}]"
-        if figure.questions < len(rows):
-            few = f"  of {figure.questions} questions, whose answer can be found"
-        yield f"    {f'{split}/{name}':36} {value}{few}"
+def add_export_command(commands: Any) -> None:
+    """Add `export` to argparse's sub-parsers."""
+    summary = "write trajectories of a run as a log of inspect_ai"
+    parser = commands.add_parser("export", help=summary, description=summary)
+    parser.add_argument("run_folder", metavar="RUN", help="its folder, or the name of its runs")
+    parser.add_argument("file", metavar="FILE", help="the log to write: NAME.eval or NAME.json")
+    parser.add_argument("--split", help="the split to take; the newest evaluation by default")
+    parser.set_defaults(run=_export)
+
+
+def _export(parsed: argparse.Namespace) -> None:
+    from turnrl_eval.inspecting import export
+
+    export(parsed.run_folder, parsed.file, parsed.split)

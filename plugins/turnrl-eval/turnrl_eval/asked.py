@@ -1,0 +1,102 @@
+"""The words after `turnrl eval`, with a run in a recipe's place, as a command with a recipe takes
+them. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from turnrl import CheckpointError, RecipeError, bundled_recipes
+
+_BEST_FIRST = ("best", "last")
+_EXPORTED = ("adapter", "model")
+
+
+def read_words(words: Sequence[str]) -> list[str]:
+    """The words with a run replaced by its recipe and its checkpoint, several questions by a list,
+    and `--json` by its value.
+
+    Args:
+        words: As they follow the command.
+    Raises:
+        RecipeError: If a folder is no run.
+        CheckpointError: If a run has no checkpoint.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--questions", nargs="+")
+    parser.add_argument("--ckpt_path", nargs="?")
+    parser.add_argument("--json", action="store_true")
+    own, rest = parser.parse_known_args(words)
+    checkpoint, moved = own.ckpt_path, []
+    if rest and (run := _run(rest[0])) is not None:
+        # its model and its adapter are what it had learned at its end
+        exported = Path(rest[0]).name in _EXPORTED
+        rest[0] = str(run / "config.yaml")
+        if checkpoint in (None, *_BEST_FIRST) and not _names(rest, "--endpoint"):
+            names = ("last",) if exported else _BEST_FIRST
+            checkpoint = _checkpoint(run, (checkpoint,) if checkpoint else names)
+        if not _names(rest, "--trainer.logger"):  # which is that of training
+            name = run.parent.name if run.name.startswith("version_") else run.name
+            settings = {"save_dir": "runs", "name": f"{name}-eval"}
+            logger = [{"class_path": "CSVLogger", "init_args": settings}]
+            moved = [f"--trainer.logger={json.dumps(logger)}"]
+    rest += moved
+    rest += [f"--ckpt_path={checkpoint}"] if checkpoint else []
+    rest += [f"--questions={_several(own.questions)}"] if own.questions else []
+    return [*rest, "--json=true"] if own.json else rest
+
+
+def _names(words: Sequence[str], option: str) -> bool:
+    return any(word.partition("=")[0].startswith(option) for word in words)
+
+
+def _several(sources: Sequence[str]) -> str:
+    """Sources as one value; a list or a mapping in YAML stays as it is."""
+    first, *others = sources
+    return first if not others and first.startswith(("[", "{")) else json.dumps(sources)
+
+
+def _run(word: str) -> Path | None:
+    """The folder of the run that a word names; None if it names a recipe.
+
+    Raises:
+        RecipeError: If it is a folder without a run.
+    """
+    folders = [folder for folder in (Path(word), Path("runs", word)) if folder.is_dir()]
+    if word.startswith("-") or word in bundled_recipes() or not folders:
+        return None
+    folder = folders[0]
+    if folder.name in _EXPORTED and (folder.parent / "config.yaml").is_file():
+        return folder.parent
+    if (folder / "config.yaml").is_file():
+        return folder
+    runs = list(folder.glob("*/config.yaml"))
+    # of several runs the newest, where one that trained goes before one that did not
+    trained = [file for file in runs if any(file.parent.glob("checkpoints/*.ckpt"))] or runs
+    if trained:
+        return max(trained, key=lambda file: file.stat().st_mtime).parent
+    step = "Give the folder of a run, such as runs/quickstart/version_0."
+    if (folder / "config.json").is_file():
+        step = f"It holds a model: 'turnrl eval RECIPE --model.policy.model {word}' scores it."
+    if (folder / "adapter_config.json").is_file():
+        step = "It holds an adapter. Give the run that trained it, or merge it into its base."
+    raise RecipeError(f"the folder {word!r} has no config.yaml, so it is no run. {step}")
+
+
+def _checkpoint(run: Path, names: Sequence[str]) -> str:
+    """The first of a run's checkpoints of these names.
+
+    Raises:
+        CheckpointError: If it has none of them.
+    """
+    files = [run / "checkpoints" / f"{name}.ckpt" for name in names]
+    for file in files:
+        if file.is_file():
+            return str(file)
+    raise CheckpointError(
+        f"the run {str(run)!r} has no {' and no '.join(file.name for file in files)} in "
+        "checkpoints/. Wait for its first iteration, or score its policy before training: "
+        f"turnrl eval {run / 'config.yaml'}"
+    )

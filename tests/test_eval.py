@@ -1,0 +1,406 @@
+"""`turnrl eval`: recipes, runs and servers scored on data sets; `turnrl export`."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import random
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from commands import fails, save
+from pages import pieces
+from test_endpoint import vendor
+from turnrl import Question, normalize_answer, record
+from turnrl.cli import main
+
+ROOT = Path(__file__).parent.parent
+BRACKETS = (
+    "--model.rollout.segmenter=test_rollout.Brackets",
+    "--model.rollout.tools=[worlds.Echo]",
+    "--model.rollout.max_turn_tokens=64",
+)
+
+
+@pytest.fixture
+def capitals(recipe):
+    """A file of two questions, beside a recipe."""
+    rows = [("fr", "Capital of France?", "Paris"), ("uk", "Capital of the UK?", "London")]
+    lines = [json.dumps({"id": i, "question": q, "answers": [a]}) for i, q, a in rows]
+    Path("capitals.jsonl").write_text("\n".join(lines))
+    return "capitals.jsonl"
+
+
+def scored(capsys, *arguments):
+    """The figures of a command that prints them as JSON, and nothing else on standard output."""
+    capsys.readouterr()
+    assert main(["eval", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_eval_scores_a_split_prints_it_with_intervals_and_records_every_trajectory(recipe, capsys):
+    assert main(["fit", "recipe.yaml"]) == 0
+    checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
+    capsys.readouterr()
+    assert main(["eval", "recipe.yaml", "--ckpt_path", checkpoint, "--split", "train"]) == 0
+    printed = capsys.readouterr().out
+    assert "12 questions, greedy; mean and 95 % interval" in printed
+    for name in ("exact_match", "tool_execution", "answer_in_results", "format"):
+        assert f"train/{name}" in printed
+    assert "every trajectory in record/" in printed
+    rows = record.read("runs/recipe-eval/version_0/record")
+    assert [row["question"] for row in rows] == [f"Number {i}?" for i in range(12)]
+    # two iterations of two steps are behind the policy
+    known = {("train", 2, 4, 0)}
+    assert {(r["split"], r["iteration"], r["policy_version"], r["member"]) for r in rows} == known
+    mean = sum(row["tool_execution"] for row in rows) / 12
+    shown = rf"train/tool_execution +{mean:.4f}  \[0\.\d{{4}}, [01]\.\d{{4}}\]"
+    assert re.search(shown, printed)
+    assert all(turn["advantage"] is None for row in rows for turn in row["turns"])
+    assert "no --ckpt_path" not in printed
+    assert main(["eval", "recipe.yaml"]) == 0
+    printed = capsys.readouterr().out
+    assert "no --ckpt_path: this scores the policy as the recipe names it" in printed
+    assert "3 questions" in printed
+    # Wilson's interval of 0 of 3 ends at z^2 / (3 + z^2), z = 1.95996
+    assert re.search(r"val/exact_match +0\.0000  \[0\.0000, 0\.5615\]", printed)
+    (row, *_) = rows = record.read("runs/recipe-eval/version_1/record")
+    assert (len(rows), row["split"], row["policy_version"]) == (3, "val", 0)
+
+
+def test_eval_of_a_recipe_that_cannot_be_scored(recipe, capsys):
+    assert "scores MTGRPO on QuestionData" in fails(
+        capsys, ["eval", str(ROOT / "recipes" / "atlas_starter.yaml")]
+    )
+    assert "nothing to score" in fails(
+        capsys, ["eval", "recipe.yaml", "--trainer.limit_val_batches", "0"]
+    )
+
+
+def test_a_run_is_scored_by_its_best_checkpoint_or_else_its_last(recipe, capsys):
+    assert main(["fit", "recipe.yaml"]) == 0
+    run = Path("runs/recipe/version_0")
+    for word in (str(run), "recipe", "recipe/version_0"):
+        capsys.readouterr()
+        assert main(["eval", word]) == 0
+        printed = capsys.readouterr().out
+        assert f"checkpoint {run}/checkpoints/best.ckpt" in printed
+        assert "3 questions, greedy" in printed
+    versions = {row["policy_version"] for row in record.read("runs/recipe-eval/version_0")}
+    assert len(versions) == 1
+    assert main(["eval", "recipe", "--ckpt_path", "last"]) == 0
+    assert f"checkpoint {run}/checkpoints/last.ckpt" in capsys.readouterr().out
+    (run / "checkpoints" / "best.ckpt").unlink()
+    assert main(["eval", "recipe"]) == 0
+    assert f"checkpoint {run}/checkpoints/last.ckpt" in capsys.readouterr().out
+    assert "has no best.ckpt in checkpoints/" in fails(
+        capsys, ["eval", "recipe", "--ckpt_path=best"]
+    )
+    # its evaluations lie apart from it, and it stays the newest of its name
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["recipe", "recipe-eval"]
+    assert len(list(Path("runs/recipe-eval").iterdir())) == 5
+
+
+def test_a_run_is_scored_from_any_folder(recipe, capitals, monkeypatch, capsys):
+    Path("model").symlink_to(recipe["model"]["policy"]["model"])
+    recipe["model"]["policy"]["model"] = "./model"
+    recipe["data"]["val"] = "./capitals.jsonl"
+    save(recipe)
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    run = Path("runs/recipe/version_0").absolute()
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert scored(capsys, str(run))["figures"]["val"]["turns"]["questions"] == 2
+    assert [path.name for path in Path().iterdir()] == ["runs"]
+
+
+def test_each_data_set_has_its_lines_and_all_have_theirs(recipe, capitals, capsys):
+    command = ["recipe.yaml", "--questions", "worlds.Numbers", capitals, "--data.val_limit", "2"]
+    found = scored(capsys, *command)
+    sets = {
+        name: record.read("runs/recipe-eval/version_0", split=name)
+        for name in ("Numbers", "capitals")
+    }
+    assert [row["question_id"] for row in sets["capitals"]] == ["fr", "uk"]
+    assert len(sets["Numbers"]) == 2
+    assert list(found["figures"]) == ["Numbers", "capitals", "overall"]
+    for name, rows in {**sets, "overall": [*itertools.chain(*sets.values())]}.items():
+        figures = found["figures"][name]
+        turns = [len(row["turns"]) for row in rows]
+        assert figures["turns"]["mean"] == pytest.approx(sum(turns) / len(turns))
+        tokens = [sum(turn["tokens"] for turn in row["turns"]) for row in rows]
+        assert figures["sampled_tokens"]["mean"] == pytest.approx(sum(tokens) / len(tokens))
+        assert figures["exact_match"]["questions"] == len(rows)
+        assert all(f["low"] <= f["mean"] <= f["high"] for f in figures.values() if f["questions"])
+    assert set(found["figures"]["overall"]) == {
+        *record.CURVES,
+        "f1",
+        "turns",
+        "calls",
+        "sampled_tokens",
+        "reward/outcome/answered",
+        "reward/turn/called",
+        "reward/total",
+    }
+    with Path("runs/recipe-eval/version_0/metrics.csv").open() as file:
+        columns = next(csv.reader(file))
+    assert {"Numbers/exact_match", "capitals/exact_match"} <= set(columns)
+    # the same questions in the same order, whatever the seed
+    again = scored(capsys, *command, "--seed_everything", "7")
+    assert again["figures"] == found["figures"]
+    ids = [
+        [row["question_id"] for row in record.read(f"runs/recipe-eval/version_{n}")] for n in (0, 1)
+    ]
+    assert ids[0] == ids[1]
+    same = (
+        f"[{capitals}, {{class_path: QuestionFile, init_args: {{path: {capitals}}}}}, {capitals}]"
+    )
+    assert main(["eval", "recipe.yaml", "--questions", same]) == 0
+    printed = capsys.readouterr().out
+    for name in ("capitals", "QuestionFile", "capitals-3", "overall"):
+        assert re.search(rf"^    {name}/exact_match +0\.0000", printed, re.MULTILINE)
+
+
+def test_samples_are_averaged_per_question_and_drawn_the_same_again(recipe, capsys):
+    first, again = (scored(capsys, "recipe.yaml", "--samples", "3") for _ in range(2))
+    assert first["figures"] == again["figures"]
+    figures = first["figures"]["val"]
+    assert {"mean@3", "pass@2", "pass@3"} <= set(figures)
+    assert figures["turns"]["questions"] == 3
+    rows = record.read("runs/recipe-eval/version_0")
+    assert [(row["group"], row["member"]) for row in rows] == [
+        (n, member) for n in range(3) for member in range(3)
+    ]
+    texts = [row["turns"][0]["text"] for row in rows]
+    assert len(set(texts)) > 3  # sampled, and not one greedy trajectory thrice
+    other = scored(capsys, "recipe.yaml", "--samples", "3", "--seed_everything", "1")
+    assert other["figures"]["val"]["turns"] != figures["turns"] or texts != [
+        row["turns"][0]["text"] for row in record.read("runs/recipe-eval/version_2")
+    ]
+    assert main(["eval", "recipe.yaml", "--samples", "1"]) == 0
+    assert "3 questions, 1 sampled of each" in capsys.readouterr().out
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_attempt():
+    draw = random.Random(0)
+    right = [[float(draw.random() < chance) for _ in range(6)] for chance in (0.1, 0.3, 0.5, 0.9)]
+    rows = [
+        {"split": "val", "policy_version": 0, "group": n, "member": i, "exact_match": value}
+        for n, some in enumerate(right)
+        for i, value in enumerate(some)
+    ]
+    found = record.passes(rows)
+    assert [*found] == ["mean@6", "pass@2", "pass@4", "pass@6"]
+    for k in (2, 4, 6):
+        shares = []
+        for some in right:
+            subsets = list(itertools.combinations(some, k))
+            shares.append(sum(any(subset) for subset in subsets) / len(subsets))
+        assert found[f"pass@{k}"].mean == pytest.approx(sum(shares) / 4)
+    assert found["mean@6"].mean == pytest.approx(sum(map(sum, right)) / 24)
+    assert record.passes([]) == {}
+
+
+def test_f1_is_squads():
+    def squad(given, accepted):
+        given, accepted = normalize_answer(given).split(), normalize_answer(accepted).split()
+        shared = sum((Counter(given) & Counter(accepted)).values())
+        if shared == 0:
+            return 0.0
+        precision, recall = shared / len(given), shared / len(accepted)
+        return 2 * precision * recall / (precision + recall)
+
+    draw = random.Random(0)
+    words = ["the", "Paris", "paris!", "of", "France", "is", ""]
+    for _ in range(200):
+        given = " ".join(draw.choices(words, k=draw.randint(0, 5)))
+        accepted = tuple(" ".join(draw.choices(words, k=3)) for _ in range(2))
+        wanted = max(squad(given, one) for one in accepted)
+        assert record.f1(given, Question("q", "?", accepted)) == pytest.approx(wanted)
+    # 2 of the 3 words given are among the 2 accepted: 2 x 2 / (3 + 2)
+    assert record.f1("in New York", Question("q", "?", ("New York",))) == pytest.approx(0.8)
+    assert record.f1(None, Question("q", "?", ("New York",))) == 0.0
+    assert record.f1("4", Question("q", "?", ("4",), rule="number")) is None
+
+
+def test_a_server_is_scored_by_the_recipes_turns_without_any_weights(recipe, capitals, capsys):
+    bare = Path("bare")
+    shutil.copytree(
+        recipe["model"]["policy"]["model"], bare, ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    says = lambda messages, n: "=Paris" if len(messages) > 2 else '[echo {"text": "x"}]'  # noqa: E731
+    with vendor(says) as server:
+        address = ["--endpoint.base_url", server.url, "--endpoint.model", "big"]
+        command = ["recipe.yaml", *BRACKETS, *address, "--model.policy.model", str(bare)]
+        found = scored(capsys, *command, "--questions", capitals, "--samples", "2")
+    assert len(server.bodies) == 2 * 2 * 2
+    assert found["endpoint"] == {"base_url": server.url, "model": "big"}
+    figures = found["figures"]["capitals"]
+    assert {figures[name]["mean"] for name in ("exact_match", "f1", "mean@2", "pass@2")} == {0.5}
+    assert (figures["turns"]["mean"], figures["calls"]["mean"]) == (2, 1)
+    assert figures["tool_execution"]["mean"] == 1.0
+    assert figures["sampled_tokens"] == {"mean": None, "low": None, "high": None, "questions": 0}
+    folder = Path(found["folder"])
+    rows = record.read(folder)
+    assert {row["prompt_tokens"] for row in rows} == {None}
+    assert [(row["question_id"], row["member"], row["answer"]) for row in rows] == [
+        (name, member, "Paris") for name in ("fr", "uk") for member in (0, 1)
+    ]
+    assert yaml.safe_load((folder / "config.yaml").read_text())["endpoint"]["model"] == "big"
+    with (folder / "metrics.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["capitals/exact_match"]) == 0.5
+
+
+def test_the_servers_may_stand_in_a_recipe_of_its_own(recipe, capitals, capsys):
+    with vendor(lambda messages, n: "=London") as server:
+        (page,) = (p.text for p in pieces("docs/howto/evaluate.md") if p.kind == "yaml")
+        Path("vendor.yaml").write_text(page.replace("https://api.example.com/v1", server.url))
+        assert main(["eval", "recipe.yaml", "vendor.yaml", *BRACKETS, "--questions", capitals]) == 0
+    printed = capsys.readouterr().out
+    assert f"asking 'a-model' at {server.url}" in printed
+    assert re.search(r"capitals/exact_match +0\.5000", printed)
+    assert "sampled_tokens" not in printed
+
+
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [
+        (lambda *_: 503, r"'big' at http\S+ does not answer .* Start it, correct base_url"),
+        (lambda *_: 401, r"OPENAI_API_KEY is not set \(api_key_env\)"),
+        (None, r"answered with text/html, which is no stream of events. Correct base_url"),
+    ],
+)
+def test_a_server_that_cannot_be_scored_is_named(recipe, capsys, monkeypatch, says, message):
+    from test_endpoint import Handler
+
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    if says is None:
+
+        def greets(self):
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<h1>It works!</h1>")
+
+        monkeypatch.setattr(Handler, "do_POST", greets)
+    with vendor(says) as server:
+        command = ["eval", "recipe.yaml", "--endpoint.base_url", server.url]
+        command += [
+            "--endpoint.model",
+            "big",
+            "--endpoint.patience_s",
+            "0",
+            "--endpoint.concurrency",
+            "1",
+        ]
+        assert re.search(message, fails(capsys, command, 1))
+    assert not Path("runs").exists()
+
+
+def test_mistakes_of_an_evaluation_are_told_with_the_next_step(recipe, tiny_model, capsys):
+    told = fails(capsys, ["eval", "recipe.yaml", "--samples", "0"])
+    assert "samples is 0; it must be 1 or more. Leave it out for one greedy" in told
+    told = fails(capsys, ["eval", "recipe.yaml", "--data.val", "null"])
+    assert "data.val is not set" in told
+    assert "--questions FILE" in told
+    told = fails(capsys, ["eval", "recipe.yaml", "--questions", "none.jsonl"])
+    assert "no file 'none.jsonl'" in told
+    told = fails(capsys, ["eval", "recipe.yaml", "--endpoint", "gpt"])
+    assert "endpoint is 'gpt'; it must be a mapping with keys of base_url, model" in told
+    Path("empty").mkdir()
+    assert "the folder 'empty' has no config.yaml" in fails(capsys, ["eval", "empty"])
+    told = fails(capsys, ["eval", str(tiny_model)])
+    assert "'turnrl eval RECIPE --model.policy.model" in told
+    Path("runs/young/version_0").mkdir(parents=True)
+    save(recipe, "runs/young/version_0/config.yaml")
+    told = fails(capsys, ["eval", "young"])
+    assert "has no best.ckpt and no last.ckpt in checkpoints/. Wait for its first" in told
+    # its recipe alone can be scored, as the message says
+    assert main(["eval", told.rsplit(" ", 1)[1], "--data.val_limit", "1"]) == 0
+
+
+def test_a_checkpoint_beside_a_server_is_refused(recipe, capsys):
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    address = ["--endpoint", "{base_url: 'http://127.0.0.1:9', model: big, patience_s: 0}"]
+    told = fails(capsys, ["eval", "recipe.yaml", "--ckpt_path", "last", *address])
+    assert "and the endpoint 'big' acts in place of the policy. Leave one of them out" in told
+    # of a run its recipe is taken, and no checkpoint
+    assert "'big' at http://127.0.0.1:9 does not answer" in fails(
+        capsys, ["eval", "recipe", *address], 1
+    )
+
+
+def test_an_exported_model_is_scored_as_its_checkpoint(recipe, capsys):
+    assert main(["fit", "recipe.yaml"]) == 0
+    by_checkpoint = scored(capsys, "recipe", "--ckpt_path", "last")
+    exported = scored(capsys, "runs/recipe/version_0/model")
+    assert exported["checkpoint"] == by_checkpoint["checkpoint"]
+    assert exported["figures"] == by_checkpoint["figures"]
+    by_model = scored(capsys, "recipe.yaml", "--model.policy.model", "runs/recipe/version_0/model")
+    assert by_model["checkpoint"] is None
+    assert by_model["figures"] == by_checkpoint["figures"]
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+def test_a_merged_adapter_is_scored_as_its_run(recipe, capsys):
+    recipe["model"]["policy"]["lora"] = {"r": 4}
+    save(recipe)
+    assert main(["fit", "recipe.yaml"]) == 0
+    adapter = Path("runs/recipe/version_0/adapter")
+    Path("adapter").symlink_to(adapter)
+    (merge,) = (p.text for p in pieces("docs/howto/evaluate.md") if p.kind == "python")
+    exec(merge, {})
+    by_run = scored(capsys, str(adapter))
+    assert by_run["checkpoint"] == "runs/recipe/version_0/checkpoints/last.ckpt"
+    merged = ["--model.policy.model", "merged", "--model.policy.lora", "null"]
+    assert scored(capsys, "recipe.yaml", *merged)["figures"] == by_run["figures"]
+    told = fails(capsys, ["eval", "adapter", *merged])
+    assert "It holds an adapter. Give the run that trained it, or merge it" in told
+
+
+def test_the_help_explains_the_settings_of_an_evaluation(recipe, capsys):
+    assert main(["eval", "--help"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for text in ("--questions", "Data sets to score in place of data.val", "--endpoint"):
+        assert text in printed
+
+
+def test_export_says_how_to_install_what_it_writes_for(recipe, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    told = fails(capsys, ["export", "recipe", "log.eval"])
+    assert "inspect_ai, which is not installed. Install it: pip install inspect_ai." in told
+
+
+@pytest.mark.filterwarnings("ignore")  # of the package's own dependencies
+def test_a_record_becomes_a_log_of_inspect_ai(recipe, capitals, capsys):
+    log = pytest.importorskip("inspect_ai.log")
+    command = ["eval", "recipe.yaml", "--questions", capitals, "worlds.Numbers", "--samples", "2"]
+    assert main(command) == 0
+    assert "Take one by --split" in fails(capsys, ["export", "recipe-eval", "log.eval"])
+    assert "ends in neither of .eval, .json" in fails(capsys, ["export", "recipe-eval", "log"])
+    for file in ("log.eval", "log.json"):
+        assert main(["export", "recipe-eval", file, "--split", "capitals"]) == 0
+        read = log.read_eval_log(file)
+        rows = record.read("recipe-eval", split="capitals")
+        assert read.status == "success"
+        assert read.eval.model == recipe["model"]["policy"]["model"]
+        samples = {(sample.id, sample.epoch): sample for sample in read.samples}
+        assert len(samples) == len(rows) == 4
+        for row in rows:
+            sample = samples[row["question_id"], row["member"] + 1]
+            assert (sample.input, sample.target) == (row["question"], row["answers"])
+            said = [m.content for m in sample.messages if m.role == "assistant"]
+            assert said == [turn["text"] for turn in row["turns"]]
+            heard = [m.content for m in sample.messages if m.role == "tool"]
+            assert heard == [r["content"] for turn in row["turns"] for r in turn["results"]]
+            known = {k: v for k, v in record.scores(row).items() if v is not None}
+            assert {k: score.value for k, score in sample.scores.items()} == known
+        means = {one.name: one.metrics["mean"].value for one in read.results.scores}
+        assert means["turns"] == record.figures(rows)["turns"].mean
