@@ -1,0 +1,394 @@
+"""`turnrl compare`: runs on the questions that all of them answered."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from turnrl_compare.command import as_text
+from turnrl_compare.pairing import compare, open_sides
+from turnrl_record import recording
+from turnrl_record.runs import open_runs
+from turnrl_record.statistics import difference, over_seeds
+from turnrl_report.page import page
+
+from commands import fails
+from turnrl import DataError, record
+from turnrl.cli import main
+
+
+def row(number, right, **more):
+    """An answer to the question of a number: right or not, for a reward of the same weight."""
+    empty = dict.fromkeys(record.SCHEMA.names)
+    return {
+        **empty,
+        **{"iteration": 1, "policy_version": 4, "split": "val", "group": number, "member": 0},
+        **{"question_id": f"q{number}", "question": f"Number {number}?", "answers": ["yes"]},
+        **{
+            "answer": "yes" if right else "no",
+            "ended_by": "answer",
+            "outcome": 0.3 * right,
+            "begins": 0,
+        },
+        "turns": [{"text": "", "tokens": 1, "reward": 0.1, "advantage": None}],
+        **{"exact_match": float(right), "tool_execution": 0.5 * (number % 3), "format": 1.0},
+        "answer_in_results": None if number % 2 else float(right),
+        "rewards": [
+            {"name": "outcome/right", "value": 0.3 * right},
+            {"name": "turn/x", "value": 0.1},
+        ],
+        **more,
+    }
+
+
+def saved(place, rows, file="val-000004-0.parquet", **settings):
+    """A run's folder with an evaluation, and settings by dotted keys."""
+    folder = Path(place)
+    recording.write(list(rows), folder / "record" / file)
+    config = {"seed_everything": 0, "model.estimator": folder.name.rstrip("0123456789")} | {
+        name.replace("__", "."): value for name, value in settings.items()
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "metrics.csv").write_text("iteration,step\n1,4\n")
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+RIGHT = {"a": [1, 1, 0, 0, 1, 0, 0, 0, 0, 1], "b": [1, 1, 1, 1, 0, 1, 0, 0, 1, 1]}
+
+
+def two(**more):
+    return [saved(name, [row(n, r) for n, r in enumerate(RIGHT[name])], **more) for name in "ab"]
+
+
+# ---------------------------------------------------------------------------------- two runs
+
+
+def test_every_figure_is_paired_by_question_with_its_interval():
+    (found,) = compare(open_sides(two()))
+    assert found.figures["exact_match"] == difference(*([float(r) for r in RIGHT[n]] for n in "ab"))
+    # 4 won and 1 lost: 2 (1 + 5) / 2^5
+    assert found.figures["exact_match"].p == pytest.approx(0.375)
+    assert list(found.figures) == [*record.CURVES, "reward/total"]
+    # only even questions can be found in results
+    assert found.figures["answer_in_results"].pairs == 5
+    total = found.figures["reward/total"]
+    assert (total.first, total.second) == (pytest.approx(0.22), pytest.approx(0.31))
+    assert (total.p, total.gained, total.lost) == (None, 4, 1)
+    assert (found.won, found.lost) == (["q2", "q3", "q5", "q8"], ["q4"])
+    assert found.asked == (10, 10)
+
+
+def test_what_is_printed_fits_into_80_columns_and_leads_to_the_report(capsys):
+    assert main(["compare", *two()]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    lines = printed.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "val: 10 questions in common, 100% of 10 and 100% of 10" in lines
+    assert "   model.estimator: a -> b" in lines
+    (match,) = [line for line in lines if line.startswith("exact_match ")]
+    assert match.split()[1:4] == ["0.4000", "0.7000", "+0.3000"]
+    assert match.split()[-3:] == ["0.3750", "4", "1"]
+    assert "exact_match: no difference is shown: the interval holds 0." in lines
+    place = lines.index("  Number 4?")
+    assert lines[place + 1] == "    accepted  yes"
+    assert lines[place + 2].split() == ["A", "yes", "#/t/0/val/4/4/0"]
+    assert lines[place + 3].split() == ["B", "no", "#/t/1/val/4/4/0"]
+    assert "    and 1 more: --all" in lines
+    assert "See them: turnrl report a b" in lines
+    assert main(["compare", "a", "b", "--all"]) == 0
+    every = capsys.readouterr().out
+    assert all(f"  Number {n}?" in every for n in (2, 3, 4, 5, 8))
+    assert "--all" not in every
+
+
+def test_the_places_are_those_of_a_report_of_the_same_runs():
+    (found,) = compare(open_sides(two()))
+    text = "".join(page(open_runs(["a", "b"]), "both"))
+    packed = re.search(r'id="summary">(.*?)</script>', text)[1]
+    summary = json.loads(gzip.decompress(base64.b64decode(packed)))
+    names = ("run", "split", "policy_version", "group", "member")
+    shown = zip(*(summary["trajectories"][name] for name in names), strict=True)
+    # the address of a trajectory in a report, as its script makes it
+    places = ["#/t/" + "/".join(map(str, place)) for place in shown]
+    for number, side in enumerate((found.first, found.second)):
+        for question in found.questions:
+            at = places.index(side.one.address(question))
+            assert summary["trajectories"]["run"][at] == number
+            asked = summary["questions"][summary["trajectories"]["question"][at]]
+            assert asked[0] == question
+
+
+def test_as_json_it_is_an_object_a_comparison(capsys):
+    a, b = two()
+    c = saved("c", [row(n, True) for n in range(10)])
+    assert main(["compare", a, b, c, "--json"]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["second"] == [{"run": "b", "folder": "b", "iteration": 1}]
+    assert (first["questions"], first["won"], first["lost"]) == (
+        10,
+        ["q2", "q3", "q5", "q8"],
+        ["q4"],
+    )
+    assert second["figures"]["exact_match"]["second"] == 1
+    assert second["figures"]["exact_match"]["p"] == pytest.approx(2 / 2**6)
+
+
+def test_several_attempts_at_a_question_are_averaged_first():
+    first = [row(n, r, member=m) for n in range(4) for m, r in enumerate((1, 0, 0, 0))]
+    second = [row(n, r, member=m) for n in range(4) for m, r in enumerate((1, 1, 0, n % 2))]
+    (found,) = compare(open_sides([saved("a", first), saved("b", second)]))
+    wanted = difference([0.25] * 4, [0.5, 0.75, 0.5, 0.75])
+    assert found.figures["exact_match"] == wanted
+    assert wanted.p is None
+    lines = list(as_text(found, "val"))
+    place = lines.index("  Number 1?")
+    assert " ".join(lines[place + 2].split()) == "A right in 1 of 4 attempts #/g/0/val/4/1"
+    assert " ".join(lines[place + 3].split()) == "B right in 3 of 4 attempts #/g/1/val/4/1"
+
+
+def test_the_text_of_a_run_does_nothing_to_a_terminal():
+    hostile = "\x1b[2J\u202eNumber\n\r\x07?" + "x" * 200
+    rows = [[row(1, r, question=hostile, answer=hostile, answers=[hostile])] for r in (0, 1)]
+    (found,) = compare(open_sides([saved(n, r) for n, r in zip("ab", rows, strict=True)]))
+    lines = list(as_text(found, "val"))
+    assert all(
+        line.isprintable() and len(line) <= 80 for part in lines for line in part.split("\n")
+    )
+    assert any("Number" in line for line in lines)
+
+
+# ------------------------------------------------------------------------ policies of one run
+
+
+def policies(place="a"):
+    for iteration in (0, 10, 20):
+        rows = [
+            row(n, n < iteration / 4, iteration=iteration, policy_version=4 * iteration)
+            for n in range(6)
+        ]
+        saved(place, rows, f"val-{4 * iteration:06d}-0.parquet")
+    return place
+
+
+def test_two_policies_of_one_run_are_compared(capsys):
+    policies()
+    (found,) = compare(open_sides(["a@0", "a"]))
+    assert [side.name for side in (found.first, found.second)] == ["a@0", "a@20"]
+    assert (found.figures["exact_match"].gained, found.figures["exact_match"].pairs) == (5, 6)
+    assert found.second.one.address("q0") == "#/t/0/val/80/0/0"
+    assert main(["compare", "a@0", "a@10", "a"]) == 0
+    assert "See them: turnrl report a\n" in capsys.readouterr().out
+
+
+def test_the_iteration_is_the_last_or_the_one_that_is_named():
+    policies()
+    saved("b", [row(n, 1, iteration=10) for n in range(6)])
+    (found,) = compare(open_sides(["a", "b"]))
+    assert [found.first.one.iteration, found.second.one.iteration] == [20, 10]
+    assert found.notes == [
+        "the iterations differ (20, 10). Take --iteration N for the same of all."
+    ]
+    (found,) = compare(open_sides(["a", "b"], iteration=10))
+    assert [found.first.one.iteration, found.second.one.iteration] == [10, 10]
+    assert found.notes == []
+    with pytest.raises(
+        DataError, match=r"a has no evaluation of 'val' after iteration 7.*0, 10, 20"
+    ):
+        open_sides(["a@7", "b"])
+
+
+def test_the_parts_of_an_evaluation_in_several_processes_are_one():
+    for rank in (0, 1):
+        saved("a", [row(n, 1) for n in range(rank, 6, 2)], f"val-000004-{rank}.parquet")
+    saved("b", [row(n, 0) for n in range(6)])
+    (found,) = compare(open_sides(["a", "b"]))
+    assert len(found.questions) == 6
+
+
+# ----------------------------------------------------------------------------------- several seeds
+
+
+def seeds(name, rights, first=0, **more):
+    return [
+        saved(
+            f"{name}{n}",
+            [row(i, r) for i, r in enumerate(right)],
+            seed_everything=first + n,
+            **more,
+        )
+        for n, right in enumerate(rights)
+    ]
+
+
+SEEDS = {
+    "a": [[1, 0, 0, 0, 1], [0, 0, 0, 0, 1], [1, 0, 0, 1, 1]],
+    "b": [[1, 1, 0, 1, 1], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]],
+}
+
+
+def test_runs_that_differ_in_their_seeds_are_one_side_and_the_interval_is_over_seeds(capsys):
+    places = [*seeds("a", SEEDS["a"]), *seeds("b", SEEDS["b"])]
+    (found,) = compare(open_sides(places))
+    assert found.figures["exact_match"] == over_seeds([0.4, 0.2, 0.6], [0.8, 0.4, 1.0])
+    # every format is 1 in every seed: over the questions, then
+    assert found.figures["format"].pairs == 5
+    # question 0 is right in 2 and 3 of the seeds; 4 in all
+    assert (found.won, found.lost) == (["q0", "q1", "q2", "q3"], [])
+    assert main(["compare", *places]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Student's t over 3 seeds, paired. They hold for other seeds of these recipes" in printed
+    assert "on these questions" in printed
+    assert "model.estimator: a -> b" in printed
+    # the seed in which a question was won: of question 0 the second
+    assert "A no #/t/1/val/4/0/0 B yes #/t/4/val/4/0/0" in printed
+    assert (
+        "Over questions, because all seeds differ by the same: tool_execution, format." in printed
+    )
+
+
+def test_seeds_are_paired_by_their_number_and_those_without_a_partner_are_named():
+    a = seeds("a", SEEDS["a"])
+    b = seeds("b", SEEDS["b"][::-1], first=1)  # seeds 1, 2, 3
+    (found,) = compare(open_sides([*a, *b]))
+    assert found.figures["exact_match"] == over_seeds([0.2, 0.6], [1.0, 0.4])
+    assert found.notes == [
+        "a0 is left out: the other side has no run of its seed.",
+        "b2 is left out: the other side has no run of its seed.",
+    ]
+    with pytest.raises(DataError, match=r"no seed in common.*Name runs of the same seeds"):
+        compare(open_sides([*a, *seeds("c", SEEDS["b"], first=7)]))
+
+
+def test_two_seeds_of_one_recipe_are_compared_with_each_other():
+    (found,) = compare(open_sides(seeds("a", SEEDS["a"][:2])))
+    assert (found.first.name, found.second.name) == ("a0", "a1")
+    assert found.figures["exact_match"].pairs == 5
+
+
+def test_the_same_recipe_and_seed_twice_is_no_second_seed():
+    places = [*seeds("a", SEEDS["a"]), saved("a7", [row(0, 1)]), *seeds("b", SEEDS["b"])]
+    with pytest.raises(DataError, match="a0 and a7 have the same settings and seeds"):
+        open_sides(places)
+
+
+# -------------------------------------------------------------------------------- what is refused
+
+
+def test_what_was_not_asked_the_same_is_refused_with_what_differs(capsys):
+    a, _ = two()
+    rows = [row(n, 1) for n in range(10)]
+    saved("other", [row(n, 1) for n in range(20, 30)])
+    told = fails(capsys, ["compare", a, "other"])
+    assert "a and other have no question in common (10 and 10). Evaluate both on" in told
+    saved("text", [*rows[:3], row(3, 1, question="Which?"), *rows[4:]])
+    told = fails(capsys, ["compare", a, "text"])
+    assert "the question differs in 1 of 10 questions of a and text: q3 has 'Number 3?'" in told
+    saved("answers", [row(n, 1, answers=["yes", "ja"]) for n in range(10)])
+    told = fails(capsys, ["compare", a, "answers"])
+    assert "the answers differ in 10 of 10 questions" in told
+    assert "['yes'] and ['yes', 'ja']" in told
+    saved("rule", rows, data__answers="number")
+    told = fails(capsys, ["compare", a, "rule"])
+    assert 'compare answers by two rules: {} and {"data.answers": "number"}' in told
+    assert "turnrl eval RECIPE --ckpt_path RUN" in told
+
+
+def test_questions_that_only_one_run_answered_are_left_out_and_counted(capsys):
+    a, _ = two()
+    b = saved("b", [row(n, 1) for n in range(5, 30)])
+    assert main(["compare", a, b]) == 0
+    assert "val: 5 questions in common, 50% of 10 and 20% of 25" in capsys.readouterr().out
+
+
+def test_a_figure_that_says_nothing_in_one_run_is_left_out():
+    other = [{"name": "outcome/other", "value": 0.5}, {"name": "turn/x", "value": 0.1}]
+    a, b = saved("a", [row(0, 1, f1=0.5)]), saved("b", [row(0, 1, rewards=other)])
+    (found,) = compare(open_sides([a, b]))
+    assert list(found.figures) == ["exact_match", "tool_execution", "answer_in_results", "format"]
+    assert found.notes == [
+        "reward/total is left out: only one of the runs has outcome/other, outcome/right."
+    ]
+    both = [saved(n, [row(1, 1, f1=0.5)]) for n in "ab"]
+    (found,) = compare(open_sides(both))
+    assert found.figures["f1"].first == 0.5
+    assert found.notes == [
+        "answer_in_results is left out: it says nothing about any question in common."
+    ]
+    weights = [saved(n, [row(0, 1)], model__rewards=[w]) for n, w in (("a", 1), ("b", 2))]
+    (found,) = compare(open_sides(weights))
+    assert found.notes == ["reward/total is left out: model.rewards differ in their settings."]
+
+
+# -------------------------------------------------------------------------------------- bad input
+
+
+def test_what_is_no_run_is_refused_with_the_next_step(capsys):
+    a, b = two()
+    told = fails(capsys, ["compare", a])
+    assert "there is one evaluation. Name two runs or more" in told
+    assert "turnrl compare quickstart@0 quickstart" in told
+    assert "an evaluation is named twice" in fails(capsys, ["compare", a, b, a])
+    Path("empty").mkdir()
+    for place in ("empty", "nowhere"):
+        told = fails(capsys, ["compare", a, place])
+        assert f"no record of a run at '{place}'" in told
+        assert "Give the folder of a run" in told
+    assert "nothing of split 'test'. Take val." in fails(
+        capsys, ["compare", a, b, "--split", "test"]
+    )
+
+
+def test_a_torn_file_is_left_out_and_the_evaluation_before_it_is_taken(capsys):
+    policies()
+    saved("b", [row(n, 1, iteration=10) for n in range(6)])
+    torn = Path("a/record/val-000080-0.parquet")
+    torn.write_bytes(torn.read_bytes()[:-9])
+    assert main(["compare", "a", "b"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "A a, iteration 10, the baseline" in printed
+    assert "a: left out: 'a/record/val-000080-0.parquet' cannot be read" in printed
+    assert "Copy it again, or remove it." in printed
+    for file in Path("a/record").iterdir():
+        file.write_bytes(b"PAR1")
+    assert "a: left out: " in fails(capsys, ["compare", "a", "b"])
+
+
+def test_a_run_of_a_newer_turnrl_names_the_update(capsys):
+    a, b = two()
+    file = Path(b, "record", "val-000004-0.parquet")
+    table = pq.read_table(file)
+    pq.write_table(table.replace_schema_metadata({b"turnrl.record": b"99"}), file)
+    told = fails(capsys, ["compare", a, b])
+    assert "has version 99 of the record" in told
+    assert "pip install --upgrade turnrl" in told
+
+
+def test_runs_of_older_versions_are_compared():
+    old = Path(__file__).parent / "data" / "records"
+    places = []
+    for name in ("0.5.0", "0.7.0"):
+        places.append(saved(name, [row(0, 1)]))
+        Path(name, "record", "val-000004-0.parquet").unlink()
+        (source,) = old.joinpath(name).glob("val-*.parquet")
+        Path(name, "record", source.name).write_bytes(source.read_bytes())
+    (found,) = compare(open_sides(places))
+    assert (found.figures["exact_match"].second, found.figures["exact_match"].pairs) == (1, 1)
+
+
+def test_a_run_without_its_settings_is_compared_and_says_so(capsys):
+    a, b = two()
+    Path(b, "config.yaml").unlink()
+    assert main(["compare", a, b]) == 0
+    assert "b: no config.yaml: its settings are not known" in capsys.readouterr().out
