@@ -1,0 +1,27 @@
+"""Runs as a page to look at: curves, trajectories, and why each turn got its advantage.
+
+why       the comparisons that an advantage is the sum of
+page      one file of HTML with all of it
+command   `turnrl report`
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from turnrl import hookimpl
+from turnrl_report.command import add_report_command
+
+
+@hookimpl
+def turnrl_commands() -> Iterable[Callable[[Any], None]]:
+    """`turnrl report`."""
+    return [add_report_command]
+
+
+@hookimpl
+def turnrl_callbacks() -> Iterable[type[Any]]:
+    """What draws the curves of a run, and measures its cost."""
+    from turnrl_report.costs import Costs
+    from turnrl_report.curves import Curves
+
+    return [Costs, Curves]

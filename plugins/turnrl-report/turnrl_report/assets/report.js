@@ -1,0 +1,563 @@
+"use strict";
+(() => {
+  const main = document.getElementById("main");
+  const status = document.getElementById("status");
+  let data = null;
+  let charts = [];
+
+  // ------------------------------------------------------------------ building
+
+  /** An element; its children are elements or texts, never markup. */
+  function el(tag, options, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(options || {})) {
+      if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+      else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
+    }
+    made.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== ""));
+    return made;
+  }
+
+  // controls, marks of direction, and what has no width: shown, because a page must not act on them
+  const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\uffff]|[\u{e0000}-\u{e007f}]|[\ud800-\udfff]/gu;
+
+  /** A text as nodes, with what cannot be seen named. */
+  function visible(text) {
+    const nodes = [];
+    let last = 0;
+    for (const match of text.matchAll(HIDDEN)) {
+      nodes.push(text.slice(last, match.index));
+      const code = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+      nodes.push(el("span", { class: "ctl" }, "U+" + code));
+      last = match.index + match[0].length;
+    }
+    nodes.push(text.slice(last));
+    return nodes;
+  }
+
+  const SHOWN = 6000;
+
+  /** A text that a policy or a tool wrote. A long one is cut, and a button shows all of it. */
+  function block(text, name) {
+    const made = el("div", { class: "text", tabindex: "0", role: "group", "aria-label": name });
+    made.append(...visible(text.slice(0, SHOWN)));
+    if (text.length <= SHOWN) return made;
+    const more = el("button", { type: "button", onclick: () => {
+      made.replaceChildren(...visible(text));
+      more.remove();
+    } }, `Show all ${text.length.toLocaleString("en")} characters`);
+    return el("div", {}, made, more);
+  }
+
+  function bdi(text) {
+    return el("bdi", {}, visible(text));
+  }
+
+  const number = (value, digits = 3) => (value === null || value === undefined ? "-" : Number(value).toFixed(digits).replace(/^-(0\.?0*)$/, "$1"));
+  const exact = (value) => (value === null || value === undefined ? "-" : String(Number(Number(value).toPrecision(7))));
+  const signed = (value, digits = 3) => {
+    const text = number(value, digits);
+    return value === null || value === undefined || text.startsWith("-") ? text : "+" + text;
+  };
+
+  function advantage(value) {
+    const kind = value === null || value === undefined ? "none" : value > 5e-4 ? "up" : value < -5e-4 ? "down" : "none";
+    return el("span", { class: "adv " + kind }, value === null || value === undefined ? "none" : signed(value));
+  }
+
+  function table(caption, heads, rows, options = {}) {
+    return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+      el("table", { class: options.class || "" },
+        el("caption", { class: options.hideCaption ? "visually-hidden" : "" }, caption),
+        el("thead", {}, el("tr", {}, heads.map((head) => (head instanceof HTMLTableCellElement ? head : el("th", { scope: "col" }, head))))),
+        el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, i) => (cell instanceof HTMLTableCellElement ? cell : el(i ? "td" : "th", i ? {} : { scope: "row" }, cell))))))));
+  }
+
+  const num = (text) => el("td", { class: "num" }, text);
+
+  function facts(pairs) {
+    return el("dl", { class: "facts" }, pairs.filter((pair) => pair).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+  }
+
+  // ------------------------------------------------------------------- unpacking
+
+  async function unpack(id) {
+    const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return JSON.parse(await new Response(stream).text());
+  }
+
+  const kept = new Map();
+
+  /** The details of some groups. A few are kept, so that the page's memory does not grow. */
+  async function details(chunk) {
+    if (!kept.has(chunk)) {
+      const value = await unpack("d" + chunk);
+      if (kept.size >= 6) kept.delete(kept.keys().next().value);
+      kept.set(chunk, value);
+    }
+    return kept.get(chunk);
+  }
+
+  // ---------------------------------------------------------------------- charts
+
+  const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [1, 4]];
+  const colour = (n) => getComputedStyle(document.documentElement).getPropertyValue("--c" + (n % 6)).trim();
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function sample(n) {
+    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    svg.setAttribute("width", "36");
+    svg.setAttribute("height", "10");
+    svg.setAttribute("aria-hidden", "true");
+    const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+    for (const [name, value] of Object.entries({ x1: 0, x2: 36, y1: 5, y2: 5, "stroke-width": 2.5, stroke: `var(--c${n % 6})`, "stroke-dasharray": DASHES[n % 6].join(" ") })) line.setAttribute(name, value);
+    svg.append(line);
+    return svg;
+  }
+
+  /** The curve of one experiment: iterations, and for each the mean, least and most over its runs. */
+  function curve(members, name) {
+    const at = new Map();
+    for (const member of members) {
+      for (const row of data.runs[member].metrics) {
+        if (name in row) at.set(row.iteration, [...(at.get(row.iteration) || []), row[name]]);
+      }
+    }
+    return [...at.entries()].sort((a, b) => a[0] - b[0]).map(([x, values]) => ({
+      x, mean: values.reduce((a, b) => a + b, 0) / values.length, low: Math.min(...values), high: Math.max(...values), runs: values.length }));
+  }
+
+  function chart(title, names, range) {
+    const lines = [];
+    data.experiments.forEach((members, n) => names.forEach((name, k) => {
+      const points = curve(members, name);
+      if (points.length) lines.push({ points, n, name, main: k === 0, members });
+    }));
+    if (!lines.length) return null;
+    const xs = [...new Set(lines.flatMap((line) => line.points.map((p) => p.x)))].sort((a, b) => a - b);
+    const series = [{}];
+    const values = [xs];
+    const bands = [];
+    for (const line of lines) {
+      const at = new Map(line.points.map((p) => [p.x, p]));
+      const pick = (part) => xs.map((x) => (at.has(x) ? at.get(x)[part] : null));
+      const stroke = () => colour(line.n);
+      values.push(pick("mean"));
+      series.push({ stroke, width: line.main ? 2.5 : 1, dash: DASHES[line.n % 6], spanGaps: true, points: { show: line.main && line.points.length < 30, size: 6, stroke, fill: stroke } });
+      if (line.members.length > 1) {
+        for (const part of ["high", "low"]) {
+          values.push(pick(part));
+          series.push({ stroke: "transparent", width: 0, spanGaps: true, points: { show: false } });
+        }
+        bands.push({ series: [series.length - 2, series.length - 1], fill: () => colour(line.n) + "33" });
+      }
+    }
+    const box = el("div", { class: "plot" });
+    const label = (line) => experimentName(line.members) + (names.length > 1 ? ", " + line.name : "");
+    const last = lines.map((line) => `${label(line)}: from ${number(line.points[0].mean)} to ${number(line.points.at(-1).mean)}`);
+    box.setAttribute("role", "img");
+    box.setAttribute("aria-label", `${title} by iteration. ${last.join("; ")}.`);
+    const readout = el("p", { class: "readout", "aria-hidden": "true" });
+    const rows = xs.map((x) => [String(x), ...lines.map((line) => {
+      const point = line.points.find((p) => p.x === x);
+      return num(point ? number(point.mean, 4) + (point.runs > 1 ? ` (${number(point.low)} to ${number(point.high)})` : "") : "");
+    })]);
+    const numbers = el("details", { ontoggle: (event) => {
+      if (event.target.open && numbers.children.length === 1) numbers.append(table(`${title} by iteration`, ["iteration", ...lines.map(label)], rows));
+    } }, el("summary", {}, "Numbers"));
+    const made = el("figure", {}, el("figcaption", {}, title), box, readout, numbers);
+    charts.push({ box, draw: () => new uPlot({
+      width: Math.max(box.clientWidth, 200), height: 180, series, bands, legend: { show: false }, cursor: { y: false, drag: { x: false, y: false } },
+      scales: { x: { time: false }, y: range ? { range } : {} },
+      axes: [0, 1].map((axis) => ({ stroke: () => css("--dim"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line") }, size: axis ? 58 : 34, ...(axis ? { values: (_, ticks) => ticks.map((v) => (v === null ? "" : String(Number(v.toPrecision(3))))) } : {}) })),
+      hooks: { setCursor: [(plot) => {
+        const i = plot.cursor.idx;
+        readout.textContent = i === null || i === undefined ? "" : `iteration ${xs[i]}: ` + lines.map((line) => {
+          const point = line.points.find((p) => p.x === xs[i]);
+          return point ? `${label(line)} ${number(point.mean)}` : null;
+        }).filter((text) => text).join(", ");
+      }] },
+    }, values, box) });
+    return made;
+  }
+
+  function drawCharts() {
+    for (const one of charts) {
+      if (one.plot) one.plot.destroy();
+      one.plot = one.draw();
+    }
+  }
+
+  function experimentName(members) {
+    const names = members.map((n) => data.runs[n].name);
+    return names.length === 1 ? names[0] : `${names[0]} and ${names.length - 1} more seed${names.length > 2 ? "s" : ""}`;
+  }
+
+  // -------------------------------------------------------------------- overview
+
+  const CURVES = [["tool execution", "tool_execution"], ["answer in results", "answer_in_results"], ["exact match", "exact_match"], ["format", "format"]];
+  const PARTS = [
+    ["Rollouts", (name) => name.startsWith("rollout/") && !["rollout/seconds", "rollout/tokens_per_s", "rollout/probe_tokens", "rollout/redrawn_groups"].includes(name)],
+    ["Learning", (name) => ["train/entropy", "train/clip_fraction", "train/grad_norm", "train/loss", "train/ratio", "train/kl", "train/logprob_gap", "train/importance", "train/value_loss"].includes(name) || name.startsWith("critic/")],
+    ["Time, tokens and memory", (name) => ["rollout/seconds", "rollout/tokens_per_s", "rollout/probe_tokens", "rollout/redrawn_groups"].includes(name) || name.startsWith("time/") || name.startsWith("memory/")],
+  ];
+
+  function overview() {
+    const problems = data.runs.flatMap((run) => run.problems.map((text) => el("p", { class: "problem" }, el("strong", {}, bdi(run.name), ": "), bdi(text))));
+    const every = [...new Set(data.runs.flatMap((run) => run.metrics.flatMap((row) => Object.keys(row))))].sort();
+    const bands = data.experiments.some((members) => members.length > 1);
+    const legend = el("ul", { class: "legend", "aria-label": "Lines" }, data.experiments.map((members, n) => el("li", {}, sample(n), bdi(experimentName(members)))));
+    const changed = Object.entries(data.differences);
+    const count = data.trajectories.run ? data.trajectories.run.length : 0;
+    const kinds = every.filter((name) => name.startsWith("reward/"));
+    const flat = (name) => data.runs.every((run) => run.metrics.every((row) => !row[name]));
+    const section = (title, names, named) => {
+      const zero = names.filter(flat);
+      if (!names.length) return [];
+      return [el("h2", {}, title), el("div", { class: "grid" }, names.filter((name) => !flat(name)).map((name) => chart(named(name), [name]))),
+        zero.length ? el("p", { class: "dim" }, `0 all the time: ${zero.join(", ")}.`) : null];
+    };
+    return [
+      el("h1", {}, data.runs.length === 1 ? "One run" : `${data.runs.length} runs`),
+      el("p", { class: "dim" }, `Written ${data.written}. `, count ? el("a", { href: "#/list" }, `${count.toLocaleString("en")} recorded trajectories`) : "There are no recorded trajectories", "."),
+      ...problems,
+      table("Runs", ["run", "folder", "iterations", ...CURVES.map(([name]) => `${name}, last`)], data.runs.map((run) => {
+        const last = (name) => { const row = run.metrics.findLast((r) => name in r); return row ? number(row[name]) : "-"; };
+        const rows = run.metrics.map((row) => row.iteration);
+        return [bdi(run.name), bdi(run.folder), num(rows.length ? String(Math.max(...rows)) : "-"), ...CURVES.map(([, name]) => num(last("val/" + name) !== "-" ? last("val/" + name) : last("train/" + name)))];
+      }), { class: "wide" }),
+      changed.length ? [el("h2", {}, "What differs between their recipes"), table("Settings that differ", ["setting", ...data.runs.map((run) => bdi(run.name))], changed.map(([name, values]) => [el("code", {}, name), ...values.map((value) => bdi(value))]), { class: "wide", hideCaption: true })] : data.runs.length > 1 ? el("p", {}, "Their recipes do not differ.") : null,
+      el("h2", {}, "Curves"),
+      el("p", {}, "Thick lines with points: greedy answers to validation questions. Thin lines: sampled attempts at training questions.", bands ? " Bands: from the lowest to the highest of the runs that differ in their seeds alone." : ""),
+      legend,
+      el("div", { class: "grid" }, CURVES.map(([title, name]) => chart(title, ["val/" + name, "train/" + name], [0, 1]))),
+      ...section("Rewards", kinds, (name) => name.replace("reward/", "")),
+      ...PARTS.flatMap(([title, belongs]) => section(title, every.filter(belongs), (name) => name)),
+    ];
+  }
+
+  // ------------------------------------------------------------------------ list
+
+  const columns = () => data.trajectories;
+  const at = (name, i) => columns()[name][i];
+  const asked = (i) => data.questions[at("question", i)];
+
+  function link(i) {
+    const place = [at("run", i), at("split", i), at("policy_version", i), at("group", i), at("member", i)];
+    return "#/t/" + place.map(encodeURIComponent).join("/");
+  }
+
+  function groupLink(i) {
+    return link(i).replace("#/t/", "#/g/").replace(/\/[^/]*$/, "");
+  }
+
+  let places = null;
+  function placed() {
+    if (!places) {
+      places = new Map();
+      const count = columns().run ? columns().run.length : 0;
+      for (let i = 0; i < count; i++) places.set(link(i), i);
+    }
+    return places;
+  }
+
+  const SORTS = {
+    "order of the run": null,
+    "total reward": (i) => -at("total", i),
+    "lowest total reward": (i) => at("total", i),
+    "largest advantage": (i) => -Math.max(0, ...at("advantages", i).map((a) => Math.abs(a || 0))),
+    "tokens": (i) => -at("tokens", i),
+    "turns": (i) => -at("advantages", i).length,
+    "latest iteration": (i) => -at("iteration", i),
+  };
+  let chosen = [];
+
+  const unique = (name) => [...new Set(columns()[name] || [])].sort((a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(String(b))));
+
+  async function list(query) {
+    const field = (name) => query.get(name) || "";
+    const select = (label, name, pairs) => el("label", {}, label, el("select", { name }, el("option", { value: "" }, "all"), pairs.map(([value, text]) => el("option", { value, selected: field(name) === String(value) }, text))));
+    const form = el("form", { class: "filters", onsubmit: (event) => {
+      event.preventDefault();
+      const entries = [...new FormData(form)].filter(([, value]) => value !== "");
+      location.hash = "#/list?" + new URLSearchParams(entries);
+    }, onchange: (event) => { if (event.target.tagName === "SELECT") form.requestSubmit(); } },
+      el("label", {}, "Text", el("input", { type: "search", name: "q", id: "search", value: field("q") })),
+      el("label", { class: "check" }, el("input", { type: "checkbox", name: "in", value: "all", checked: field("in") === "all" }), "Search turns and results too"),
+      data.runs.length > 1 ? select("Run", "run", data.runs.map((run, n) => [n, run.name])) : null,
+      select("Split", "split", unique("split").map((s) => [s, s])),
+      select("Ended by", "ended_by", unique("ended_by").map((s) => [s, s])),
+      select("Answer", "exact", [["1", "right"], ["0", "wrong"]]),
+      select("Tool calls", "tools", [["1", "all succeeded"], ["part", "some succeeded"], ["0", "none succeeded"]]),
+      select("Iteration", "iteration", unique("iteration").map((n) => [n, String(n)])),
+      el("label", {}, "Total reward from", el("input", { type: "number", step: "any", name: "from", value: field("from") })),
+      el("label", {}, "to", el("input", { type: "number", step: "any", name: "to", value: field("to") })),
+      el("label", {}, "Sort by", el("select", { name: "sort" }, Object.keys(SORTS).map((name) => el("option", { value: name, selected: field("sort") === name }, name)))),
+      el("button", {}, "Show"));
+    const q = field("q").toLowerCase();
+    const inside = q && field("in") ? await everywhere(q) : null;
+    const wanted = (i) => {
+      const tools = at("tool_execution", i);
+      if (field("run") && String(at("run", i)) !== field("run")) return false;
+      for (const name of ["split", "ended_by", "iteration"]) if (field(name) && String(at(name, i)) !== field(name)) return false;
+      if (field("exact") && String(at("exact_match", i)) !== field("exact")) return false;
+      if (field("tools") && field("tools") !== (tools === 1 ? "1" : tools ? "part" : "0")) return false;
+      if (field("from") && at("total", i) < Number(field("from"))) return false;
+      if (field("to") && at("total", i) > Number(field("to"))) return false;
+      if (!q) return true;
+      if (inside) return inside.has(i);
+      return [...asked(i), at("answer", i) || ""].some((text) => text.toLowerCase().includes(q));
+    };
+    const count = columns().run ? columns().run.length : 0;
+    chosen = [];
+    for (let i = 0; i < count; i++) if (wanted(i)) chosen.push(i);
+    const sort = SORTS[field("sort")];
+    if (sort) {
+      const keys = new Map(chosen.map((i) => [i, sort(i)]));
+      chosen.sort((a, b) => keys.get(a) - keys.get(b) || a - b);
+    }
+    const size = 50;
+    const pages = Math.max(1, Math.ceil(chosen.length / size));
+    const shown = Math.min(Math.max(1, Number(field("page")) || 1), pages);
+    const turn = (to, text) => {
+      const next = new URLSearchParams(query);
+      next.set("page", to);
+      return to < 1 || to > pages ? el("span", { class: "dim" }, text) : el("a", { href: "#/list?" + next }, text);
+    };
+    const pager = () => el("nav", { class: "pager", "aria-label": "Pages of the list" }, turn(shown - 1, "Previous"), el("span", {}, `page ${shown} of ${pages}`), turn(shown + 1, "Next"));
+    const heads = ["question", data.runs.length > 1 ? "run" : null, "split", "iteration", "answer", "right", "ended by", "total reward", "turns and their advantages"].filter((head) => head);
+    const rows = chosen.slice((shown - 1) * size, shown * size).map((i) => [
+      el("th", { scope: "row", class: "question" }, el("a", { href: link(i) }, visible(asked(i)[1].slice(0, 160)))),
+      data.runs.length > 1 ? bdi(data.runs[at("run", i)].name) : null,
+      at("split", i), num(String(at("iteration", i))), at("answer", i) === null ? "none" : bdi(at("answer", i).slice(0, 60)),
+      at("exact_match", i) === 1 ? el("span", { class: "right" }, "yes") : el("span", { class: "bad" }, "no"),
+      at("ended_by", i), num(number(at("total", i))), el("span", { class: "chips" }, at("advantages", i).map((a) => advantage(a))),
+    ].filter((cell) => cell !== null));
+    status.textContent = `${chosen.length} trajectories`;
+    const narrow = window.matchMedia("(max-width: 40rem)").matches;
+    return [el("h1", {}, "Trajectories"), el("details", { class: "filters", open: !narrow }, el("summary", {}, "Search, filter and sort"), form),
+      el("p", {}, `${chosen.length.toLocaleString("en")} of ${count.toLocaleString("en")}`),
+      rows.length ? [pager(), table("Trajectories", heads, rows, { class: "list", hideCaption: true }), pager()] : el("p", {}, count ? "None fits. Choose less." : "No run has a record.")];
+  }
+
+  /** The numbers of the trajectories that have a text anywhere; each part is unpacked and let go. */
+  async function everywhere(q) {
+    const hits = new Set();
+    const count = columns().run ? columns().run.length : 0;
+    let chunk = null;
+    let parts = null;
+    let before = null;
+    let member = 0;
+    for (let i = 0; i < count; i++) {
+      if (at("chunk", i) !== chunk) {
+        chunk = at("chunk", i);
+        status.textContent = main.textContent = `Searching, ${i} of ${count} ...`;
+        parts = await unpack("d" + chunk);
+      }
+      const key = chunk + " " + at("place", i);
+      member = key === before ? member + 1 : 0;
+      before = key;
+      const row = parts[at("place", i)].rows[member];
+      const texts = [...asked(i), row.answer || "", ...row.turns.flatMap((turn) => [turn.text, ...turn.results.map((r) => r.content)])];
+      if (texts.some((text) => (text || "").toLowerCase().includes(q))) hits.add(i);
+    }
+    return hits;
+  }
+
+  // ----------------------------------------------------------------------- group
+
+  function membersOf(i) {
+    const same = ["run", "split", "policy_version", "group"];
+    const found = [];
+    for (let j = i; j >= 0 && same.every((name) => at(name, j) === at(name, i)); j--) found.unshift(j);
+    for (let j = i + 1; j < columns().run.length && same.every((name) => at(name, j) === at(name, i)); j++) found.push(j);
+    return found;
+  }
+
+  async function group(path) {
+    const first = placed().get("#/t/" + path + "/0");
+    if (first === undefined) return missing();
+    const detail = (await details(at("chunk", first)))[at("place", first)];
+    const members = membersOf(first);
+    chosen = members;
+    return [
+      el("h1", {}, visible(asked(first)[1])),
+      groupFacts(first, detail),
+      el("p", {}, `${members.length} attempt${members.length > 1 ? "s" : ""} at one question, side by side.`),
+      el("div", { class: "attempts", tabindex: "0", role: "region", "aria-label": "Attempts" }, members.map((i, n) => {
+        const row = detail.rows[n];
+        return el("section", { class: "attempt" },
+          el("header", {}, el("h2", {}, el("a", { href: link(i) }, `Attempt ${n + 1}`)), verdict(i)),
+          facts([["total", number(at("total", i))], ["ended by", at("ended_by", i)], ["answer", row.answer === null ? "none" : bdi(row.answer)]]),
+          row.turns.map((turn, k) => el("div", {},
+            el("p", { class: "label" }, `turn ${k + 1} `, advantage(turn.advantage), ` reward ${number(turn.reward)}`),
+            block(turn.text, `Turn ${k + 1} of attempt ${n + 1}`),
+            turn.results.map((result) => el("details", {}, el("summary", {}, result.ok ? "result" : "error"), block(result.content, "Result"))))));
+      })),
+    ];
+  }
+
+  function verdict(i) {
+    return at("exact_match", i) === 1 ? el("span", { class: "right" }, "right") : el("span", { class: "bad" }, "wrong");
+  }
+
+  function groupFacts(i, detail) {
+    const run = data.runs[at("run", i)];
+    return facts([
+      ["run", bdi(run.name)], ["split", at("split", i)], ["iteration", String(at("iteration", i))],
+      ["accepted", bdi((detail.rows[0].answers || []).slice(0, 8).join(" | "))],
+      detail.mean === null ? null : ["total reward of the group", `mean ${number(detail.mean)}, deviation ${number(detail.std)}`],
+      detail.estimator ? ["estimator", bdi(detail.estimator.name)] : null,
+    ]);
+  }
+
+  // ------------------------------------------------------------------ trajectory
+
+  async function trajectory(path) {
+    const i = placed().get("#/t/" + path);
+    if (i === undefined) return missing();
+    const detail = (await details(at("chunk", i)))[at("place", i)];
+    const members = membersOf(i);
+    const n = members.indexOf(i);
+    const row = detail.rows[n];
+    if (!chosen.includes(i)) chosen = members;
+    const here = chosen.indexOf(i);
+    const step = (by, text) => { const to = chosen[here + by]; return to === undefined ? el("span", { class: "dim" }, text) : el("a", { href: link(to) }, text); };
+    return [
+      el("nav", { class: "pager", "aria-label": "Trajectories" }, step(-1, "Previous"), step(1, "Next"), members.length > 1 ? el("a", { href: groupLink(i) }, `Group of ${members.length}`) : null, el("a", { href: "#/list" }, "List")),
+      el("h1", {}, visible(asked(i)[1])),
+      groupFacts(i, detail),
+      facts([["attempt", `${n + 1} of ${members.length}`], ["answer", row.answer === null ? "none" : bdi(row.answer)], ["", verdict(i)], ["ended by", at("ended_by", i)],
+        ["outcome", exact(at("outcome", i))], ["total", exact(at("total", i))], ["sampled tokens", String(at("tokens", i))]]),
+      (row.rewards || []).length ? table("Rewards of the whole trajectory", ["reward", "value"], row.rewards.map((r) => [bdi(r.name), num(exact(r.value))])) : null,
+      (row.figures || []).length ? table("Figures of its tools", ["figure", "values"], row.figures.map((f) => [bdi(f.name), num(f.values.map(exact).join(", "))])) : null,
+      row.turns.map((turn, k) => turnCard(turn, k, n, row, detail)),
+    ];
+  }
+
+  function turnCard(turn, k, n, row, detail) {
+    const shared = k < row.begins;
+    return el("section", { class: "turn" },
+      el("header", {}, el("h2", {}, `Turn ${k + 1}`), el("span", {}, "advantage ", advantage(turn.advantage)), el("span", { class: "dim" }, `${turn.tokens} tokens${turn.cut ? ", cut" : ""}`)),
+      shared ? el("p", { class: "dim" }, "Shared with the trajectory that this one branched off: learned from there.") : null,
+      el("p", { class: "label" }, "said"), block(turn.text, `Turn ${k + 1}, said`),
+      turn.format_error ? el("p", {}, el("span", { class: "bad" }, "form: "), bdi(turn.format_error)) : null,
+      turn.calls.map((call, c) => [
+        el("p", { class: "label" }, "called ", el("code", {}, bdi(call.name || "?")), call.error ? [" ", el("span", { class: "bad" }, bdi(call.error))] : "", call.mended ? [" ", el("span", { class: "bad" }, bdi(call.mended))] : ""),
+        block(call.arguments || "", "Arguments of the call"),
+        turn.results[c] ? [el("p", { class: "label" }, turn.results[c].ok ? "read" : el("span", { class: "bad" }, "read, an error")), block(turn.results[c].content, "Result of the call")] : el("p", { class: "label" }, "not run: nothing would have read the result"),
+      ]),
+      turn.calls.length ? null : turn.results.map((result) => block(result.content, "Result")),
+      tokens(row, k),
+      shared ? null : why(turn, k, n, detail));
+  }
+
+  function tokens(row, k) {
+    if (!row.turn_index) return null;
+    const rows = [];
+    row.turn_index.forEach((turn, t) => { if (turn === k) rows.push([String(rows.length + 1), num(number(Math.exp(row.learner_logprobs[t]), 4)), num(number(row.entropies[t], 4))]); });
+    return el("details", { ontoggle: (event) => {
+      const box = event.target;
+      if (box.open && box.children.length === 1) box.append(table("Probability and entropy of each sampled token", ["token", "probability", "entropy, nats"], rows));
+    } }, el("summary", {}, `Tokens: probability and entropy of ${rows.length}`));
+  }
+
+  function equation(terms) {
+    const text = terms.map((t) => `${exact(t.weight)} × (${exact(t.value)} - ${exact(t.baseline)}) / ${exact(t.divisor)}`);
+    return text.length ? text.join("  +  ") : "0";
+  }
+
+  function why(turn, k, n, detail) {
+    if (!detail.why.length) return null;
+    const own = detail.why[0];
+    const parts = (turn.rewards || []).map((r) => [bdi(r.name), num(exact(r.value))]);
+    const terms = own.terms ? own.terms[n][k] : null;
+    return el("details", { open: true }, el("summary", {}, "Why this advantage"),
+      parts.length ? table("Rewards of this turn", ["reward", "value"], parts) : el("p", {}, `Reward of this turn: ${exact(turn.reward)}`),
+      terms ? [
+        table(`What ${own.name.split(",")[0]} compares`, ["value", "weight", "this one", "compared with", "divided by", "mean of the set", "deviation", "members", "gives"],
+          terms.map((t) => [t.name, num(exact(t.weight)), num(exact(t.value)), num(exact(t.baseline)), num(exact(t.divisor)), num(exact(t.mean)), num(exact(t.std)), num(String(t.count)), el("td", { class: "num" }, signed(t.weight * (t.value - t.baseline) / t.divisor, 4))])),
+        el("p", { class: "equation" }, `advantage = ${equation(terms)} = ${exact(own.advantages[n][k])}`),
+      ] : el("p", {}, own.missing ? `${own.name} ${own.missing}.` : `${own.name} does not say what it compares. Its advantage is ${exact(turn.advantage)}.`),
+      el("details", {}, el("summary", {}, "What other estimators would give this turn"),
+        table("Other estimators", ["estimator", "advantage", "how"], detail.why.slice(1).map((one) => [one.name,
+          one.missing ? el("td", { class: "num" }, "-") : el("td", { class: "num" }, advantage(one.advantages[n][k])),
+          one.missing || (one.terms ? el("span", { class: "equation" }, one.terms[n][k].map((t) => t.name).join(" + ") + ": " + equation(one.terms[n][k])) : "")]), { hideCaption: true })));
+  }
+
+  function missing() {
+    return [el("h1", {}, "Not in this report"), el("p", {}, "The address names a trajectory that is not here. ", el("a", { href: "#/list" }, "See those that are"), ".")];
+  }
+
+  // ---------------------------------------------------------------------- moving
+
+  let going = 0;
+  async function show() {
+    const turn = ++going;
+    const [path, query] = (location.hash.slice(1) || "/").split("?");
+    if (path && !path.startsWith("/")) return;
+    charts.forEach((one) => one.plot && one.plot.destroy());
+    charts = [];
+    let made;
+    try {
+      if (path.startsWith("/t/")) made = await trajectory(path.slice(3));
+      else if (path.startsWith("/g/")) made = await group(path.slice(3));
+      else if (path === "/list") made = await list(new URLSearchParams(query || ""));
+      else made = overview();
+    } catch (error) {
+      made = [el("h1", {}, "This part cannot be shown"), el("p", {}, String(error))];
+    }
+    if (turn !== going) return;
+    main.replaceChildren(...made.flat(3).filter((node) => node));
+    for (const a of document.querySelectorAll("header nav a")) {
+      if (a.getAttribute("href") === "#" + path) a.setAttribute("aria-current", "page");
+      else a.removeAttribute("aria-current");
+    }
+    drawCharts();
+    const head = main.querySelector("h1");
+    document.title = (head ? head.textContent.slice(0, 60) + " - " : "") + data.title;
+    if (shownOnce) {
+      main.focus({ preventScroll: true });
+      window.scrollTo(0, 0);
+    }
+    shownOnce = true;
+    document.documentElement.dataset.ready = path;
+  }
+  let shownOnce = false;
+
+  function theme(next) {
+    document.documentElement.dataset.theme = next;
+    for (const one of charts) if (one.plot) one.plot.redraw(false, true);
+  }
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  theme(dark.matches ? "dark" : "light");
+  dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
+  const other = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  document.getElementById("theme").addEventListener("click", other);
+  const help = document.getElementById("help");
+  help.addEventListener("click", () => {
+    const keys = document.getElementById("keys");
+    keys.hidden = !keys.hidden;
+    help.setAttribute("aria-expanded", String(!keys.hidden));
+  });
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+    const by = (label) => [...main.querySelectorAll("nav.pager a")].find((a) => a.textContent.startsWith(label));
+    const follow = (a) => a && a.click();
+    const act = {
+      o: () => { location.hash = "#/"; }, l: () => { location.hash = "#/list"; }, t: other, "?": () => help.click(),
+      j: () => follow(by("Next")), k: () => follow(by("Previous")), g: () => follow(by("Group")),
+      "/": () => { const box = document.getElementById("search"); if (box) box.focus(); else location.hash = "#/list"; },
+    }[event.key];
+    if (act) { event.preventDefault(); act(); }
+  });
+
+  let resized = 0;
+  window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(drawCharts, 150); });
+  window.addEventListener("hashchange", show);
+  unpack("summary").then((value) => { data = value; return show(); }, (error) => {
+    main.replaceChildren(el("h1", {}, "The report cannot be opened"), el("p", {}, `${error}. Open it in a browser of 2023 or later.`));
+  });
+})();

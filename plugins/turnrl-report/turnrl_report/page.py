@@ -1,0 +1,229 @@
+"""One file with all of it: summaries that are read at once, details that are unpacked on demand.
+
+The data lie in the page as gzip in base64, which no parser of HTML takes for markup, and the page's
+policy lets no script run but its own. Whatever a trajectory says becomes text in the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from importlib.resources import files
+from typing import Any
+
+from turnrl_record.runs import Run, differences, experiments
+
+from turnrl import (
+    AdvantageEstimator,
+    Group,
+    TurnRLError,
+    assign_credit,
+    installed,
+    record,
+)
+from turnrl_report.why import Term, terms
+
+_CHUNK = 48
+"""Trajectories that are unpacked together, a group at least."""
+
+
+def page(runs: Sequence[Run], title: str, most: int | None = None) -> Iterator[str]:
+    """The page, in pieces.
+
+    Args:
+        runs: The runs, in the order of their lines.
+        title: Title of the page.
+        most: Trajectories of each run, whole groups from all of its parts; None for all.
+    """
+    assets = files("turnrl_report") / "assets"
+    style = "\n".join((assets / name).read_text() for name in ("uPlot.min.css", "report.css"))
+    script = "\n".join((assets / name).read_text() for name in ("uPlot.iife.min.js", "report.js"))
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_digest(script)}",
+            f"style-src {_digest(style)}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+    yield (
+        (assets / "report.html")
+        .read_text()
+        .format(policy=policy, title=html.escape(title), style=style)
+    )
+    listed = _Listed()
+    for number, run in enumerate(runs):
+        for chunk in _chunks(run, most):
+            yield _block(f"d{listed.chunks}", [_detail(members) for members in chunk])
+            listed.add(number, chunk)
+    yield _block("summary", _summary(runs, listed, title))
+    yield f"<script>{script}</script>\n</body>\n</html>\n"
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _block(name: str, value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    packed = base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode()
+    return f'<script type="text/plain" id="{name}">{packed}</script>\n'
+
+
+def _chunks(run: Run, most: int | None) -> Iterator[list[list[record.Row]]]:
+    chunk: list[list[record.Row]] = []
+    for members in run.groups(most):
+        chunk.append(members)
+        if sum(map(len, chunk)) >= _CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+# ---------------------------------------------------------------------- summaries
+
+
+class _Listed:
+    """The columns of all trajectories, for the list. A question is kept once."""
+
+    def __init__(self) -> None:
+        self.chunks = 0
+        self.questions: dict[tuple[str, str], int] = {}
+        self.columns: dict[str, list[Any]] = {}
+
+    def add(self, run: int, chunk: Sequence[Sequence[record.Row]]) -> None:
+        """Add the groups of a chunk."""
+        for place, members in enumerate(chunk):
+            for row in members:
+                asked = (row["question_id"] or "", row["question"])
+                question = self.questions.setdefault(asked, len(self.questions))
+                summary = {
+                    "run": run,
+                    "chunk": self.chunks,
+                    "place": place,
+                    "question": question,
+                    "answer": (row["answer"] or "")[:200] if row["answer"] is not None else None,
+                    "total": _short(row["outcome"] + sum(turn["reward"] for turn in row["turns"])),
+                    "tokens": sum(turn["tokens"] for turn in row["turns"]),
+                    "advantages": [_short(turn["advantage"]) for turn in row["turns"]],
+                    **{name: row[name] for name in ("split", "iteration", "policy_version")},
+                    **{name: row[name] for name in ("group", "member", "ended_by")},
+                    **{name: _short(row[name]) for name in ("outcome", *record.CURVES)},
+                }
+                for name, value in summary.items():
+                    self.columns.setdefault(name, []).append(value)
+        self.chunks += 1
+
+
+def _summary(runs: Sequence[Run], listed: _Listed, title: str) -> dict[str, Any]:
+    return {
+        "title": title,
+        "written": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "runs": [
+            {
+                "name": run.name,
+                "folder": str(run.folder),
+                "problems": run.problems,
+                "metrics": run.metrics,
+            }
+            for run in runs
+        ],
+        "experiments": experiments(runs),
+        "differences": differences(runs),
+        "questions": list(listed.questions),
+        "trajectories": listed.columns,
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Nine digits: more than float32 has."""
+    return None if value is None else float(f"{value:.9g}")
+
+
+# ------------------------------------------------------------------------ details
+
+
+def _detail(members: Sequence[record.Row]) -> dict[str, Any]:
+    """A group: its trajectories in full, and why each turn got its advantage."""
+    first = members[0]
+    return {
+        "mean": first["group_mean"],
+        "std": first["group_std"],
+        "estimator": json.loads(first["estimator"]) if first["estimator"] else None,
+        "rows": [_row(row) for row in members],
+        "why": _why(members),
+    }
+
+
+def _row(row: record.Row) -> dict[str, Any]:
+    names = ("answers", "answer", "begins", "prompt_tokens", "rewards", "figures", "turns")
+    kept = {name: row[name] for name in names}
+    if row["token_ids"]:
+        kept |= {name: row[name] for name in ("turn_index", "learner_logprobs", "entropies")}
+    return kept
+
+
+def _why(members: Sequence[record.Row]) -> list[dict[str, Any]]:
+    """The credit that every estimator gives this group, that of the run first."""
+    if any(turn["advantage"] is None for row in members for turn in row["turns"][row["begins"] :]):
+        return []  # greedy: nothing was compared
+    group = record.group(members)
+    own = _own(members[0]["estimator"])
+    rules: dict[str, AdvantageEstimator] = {} if own is None else {f"{_name(own)}, this run": own}
+    for name, kind in installed("turnrl_estimators").items():
+        rule = kind()
+        if rule != own:
+            rules[name] = rule
+    return [_credit(name, rule, group) for name, rule in rules.items()]
+
+
+def _own(recorded: str | None) -> AdvantageEstimator | None:
+    """The estimator of the run, if it can be made again."""
+    if recorded is None:
+        return None
+    told = json.loads(recorded)
+    kind = installed("turnrl_estimators").get(told["name"])
+    try:
+        return None if kind is None else kind(**told["arguments"])
+    except (TypeError, TurnRLError):  # of another version, or with a part that is no number
+        return None
+
+
+def _name(estimator: AdvantageEstimator) -> str:
+    return type(estimator).__name__
+
+
+def _credit(name: str, estimator: AdvantageEstimator, group: Group) -> dict[str, Any]:
+    if estimator.probes or estimator.critic is not None:
+        needs = "branches" if estimator.probes else "a critic's values"
+        return {"name": name, "missing": f"needs {needs}, which the record does not have"}
+    try:
+        advantages = assign_credit(group, estimator).turns.tolist()
+    except TurnRLError as error:
+        return {"name": name, "missing": str(error)}
+    told = terms(estimator, group)
+    lengths = [len(trajectory.turns) for trajectory in group.trajectories]
+    return {
+        "name": name,
+        "advantages": [
+            [_short(value) for value in row[:length]]
+            for row, length in zip(advantages, lengths, strict=True)
+        ],
+        "terms": None if told is None else [[_terms(turn) for turn in row] for row in told],
+    }
+
+
+def _terms(some: Sequence[Term]) -> list[Mapping[str, Any]]:
+    names = ("weight", "value", "baseline", "divisor", "mean", "std")
+    return [
+        {"name": term.name, "count": term.count}
+        | {name: _short(getattr(term, name)) for name in names}
+        for term in some
+    ]

@@ -1,0 +1,95 @@
+"""Records of runs that were never made: groups drawn at random, with credit, and written."""
+
+from __future__ import annotations
+
+import csv
+import random
+from pathlib import Path
+
+import torch
+import yaml
+from turnrl_record.recording import rows, write
+
+from turnrl import (
+    Credit,
+    Group,
+    Question,
+    Reading,
+    TokenScores,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    TurnLevel,
+    assign_credit,
+)
+
+
+def attempt(draw, question, turns, text=None):
+    """One trajectory that calls a tool in all its turns but the last."""
+    made = []
+    for k in range(turns):
+        said = text() if text else f"turn {k} of {question.id}: {draw.random()}"
+        ids = tuple(draw.choices(range(100), k=draw.randint(1, 12)))
+        calls = (ToolCall("search", {"query": said}),) * (k < turns - 1)
+        found = text() if text else f"a passage {draw.randint(0, 2)}"
+        results = tuple(ToolResult(found, ok=draw.random() < 0.8) for _ in calls)
+        answer = (text() if text else "an answer") if k == turns - 1 else None
+        reading = Reading(
+            calls, answer, (text() if text else "bad") if draw.random() < 0.2 else None
+        )
+        made.append(Turn(said, ids, (-0.5,) * len(ids), reading, results))
+    return Trajectory(question, (1, 2, 3), tuple(made), "answer")
+
+
+def group(draw, number, size=4, most=4, text=None):
+    """A scored group; rewards are multiples of 0.1, so that some are alike."""
+    words = text() if text else f"question {number}?"
+    question = Question(f"q{number}", words, (text() if text else "an answer",))
+    lengths = [draw.randint(1, most) for _ in range(size)]
+    trajectories = tuple(attempt(draw, question, turns, text) for turns in lengths)
+    turn_rewards = torch.zeros(size, max(lengths))
+    reached = torch.zeros(size, max(lengths), dtype=torch.bool)
+    for i, turns in enumerate(lengths):
+        reached[i, :turns] = True
+        turn_rewards[i, :turns] = torch.tensor([draw.randint(0, 5) / 10 for _ in range(turns)])
+    outcome = torch.tensor([draw.randint(0, 10) / 10 for _ in range(size)])
+    parts = {"turn/paid": turn_rewards.double(), "outcome/right": outcome.double()}
+    return Group(question, trajectories, turn_rewards, outcome, reached, parts)
+
+
+def noted(read):
+    """A learner that gives every token the same numbers."""
+    sizes = [sum(asked) for _, asked in read]
+    return [TokenScores(*(torch.full((n,), v) for v in (-0.7, 1.1, 0.0))) for n in sizes]
+
+
+def run(
+    folder: Path,
+    iterations=3,
+    groups=2,
+    size=4,
+    estimator=None,
+    seed=0,
+    tokens=False,
+    text=None,
+    most=4,
+    settings=None,
+) -> Path:
+    """The folder of a run with metrics, a recipe and a record."""
+    estimator, draw = estimator or TurnLevel(), random.Random(seed)
+    (folder / "record").mkdir(parents=True)
+    recipe = {"seed_everything": seed, "model": {"estimator": type(estimator).__name__}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(recipe | (settings or {})))
+    with (folder / "metrics.csv").open("w", newline="") as file:
+        metrics = csv.DictWriter(file, ["iteration", "train/exact_match", "val/exact_match"])
+        metrics.writeheader()
+        for k in range(iterations):
+            metrics.writerow(dict(zip(metrics.fieldnames, (k + 1, k / 10, k / 9), strict=True)))
+    for k in range(iterations):
+        some = [group(draw, n, size, most, text) for n in range(groups)]
+        credit: list[Credit] = [assign_credit(one, estimator) for one in some]
+        learner = noted if tokens else None
+        kept = rows(some, credit, "train", k + 1, k, estimator=estimator, learner=learner)
+        write(list(kept), folder / "record" / f"train-{k:06d}-0.parquet")
+    return folder

@@ -1,0 +1,437 @@
+"""The report says what the record says, and nothing of a trajectory acts in the page."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+import torch
+from turnrl_estimators import DiscountedReturn, GroupInGroup, PaperExact, PerTurnIndex
+from turnrl_record.recording import rows, write
+from turnrl_record.runs import differences, experiments, open_runs
+from turnrl_report.command import write as report
+from turnrl_report.why import terms
+
+import recorded
+from runs import data, module, trainer
+from turnrl import (
+    AdvantageEstimator,
+    DataError,
+    Merged,
+    OutcomeOnly,
+    TurnLevel,
+    assign_credit,
+    installed,
+    record,
+)
+from turnrl.cli import main
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+browser_only = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+
+RULES = [
+    rule
+    for options in (
+        {},
+        {"baseline": "leave_one_out"},
+        {"scale": "none"},
+        {"baseline": "leave_one_out", "scale": "none"},
+    )
+    for rule in (
+        OutcomeOnly(**options),
+        Merged(**options),
+        TurnLevel(gamma=0.9, turn_coef=0.5, **options),
+        PerTurnIndex(**options),
+        DiscountedReturn(**options),
+        GroupInGroup(**options),
+    )
+] + [PaperExact(), PaperExact(turn_coef=0.3)]
+
+
+# ------------------------------------------------------------------------------------- the why
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_the_terms_of_a_turn_add_up_to_its_advantage(rule):
+    draw = random.Random(1)
+    for size in (2, 5):
+        for _ in range(20):
+            group = recorded.group(draw, 0, size)
+            advantages = assign_credit(group, rule).turns
+            told = terms(rule, group)
+            for i, turns in enumerate(told):
+                for k, some in enumerate(turns):
+                    total = sum(t.weight * (t.value - t.baseline) / t.divisor for t in some)
+                    assert total == pytest.approx(float(advantages[i, k]), abs=1e-6)
+
+
+def test_every_installed_estimator_that_needs_rewards_alone_is_explained():
+    group = recorded.group(random.Random(0), 0)
+    for kind in installed("turnrl_estimators").values():
+        rule = kind()
+        if not rule.probes and rule.critic is None:
+            assert terms(rule, group) is not None, kind
+
+
+def test_a_term_says_whom_a_turn_is_compared_with():
+    group = recorded.group(random.Random(0), 0, size=3, most=1)
+    group.outcome[:] = torch.tensor([0.0, 0.3, 0.9])
+    ((only,),), *_ = terms(OutcomeOnly(), group)
+    # mean 0.4; deviations -0.4, -0.1, 0.5; variance (0.16 + 0.01 + 0.25) / 2 = 0.21
+    assert (only.count, only.value) == (3, 0.0)
+    assert (only.mean, only.baseline) == (pytest.approx(0.4), pytest.approx(0.4))
+    assert only.std == only.divisor == pytest.approx(0.21**0.5)
+    assert only.advantage == pytest.approx(-0.4 / 0.21**0.5)
+
+
+def test_a_group_that_is_read_back_gets_the_same_credit(tmp_path):
+    draw = random.Random(3)
+    groups = [recorded.group(draw, n) for n in range(6)]
+    credit = [assign_credit(group, TurnLevel()) for group in groups]
+    write(list(rows(groups, credit, "train", 1, 0)), tmp_path / "one.parquet")
+    read = [
+        record.group(members) for members in record.groups(record.read(tmp_path / "one.parquet"))
+    ]
+    for group, again in zip(groups, read, strict=True):
+        for name in ("turn_rewards", "outcome", "reached"):
+            assert getattr(group, name).equal(getattr(again, name))
+        for rule in RULES:
+            before, after = (assign_credit(one, rule).turns for one in (group, again))
+            assert before.equal(after), rule
+
+
+# ------------------------------------------------------------------------------------ the runs
+
+
+def test_runs_that_differ_in_their_seeds_alone_are_one_experiment(tmp_path):
+    for seed in (0, 1):
+        recorded.run(tmp_path / "turn" / f"version_{seed}", seed=seed)
+    recorded.run(tmp_path / "outcome" / "version_0", estimator=OutcomeOnly())
+    places = [
+        tmp_path / "turn" / "version_0",
+        tmp_path / "outcome",
+        tmp_path / "turn" / "version_1",
+    ]
+    runs = open_runs(places)
+    assert [run.name for run in runs] == [
+        "turn/version_0",
+        "outcome/version_0",
+        "turn/version_1",
+    ]
+    assert experiments(runs) == [[0, 2], [1]]
+    assert differences(runs) == {
+        "seed_everything": ["0", "0", "1"],
+        "model.estimator": ["TurnLevel", "OutcomeOnly", "TurnLevel"],
+    }
+
+
+def test_a_run_is_shown_as_far_as_it_is_there(tmp_path, capsys):
+    folder = recorded.run(tmp_path / "run")
+    torn = folder / "record" / "train-000001-0.parquet"
+    torn.write_bytes(torn.read_bytes()[:100])
+    (folder / "config.yaml").unlink()
+    (folder / "metrics.csv").write_text("iteration,train/exact_match\n1,0.5\n2,\n3,0.")
+    assert main(["report", str(folder), "-o", str(tmp_path / "out.html")]) == 0
+    told = capsys.readouterr().out
+    assert "no config.yaml" in told
+    assert "train-000001-0.parquet' cannot be read" in told
+    assert (tmp_path / "out.html").stat().st_size > 50_000
+
+
+def test_what_is_no_run_is_an_error_with_the_next_step(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "nothing"]) == 2
+    assert "no record of a run at 'nothing'" in capsys.readouterr().err
+    folder = recorded.run(tmp_path / "run")
+    with pytest.raises(DataError, match="named twice"):
+        report([folder, folder], tmp_path / "out.html")
+    assert main(["report", str(folder), "--trajectories", "0"]) == 2
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_runs_are_reported_by_name(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("quickstart/version_0", "quickstart/version_1", "turn_level/version_0"):
+        recorded.run(tmp_path / "runs" / name)
+    recorded.run(tmp_path / "runs" / "outcome_only" / "version_0", estimator=OutcomeOnly())
+    assert main(["report", "quickstart"]) == 0
+    assert "written to report.html" in capsys.readouterr().out
+    assert (
+        str(Path("quickstart/version_1")) in unpacked(tmp_path / "report.html")["runs"][0]["folder"]
+    )
+    several = ["runs/turn_level", "runs/outcome_only", "-o", "comparison.html"]
+    assert main(["report", *several, "--trajectories", "9"]) == 0
+    shown = unpacked(tmp_path / "comparison.html")
+    assert [run["name"] for run in shown["runs"]] == ["turn_level", "outcome_only"]
+    # 9 of each, a group of 4 of each of three files
+    assert len(shown["trajectories"]["run"]) == 24
+
+
+def unpacked(file, block="summary"):
+    """The data in a page."""
+    (packed,) = re.findall(f'id="{block}">([^<]*)<', file.read_text())
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def test_an_estimator_of_ones_own_is_explained():
+    @dataclass
+    class MyEstimator(AdvantageEstimator):
+        def __call__(self, group):
+            return (group.outcome - group.outcome.mean())[:, None] * group.reached
+
+    group = recorded.group(random.Random(0), 0)
+    assert terms(MyEstimator(), group) is None
+    page = Path(__file__).parents[1] / "docs" / "howto" / "report.md"
+    (block,) = re.findall("<!-- why example -->\n```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(block, {"MyEstimator": MyEstimator})
+    for i, turns in enumerate(terms(MyEstimator(), group)):
+        wanted = float(group.outcome[i] - group.outcome.mean())
+        assert [sum(t.advantage for t in some) for some in turns] == [pytest.approx(wanted)] * len(
+            turns
+        )
+
+
+def test_a_run_that_goes_on_is_watched(tmp_path):
+    folder = recorded.run(tmp_path / "run")
+    command = [sys.executable, "-m", "turnrl", "report", "--watch", str(folder), "-o", "out.html"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True) as watching:
+        lines = iter(watching.stdout.readline, "")
+        assert "written to out.html" in next(lines)
+        assert "watching" in next(lines)
+        before = (tmp_path / "out.html").read_bytes()
+        with (folder / "metrics.csv").open("a") as file:
+            file.write("4,0.5,0.6\n")
+        assert "written again" in next(lines)
+        assert (tmp_path / "out.html").read_bytes() != before
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(30) == 130
+        assert "Traceback" not in watching.stderr.read()
+
+
+def test_a_run_draws_its_curves_and_logs_what_learning_costs(tiny_model, tmp_path):
+    trainer(tmp_path, 2).fit(module(tiny_model), data())
+    (picture,) = tmp_path.rglob("curves.svg")
+    drawn = picture.read_text()
+    assert drawn.lstrip().startswith("<?xml")
+    (metrics,) = tmp_path.rglob("metrics.csv")
+    with metrics.open() as file:
+        first, *others = csv.DictReader(file)
+    assert (first["train/seconds"], first["train/memory_gb"]) == ("", "")
+    for row in others:
+        assert 0 < float(row["train/seconds"]) < 60
+        assert 0.1 < float(row["train/memory_gb"]) < 20
+
+
+# ------------------------------------------------------------------------------------ the page
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as play:
+        started = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens a page from disk, and fails on a request, an error or a dialog."""
+    pages, faults = [], []
+
+    def opening(file, route="#/", **options):
+        page = browser.new_page(**options)
+        pages.append(page)
+        page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("dialog", lambda dialog: (faults.append("dialog"), dialog.dismiss()))
+        page.on(
+            "request", lambda r: None if r.url.startswith("file:") else faults.append(r.url[:200])
+        )
+        page.goto(f"file://{file}{route}")
+        page.wait_for_selector("h1")
+        return page
+
+    yield opening
+    for page in pages:
+        page.close()
+    assert not faults
+
+
+def go(page, route):
+    page.evaluate("to => { location.hash = to }", route)
+    page.wait_for_function(
+        "to => document.documentElement.dataset.ready === to", arg=route[1:].split("?")[0]
+    )
+
+
+@browser_only
+def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, opened):
+    folder = recorded.run(tmp_path / "run", tokens=True)
+    report([folder], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html", "#/t/0/train/0/1/2")
+    row = next(
+        r
+        for r in record.read(folder)
+        if (r["policy_version"], r["group"], r["member"]) == (0, 1, 2)
+    )
+    assert page.inner_text("h1") == row["question"]
+    cards = page.locator("section.turn")
+    assert cards.count() == len(row["turns"])
+    for k, turn in enumerate(row["turns"]):
+        card = cards.nth(k)
+        assert f"{turn['advantage']:+.3f}" in card.locator("header").inner_text()
+        printed = card.locator("p.equation").first.inner_text()
+        whole, given = re.fullmatch(r"advantage = (.*) = (\S+)", printed).groups()
+        value = sum(
+            eval(term.replace("×", "*"), {"__builtins__": {}}) for term in whole.split("  +  ")
+        )
+        assert value == pytest.approx(turn["advantage"], abs=1e-6)
+        assert float(given) == pytest.approx(turn["advantage"], abs=1e-6)
+        card.get_by_text("Tokens: probability").click()
+        assert card.get_by_text("0.4966").count() == turn["tokens"]  # exp(-0.7)
+
+
+@browser_only
+def test_a_list_is_filtered_sorted_and_searched(tmp_path, opened):
+    folder = recorded.run(tmp_path / "run", iterations=4, groups=20)
+    report([folder], tmp_path / "out.html")
+    kept = record.read(folder)
+    page = opened(tmp_path / "out.html", "#/list")
+    assert f"{len(kept)} of {len(kept)}" in page.inner_text("main")
+    go(page, "#/list?iteration=2&sort=total reward")
+    assert "80 of 320" in page.inner_text("main")
+    shown = page.locator("table.list tbody tr td.num:nth-last-child(2)").all_inner_texts()
+    totals = sorted(
+        (r["outcome"] + sum(t["reward"] for t in r["turns"]) for r in kept if r["iteration"] == 2),
+        reverse=True,
+    )
+    assert [float(text) for text in shown] == pytest.approx(totals[:50], abs=1e-3)
+    word = kept[7]["turns"][0]["text"].split(": ")[1]
+    go(page, f"#/list?q={word}")
+    assert "0 of 320" in page.inner_text("main")
+    go(page, f"#/list?q={word}&in=all")
+    page.wait_for_selector("table.list")
+    assert "1 of 320" in page.inner_text("main")
+    page.keyboard.press("l")
+    page.wait_for_function("location.hash === '#/list'")
+    page.locator("table.list a").first.click()
+    page.wait_for_selector("section.turn")
+    page.keyboard.press("j")
+    page.wait_for_function("location.hash === '#/t/0/train/0/0/1'")
+    page.keyboard.press("g")
+    page.wait_for_selector("section.attempt")
+    assert page.locator("section.attempt").count() == 4
+
+
+@browser_only
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_is_accessible(tmp_path, opened, scheme, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    for n, rule in enumerate((TurnLevel(), OutcomeOnly())):
+        recorded.run(tmp_path / f"run{n}", estimator=rule, tokens=not n)
+    report([tmp_path / "run0", tmp_path / "run1"], tmp_path / "out.html")
+    options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+    page = opened(tmp_path / "out.html", **options, bypass_csp=True)  # axe is a script
+    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+    for route in ("#/", "#/list", "#/g/0/train/0/0", "#/t/0/train/0/0/0"):
+        go(page, route)
+        found = axe.run(page, options={"runOnly": {"type": "tag", "values": tags}}).response
+        assert found["passes"]
+        assert found["violations"] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+PAYLOADS = [
+    "<script>window.ran = 1; alert(1)</script>",
+    "</script><script>window.ran = 1</script>",
+    "<img src=x onerror='window.ran = 1'>",
+    "<svg onload='window.ran = 1'><a href='javascript:window.ran=1'>x</a></svg>",
+    "<iframe srcdoc='<script>parent.ran = 1</script>'></iframe>",
+    "<link rel=stylesheet href='http://example.com/x.css'><style>* { display: none }</style>",
+    "\u202e\u2066abc\u2069 right to left \u200f \u061c",
+    "<|im_end|><|endoftext|>\x00\x07\x1b[31m\x7f\ufeff\u2028\u2029",
+    "-->]]></style></textarea></title></template><plaintext>",
+    "{{constructor.constructor('window.ran=1')()}} ${window.ran=1}",
+    "javascript:window.ran=1//<base href='http://example.com/'>",
+    "<form action='http://example.com'><input autofocus onfocus='window.ran=1'></form>",
+    "\U000e0041\U000e007f e\u0301" + "\u0301" * 300,
+    "<meta http-equiv=refresh content='0;url=http://example.com'>",
+    "\\u003cscript\\u003e window.ran=1",
+    "a" * 1_000_000,
+]
+
+
+@browser_only
+def test_nothing_that_a_trajectory_says_runs_or_leaves_its_element(tmp_path, opened):
+    draw, count = random.Random(0), 0
+
+    def text():
+        nonlocal count
+        count += 1
+        # a long line only now and then: they are 1 MB each
+        own = PAYLOADS[-1] if count % 97 == 0 else draw.choice(PAYLOADS[:-1])
+        return f"{own}{draw.choice(PAYLOADS[:-1])}{count}"
+
+    folder = recorded.run(tmp_path / "run", iterations=1, groups=40, text=text)
+    assert count > 1000
+    report([folder], tmp_path / "out.html", title=PAYLOADS[1])
+    page = opened(tmp_path / "out.html")
+    names = {"SCRIPT", "IFRAME", "IMG", "LINK", "STYLE", "META", "BASE", "FORM", "SVG"}
+    for route in ("#/list", *(f"#/g/0/train/0/{n}" for n in range(30)), "#/list?q=script&in=all"):
+        go(page, route)
+        assert page.evaluate("window.ran") is None
+        inside = page.evaluate(
+            "[...document.querySelectorAll('main *')].map(e => e.tagName.toUpperCase())"
+        )
+        assert not names & {*inside} - {"FORM"}
+        wider = "e => e.scrollWidth > e.clientWidth + 1"
+        outside = page.evaluate(f"[...document.querySelectorAll('.text')].filter({wider}).length")
+        assert outside == 0
+    for member in range(4):
+        go(page, f"#/t/0/train/0/3/{member}")
+        assert page.evaluate("window.ran") is None
+        shown = page.evaluate("document.querySelector('main').textContent")
+        assert not re.search("[\u202a-\u202e\u2066-\u2069\x00\x1b]", shown)
+
+
+@browser_only
+@pytest.mark.slow
+def test_five_thousand_trajectories_of_four_turns_open_at_once(tmp_path, opened):
+    draw = random.Random(0)
+    words = [f"word{n}" for n in range(5000)]
+
+    def text():
+        return " ".join(draw.choices(words, k=120))
+
+    folder = recorded.run(
+        tmp_path / "run", iterations=20, groups=16, size=16, text=text, tokens=True
+    )
+    began = time.monotonic()
+    report([folder], tmp_path / "out.html")
+    print(f"written in {time.monotonic() - began:.1f} s")
+    size = (tmp_path / "out.html").stat().st_size
+    page = opened(tmp_path / "out.html")
+    usable = page.evaluate(
+        "performance.now() - performance.getEntriesByType('navigation')[0].startTime"
+    )
+    go(page, "#/list")
+    go(page, "#/list?q=word4999&in=all")
+    go(page, "#/t/0/train/19/15/15")
+    held = page.evaluate("performance.memory.usedJSHeapSize")
+    print(f"{size / 1e6:.1f} MB, usable after {usable / 1000:.2f} s, {held / 1e6:.0f} MB of memory")
+    assert (size < 60e6, usable < 2000, held < 500e6) == (True, True, True)
