@@ -1,0 +1,84 @@
+"""Talking to an agent: what it prints, and what a user gets wrong."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from turnrl_play import Telling
+
+from turnrl import AdvantageEstimator, Reading, ToolResult, installed
+from turnrl.cli import main
+
+
+def said(capsys, *arguments):
+    assert main(["play", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_question_is_answered_turn_by_turn(recipe, capsys):
+    printed = said(capsys, "recipe.yaml", "Number 7?", "--answer", "seven")
+    assert printed.count("-- turn 1\n") == 1
+    assert printed.startswith("question   Number 7?\n-- turn 1\n")
+    assert "checked" not in printed  # a check of the scheme is no turn
+    assert re.search(r"answer     .*, (right|wrong); ended by (answer|turns|length)\n$", printed)
+
+
+def test_a_pipe_gives_a_question_a_line(recipe, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Number 1?\n\nNumber 2?\n"))
+    printed = said(capsys, "recipe.yaml")
+    assert re.findall("^question   (.*)$", printed, re.MULTILINE) == ["Number 1?", "Number 2?"]
+    assert "\x1b" not in printed
+
+
+def test_estimators_say_what_credit_some_attempts_would_get(recipe, capsys):
+    printed = said(
+        capsys, "recipe.yaml", "Number 7?", "--answer", "seven", "--estimators", "--samples", "3"
+    )
+    assert printed.count("== attempt") == 3
+    assert "rewards    attempt   outcome   turns" in printed
+    for name, kind in installed("turnrl_estimators").items():
+        rule: AdvantageEstimator = kind()
+        if rule.probes or rule.critic is not None:
+            assert f"{name}: needs" in printed
+        else:
+            (table,) = re.findall(rf"^{name}\n((?: .*\n)+)", printed, re.MULTILINE)
+            assert len(table.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["recipe.yaml", "--estimators"], "Give a QUESTION and its --answer"),
+        (["recipe.yaml", "Why?", "--estimators"], "Give a QUESTION and its --answer"),
+        (["recipe.yaml", "--answer", "x"], "Give the QUESTION too"),
+        (["recipe.yaml", "Why?", "--samples", "0"], "samples is 0"),
+        (["recipe.yaml", "Why?", "--temperature", "-1"], "temperature is -1"),
+        (["nothing.yaml", "Why?"], "nothing.yaml"),
+    ],
+)
+def test_a_mistake_is_told_with_the_next_step(recipe, capsys, arguments, message):
+    assert main(["play", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert "Traceback" not in told
+
+
+def test_nothing_that_an_agent_says_acts_on_the_terminal(capsys):
+    class Plain:
+        max_turns, stop, tags, tools_in_template = 2, (), (), False
+
+        def read(self, text, turn, cut):
+            return Reading()
+
+        def observe(self, reading, results):
+            return []
+
+    telling = Telling(Plain())
+    telling.read("\x1b[2J\u202eabc\n", 0, False)
+    telling.observe(Reading(), [ToolResult("\x07\x9b31m", ok=False)])
+    printed = capsys.readouterr().out
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", printed)
+    assert r"\x1b[2J\x202eabc" in printed
+    assert r"error: \x07\x9b31m" in printed
