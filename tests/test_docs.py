@@ -167,6 +167,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--trainer.devices 2": Runs(("MEMBER: 2/2", FINISHED), slow=True),
         "max_epochs 50 --ckpt_path": Runs(("max_epochs 2 -> 50", "iteration   3/50"), slow=True),
         "turnrl eval": Runs(("8 questions, greedy", "val/exact_match", "every trajectory in")),
+        "turnrl compare": Runs(("8 questions in common", "See them: turnrl report")),
+        "turnrl report": Runs(("written to report.html",), ("report.html",)),
+        "turnrl play": Runs(("question   What country is Utrecht in?", "-- turn 1", "answer ")),
         "turnrl recipes": Elsewhere(LISTED),
         "turnrl recipes copy": Runs(("turnrl fit quickstart.yaml",), ("quickstart.yaml",)),
         "turnrl fit quickstart": Elsewhere(NAMED),
@@ -189,6 +192,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "sphinx-build": Elsewhere("test_site.built"),
     },
     "docs/changelog.md": {
+        "turnrl --help": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
+        "plugin new --with tool": Elsewhere(
+            "test_scaffold.test_a_tool_comes_with_questions_that_it_knows_the_answers_to"
+        ),
         "--model.optimizer torch.optim.SGD": Fits(),
         "pip install -e .": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "turnrl doctor RECIPE": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
@@ -221,13 +228,26 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "docs/design.md": {
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
-        "errors      what": Elsewhere(
+        "errors      every": Elsewhere(
             "test_layers.test_a_module_imports_only_from_its_own_room_and_those_above_it"
         ),
         "turnrl-two-turn  ": Elsewhere(
             "test_docs.test_the_design_lists_the_plugins_that_there_are"
         ),
-        "turnrl compare": NotRun("listed as not built yet"),
+    },
+    "docs/howto/compare.md": {
+        "turnrl fit recipes/quickstart.yaml": Runs((FINISHED,)),
+        "turnrl fit recipes/quickstart.yaml --model.estimator OutcomeOnly": Runs((FINISHED,)),
+        "version_0 runs/quickstart/version_1": Runs(
+            ("8 questions in common", "turnrl.TurnLevel -> turnrl.OutcomeOnly")
+        ),
+        "val: 256 questions": NotRun("two runs of 40 iterations, each some five minutes"),
+        "quickstart@0 quickstart": Runs(("A  quickstart@0, iteration 0, the baseline",)),
+        "quickstart@0 quickstart --all": Runs(("8 questions in common",)),
+        "quickstart@0 quickstart --json": Runs(('{"first": [{"run": ',)),
+        "turnrl fit recipes/quickstart.yaml --seed_everything": Runs((FINISHED,), slow=True),
+        "version_*": Runs(("Student's t over 5 seeds",), slow=True),
+        "turnrl eval RECIPE": NotRun("a placeholder"),
     },
     "docs/howto/gsm8k.md": {
         "Tom has 6 boxes": Elsewhere(CALCULATOR),
@@ -251,6 +271,14 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "rows.shuffle(seed=1)": Runs(("Question(id=",)),
         "answer_pattern '####": Fits(),
     },
+    "docs/howto/report.md": {
+        "turnrl report quickstart": Elsewhere("test_report.test_runs_are_reported_by_name"),
+        "turnrl report runs/turn_level": Elsewhere("test_report.test_runs_are_reported_by_name"),
+        "value                 ": NotRun("numbers of one run"),
+        "@compares.register": Elsewhere("test_report.test_an_estimator_of_ones_own_is_explained"),
+        "turnrl report --watch": Elsewhere("test_report.test_a_run_that_goes_on_is_watched"),
+        "--trajectories 500": Elsewhere("test_report.test_runs_are_reported_by_name"),
+    },
     "docs/howto/runs.md": {
         "turnrl eval recipes/quickstart.yaml --ckpt_path best": Runs(("8 questions, greedy",)),
         "turnrl fit recipes/quickstart.yaml --ckpt_path last": Runs((FINISHED,), slow=True),
@@ -266,6 +294,29 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "pandas.read_csv": Runs(("iteration",)),
         "record.transcript(": Runs(("question   ", " questions")),
         "record.table(": Runs(("exact_match_mean", "train-00000")),
+    },
+    "docs/howto/evaluate.md": {
+        "turnrl fit": Runs((FINISHED,)),
+        "turnrl eval recipes/quickstart.yaml": Runs(("no --ckpt_path", "8 questions, greedy")),
+        "turnrl eval runs/quickstart/version_0": Runs(("checkpoints/best.ckpt", "val/f1")),
+        "turnrl eval runs/quickstart/version_0 --questions": Runs(
+            ("Atlas/exact_match", "held_out/turns", "overall/calls")
+        ),
+        "turnrl eval runs/quickstart/version_0 --samples": Runs(
+            ("8 questions, 8 sampled of each", "val/pass@4", "val/mean@8")
+        ),
+        "turnrl eval runs/quickstart/version_0 --json": Runs((), ("figures.json",)),
+        "turnrl eval recipes/quickstart.yaml --model.policy.model": Runs(("8 questions, greedy",)),
+        "merge_and_unload": Elsewhere("test_eval.test_a_merged_adapter_is_scored_as_its_run"),
+        "--endpoint '{base_url:": Elsewhere(
+            "test_eval.test_a_checkpoint_beside_a_server_is_refused"
+        ),
+        "endpoint:": Elsewhere("test_eval.test_the_servers_may_stand_in_a_recipe_of_its_own"),
+        "turnrl eval recipes/quickstart.yaml vendor.yaml": Elsewhere(
+            "test_eval.test_the_servers_may_stand_in_a_recipe_of_its_own"
+        ),
+        "turnrl export": Elsewhere("test_eval.test_a_record_becomes_a_log_of_inspect_ai"),
+        "inspect view": NotRun("it is inspect_ai's own"),
     },
     "docs/howto/settings.md": {
         "turnrl fit --help": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
@@ -458,6 +509,14 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "plugins/turnrl-card/README.md": {},
     "plugins/turnrl-checkpoints/README.md": {"LastCheckpoint()": Runs(slow=True)},
+    "plugins/turnrl-compare/README.md": {
+        "turnrl compare quickstart@0": Elsewhere(
+            "test_docs.test_a_command_does_what_its_page_says"
+        ),
+        "turnrl compare --json": Elsewhere(
+            "test_compare.test_as_json_it_is_an_object_a_comparison"
+        ),
+    },
     "plugins/turnrl-completion/README.md": {"completion bash": Runs(("complete -o bashdefault",))},
     "plugins/turnrl-console/README.md": {
         "iteration   1/40 ": Elsewhere(
@@ -473,13 +532,15 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
     },
     "plugins/turnrl-eval/README.md": {
-        "turnrl eval quickstart": NotRun(
-            "it needs a run of the quickstart; README's own eval is run"
-        ),
+        "turnrl eval quickstart": NotRun("docs/howto/evaluate.md runs it on a smaller recipe"),
+        "turnrl eval runs/": NotRun("docs/howto/evaluate.md runs it, option by option"),
     },
     "plugins/turnrl-estimators/README.md": {
         "class_path: GroupInGroup": Fits("model"),
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
+    },
+    "plugins/turnrl-play/README.md": {
+        "turnrl play runs": Elsewhere("test_docs.test_a_command_does_what_its_page_says")
     },
     "plugins/turnrl-qa-rewards/README.md": {"rewards:": Fits("model")},
     "plugins/turnrl-questions/README.md": {},
@@ -490,6 +551,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit quickstart": Elsewhere(NAMED),
     },
     "plugins/turnrl-record/README.md": {},
+    "plugins/turnrl-report/README.md": {
+        "turnrl report --watch": Elsewhere("test_report.test_a_run_that_goes_on_is_watched"),
+    },
     "plugins/turnrl-scaffold/README.md": {
         "plugin new weather": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
     },

@@ -18,8 +18,8 @@ import yaml
 
 from commands import RECIPE
 from nursery import command
+from runs import TIMINGS
 
-TIMED = ("rollout/seconds", "rollout/tokens_per_s")
 ITERATIONS = 8
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
 
@@ -62,7 +62,7 @@ def last_metrics(folder: Path, name: str) -> list[dict[str, str]]:
         with part.open() as file:
             rows = [row for row in csv.DictReader(file) if row["epoch"] == str(ITERATIONS - 1)]
         if rows:
-            return [{k: v for k, v in row.items() if v and k not in TIMED} for row in rows]
+            return [{k: v for k, v in row.items() if v and k not in TIMINGS} for row in rows]
     return []
 
 

@@ -196,8 +196,8 @@ def test_an_evaluation_on_two_processes_gives_the_figures_of_one(
         assert float(shared[f"{split}/{name}"]) == pytest.approx(mean, abs=1e-6)
     # both print the same account of the same questions
     account = re.findall(r"^    .*\[.*\]$", capsys.readouterr().out, re.MULTILINE)
-    # the four curves, two rewards, and their sum
-    assert len(account) == 7
+    # the four curves, F1, two rewards and their sum; turns, calls and tokens
+    assert len(account) == 11
     assert all(line in (folder / "printed").read_text() for line in account)
 
 

@@ -154,6 +154,8 @@ def test_a_page_asks_for_nothing_from_elsewhere(built, pages):
 
 def test_links_within_the_site_lead_to_pages_and_headings(built, pages):
     for name in pages:
+        if name.startswith("_static/"):  # a report, whose addresses are read by itself
+            continue
         text = (built / name).read_text("utf-8")
         for target in re.findall(r'<a [^>]*href="([^":]+)"', text):
             path, _, heading = target.partition("#")
