@@ -469,10 +469,12 @@ def test_every_session_is_closed_when_opening_one_hangs(chat, patient):
 
 @pytest.mark.parametrize("kind", COUNTERS)
 def test_a_session_that_is_being_opened_when_another_trajectory_fails_is_closed(chat, kind):
+    opening = threading.Event()
+
     class Crashes(kind):
         def open(self, question):
             if question.id == "q1":
-                time.sleep(0.02)
+                assert opening.wait(20)
                 raise OSError("no sandbox is left")
             return super().open(question)
 
@@ -480,6 +482,7 @@ def test_a_session_that_is_being_opened_when_another_trajectory_fails_is_closed(
         name = "slow"
 
         def open(self, question):
+            opening.set()
             time.sleep(0.1)
             return super().open(question)
 
