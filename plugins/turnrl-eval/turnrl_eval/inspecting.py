@@ -115,7 +115,7 @@ def _sample(row: record.Row, model: str) -> Any:
         messages=[*_messages(row)],
         output=ModelOutput.from_content(model, row["answer"] or ""),
         scores={name: Score(value=value, answer=row["answer"]) for name, value in known.items()},
-        metadata={"ended_by": row["stop"]},
+        metadata={"ended_by": row["ended_by"]},
     )
 
 
