@@ -41,7 +41,7 @@ def test_estimators_say_what_credit_some_attempts_would_get(recipe, capsys):
     for name, kind in installed("turnrl_estimators").items():
         rule: AdvantageEstimator = kind()
         if rule.probes or rule.critic is not None:
-            assert f"{name}: needs" in printed
+            assert f"{name}: it needs" in printed
         else:
             (table,) = re.findall(rf"^{name}\n((?: .*\n)+)", printed, re.MULTILINE)
             assert len(table.splitlines()) == 3

@@ -23,7 +23,7 @@ from turnrl_estimators import DiscountedReturn, GroupInGroup, PaperExact, PerTur
 from turnrl_record.recording import rows, write
 from turnrl_record.runs import differences, experiments, open_runs
 from turnrl_report.command import write as report
-from turnrl_report.why import terms
+from turnrl_report.why import compares, terms
 
 import recorded
 from runs import data, module, trainer
@@ -202,6 +202,45 @@ def test_an_estimator_of_ones_own_is_explained():
         assert [sum(t.advantage for t in some) for some in turns] == [pytest.approx(wanted)] * len(
             turns
         )
+
+
+@dataclass
+class NeedsMore(AdvantageEstimator):
+    """Cannot be made without an argument."""
+
+    gamma: float
+
+    def __call__(self, group):
+        return group.turn_rewards
+
+
+@dataclass
+class Raises(AdvantageEstimator):
+    def __call__(self, group):
+        raise ZeroDivisionError("nothing to divide by")
+
+
+@dataclass
+class Unexplained(AdvantageEstimator):
+    def __call__(self, group):
+        return group.turn_rewards * group.reached
+
+
+@compares.register
+def _(estimator: Unexplained, group):
+    raise ZeroDivisionError("nothing to divide by")
+
+
+def test_estimators_of_others_that_fail_leave_the_rest_their_credit(tmp_path, monkeypatch):
+    some = {kind.__name__: kind for kind in (NeedsMore, Raises, Unexplained, Merged)}
+    monkeypatch.setattr("turnrl_report.page.installed", lambda hook: some)
+    report([recorded.run(tmp_path / "run")], tmp_path / "out.html")
+    credit = {one["name"]: one for one in unpacked(tmp_path / "out.html", "d0")[0]["why"]}
+    assert "gamma" in credit["NeedsMore"]["missing"]
+    assert "Raises on a group of 4" in credit["Raises"]["missing"]
+    assert "ZeroDivisionError: nothing to divide by" in credit["Unexplained"]["unexplained"]
+    assert credit["Unexplained"]["advantages"]
+    assert credit["Merged"]["terms"]
 
 
 def test_a_run_that_goes_on_is_watched(tmp_path):

@@ -24,7 +24,7 @@ from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from turnrl import AdvantageEstimator, Group, Question, RecipeError, installed
+from turnrl import Question, RecipeError, installed
 
 if TYPE_CHECKING:
     from turnrl import MTGRPO
@@ -148,7 +148,7 @@ def _opened(args: argparse.Namespace, words: Sequence[str]) -> tuple[MTGRPO, lis
 def _print_rollouts(
     classes: Mapping[str, type], module: MTGRPO, questions: list[Question], as_json: bool
 ) -> None:
-    from turnrl_estimators.rollouts import signals
+    from turnrl_estimators.rollouts import signals, unfit
     from turnrl_estimators.toy import variants
 
     size = module.group_size
@@ -161,7 +161,7 @@ def _print_rollouts(
         print(f"{'estimator':37} {'turn':>4} {'mean |A|':>9} {'SNR':>9} {'pairs':>7}")
     notes = []
     for name, made in [("model.estimator", module.estimator), *variants(classes)]:
-        if reason := _unfit(made, pairs):
+        if reason := unfit(made, size):
             notes.append((name, reason))
             continue
         for row in signals(name, made, pairs):
@@ -173,16 +173,3 @@ def _print_rollouts(
     for name, reason in notes:
         skipped = {"estimator": name, "reason": reason}
         print(json.dumps(skipped) if as_json else f"{name}: not tried: {reason}")
-
-
-def _unfit(made: AdvantageEstimator | Exception, pairs: list[tuple[Group, Group]]) -> str:
-    """Why an estimator gets no figures of rollouts; nothing if it does."""
-    if isinstance(made, Exception):
-        return " ".join(str(made).split())
-    if made.probes:
-        return "it needs probes"
-    if made.critic is not None:
-        return "it needs a critic's values"
-    size = len(pairs[0][0].trajectories)
-    least = made.min_group_size
-    return f"it compares {least} trajectories or more" if size < least else ""

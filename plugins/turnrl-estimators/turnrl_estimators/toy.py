@@ -209,14 +209,20 @@ def variants(classes: Mapping[str, type]) -> Iterator[tuple[str, Any]]:
     units of reward and with the baseline that brings no bias, if it has these options; with what
     was raised in place of one that cannot be made."""
     for name, cls in classes.items():
-        yield name, _made(cls)
+        yield name, make(cls)
         fields = getattr(cls, "__dataclass_fields__", {})
         if {"baseline", "scale"} <= {*fields}:
-            plain = _made(cls, baseline="leave_one_out", scale="none")
+            plain = make(cls, baseline="leave_one_out", scale="none")
             yield f"{name}(leave_one_out, none)", plain
 
 
-def _made(cls: type, **options: str) -> Any:
+def make(cls: type, **options: str) -> Any:
+    """An estimator of a class, or what was raised in place of one.
+
+    Args:
+        cls: The class.
+        options: Its arguments.
+    """
     try:
         return cls(**options)
     except Exception as error:  # a third party's constructor may do anything

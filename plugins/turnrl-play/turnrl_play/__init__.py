@@ -26,7 +26,6 @@ from turnrl import (
     ToolResult,
     ToolSpec,
     Trajectory,
-    TurnRLError,
     hookimpl,
     installed,
 )
@@ -193,23 +192,19 @@ def _credit(module: MTGRPO, attempts: Sequence[Trajectory]) -> Iterator[str]:
         turns = " ".join(f"{float(r):6.2f}" for r in group.turn_rewards[i, : len(attempt.turns)])
         yield f"           {i + 1:7}   {float(group.outcome[i]):7.2f}   {turns}"
     for name, kind in installed("turnrl_estimators").items():
-        yield from _by(name, kind(), group)
+        yield from _by(name, kind, group)
 
 
-def _by(name: str, estimator: Any, group: Group) -> Iterator[str]:
+def _by(name: str, kind: type, group: Group) -> Iterator[str]:
     """The credit of one estimator, as lines."""
-    from turnrl import assign_credit
+    from turnrl_estimators.rollouts import credit_of
+    from turnrl_estimators.toy import make
 
-    if estimator.probes or estimator.critic is not None:
-        needs = "branches" if estimator.probes else "a critic"
-        yield f"\n{name}: needs {needs}, so not from attempts alone"
-        return
-    try:
-        advantages = assign_credit(group, estimator).turns
-    except TurnRLError as error:
-        yield f"\n{name}: {error}"
+    credit = credit_of(make(kind), group)
+    if isinstance(credit, str):
+        yield f"\n{name}: {credit}"
         return
     yield f"\n{name}"
     for i, attempt in enumerate(group.trajectories):
-        turns = " ".join(f"{float(a):+6.2f}" for a in advantages[i, : len(attempt.turns)])
+        turns = " ".join(f"{float(a):+6.2f}" for a in credit.turns[i, : len(attempt.turns)])
         yield f"           {i + 1:7}             {turns}"

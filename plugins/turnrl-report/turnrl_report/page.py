@@ -16,16 +16,11 @@ from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
+from turnrl_estimators.rollouts import credit_of
+from turnrl_estimators.toy import make
 from turnrl_record.runs import Run, differences, experiments
 
-from turnrl import (
-    AdvantageEstimator,
-    Group,
-    TurnRLError,
-    assign_credit,
-    installed,
-    record,
-)
+from turnrl import AdvantageEstimator, Group, installed, record
 from turnrl_report.why import Term, terms
 
 _CHUNK = 48
@@ -176,9 +171,11 @@ def _why(members: Sequence[record.Row]) -> list[dict[str, Any]]:
         return []  # greedy: nothing was compared
     group = record.group(members)
     own = _own(members[0]["estimator"])
-    rules: dict[str, AdvantageEstimator] = {} if own is None else {f"{_name(own)}, this run": own}
+    rules: dict[str, AdvantageEstimator | Exception] = {}
+    if own is not None:
+        rules[f"{type(own).__name__}, this run"] = own
     for name, kind in installed("turnrl_estimators").items():
-        rule = kind()
+        rule = make(kind)
         if rule != own:
             rules[name] = rule
     return [_credit(name, rule, group) for name, rule in rules.items()]
@@ -190,25 +187,21 @@ def _own(recorded: str | None) -> AdvantageEstimator | None:
         return None
     told = json.loads(recorded)
     kind = installed("turnrl_estimators").get(told["name"])
+    # an error if it is of another version, or with a part that is no number
+    rule = None if kind is None else make(kind, **told["arguments"])
+    return None if isinstance(rule, Exception) else rule
+
+
+def _credit(name: str, estimator: AdvantageEstimator | Exception, group: Group) -> dict[str, Any]:
+    credit = credit_of(estimator, group)
+    if isinstance(credit, str) or isinstance(estimator, Exception):
+        return {"name": name, "missing": credit}
+    advantages = credit.turns.tolist()
+    told, problem = None, "does not say what it compares"
     try:
-        return None if kind is None else kind(**told["arguments"])
-    except (TypeError, TurnRLError):  # of another version, or with a part that is no number
-        return None
-
-
-def _name(estimator: AdvantageEstimator) -> str:
-    return type(estimator).__name__
-
-
-def _credit(name: str, estimator: AdvantageEstimator, group: Group) -> dict[str, Any]:
-    if estimator.probes or estimator.critic is not None:
-        needs = "branches" if estimator.probes else "a critic's values"
-        return {"name": name, "missing": f"needs {needs}, which the record does not have"}
-    try:
-        advantages = assign_credit(group, estimator).turns.tolist()
-    except TurnRLError as error:
-        return {"name": name, "missing": str(error)}
-    told = terms(estimator, group)
+        told = terms(estimator, group)
+    except Exception as error:  # a third party's explanation may do anything
+        problem = f"failed to say what it compares ({type(error).__name__}: {error})"
     lengths = [len(trajectory.turns) for trajectory in group.trajectories]
     return {
         "name": name,
@@ -217,6 +210,7 @@ def _credit(name: str, estimator: AdvantageEstimator, group: Group) -> dict[str,
             for row, length in zip(advantages, lengths, strict=True)
         ],
         "terms": None if told is None else [[_terms(turn) for turn in row] for row in told],
+        "unexplained": problem,
     }
 
 
