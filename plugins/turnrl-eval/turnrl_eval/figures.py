@@ -18,7 +18,7 @@ def report_of(rows: Mapping[str, Sequence[record.Row]], sampled: bool) -> Figure
     together, each question counting the same.
 
     Args:
-        rows: Of the record, by data set.
+        rows: Rows of the record, by data set.
         sampled: Add `mean@n` and `pass@k` of exact match; see `turnrl.record.passes`.
     """
     sets = {name: list(some) for name, some in rows.items()}

@@ -46,7 +46,7 @@ class Run:
         left out and becomes one of the problems.
 
         Args:
-            most: Trajectories to give, a group of each file at least; None for all.
+            most: About how many trajectories to give, a group of each file at least; None for all.
         """
         for file in self.files:
             try:

@@ -36,7 +36,7 @@ def add_report_command(commands: Any) -> None:
         "--trajectories",
         type=int,
         metavar="N",
-        help="how many of each run, spread over all of it (default: all)",
+        help="about how many of each run: whole groups, from all of its parts (default: all)",
     )
     parser.add_argument(
         "--watch", action="store_true", help="write it again as the runs go on, until Ctrl-C"

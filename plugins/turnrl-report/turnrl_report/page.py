@@ -33,7 +33,7 @@ def page(runs: Sequence[Run], title: str, most: int | None = None) -> Iterator[s
     Args:
         runs: The runs, in the order of their lines.
         title: Title of the page.
-        most: Trajectories of each run, whole groups from all of its parts; None for all.
+        most: About how many trajectories of each run, whole groups from all parts; None for all.
     """
     assets = files("turnrl_report") / "assets"
     style = "\n".join((assets / name).read_text() for name in ("uPlot.min.css", "report.css"))

@@ -48,9 +48,9 @@ class Comparison:
     Args:
         name: The value, in words.
         values: (G, K), one for each turn; or (G, 1), one for each trajectory.
-        sets: Of the same shape, the number of the set that each value is in; -1 for none. None
+        sets: In the same shape, the number of the set that each value is in; -1 for none. None
             puts all of them into one.
-        weight: Of the comparison, or (G, K) weights where turns differ.
+        weight: Factor of the comparison, or (G, K) factors where turns differ.
         plus: Added to the deviation, in place of a floor; None for the estimator's floor.
     """
 

@@ -56,7 +56,7 @@ def network_of(config: Mapping[str, Any], size: int, rank: int) -> Network:
     Args:
         config: Options of `Qwen2Config`. Tied weights are counted twice.
         size: Bytes of an activation, a key, and a weight that is not in 4 bits.
-        rank: Of the adapter.
+        rank: Rank of the adapter.
     """
     shape = planning.Shape(
         hidden=config["hidden_size"],
