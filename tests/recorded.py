@@ -42,17 +42,17 @@ def attempt(draw, question, turns, text=None):
     return Trajectory(question, (1, 2, 3), tuple(made), "answer")
 
 
-def group(draw, number, size=4, most=4, text=None):
+def group(draw, number, size=4, turns=(1, 4), text=None):
     """A scored group; rewards are multiples of 0.1, so that some are alike."""
     words = text() if text else f"question {number}?"
     question = Question(f"q{number}", words, (text() if text else "an answer",))
-    lengths = [draw.randint(1, most) for _ in range(size)]
-    trajectories = tuple(attempt(draw, question, turns, text) for turns in lengths)
+    lengths = [draw.randint(*turns) for _ in range(size)]
+    trajectories = tuple(attempt(draw, question, count, text) for count in lengths)
     turn_rewards = torch.zeros(size, max(lengths))
     reached = torch.zeros(size, max(lengths), dtype=torch.bool)
-    for i, turns in enumerate(lengths):
-        reached[i, :turns] = True
-        turn_rewards[i, :turns] = torch.tensor([draw.randint(0, 5) / 10 for _ in range(turns)])
+    for i, count in enumerate(lengths):
+        reached[i, :count] = True
+        turn_rewards[i, :count] = torch.tensor([draw.randint(0, 5) / 10 for _ in range(count)])
     outcome = torch.tensor([draw.randint(0, 10) / 10 for _ in range(size)])
     parts = {"turn/paid": turn_rewards.double(), "outcome/right": outcome.double()}
     return Group(question, trajectories, turn_rewards, outcome, reached, parts)
@@ -73,7 +73,7 @@ def run(
     seed=0,
     tokens=False,
     text=None,
-    most=4,
+    turns=(1, 4),
     settings=None,
 ) -> Path:
     """The folder of a run with metrics, a recipe and a record."""
@@ -87,7 +87,7 @@ def run(
         for k in range(iterations):
             metrics.writerow(dict(zip(metrics.fieldnames, (k + 1, k / 10, k / 9), strict=True)))
     for k in range(iterations):
-        some = [group(draw, n, size, most, text) for n in range(groups)]
+        some = [group(draw, n, size, turns, text) for n in range(groups)]
         credit: list[Credit] = [assign_credit(one, estimator) for one in some]
         learner = noted if tokens else None
         kept = rows(some, credit, "train", k + 1, k, estimator=estimator, learner=learner)

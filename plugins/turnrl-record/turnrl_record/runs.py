@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tqdm import tqdm
 
 from turnrl import DataError, in_short, record
 
@@ -48,7 +49,8 @@ class Run:
         Args:
             most: About how many trajectories to give, a group of each file at least; None for all.
         """
-        for file in self.files:
+        # on a terminal, and where it takes long
+        for file in tqdm(self.files, self.name, delay=1, leave=False, disable=None, unit="files"):
             try:
                 rows = record.read(file)
             except DataError as error:
