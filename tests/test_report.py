@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -23,6 +24,7 @@ import torch
 from turnrl_estimators import DiscountedReturn, GroupInGroup, PaperExact, PerTurnIndex
 from turnrl_record.recording import rows, write
 from turnrl_record.runs import differences, experiments, open_runs
+from turnrl_report import command
 from turnrl_report.command import write as report
 from turnrl_report.why import compares, terms
 
@@ -246,8 +248,8 @@ def test_estimators_of_others_that_fail_leave_the_rest_their_credit(tmp_path, mo
 
 def test_a_run_that_goes_on_is_watched(tmp_path):
     folder = recorded.run(tmp_path / "run")
-    command = [sys.executable, "-m", "turnrl", "report", "--watch", str(folder), "-o", "out.html"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True) as watching:
+    words = [sys.executable, "-m", "turnrl", "report", "--watch", str(folder), "-o", "out.html"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True) as watching:
         lines = iter(watching.stdout.readline, "")
         assert "written to out.html" in next(lines)
         assert "watching" in next(lines)
@@ -259,6 +261,29 @@ def test_a_run_that_goes_on_is_watched(tmp_path):
         watching.send_signal(signal.SIGINT)
         assert watching.wait(30) == 130
         assert "Traceback" not in watching.stderr.read()
+
+
+def test_what_is_added_while_a_report_is_written_is_in_the_next(tmp_path, monkeypatch):
+    folder = recorded.run(tmp_path / "run")
+    written = []
+
+    def slow(*given):
+        report(*given)
+        written.append(1)
+        if len(written) == 1:
+            with (folder / "metrics.csv").open("a") as file:
+                file.write("4,0.5,0.6\n")
+
+    pauses = iter(range(3))
+
+    def sleep(seconds):
+        if next(pauses, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "write", slow)
+    monkeypatch.setattr(command, "time", SimpleNamespace(sleep=sleep, strftime=time.strftime))
+    main(["report", "--watch", str(folder), "-o", str(tmp_path / "out.html")])
+    assert len(written) == 2
 
 
 def test_a_run_draws_its_curves_and_logs_what_learning_costs(tiny_model, tmp_path):

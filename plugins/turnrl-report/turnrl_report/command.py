@@ -49,11 +49,12 @@ def _run(args: argparse.Namespace) -> None:
         raise DataError(f"--trajectories is {args.trajectories}; it must be 1 or more.")
     file = Path(args.output)
     more = (args.title, args.trajectories)
+    seen = _state(args.runs)  # before it is written: what comes meanwhile is written again
     write(args.runs, file, *more)
     print(f"written to {file} ({file.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
     if args.watch:
         print("watching: it is written again after every iteration. Ctrl-C ends this.", flush=True)
-        _watch(args.runs, file, *more)
+        _watch(args.runs, file, seen, *more)
 
 
 def write(
@@ -84,11 +85,14 @@ def write(
 
 
 def _watch(
-    runs: Sequence[str], file: Path, title: str | None, most: int | None, pause_s: float = 2.0
+    runs: Sequence[str],
+    file: Path,
+    seen: dict[Path, tuple[int, int]],
+    title: str | None,
+    most: int | None,
 ) -> None:
-    seen = _state(runs)
     while True:
-        time.sleep(pause_s)
+        time.sleep(2.0)
         now = _state(runs)
         if now != seen:
             write(runs, file, title, most)
@@ -96,8 +100,8 @@ def _watch(
         seen = now
 
 
-def _state(runs: Sequence[str]) -> dict[Path, float]:
-    """When each file that the report reads was written last."""
+def _state(runs: Sequence[str]) -> dict[Path, tuple[int, int]]:
+    """When each file that the report reads was written last, and its size."""
     from turnrl_record.runs import open_runs
 
     files = [
@@ -106,4 +110,4 @@ def _state(runs: Sequence[str]) -> dict[Path, float]:
         for path in (run.folder / "metrics.csv", *run.files)
         if path.exists()
     ]
-    return {path: path.stat().st_mtime for path in files}
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
