@@ -21,6 +21,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from turnrl_record import recording
 
+import recorded
 from runs import data, last, module, trainer
 from turnrl import (
     AdvantageEstimator,
@@ -32,6 +33,8 @@ from turnrl import (
     ToolResult,
     Trajectory,
     Turn,
+    TurnLevel,
+    assign_credit,
     record,
 )
 from turnrl.scoring import curves, score_group
@@ -563,3 +566,16 @@ def test_figures_are_means_over_questions_with_their_intervals():
     # a question of another split is another one
     assert record.figures([row(0, 1.0), row(0, 1.0, split="test")])["format"].questions == 2
     assert record.figures([]) == {}
+
+
+def test_every_field_that_is_read_equals_the_one_that_was_written(tmp_path):
+    draw = random.Random(0)
+    groups = [recorded.group(draw, n) for n in range(20)]
+    rule = TurnLevel(gamma=0.9)
+    credit = [assign_credit(group, rule) for group in groups]
+    some = recording.rows(groups, credit, "train", 3, 2, estimator=rule, learner=recorded.noted)
+    written = list(some)
+    recording.write(written, tmp_path / "one.parquet")
+    read = record.read(tmp_path / "one.parquet")
+    assert set(read[0]) == set(written[0]) == set(record.SCHEMA.names)
+    assert read == written
