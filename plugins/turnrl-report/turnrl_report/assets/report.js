@@ -55,6 +55,8 @@
 
   const number = (value, digits = 3) => (value === null || value === undefined ? "-" : Number(value).toFixed(digits).replace(/^-(0\.?0*)$/, "$1"));
   const exact = (value) => (value === null || value === undefined ? "-" : String(Number(Number(value).toPrecision(7))));
+  // as many digits as tell one tick from the next
+  const tick = (value, step) => String(Number(value.toPrecision(Math.max(3, 1 + Math.ceil(Math.log10(Math.abs(value) / step || 1))))));
   const signed = (value, digits = 3) => {
     const text = number(value, digits);
     return value === null || value === undefined || text.startsWith("-") ? text : "+" + text;
@@ -170,7 +172,7 @@
     charts.push({ box, draw: () => new uPlot({
       width: Math.max(box.clientWidth, 200), height: 180, series, bands, legend: { show: false }, cursor: { y: false, drag: { x: false, y: false } },
       scales: { x: { time: false }, y: range ? { range } : {} },
-      axes: [0, 1].map((axis) => ({ stroke: () => css("--dim"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line") }, size: axis ? 58 : 34, ...(axis ? { values: (_, ticks) => ticks.map((v) => (v === null ? "" : String(Number(v.toPrecision(3))))) } : {}) })),
+      axes: [0, 1].map((axis) => ({ stroke: () => css("--dim"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line") }, size: axis ? 58 : 34, ...(axis ? { values: (_, ticks) => ticks.map((v) => (v === null ? "" : tick(v, ticks[1] - ticks[0]))) } : {}) })),
       hooks: { setCursor: [(plot) => {
         const i = plot.cursor.idx;
         readout.textContent = i === null || i === undefined ? "" : `iteration ${xs[i]}: ` + lines.map((line) => {
