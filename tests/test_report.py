@@ -371,6 +371,18 @@ def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, ope
 
 
 @browser_only
+def test_every_metric_is_drawn(tmp_path, opened):
+    folder = recorded.run(tmp_path / "run")
+    metrics = ("train/seconds", "train/memory_gb", "train/entropy", "rollout/turns", "my/own")
+    lines = ["iteration," + ",".join(metrics), *(f"{k},1,2,3,4,{k}" for k in (1, 2, 3))]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    report([folder], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html")
+    captions = page.evaluate("[...document.querySelectorAll('figcaption')].map(x => x.textContent)")
+    assert sorted(captions) == sorted(metrics)
+
+
+@browser_only
 def test_a_list_is_filtered_sorted_and_searched(tmp_path, opened):
     folder = recorded.run(tmp_path / "run", iterations=4, groups=20)
     report([folder], tmp_path / "out.html")

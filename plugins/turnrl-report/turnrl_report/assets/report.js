@@ -56,7 +56,7 @@
   const number = (value, digits = 3) => (value === null || value === undefined ? "-" : Number(value).toFixed(digits).replace(/^-(0\.?0*)$/, "$1"));
   const exact = (value) => (value === null || value === undefined ? "-" : String(Number(Number(value).toPrecision(7))));
   // as many digits as tell one tick from the next
-  const tick = (value, step) => String(Number(value.toPrecision(Math.max(3, 1 + Math.ceil(Math.log10(Math.abs(value) / step || 1))))));
+  const tick = (value, step) => String(Number(value.toPrecision(Math.max(3, 2 + Math.ceil(Math.log10(Math.abs(value) / step || 1))))));
   const signed = (value, digits = 3) => {
     const text = number(value, digits);
     return value === null || value === undefined || text.startsWith("-") ? text : "+" + text;
@@ -172,7 +172,7 @@
     charts.push({ box, draw: () => new uPlot({
       width: Math.max(box.clientWidth, 200), height: 180, series, bands, legend: { show: false }, cursor: { y: false, drag: { x: false, y: false } },
       scales: { x: { time: false }, y: range ? { range } : {} },
-      axes: [0, 1].map((axis) => ({ stroke: () => css("--dim"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line") }, size: axis ? 58 : 34, ...(axis ? { values: (_, ticks) => ticks.map((v) => (v === null ? "" : tick(v, ticks[1] - ticks[0]))) } : {}) })),
+      axes: [0, 1].map((axis) => ({ stroke: () => css("--dim"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line") }, size: axis ? 66 : 34, ...(axis ? { values: (_, ticks) => ticks.map((v) => (v === null ? "" : tick(v, ticks[1] - ticks[0]))) } : {}) })),
       hooks: { setCursor: [(plot) => {
         const i = plot.cursor.idx;
         readout.textContent = i === null || i === undefined ? "" : `iteration ${xs[i]}: ` + lines.map((line) => {
@@ -199,10 +199,14 @@
   // -------------------------------------------------------------------- overview
 
   const CURVES = [["tool execution", "tool_execution"], ["answer in results", "answer_in_results"], ["exact match", "exact_match"], ["format", "format"]];
+  const APART = ["epoch", "iteration", "step", ...CURVES.flatMap(([, name]) => ["val/" + name, "train/" + name])];
+  // a metric is in the first part that takes it
   const PARTS = [
-    ["Rollouts", (name) => name.startsWith("rollout/") && !["rollout/seconds", "rollout/tokens_per_s", "rollout/probe_tokens", "rollout/redrawn_groups"].includes(name)],
-    ["Learning", (name) => ["train/entropy", "train/clip_fraction", "train/grad_norm", "train/loss", "train/ratio", "train/kl", "train/logprob_gap", "train/importance", "train/value_loss"].includes(name) || name.startsWith("critic/")],
-    ["Time, tokens and memory", (name) => ["rollout/seconds", "rollout/tokens_per_s", "rollout/probe_tokens", "rollout/redrawn_groups"].includes(name) || name.startsWith("time/") || name.startsWith("memory/")],
+    ["Rewards", /^reward\//],
+    ["Rollouts", /^rollout\/(?!seconds|tokens_per_s|probe_tokens|redrawn)|\/findable$/],
+    ["Learning", /^train\/(?!seconds|memory)|^critic\//],
+    ["Time, tokens and memory", /^(rollout|train|time|memory)\//],
+    ["Others", /^(?!val\/reward\/)/],
   ];
 
   function overview() {
@@ -212,12 +216,13 @@
     const legend = el("ul", { class: "legend", "aria-label": "Lines" }, data.experiments.map((members, n) => el("li", {}, sample(n), bdi(experimentName(members)))));
     const changed = Object.entries(data.differences);
     const count = data.trajectories.run ? data.trajectories.run.length : 0;
-    const kinds = every.filter((name) => name.startsWith("reward/"));
+    const shown = every.filter((name) => !APART.includes(name));
+    const partOf = (name) => PARTS.findIndex(([, takes]) => takes.test(name));
     const flat = (name) => data.runs.every((run) => run.metrics.every((row) => !row[name]));
-    const section = (title, names, named) => {
+    const section = (title, names) => {
       const zero = names.filter(flat);
       if (!names.length) return [];
-      return [el("h2", {}, title), el("div", { class: "grid" }, names.filter((name) => !flat(name)).map((name) => chart(named(name), [name]))),
+      return [el("h2", {}, title), el("div", { class: "grid" }, names.filter((name) => !flat(name)).map((name) => chart(name.replace(/^reward\//, ""), [name]))),
         zero.length ? el("p", { class: "dim" }, `0 all the time: ${zero.join(", ")}.`) : null];
     };
     return [
@@ -234,8 +239,7 @@
       el("p", {}, "Thick lines with points: greedy answers to validation questions. Thin lines: sampled attempts at training questions.", bands ? " Bands: from the lowest to the highest of the runs that differ in their seeds alone." : ""),
       legend,
       el("div", { class: "grid" }, CURVES.map(([title, name]) => chart(title, ["val/" + name, "train/" + name], [0, 1]))),
-      ...section("Rewards", kinds, (name) => name.replace("reward/", "")),
-      ...PARTS.flatMap(([title, belongs]) => section(title, every.filter(belongs), (name) => name)),
+      ...PARTS.flatMap(([title], k) => section(title, shown.filter((name) => partOf(name) === k))),
     ];
   }
 
