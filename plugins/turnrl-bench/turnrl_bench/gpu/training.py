@@ -27,7 +27,7 @@ from turnrl_bench.gpu.results import Cases
 from turnrl_bench.measure import BenchError, Found
 from turnrl_bench.ours import AnswerHash, Articles, TaskScript
 
-TIMED = ("rollout/seconds", "rollout/tokens_per_s")
+TIMED = ("rollout/seconds", "rollout/tokens_per_s", "train/seconds", "train/memory_gb")
 OFF = 0.02
 """The most that a metric of a GPU may be off, as a share of its range."""
 
