@@ -7,7 +7,6 @@ the undisturbed run. A run that lost its optimiser or drew other samples is off 
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -16,25 +15,24 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any, final
 
 import lightning as L
 import torch
+from turnrl_record.runs import Run, open_runs
 
-from turnrl import installed
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.results import Cases
 from turnrl_bench.measure import BenchError, Found
-from turnrl_bench.ours import AnswerHash, Articles, TaskScript
 
 TIMED = ("rollout/seconds", "rollout/tokens_per_s", "train/seconds", "train/memory_gb")
 OFF = 0.02
 """The most that a metric of a GPU may be off, as a share of its range."""
 
 
-ITERATIONS = 3
 KILLED_IN = 1
-"""The iteration that is killed, between its two updates."""
+"""The iteration that is killed, between its two updates, of three."""
 
 
 @final
@@ -53,11 +51,11 @@ def measure(bench: Bench, cases: Cases) -> None:
     folder = bench.folder / "training"
     folder.mkdir(exist_ok=True)
     recipe = ["fit", str(prepared(bench, folder))]
-    at = folder / "runs" / "killed" / "version_0" / "checkpoints" / "last.ckpt"
+    killed = [*recipe, "--trainer.callbacks", "[turnrl_bench.gpu.training.Killed]"]
+    resumed = [*recipe, "--ckpt_path", str(folder / "runs" / "killed" / "version_0")]
     cases.run("undisturbed", lambda: _run(folder, "whole", recipe))
-    killed = [*recipe, str(folder / "killed.yaml")]
     cases.run("killed", lambda: _run(folder, "killed", killed, -signal.SIGKILL))
-    cases.run("resumed", lambda: _run(folder, "killed", [*recipe, "--ckpt_path", str(at)]))
+    cases.run("resumed", lambda: _run(folder, "killed", resumed))
     cases.run("the same end", lambda: _compared(folder, 0.0 if not bench.on_gpu else OFF))
 
 
@@ -69,65 +67,27 @@ def prepared(bench: Bench, folder: Path) -> Path:
     and answers. Rewards are a hash of the answer, so they differ within a group.
     """
     bench.drop()
-    model = folder / "model"
-    task = bench.made(model, bench.setting.smaller, bench.setting.short)
-    kv_memory = "64MB" if bench.tiny else "2GB"
-    lines = (
-        json.dumps({"id": str(n), "question": text, "answers": ["none"]})
+    task = bench.made(folder / "model", bench.setting.smaller, bench.setting.short)
+    questions = (
+        json.dumps({"id": str(n), "question": text, "answers": ["none"]}) + "\n"
         for n, text in enumerate(task.questions)
     )
-    questions = folder / "questions.jsonl"
-    questions.write_text("\n".join(lines) + "\n", "utf-8")
+    (folder / "questions.jsonl").write_text("".join(questions), "utf-8")
     shape = task.shape
-    recipe = {
-        "seed_everything": 0,
-        "model": {
-            "policy": {"model": str(model), "lora": {"r": 16, "alpha": 32}},
-            "rollout": {
-                "segmenter": {
-                    "class_path": "ReAct",
-                    "init_args": {"max_turns": 2, "answer": "plain", "instructions": task.system},
-                },
-                "tools": [_named(Articles, folder=str(model))],
-                "max_turn_tokens": max(shape.turn_tokens),
-                "max_result_tokens": 2 * shape.result_tokens,
-                "max_tokens": shape.tokens,
-            },
-            "rewards": [_named(AnswerHash)],
-            "estimator": {"class_path": "OutcomeOnly"},
-            "engine": {
-                "class_path": "turnrl_bench.Forced",
-                "init_args": {
-                    "engine": _named(installed("turnrl_engines")["Slots"], kv_memory=kv_memory),
-                    "script": _named(TaskScript, folder=str(model)),
-                },
-            },
-            "group_size": shape.group_size,
-            "updates_per_iteration": 2,
-            # steps that are large enough to be seen: a run that had lost them would show it
-            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-3}},
-        },
-        "data": {
-            "train": str(questions),
-            "val": str(questions),
-            "questions_per_iteration": shape.prompts,
-        },
-        "trainer": {
-            "max_epochs": ITERATIONS,
-            "check_val_every_n_epoch": ITERATIONS,
-            "accelerator": "gpu" if bench.on_gpu else "cpu",
-            "devices": 1,
-        },
-    }
+    recipe = Template(Path(__file__).with_name("training.yaml").read_text("utf-8"))
+    settings = recipe.substitute(
+        instructions=json.dumps(task.system),
+        turn_tokens=max(shape.turn_tokens),
+        result_tokens=2 * shape.result_tokens,
+        tokens=shape.tokens,
+        kv_memory="64MB" if bench.tiny else "2GB",
+        group_size=shape.group_size,
+        prompts=shape.prompts,
+        accelerator="gpu" if bench.on_gpu else "cpu",
+    )
     file = folder / "recipe.yaml"
-    file.write_text(json.dumps(recipe, indent=1) + "\n", "utf-8")  # JSON is YAML
-    killed = {"trainer": {"callbacks": [_named(Killed)]}}
-    (folder / "killed.yaml").write_text(json.dumps(killed) + "\n", "utf-8")
+    file.write_text(settings, "utf-8")
     return file
-
-
-def _named(cls: type, **options: Any) -> dict[str, Any]:
-    return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": options}
 
 
 def _run(folder: Path, name: str, arguments: Sequence[str], wanted: int = 0) -> Found:
@@ -151,16 +111,16 @@ def _run(folder: Path, name: str, arguments: Sequence[str], wanted: int = 0) -> 
     return {"run_s": seconds, **({} if wanted else {"metrics": rows_of(folder, name)})}
 
 
-def _last_part(folder: Path, name: str) -> Path:
-    """The folder of the last part of a run: a resumed one has two."""
-    return max((folder / "runs" / name).glob("version_*"), key=lambda path: int(path.name[8:]))
+def _last_part(folder: Path, name: str) -> Run:
+    """The last part of a run: a resumed one has two."""
+    (run,) = open_runs([folder / "runs" / name])
+    return run
 
 
 def rows_of(folder: Path, name: str) -> list[dict[str, float]]:
     """The metrics of the last part of a run, without what the clock says."""
-    with (_last_part(folder, name) / "metrics.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [{k: float(v) for k, v in row.items() if v and k not in TIMED} for row in rows]
+    rows = _last_part(folder, name).metrics
+    return [{k: v for k, v in row.items() if k not in TIMED} for row in rows]
 
 
 def differences(
@@ -195,7 +155,7 @@ def _weights_off(folder: Path) -> float:
     """The relative distance of the trained weights."""
     both = []
     for name in ("whole", "killed"):
-        file = _last_part(folder, name) / "checkpoints" / "last.ckpt"
+        file = _last_part(folder, name).folder / "checkpoints" / "last.ckpt"
         state: Any = torch.load(file, map_location="cpu", weights_only=False)["state_dict"]
         # the part that begins at zero: all of it was learned
         both.append(torch.cat([v.flatten() for k, v in sorted(state.items()) if "lora_B" in k]))
