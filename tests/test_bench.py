@@ -37,7 +37,7 @@ has_trl = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not instal
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small task with a model of two layers."""
     folder = tmp_path_factory.mktemp("task")
-    make(folder, SMALL, network={**TINY, "num_hidden_layers": 2})
+    make(folder, SMALL, network=replace(TINY, layers=2))
     return folder
 
 

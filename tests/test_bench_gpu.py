@@ -18,7 +18,7 @@ import pytest
 import torch
 from turnrl_bench.gpu import decoding, driver, floors, generating, learning, profiling, worker
 from turnrl_bench.gpu.bench import Bench
-from turnrl_bench.gpu.floors import Card, Work, network_of
+from turnrl_bench.gpu.floors import Network, Work
 from turnrl_bench.gpu.parts import DEFAULT, PARTS, Part, chosen
 from turnrl_bench.gpu.passes import Pass, summary
 from turnrl_bench.gpu.report import report_of
@@ -277,7 +277,7 @@ def test_a_disk_without_room_is_told_before_anything_is_made(tmp_path):
 
 
 def test_the_least_work_of_a_7b_step_is_counted_by_hand():
-    net = network_of(SEVEN_B, size=2, rank=16)
+    net = Network(SEVEN_B, size=2, rank=16)
     # 28 x (2 x 3584^2 + 2 x 3584 x 512 + 3 x 3584 x 18944)
     assert net.shape.dense == 6_525_288_448
     # 28 x 16 x (2 x 7168 + 2 x 4096 + 3 x 22528)
@@ -292,14 +292,15 @@ def test_the_least_work_of_a_7b_step_is_counted_by_hand():
     # a query meets each key twice, in 28 heads of 128
     assert attention.flops == 4 * 28 * 28 * 128 * 128_000
     assert (head.bytes, head.flops) == (2 * 3584 * 152_064, 2 * 3584 * 152_064 * 128)
-    card = Card(4e12, 700e12)
+    best = (4e12, 700e12)
     # memory bound: 13.05 GB, 7.34 GB and 1.09 GB at 4 TB/s
-    assert card.seconds([weights, attention, head]) == pytest.approx(21.48e9 / 4e12, rel=1e-3)
-    assert card.seconds([Work(4e12, 1400e12)]) == 2
+    all_three = floors.seconds([weights, attention, head], *best)
+    assert all_three == pytest.approx(21.48e9 / 4e12, rel=1e-3)
+    assert floors.seconds([Work(4e12, 1400e12)], *best) == 2
 
 
 def test_the_least_work_of_learning_is_counted_by_hand():
-    net = network_of(ONE_AND_A_HALF_B, size=2, rank=16)
+    net = Network(ONE_AND_A_HALF_B, size=2, rank=16)
     # 28 x (2 x 1536^2 + 2 x 1536 x 256 + 3 x 1536 x 8960) = Qwen2.5-1.5B without its embeddings
     assert net.shape.dense == 1_310_195_712
     linear, attention, elementwise, head = floors.learning(net, "dense", 8000, 4_000_000, 2000)
@@ -332,7 +333,7 @@ def test_a_wave_of_ragged_turns_has_room_for_its_longest_history():
     assert wave.longest == longest
     assert decoding.Wave.drawn(336, WHOLE.shape, WHOLE.turns, 1000).rows == 336
     # each prompt once, 336 results, and a step less than the longest turn for each turn
-    works = wave.works(network_of(SEVEN_B, 2, 16), "merged")
+    works = wave.works(Network(SEVEN_B, size=2, rank=16), "merged")
     steps = sum(max(lengths) - 1 for lengths in wave.lengths)
     assert len(works) == 4 + 4 + 3 * steps
 

@@ -14,9 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from turnrl_doctor import plan
+
 from turnrl import RecipeError, parse_bytes
 from turnrl_bench.gpu.driver import drive, models
-from turnrl_bench.gpu.floors import model_bytes, network_of
+from turnrl_bench.gpu.floors import Network, model_bytes
 from turnrl_bench.gpu.parts import chosen
 from turnrl_bench.gpu.report import report_of
 from turnrl_bench.gpu.results import Results
@@ -171,14 +173,9 @@ def engine(args: argparse.Namespace) -> Report:
 
 # ------------------------------------------------------------------------------------ learn
 
-WIDE = {
-    "vocab_size": 152_064,
-    "hidden_size": 896,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-}
+WIDE = plan.Shape(
+    hidden=896, inner=128, layers=1, heads=14, kv_heads=2, head_size=64, vocab=152_064, tied=True
+)
 """A head as wide as Qwen2.5-0.5B's, and hardly anything before it."""
 
 
@@ -340,7 +337,7 @@ def gpu(args: argparse.Namespace) -> Report:
         asked = {part.name for part in todo} - {"machine"}
         made = [setting.smaller] if "train" in asked else []
         made += [setting.network] if asked - {"train"} else []
-        needed = sum(model_bytes(network_of(network, 2, RANK)) for network in made)
+        needed = sum(model_bytes(Network(network, size=2, rank=RANK)) for network in made)
         with models(needed) as folder:
             drive(results, todo, folder, args.tiny, args.minutes, args.threads)
     report = report_of(results)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import random
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from turnrl_doctor import plan
 
 from turnrl import RecipeError
 
@@ -43,15 +45,10 @@ CHATML = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 """A chat template of messages as they are, the tools after the first."""
 
-TINY: Mapping[str, int] = {
-    "vocab_size": 1024,
-    "hidden_size": 192,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-"""Configuration of a Qwen2 with 1.8 million parameters."""
+TINY = plan.Shape(
+    hidden=192, inner=512, layers=4, heads=4, kv_heads=2, head_size=48, vocab=1024, tied=True
+)
+"""The dimensions of a Qwen2 with 1.8 million parameters."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def make(
     folder: Path,
     shape: Shape,
     template: str = CHATML,
-    network: Mapping[str, Any] = TINY,
+    network: plan.Shape = TINY,
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Task:
@@ -129,7 +126,7 @@ def make(
         folder: Where; it is made.
         shape: How much there is to do.
         template: The tokenizer's chat template.
-        network: Configuration of the Qwen2.
+        network: Dimensions of the Qwen2.
         device: Where the weights are drawn.
         dtype: Type of the weights.
     Raises:
@@ -144,9 +141,18 @@ def make(
     tokenizer.save_pretrained(folder)
     task = _task(shape, tokenizer)
     Path(folder, "task.json").write_text(json.dumps(asdict(task)), "utf-8")
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    settings: dict[str, Any] = {"max_position_embeddings": 4096, "tie_word_embeddings": True}
-    config = Qwen2Config(**{**settings, **network, **ends})
+    config = Qwen2Config(
+        vocab_size=network.vocab,
+        hidden_size=network.hidden,
+        intermediate_size=network.inner,
+        num_hidden_layers=network.layers,
+        num_attention_heads=network.heads,
+        num_key_value_heads=network.kv_heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=network.tied,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from turnrl_bench.gpu import device
-from turnrl_bench.gpu.floors import Card, Work, model_bytes, network_of
+from turnrl_doctor import plan
+
+from turnrl_bench.gpu import device, floors
+from turnrl_bench.gpu.floors import Network, Work, model_bytes
 from turnrl_bench.gpu.results import Results
 from turnrl_bench.gpu.shapes import RANK, SMALL, WHOLE
 from turnrl_bench.measure import Found
@@ -36,7 +38,7 @@ class Bench:
         self.setting = SMALL if tiny else WHOLE
         self.device = device.device()
         self.on_gpu = self.device.type == "cuda"
-        self.net = network_of(self.setting.network, 2 if self.on_gpu else 4, RANK)
+        self.net = Network(self.setting.network, size=2 if self.on_gpu else 4, rank=RANK)
         self._policies: dict[Kind, Policy] = {}
         self._played: list[Trajectory] = []
 
@@ -49,7 +51,7 @@ class Bench:
         """The questions and the script. The first call also makes the model."""
         return self.made(self.model, self.setting.network, self.setting.shape)
 
-    def made(self, folder: Path, network: Mapping[str, Any], shape: Shape) -> Task:
+    def made(self, folder: Path, network: plan.Shape, shape: Shape) -> Task:
         """A task and a model with random weights, drawn on the device."""
         whole = folder / "whole.json"  # written last: a model that was cut off has none
         if not whole.exists():
@@ -99,7 +101,7 @@ class Bench:
     def floor(self, *works: Work) -> float | None:
         """The floor of some work by the ceilings of part `machine`. None without these."""
         copy, matmul = (self.results.case("machine", name) for name in ("copy", "matmul"))
-        return Card(copy["rate"], matmul["rate"]).seconds(works) if copy and matmul else None
+        return floors.seconds(works, copy["rate"], matmul["rate"]) if copy and matmul else None
 
     def against(self, seconds: float, works: list[Work]) -> Found:
         """A time beside its floor."""

@@ -165,8 +165,7 @@ def measure(bench: Bench, cases: Cases) -> None:
 def sampled(bench: Bench, case: Case) -> Found:
     """Sample a wave in one way."""
     setting = bench.setting
-    vocabulary = int(setting.network["vocab_size"])
-    wave = Wave.drawn(case.rows, setting.shape, setting.turns, vocabulary)
+    wave = Wave.drawn(case.rows, setting.shape, setting.turns, setting.network.vocab)
     policy = TimedPolicy(bench.policy(case.kind))
     engine = engine_of(bench, wave, case)
     device.free()

@@ -14,32 +14,14 @@ can go below the floor of attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from turnrl_doctor import plan as planning
+from turnrl_doctor import plan
 from turnrl_doctor.plan import FOUR_BIT
 
-Network = planning.Work
+Network = plan.Work
 """A Qwen2 and its adapter, as the memory plan counts them."""
-
-
-@dataclass(frozen=True)
-class Card:
-    """The measured ceilings of a device.
-
-    Args:
-        bytes_per_s: Read and written by a large copy.
-        flops: Operations a second of a large product of matrices.
-    """
-
-    bytes_per_s: float
-    flops: float
-
-    def seconds(self, works: Iterable[Work]) -> float:
-        """The floor of some work."""
-        return sum(max(w.bytes / self.bytes_per_s, w.flops / self.flops) for w in works)
 
 
 @dataclass(frozen=True)
@@ -50,29 +32,19 @@ class Work:
     flops: float = 0.0
 
 
-def network_of(config: Mapping[str, Any], size: int, rank: int) -> Network:
-    """The network of a Qwen2's configuration, with an adapter of a rank.
+def seconds(works: Iterable[Work], bytes_per_s: float, operations_per_s: float) -> float:
+    """The floor of some work.
 
     Args:
-        config: Options of `Qwen2Config`. Tied weights are counted twice.
-        size: Bytes of an activation, a key, and a weight that is not in 4 bits.
-        rank: Rank of the adapter.
+        works: Its parts.
+        bytes_per_s: Read and written by a large copy on this device.
+        operations_per_s: Those of a large product of matrices.
     """
-    shape = planning.Shape(
-        hidden=config["hidden_size"],
-        inner=config["intermediate_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        kv_heads=config["num_key_value_heads"],
-        head_size=config["hidden_size"] // config["num_attention_heads"],
-        vocab=config["vocab_size"],
-        tied=False,
-    )
-    return Network(shape, size=size, rank=rank)
+    return sum(max(w.bytes / bytes_per_s, w.flops / operations_per_s) for w in works)
 
 
 def model_bytes(net: Network) -> int:
-    """Bytes of the model on disk, its head and its table of embeddings apart."""
+    """Bytes of the model on disk."""
     return net.size * (net.shape.dense + net.shape.embedded)
 
 

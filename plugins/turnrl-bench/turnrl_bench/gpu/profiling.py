@@ -103,9 +103,8 @@ class _Window:
 def _decode(bench: Bench, case: Case) -> Found:
     setting = bench.setting
     steps = setting.profiled
-    vocabulary = int(setting.network["vocab_size"])
-    length = _BEFORE + steps + 4
-    wave = Wave.drawn(case.rows, setting.shape, (length,), vocabulary, ragged=False)
+    turn = (_BEFORE + steps + 4,)
+    wave = Wave.drawn(case.rows, setting.shape, turn, setting.network.vocab, ragged=False)
     window = _Window(bench.on_gpu, _BEFORE, steps)
     policy = TimedPolicy(bench.policy(case.kind))
     engine = engine_of(bench, wave, case)

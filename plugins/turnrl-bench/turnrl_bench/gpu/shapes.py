@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+from turnrl_doctor import plan
 
 from turnrl import RecipeError
 from turnrl_bench.task import TINY, Shape
 
 RANK, UPDATES = 16, 2
-SEVEN_B: Mapping[str, Any] = {
-    "vocab_size": 152_064,
-    "hidden_size": 3584,
-    "intermediate_size": 18_944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": False,
-}
+SEVEN_B = plan.Shape(
+    hidden=3584,
+    inner=18_944,
+    layers=28,
+    heads=28,
+    kv_heads=4,
+    head_size=128,
+    vocab=152_064,
+    tied=False,
+)
 """Qwen2.5-7B."""
-ONE_AND_A_HALF_B: Mapping[str, Any] = {
-    "vocab_size": 151_936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-}
-"""Qwen2.5-1.5B."""
+ONE_AND_A_HALF_B = replace(
+    SEVEN_B, hidden=1536, inner=8960, heads=12, kv_heads=2, vocab=151_936, tied=True
+)
+"""Qwen2.5-1.5B: as many layers, and heads of the same size."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +34,9 @@ class Setting:
     """The sizes of one benchmark, whole or tiny.
 
     Args:
-        network: The policy's configuration.
+        network: The policy's dimensions.
         shape: Shape of the iteration.
-        smaller: Configuration of the policy in the run that is killed.
+        smaller: Dimensions of the policy in the run that is killed.
         short: Shape of its iterations.
         rows: Trajectories that are sampled at once, the default and the recipe's.
         turns: Tokens sampled in a turn when decoding alone is measured, on average.
@@ -51,9 +46,9 @@ class Setting:
         profiled: Decode steps that are profiled.
     """
 
-    network: Mapping[str, Any]
+    network: plan.Shape
     shape: Shape
-    smaller: Mapping[str, Any]
+    smaller: plan.Shape
     short: Shape
     rows: tuple[int, int]
     turns: tuple[int, int]
@@ -74,9 +69,9 @@ WHOLE = Setting(
     copied=2**32,
     multiplied=8192,
 )
-_TINY = {**TINY, "num_hidden_layers": 2}
+_TINY = replace(TINY, layers=2)
 SMALL = Setting(
-    network={**_TINY, "tie_word_embeddings": False},
+    network=replace(_TINY, tied=False),
     shape=Shape(2, 2, 160, (40, 8), 16),
     smaller=_TINY,
     short=Shape(2, 2, 160, (40, 8), 16),
