@@ -20,6 +20,7 @@ import torch
 from turnrl_bench import Forced, equal, ours, world
 from turnrl_bench.measure import BenchError, Clock, Peak, Report, Side, Table, ratio, seconds
 from turnrl_bench.task import TINY, Shape, Task, make, reward
+from turnrl_slots import Slots
 
 from commands import fails
 from turnrl import Policy, RecipeError, Sampling
@@ -63,11 +64,11 @@ def sample(engine, prompt, forks, turns=2, **sampling):
 def test_an_engine_that_is_told_nothing_keeps_to_the_contract():
     policy = Policy(world.STARTER)
     policy.load()
-    check_engine(Forced(ours.slots_of(), lambda prompt_ids, member, turn: ()), policy)
+    check_engine(Forced(Slots(), lambda prompt_ids, member, turn: ()), policy)
 
 
 def test_each_trajectory_says_its_own_tokens_with_the_models_probabilities(tiny_policy):
-    engine = Forced(ours.slots_of(), lambda prompt_ids, member, turn: (10 + member, 20 + turn))
+    engine = Forced(Slots(), lambda prompt_ids, member, turn: (10 + member, 20 + turn))
     engine.start(tiny_policy, 64)
     engine.sync(0)
     for member, (first, second) in enumerate(sample(engine, (5, 6, 7), 2)):
@@ -100,7 +101,7 @@ def test_without_an_engine_the_tokens_are_there_at_once_and_a_branch_says_the_sa
 
 
 def test_options_of_the_engine_inside_are_read_and_set_from_outside():
-    inside = ours.slots_of(kv_memory="8MB")
+    inside = Slots(kv_memory="8MB")
     engine = Forced(inside, lambda *_: ())
     assert engine.kv_memory == "8MB"
     engine.kv_memory = "9MB"

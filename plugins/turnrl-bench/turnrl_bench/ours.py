@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from transformers import AutoTokenizer
 from turnrl_react import ReAct
+from turnrl_slots import Slots
 
 from turnrl import (
     MTGRPO,
@@ -23,13 +24,11 @@ from turnrl import (
     Policy,
     Question,
     QuestionData,
-    RecipeError,
     Rollout,
     Tool,
     ToolCall,
     ToolResult,
     Trajectory,
-    installed,
 )
 from turnrl_bench.forced import Forced
 from turnrl_bench.measure import Clock, Found, Peak
@@ -165,17 +164,6 @@ def save_gradient(parameters: Any, file: str) -> None:
     torch.save({n: p.grad.clone() for n, p in parameters if p.grad is not None}, file)
 
 
-def slots_of(**options: Any) -> Engine:
-    """The engine Slots.
-
-    Raises:
-        RecipeError: If it is not installed.
-    """
-    if (slots := installed("turnrl_engines").get("Slots")) is None:
-        raise RecipeError("the engine Slots is not installed, and is what is to be measured.")
-    return cast(Engine, slots(**options))
-
-
 def sampled_tokens(trajectories: Sequence[Trajectory]) -> int:
     """Number of sampled tokens in some trajectories."""
     return sum(len(turn.token_ids) for t in trajectories for turn in t.turns)
@@ -203,7 +191,7 @@ def iterations(
         gradient: Where the first step's gradient goes, and then the trajectories are returned.
         policy: Options of the policy.
     """
-    engine = slots_of() if samples else None
+    engine = Slots() if samples else None
     module = module_of(folder, policy_of(folder, **(policy or {})), engine, updates, tool_ms)
     watch = Watch(warm_up, gradient)
     train(module, [watch], folder, warm_up + steps)

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, final
 
 from turnrl_atlas import Atlas
+from turnrl_slots import Slots
 from turnrl_two_turn import TwoTurn
 
 from turnrl import (
@@ -28,7 +29,7 @@ from turnrl import (
     ToolResult,
 )
 from turnrl_bench.measure import Clock, Found, Peak
-from turnrl_bench.ours import AnswerHash, SlowSearch, sampled_tokens, slots_of
+from turnrl_bench.ours import AnswerHash, SlowSearch, sampled_tokens
 
 STARTER = "package://turnrl_atlas/starter"
 CLIENTS = 64
@@ -46,7 +47,7 @@ def slots(sizes: Sequence[int], rounds: int, warm_up: int) -> Found:
         warm_up: Rounds before them.
     """
     prompts, group, length, sampled = sizes
-    policy, engine = Policy(STARTER), slots_of()
+    policy, engine = Policy(STARTER), Slots()
     policy.load()
     engine.start(policy, length + sampled)
     clock, tokens = Clock(), 0
@@ -186,7 +187,7 @@ def _module(tool: Pages, lockstep: bool = True, **engine: Any) -> MTGRPO:
         max_tokens=384,
         lockstep=lockstep,
     )
-    return MTGRPO(Policy(STARTER), rollout, [AnswerHash()], engine=slots_of(**engine))
+    return MTGRPO(Policy(STARTER), rollout, [AnswerHash()], engine=Slots(**engine))
 
 
 def tools(

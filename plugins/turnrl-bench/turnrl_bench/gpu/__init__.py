@@ -12,6 +12,6 @@
     passes     an engine's forward passes, timed from outside
     report     the tables
 
-A part is a function of the bench and its cases. Nothing here knows the engine's insides: options
-are read from its signature, passes are timed by the policy that it calls.
+A part is a function of the bench and its cases. Nothing here knows the engine's insides: passes are
+timed by the policy that it calls.
 """

@@ -8,16 +8,19 @@ the middle of the others' steps.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.attention
+from turnrl_slots import Slots
+from turnrl_slots.ways import Attention
 
-from turnrl import Engine, Sampling, installed
+from turnrl import Engine, Sampling
 from turnrl_bench.gpu import device, floors
 from turnrl_bench.gpu.bench import Bench, Kind
 from turnrl_bench.gpu.floors import Network, Work
@@ -25,8 +28,9 @@ from turnrl_bench.gpu.loading import options
 from turnrl_bench.gpu.passes import TimedPolicy, summary
 from turnrl_bench.gpu.results import Cases
 from turnrl_bench.measure import Found
-from turnrl_bench.ours import slots_of
 from turnrl_bench.task import Shape
+
+Weights = Literal["merged", "adapter"]
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,15 @@ class Case:
         weights: `adapter`, or `merged`.
         graphs: Whether CUDA graphs may be used.
         rows: Trajectories at once.
-        attention: The engine's option of that name; None leaves it.
+        attention: The engine's option of that name.
         lockstep: Whether second turns begin together.
     """
 
     kind: Kind = "nf4"
-    weights: str = "merged"
+    weights: Weights = "merged"
     graphs: bool = True
     rows: int = 128
-    attention: str | None = None
+    attention: Attention = "auto"
     lockstep: bool = True
 
     @property
@@ -54,7 +58,7 @@ class Case:
         """In the JSON file."""
         weights = self.weights if self.weights == "merged" else f"{self.kind} + adapter"
         parts = [weights, f"graphs {'on' if self.graphs else 'off'}", f"{self.rows} rows"]
-        parts += [f"attention {self.attention}"] if self.attention else []
+        parts += [f"attention {self.attention}"] if self.attention != "auto" else []
         return ", ".join(parts if self.lockstep else [*parts, "free"])
 
     @property
@@ -63,7 +67,7 @@ class Case:
         return "merged" if self.weights == "merged" else self.kind
 
 
-def cases_of(setting_rows: tuple[int, int], attentions: Sequence[str]) -> list[Case]:
+def cases_of(setting_rows: tuple[int, int], attentions: Sequence[Attention]) -> list[Case]:
     """All cases, the most telling first. The 16-bit base comes last because it has to be loaded."""
     few, many = setting_rows
     cases = [Case(weights=w, graphs=g, rows=few) for g in (True, False) for w in _WEIGHTS]
@@ -75,13 +79,7 @@ def cases_of(setting_rows: tuple[int, int], attentions: Sequence[str]) -> list[C
     return [*cases, *(dense(graphs=g, rows=n) for n in (few, many) for g in (True, False))]
 
 
-_WEIGHTS = ("merged", "adapter")
-
-
-def attentions() -> tuple[str, ...]:
-    """The values of the engine's option `attention`, but for `auto`."""
-    hints = get_type_hints(installed("turnrl_engines").get("Slots", object))
-    return tuple(value for value in get_args(hints.get("attention")) if value != "auto")
+_WEIGHTS: tuple[Weights, ...] = ("merged", "adapter")
 
 
 @dataclass(frozen=True)
@@ -155,9 +153,8 @@ class Wave:
 
 def measure(bench: Bench, cases: Cases) -> None:
     """See `parts`."""
-    # a CPU has no choice of kernels
-    ways = [way for way in attentions() if bench.on_gpu or way == "plain"]
-    for case in cases_of(bench.setting.rows, ways):
+    ways = get_args(Attention) if bench.on_gpu else ("plain",)  # a CPU has no choice of kernels
+    for case in cases_of(bench.setting.rows, [way for way in ways if way != "auto"]):
         loads = case.kind == "dense" and bench.on_gpu
         cases.run(case.name, partial(sampled, bench, case), 30 if loads else 0)
 
@@ -167,24 +164,14 @@ def sampled(bench: Bench, case: Case) -> Found:
     setting = bench.setting
     wave = Wave.drawn(case.rows, setting.shape, setting.turns, setting.network.vocab)
     policy = TimedPolicy(bench.policy(case.kind))
-    engine = engine_of(bench, wave, case)
     device.free()
     device.peak()
     began = device.clock()
-    engine.start(cast(Any, policy), wave.longest)
-    started = device.clock()
-    try:
-        engine.sync(1)
-        policy.begin()
+    with engine_of(bench, wave, case, policy) as engine:
+        started = device.clock()
         asyncio.run(play(engine, wave, policy, case.lockstep))
         seconds = device.clock() - started
         in_force = dict(engine.in_force)
-    finally:
-        engine.close()
-        if torch.nn.attention.current_flash_attention_impl() is not None:
-            # an engine that was told to has activated another one, for the whole process
-            torch.nn.attention.restore_flash_attention_impl()
-        device.free()
     return {
         "tokens_per_s": wave.sampled / seconds,
         "wave_s": seconds,
@@ -199,21 +186,32 @@ def sampled(bench: Bench, case: Case) -> Found:
     }
 
 
-def engine_of(bench: Bench, wave: Wave, case: Case) -> Engine:
-    """The engine, with room for all rows if the device has it."""
+@contextlib.contextmanager
+def engine_of(bench: Bench, wave: Wave, case: Case, policy: TimedPolicy) -> Iterator[Slots]:
+    """Within it the engine has started, with room for all rows if the device has it."""
     tokens = (wave.longest + 32) * (wave.rows + 1)
     needed = int(1.05 * tokens * bench.net.kv_bytes)
     room = device.free_bytes()
     if room is not None:
         merged = floors.weights_bytes(bench.net, "merged") if case.weights == "merged" else 0
         needed = min(needed, int(0.6 * max(room - merged, 0)))
-    more: dict[str, Any] = {} if case.attention is None else {"attention": case.attention}
-    return slots_of(
+    engine = Slots(
         kv_memory=f"{max(needed // 10**6, 1)}MB",
         decode_weights=case.weights,
         cuda_graphs=case.graphs,
-        **more,
+        attention=case.attention,
     )
+    engine.start(cast(Any, policy), wave.longest)
+    try:
+        engine.sync(1)
+        policy.begin()
+        yield engine
+    finally:
+        engine.close()
+        if torch.nn.attention.current_flash_attention_impl() is not None:
+            # an engine that was told to has activated another one, for the whole process
+            torch.nn.attention.restore_flash_attention_impl()
+        device.free()
 
 
 async def play(engine: Engine, wave: Wave, policy: TimedPolicy, lockstep: bool = True) -> None:

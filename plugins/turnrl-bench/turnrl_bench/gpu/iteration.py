@@ -6,6 +6,7 @@ import time
 from typing import Any, final
 
 import lightning as L
+from turnrl_slots import Slots
 
 from turnrl import MTGRPO
 from turnrl_bench.gpu import device, floors
@@ -16,7 +17,7 @@ from turnrl_bench.gpu.learning import rows_of, sizes_of
 from turnrl_bench.gpu.results import Cases
 from turnrl_bench.gpu.shapes import RANK, UPDATES
 from turnrl_bench.measure import Found
-from turnrl_bench.ours import Watch, module_of, policy_of, sampled_tokens, slots_of, train
+from turnrl_bench.ours import Watch, module_of, policy_of, sampled_tokens, train
 
 _LONG_S = 45
 """After an iteration that took longer there is none to compare it with: there are minutes to do."""
@@ -59,7 +60,7 @@ def measure(bench: Bench, cases: Cases) -> None:
 def _iteration(bench: Bench, until: float) -> Found:
     bench.task()
     bench.drop()  # this one is loaded by Lightning
-    folder, engine, phases, watch = str(bench.model), slots_of(), _Phases(until), Watch(0)
+    folder, engine, phases, watch = str(bench.model), Slots(), _Phases(until), Watch(0)
     module = module_of(folder, policy_of(folder, RANK, quantization="nf4"), engine, UPDATES)
     try:
         train(module, [phases, watch], folder, 2, "gpu" if bench.on_gpu else "cpu")

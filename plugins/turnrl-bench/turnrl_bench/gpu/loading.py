@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from turnrl_slots import Slots
+
 from turnrl_bench.gpu import device
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.results import Cases
 from turnrl_bench.measure import Found
-from turnrl_bench.ours import slots_of
 
 
 def measure(bench: Bench, cases: Cases) -> None:
@@ -32,7 +33,7 @@ def _load(bench: Bench) -> Found:
 
 def _in_force(bench: Bench) -> Found:
     """The choices of an engine with its defaults."""
-    engine = slots_of(kv_memory="64MB" if bench.tiny else "4GB")
+    engine = Slots(kv_memory="64MB" if bench.tiny else "4GB")
     began = device.clock()
     engine.start(bench.policy("nf4"), bench.setting.shape.tokens)
     choices: Found = {

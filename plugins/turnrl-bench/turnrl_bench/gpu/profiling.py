@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -27,11 +27,13 @@ def measure(bench: Bench, cases: Cases) -> None:
     # the profiler wants to be set up by the main thread, not by an engine's
     with profile(activities=_activities(bench.on_gpu)):
         torch.zeros(1, device=bench.device)
-    for weights, graphs in (("merged", True), ("adapter", False), ("adapter", True)):
-        case = Case(weights=weights, graphs=graphs, rows=bench.setting.rows[0])
+    rows = bench.setting.rows[0]
+    first = Case(rows=rows)
+    cases.run(f"decode: {first.name}", partial(_decode, bench, first))
+    cases.run("minibatch", partial(_minibatch, bench))
+    for graphs in (False, True):
+        case = Case(weights="adapter", graphs=graphs, rows=rows)
         cases.run(f"decode: {case.name}", partial(_decode, bench, case))
-        if graphs and weights == "merged":
-            cases.run("minibatch", partial(_minibatch, bench))
 
 
 def union(spans: Iterable[tuple[float, float]]) -> float:
@@ -107,16 +109,9 @@ def _decode(bench: Bench, case: Case) -> Found:
     wave = Wave.drawn(case.rows, setting.shape, turn, setting.network.vocab, ragged=False)
     window = _Window(bench.on_gpu, _BEFORE, steps)
     policy = TimedPolicy(bench.policy(case.kind))
-    engine = engine_of(bench, wave, case)
-    engine.start(cast(Any, policy), wave.longest)
-    try:
-        engine.sync(1)
-        policy.begin()
+    with engine_of(bench, wave, case, policy) as engine:
         policy.on_pass = window.at  # not before: while it starts it has passes of its own
         asyncio.run(play(engine, wave, policy))
-    finally:
-        engine.close()
-        device.free()
     if not window.ended:
         raise RuntimeError(f"the {steps} steps to be profiled were not reached")
     return {
