@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import zlib
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -297,15 +298,12 @@ def _work(trajectory: Trajectory) -> dict[str, Any]:
 def full_logits(folder: str) -> Found:
     """The most memory that the task's log-probabilities and their gradient take by the plainest
     means: one tensor with the logits of all loss tokens."""
-    policy = policy_of(folder, 8)
-    trajectories = played(folder, policy)
-    pad = torch.nn.utils.rnn.pad_sequence
-    ids = pad([torch.tensor(t.token_ids) for t in trajectories], True)
-    turns = pad([torch.tensor(t.turn_index) for t in trajectories], True, -1)
-    real = pad([torch.ones(len(t.token_ids), dtype=torch.long) for t in trajectories], True)
-    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    policy = policy_of(folder, 8, share_prefixes=False)
+    rows = [trajectory.token_row for trajectory in played(folder, policy)]
+    ((_, layout),) = policy.passes(rows, sys.maxsize)
     peak = Peak()
-    states = policy.hidden(ids, real, positions)[:, :-1][turns[:, 1:] >= 0]
+    hidden = policy.hidden(layout.input_ids, layout.attention_mask, layout.position_ids)
+    states = hidden.flatten(0, 1)[layout.before]
     logprobs = policy.logits(states).log_softmax(-1)
-    logprobs.gather(-1, ids[turns >= 0][:, None]).mean().backward()
+    logprobs.gather(-1, layout.targets[:, None]).mean().backward()
     return {"peaks": [peak.bytes], "sampled": len(states)}
