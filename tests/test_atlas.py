@@ -176,28 +176,29 @@ def test_demonstrations_name_no_held_out_place(demonstrator):
 
 def test_packed_traces_have_the_loss_of_separate_ones(demonstrator, starter):
     import torch
-    from turnrl_atlas.warmup import encode, pack
+    from turnrl_atlas.warmup import encode
 
-    from turnrl import ChatFormat
+    from turnrl import ChatFormat, Policy
 
     model, tokenizer = starter
     chat, rng = ChatFormat(tokenizer), random.Random(3)
     traces = [demonstrator.trace(demonstrator.clean, rng) for _ in range(6)]
-    rows = [encode(tokenizer, chat, trace) for trace in traces]
-    # two short traces share a row with a long one's length
-    rows += [(ids[:40], labels[:40]) for ids, labels in rows[:2]]
+    rows = [encode(chat, trace) for trace in traces]
+    # two short traces begin like longer ones
+    rows += [(ids[:40], asked[:40]) for ids, asked in rows[:2]]
+    policy = Policy(str(STARTER))
+    policy.load()
 
-    def losses(ids, labels, positions=None):
-        logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, :-1]
-        return torch.nn.functional.cross_entropy(
-            logits.transpose(1, 2), labels[:, 1:], reduction="none"
-        )
+    def loss(ids, asked):
+        labels = torch.tensor(ids).masked_fill(~torch.tensor(asked), -100)
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1]
+        return torch.nn.functional.cross_entropy(logits, labels[1:], reduction="sum")
 
     with torch.no_grad():
-        ids, labels, positions = pack(rows)
-        assert len(ids) < len(rows)
-        apart = [losses(torch.tensor([i]), torch.tensor([y])).sum().item() for i, y in rows]
-        assert losses(ids, labels, positions).sum().item() == pytest.approx(sum(apart), rel=1e-4)
+        ((_, layout),) = policy.passes(rows, 10_000)
+        assert layout.input_ids.numel() < sum(len(ids) for ids, _ in rows)
+        apart = [loss(ids, asked).item() for ids, asked in rows]
+        assert -policy(layout).logprobs.sum().item() == pytest.approx(sum(apart), rel=1e-4)
 
 
 def test_the_starter_is_small_and_complete(starter):

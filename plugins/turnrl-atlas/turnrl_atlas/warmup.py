@@ -17,6 +17,8 @@ from __future__ import annotations
 import json
 import random
 import string
+import sys
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +27,7 @@ from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -51,8 +54,6 @@ from turnrl_atlas.world import (
 
 INSTRUCTIONS = "Tools: search(query)."
 """The system message of the demonstrations, for `TwoTurn.instructions` in a recipe."""
-
-_IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -425,7 +426,8 @@ class Demonstrations(pl.LightningDataModule):
 
 
 class Warmup(pl.LightningModule):
-    """Supervised training of a tiny Qwen2: cross-entropy on what the assistant says.
+    """Supervised training of a tiny Qwen2: cross-entropy on what the assistant says, which is the
+    mean of its negative log-probabilities.
 
     Args:
         save_to: Folder that the policy and its tokenizer are written to at the end.
@@ -440,8 +442,7 @@ class Warmup(pl.LightningModule):
         vocabulary: Tokens of the byte-level BPE, everything included.
     """
 
-    model: Qwen2ForCausalLM
-    tokenizer: PreTrainedTokenizerFast
+    policy: Policy
     chat: ChatFormat
     demonstrator: Demonstrator
 
@@ -477,21 +478,29 @@ class Warmup(pl.LightningModule):
     def configure_model(self) -> None:
         """A fresh tokenizer, trained on demonstrations, and a fresh model; or those of another
         policy."""
-        if hasattr(self, "model"):
+        if hasattr(self, "policy"):
             return
         self.demonstrator = cast("Any", self.trainer).datamodule.demonstrator
         if self.start_from is None:
-            texts, tags = _corpus(self.demonstrator), self.demonstrator.form.markup
-            vocabulary = self._config.vocab_size
-            self.tokenizer = learned_tokenizer(texts, vocabulary, _template(), tags)
-            self._config.eos_token_id = self.tokenizer.eos_token_id
-            self._config.pad_token_id = self.tokenizer.pad_token_id
-            self.model = Qwen2ForCausalLM(self._config)
+            with tempfile.TemporaryDirectory() as folder:
+                tokenizer = self._begun(folder)
+                self.policy = Policy(folder)
+                self.policy.load()
         else:
-            policy = Policy(self.start_from)
-            self.tokenizer = renamed_tokenizer(policy.folder, self.rename)
-            self.model = cast("Qwen2ForCausalLM", policy.load()).train()
-        self.chat = ChatFormat(self.tokenizer)
+            self.policy = Policy(self.start_from)
+            tokenizer = renamed_tokenizer(self.policy.folder, self.rename)
+            self.policy.load()
+        self.policy.tokenizer = tokenizer
+        self.chat = ChatFormat(tokenizer)
+
+    def _begun(self, folder: str) -> PreTrainedTokenizerFast:
+        """Leave a fresh model in a folder; the tokenizer that it is for."""
+        texts, tags = _corpus(self.demonstrator), self.demonstrator.form.markup
+        tokenizer = learned_tokenizer(texts, self._config.vocab_size, _template(), tags)
+        self._config.eos_token_id = tokenizer.eos_token_id
+        self._config.pad_token_id = tokenizer.pad_token_id
+        Qwen2ForCausalLM(self._config).save_pretrained(folder)
+        return tokenizer
 
     def transfer_batch_to_device(
         self, batch: list[Trace], device: torch.device, dataloader_idx: int
@@ -502,14 +511,9 @@ class Warmup(pl.LightningModule):
     def training_step(self, batch: list[Trace], batch_idx: int) -> Tensor:
         """Mean cross-entropy of the tokens that the assistant says."""
         tools = self.demonstrator.form.tools
-        packed = pack([encode(self.tokenizer, self.chat, trace, tools) for trace in batch])
-        ids, labels, positions = (part.to(self.device) for part in packed)
-        # with a cache, transformers would not look for traces that share a row
-        hidden = self.model.model(input_ids=ids, position_ids=positions, use_cache=False)
-        targets = labels[:, 1:]
-        said = targets != _IGNORED
-        logits = self.model.lm_head(hidden.last_hidden_state[:, :-1][said])
-        loss = torch.nn.functional.cross_entropy(logits, targets[said])
+        rows = [encode(self.chat, trace, tools) for trace in batch]
+        ((_, layout),) = self.policy.passes(rows, sys.maxsize)
+        loss: Tensor = -self.policy(move_data_to_device(layout, self.device)).logprobs.mean()
         self.log("train/loss", loss, prog_bar=True, batch_size=len(batch))
         return loss
 
@@ -535,9 +539,7 @@ class Warmup(pl.LightningModule):
     def on_train_end(self) -> None:
         """Write the policy."""
         if self.trainer.is_global_zero:
-            Path(self.save_to).mkdir(parents=True, exist_ok=True)
-            self.model.save_pretrained(self.save_to)
-            self.tokenizer.save_pretrained(self.save_to)
+            self.policy.export(self.save_to)
 
 
 def renamed_tokenizer(folder: str, rename: Mapping[str, str]) -> PreTrainedTokenizerFast:
@@ -574,42 +576,15 @@ def _corpus(demonstrator: Demonstrator) -> Iterator[str]:
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerFast,
-    chat: ChatFormat,
-    trace: Trace,
-    tools: Sequence[ToolSpec] = (),
-) -> tuple[list[int], list[int]]:
-    """Token ids of a trace, made as in a rollout, and its labels: the same where the assistant
-    speaks, else ignored."""
+    chat: ChatFormat, trace: Trace, tools: Sequence[ToolSpec] = ()
+) -> tuple[list[int], list[bool]]:
+    """Token ids of a trace, made as in a rollout, and which of them the assistant says."""
     ids = list(chat.prompt(trace.prompt, tools))
-    labels = [_IGNORED] * len(ids)
-    end = cast("int", tokenizer.eos_token_id)
+    asked = [False] * len(ids)
+    end = cast("int", chat.tokenizer.eos_token_id)
     for said, seen in trace.turns:
-        spoken = [*tokenizer.encode(said, add_special_tokens=False), end]
+        spoken = [*chat.tokenizer.encode(said, add_special_tokens=False), end]
         read = chat.observation(seen, after=end) if seen else ()
         ids += [*spoken, *read]
-        labels += [*spoken, *[_IGNORED] * len(read)]
-    return ids, labels
-
-
-def pack(rows: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, labels and positions of traces, each (B, T), several traces to a row where they fit.
-
-    T is the longest trace's length. Positions start anew with each trace, from which transformers
-    sees that traces of one row do not attend to each other.
-    """
-    length = max(len(ids) for ids, _ in rows)
-    packed: list[tuple[list[int], list[int], list[int]]] = []
-    for row_ids, row_labels in sorted(rows, key=lambda row: -len(row[0])):
-        room = (row for row in packed if len(row[0]) + len(row_ids) <= length)
-        row = next(room, None) or ([], [], [])
-        if not row[0]:
-            packed.append(row)
-        for part, more in zip(row, (row_ids, row_labels, range(len(row_ids))), strict=True):
-            part.extend(more)
-    for row in packed:
-        gap = length - len(row[0])
-        for part, more in zip(row, ([0] * gap, [_IGNORED] * gap, range(gap)), strict=True):
-            part.extend(more)
-    ids, labels, positions = (torch.tensor(part) for part in zip(*packed, strict=True))
-    return ids, labels, positions
+        asked += [True] * len(spoken) + [False] * len(read)
+    return ids, asked
