@@ -35,17 +35,14 @@ class Bench:
 
     def __init__(self, folder: Path, tiny: bool, results: Results) -> None:
         self.folder, self.tiny, self.results = folder, tiny, results
+        self.model = folder / "model"
+        """The folder of the model, which `task` makes."""
         self.setting = SMALL if tiny else WHOLE
         self.device = device.device()
         self.on_gpu = self.device.type == "cuda"
         self.net = Network(self.setting.network, size=2 if self.on_gpu else 4, rank=RANK)
         self._policies: dict[Kind, Policy] = {}
         self._played: list[Trajectory] = []
-
-    @property
-    def model(self) -> Path:
-        """The folder of the model, which `task` makes."""
-        return self.folder / "model"
 
     def task(self) -> Task:
         """The questions and the script. The first call also makes the model."""

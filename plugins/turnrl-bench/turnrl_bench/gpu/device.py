@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -77,10 +77,10 @@ def matmul_flops(size: int) -> float:
 
 def best_seconds(work: Callable[[], Any], repetitions: int = 10) -> float:
     """The least seconds of some repetitions, after one that warms up."""
-    work()
-    least = math.inf
-    for _ in range(repetitions):
-        began = clock()
+
+    def finished() -> None:
         work()
-        least = min(least, clock() - began)
-    return least
+        synchronize()
+
+    finished()
+    return min(timeit.repeat(finished, number=1, repeat=repetitions))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 from turnrl import RecipeError
 
@@ -32,10 +30,6 @@ class Part:
     function: str
     least_s: float
     most_s: float
-
-    def measure(self) -> Callable[[Any, Any], None]:
-        """The function."""
-        return cast(Callable[[Any, Any], None], pkgutil.resolve_name(self.function))
 
 
 PARTS = {

@@ -6,6 +6,7 @@ Its settings come from `driver`. Its results go to the file.
 from __future__ import annotations
 
 import faulthandler
+import pkgutil
 import sys
 import time
 from collections.abc import Sequence
@@ -83,7 +84,8 @@ def run(part: Part, bench: Bench, until: float) -> bool:
     began = time.monotonic()
     ends = min(until, began + part.most_s)
     try:
-        part.measure()(bench, Cases(results, part.name, ends, device.free))
+        measured = pkgutil.resolve_name(part.function)
+        measured(bench, Cases(results, part.name, ends, device.free))
     except (Exception, KeyboardInterrupt) as error:
         results.note(part.name, **error_of(error))
     else:
