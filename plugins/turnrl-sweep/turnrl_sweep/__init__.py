@@ -1,0 +1,23 @@
+"""A recipe trained with several seeds and settings: each run in a process and a folder of its own,
+and a table with intervals over seeds at the end.
+
+matrix    seeds times settings, read as `turnrl fit` reads a recipe
+results   a line of figures for each finished run, which counts as done
+folders   the folder of a run: its attempts joined, and where it goes on
+child     `turnrl fit` as a process that never outlives its sweep
+jobs      runs side by side, on their cores or GPUs
+table     the figures of all settings, and their differences
+command   `turnrl sweep`
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from turnrl import hookimpl
+from turnrl_sweep.command import add_sweep_command
+
+
+@hookimpl
+def turnrl_commands() -> Iterable[Callable[[Any], None]]:
+    """`turnrl sweep`."""
+    return [add_sweep_command]

@@ -1,0 +1,138 @@
+"""`results.jsonl` in the folder of a sweep: a line of figures for each run that finished.
+
+A run with a line is done, whether its folder is there or not. So lines can be committed, and copied
+from another machine. Lines say of which recipe they are by its digest, not by its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from turnrl import whole_file
+
+FILE = "results.jsonl"
+_DIGITS = 9  # more than float32 has
+
+
+@dataclass(frozen=True)
+class Result:
+    """The figures of a run that finished.
+
+    Args:
+        digest: Of its recipe; see `Cell`.
+        seed: Its seed.
+        settings: What `--set` gave it, by key.
+        recipe: Name of the recipe.
+        turnrl: The version that trained it.
+        threads: Threads that it had, which decide its last digits on a CPU.
+        ended: When it ended, in ISO 8601.
+        curves: A value for each validation. `iteration` and `step` are behind the policy then;
+            `sampled_tokens` and `seconds` are what all of them took until then, the tokens of one
+            process. The others are figures of `metrics.csv`, such as `val/exact_match`; None where
+            the validation had none.
+    """
+
+    digest: str
+    seed: int
+    settings: Mapping[str, str]
+    recipe: str
+    turnrl: str
+    threads: int
+    ended: str
+    curves: Mapping[str, Sequence[float | None]]
+
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """A figure by the tokens that were sampled until then."""
+        tokens, values = self.curves["sampled_tokens"], self.curves.get(name, ())
+        pairs = zip(tokens, values, strict=bool(values))
+        return [(x, y) for x, y in pairs if x is not None and y is not None]
+
+
+def read(folder: Path) -> tuple[dict[tuple[str, int], Result], list[str]]:
+    """The results in the folder of a sweep, by digest and seed; and in words what is wrong there.
+
+    Args:
+        folder: The folder, which may not be there yet.
+    """
+    results: dict[tuple[str, int], Result] = {}
+    problems = []
+    for number, line in enumerate(_lines(folder / FILE), 1):
+        try:
+            one = _result(line)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            what = f"line {number} of {folder / FILE} is torn or broken"
+            problems.append(f"{what}, and is ignored: it counts for no run.")
+        else:
+            results.setdefault((one.digest, one.seed), one)
+    return results, problems
+
+
+def append(folder: Path, result: Result) -> None:
+    """Add a line for a run, which is there whole or not at all. A torn last line gives way."""
+    file = folder / FILE
+    lines = _lines(file)
+    if lines and not _text(file).endswith("\n"):
+        try:
+            _result(lines[-1])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            lines.pop()
+    lines.append(json.dumps(asdict(result)))
+    with whole_file(file) as new:
+        new.write_text("\n".join(lines) + "\n", "utf-8", "surrogateescape")
+
+
+def curves(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
+    """The curves of a run.
+
+    Args:
+        metrics: The rows of its `metrics.csv`, as `turnrl_record.runs.Run` has them.
+    Returns:
+        Nothing if no row is of a validation.
+    """
+    validated = []
+    tokens, seconds = 0, 0.0
+    for row in metrics:
+        sampled_s = row.get("rollout/seconds", 0.0)
+        tokens += round(row.get("rollout/tokens_per_s", 0.0) * sampled_s)
+        seconds += sampled_s + row.get("train/seconds", 0.0)
+        if any(name.startswith("val/") for name in row):
+            validated.append({**row, "sampled_tokens": tokens, "seconds": round(seconds, 1)})
+    names = sorted({name for row in validated for name in row if name.startswith("val/")})
+    places = ("iteration", "step", "sampled_tokens", "seconds")
+    return {n: [_short(row.get(n)) for row in validated] for n in (*places, *names) if validated}
+
+
+def _short(value: float | None) -> float | None:
+    short = None if value is None else float(f"{value:.{_DIGITS}g}")
+    return int(short) if short is not None and short == int(short) else short
+
+
+def _text(file: Path) -> str:
+    return file.read_text("utf-8", "surrogateescape") if file.is_file() else ""
+
+
+def _lines(file: Path) -> list[str]:
+    return _text(file).splitlines()
+
+
+def _result(line: str) -> Result:
+    """Read a line.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: If it is none.
+    """
+    read = json.loads(line)
+    curves = {str(name): [*values] for name, values in read["curves"].items()}
+    if len({len(values) for values in curves.values()}) != 1:
+        raise ValueError("the curves are not equally long")
+    for value in (value for values in curves.values() for value in values):
+        if not isinstance(value, int | float | None):
+            raise TypeError("a value is no number")
+    _ = curves["sampled_tokens"], curves["iteration"]
+    texts = {name: str(read[name]) for name in ("digest", "recipe", "turnrl", "ended")}
+    settings = {str(key): str(value) for key, value in read["settings"].items()}
+    numbers = {name: int(read[name]) for name in ("seed", "threads")}
+    return Result(settings=settings, curves=curves, **texts, **numbers)  # type: ignore[arg-type]

@@ -1,0 +1,257 @@
+"""A sweep in its folder: runs begun, kept and shown.
+
+    FOLDER/results.jsonl      a line for each run that is done
+    FOLDER/RUN/version_0/     a run, and beside it its log.txt
+    FOLDER/table.txt          what is printed at the end
+    FOLDER/report.html        the runs that are there, as a page
+
+The folder has a lock while a sweep is at work.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnrl import DataError, TurnRLError, whole_file
+from turnrl_sweep import results
+from turnrl_sweep.matrix import Cell, check
+
+if TYPE_CHECKING:
+    from turnrl_sweep.jobs import Job, Places
+
+_TAIL = 8
+"""Lines of a failed run that are shown."""
+_IN_REPORT = 5_000
+"""Trajectories of all runs in the report, more or less, so that it opens at once."""
+
+
+class Sweep:
+    """A sweep in its folder.
+
+    Args:
+        folder: Its folder.
+        cells: Its runs.
+        recipe: Name of the recipe.
+        jobs: Runs at a time; None for as many as the machine has GPUs or cores.
+        devices: GPUs of which each run gets one, `0,1`; None for all.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        cells: Sequence[Cell],
+        recipe: str,
+        jobs: int | None = None,
+        devices: str | None = None,
+    ) -> None:
+        self.todo: list[Cell] = []
+        """The runs that are not done."""
+        self._folder, self._cells, self._recipe = folder, cells, recipe
+        self._asked = (jobs, devices)
+        self._results: dict[tuple[str, int], results.Result] = {}
+        self._where: Places | None = None
+        self._left = 0
+        self._took: list[float] = []
+
+    def read(self) -> None:
+        """Read which runs are done, and say so."""
+        self._results, problems = results.read(self._folder)
+        self.todo = [one for one in self._cells if (one.digest, one.seed) not in self._results]
+        count, settings = len(self._cells), len({cell.digest for cell in self._cells})
+        product = f" ({settings} settings x {count // settings} seeds)" if settings > 1 else ""
+        done = f", {count - len(self.todo)} of them done" if len(self.todo) < count else ""
+        print(f"{_count(count)}{product} in {self._folder}{done}", flush=True)
+        for problem in problems:
+            print(problem)
+
+    def prepare(self) -> None:
+        """Make every recipe that is to be run, so that a mistake shows before anything begins;
+        and share out the machine.
+
+        Raises:
+            RecipeError: If there is a mistake.
+        """
+        from turnrl_sweep.jobs import ONE, places
+
+        start = check(self.todo or self._cells[:1], self._folder)
+        several = next((one.devices for one in self._cells if one.devices not in ONE), None)
+        self._where = where = places(*self._asked, start.device.type, several)
+        gpus = [name for name in dict.fromkeys(where.devices) if name is not None]
+        kind = {"cpu": "the CPU", "cuda": "all GPUs"}.get(start.device.type, start.device.type)
+        on = f"on GPU {', '.join(gpus)}" if gpus else f"on {kind}"
+        threads = f"{where.threads} thread{'s' * (where.threads > 1)} each"
+        print(f"{len(where.devices)} at a time, {threads}, {on}", flush=True)
+
+    def show(self) -> None:
+        """List the runs."""
+        for cell in self._cells:
+            done = cell not in self.todo
+            begun = any((self._folder / cell.name).glob("version_*/checkpoints/last.ckpt"))
+            print(f"  {'done' if done else 'begun' if begun else 'to do':7}{cell}")
+
+    # ------------------------------------------------------------------------------------ at work
+
+    def work(self) -> None:
+        """Run what is not done, several at a time."""
+        from turnrl_sweep.jobs import Jobs
+
+        assert self._where is not None
+        queue, self._left = [*self.todo], len(self.todo)
+        try:
+            with Jobs(self._where) as jobs:
+                while queue or jobs.running:
+                    while queue and not jobs.full:
+                        self._begin(queue.pop(0), jobs)
+                    for job, code in jobs.wait():
+                        self._end(job, code)
+        except KeyboardInterrupt:
+            done = sum((one.digest, one.seed) in self._results for one in self._cells)
+            print(f"\n{done} of {_count(len(self._cells))} are done. The same command goes on.")
+            raise
+
+    def _begin(self, cell: Cell, jobs: Any) -> None:
+        from turnrl_sweep.folders import checkpoint, settle
+
+        home = self._folder / cell.name
+        from_there = checkpoint(settle(home))
+        words = ["fit", *cell.words(self._folder)]
+        if from_there is not None:
+            words.append(f"--ckpt_path={from_there[0]}")
+        jobs.begin(cell, home / "log.txt", words, from_there is not None)
+        after = "" if from_there is None else f", after iteration {from_there[1]}"
+        _say(f"{'begins' if from_there is None else 'goes on':8}{cell}{after}")
+
+    def _end(self, job: Job, code: int) -> None:
+        took = time.monotonic() - job.began
+        self._left -= 1
+        try:
+            if code:
+                raise DataError(_ended(code))
+            result = self._result(job)
+        except TurnRLError as error:
+            _say(f"FAILED  {job.cell}: {error}. {self._still(took)}")
+            for line in job.said(_TAIL):
+                print(f"          | {_printable(line)}")
+            print(f"          the whole log: {job.log}", flush=True)
+            return
+        results.append(self._folder, result)
+        self._results[result.digest, result.seed] = result
+        if not job.resumed:
+            self._took.append(took)
+        points = result.points("val/exact_match")
+        match = f", exact_match {points[-1][1]:.3f}" if points else ""
+        _say(f"done    {job.cell}{match}, {self._still(took)}")
+
+    def _result(self, job: Job) -> results.Result:
+        """What a run that ended well leaves.
+
+        Raises:
+            DataError: If it left no figures.
+        """
+        from turnrl_record.runs import open_runs
+        from turnrl_report.curves import draw
+
+        from turnrl_sweep.folders import settle
+
+        assert self._where is not None
+        folder = settle(self._folder / job.cell.name)
+        (run,) = open_runs([folder])
+        curves = results.curves(run.metrics)
+        if not curves:
+            raise DataError("it validated nothing, so it has no figures. Set data.val")
+        if job.resumed:
+            draw([run], folder / "curves.svg")
+        return results.Result(
+            digest=job.cell.digest,
+            seed=job.cell.seed,
+            settings=job.cell.settings,
+            recipe=self._recipe,
+            turnrl=version("turnrl"),
+            threads=self._where.threads,
+            ended=datetime.now(UTC).isoformat(timespec="seconds"),
+            curves=curves,
+        )
+
+    def _still(self, took: float) -> str:
+        """How long a run took, how many are left, and how long they may take."""
+        from turnrl_console.lines import duration
+
+        assert self._where is not None
+        left = f"{duration(took)}; {self._left} left"
+        if not self._left or not self._took:
+            return left
+        rounds = math.ceil(self._left / len(self._where.devices))
+        return f"{left}, some {duration(rounds * sum(self._took) / len(self._took))}"
+
+    # ------------------------------------------------------------------------------------ the end
+
+    def close(self, as_json: bool) -> tuple[int, dict[str, Any] | None]:
+        """Print the table and write the report.
+
+        Returns:
+            The exit code, which is 1 if a run did not finish; and the table as plain values if it
+            was asked for.
+        """
+        from turnrl_sweep import table
+
+        whole = table.tabulate(self._cells, self._results)
+        text = "\n".join(table.as_text(whole))
+        print(f"\n{text}\n")
+        with whole_file(self._folder / "table.txt") as new:
+            new.write_text(f"{text}\n", encoding="utf-8")
+        self._report([one for one in self._cells if one not in whole.missing])
+        versions = Counter(
+            self._results[one.digest, one.seed].turnrl
+            for one in self._cells
+            if one not in whole.missing
+        )
+        if len(versions) > 1:
+            counts = ", ".join(f"{count} by {name}" for name, count in sorted(versions.items()))
+            print(f"the runs are of several versions of turnrl: {counts}")
+        return int(bool(whole.missing)), table.as_json(whole) if as_json else None
+
+    def _report(self, done: Sequence[Cell]) -> None:
+        from turnrl_report.command import write
+
+        runs = [self._folder / one.name / "version_0" for one in done]
+        there = [run for run in runs if (run / "metrics.csv").is_file()]
+        if not there:
+            return
+        file = self._folder / "report.html"
+        try:
+            write(there, file, f"{self._recipe}, a sweep", max(1, _IN_REPORT // len(there)))
+        except TurnRLError as error:
+            print(f"no report: {error}")
+            return
+        elsewhere = len(runs) - len(there)
+        but = f" The folders of {elsewhere} others are not here." if elsewhere else ""
+        print(f"report of {_count(len(there))}: {file}. Open it in a browser.{but}")
+
+
+def _count(runs: int) -> str:
+    return f"{runs} run{'s' * (runs != 1)}"
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+
+
+def _ended(code: int) -> str:
+    import signal
+
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    more = ", as by the system if memory runs out" if name == "SIGKILL" else ""
+    return f"killed by {name}{more}"
+
+
+def _printable(line: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in line)

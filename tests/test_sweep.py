@@ -1,0 +1,651 @@
+"""`turnrl sweep`: real runs of a small recipe, killed, repeated, and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from filelock import FileLock
+from scipy import stats
+from turnrl_compare.pairing import compare, open_sides
+from turnrl_record.runs import open_runs
+from turnrl_sweep import folders, jobs, matrix, results, table
+
+from commands import fails, save
+from nursery import command
+from runs import TIMINGS
+from turnrl import RecipeError, build
+from turnrl.cli import main
+from worlds import Echo
+
+TESTS = Path(__file__).parent
+TWO = "--set=model.estimator=OutcomeOnly,TurnLevel"
+SWEEP = Path("runs", "recipe-sweep")
+
+
+class Watched(Echo):
+    """Leaves the number of its process, and takes a moment for every batch of calls."""
+
+    def run(self, calls):
+        Path("pids").mkdir(exist_ok=True)
+        Path("pids", str(os.getpid())).touch()
+        time.sleep(0.1)
+        return super().run(calls)
+
+
+class Mended(Echo):
+    """Breaks until there is a file called `mended`."""
+
+    def run(self, calls):
+        if not Path("mended").exists():
+            raise OSError("the world is \x1b[31mbroken")
+        return super().run(calls)
+
+
+@pytest.fixture
+def start(recipe, nursery):
+    """Starts a sweep of the small recipe as a user does; what it prints goes into `sweep.out`."""
+    started = []
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, **nursery.environment, "PYTHONPATH": path}
+
+    def begin(*words, program=()):
+        with Path("sweep.out").open("w") as out:
+            process = subprocess.Popen(
+                [*(program or command()), "sweep", "recipe.yaml", *words],
+                env=environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+    wait_until(lambda: not alive())
+
+
+@pytest.fixture
+def sweep(recipe, nursery, monkeypatch, capsys):
+    """Runs a sweep to its end, in this process, and gives its exit code and what it printed."""
+    monkeypatch.setattr("sys.executable", str(nursery.bin / "python"))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    for name, value in nursery.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def run(*words):
+        capsys.readouterr()
+        code = main(["sweep", "recipe.yaml", *words])
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def alive():
+    """The runs that are at work here, by the tools that they have called."""
+    found = []
+    for file in Path("pids").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if Path("/proc", file.name, "cwd").readlink() == Path.cwd():  # and not another's number
+                found.append(file)
+    return found
+
+
+def wait_until(what, within_s=120.0):
+    deadline = time.monotonic() + within_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, Path("sweep.out").read_text()
+        time.sleep(0.02)
+    return found
+
+
+def shown(text):
+    """The table and what it rests on."""
+    return text[text.index("\nA  ") : text.index("\nreport of")]
+
+
+def figures(run):
+    """The rows of a run's metrics, without what the clock says."""
+    left_out = (*TIMINGS, "train/seconds", "train/memory_gb")
+    with Path(run, "metrics.csv").open() as file:
+        return [{k: v for k, v in row.items() if k not in left_out} for row in csv.DictReader(file)]
+
+
+def lines(folder=SWEEP):
+    """The lines of the finished runs, in the order of their names, without what the clock says."""
+    found = [json.loads(line) for line in Path(folder, "results.jsonl").read_text().splitlines()]
+    for one in found:
+        del one["ended"], one["curves"]["seconds"]
+    return sorted(found, key=lambda one: (str(one["settings"]), one["seed"]))
+
+
+def runs(folder=SWEEP):
+    return sorted(Path(folder).glob("*/version_*"))
+
+
+# --------------------------------------------------------------------------------- a whole sweep
+
+
+def test_every_seed_with_every_setting_is_a_run_and_a_line_and_counts_as_done(sweep):
+    code, text = sweep("--seeds=0..1", TWO)
+    assert code == 0, text
+    assert "4 runs (2 settings x 2 seeds) in runs/recipe-sweep\n" in text
+    assert "2 at a time" in text or os.cpu_count() != 2
+    assert len(re.findall(r"^\S+  begins  estimator=\w+, seed [01]$", text, re.MULTILINE)) == 4
+    ended = re.findall(r"^\S+  done    estimator=\w+, seed [01], exact.* (\d) left", text, re.M)
+    assert ended == ["3", "2", "1", "0"]
+    assert max(map(len, text.splitlines())) <= 90, text
+    assert f"report of 4 runs: {SWEEP}/report.html" in text
+    assert len(lines()) == len(runs()) == 4
+    assert [run.name for run in runs()] == ["version_0"] * 4
+    one = lines()[1]
+    assert (one["settings"], one["seed"]) == ({"model.estimator": "OutcomeOnly"}, 1)
+    assert one["curves"]["iteration"] == [0, 1, 2]
+
+    # each is a real fit, to the last digit
+    options = ["--model.estimator=TurnLevel", "--seed_everything=1"]
+    assert main(["fit", "recipe.yaml", *options]) == 0
+    (run,) = Path(SWEEP).glob("estimator_TurnLevel-seed_1-*/version_0")
+    assert figures(run) == figures("runs/recipe/version_0")
+
+    # the differences are those of 'turnrl compare' on the same runs
+    (compared,) = compare(open_sides([*map(str, runs())]))
+    cells = matrix.read_cells(["recipe.yaml"], "0..1", [TWO.removeprefix("--set=")])[1]
+    found = table.tabulate(cells, results.read(SWEEP)[0])
+    ours = found.rows[1].figures["reward/total"].less
+    theirs = compared.figures["reward/total"]
+    if theirs.pairs == 2:  # and not over questions
+        assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-6)
+    assert ours.first == pytest.approx(theirs.first, abs=1e-6)
+
+    # the same again: nothing is run, and the lines alone say the same
+    before = lines()
+    code, again = sweep("--seeds=0..1", TWO)
+    assert (code, shown(again)) == (0, shown(text))
+    assert "4 of them done" in again
+    assert "begins" not in again
+    assert (SWEEP / "table.txt").read_text().strip() == shown(text).strip()
+    for run in runs():
+        shutil.rmtree(run.parent)
+    code, again = sweep("--seeds=0..1", TWO)
+    assert code == 0
+    assert again.strip().endswith(shown(text).strip())  # and there is no run to report
+    assert lines() == before
+
+    # it grows by what is not there yet
+    code, text = sweep("--seeds=0..1", "--set=model.estimator=OutcomeOnly,Merged")
+    assert re.findall(r"begins  (.*)", text) == [f"estimator=Merged, seed {n}" for n in (0, 1)]
+    assert "The folders of 2 others are not here." in text
+    assert len(lines()) == 6
+
+
+def test_a_run_that_fails_is_shown_and_ends_no_other_and_is_tried_again(sweep):
+    words = ("--set=model.rollout.tools=[worlds.Echo],[test_sweep.Mended]", "--jobs=1")
+    code, text = sweep(*words)
+    assert code == 1
+    assert "done    tools=[worlds.Echo], seed 0" in text
+    assert "FAILED  tools=[test_sweep.Mended], seed 0: exit code 1. " in text
+    assert "          | turnrl: ToolError: " in text
+    assert "the world is  [31mbroken" in text  # nothing that a terminal would obey
+    (log,) = re.findall(r"the whole log: (.*)", text)
+    assert "Traceback" not in text
+    assert "the world is" in Path(log).read_text()
+    assert "1 run did not finish, and is in no figure." in " ".join(text.split())
+    assert [one["settings"] for one in lines()] == [{"model.rollout.tools": "[worlds.Echo]"}]
+    Path("mended").touch()
+    code, text = sweep(*words)
+    assert code == 0
+    assert "begins  tools=[worlds.Echo]" not in text
+    assert "begins  tools=[test_sweep.Mended], seed 0\n" in text
+    assert "did not finish" not in text
+    assert len(lines()) == 2
+
+
+def test_the_table_can_be_read_by_a_program_and_runs_can_be_listed_beforehand(sweep, capsys):
+    words = ("--seeds=3,5", "--trainer.max_epochs=1")
+    code, text = sweep(*words, "--list", TWO)
+    assert code == 0
+    assert "  to do  estimator=TurnLevel, seed 5\n" in text
+    assert not SWEEP.exists()
+    assert main(["sweep", "recipe.yaml", *words, "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert "begins  seed 3" in captured.err
+    (setting,) = found["settings"]
+    assert (setting["settings"], setting["seeds"], found["missing"]) == ({}, [3, 5], [])
+    assert set(setting["figures"]["exact_match"]["values"]) == {"3", "5"}
+    assert "  done   seed 3\n  done   seed 5\n" in sweep(*words, "--list")[1]
+
+    # killed between a run's end and its line: there is nothing left to train
+    before = lines()
+    (SWEEP / "results.jsonl").unlink()
+    assert "  begun  seed 3\n" in sweep(*words, "--list")[1]
+    code, text = sweep(*words)
+    assert code == 0
+    assert "goes on seed 3, after iteration 1" in text
+    assert lines() == before
+    assert len(runs()) == 2
+
+
+# ---------------------------------------------------------------------------- killed and stopped
+
+LONG = (
+    *("--seeds=0..1", "--trainer.max_epochs=6", "--jobs=2"),
+    "--model.rollout.tools=[test_sweep.Watched]",
+)
+
+
+def iterations(folder=SWEEP):
+    """Iterations that its runs have kept, over their attempts."""
+    kept = [0]
+    for file in Path(folder).glob("*/version_*/metrics.csv"):
+        with contextlib.suppress(FileNotFoundError):  # its attempt is being joined with another
+            rows = csv.DictReader(file.read_text().splitlines())
+            kept += [int(row["iteration"]) for row in rows]
+    return max(kept)
+
+
+def test_killed_three_times_a_sweep_goes_on_and_ends_as_if_nothing_had_happened(start, sweep):
+    assert sweep(*LONG, "-o=whole")[0] == 0
+    whole = Path("whole/table.txt").read_text()
+    shutil.rmtree("pids")
+
+    first = start(*LONG)
+    wait_until(lambda: iterations() >= 2)
+    assert len(alive()) == 2
+    first.kill()
+    first.wait()
+    wait_until(lambda: not alive(), within_s=5)  # no orphan
+    assert lines("whole") != []
+    assert not (SWEEP / "results.jsonl").exists()
+
+    second = start(*LONG)
+    wait_until(lambda: iterations() >= 4)
+    os.kill(int(alive()[0].name), signal.SIGKILL)
+    assert second.wait(120) == 1
+    text = Path("sweep.out").read_text()
+    assert len(re.findall(r"goes on seed [01], after iteration [1-4]\n", text)) >= 1, text
+    assert len(re.findall(r"FAILED  seed [01]: killed by SIGKILL, as by the system if", text)) == 1
+    assert len(lines()) == 1
+
+    third = start(*LONG)
+    wait_until(lambda: "1 of them done" in Path("sweep.out").read_text())
+    wait_until(alive)
+    third.kill()
+    third.wait()
+    wait_until(lambda: not alive(), within_s=5)
+
+    code, text = sweep(*LONG)
+    assert code == 0
+    assert any("Restored all states" in log.read_text() for log in SWEEP.glob("*/log.txt"))
+    assert (SWEEP / "table.txt").read_text() == whole
+    assert lines() == lines("whole")
+    assert [run.name for run in runs()] == ["version_0"] * 2
+    for mine, theirs in zip(runs(), runs("whole"), strict=True):
+        assert figures(mine) == figures(theirs)
+        names = [sorted(p.name for p in Path(run, "record").iterdir()) for run in (mine, theirs)]
+        assert names[0] == names[1]
+        assert len(figures(mine)) == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_stopped_stops_its_runs_and_another_is_refused_meanwhile(
+    start, number, capsys
+):
+    running = start(*LONG)
+    wait_until(lambda: iterations() >= 1)
+    told = fails(capsys, ["sweep", "recipe.yaml", *LONG[:2], "--jobs=1"])
+    assert f"another sweep is at work in '{SWEEP}'. Wait until it ends, or give another" in told
+    running.send_signal(number)
+    assert running.wait(30) == 128 + number
+    assert not alive()
+    text = Path("sweep.out").read_text()
+    assert "0 of 2 runs are done. The same command goes on." in text
+    assert "Traceback" not in text
+    for log in SWEEP.glob("*/log.txt"):
+        told = log.read_text()
+        assert "stopped by SIGTERM" in told
+        assert "is kept" in told
+
+
+@pytest.mark.slow
+def test_runs_of_several_processes_end_with_their_sweep(start):
+    running = start(*LONG[1:], "--trainer.devices=2", "--trainer.strategy=ddp", "--jobs=1")
+    wait_until(lambda: iterations() >= 1)
+    assert len(alive()) == 2
+    running.kill()
+    wait_until(lambda: not alive(), within_s=5)
+    running = start(*LONG[1:], "--trainer.devices=2", "--trainer.strategy=ddp", "--jobs=1")
+    assert running.wait(300) == 0
+    assert "goes on seed 0, after iteration" in Path("sweep.out").read_text()
+
+
+def test_a_lock_that_nobody_holds_is_no_hindrance(recipe, capsys):
+    SWEEP.mkdir(parents=True)
+    with FileLock(SWEEP / "sweep.lock"):
+        told = fails(capsys, ["sweep", "recipe.yaml"])
+    assert "another sweep is at work" in told
+    (SWEEP / "results.jsonl").write_text(json.dumps(a_line(done_digest("recipe.yaml"))) + "\n")
+    assert main(["sweep", "recipe.yaml"]) == 0
+    assert "1 run in runs/recipe-sweep, 1 of them done" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--seeds=4..0"], "--seeds is '4..0', which counts down. Give 0..4."),
+        (["--seeds=a..b"], "'a..b' is neither a seed nor a range of seeds. Give 0..4, or 0,2,5."),
+        (["--seeds=0,"], "'' is neither a seed nor a range"),
+        (["--seeds=0..2,1"], "names 1 twice"),
+        (["--seeds=0..4294967295"], "there can be at most 10000 seeds"),
+        (["--set=model.estimator=OutcomOnly"], "Did you mean OutcomeOnly?"),
+        (["--set=model.estimator=OutcomeOnly,Turnlevel"], "Did you mean TurnLevel or Tree?"),
+        (["--set=model.group_sise=4"], "unknown key 'model.group_sise'. Did you mean group_size"),
+        (["--set=model.group_size=4,many"], "model.group_size is 'many'; it must be a whole"),
+        (["--set=model.group_size"], "Give --set model.estimator=OutcomeOnly,Merged."),
+        (["--set=model.group_size=4,"], "which is no key with its values"),
+        (["--set=model.group_size=4,4"], "has the value '4' twice"),
+        (["--set=model.group_size=2", "--set=model.group_size=4"], "is given twice"),
+        (["--set=model.optimizer.lr=1e-3,0.001"], "are the same recipe. Leave one out."),
+        (["--set=seed_everything=1,2"], "seeds have an option of their own, --seeds 0..4"),
+        (["--set=trainer.logger=false"], "the sweep decides where its runs write"),
+        (["--set=model.seed=1"], "set seed_everything in its place"),
+        (["--set=config=nowhere.yaml"], "no recipe at 'nowhere.yaml'"),
+        (["--sed=0..4"], "unknown option --sed. Did you mean --seeds"),
+        (["--model.estimatr=Merged"], "unknown key 'model.estimatr'"),
+        (["--ckpt_path=recipe.yaml"], "'recipe.yaml' is not a checkpoint"),
+        (["--trainer.fast_dev_run=true"], "trainer.fast_dev_run is a trial"),
+        (["--jobs=0"], "--jobs is 0; it must be 1 or more."),
+        (["--devices=0"], "and this machine has no GPU. Leave --devices out."),
+        (["-o=recipe.yaml/x"], "recipe.yaml is a file"),
+        (["--print_config"], "unknown option --print_config. Did you mean --config?"),
+        (["--model.estimator.help=Merged"], "--model.estimator.help=Merged is of 'turnrl fit'."),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line_before_any_run_begins(recipe, capsys, words, told):
+    message = fails(capsys, ["sweep", "recipe.yaml", *words])
+    assert told in message
+    assert not list(Path().glob("runs/*/*/version_*"))
+
+
+def test_without_a_recipe_and_with_one_that_is_missing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "needs a recipe" in fails(capsys, ["sweep"])
+    assert "no recipe at 'quickstar'" in fails(capsys, ["sweep", "quickstar", "--seeds=0..1"])
+    assert list(tmp_path.iterdir()) == []
+
+
+# -------------------------------------------------------------------------------- the matrix
+
+
+def digests(*words, sets=()):
+    return [cell.digest for cell in matrix.read_cells(["recipe.yaml", *words], "0", sets)[1]]
+
+
+def done_digest(*words):
+    return matrix.read_cells(words, "0", [])[1][0].digest
+
+
+def test_runs_come_seed_by_seed_so_that_settings_can_be_compared_early(recipe):
+    sets = ["model.estimator=OutcomeOnly,TurnLevel", "model.group_size=2,4"]
+    _, cells = matrix.read_cells(["recipe.yaml"], "0..1", sets)
+    assert [str(cell) for cell in cells[:5]] == [
+        "estimator=OutcomeOnly, group_size=2, seed 0",
+        "estimator=OutcomeOnly, group_size=4, seed 0",
+        "estimator=TurnLevel, group_size=2, seed 0",
+        "estimator=TurnLevel, group_size=4, seed 0",
+        "estimator=OutcomeOnly, group_size=2, seed 1",
+    ]
+    assert len({cell.name for cell in cells}) == len(cells) == 8
+    assert len({cell.digest for cell in cells}) == 4
+
+
+def test_a_digest_says_what_is_trained_and_not_where_or_how_it_is_spelt(recipe):
+    (own,) = digests()
+    assert digests("--seed_everything=7", "--trainer.logger=CSVLogger") == [own]
+    assert digests("--model.optimizer.lr=0.001", "--model.group_size=4") == [own]
+    assert digests("--model.group_size=5") != [own]
+    save(recipe | {"data": recipe["data"] | {"val_limit": 2}})
+    assert digests() != [own]
+    estimators = ["model.estimator=Merged,{class_path: TurnLevel, init_args: {turn_coef: 2}}"]
+    assert len({*digests(sets=estimators)}) == 2
+    assert digests("--model.estimator={class_path: Merged}") == digests("--model.estimator=Merged")
+
+
+def test_seeds_and_values_are_read_as_the_page_says():
+    assert matrix.read_seeds("0..4") == [0, 1, 2, 3, 4]
+    assert matrix.read_seeds("0,2,5") == [0, 2, 5]
+    assert matrix.read_seeds("0..3,7") == [0, 1, 2, 3, 7]
+    assert matrix.read_set("model.group_size=4,8,16") == ("model.group_size", ["4", "8", "16"])
+    text = "a={class_path: X, init_args: {b: [1, 2]}},[c, 'd]'],don't,e"
+    values = ["{class_path: X, init_args: {b: [1, 2]}}", "[c, 'd]']", "don't", "e"]
+    assert matrix.read_set(text) == ("a", values)
+
+
+def test_a_setting_may_be_a_recipe_over_the_others(recipe):
+    save({"model": {"group_size": 8}}, "many.yaml")
+    save({"model": {"group_size": 2}}, "few.yaml")
+    _, cells = matrix.read_cells(["recipe.yaml"], "0", ["config=many.yaml,few.yaml"])
+    sizes = [build(cell.words(Path("there"))).module.group_size for cell in cells]
+    assert sizes == [8, 2]
+    assert [cell.name[:21] for cell in cells] == ["config_many.yaml-seed", "config_few.yaml-seed_"]
+
+
+def test_a_run_keeps_the_other_loggers_of_its_recipe_beside_it(recipe):
+    other = {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "other"}}
+    recipe["trainer"]["logger"] = ["CSVLogger", other]
+    save(recipe)
+    _, (cell,) = matrix.read_cells(["recipe.yaml"], "3", [])
+    made = build(cell.words(Path("there"))).trainer.loggers
+    places = [f"there/{cell.name}/version_0", f"there/{cell.name}/other/version_0"]
+    assert [one.log_dir for one in made] == places
+
+
+# ----------------------------------------------------------------------------- cores and GPUs
+
+
+def test_cores_are_shared_out_and_every_run_has_its_gpu(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(jobs, "_cores", lambda: 8)
+    monkeypatch.setattr(jobs, "_gpus", lambda: ["2", "3"])
+    assert jobs.places(None, None, "cpu", None) == jobs.Places([None] * 8, 1)
+    assert jobs.places(3, None, "cpu", None) == jobs.Places([None] * 3, 2)
+    assert jobs.places(None, None, "cuda", "auto") == jobs.Places(["2", "3"], 4)
+    assert jobs.places(2, "3", "cuda", 1) == jobs.Places(["3"] * 2, 4)
+    assert jobs.places(None, None, "cuda", 2) == jobs.Places([None], 8)
+    assert jobs.places(None, None, "mps", None) == jobs.Places([None], 8)
+    found = jobs.places(None, None, "cuda", None).environment("3")
+    assert (found["CUDA_VISIBLE_DEVICES"], found["OMP_NUM_THREADS"]) == ("3", "4")
+    with pytest.raises(RecipeError, match=r"this machine has GPUs 2, 3. Name some of them"):
+        jobs.places(None, "0", "cuda", None)
+    with pytest.raises(RecipeError, match=r"trainer.devices is 2. Leave one of them out"):
+        jobs.places(None, "2,3", "cuda", 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert jobs.places(2, None, "cpu", None).threads == 5
+
+
+# ------------------------------------------------------------------------------------- results
+
+
+def a_line(digest="d", seed=0, matches=(0.0, 0.5, 1.0), tokens=(0, 100, 200), **settings):
+    curves = {"iteration": [0, 1, 2], "step": [0, 1, 2], "seconds": [0, 1, 2]}
+    return {
+        **{"digest": digest, "seed": seed, "settings": settings, "recipe": "r"},
+        **{"turnrl": "0.8.0", "threads": 1, "ended": "2026-01-01T00:00:00+00:00"},
+        "curves": curves | {"sampled_tokens": [*tokens], "val/exact_match": [*matches]},
+    }
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '{"digest": "d", "se',
+        "<<<<<<< HEAD",
+        "[]",
+        json.dumps(a_line() | {"curves": {"iteration": [0], "sampled_tokens": [0, 1]}}),
+        json.dumps(a_line() | {"seed": "x"}),
+        json.dumps(a_line(matches=("0", 1, 2))),
+        "\udcff",
+    ],
+)
+def test_a_torn_or_broken_line_is_told_and_counts_for_no_run(tmp_path, broken):
+    good = [json.dumps(a_line(seed=seed)) for seed in (0, 1)]
+    file = tmp_path / "results.jsonl"
+    file.write_text("\n".join([good[0], broken, good[1]]), "utf-8", "surrogateescape")
+    found, problems = results.read(tmp_path)
+    assert sorted(found) == [("d", 0), ("d", 1)]
+    assert problems == [
+        f"line 2 of {file} is torn or broken, and is ignored: it counts for no run."
+    ]
+    # a line is added behind what is there, and a torn end gives way to it
+    results.append(tmp_path, found["d", 0])
+    assert file.read_bytes().splitlines()[1] == broken.encode("utf-8", "surrogateescape")
+    assert len(file.read_text("utf-8", "surrogateescape").splitlines()) == 4
+    file.write_text(f"{good[0]}\n{good[1][:-9]}")
+    results.append(tmp_path, found["d", 1])
+    assert [json.loads(line)["seed"] for line in file.read_text().splitlines()] == [0, 1]
+
+
+def test_curves_count_every_sampled_token_and_both_halves_of_an_iteration():
+    rows = [
+        {"iteration": 0, "step": 0, "val/exact_match": 0.1},
+        {"iteration": 1, "step": 4, "rollout/tokens_per_s": 50.0, "rollout/seconds": 2.0},
+        {"iteration": 2, "step": 8, "rollout/tokens_per_s": 30.0, "rollout/seconds": 1.0}
+        | {"train/seconds": 4.0, "val/exact_match": 1 / 3, "val/format": 1.0},
+    ]
+    assert results.curves(rows) == {
+        **{"iteration": [0, 2], "step": [0, 8], "sampled_tokens": [0, 130], "seconds": [0, 7]},
+        **{"val/exact_match": [0.1, 0.333333333], "val/format": [None, 1]},
+    }
+    assert results.curves(rows[1:2]) == {}
+
+
+# --------------------------------------------------------------------------------- the table
+
+
+def test_the_area_is_that_of_trapezoids_up_to_what_every_run_sampled():
+    points = [(0, 0.0), (100, 0.5), (200, 1.0)]
+    # 100 * (0 + .5) / 2 + 50 * (.5 + .75) / 2 = 25 + 31.25, over 150
+    assert table.area(points, 150) == pytest.approx(56.25 / 150)
+    assert table.area(points, 200) == pytest.approx(0.5)
+
+
+def test_intervals_are_students_over_seeds_and_differences_are_paired(recipe):
+    _, cells = matrix.read_cells(["recipe.yaml"], "0..2", ["model.group_size=2,4,8"])
+    ends = {"2": [0.4, 0.2, 0.6], "4": [0.8, 0.4, 1.0], "8": [0.5]}
+    found = {}
+    for cell in cells:
+        size = cell.settings["model.group_size"]
+        if cell.seed < len(ends[size]):
+            line = a_line(cell.digest, cell.seed, matches=(0, 0, ends[size][cell.seed]))
+            found[cell.digest, cell.seed] = results._result(json.dumps(line))
+    first, second, third = table.tabulate(cells, found).rows
+    one = first.figures["exact_match"]
+    half = stats.t.ppf(0.975, 2) * stats.tstd(ends["2"]) / 3**0.5
+    assert (one.mean, one.over.low, one.over.high) == pytest.approx((0.4, 0.4 - half, 0.4 + half))
+    assert one.less is None
+    less = second.figures["exact_match"].less
+    half = stats.t.ppf(0.975, 2) * stats.tstd([0.4, 0.2, 0.4]) / 3**0.5
+    assert (less.low, less.high) == pytest.approx((1 / 3 - half, 1 / 3 + half))
+    assert third.figures["exact_match"].over is None
+    text = [*table.as_text(table.tabulate(cells, found))]
+    assert max(map(len, text)) <= 80
+    assert text[2] == "C  model.group_size=8: seed 0"
+    (line,) = [line for line in text if line.startswith("exact_match")]
+    assert line == "exact_match       A    0.4000  [-0.0968, 0.8968]"
+    assert "2 runs did not finish, and are in no figure." in " ".join(text)
+
+
+def test_what_the_figures_of_a_setting_lack_is_said(recipe):
+    _, cells = matrix.read_cells(["recipe.yaml"], "0..3", ["model.group_size=2,4"])
+    found = {}
+    for cell in cells:
+        size = cell.settings["model.group_size"]
+        if size == "2" or cell.seed < 2:
+            line = a_line(cell.digest, cell.seed)
+            if cell.seed != 3:
+                line["curves"]["val/answer_in_results"] = [None, None, cell.seed]
+            found[cell.digest, cell.seed] = results._result(json.dumps(line))
+    text = " ".join(" ".join(table.as_text(table.tabulate(cells, found))).split())
+    assert "answer_in_results of A is over 3 of its seeds." in text
+    assert "B shares 2 seeds with A: its differences are over these." in text
+    assert "exact_match A 1.0000 all seeds alike" in text
+    nothing = table.tabulate(cells, {})
+    assert [*table.as_text(nothing)] == ["no run has finished: there are no figures."]
+    assert json.loads(json.dumps(table.as_json(nothing)))["settings"] == []
+
+
+# ------------------------------------------------------------------------------------ attempts
+
+
+def attempt(number, rows, best=None, **trainer):
+    """An attempt at a run, with rows of (step, exact match of the validation or None)."""
+    folder = Path("run", f"version_{number}")
+    (folder / "checkpoints").mkdir(parents=True)
+    text = "".join(f"{step},{step},{'' if m is None else m},a{number}\n" for step, m in rows)
+    if rows:
+        (folder / "metrics.csv").write_text(f"step,iteration,val/exact_match,by\n{text}")
+    (folder / "config.yaml").write_text(yaml.safe_dump({"trainer": trainer}))
+    if best is not None:
+        (folder / "checkpoints" / "best.ckpt").write_text(best)
+
+
+def test_attempts_become_one_run_and_the_later_one_is_right(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    attempt(0, [(0, 0.1), (1, 0.9), (2, 0.2)], best="first")
+    Path("run/version_0/a.txt").write_text("first")
+    Path("run/version_0/b.txt").write_text("first")
+    attempt(1, [(2, 0.3), (3, None)], best="second")
+    Path("run/version_1/b.txt").write_text("second")
+    Path("run/version_1/metrics.csv.new").write_text("half of it")
+    attempt(2, [])
+    attempt(10, [(4, 0.8)], best="tenth")
+    run = folders.settle(Path("run"))
+    assert [path.name for path in Path("run").iterdir()] == ["version_0"]
+    (read,) = open_runs([run])
+    assert [row["step"] for row in read.metrics] == [0, 1, 2, 3, 4]
+    with (run / "metrics.csv").open() as file:
+        assert [row["by"] for row in csv.DictReader(file)] == ["a0", "a0", "a1", "a1", "a10"]
+    assert (run / "a.txt").read_text() == "first"
+    assert (run / "b.txt").read_text() == "second"
+    assert (run / "checkpoints" / "best.ckpt").read_text() == "first"
+    assert not (run / "metrics.csv.new").exists()
+    assert folders.settle(Path("run")) == run
+
+
+def test_the_better_checkpoint_is_kept_by_the_figure_that_the_recipe_watches(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    least = {
+        "class_path": "turnrl.BestCheckpoint",
+        "init_args": {"monitor": "val/exact_match", "mode": "min"},
+    }
+    attempt(0, [(0, 0.1)], best="first", callbacks=[least])
+    attempt(1, [(1, 0.05)], best="second", callbacks=[least])
+    run = folders.settle(Path("run"))
+    assert (run / "checkpoints" / "best.ckpt").read_text() == "second"
+
+
+def test_a_run_without_the_row_of_its_checkpoint_begins_anew(recipe):
+    assert main(["fit", "recipe.yaml"]) == 0
+    run = Path("runs/recipe/version_0")
+    assert folders.checkpoint(run) == (run / "checkpoints" / "last.ckpt", 2)
+    rows = (run / "metrics.csv").read_text().splitlines(keepends=True)
+    (run / "metrics.csv").write_text("".join(rows[:-1]))
+    assert folders.checkpoint(run) is None
+    assert folders.checkpoint(Path("nowhere")) is None
