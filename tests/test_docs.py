@@ -168,6 +168,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "max_epochs 50 --ckpt_path": Runs(("max_epochs 2 -> 50", "iteration   3/50"), slow=True),
         "turnrl eval": Runs(("8 questions, greedy", "val/exact_match", "every trajectory in")),
         "turnrl compare": Runs(("8 questions in common", "See them: turnrl report")),
+        "turnrl sweep": Runs(("10 runs (2 settings x 5 seeds)", "area "), slow=True),
         "turnrl report": Runs(("written to report.html",), ("report.html",)),
         "turnrl play": Runs(("question   What country is Utrecht in?", "-- turn 1", "answer ")),
         "turnrl recipes": Elsewhere(LISTED),
@@ -294,6 +295,29 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "pandas.read_csv": Runs(("iteration",)),
         "record.transcript(": Runs(("question   ", " questions")),
         "record.table(": Runs(("exact_match_mean", "train-00000")),
+    },
+    "docs/howto/sweep.md": {
+        "--seeds 0..1 --set": Runs(
+            ("4 runs (2 settings x 2 seeds)", "Student's t over seeds", "report of 4 runs"),
+            ("runs/quickstart-sweep/results.jsonl", "runs/quickstart-sweep/table.txt"),
+        ),
+        "A  model.estimator": NotRun("six runs of 10 iterations, each some minutes"),
+        "--seeds 0": Elsewhere("test_sweep.test_seeds_and_values_are_read_as_the_page_says"),
+        "--set model.group_size": Elsewhere(
+            "test_sweep.test_seeds_and_values_are_read_as_the_page_says"
+        ),
+        "--set config": Elsewhere("test_sweep.test_a_setting_may_be_a_recipe_over_the_others"),
+        "--jobs 2": Elsewhere("test_sweep.test_cores_are_shared_out_and_every_run_has_its_gpu"),
+        "--devices": Elsewhere("test_sweep.test_cores_are_shared_out_and_every_run_has_its_gpu"),
+        "turnrl sweep --json": Elsewhere(
+            "test_sweep.test_the_table_can_be_read_by_a_program_and_runs_can_be_listed_beforehand"
+        ),
+        "--trainer.max_epochs": Fits(),
+        "scale: none": Runs(
+            ("to do  estimator={class_path: TurnLevel, init_args: {baseline: leave",)
+        ),
+        "*/version_0": Runs(("Student's t over 2 seeds", "turnrl.OutcomeOnly -> turnrl.TurnLevel")),
+        "results.read": Runs(("{'model.estimator': 'OutcomeOnly'} 0 [(0, ",)),
     },
     "docs/howto/evaluate.md": {
         "turnrl fit": Runs((FINISHED,)),
@@ -562,6 +586,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "answers again": Elsewhere("test_servers.test_the_example_in_the_readme_waits"),
     },
     "plugins/turnrl-slots/README.md": {"class_path: Slots": Fits("model")},
+    "plugins/turnrl-sweep/README.md": {
+        "turnrl sweep quickstart": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
+        "--set model": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
+    },
     "plugins/turnrl-testing/README.md": {
         "check_segmenter(TwoTurn())": Elsewhere(
             "test_two_turn.test_two_turn_keeps_to_the_contract"
