@@ -122,7 +122,7 @@ def _differences(comparison: Comparison) -> Iterator[str]:
 
 
 def _told(comparison: Comparison, seeds: int) -> Iterator[str]:
-    """What the intervals rest on, what was left out, and what they say."""
+    """Sentences about the intervals: their base, what was left out, and what they say."""
     match = comparison.figures["exact_match"]
     for name, figure in comparison.figures.items():
         if figure.pairs not in (seeds, len(comparison.questions)):

@@ -16,7 +16,7 @@ from turnrl import hookimpl
 
 @hookimpl
 def turnrl_callbacks() -> Iterable[type[Any]]:
-    """What keeps the record of a run."""
+    """The callback that keeps the record of a run."""
     from turnrl_record.recording import Recorder
 
     return [Recorder]

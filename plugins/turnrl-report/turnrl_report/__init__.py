@@ -20,7 +20,7 @@ def turnrl_commands() -> Iterable[Callable[[Any], None]]:
 
 @hookimpl
 def turnrl_callbacks() -> Iterable[type[Any]]:
-    """What draws the curves of a run, and measures its cost."""
+    """Callbacks that draw the curves of a run and measure its cost."""
     from turnrl_report.costs import Costs
     from turnrl_report.curves import Curves
 

@@ -61,7 +61,7 @@ class Cell:
         return ", ".join([*parts, f"seed {self.seed}"])
 
     def words(self, folder: Path) -> list[str]:
-        """What follows `turnrl fit` for a run in a folder of the sweep's.
+        """The words after `turnrl fit` for a run in a folder of the sweep's.
 
         Args:
             folder: The sweep's folder. The run is in `NAME/version_0` there.

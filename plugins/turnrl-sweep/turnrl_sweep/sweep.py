@@ -65,7 +65,9 @@ class Sweep:
         self._results, problems = results.read(self._folder)
         self.todo = [one for one in self._cells if (one.digest, one.seed) not in self._results]
         count, settings = len(self._cells), len({cell.digest for cell in self._cells})
-        product = f" ({settings} settings x {count // settings} seeds)" if settings > 1 else ""
+        seeds = count // settings
+        of_each = f" ({settings} settings x {seeds} seed{'s' * (seeds > 1)})"
+        product = of_each if settings > 1 else ""
         done = f", {count - len(self.todo)} of them done" if len(self.todo) < count else ""
         print(f"{_count(count)}{product} in {self._folder}{done}", flush=True)
         for problem in problems:
@@ -150,7 +152,7 @@ class Sweep:
         _say(f"done    {job.cell}{match}, {self._still(took)}")
 
     def _result(self, job: Job) -> results.Result:
-        """What a run that ended well leaves.
+        """The line of a run that ended well.
 
         Raises:
             DataError: If it left no figures.
@@ -180,7 +182,7 @@ class Sweep:
         )
 
     def _still(self, took: float) -> str:
-        """How long a run took, how many are left, and how long they may take."""
+        """The time that a run took, how many are left, and the time that these may take."""
         from turnrl_console.lines import duration
 
         assert self._where is not None

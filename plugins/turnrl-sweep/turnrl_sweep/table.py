@@ -220,7 +220,7 @@ def _ends(one: Difference | None, sign: str = "") -> str:
 
 
 def _notes(table: Table, letters: Sequence[str]) -> Iterator[str]:
-    """What the figures are, and what they rest on."""
+    """Sentences that say what each figure is, and what it rests on."""
     if table.tokens:
         yield (
             f"area is the average of exact_match over the first {table.tokens:,.0f} sampled "
