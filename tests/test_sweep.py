@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -247,6 +248,16 @@ LONG = (
 )
 
 
+def kill(running, folder=SWEEP):
+    """Kill a sweep with -9, after which no run of it is left."""
+    running.kill()  # what stands for it, which the nursery sees within a moment
+    running.wait()
+    if Path(folder).is_dir():
+        with FileLock(Path(folder, "sweep.lock"), timeout=5):
+            pass
+    wait_until(lambda: not alive(), within_s=5)
+
+
 def iterations(folder=SWEEP):
     """Iterations that its runs have kept, over their attempts."""
     kept = [0]
@@ -265,9 +276,7 @@ def test_killed_three_times_a_sweep_goes_on_and_ends_as_if_nothing_had_happened(
     first = start(*LONG)
     wait_until(lambda: iterations() >= 2)
     assert len(alive()) == 2
-    first.kill()
-    first.wait()
-    wait_until(lambda: not alive(), within_s=5)  # no orphan
+    kill(first)
     assert lines("whole") != []
     assert not (SWEEP / "results.jsonl").exists()
 
@@ -283,9 +292,7 @@ def test_killed_three_times_a_sweep_goes_on_and_ends_as_if_nothing_had_happened(
     third = start(*LONG)
     wait_until(lambda: "1 of them done" in Path("sweep.out").read_text())
     wait_until(alive)
-    third.kill()
-    third.wait()
-    wait_until(lambda: not alive(), within_s=5)
+    kill(third)
 
     code, text = sweep(*LONG)
     assert code == 0
@@ -298,6 +305,33 @@ def test_killed_three_times_a_sweep_goes_on_and_ends_as_if_nothing_had_happened(
         names = [sorted(p.name for p in Path(run, "record").iterdir()) for run in (mine, theirs)]
         assert names[0] == names[1]
         assert len(figures(mine)) == 7
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_as_if_nothing_had_happened(start, sweep):
+    words = (TWO, *LONG[:1], "--trainer.max_epochs=4", *LONG[2:])
+    began = time.monotonic()
+    assert sweep(*words, "-o=whole")[0] == 0
+    whole_s = time.monotonic() - began
+    killed = 0
+    for number in range(6):
+        draw, folder = random.Random(number), f"drill{number}"
+        for _ in range(draw.randint(1, 4)):
+            running = start(*words, f"-o={folder}")
+            time.sleep(draw.uniform(0, whole_s / 2))
+            if draw.random() < 0.5 and (runs_at_work := alive()):
+                os.kill(int(draw.choice(runs_at_work).name), signal.SIGKILL)
+                killed += 1
+                time.sleep(draw.uniform(0, whole_s / 4))
+            kill(running, folder)
+            killed += 1
+        code, text = sweep(*words, f"-o={folder}")
+        assert code == 0, text
+        assert Path(folder, "table.txt").read_text() == Path("whole/table.txt").read_text()
+        assert lines(folder) == lines("whole")
+        for mine, theirs in zip(runs(folder), runs("whole"), strict=True):
+            assert figures(mine) == figures(theirs)
+    print(f"6 sweeps of 4 runs, {killed} kills")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -325,8 +359,7 @@ def test_runs_of_several_processes_end_with_their_sweep(start):
     running = start(*LONG[1:], "--trainer.devices=2", "--trainer.strategy=ddp", "--jobs=1")
     wait_until(lambda: iterations() >= 1)
     assert len(alive()) == 2
-    running.kill()
-    wait_until(lambda: not alive(), within_s=5)
+    kill(running)
     running = start(*LONG[1:], "--trainer.devices=2", "--trainer.strategy=ddp", "--jobs=1")
     assert running.wait(300) == 0
     assert "goes on seed 0, after iteration" in Path("sweep.out").read_text()
