@@ -25,25 +25,16 @@ from turnrl import (
     RecipeError,
     Start,
     Tool,
-    TurnRLError,
     load_questions,
     open_source,
     writable_part,
 )
+from turnrl_doctor.command import of_error
 from turnrl_doctor.memory import work_of
 from turnrl_doctor.plan import gigabytes
 
 _SHOWN = ("torch", "lightning", "transformers", "peft", "bitsandbytes")
 _DRIVER = Path("/proc/driver/nvidia/version")
-
-
-def of_error(name: str, error: BaseException) -> Finding:
-    """A failure as a line: the first sentence is what was seen, the rest the next step."""
-    message = " ".join(str(error).split())
-    if not isinstance(error, TurnRLError):
-        message = f"{type(error).__name__}: {message}"
-    text, _, step = message.partition(". ")
-    return Finding("fail", name, text.rstrip("."), step)
 
 
 def driver_line() -> str:

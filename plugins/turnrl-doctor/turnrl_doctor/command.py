@@ -79,7 +79,6 @@ def _of_another_machine(finding: Finding) -> Finding:
 def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Finding]]:
     """Build the recipe as far as it can be built, and list its mistakes."""
     from turnrl import build
-    from turnrl_doctor.checks import of_error
 
     words = [*words, *([f"--model.profile={card}"] if card else [])]
     try:
@@ -87,9 +86,7 @@ def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Findi
     except TurnRLError as error:
         return None, [of_error("recipe", error)]
     except Exception as error:  # Lightning's own, of an accelerator that is not there, say
-        finding = of_error("trainer", error)
-        step = finding.step or "Fix the recipe's trainer section."
-        mistakes = [Finding("fail", "trainer", finding.text, step)]
+        mistakes = [of_error("trainer", error, "Fix the recipe's trainer section.")]
     options = ("accelerator=cpu", "devices=1", "strategy=auto")
     try:  # the rest can be examined all the same
         return build([*words, *(f"--trainer.{one}" for one in options)]).start, mistakes
@@ -103,8 +100,6 @@ def diagnose(start: Start) -> Iterator[Finding]:
     Args:
         start: What is examined.
     """
-    from turnrl_doctor.checks import of_error
-
     shown: set[str] = set()
 
     def once(finding: Finding) -> Finding:
@@ -139,14 +134,24 @@ def diagnose(start: Start) -> Iterator[Finding]:
             yield once(_raised(name, error))
 
 
-def _raised(name: str, error: BaseException) -> Finding:
-    from turnrl_doctor.checks import of_error
+def of_error(name: str, error: BaseException, step: str = "") -> Finding:
+    """A failure as a line: the first sentence is what was seen, the rest the next step.
 
-    finding = of_error(_spaced(name), error)
-    if isinstance(error, TurnRLError):
-        return finding
-    step = f"The check {name} could not finish; a run may show more."
-    return Finding("fail", finding.name, finding.text, finding.step or step)
+    Args:
+        name: The line's name.
+        error: What was raised.
+        step: The next step if the error names none.
+    """
+    message = " ".join(str(error).split())
+    if not isinstance(error, TurnRLError):
+        message = f"{type(error).__name__}: {message}"
+    text, _, own_step = message.partition(". ")
+    return Finding("fail", name, text.rstrip("."), own_step or step)
+
+
+def _raised(name: str, error: BaseException) -> Finding:
+    unknown = f"The check {name} could not finish; a run may show more."
+    return of_error(_spaced(name), error, "" if isinstance(error, TurnRLError) else unknown)
 
 
 def _spaced(name: str) -> str:

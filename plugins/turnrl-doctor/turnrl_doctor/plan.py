@@ -244,14 +244,14 @@ class Card:
         bytes: Its memory, as far as it is free.
         bandwidth: Bytes a second that kernels reach.
         flops: Operations a second that it reaches in bfloat16 products of matrices.
-        known: Whether the last two are this card's, and not a guess.
+        like: The card whose ceilings these are, where its own are not known.
     """
 
     name: str
     bytes: int
     bandwidth: float
     flops: float
-    known: bool = True
+    like: str = ""
 
     @property
     def usable(self) -> int:
@@ -283,13 +283,8 @@ def card_of(name: str, size: int) -> Card:
     bare = name.upper().replace("-", " ")
     words = {word for part in bare.split() for word in (part, part.rstrip("S"))}
     known = next((n for n in _CEILINGS if n in words), None)
-    like = known or next(card for least, card in _SIZED if size > least)
-    return Card(name, size, *_CEILINGS[like], known is not None)
-
-
-def stand_in(card: Card) -> str:
-    """The card whose ceilings an unknown one is given."""
-    return next(like for least, like in _SIZED if card.bytes > least)
+    like = next(card for least, card in _SIZED if size > least)
+    return Card(name, size, *_CEILINGS[known or like], "" if known else like)
 
 
 # ------------------------------------------------------------------------- memory
@@ -780,7 +775,7 @@ def table(plan: Plan) -> str:
             text = f"{value} of {plan.work.shape.layers} layers"
         lines.append(f"    {name:24}{text:24}{'given' if name in plan.given else 'by the plan'}")
     spent = plan.seconds
-    whose = "" if card.known else f", with the rates of {stand_in(card)}"
+    whose = f", with the rates of {card.like}" if card.like else ""
     lines.append("  computed, not measured" + whose)
     lines.append(
         f"    an iteration takes {_seconds(plan.spent)} s: "
