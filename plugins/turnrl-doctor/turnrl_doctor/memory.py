@@ -10,7 +10,6 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from turnrl import MTGRPO, Check, Finding, Start, parse_bytes
 from turnrl_doctor.plan import (
-    NAMES,
     Card,
     Plan,
     Work,
@@ -99,41 +98,39 @@ def _moments(module: MTGRPO) -> float:
     return round(sum(t.numel() * t.element_size() for t in state) / (few.numel() * 4), 2)
 
 
+def _owners(module: MTGRPO, sampled: bool) -> dict[str, Any]:
+    """Whose attribute each setting is. An engine that the plan does not know has none."""
+    engine = dict.fromkeys((*_ENGINE, "keep_memory"), module.engine) if sampled else {}
+    return {"minibatch_tokens": module, "gradient_checkpointing": module.policy, **engine}
+
+
 def given_settings(module: MTGRPO, work: Work) -> dict[str, Any]:
     """The settings that the recipe gives, as the plan's `Choice` has them."""
-    given: dict[str, Any] = {}
-    again, layers = module.policy.gradient_checkpointing, work.shape.layers
-    if again is None and module.policy.network is not None:
-        again = False  # loading has made that choice
-    if again is not None:
-        given["gradient_checkpointing"] = layers if again is True else min(int(again), layers)
-    if module.minibatch_tokens is not None:
-        given["minibatch_tokens"] = module.minibatch_tokens
-    if work.sampled:
-        for name in (*_ENGINE, "keep_memory"):
-            value = getattr(module.engine, name, False)
-            if value is None or value == "auto":
-                continue
-            if name == "kv_memory":
-                value = parse_bytes(str(value), "model.engine.kv_memory")
-            given[name] = value
+    given, layers = dict[str, Any](), work.shape.layers
+    for name, owner in _owners(module, work.sampled).items():
+        value = getattr(owner, name, False)
+        if name == "gradient_checkpointing" and value is None and owner.network is not None:
+            value = False  # loading has made that choice
+        if value is None or value == "auto":
+            continue
+        if name == "kv_memory":
+            value = parse_bytes(str(value), "model.engine.kv_memory")
+        elif name == "gradient_checkpointing":
+            value = layers if value is True else min(int(value), layers)
+        given[name] = value
     return given
 
 
 def apply(plan: Plan, module: MTGRPO) -> None:
     """Set what the recipe leaves open, and note what was planned."""
-    choice, engine = plan.choice, module.engine
-    for name in NAMES:
-        if name in plan.given:
-            continue
-        value = getattr(choice, name)
-        if name == "minibatch_tokens":
-            module.minibatch_tokens = value
-        elif name == "gradient_checkpointing":
-            layers = plan.work.shape.layers
-            module.policy.gradient_checkpointing = {0: False, layers: True}.get(value, value)
-        elif plan.work.sampled:
-            setattr(engine, name, f"{value // 1000}KB" if name == "kv_memory" else value)
+    for name, owner in _owners(module, plan.work.sampled).items():
+        value = getattr(plan.choice, name)
+        if name == "gradient_checkpointing":
+            value = {0: False, plan.work.shape.layers: True}.get(value, value)
+        elif name == "kv_memory":
+            value = f"{value // 1000}KB"
+        if name not in plan.given:
+            setattr(owner, name, value)
     for phase in ("sampling", "learning"):
         if phase == "learning" or plan.work.sampled:
             module.memory.planned[phase] = plan.total(phase), plan.setting(phase)
