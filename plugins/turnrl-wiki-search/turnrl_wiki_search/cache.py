@@ -25,6 +25,10 @@ CREATE TABLE IF NOT EXISTS indexes (backend TEXT, name TEXT, info TEXT NOT NULL,
 (backend, name)); CREATE TABLE IF NOT EXISTS size (bytes INTEGER NOT NULL);
 INSERT INTO size SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM size);
 """
+_SHRINK = """
+DELETE FROM answers WHERE key IN (SELECT key FROM
+(SELECT key, sum(bytes) OVER (ORDER BY used DESC) AS newer FROM answers) WHERE newer > ?)
+"""
 
 
 class AnswerCache:
@@ -90,17 +94,8 @@ class AnswerCache:
                     db.execute("UPDATE size SET bytes = bytes + ?", (len(packed),))
             (size,) = db.execute("SELECT bytes FROM size").fetchone()
             if size > self._max_bytes:
-                self._shrink(db, size)
-
-    def _shrink(self, db: sqlite3.Connection, size: int) -> None:
-        keys = []
-        for key, length in db.execute("SELECT key, bytes FROM answers ORDER BY used"):
-            if size <= 0.9 * self._max_bytes:
-                break
-            keys.append((key,))
-            size -= length
-        db.executemany("DELETE FROM answers WHERE key = ?", keys)
-        db.execute("UPDATE size SET bytes = ?", (size,))
+                db.execute(_SHRINK, (0.9 * self._max_bytes,))
+                db.execute("UPDATE size SET bytes = (SELECT sum(bytes) FROM answers)")
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""
