@@ -186,18 +186,13 @@ class _Builder:
             {"_index": self.name, "_id": p.id, "title": p.title, "text": p.text} for p in chunk
         )
         try:
-            _, faults = helpers.bulk(
-                self.client,
-                actions,
-                chunk_size=len(chunk),
-                max_chunk_bytes=_LONGEST_BULK_BYTES,
-                raise_on_error=False,
-                raise_on_exception=True,
+            helpers.bulk(
+                self.client, actions, chunk_size=len(chunk), max_chunk_bytes=_LONGEST_BULK_BYTES
             )
+        except helpers.BulkIndexError as error:
+            raise self._refusal(error.errors[0]) from None
         except Exception as error:
             raise translate(error, self.access) from None
-        for fault in faults if isinstance(faults, list) else []:
-            self._refuse(fault)
 
     def _acknowledge(self, mark: Mark, sent: Future[None]) -> None:
         sent.result()
@@ -208,12 +203,12 @@ class _Builder:
             self.saved = mark
             self._save({**self.meta, "progress": asdict(mark)})
 
-    def _refuse(self, item: dict[str, Any]) -> None:
+    def _refusal(self, item: dict[str, Any]) -> Exception:
         (reply,) = item.values()
         reason = self.access.clean(reply.get("error"))
         if reply.get("status") in RETRIED:
-            raise Unavailable(f"status {reply['status']}: {reason}")
-        raise ToolError(f"{self.access.label} refused passage {reply.get('_id')!r} ({reason}).")
+            return Unavailable(f"status {reply['status']}: {reason}")
+        return ToolError(f"{self.access.label} refused passage {reply.get('_id')!r} ({reason}).")
 
     def _save(self, meta: dict[str, Any]) -> None:
         self._do(lambda: self.client.indices.put_mapping(index=self.name, meta={"turnrl": meta}))
