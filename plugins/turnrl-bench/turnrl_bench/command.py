@@ -19,6 +19,18 @@ from typing import Any
 from turnrl import RecipeError
 from turnrl_bench.gpu.parts import DEFAULT, MINUTES, PARTS
 
+_COUNTS = {
+    "threads": "of torch",
+    "blocks": "processes of each side",
+    "prompts": "questions of an iteration",
+    "group_size": "trajectories of each question",
+    "prompt_tokens": "tokens of a prompt",
+    "tokens": "sampled tokens of a trajectory",
+    "steps": "iterations of each process that count",
+    "trl_rows": "trajectories of a micro-batch of TRL's",
+}
+"""Numbers that measurements take as options, and what they are."""
+
 
 def add_bench_command(commands: Any) -> None:
     """Add `bench` to argparse's sub-parsers."""
@@ -35,56 +47,39 @@ def add_bench_command(commands: Any) -> None:
         settings = {"type": _count, "metavar": "N", **more}
         one.add_argument(option, default=default, help=shown, **settings)
 
-    def kind(name: str, text: str, blocks: int, threads: int) -> Any:
+    def kind(name: str, text: str, **counts: int) -> Any:
         one = kinds.add_parser(name, help=text, description=f"Measures {text}.")
-        number(one, "--threads", threads, "of torch")
         one.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
         one.add_argument(
             "--markdown", action="store_true", help="print the tables as those of a page"
         )
-        if blocks:
-            number(one, "--blocks", blocks, "processes of each side")
+        for option, default in counts.items():
+            number(one, f"--{option.replace('_', '-')}", default, _COUNTS[option])
         one.set_defaults(run=_run)
         return one
 
-    def sizes(one: Any, prompts: int, group: int, length: int, tokens: int, steps: int) -> None:
-        for option, default, text in (
-            ("--prompts", prompts, "questions of an iteration"),
-            ("--group-size", group, "trajectories of each"),
-            ("--prompt-tokens", length, "tokens of a prompt"),
-            ("--tokens", tokens, "sampled tokens of a trajectory"),
-            ("--steps", steps, "iterations of each process that count"),
-        ):
-            if default:
-                number(one, option, default, text)
-
-    one = kind("trl", "a training step beside TRL's GRPOTrainer", 3, 1)
-    sizes(one, 8, 8, 281, 72, 2)
+    wide = {"prompts": 8, "group_size": 8, "prompt_tokens": 281, "tokens": 72}
+    text = "a training step beside TRL's GRPOTrainer"
+    one = kind("trl", text, threads=1, blocks=3, **wide, steps=2, trl_rows=16)
     one.add_argument(
         "--tool-ms", type=_time, metavar="MS", help="measure too with a tool that takes so long"
     )
-    number(one, "--trl-rows", 16, "trajectories of a micro-batch of TRL's")
-    one = kind("engine", "tokens sampled in a second, beside a vLLM server", 3, 2)
-    sizes(one, 16, 8, 195, 60, 4)
+    text = "tokens sampled in a second, beside a vLLM server"
+    narrow = {"prompts": 16, "group_size": 8, "prompt_tokens": 195, "tokens": 60}
+    one = kind("engine", text, threads=2, blocks=3, **narrow, steps=4)
     one.add_argument(
         "--url", help="of a server that serves the Atlas starter; without one Slots is alone"
     )
-    one = kind(
-        "learn",
-        "learning with prompts computed once, beside rows padded (8 GB, some minutes)",
-        3,
-        1,
-    )
-    sizes(one, 8, 8, 281, 72, 3)
-    one = kind("tools", "what lockstep costs while tools take their time", 2, 1)
+    text = "learning with prompts computed once, beside rows padded (8 GB, some minutes)"
+    kind("learn", text, threads=1, blocks=3, **wide, steps=3)
+    text = "what lockstep costs while tools take their time"
+    one = kind("tools", text, threads=1, blocks=2, prompts=16, group_size=16, steps=2)
     several = {"type": _time, "nargs": "+", "metavar": "MS"}
     number(one, "--tool-ms", [0, 50, 500], "of a call", **several)
-    sizes(one, 16, 16, 0, 0, 2)
-    one = kind("scale", "what a trajectory costs among many", 2, 1)
+    one = kind("scale", "what a trajectory costs among many", threads=1, blocks=2, group_size=16)
     number(one, "--trajectories", [64, 256, 1024, 4096], "of a collection", nargs="+")
-    number(one, "--group-size", 16, "trajectories of a question")
     one.add_argument("--kv-memory", default="64MB", metavar="SIZE", help="of Slots (default: 64MB)")
-    one = kind("gpu", "a 7B policy, 4-bit with an adapter, on a GPU", 0, 8)
+    one = kind("gpu", "a 7B policy, 4-bit with an adapter, on a GPU", threads=8)
     one.add_argument(
         "--tiny", action="store_true", help="a small shape, on whatever device there is"
     )
