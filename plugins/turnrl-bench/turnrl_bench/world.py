@@ -19,15 +19,7 @@ from turnrl_atlas import Atlas
 from turnrl_slots import Slots
 from turnrl_two_turn import TwoTurn
 
-from turnrl import (
-    MTGRPO,
-    Engine,
-    Policy,
-    RecipeError,
-    Rollout,
-    Sampling,
-    ToolResult,
-)
+from turnrl import MTGRPO, Engine, Policy, RecipeError, Rollout, Sampling, ToolResult
 from turnrl_bench.measure import Clock, Found, Peak
 from turnrl_bench.ours import AnswerHash, SlowSearch, sampled_tokens
 

@@ -9,16 +9,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from turnrl import MTGRPO, Check, Finding, Start, parse_bytes
-from turnrl_doctor.plan import (
-    Card,
-    Plan,
-    Work,
-    card_of,
-    choose,
-    gigabytes,
-    shape_of,
-    table,
-)
+from turnrl_doctor.plan import Card, Plan, Work, card_of, choose, gigabytes, shape_of, table
 
 _ENGINE = ("slots", "prefill_tokens", "kv_memory", "decode_weights")
 """Attributes of an engine whose memory the plan knows: those of Slots."""

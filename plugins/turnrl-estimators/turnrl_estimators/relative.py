@@ -6,14 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from turnrl import (
-    AdvantageEstimator,
-    Group,
-    GroupRelative,
-    TurnLevel,
-    returns_to_go,
-    within,
-)
+from turnrl import AdvantageEstimator, Group, GroupRelative, TurnLevel, returns_to_go, within
 
 
 def rewards_and_outcome(turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:

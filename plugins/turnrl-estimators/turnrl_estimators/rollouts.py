@@ -7,14 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from turnrl import (
-    AdvantageEstimator,
-    Credit,
-    Group,
-    Trajectory,
-    TurnRLError,
-    assign_credit,
-)
+from turnrl import AdvantageEstimator, Credit, Group, Trajectory, TurnRLError, assign_credit
 from turnrl_estimators.anchored import retrieved
 
 Done = tuple[object, ...]

@@ -14,13 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from turnrl import (
-    DataError,
-    Question,
-    QuestionSource,
-    answer_rule,
-    hookimpl,
-)
+from turnrl import DataError, Question, QuestionSource, answer_rule, hookimpl
 from turnrl_questions.paragraphs import HotpotParagraphs
 from turnrl_questions.rows import (
     FILE_KINDS,
