@@ -44,6 +44,8 @@ class Recorder(L.Callback):
     def __init__(self) -> None:
         self.evaluated: list[Row] = []
         """The rows of the last evaluation in this process, with or without a folder."""
+        self.transcripts: list[str] = []
+        """The trajectories of the last iteration that were written out as text."""
         self._kept: Any = None
 
     def on_train_batch_start(
@@ -52,7 +54,7 @@ class Recorder(L.Callback):
         experience = pl_module.experience
         if experience is self._kept or pl_module.folder is None:
             return
-        self._kept = experience
+        self._kept, self.transcripts = experience, []
         place = (trainer.global_rank, trainer.world_size)
         count = kept(experience.groups, pl_module.record_per_iteration, *place)
         some = rows(
@@ -95,8 +97,9 @@ class Recorder(L.Callback):
         if first["split"] == "train" and rank == 0 and count:
             file = folder / "transcripts" / f"iteration_{first['iteration']:04d}.txt"
             file.parent.mkdir(parents=True, exist_ok=True)
-            texts = map(transcript, _extremes(some, count))
-            file.write_text(("\n" + "=" * 80 + "\n").join(texts) + "\n", encoding="utf-8")
+            self.transcripts = list(map(transcript, _extremes(some, count)))
+            whole = ("\n" + "=" * 80 + "\n").join(self.transcripts)
+            file.write_text(whole + "\n", encoding="utf-8")
 
 
 def kept(groups: Sequence[Group], most: int | None, rank: int = 0, ranks: int = 1) -> int:
