@@ -236,6 +236,15 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             "test_docs.test_the_design_lists_the_plugins_that_there_are"
         ),
     },
+    "docs/howto/alarms.md": {
+        "iteration   5/40": Elsewhere(
+            "test_alarms.test_a_run_that_went_wrong_raises_its_alarms_where_they_began"
+        ),
+        "turnrl_alarms.Alarms, init_args": Fits(),
+        "from turnrl_alarms import alarms": Elsewhere(
+            "test_alarms.test_the_example_on_the_page_reads_a_run"
+        ),
+    },
     "docs/howto/compare.md": {
         "turnrl fit recipes/quickstart.yaml": Runs((FINISHED,)),
         "turnrl fit recipes/quickstart.yaml --model.estimator OutcomeOnly": Runs((FINISHED,)),
@@ -513,6 +522,12 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--data.val_split test": Fits(),
         "--data.val Atlas": Fits(),
         "--model.estimator TurnCritic": Fits(),
+    },
+    "plugins/turnrl-alarms/README.md": {
+        "iteration   5/40": Elsewhere(
+            "test_alarms.test_a_run_that_went_wrong_raises_its_alarms_where_they_began"
+        ),
+        "turnrl_alarms.Alarms, init_args": Fits(),
     },
     "plugins/turnrl-answers/README.md": {
         "answers: {class_path: Number": Fits(),

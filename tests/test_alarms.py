@@ -1,0 +1,421 @@
+"""Alarms: raised in runs that went wrong, silent in healthy ones, said once."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import math
+import random
+import re
+import shutil
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import ProgressBar
+from turnrl_alarms import Alarms, alarms
+from turnrl_alarms.rules import FIGURES
+from turnrl_record.runs import open_runs
+
+from commands import fails
+from runs import column, data, last, module, trainer
+from turnrl import Rollout, TrainingError
+from turnrl.cli import main
+from worlds import Echo, Letters
+
+DATA = Path(__file__).parent / "data" / "metrics"
+PAGE = (Path(__file__).parents[1] / "docs" / "howto" / "alarms.md").read_text(encoding="utf-8")
+
+# what began, and when: each was looked up in the figures of the run
+WRONG = {
+    "learning_rate_x30_0": {"tool use": 3, "groups": 3, "lengths": 6},
+    "learning_rate_x30_1": {"tool use": 2, "groups": 3, "lengths": 3},
+    "learning_rate_x30_react_0": {"tool use": 2, "groups": 2, "lengths": 2},
+    "learning_rate_x10_0": {"lengths": 9, "groups": 11, "tool use": 31},
+    "learning_rate_x10_1": {"groups": 14, "entropy": 22, "tool use": 24, "lengths": 24},
+    "search_cost_1_0": {"tool use": 2, "groups": 8},
+    "no_baseline_0": {"tool use": 18},
+    "paid_calls_8_turns_0": {"lengths": 5, "reward": 5, "groups": 16},
+    "paid_calls_4_turns_1": {"lengths": 5, "reward": 8, "groups": 13},
+    "group_size_2_0": {"groups": 23},
+}
+HEALTHY = sorted(path.stem for path in DATA.glob("*.csv") if path.stem not in WRONG)
+
+
+def recorded(name):
+    """The rows of a run that was recorded."""
+    with (DATA / f"{name}.csv").open(newline="") as file:
+        return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+
+
+def began(rows):
+    return {one.name: one.began for one in alarms(rows)}
+
+
+# ----------------------------------------------------------------------------- recorded runs
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_run_that_went_wrong_raises_its_alarms_where_they_began(name):
+    assert began(recorded(name)) == WRONG[name]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_raises_none(name):
+    rows = recorded(name)
+    assert len(rows) >= 20
+    assert alarms(rows) == []
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_more_rows_leave_the_alarms_of_those_before_as_they_are(name):
+    rows = recorded(name)
+    whole = alarms(rows)
+    for count in range(len(rows) + 1):
+        at = rows[count - 1]["iteration"] if count else 0
+        assert alarms(rows[:count]) == [one for one in whole if one.noticed <= at]
+    for one in whole:
+        assert one.noticed - one.began >= 2
+        assert f"from iteration {one.began} on: " in one.text
+        assert all(name in one.text and name in FIGURES for name in one.figures)
+
+
+def test_chance_alone_seldom_raises_an_alarm():
+    """Runs that go nowhere: 60 iterations of 16 questions x 16 attempts. A question's rate of
+    success is drawn from a distribution as wide as those of Atlas' questions."""
+    draw = random.Random(0)
+
+    def iteration(number):
+        kinds = [(draw.betavariate(1.6, 2.4), draw.betavariate(1.6, 2.4)) for _ in range(16)]
+        attempts = [(draw.random() < a, draw.random() < b) for a, b in kinds for _ in range(16)]
+        right, called = (sum(values) / 256 for values in zip(*attempts, strict=True))
+        groups = [attempts[i : i + 16] for i in range(0, 256, 16)]
+        return {
+            "iteration": number,
+            "train/exact_match": right,
+            "train/tool_execution": called,
+            "reward/total": right + 0.2 * called,
+            "train/entropy": math.exp(draw.gauss(-2, 0.1)),
+            "rollout/degenerate_groups": sum(len({*group}) == 1 for group in groups) / 16,
+            "rollout/tokens": sum(draw.lognormvariate(5, 0.5) for _ in range(256)) / 256,
+            "rollout/turns": 1 + called,
+            "rollout/truncated": sum(draw.random() < 0.05 for _ in range(256)) / 256,
+        }
+
+    raised = [began([iteration(k) for k in range(1, 61)]) for _ in range(60)]
+    assert sum(map(bool, raised)) <= 1
+
+
+# --------------------------------------------------------------------------------- the rules
+
+
+def naive_tool_use(values):
+    """The rule for tool use as loops: when it began, and when it was noticed."""
+
+    def level(t):
+        window = values[max(t - 2, 0) : t + 1]
+        return sum(window) / len(window), len(window)
+
+    for t in range(2, len(values)):
+        now, _ = level(t)
+        highest, size = max((level(s) for s in range(t)), key=lambda pair: (pair[0], -pair[1]))
+        changes = sorted(abs(values[s + 1] - values[s]) for s in range(t))
+        noise = changes[len(changes) // 2] / 0.6745 / 2**0.5
+        beyond = [value < (highest + now) / 2 for value in values[: t + 1]]
+        if now > 0.6 * highest or highest - now <= 5 * noise * (1 / size + 1 / 3) ** 0.5:
+            continue
+        if all(beyond[-3:]):
+            first = t
+            while first and beyond[first - 1]:
+                first -= 1
+            return first + 1, t + 1
+    return None
+
+
+def test_tool_use_is_the_rule_written_as_loops():
+    draw = random.Random(0)
+    for _ in range(300):
+        quiet, loud = sorted(draw.random() for _ in range(2))
+        turn, noise = draw.randint(3, 20), draw.choice([0.01, 0.05, 0.2])
+        levels = [loud] * turn + [quiet] * 12
+        values = [abs(level + draw.gauss(0, noise)) for level in levels]
+        found = [(one.began, one.noticed) for one in alarms(series(tools=values))]
+        assert found == [pair for pair in [naive_tool_use(values)] if pair]
+    drawn = [naive_tool_use([row["train/tool_execution"] for row in recorded(n)]) for n in WRONG]
+    assert [pair and pair[0] for pair in drawn] == [WRONG[n].get("tool use") for n in WRONG]
+
+
+def series(**figures):
+    """Rows of figures, by the names in `SHORT`."""
+    count = len(next(iter(figures.values())))
+    return [
+        {"iteration": k + 1} | {SHORT[name]: values[k] for name, values in figures.items()}
+        for k in range(count)
+    ]
+
+
+SHORT = {
+    "match": "train/exact_match",
+    "reward": "reward/total",
+    "tools": "train/tool_execution",
+    "entropy": "train/entropy",
+    "groups": "rollout/degenerate_groups",
+    "tokens": "rollout/tokens",
+    "turns": "rollout/turns",
+    "cut": "rollout/truncated",
+}
+
+
+def test_tool_use_falls():
+    # levels .8 .8 .8 .8 .64 .48 .32: 0.6 x .8 = .48 is reached in iteration 6, but half of the
+    # change is .64 then and .56 in iteration 7, and iteration 5 is the first beyond it
+    (one,) = alarms(series(tools=[0.8, 0.8, 0.8, 0.8, 0.32, 0.32, 0.32]))
+    assert (one.name, one.began, one.noticed) == ("tool use", 5, 7)
+    assert one.text == "tool use fell from iteration 5 on: train/tool_execution 0.80 -> 0.32"
+    assert not alarms(series(tools=[0.8, 0.8, 0.8, 0.8, 0.5, 0.5, 0.5]))  # above .48
+    assert not alarms(series(tools=[0.8, 0.8, 0.8, 0.8, 0.0, 0.0, 0.7, 0.0, 0.0, 0.7]))
+
+
+def test_a_fall_is_more_than_noise():
+    # changes of .2 up and down: .2 / (0.6745 x 1.414) = .21 is a standard deviation. The first
+    # level is a single iteration, so 5 x .21 x sqrt(1 + 1/3) = 1.21 would be a fall
+    noisy = [0.8, 0.6, 0.8, 0.6, 0.4, 0.2, 0.0, 0.2]
+    assert not alarms(series(tools=noisy))
+    # the same fall at once, and quiet after it: the median of the changes is 0
+    assert began(series(tools=[0.8, 0.6, 0.8, 0.6, *[0.1] * 6])) == {"tool use": 5}
+
+
+def test_entropy_falls_before_the_questions_are_solved():
+    falls = [0.2, 0.2, 0.2, 0.1, 0.05, 0.01, 0.01, 0.01]
+    (one,) = alarms(series(entropy=falls, match=[0.3] * 8))
+    # half of the change on a scale of logarithms: sqrt(.2 x .01) = .045
+    assert (one.name, one.began, one.noticed) == ("entropy", 6, 8)
+    assert not alarms(series(entropy=falls, match=[0.6] * 8))
+    assert not alarms(series(entropy=[0.2, 0.2, 0.2, *[0.03] * 5], match=[0.3] * 8))
+
+
+def test_groups_teach_nothing_though_they_are_not_solved():
+    rows = series(groups=[0.1, 0.1, 0.6, 0.6, 0.6], match=[0.2] * 5)
+    (one,) = alarms(rows)  # .6 - .2 = .4, and half of that is passed in iteration 3
+    assert (one.name, one.began, one.noticed) == ("groups", 3, 5)
+    assert "rollout/degenerate_groups 0.60, with train/exact_match 0.20" in one.text
+    assert not alarms(series(groups=[0.1, 0.1, 0.6, 0.6, 0.6], match=[0.2, 0.3, 0.4, 0.5, 0.6]))
+    assert not alarms(series(groups=[0.1, 0.1, 1.0, 0.1, 0.1], match=[0.2] * 5))  # one alone
+
+
+def test_lengths_explode_if_they_grow_and_the_answers_are_no_better():
+    longer = [100, 100, 100, 250, 250, 250]
+    (one,) = alarms(series(tokens=longer, match=[0.3, 0.3, 0.3, 0.2, 0.2, 0.2]))
+    assert (one.name, one.began, one.noticed) == ("lengths", 4, 6)
+    assert one.figures == ("rollout/tokens",)
+    assert not alarms(series(tokens=longer, match=[0.3, 0.3, 0.3, 0.5, 0.5, 0.5]))
+    assert not alarms(series(tokens=[100, 100, 100, 190, 190, 190], match=[0.3] * 6))
+    assert began(series(turns=[1, 1, 1, 4, 4, 4], match=[0.3] * 6)) == {"lengths": 4}
+    # as good at iteration 3 already, by longer trajectories than at first
+    rises = [0.1, 0.3, 0.5, 0.4, 0.4, 0.4, 0.4]
+    assert not alarms(series(tokens=[100, 300, 500, 500, 500, 500, 500], match=rises))
+
+
+def test_trajectories_run_out_of_tokens():
+    assert began(series(cut=[0.1, 0.0, 0.1, 0.4, 0.4, 0.4])) == {"lengths": 4}
+    assert not alarms(series(cut=[0.5, 0.5, 0.5, 0.5, 0.4, 0.4]))  # from the first
+
+
+def test_the_reward_rises_while_exact_match_falls():
+    match = [0.4, 0.4, 0.4, 0.4, 0.1, 0.1, 0.1, 0.1]
+    (one,) = alarms(series(match=match, reward=[1, 1, 1, 1, 1.2, 1.2, 1.2, 1.2]))
+    assert (one.name, one.began, one.noticed) == ("reward", 5, 7)
+    assert one.text.endswith("reward/total 1.00 -> 1.20, train/exact_match 0.40 -> 0.10")
+    assert not alarms(series(match=match, reward=[1, 1, 1, 1, 0.9, 0.9, 0.9, 0.9]))
+    slight = [0.4, 0.4, 0.4, 0.4, 0.35, 0.35, 0.35, 0.35]
+    assert not alarms(series(match=slight, reward=[1, 1, 1, 1, 1.2, 1.2, 1.2, 1.2]))
+
+
+def test_where_no_answer_was_ever_right_exact_match_says_nothing():
+    never = {"match": [0.0] * 6}
+    assert not alarms(series(groups=[0.1, 0.1, *[0.6] * 4], **never))
+    assert not alarms(series(entropy=[0.5, 0.5, 0.5, *[0.01] * 3], **never))
+    longer = [100, 100, 100, 250, 250, 250]
+    assert not alarms(series(tokens=longer, reward=[1, 1, 1, 2, 2, 2], **never))
+    assert began(series(tokens=longer, reward=[1] * 6, **never)) == {"lengths": 4}
+
+
+# -------------------------------------------------------------------------------- bad input
+
+
+def test_rows_may_lack_anything():
+    rows = recorded("learning_rate_x30_0")
+    whole = alarms(rows)
+    assert len(whole) == 3
+    for name in FIGURES:
+        left = [{k: v for k, v in row.items() if k != name} for row in rows]
+        assert {one.name for one in alarms(left)} <= {one.name for one in whole}
+        nan = [row | {name: math.nan} for row in rows]
+        assert alarms(nan) == alarms(left)
+        infinite = [row | {name: math.inf} for row in rows]
+        assert alarms(infinite) == alarms(left)
+    for few in ([], [{}], [{"iteration": math.nan}], [{"train/entropy": 0.1}], rows[:2]):
+        assert alarms(few) == []
+    # rows of validation alone, rows that come twice, and in another order, change nothing
+    mixed = [{"iteration": k, "val/exact_match": 0.1} for k in range(9)] + rows + rows[4:9]
+    random.Random(0).shuffle(mixed)
+    assert alarms(mixed) == whole
+    draw = random.Random(1)
+    for _ in range(50):
+        holes = [{k: v for k, v in row.items() if draw.random() < 0.7} for row in rows]
+        assert all(one.began <= one.noticed for one in alarms(holes))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 1e300, -1.0])
+def test_figures_that_never_change_raise_none(value):
+    assert alarms([{"iteration": k} | dict.fromkeys(FIGURES, value) for k in range(1, 30)]) == []
+
+
+# ---------------------------------------------------------------------------------- in a run
+
+
+class Quiet(Letters):
+    """Answers by whatever it is told, and calls no tool, once it is quiet."""
+
+    quiet = False
+
+    def read(self, text, turn, cut):
+        return super().read("a" if self.quiet else text, turn, cut)
+
+
+class Silence(L.Callback):
+    """Makes the tool useless after four iterations."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        pl_module.rollout.segmenter.quiet = trainer.current_epoch >= 4
+
+
+class Printed(ProgressBar):
+    """A bar that keeps what is printed."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def print(self, text):
+        self.lines.append(text)
+
+
+def goes_wrong(model, folder, epochs, *callbacks, ckpt_path=None, **options):
+    """A run that calls no tool from iteration 5 on; the lines that it prints."""
+    rollout = Rollout(Quiet(), [Echo()], max_turn_tokens=6, max_tokens=128)
+    bar = Printed()
+    shown = {"enable_progress_bar": True, "limit_val_batches": 0, **options}
+    run = trainer(folder, epochs, [bar, Silence(), *callbacks], **shown)
+    it = module(model)
+    it.rollout = rollout
+    run.fit(it, data(), ckpt_path=ckpt_path)
+    return bar.lines
+
+
+def test_an_alarm_is_said_once_and_counted(tiny_model, tmp_path):
+    lines = goes_wrong(tiny_model, tmp_path / "a", 12)
+    (line,) = [one for one in lines if one.startswith("alarm: ")]
+    assert re.fullmatch(r"alarm: tool use fell from iteration 5 on: \S+ 0\.\d+ -> 0\.00", line)
+    counts = column(tmp_path / "a", "train/alarms")
+    noticed = counts.index(1)
+    assert noticed >= 6
+    assert counts == [0] * noticed + [1] * (12 - noticed)
+    # the rules say the same of the file
+    (run,) = open_runs([tmp_path / "a" / "version_0"])
+    (one,) = alarms(run.metrics)
+    assert (one.noticed, f"alarm: {one.text}") == (noticed + 1, line)
+    # a run that goes on does not repeat it, and counts on
+    assert not any(
+        "alarm" in one
+        for one in goes_wrong(tiny_model, tmp_path / "b", 14, ckpt_path=last(tmp_path / "a"))
+    )
+    assert column(tmp_path / "b", "train/alarms") == [1, 1]
+
+
+def test_a_run_that_goes_on_knows_what_was_before(tiny_model, tmp_path):
+    goes_wrong(tiny_model, tmp_path / "whole", 12)
+    first = goes_wrong(tiny_model, tmp_path / "a", 5)
+    second = goes_wrong(tiny_model, tmp_path / "b", 12, ckpt_path=last(tmp_path / "a"))
+    assert not any("alarm" in one for one in first)
+    assert [re.sub(r"[\d.]+ ->", "", one) for one in second if "alarm" in one] == [
+        "alarm: tool use fell from iteration 5 on: train/tool_execution  0.00"
+    ]
+    both = [column(tmp_path / run, "train/alarms") for run in "ab"]
+    assert both[0] + both[1] == column(tmp_path / "whole", "train/alarms")
+    # of a checkpoint without the plugin nothing is known
+    checkpoint = torch.load(last(tmp_path / "a"), weights_only=True)
+    assert len(checkpoint.pop("alarms")) == 5
+    torch.save(checkpoint, tmp_path / "old.ckpt")
+    third = goes_wrong(tiny_model, tmp_path / "c", 12, ckpt_path=str(tmp_path / "old.ckpt"))
+    assert not any("alarm" in one for one in third)  # tool use was 0 from its first iteration on
+
+
+def test_an_option_stops_the_run_with_its_iteration_kept(tiny_model, tmp_path, capsys):
+    with pytest.raises(TrainingError, match="stopped by an alarm: tool use fell from iteration 5"):
+        goes_wrong(tiny_model, tmp_path, 20, Alarms(stop=True))
+    counts = column(tmp_path, "train/alarms")
+    assert counts == [0] * (len(counts) - 1) + [1]  # the row of the iteration is written
+    assert torch.load(last(tmp_path), weights_only=True)["epoch"] + 1 == len(counts) < 20
+    assert f"Iteration {len(counts)} is kept." in capsys.readouterr().err
+
+
+def test_two_fits_of_a_trainer_count_for_themselves(tiny_model, tmp_path):
+    run = trainer(tmp_path, 2, limit_val_batches=0)
+    it = module(tiny_model)
+    run.fit(it, data())
+    run.fit_loop.max_epochs = 4
+    run.fit(it, data())
+    names = [type(one).__name__ for one in run.callbacks]
+    assert names.count("Alarms") == names.count("_Column") == 1
+
+
+def test_without_a_bar_an_alarm_is_logged(tiny_model, tmp_path, caplog):
+    run = trainer(tmp_path, 12, [Silence()], limit_val_batches=0)
+    it = module(tiny_model)
+    it.rollout = Rollout(Quiet(), [Echo()], max_turn_tokens=6, max_tokens=128)
+    run.fit(it, data())
+    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert [one.partition(" on:")[0] for one in warned if "alarm" in one] == [
+        "alarm: tool use fell from iteration 5"
+    ]
+
+
+def test_a_recipe_stops_at_an_alarm_with_an_exit_code(recipe, capsys):
+    recipe["model"]["rollout"]["segmenter"] = "test_alarms.Quiet"
+    recipe["trainer"] |= {
+        "max_epochs": 20,
+        "limit_val_batches": 0,
+        "callbacks": [
+            {"class_path": "test_alarms.Silence"},
+            {"class_path": "turnrl_alarms.Alarms", "init_args": {"stop": True}},
+        ],
+    }
+    Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
+    message = fails(capsys, ["fit", "recipe.yaml"], code=1)
+    assert message.startswith("turnrl: TrainingError: stopped by an alarm: tool use fell")
+    # what the console shows is kept: the line of the iteration comes before the alarm
+    assert Path("runs/recipe/version_0/checkpoints/last.ckpt").is_file()
+
+
+def test_the_example_on_the_page_reads_a_run(recipe, capsys):
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "3"]) == 0
+    text = (Path("runs") / "recipe" / "version_0" / "metrics.csv").read_text()
+    assert "train/alarms" in text
+    run = Path("runs/quickstart/version_0")
+    run.mkdir(parents=True)
+    shutil.copy(DATA / "learning_rate_x30_0.csv", run / "metrics.csv")
+    (block,) = re.findall("<!-- alarms example -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+    capsys.readouterr()
+    exec(block, {})
+    assert capsys.readouterr().out.startswith("tool use 3 5 tool use fell from iteration 3 on: ")
+
+
+def test_the_page_lists_the_recorded_runs_with_their_alarms():
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", PAGE, re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted(path.stem for path in DATA.glob("*.csv"))
+    for name, told in rows:
+        raised = [f"{one.name} {one.began}" for one in alarms(recorded(name))]
+        assert told == (", ".join(raised) or "none"), name
