@@ -183,6 +183,16 @@ def test_runs_are_reported_by_name(tmp_path, capsys, monkeypatch):
     assert len(shown["trajectories"]["run"]) == 24
 
 
+def test_the_alarms_of_a_run_that_had_no_callback_are_worked_out(tmp_path):
+    (tmp_path / "run").mkdir()
+    rows = Path(__file__).parent / "data" / "metrics" / "learning_rate_x30_0.csv"
+    shutil.copy(rows, tmp_path / "run" / "metrics.csv")
+    assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "out.html")]) == 0
+    (shown,) = unpacked(tmp_path / "out.html")["runs"]
+    raised = {one["name"]: one["began"] for one in shown["alarms"]}
+    assert raised == {"tool use": 3, "groups": 3, "lengths": 6}
+
+
 def unpacked(file, block="summary"):
     """The data in a page."""
     (packed,) = re.findall(f'id="{block}">([^<]*)<', file.read_text())
@@ -380,6 +390,40 @@ def test_every_metric_is_drawn(tmp_path, opened):
     page = opened(tmp_path / "out.html")
     captions = page.evaluate("[...document.querySelectorAll('figcaption')].map(x => x.textContent)")
     assert sorted(captions) == sorted(metrics)
+
+
+@browser_only
+def test_alarms_are_listed_and_marked_where_they_began(tmp_path, opened):
+    (tmp_path / "run").mkdir()
+    rows = Path(__file__).parent / "data" / "metrics" / "learning_rate_x30_0.csv"
+    shutil.copy(rows, tmp_path / "run" / "metrics.csv")
+    report([tmp_path / "run"], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html", color_scheme="light")
+    shown = page.locator("p.problem").all_inner_texts()
+    told = "run, alarm: tool use fell from iteration 3 on: train/tool_execution 0.41 -> 0.00"
+    assert told in shown
+    plot = page.get_by_role("img", name="tool execution by iteration")
+    assert "Alarm from iteration 3 on." in plot.get_attribute("aria-label")
+    assert "Alarm" not in page.get_by_role("img", name="format by").get_attribute("aria-label")
+    # the curve lies in the lower half, so what has its colour in the upper one is the mark
+    columns = plot.locator("canvas").evaluate(
+        """canvas => {
+            const [w, h] = [canvas.width, Math.floor(canvas.height * 0.45)];
+            const { data } = canvas.getContext("2d").getImageData(0, 0, w, h);
+            const high = [];
+            for (let x = 0; x < w; x++) {
+                let n = 0;
+                for (let y = 0; y < h; y++) {
+                    const i = 4 * (y * w + x);
+                    if (data[i + 3] > 60 && data[i + 2] > data[i] + 60) n++;
+                }
+                if (n > h / 5) high.push(x / w);
+            }
+            return high;
+        }"""
+    )
+    assert 1 <= len(columns) <= 4
+    assert max(columns) < 0.35  # iteration 3 of 40, beside the axis
 
 
 @browser_only

@@ -12,10 +12,12 @@ import hashlib
 import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
+from turnrl_alarms import alarms
 from turnrl_estimators.rollouts import credit_of
 from turnrl_estimators.toy import make
 from turnrl_record.runs import Run, differences, experiments
@@ -127,6 +129,7 @@ def _summary(runs: Sequence[Run], listed: _Listed, title: str) -> dict[str, Any]
                 "folder": str(run.folder),
                 "problems": run.problems,
                 "metrics": run.metrics,
+                "alarms": [asdict(alarm) for alarm in alarms(run.metrics)],
             }
             for run in runs
         ],

@@ -155,11 +155,14 @@
         bands.push({ series: [series.length - 2, series.length - 1], fill: () => colour(line.n) + "33" });
       }
     }
+    const marks = data.experiments.flatMap((members, n) => members.flatMap((member) => data.runs[member].alarms
+      .filter((alarm) => alarm.figures.some((name) => names.includes(name))).map((alarm) => ({ n, x: alarm.began }))));
     const box = el("div", { class: "plot" });
     const label = (line) => experimentName(line.members) + (names.length > 1 ? ", " + line.name : "");
     const last = lines.map((line) => `${label(line)}: from ${number(line.points[0].mean)} to ${number(line.points.at(-1).mean)}`);
     box.setAttribute("role", "img");
-    box.setAttribute("aria-label", `${title} by iteration. ${last.join("; ")}.`);
+    const told = marks.length ? ` Alarm from iteration ${marks.map((mark) => mark.x).join(", ")} on.` : "";
+    box.setAttribute("aria-label", `${title} by iteration. ${last.join("; ")}.${told}`);
     const readout = el("p", { class: "readout", "aria-hidden": "true" });
     const rows = xs.map((x) => [String(x), ...lines.map((line) => {
       const point = line.points.find((p) => p.x === x);
@@ -173,7 +176,7 @@
       width: Math.max(box.clientWidth, 200), height: 180, series, bands, legend: { show: false }, cursor: { y: false, drag: { x: false, y: false } },
       scales: { x: { time: false }, y: range ? { range } : {} },
       axes: [0, 1].map((axis) => ({ stroke: () => css("--dim"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line") }, size: axis ? 66 : 34, ...(axis ? { values: (_, ticks) => ticks.map((v) => (v === null ? "" : tick(v, ticks[1] - ticks[0]))) } : {}) })),
-      hooks: { setCursor: [(plot) => {
+      hooks: { draw: [(plot) => marks.forEach((mark) => drawMark(plot, mark))], setCursor: [(plot) => {
         const i = plot.cursor.idx;
         readout.textContent = i === null || i === undefined ? "" : `iteration ${xs[i]}: ` + lines.map((line) => {
           const point = line.points.find((p) => p.x === xs[i]);
@@ -182,6 +185,24 @@
       }] },
     }, values, box) });
     return made;
+  }
+
+  /** A line where an alarm began. */
+  function drawMark(plot, mark) {
+    const { ctx, bbox } = plot;
+    const x = plot.valToPos(mark.x, "x", true);
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = colour(mark.n);
+    ctx.lineWidth = 1.5 * devicePixelRatio;
+    ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.textAlign = x > bbox.left + bbox.width / 2 ? "right" : "left";
+    ctx.fillText(" alarm ", x, bbox.top + 11 * devicePixelRatio);
+    ctx.restore();
   }
 
   function drawCharts() {
@@ -211,6 +232,7 @@
 
   function overview() {
     const problems = data.runs.flatMap((run) => run.problems.map((text) => el("p", { class: "problem" }, el("strong", {}, bdi(run.name), ": "), bdi(text))));
+    const alarms = data.runs.flatMap((run) => run.alarms.map((alarm) => el("p", { class: "problem" }, el("strong", {}, bdi(run.name), ", alarm: "), bdi(alarm.text))));
     const every = [...new Set(data.runs.flatMap((run) => run.metrics.flatMap((row) => Object.keys(row))))].sort();
     const bands = data.experiments.some((members) => members.length > 1);
     const legend = el("ul", { class: "legend", "aria-label": "Lines" }, data.experiments.map((members, n) => el("li", {}, sample(n), bdi(experimentName(members)))));
@@ -229,6 +251,7 @@
       el("h1", {}, data.runs.length === 1 ? "One run" : `${data.runs.length} runs`),
       el("p", { class: "dim" }, `Written ${data.written}. `, count ? el("a", { href: "#/list" }, `${count.toLocaleString("en")} recorded trajectories`) : "There are no recorded trajectories", "."),
       ...problems,
+      ...alarms,
       table("Runs", ["run", "folder", "iterations", ...CURVES.map(([name]) => `${name}, last`)], data.runs.map((run) => {
         const last = (name) => { const row = run.metrics.findLast((r) => name in r); return row ? number(row[name]) : "-"; };
         const rows = run.metrics.map((row) => row.iteration);
