@@ -258,17 +258,17 @@ def test_runs_that_differ_in_their_seeds_are_one_side_and_the_interval_is_over_s
     )
 
 
-def test_seeds_are_paired_by_their_number_and_those_without_a_partner_are_named():
-    a = seeds("a", SEEDS["a"])
-    b = seeds("b", SEEDS["b"][::-1], first=1)  # seeds 1, 2, 3
-    (found,) = compare(open_sides([*a, *b]))
-    assert found.figures["exact_match"] == over_seeds([0.2, 0.6], [1.0, 0.4])
-    assert found.notes == [
-        "a0 is left out: the other side has no run of its seed.",
-        "b2 is left out: the other side has no run of its seed.",
-    ]
-    with pytest.raises(DataError, match=r"no seed in common.*Name runs of the same seeds"):
-        compare(open_sides([*a, *seeds("c", SEEDS["b"], first=7)]))
+def test_the_report_that_is_named_numbers_the_runs_as_the_places_do(capsys):
+    (a0, a1), (b0, b1) = (seeds(name, SEEDS[name][:2]) for name in "ab")
+    assert main(["compare", a0, b0, a1, b1]) == 0
+    printed = capsys.readouterr().out
+    (told,) = [line for line in printed.splitlines() if line.startswith("See them: ")]
+    named = told.removeprefix("See them: turnrl report ").split()
+    assert named == [a0, b0, a1, b1]
+    # question 0 was won by the second seed, in the runs 2 and 3
+    assert (named.index(a1), named.index(b1)) == (2, 3)
+    assert "#/t/2/val/4/0/0" in printed
+    assert "#/t/3/val/4/0/0" in printed
 
 
 def test_two_seeds_of_one_recipe_are_compared_with_each_other():

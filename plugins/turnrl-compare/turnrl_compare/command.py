@@ -57,8 +57,10 @@ def _run(args: argparse.Namespace) -> None:
         else:
             print("\n" * (number > 0) + "\n".join(as_text(comparison, args.split, args.all)))
     if not args.json:
-        folders = dict.fromkeys(str(one.run.folder) for side in sides for one in side.evaluations)
-        print(f"\nSee them: turnrl report {' '.join(folders)}")
+        every = [one for side in sides for one in side.evaluations]
+        # the order that they were given in: by it a report numbers its runs
+        folders = {one.number: str(one.run.folder) for one in every}
+        print(f"\nSee them: turnrl report {' '.join(folders[n] for n in sorted(folders))}")
         print("Then open report.html with the end of a line above behind its name.")
 
 
