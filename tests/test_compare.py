@@ -192,6 +192,19 @@ def test_two_policies_of_one_run_are_compared(capsys):
     assert "See them: turnrl report a\n" in capsys.readouterr().out
 
 
+def test_of_two_evaluations_in_one_iteration_the_newest_is_taken():
+    for version, right in ((10, 0), (12, 1)):
+        for rank in (0, 1):
+            rows = [row(n, right, iteration=3, policy_version=version) for n in range(rank, 6, 2)]
+            saved("a", rows, f"val-{version:06d}-{rank}.parquet")
+    saved("b", [row(n, 0) for n in range(6)])
+    for place in ("a", "a@3"):
+        (found,) = compare(open_sides([place, "b"]))
+        # no average of the two, as of attempts
+        assert (found.figures["exact_match"].first, found.first.one.iteration) == (1, 3)
+        assert {len(rows) for rows in found.first.one.questions.values()} == {1}
+
+
 def test_the_iteration_is_the_last_or_the_one_that_is_named():
     policies()
     saved("b", [row(n, 1, iteration=10) for n in range(6)])

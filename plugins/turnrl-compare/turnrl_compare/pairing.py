@@ -167,8 +167,9 @@ def _side(evaluations: Sequence[Evaluation], several: bool) -> Side:
 
 
 def _evaluation(run: Run, number: int, split: str, wanted: int | None) -> Evaluation:
-    """The last evaluation, or that after an iteration. A file that cannot be read becomes one of
-    the run's problems, and the evaluation before it is taken."""
+    """The last evaluation, or the last one after an iteration, which may have several
+    (`trainer.val_check_interval`). A file that cannot be read becomes one of the run's problems,
+    and the evaluation before it is taken."""
     rows: list[record.Row] = []
     seen: dict[int, None] = {}
     for file in reversed(record.files(run.folder, split)):  # the newest policy first
@@ -182,7 +183,7 @@ def _evaluation(run: Run, number: int, split: str, wanted: int | None) -> Evalua
         after = here[0]["iteration"]
         seen.setdefault(after)
         wanted = after if wanted is None else wanted
-        if after == wanted:
+        if after == wanted and (not rows or rows[0]["policy_version"] == here[0]["policy_version"]):
             rows = here + rows
         elif rows:
             break
