@@ -284,6 +284,35 @@ def test_the_report_that_is_named_numbers_the_runs_as_the_places_do(capsys):
     assert "#/t/3/val/4/0/0" in printed
 
 
+def test_evaluations_of_the_checkpoints_of_several_seeds_are_compared_over_seeds(capsys):
+    places = []
+    for name in "ab":
+        for n, right in enumerate(SEEDS[name]):
+            path = f"runs/{name}/version_{n}/checkpoints/best.ckpt"
+            told = {"split": "val", "ckpt_path": path, "json": n == 1, "seed_everything": n}
+            rows = [row(i, r) for i, r in enumerate(right)]
+            places.append(saved(f"{name}{n}", rows, **told))
+    (found,) = compare(open_sides(places))
+    assert found.figures["exact_match"] == over_seeds([0.4, 0.2, 0.6], [0.8, 0.4, 1.0])
+    assert main(["compare", *places]) == 0
+    printed = capsys.readouterr().out
+    assert "Student's t over 3 seeds" in printed
+    assert "json:" not in printed
+
+
+def test_seeds_are_paired_by_their_number_and_those_without_a_partner_are_named():
+    a = seeds("a", SEEDS["a"])
+    b = seeds("b", SEEDS["b"][::-1], first=1)  # seeds 1, 2, 3
+    (found,) = compare(open_sides([*a, *b]))
+    assert found.figures["exact_match"] == over_seeds([0.2, 0.6], [1.0, 0.4])
+    assert found.notes == [
+        "a0 is left out: the other side has no run of its seed.",
+        "b2 is left out: the other side has no run of its seed.",
+    ]
+    with pytest.raises(DataError, match=r"no seed in common.*Name runs of the same seeds"):
+        compare(open_sides([*a, *seeds("c", SEEDS["b"], first=7)]))
+
+
 def test_two_seeds_of_one_recipe_are_compared_with_each_other():
     (found,) = compare(open_sides(seeds("a", SEEDS["a"][:2])))
     assert (found.first.name, found.second.name) == ("a0", "a1")

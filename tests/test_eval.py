@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from turnrl_record.runs import differences, experiments, open_runs
 
 from commands import fails, save
 from pages import pieces
@@ -105,6 +106,18 @@ def test_a_run_is_scored_by_its_best_checkpoint_or_else_its_last(recipe, capsys)
     # its evaluations lie apart from it, and it stays the newest of its name
     assert sorted(path.name for path in Path("runs").iterdir()) == ["recipe", "recipe-eval"]
     assert len(list(Path("runs/recipe-eval").iterdir())) == 5
+
+
+def test_evaluations_of_several_seeds_are_one_experiment(recipe, capsys):
+    for seed in ("0", "1"):
+        command = ["fit", "recipe.yaml", "--trainer.max_epochs", "1", "--seed_everything", seed]
+        assert main(command) == 0
+    assert main(["eval", "runs/recipe/version_0"]) == 0
+    scored(capsys, "runs/recipe/version_1")
+    assert main(["eval", "runs/recipe/version_1", "--ckpt_path", "last"]) == 0
+    runs = open_runs([f"runs/recipe-eval/version_{n}" for n in range(3)])
+    assert experiments(runs) == [[0, 1], [2]]
+    assert set(differences(runs)) == {"seed_everything", "ckpt_path"}
 
 
 def test_a_run_is_scored_from_any_folder(recipe, capitals, monkeypatch, capsys):

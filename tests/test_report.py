@@ -141,6 +141,68 @@ def test_runs_that_differ_in_their_seeds_alone_are_one_experiment(tmp_path):
     }
 
 
+def grouped(tmp_path, *settings):
+    """The experiments of runs with these settings, in `runs/recipe`."""
+    home = tmp_path / "runs" / "recipe"
+    shutil.rmtree(home, ignore_errors=True)
+    for number, some in enumerate(settings):
+        seed = some.get("seed_everything", 0)
+        recorded.run(home / f"version_{number}", 1, seed=seed, settings=some)
+    return experiments(open_runs([home / f"version_{n}" for n in range(len(settings))]))
+
+
+def trained(seed, checkpoint=None, **more):
+    return {"seed_everything": seed, "ckpt_path": checkpoint, **more}
+
+
+def scored(seed, checkpoint=None, **more):
+    return trained(seed, checkpoint, **{"split": "val", "json": False} | more)
+
+
+def at(number, name="best", home="recipe"):
+    return f"runs/{home}/version_{number}/checkpoints/{name}.ckpt"
+
+
+def test_a_seed_that_was_resumed_stays_with_the_others(tmp_path):
+    assert grouped(tmp_path, trained(0), trained(1), trained(2, at(9, "last"))) == [[0, 1, 2]]
+    # the run that it went on from is no further seed
+    assert grouped(tmp_path, trained(0), trained(1), trained(1, at(1))) == [[0, 1], [2]]
+    # and one that began with what another recipe had trained is no resumed one
+    assert grouped(tmp_path, trained(0), trained(1), trained(2, at(0, home="other"))) == [
+        [0, 1],
+        [2],
+    ]
+
+
+def test_evaluations_of_seeds_are_one_experiment_and_other_evaluations_are_not(tmp_path):
+    assert grouped(tmp_path, scored(0, at(0)), scored(1, at(1)), scored(2, at(2), json=True)) == [
+        [0, 1, 2]
+    ]
+    # best and last of the same runs, and the policy before training
+    some = [scored(seed, at(seed, name)) for name in ("best", "last") for seed in (0, 1)]
+    assert grouped(tmp_path, *some, scored(0), scored(1)) == [[0, 1], [2, 3], [4, 5]]
+    # a recipe's own seed says nothing about that of the checkpoints
+    assert grouped(tmp_path, scored(0, at(0)), scored(0, at(1))) == [[0], [1]]
+    # other samples of one policy are no other policy
+    assert grouped(tmp_path, scored(0, at(0)), scored(1, at(0))) == [[0], [1]]
+    assert grouped(tmp_path, scored(0, at(0)), scored(0, at(0))) == [[0, 1]]
+    # and a run that trained is not one that was scored
+    assert grouped(tmp_path, trained(0), scored(1, at(1)), scored(2, at(2), samples=4)) == [
+        [0],
+        [1],
+        [2],
+    ]
+
+
+def test_what_a_run_writes_is_no_difference(tmp_path):
+    bar = {"enable_progress_bar": False}
+    logged = {"logger": [{"class_path": "CSVLogger"}]}
+    assert grouped(tmp_path, trained(0, trainer=bar), trained(1, trainer=logged)) == [[0, 1]]
+    assert set(differences(open_runs([tmp_path / f"runs/recipe/version_{n}" for n in (0, 1)]))) == {
+        "seed_everything"
+    }
+
+
 def test_a_run_is_shown_as_far_as_it_is_there(tmp_path, capsys):
     folder = recorded.run(tmp_path / "run")
     torn = folder / "record" / "train-000001-0.parquet"

@@ -19,7 +19,12 @@ from turnrl import DataError, in_short, record
 SEEDS = ("seed_everything", "model.seed", "data.seed")
 """Settings in which runs of one recipe may differ and still be the same experiment."""
 
-_NAMES = ("trainer.logger.", "trainer.default_root_dir")
+_PLACES = ("trainer.logger", "trainer.default_root_dir")
+_WRITTEN = (
+    *("json", "trainer.enable_progress_bar", "trainer.enable_model_summary"),
+    *("model.record_per_iteration", "model.record_tokens", "model.transcripts_per_iteration"),
+)
+_CHECKPOINT = "ckpt_path"
 
 
 @dataclass
@@ -150,24 +155,72 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     """The settings in which runs differ, with the value of each run; a run without the setting has
-    an empty one. Where a run writes to is no difference."""
+    an empty one. Where a run writes to, and what it writes, is no difference."""
     known = [run.settings for run in runs if run.settings]
     names: Iterable[str] = dict.fromkeys(name for settings in known for name in settings)
     return {
         name: [str(run.settings.get(name, "")) for run in runs]
         for name in names
-        if not name.startswith(_NAMES) and len({settings.get(name) for settings in known}) > 1
+        if not _is_output(name) and len({settings.get(name) for settings in known}) > 1
     }
 
 
+def _is_output(name: str) -> bool:
+    """Whether a setting says where a run writes to or what it writes, and changes no figure."""
+    return name.startswith(_PLACES) or name in _WRITTEN
+
+
 def experiments(runs: Sequence[Run]) -> list[list[int]]:
-    """The numbers of the runs that differ in their seeds alone, together."""
+    """The numbers of the runs that differ in their seeds alone, together.
+
+    A run that went on from a checkpoint of its own recipe is the same experiment, and one that
+    began with a checkpoint of another is not. Of a checkpoint that was evaluated, the name of its
+    file alone counts: `best.ckpt` of seeds 0 and 1 are one experiment, `last.ckpt` is another. If
+    the seeds do not tell such runs apart, their checkpoints do. So two checkpoints of one run are
+    never two seeds, nor is one checkpoint that was evaluated with two seeds.
+    """
     alike: dict[object, list[int]] = {}
     for number, run in enumerate(runs):
-        what = {
-            name: value
-            for name, value in run.settings.items()
-            if name not in SEEDS and not name.startswith(_NAMES)
-        }
-        alike.setdefault(json.dumps(what, sort_keys=True) if what else number, []).append(number)
-    return list(alike.values())
+        alike.setdefault(_identity(run) or number, []).append(number)
+    return sorted(part for some in alike.values() for part in _apart(runs, some))
+
+
+def _identity(run: Run) -> str:
+    """The settings of a run without seeds, output and checkpoint; empty if none are known."""
+    place = Path(_checkpoint(run)).absolute()  # runs/NAME/version_0/checkpoints/last.ckpt
+    home = place.parents[2].name if len(place.parents) > 2 else ""
+    own = not _checkpoint(run) or home == run.folder.resolve().parent.name
+    checkpoint = Path(_checkpoint(run)).name if _evaluated(run) else "" if own else home
+    told = (*SEEDS, _CHECKPOINT)
+    kept = {k: v for k, v in run.settings.items() if k not in told and not _is_output(k)}
+    return json.dumps([kept, checkpoint], sort_keys=True) if kept else ""
+
+
+def _apart(runs: Sequence[Run], alike: Sequence[int]) -> Iterable[list[int]]:
+    """Numbers of runs that are alike but for seeds and checkpoints, apart where these are not one
+    checkpoint for each seed."""
+    known = {number: (_seed(runs[number]), _checkpoint(runs[number])) for number in alike}
+    pairs, evaluated = {*known.values()}, _evaluated(runs[alike[0]])
+    trained = {pair for pair in pairs if evaluated and pair[1]}
+    if len({seed for seed, _ in pairs}) == len(pairs) and (
+        len({checkpoint for _, checkpoint in trained}) == len(trained)
+    ):
+        return [list(alike)]
+    parts: dict[object, list[int]] = {}
+    for number, (seed, checkpoint) in known.items():
+        parts.setdefault((checkpoint, seed if evaluated else ()), []).append(number)
+    return parts.values()
+
+
+def _evaluated(run: Run) -> bool:
+    """Whether it is of `turnrl eval`, which has a split to score, and not of `turnrl fit`."""
+    return "split" in run.settings
+
+
+def _checkpoint(run: Run) -> str:
+    path = str(run.settings.get(_CHECKPOINT, "null"))
+    return "" if path == "null" else path
+
+
+def _seed(run: Run) -> tuple[object, ...]:
+    return tuple(run.settings.get(name) for name in SEEDS)
