@@ -284,6 +284,19 @@ def test_the_report_that_is_named_numbers_the_runs_as_the_places_do(capsys):
     assert "#/t/3/val/4/0/0" in printed
 
 
+def test_seeds_that_differ_by_the_same_but_for_rounding_are_compared_over_questions(capsys):
+    a, b = (
+        seeds(name, [[1] * n + [0] * (10 - n) for n in counts])
+        for name, counts in (("a", (3, 5, 1)), ("b", (4, 6, 2)))
+    )
+    # .4 - .3, .6 - .5 and .2 - .1 are three floats
+    (found,) = compare(open_sides([*a, *b]))
+    match = found.figures["exact_match"]
+    assert (match.pairs, match.high - match.low > 0.1) == (10, True)
+    assert main(["compare", *a, *b]) == 0
+    assert "differ by the same: exact_match" in " ".join(capsys.readouterr().out.split())
+
+
 def test_evaluations_of_the_checkpoints_of_several_seeds_are_compared_over_seeds(capsys):
     places = []
     for name in "ab":

@@ -245,6 +245,9 @@ def covered_by_newcombe(n, p, q, phi):
         both_share = both / (1 - p - q + 2 * both)
         k = np.arange(within(rest.min(), both_share)[0], within(rest.max(), both_share)[1])
         lost, k = np.meshgrid(lost, k, indexing="ij")
+    # 0.1, 0.09999999999999998 and 0.1
+    rounded = over_seeds([0.3, 0.5, 0.1], [0.4, 0.6, 0.2])
+    assert rounded.low == rounded.high == pytest.approx(0.1)
         rest = left - lost
         there = k <= rest
         weight = stats.binom.pmf(lost, left, share) * stats.binom.pmf(k, rest, both_share)

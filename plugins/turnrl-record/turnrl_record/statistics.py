@@ -195,7 +195,8 @@ def over_seeds(first: Sequence[float], second: Sequence[float]) -> Difference:
     pairs, counts = _paired(first, second)
     if len(pairs) < 2:
         raise ValueError("one seed says nothing about others. Pair two seeds or more.")
-    half = stats.t.ppf(0.975, len(pairs) - 1) * pairs.std(ddof=1) / np.sqrt(len(pairs))
+    spread = pairs.std(ddof=1) if np.ptp(pairs) >= _SAME else 0.0  # else it is rounding
+    half = stats.t.ppf(0.975, len(pairs) - 1) * spread / np.sqrt(len(pairs))
     low, high = float(pairs.mean() - half), float(pairs.mean() + half)
     means = float(np.mean(first)), float(np.mean(second))
     return Difference(*means, low, high, None, *counts, len(pairs))
