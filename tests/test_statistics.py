@@ -53,9 +53,32 @@ def test_a_reward_that_is_all_or_nothing_is_a_rate_times_its_weight():
     low, high = wilson(7, 40)
     assert interval(rate(7, 40, 0.4)) == pytest.approx((0.4 * low, 0.4 * high))
     assert interval(rate(7, 40, -0.5)) == pytest.approx((-0.5 * high, -0.5 * low))
-    # always paid: it may have failed to be paid in a few of the next questions
-    low, high = interval(rate(40, 40, 0.4))
-    assert 0.36 < low < high == pytest.approx(0.4)
+    # never paid: it might be in a few of the next questions
+    assert interval(rate(0, 40, 0.4)) == pytest.approx((0, wilson(0, 40)[1]))
+
+
+def test_a_figure_that_is_the_same_everywhere_may_be_more_or_less_elsewhere():
+    # with 250 questions, at most 1 - .05^(1/250) = 1.191 % of others would be unlike, by 2 at most
+    assert interval([2.0] * 250) == pytest.approx((2 - 0.02382, 2 + 0.02382), abs=1e-5)
+    assert interval([-2.0] * 250) == pytest.approx((-2 - 0.02382, -2 + 0.02382), abs=1e-5)
+    # a reward of this weight that was always paid, or a share: the values do not tell
+    assert interval([0.4] * 40) == pytest.approx((0.3711, 0.4289), abs=1e-4)
+    assert interval([0.5]) == pytest.approx((0.025, 0.975))
+    both = difference([2.0] * 250, [2.0] * 250)
+    assert (both.low, both.high, both.p) == (pytest.approx(-0.02382, abs=1e-5), -both.low, None)
+
+
+def test_values_that_are_equal_but_for_rounding_are_equal():
+    rounded = [0.1 + 0.2] * 5 + [0.3] * 45  # 0.30000000000000004 and 0.3
+    assert interval(rounded) == pytest.approx(interval([0.3] * 50))
+    # on both sides of where the seventh digit is cut
+    low, high = interval([0.1234565 - 1e-12] * 5 + [0.1234565 + 1e-12] * 45)
+    assert 0 < low < 0.1234565 < high < 0.25
+    paid = rounded + [0.0] * 20
+    assert interval(paid) == pytest.approx(interval(rate(50, 70, 0.3)))
+    found = difference(paid, [0.3] * 60 + [0.0] * 10)
+    exact = difference(rate(50, 70, 0.3), rate(60, 70, 0.3))
+    assert (found.low, found.high, found.p) == pytest.approx((exact.low, exact.high, exact.p))
 
 
 def test_a_mean_of_shares_has_the_interval_of_means_drawn_again():
@@ -178,8 +201,12 @@ def test_equal_differences_have_the_rule_of_three_and_no_warning():
     found = difference(values, values)
     # with 60 questions, at most 1 - .05^(1/60) = 4.87 % of others would differ, by 1 at most
     assert (found.low, found.high) == pytest.approx((-0.0487, 0.0487), abs=1e-4)
+    # the range is 1.5, so the others would differ by -1.5 or by 1.5 at worst: by 2 less, or 1 more
     shifted = difference(values, [v + 0.5 for v in values])
-    assert (shifted.low, shifted.high) == pytest.approx((0.5 - 0.073, 0.5 + 0.073), abs=1e-3)
+    ends = (0.5 - 0.0487 * 2, 0.5 + 0.0487 * 1)
+    assert (shifted.low, shifted.high) == pytest.approx(ends, abs=1e-4)
+    back = difference([v + 0.5 for v in values], values)
+    assert (back.low, back.high) == pytest.approx((-shifted.high, -shifted.low))
     # differences by the rounding of float32 are none
     rounded = difference(values, [v + random.Random(0).random() * 1e-8 for v in values])
     assert (rounded.low, rounded.high) == pytest.approx((-0.0487, 0.0487), abs=1e-4)
@@ -218,6 +245,9 @@ def test_over_seeds_the_interval_is_students_own():
     assert (found.pairs, found.gained, found.lost, found.p) == (10, 9, 0, None)
     same = over_seeds([0.5, 0.75], [0.75, 1.0])
     assert (same.low, same.high) == (0.25, 0.25)
+    # 0.1, 0.09999999999999998 and 0.1
+    rounded = over_seeds([0.3, 0.5, 0.1], [0.4, 0.6, 0.2])
+    assert rounded.low == rounded.high == pytest.approx(0.1)
     with pytest.raises(ValueError, match="one seed says nothing"):
         over_seeds([1.0], [0.5])
 
@@ -245,9 +275,6 @@ def covered_by_newcombe(n, p, q, phi):
         both_share = both / (1 - p - q + 2 * both)
         k = np.arange(within(rest.min(), both_share)[0], within(rest.max(), both_share)[1])
         lost, k = np.meshgrid(lost, k, indexing="ij")
-    # 0.1, 0.09999999999999998 and 0.1
-    rounded = over_seeds([0.3, 0.5, 0.1], [0.4, 0.6, 0.2])
-    assert rounded.low == rounded.high == pytest.approx(0.1)
         rest = left - lost
         there = k <= rest
         weight = stats.binom.pmf(lost, left, share) * stats.binom.pmf(k, rest, both_share)
@@ -306,6 +333,18 @@ def test_paired_rates_of_any_correlation_are_covered(n, p, phi):
 def test_paired_rates_that_differ_are_covered(p, q):
     for phi in (0.0, 0.5):
         assert 0.94 <= covered_by_newcombe(250, p, q, phi) <= (0.965 if p > 0.1 else 1)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.02])
+@pytest.mark.parametrize("n", [30, 256])
+def test_values_that_are_rare_are_covered_also_where_none_was_seen(n, p):
+    # exact: of n trajectories of two turns, k have three
+    covered = 0.0
+    for k in range(n + 1):
+        if (share := stats.binom.pmf(k, n, p)) > 1e-5:
+            low, high = interval([2.0] * (n - k) + [3.0] * k)
+            covered += share * (low <= 2 + p <= high)
+    assert 0.975 <= covered <= 1
 
 
 @pytest.mark.parametrize("seeds", [5, 8, 10])
