@@ -247,6 +247,39 @@ def test_what_is_no_chat_completion_is_named(chat, monkeypatch):  # noqa: F811
         play(server, chat)
 
 
+@pytest.mark.parametrize("said", ["", "=Pa"])
+def test_a_reply_that_the_server_withheld_is_no_wrong_answer(chat, monkeypatch, said):  # noqa: F811
+    event = Handler.event
+
+    def filtered(self, choice):
+        ended = choice.get("finish_reason") and "content_filter"
+        event(self, choice | {"finish_reason": ended})
+
+    monkeypatch.setattr(Handler, "event", filtered)
+    with (
+        vendor(lambda *_: said) as server,
+        pytest.raises(EndpointError, match=r"ended a reply by 'content_filter', .* Leave the"),
+    ):
+        play(server, chat)
+
+
+@pytest.mark.parametrize("ending", ["tool_calls", "function_call", "eos_token", "stop_sequence"])
+def test_a_reply_that_the_model_ended_is_one_whatever_the_ending_is_called(
+    chat,  # noqa: F811
+    monkeypatch,
+    ending,
+):
+    event = Handler.event
+
+    def ends(self, choice):
+        event(self, choice | {"finish_reason": choice.get("finish_reason") and ending})
+
+    monkeypatch.setattr(Handler, "event", ends)
+    with vendor(lambda *_: "=Paris") as server:
+        (trajectory,) = play(server, chat)
+    assert (trajectory.answer, trajectory.turns[0].cut) == ("Paris", False)
+
+
 def test_no_more_requests_are_under_way_than_the_server_takes(chat):  # noqa: F811
     under_way, most = [], []
 

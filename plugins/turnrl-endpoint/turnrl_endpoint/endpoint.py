@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from httpx2 import Response
 
 
+_ENDINGS = (
+    *("stop", "length", "tool_calls", "function_call"),
+    *("eos_token", "stop_sequence"),  # of servers that say how a reply stopped
+)
+"""Endings of a reply that the model wrote to its end, or as far as it may."""
+
+
 class EndpointError(EngineError):
     """The server of a model is away, or refuses."""
 
@@ -49,7 +56,8 @@ class Endpoint(MessageSampler):
         """See `MessageSampler.reply`. While the server is away, it is asked again.
 
         Raises:
-            EndpointError: If it is away for `patience_s`, refuses, or sends what is no reply.
+            EndpointError: If it is away for `patience_s`, refuses, sends what is no reply, or ends
+                one for a reason of its own, such as `content_filter`.
         """
         body = self._body(messages, sampling)
         return await self._connection.ask(body, lambda got: self._reply(got, sampling.stop))
@@ -86,6 +94,10 @@ class Endpoint(MessageSampler):
             raise self._connection.fault(f"{what}. Correct base_url.")
         if ended is None:
             raise Unavailable("the reply broke off")
+        if ended not in _ENDINGS:
+            how = self._connection.clean(str(ended))
+            what = f"ended a reply by {how!r}, so the model did not write it to its end"
+            raise self._connection.fault(f"{what}. Leave the question out, or ask another model.")
         return Reply(text, cut=ended == "length")
 
     def _read(self, data: str) -> tuple[str, str | None]:
