@@ -279,6 +279,31 @@ def test_an_estimator_of_ones_own_is_explained():
         )
 
 
+class Doubled(AdvantageEstimator):
+    """Installed by nobody."""
+
+    def __call__(self, group):
+        return 2 * (group.outcome - group.outcome.mean())[:, None] * group.reached
+
+
+@pytest.mark.parametrize("version", [None, "0.5.0", "0.7.0"])
+def test_an_advantage_is_not_explained_by_another_estimator(tmp_path, version):
+    if version is None:
+        folder = recorded.run(tmp_path / "run", estimator=Doubled())
+        name, reason = "Doubled, this run", "it is not installed here"
+    else:
+        folder = Path(__file__).parent / "data" / "records" / version
+        name, reason = "the estimator, this run", "the record does not say which it was"
+    report([folder], tmp_path / "out.html")
+    detail = unpacked(tmp_path / "out.html", "d0")[0]
+    own, *others = detail["why"]
+    assert (own["name"], own["terms"]) == (name, None)
+    assert own["unexplained"] == f"cannot be rebuilt: {reason}"
+    given = [[turn["advantage"] for turn in row["turns"]] for row in detail["rows"]]
+    assert own["advantages"] == [pytest.approx(row, rel=1e-8) for row in given]
+    assert "TurnLevel" in [other["name"] for other in others]
+
+
 @dataclass
 class NeedsMore(AdvantageEstimator):
     """Cannot be made without an argument."""
@@ -440,6 +465,18 @@ def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, ope
         assert float(given) == pytest.approx(turn["advantage"], abs=1e-6)
         card.get_by_text("Tokens: probability").click()
         assert card.get_by_text("0.4966").count() == turn["tokens"]  # exp(-0.7)
+
+
+@browser_only
+def test_the_card_shows_the_recorded_number_alone_where_it_cannot_be_rebuilt(tmp_path, opened):
+    folder = recorded.run(tmp_path / "run", estimator=Doubled())
+    report([folder], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html", "#/t/0/train/0/0/0")
+    card = page.locator("section.turn").first
+    advantage = float(f"{record.read(folder)[0]['turns'][0]['advantage']:.7g}")
+    told = card.get_by_text("Doubled, this run: cannot be rebuilt: it is not installed here.")
+    assert float(told.inner_text().rsplit(" ", 1)[1][:-1]) == pytest.approx(advantage, rel=1e-6)
+    assert "What TurnLevel compares" not in card.inner_text()
 
 
 @browser_only

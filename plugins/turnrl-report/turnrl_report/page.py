@@ -169,30 +169,45 @@ def _row(row: record.Row) -> dict[str, Any]:
 
 
 def _why(members: Sequence[record.Row]) -> list[dict[str, Any]]:
-    """The credit that every estimator gives this group, that of the run first."""
+    """The credit of this group: that of the run first, then that of every other estimator."""
     if any(turn["advantage"] is None for row in members for turn in row["turns"][row["begins"] :]):
         return []  # greedy: nothing was compared
     group = record.group(members)
-    own = _own(members[0]["estimator"])
-    rules: dict[str, AdvantageEstimator | Exception] = {}
-    if own is not None:
-        rules[f"{type(own).__name__}, this run"] = own
-    for name, kind in installed("turnrl_estimators").items():
-        rule = make(kind)
-        if rule != own:
-            rules[name] = rule
-    return [_credit(name, rule, group) for name, rule in rules.items()]
+    told = members[0]["estimator"]
+    own = _own(told)
+    rules = {name: make(kind) for name, kind in installed("turnrl_estimators").items()}
+    others = (_credit(name, rule, group) for name, rule in rules.items() if rule != own)
+    name = json.loads(told)["name"] if told else "the estimator"
+    return [_this_run(f"{name}, this run", own, members, group), *others]
 
 
-def _own(recorded: str | None) -> AdvantageEstimator | None:
-    """The estimator of the run, if it can be made again."""
+def _own(recorded: str | None) -> AdvantageEstimator | str:
+    """The estimator of the run made again, or why it cannot be."""
     if recorded is None:
-        return None
+        return "the record does not say which it was"
     told = json.loads(recorded)
     kind = installed("turnrl_estimators").get(told["name"])
+    if kind is None:
+        return "it is not installed here"
     # an error if it is of another version, or with a part that is no number
-    rule = None if kind is None else make(kind, **told["arguments"])
-    return None if isinstance(rule, Exception) else rule
+    rule = make(kind, **told["arguments"])
+    return " ".join(str(rule).split()) if isinstance(rule, Exception) else rule
+
+
+def _this_run(
+    name: str, own: AdvantageEstimator | str, members: Sequence[record.Row], group: Group
+) -> dict[str, Any]:
+    """What was recorded, and the numbers behind it if the estimator gives them again."""
+    given = [[turn["advantage"] for turn in row["turns"]] for row in members]
+    recorded = {
+        "name": name,
+        "advantages": [[_short(advantage) for advantage in row] for row in given],
+        "terms": None,
+    }
+    again = {"missing": own} if isinstance(own, str) else _credit(name, own, group)
+    if "missing" in again:
+        return recorded | {"unexplained": f"cannot be rebuilt: {again['missing']}"}
+    return again | recorded | {"terms": again["terms"]}
 
 
 def _credit(name: str, estimator: AdvantageEstimator | Exception, group: Group) -> dict[str, Any]:

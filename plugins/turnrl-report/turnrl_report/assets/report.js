@@ -499,7 +499,7 @@
 
   function why(turn, k, n, detail) {
     if (!detail.why.length) return null;
-    const own = detail.why[0];
+    const own = detail.why[0]; // that of the run
     const parts = (turn.rewards || []).map((r) => [bdi(r.name), num(exact(r.value))]);
     const terms = own.terms ? own.terms[n][k] : null;
     return el("details", { open: true }, el("summary", {}, "Why this advantage"),
@@ -508,7 +508,7 @@
         table(`What ${own.name.split(",")[0]} compares`, ["value", "weight", "this one", "compared with", "divided by", "mean of the set", "deviation", "members", "gives"],
           terms.map((t) => [t.name, num(exact(t.weight)), num(exact(t.value)), num(exact(t.baseline)), num(exact(t.divisor)), num(exact(t.mean)), num(exact(t.std)), num(String(t.count)), el("td", { class: "num" }, signed(t.weight * (t.value - t.baseline) / t.divisor, 4))])),
         el("p", { class: "equation" }, `advantage = ${equation(terms)} = ${exact(own.advantages[n][k])}`),
-      ] : el("p", {}, own.missing ? `${own.name}: ${own.missing}.` : `${own.name} ${own.unexplained}. Its advantage is ${exact(turn.advantage)}.`),
+      ] : el("p", {}, `${own.name}: ${own.unexplained}. The recorded advantage is ${exact(turn.advantage)}.`),
       el("details", {}, el("summary", {}, "What other estimators would give this turn"),
         table("Other estimators", ["estimator", "advantage", "how"], detail.why.slice(1).map((one) => [one.name,
           one.missing ? el("td", { class: "num" }, "-") : el("td", { class: "num" }, advantage(one.advantages[n][k])),
