@@ -130,6 +130,7 @@ def test_rows_agree_with_what_was_learnt_from(run):
                 assert parts == {name: float(part[i]) for name, part in totals_of.items()}
                 assert json.loads(row["estimator"]) == {
                     "name": "TurnLevel",
+                    "class": "turnrl.credit.TurnLevel",
                     "arguments": {
                         **{"outcome_coef": 1.0, "turn_coef": 1.0, "gamma": 1.0},
                         **{"baseline": "mean", "scale": "std", "min_std": 0.1},
@@ -351,10 +352,15 @@ def test_the_estimator_is_recorded_with_the_arguments_that_it_keeps():
 
     assert told(OutcomeOnly(min_std=0.5)) == {
         "name": "OutcomeOnly",
+        "class": "turnrl.credit.OutcomeOnly",
         "arguments": {"baseline": "mean", "scale": "std", "min_std": 0.5},
     }
     critic = {"lr": 0.1, "coef": 0.1, "trains_policy": True}
-    assert told(Forgetful(Critic(), 5)) == {"name": "Forgetful", "arguments": {"kept": critic}}
+    assert told(Forgetful(Critic(), 5)) == {
+        "name": "Forgetful",
+        "class": f"{__name__}.Forgetful",
+        "arguments": {"kept": critic},
+    }
 
 
 # -------------------------------------------------------------------------------------- reading

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from subprocess import PIPE
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from turnrl_record.recording import rows, write
 from turnrl_record.runs import differences, experiments, open_runs
 from turnrl_report import command
 from turnrl_report.command import write as report
-from turnrl_report.why import compares, terms
+from turnrl_report.why import Comparison, compares, terms
 
 import recorded
 from runs import data, module, trainer
@@ -279,17 +279,81 @@ def test_an_estimator_of_ones_own_is_explained():
         )
 
 
-class Doubled(AdvantageEstimator):
+class Scaled(AdvantageEstimator):
     """Installed by nobody."""
 
+    def __init__(self, coef=1.0):
+        self.coef = coef
+
     def __call__(self, group):
-        return 2 * (group.outcome - group.outcome.mean())[:, None] * group.reached
+        return self.coef * (group.outcome - group.outcome.mean())[:, None] * group.reached
+
+
+@compares.register
+def _(estimator: Scaled, group):
+    return [Comparison("outcome", group.outcome[:, None], weight=estimator.coef)]
+
+
+class Doubled(Scaled):
+    """Not found by its name or its path: it is removed from its module."""
+
+    def __init__(self):
+        super().__init__(2.0)
+
+
+def gone(monkeypatch, kind=Doubled):
+    """An estimator that is not there where the report is written."""
+    monkeypatch.delattr(sys.modules[__name__], kind.__name__)
+    return kind()
+
+
+@dataclass
+class Forgetful(AdvantageEstimator):
+    """Keeps its argument under another name, so that the record lacks it."""
+
+    coef: InitVar[float | None] = None
+
+    def __post_init__(self, coef):
+        self._coef = coef or 1.0
+
+    def __call__(self, group):
+        return self._coef * (group.outcome - group.outcome.mean())[:, None] * group.reached
+
+
+def test_credit_that_the_recorded_settings_do_not_give_is_not_shown(tmp_path, monkeypatch):
+    some = {"Forgetful": Forgetful, "Merged": Merged}
+    monkeypatch.setattr("turnrl_report.page.installed", lambda hook: some)
+    for name, rule in (("lost", Forgetful(3.0)), ("kept", Forgetful())):
+        report([recorded.run(tmp_path / name, estimator=rule)], tmp_path / f"{name}.html")
+    lost, kept = (unpacked(tmp_path / f"{name}.html", "d0")[0] for name in ("lost", "kept"))
+    own, (was, *_) = lost["why"][0], lost["rows"][0]["turns"]
+    told = f"its recorded settings give {was['advantage'] / 3:.4g} where {was['advantage']:.4g}"
+    assert own["unexplained"] == f"cannot be rebuilt: {told} was recorded"
+    assert (own["terms"], own["advantages"][0][0]) == (None, pytest.approx(was["advantage"]))
+    assert kept["why"][0]["unexplained"] == "does not say what it compares"
+
+
+def test_an_estimator_that_was_named_by_its_path_is_found_again(tmp_path, monkeypatch):
+    report([recorded.run(tmp_path / "run", estimator=Scaled(3.0))], tmp_path / "out.html")
+    detail = unpacked(tmp_path / "out.html", "d0")[0]
+    (term,) = detail["why"][0]["terms"][0][0]
+    assert (detail["why"][0]["name"], term["weight"]) == ("Scaled, this run", 3.0)
+
+
+def test_a_record_has_nothing_imported_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("malicious.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.setattr(Doubled, "__module__", "malicious")
+    report([recorded.run(tmp_path / "run", estimator=Doubled())], tmp_path / "out.html")
+    own = unpacked(tmp_path / "out.html", "d0")[0]["why"][0]
+    assert own["unexplained"] == "cannot be rebuilt: it is not installed here"
 
 
 @pytest.mark.parametrize("version", [None, "0.5.0", "0.7.0"])
-def test_an_advantage_is_not_explained_by_another_estimator(tmp_path, version):
+def test_an_advantage_is_not_explained_by_another_estimator(tmp_path, monkeypatch, version):
     if version is None:
-        folder = recorded.run(tmp_path / "run", estimator=Doubled())
+        folder = recorded.run(tmp_path / "run", estimator=gone(monkeypatch))
         name, reason = "Doubled, this run", "it is not installed here"
     else:
         folder = Path(__file__).parent / "data" / "records" / version
@@ -468,8 +532,10 @@ def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, ope
 
 
 @browser_only
-def test_the_card_shows_the_recorded_number_alone_where_it_cannot_be_rebuilt(tmp_path, opened):
-    folder = recorded.run(tmp_path / "run", estimator=Doubled())
+def test_the_card_shows_the_recorded_number_alone_where_it_cannot_be_rebuilt(
+    tmp_path, monkeypatch, opened
+):
+    folder = recorded.run(tmp_path / "run", estimator=gone(monkeypatch))
     report([folder], tmp_path / "out.html")
     page = opened(tmp_path / "out.html", "#/t/0/train/0/0/0")
     card = page.locator("section.turn").first

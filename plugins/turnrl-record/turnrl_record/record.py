@@ -28,8 +28,9 @@ The columns:
     figures         numbers that tool sessions handed over: a list of {name, values}, with one
                     value, or one per turn
     group_mean, group_std       of the total reward over the group; null where there was no group
-    estimator       JSON of the rule that gave the credit, its `name` and `arguments`, as far as its
-                    attributes tell them; null where nothing was learned
+    estimator       JSON of the rule that gave the credit: its `name`, the path of its `class`, and
+                    its `arguments` as far as its attributes tell them; null where nothing was
+                    learned
     turns           a list of {text, tokens, cut, calls, results, format_error, reward, rewards,
                     advantage}; a call is {name, arguments (JSON), error, mended}, a result
                     {content, ok, metadata (JSON)}; `rewards` has the components of `reward`, as

@@ -242,11 +242,13 @@ def _tokens(trajectory: Trajectory, learner: TokenScores) -> Row:
 
 
 def _settings(estimator: AdvantageEstimator) -> str:
-    """JSON of an estimator's name and of the arguments that it keeps in attributes."""
+    """JSON of an estimator's name, of the path of its class, and of the arguments that it keeps in
+    attributes."""
     kind = type(estimator)
     names = (name for name in inspect.signature(kind).parameters if hasattr(estimator, name))
     arguments = {name: getattr(estimator, name) for name in names}
-    return _json({"name": kind.__name__, "arguments": arguments})
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    return _json({"name": kind.__name__, "class": path, "arguments": arguments})
 
 
 def _json(value: Any) -> str:

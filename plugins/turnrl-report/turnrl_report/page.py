@@ -11,9 +11,12 @@ import gzip
 import hashlib
 import html
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import cache
+from importlib.metadata import packages_distributions
 from importlib.resources import files
 from typing import Any
 
@@ -22,7 +25,7 @@ from turnrl_estimators.rollouts import credit_of
 from turnrl_estimators.toy import make
 from turnrl_record.runs import Run, differences, experiments
 
-from turnrl import AdvantageEstimator, Group, installed, record
+from turnrl import AdvantageEstimator, Group, find_class, installed, record
 from turnrl_report.why import Term, terms
 
 _CHUNK = 48
@@ -186,12 +189,35 @@ def _own(recorded: str | None) -> AdvantageEstimator | str:
     if recorded is None:
         return "the record does not say which it was"
     told = json.loads(recorded)
-    kind = installed("turnrl_estimators").get(told["name"])
+    kind = _class_of(told)
     if kind is None:
         return "it is not installed here"
     # an error if it is of another version, or with a part that is no number
     rule = make(kind, **told["arguments"])
     return " ".join(str(rule).split()) if isinstance(rule, Exception) else rule
+
+
+def _class_of(told: Mapping[str, Any]) -> type | None:
+    """The class of a recorded estimator; None if it is not here.
+
+    A record may come from anyone: it has no file imported that is not part of something installed.
+    """
+    known = installed("turnrl_estimators")
+    path = told.get("class", "")  # records of before 0.8 name no estimator
+    module = path.rpartition(".")[0]
+    if module in sys.modules or (
+        module.partition(".")[0] in _packages() and "__main__" not in module
+    ):
+        try:
+            return find_class(path, known, AdvantageEstimator)
+        except LookupError:
+            pass
+    return known.get(told["name"])
+
+
+@cache
+def _packages() -> Mapping[str, Sequence[str]]:
+    return packages_distributions()
 
 
 def _this_run(
@@ -205,9 +231,26 @@ def _this_run(
         "terms": None,
     }
     again = {"missing": own} if isinstance(own, str) else _credit(name, own, group)
-    if "missing" in again:
-        return recorded | {"unexplained": f"cannot be rebuilt: {again['missing']}"}
+    problem = again["missing"] if "missing" in again else _differs(given, again["advantages"])
+    if problem:
+        return recorded | {"unexplained": f"cannot be rebuilt: {problem}"}
     return again | recorded | {"terms": again["terms"]}
+
+
+def _differs(recorded: Sequence[Sequence[Any]], again: Sequence[Sequence[Any]]) -> str:
+    """Two advantages of one turn that are not the same in float32, in words; empty if there are
+    none."""
+    pairs = [
+        (was, now)
+        for row, other in zip(recorded, again, strict=True)
+        for was, now in zip(row, other, strict=True)
+        if was is not None
+    ]
+    allowed = 1e-6 + 1e-5 * max(abs(was) for was, _ in pairs)
+    for was, now in pairs:
+        if abs(was - now) > allowed:
+            return f"its recorded settings give {now:.4g} where {was:.4g} was recorded"
+    return ""
 
 
 def _credit(name: str, estimator: AdvantageEstimator | Exception, group: Group) -> dict[str, Any]:
