@@ -81,6 +81,7 @@ def serve(owner: int) -> None:
     server.listen(64)
     if os.fork():  # whoever started it goes on: it can be asked, though it has imported nothing yet
         os._exit(0)
+    import matplotlib.backends.backend_svg  # noqa: F401  each run draws its curves
     import turnrl_recipes.build  # noqa: F401
 
     from turnrl.plugins import load_plugins

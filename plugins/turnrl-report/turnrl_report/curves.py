@@ -47,7 +47,10 @@ def draw(runs: Sequence[Run], file: Path) -> None:
     from matplotlib.figure import Figure
 
     with rc_context({"svg.hashsalt": "turnrl", "font.size": 9}):
-        figure = Figure(figsize=(10, 2.6), layout="constrained")
+        # a layout that is computed takes half of the time
+        figure = Figure(figsize=(10, 2.6))
+        bottom = 0.19 if len(runs) == 1 else 0.29
+        figure.subplots_adjust(left=0.05, right=0.99, bottom=bottom, top=0.88, wspace=0.08)
         subplots = figure.subplots(1, len(record.CURVES), sharey=True)
         for axes, name in zip(subplots, record.CURVES, strict=True):
             axes.set_title(name.replace("_", " "))
@@ -67,6 +70,6 @@ def draw(runs: Sequence[Run], file: Path) -> None:
                         label=run.name if (split, axes) == ("val", subplots[0]) else None,
                     )
         if len(runs) > 1:
-            figure.legend(loc="outside lower center", ncols=len(runs), frameon=False)
+            figure.legend(loc="lower center", ncols=len(runs), frameon=False)
         with whole_file(file) as part:
             figure.savefig(part, format=file.suffix[1:], metadata={"Date": None})
