@@ -344,10 +344,18 @@ def test_a_checkpoint_beside_a_server_is_refused(recipe, capsys):
     address = ["--endpoint", "{base_url: 'http://127.0.0.1:9', model: big, patience_s: 0}"]
     told = fails(capsys, ["eval", "recipe.yaml", "--ckpt_path", "last", *address])
     assert "and the endpoint 'big' acts in place of the policy. Leave one of them out" in told
-    # of a run its recipe is taken, and no checkpoint
-    assert "'big' at http://127.0.0.1:9 does not answer" in fails(
-        capsys, ["eval", "recipe", *address], 1
-    )
+    # of a run its recipe is taken, and no checkpoint: neither its own nor one that it went on from
+    resumed = ["fit", "recipe.yaml", "--ckpt_path", "last", "--trainer.max_epochs", "2"]
+    assert main(resumed) == 0
+    capsys.readouterr()
+    away = "'big' at http://127.0.0.1:9 does not answer"
+    for run in ("recipe/version_0", "recipe/version_1"):
+        assert away in fails(capsys, ["eval", run, *address], 1)
+    server = "{base_url: 'http://127.0.0.1:9', model: big, patience_s: 0}"
+    Path("vendor.yaml").write_text(f"endpoint: {server}\n")
+    assert away in fails(capsys, ["eval", "recipe", "vendor.yaml"], 1)
+    told = fails(capsys, ["eval", "recipe", *address, "--ckpt_path", "last"])
+    assert "Leave one of them out" in told
 
 
 def test_an_exported_model_is_scored_as_its_checkpoint(recipe, capsys):

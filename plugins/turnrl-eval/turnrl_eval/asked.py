@@ -4,7 +4,9 @@ them. Nothing heavy is imported here."""
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,7 +36,10 @@ def read_words(words: Sequence[str]) -> list[str]:
         # its model and its adapter are what it had learned at its end
         exported = Path(rest[0]).name in _EXPORTED
         rest[0] = str(run / "config.yaml")
-        if checkpoint in (None, *_BEST_FIRST) and not _names(rest, "--endpoint"):
+        if _asks_server(rest):
+            # one that the run went on from, say, which nobody asked for
+            checkpoint = checkpoint or "null"
+        elif checkpoint in (None, *_BEST_FIRST):
             names = ("last",) if exported else _BEST_FIRST
             checkpoint = _checkpoint(run, (checkpoint,) if checkpoint else names)
         if not _names(rest, "--trainer.logger"):  # which is that of training
@@ -50,6 +55,15 @@ def read_words(words: Sequence[str]) -> list[str]:
 
 def _names(words: Sequence[str], option: str) -> bool:
     return any(word.partition("=")[0].startswith(option) for word in words)
+
+
+def _asks_server(words: Sequence[str]) -> bool:
+    """Whether an option, or a recipe after the first, sets `endpoint`."""
+    recipes = itertools.takewhile(lambda word: not word.startswith("-"), words[1:])
+    files = [Path(word) for word in recipes if Path(word).is_file()]
+    return _names(words, "--endpoint") or any(
+        re.search(r"^endpoint:", file.read_text("utf-8", "replace"), re.MULTILINE) for file in files
+    )
 
 
 def _several(sources: Sequence[str]) -> str:
