@@ -290,6 +290,18 @@ def test_the_servers_may_stand_in_a_recipe_of_its_own(recipe, capitals, capsys):
         (None, r"answered with text/html, which is no stream of events. Correct base_url"),
     ],
 )
+    # as its record says, so a report shows it
+    assert (row["iteration"], row["epoch"]) == ("0", "0")
+    (run,) = open_runs([folder])
+    assert [shown["capitals/exact_match"] for shown in run.metrics] == [0.5]
+    assert {body["temperature"] for body in server.bodies} == {1.0}
+
+
+def test_a_server_is_asked_greedily_unless_samples_are_wanted(recipe, capitals, capsys):
+    with vendor(lambda messages, n: "=Paris") as server:
+        address = ["--endpoint.base_url", server.url, "--endpoint.model", "big"]
+        scored(capsys, "recipe.yaml", *BRACKETS, *address, "--questions", capitals)
+    assert [body["temperature"] for body in server.bodies] == [0.0, 0.0]
 def test_a_server_that_cannot_be_scored_is_named(recipe, capsys, monkeypatch, says, message):
     from test_endpoint import Handler
 

@@ -210,7 +210,7 @@ def _by_server(parts: _Parts, server: Server, folder: Path | None) -> dict[str, 
 
 def _keep(trainer: Any, module: MTGRPO, figures: Figures) -> None:
     """Leave the recipe and the metrics of an evaluation that no trainer ran."""
-    row = {
+    row = {"iteration": 0, "epoch": 0} | {
         f"{name}/{key}": figure.mean
         for name, of_set in figures.items()
         for key, figure in of_set.items()
