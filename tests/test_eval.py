@@ -87,16 +87,25 @@ def test_eval_of_a_recipe_that_cannot_be_scored(recipe, capsys):
 def test_a_run_is_scored_by_its_best_checkpoint_or_else_its_last(recipe, capsys):
     assert main(["fit", "recipe.yaml"]) == 0
     run = Path("runs/recipe/version_0")
+    chosen = "best.ckpt was chosen by its score on these questions"
     for word in (str(run), "recipe", "recipe/version_0"):
         capsys.readouterr()
         assert main(["eval", word]) == 0
         printed = capsys.readouterr().out
         assert f"checkpoint {run}/checkpoints/best.ckpt" in printed
+        assert chosen in printed
+        assert "--questions, or the last checkpoint by --ckpt_path last" in printed
         assert "3 questions, greedy" in printed
     versions = {row["policy_version"] for row in record.read("runs/recipe-eval/version_0")}
     assert len(versions) == 1
     assert main(["eval", "recipe", "--ckpt_path", "last"]) == 0
-    assert f"checkpoint {run}/checkpoints/last.ckpt" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"checkpoint {run}/checkpoints/last.ckpt" in printed
+    assert chosen not in printed
+    others = (["--questions", "worlds.Numbers"], ["--split", "train"], ["--data.val_limit", "2"])
+    for other in others:
+        assert main(["eval", "recipe", *other]) == 0
+        assert chosen not in capsys.readouterr().out
     (run / "checkpoints" / "best.ckpt").unlink()
     assert main(["eval", "recipe"]) == 0
     assert f"checkpoint {run}/checkpoints/last.ckpt" in capsys.readouterr().out
@@ -105,7 +114,7 @@ def test_a_run_is_scored_by_its_best_checkpoint_or_else_its_last(recipe, capsys)
     )
     # its evaluations lie apart from it, and it stays the newest of its name
     assert sorted(path.name for path in Path("runs").iterdir()) == ["recipe", "recipe-eval"]
-    assert len(list(Path("runs/recipe-eval").iterdir())) == 5
+    assert len(list(Path("runs/recipe-eval").iterdir())) == 8
 
 
 def test_evaluations_of_several_seeds_are_one_experiment(recipe, capsys):

@@ -83,6 +83,9 @@ def evaluate(built: Built, out: TextIO) -> None:
         raise RecipeError("nothing to score. Set data.val; leave out limit_val_batches 0.")
     if not parts.trainer.is_global_zero:
         return
+    if _chose_itself(built):
+        print("best.ckpt was chosen by its score on these questions, so its figures are optimistic")
+        print("take others by --questions, or the last checkpoint by --ckpt_path last")
     samples = parts.module.samples
     figures = report_of(rows, samples is not None)
     if built.settings["json"]:
@@ -99,6 +102,23 @@ def evaluate(built: Built, out: TextIO) -> None:
     print("\n".join(lines(figures, how)))
     if built.given.folder:
         print(f"written to {built.given.folder / 'metrics.csv'}; every trajectory in record/")
+
+
+def _chose_itself(built: Built) -> bool:
+    """Whether the best checkpoint of a run is scored on the validation that chose it: the run's
+    recipe, as it was."""
+    given, settings = built.given, built.settings
+    if built.checkpoint is None or Path(built.checkpoint).name != "best.ckpt":
+        return False
+    own = Path(built.checkpoint).absolute().parents[1] / "config.yaml"
+    recipes = [Path(file).absolute() for file in given.files]
+    changed = any(word.startswith("--data") for word in given.arguments)
+    return (
+        recipes == [own]
+        and not changed
+        and settings["split"] == "val"
+        and settings["questions"] is None
+    )
 
 
 def _parts(built: Built) -> _Parts:
