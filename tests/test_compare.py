@@ -152,6 +152,10 @@ def test_several_attempts_at_a_question_are_averaged_first():
     wanted = difference([0.25] * 4, [0.5, 0.75, 0.5, 0.75])
     assert found.figures["exact_match"] == wanted
     assert wanted.p is None
+    # 0.3 if right, and 0.1 always: of all attempts, and not of the first
+    total = found.figures["reward/total"]
+    assert total.first == pytest.approx(0.25 * 0.3 + 0.1)
+    assert total.second == pytest.approx(0.625 * 0.3 + 0.1)
     lines = list(as_text(found, "val"))
     place = lines.index("  Number 1?")
     assert " ".join(lines[place + 2].split()) == "A right in 1 of 4 attempts #/g/0/val/4/1"

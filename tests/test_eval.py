@@ -209,6 +209,18 @@ def test_samples_are_averaged_per_question_and_drawn_the_same_again(recipe, caps
     assert "3 questions, 1 sampled of each" in capsys.readouterr().out
 
 
+def test_each_batch_of_questions_draws_samples_of_its_own(recipe, capsys):
+    # one question in three batches: the prompt is the same, so only the random stream differs
+    rows = [{"id": f"q{n}", "question": "Number 1?", "answers": ["1"]} for n in range(3)]
+    Path("same.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ["--questions", "same.jsonl", "--samples", "3", "--data.val_batch_size", "1"]
+    scored(capsys, "recipe.yaml", *options)
+    said: dict[str, list[str]] = {}
+    for row in record.read("runs/recipe-eval/version_0"):
+        said.setdefault(row["question_id"], []).append(row["turns"][0]["text"])
+    assert len(said) == len({tuple(texts) for texts in said.values()}) == 3
+
+
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_attempt():
     draw = random.Random(0)
     right = [[float(draw.random() < chance) for _ in range(6)] for chance in (0.1, 0.3, 0.5, 0.9)]
@@ -278,6 +290,18 @@ def test_a_server_is_scored_by_the_recipes_turns_without_any_weights(recipe, cap
     with (folder / "metrics.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert float(row["capitals/exact_match"]) == 0.5
+    # as its record says, so a report shows it
+    assert (row["iteration"], row["epoch"]) == ("0", "0")
+    (run,) = open_runs([folder])
+    assert [shown["capitals/exact_match"] for shown in run.metrics] == [0.5]
+    assert {body["temperature"] for body in server.bodies} == {1.0}
+
+
+def test_a_server_is_asked_greedily_unless_samples_are_wanted(recipe, capitals, capsys):
+    with vendor(lambda messages, n: "=Paris") as server:
+        address = ["--endpoint.base_url", server.url, "--endpoint.model", "big"]
+        scored(capsys, "recipe.yaml", *BRACKETS, *address, "--questions", capitals)
+    assert [body["temperature"] for body in server.bodies] == [0.0, 0.0]
 
 
 def test_the_servers_may_stand_in_a_recipe_of_its_own(recipe, capitals, capsys):
@@ -299,18 +323,6 @@ def test_the_servers_may_stand_in_a_recipe_of_its_own(recipe, capitals, capsys):
         (None, r"answered with text/html, which is no stream of events. Correct base_url"),
     ],
 )
-    # as its record says, so a report shows it
-    assert (row["iteration"], row["epoch"]) == ("0", "0")
-    (run,) = open_runs([folder])
-    assert [shown["capitals/exact_match"] for shown in run.metrics] == [0.5]
-    assert {body["temperature"] for body in server.bodies} == {1.0}
-
-
-def test_a_server_is_asked_greedily_unless_samples_are_wanted(recipe, capitals, capsys):
-    with vendor(lambda messages, n: "=Paris") as server:
-        address = ["--endpoint.base_url", server.url, "--endpoint.model", "big"]
-        scored(capsys, "recipe.yaml", *BRACKETS, *address, "--questions", capitals)
-    assert [body["temperature"] for body in server.bodies] == [0.0, 0.0]
 def test_a_server_that_cannot_be_scored_is_named(recipe, capsys, monkeypatch, says, message):
     from test_endpoint import Handler
 
