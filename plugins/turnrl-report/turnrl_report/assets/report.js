@@ -54,7 +54,7 @@
   }
 
   const number = (value, digits = 3) => (value === null || value === undefined ? "-" : Number(value).toFixed(digits).replace(/^-(0\.?0*)$/, "$1"));
-  const exact = (value) => (value === null || value === undefined ? "-" : String(Number(Number(value).toPrecision(7))));
+  const exact = (value) => (value === null || value === undefined ? "-" : String(Number(Number(value).toPrecision(9))));
   // as many digits as tell one tick from the next
   const tick = (value, step) => String(Number(value.toPrecision(Math.max(3, 2 + Math.ceil(Math.log10(Math.abs(value) / step || 1))))));
   const signed = (value, digits = 3) => {
