@@ -610,6 +610,26 @@ def test_alarms_are_listed_and_marked_where_they_began(tmp_path, opened):
 
 
 @browser_only
+def test_a_run_counts_once_in_the_mean_over_seeds(tmp_path, opened):
+    # the first run validates twice in its second iteration, and goes on longer
+    metrics = ("1,0.2\n2,0.0\n2,0.4\n3,0.5\n", "1,0.4\n2,0.8\n")
+    folders = [recorded.run(tmp_path / f"run{seed}", seed=seed) for seed in (0, 1)]
+    for folder, lines in zip(folders, metrics, strict=True):
+        (folder / "metrics.csv").write_text("iteration,val/exact_match\n" + lines)
+    report(folders, tmp_path / "out.html")
+    page = opened(tmp_path / "out.html")
+    page.get_by_text("Numbers").click()
+    rows = page.get_by_role("table", name="exact match by iteration").locator("tbody tr")
+    rows.first.wait_for()
+    assert rows.all_inner_texts() == [
+        "1\t0.3000 (0.200 to 0.400)",
+        "2\t0.6000 (0.400 to 0.800)",
+        "3\t0.5000 (0.500 to 0.500) (1 of 2 runs)",
+    ]
+    assert "to 0.500 (1 of 2 runs)" in page.locator(".plot").get_attribute("aria-label")
+
+
+@browser_only
 def test_a_list_is_filtered_sorted_and_searched(tmp_path, opened):
     folder = recorded.run(tmp_path / "run", iterations=4, groups=20)
     report([folder], tmp_path / "out.html")

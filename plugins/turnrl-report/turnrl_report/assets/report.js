@@ -118,16 +118,17 @@
     return svg;
   }
 
-  /** The curve of one experiment: iterations, and for each the mean, least and most over its runs. */
+  /** The curve of one experiment: iterations, and for each the mean, least and most over its runs.
+   *  A run counts once: of several rows of an iteration its last one does. */
   function curve(members, name) {
     const at = new Map();
     for (const member of members) {
-      for (const row of data.runs[member].metrics) {
-        if (name in row) at.set(row.iteration, [...(at.get(row.iteration) || []), row[name]]);
-      }
+      const own = new Map(data.runs[member].metrics.filter((row) => name in row).map((row) => [row.iteration, row[name]]));
+      for (const [x, value] of own) at.set(x, [...(at.get(x) || []), value]);
     }
     return [...at.entries()].sort((a, b) => a[0] - b[0]).map(([x, values]) => ({
-      x, mean: values.reduce((a, b) => a + b, 0) / values.length, low: Math.min(...values), high: Math.max(...values), runs: values.length }));
+      x, mean: values.reduce((a, b) => a + b, 0) / values.length, low: Math.min(...values), high: Math.max(...values), whole: values.length === members.length,
+      runs: values.length === members.length ? "" : ` (${values.length} of ${members.length} runs)` }));
   }
 
   function chart(title, names, range) {
@@ -143,10 +144,14 @@
     const bands = [];
     for (const line of lines) {
       const at = new Map(line.points.map((p) => [p.x, p]));
-      const pick = (part) => xs.map((x) => (at.has(x) ? at.get(x)[part] : null));
+      const pick = (part, whole = true) => xs.map((x) => (at.has(x) && at.get(x).whole === whole ? at.get(x)[part] : null));
       const stroke = () => colour(line.n);
       values.push(pick("mean"));
       series.push({ stroke, width: line.main ? 2.5 : 1, dash: DASHES[line.n % 6], spanGaps: true, points: { show: line.main && line.points.length < 30, size: 6, stroke, fill: stroke } });
+      if (line.points.some((p) => !p.whole)) {
+        values.push(pick("mean", false));
+        series.push({ stroke, width: 0, points: { show: true, size: 5, width: 1, stroke, fill: "transparent" } });
+      }
       if (line.members.length > 1) {
         for (const part of ["high", "low"]) {
           values.push(pick(part));
@@ -159,14 +164,14 @@
       .filter((alarm) => alarm.figures.some((name) => names.includes(name))).map((alarm) => ({ n, x: alarm.began }))));
     const box = el("div", { class: "plot" });
     const label = (line) => experimentName(line.members) + (names.length > 1 ? ", " + line.name : "");
-    const last = lines.map((line) => `${label(line)}: from ${number(line.points[0].mean)} to ${number(line.points.at(-1).mean)}`);
+    const last = lines.map((line) => `${label(line)}: from ${number(line.points[0].mean)}${line.points[0].runs} to ${number(line.points.at(-1).mean)}${line.points.at(-1).runs}`);
     box.setAttribute("role", "img");
     const told = marks.length ? ` Alarm from iteration ${marks.map((mark) => mark.x).join(", ")} on.` : "";
     box.setAttribute("aria-label", `${title} by iteration. ${last.join("; ")}.${told}`);
     const readout = el("p", { class: "readout", "aria-hidden": "true" });
     const rows = xs.map((x) => [String(x), ...lines.map((line) => {
       const point = line.points.find((p) => p.x === x);
-      return num(point ? number(point.mean, 4) + (point.runs > 1 ? ` (${number(point.low)} to ${number(point.high)})` : "") : "");
+      return num(point ? number(point.mean, 4) + (line.members.length > 1 ? ` (${number(point.low)} to ${number(point.high)})` : "") + point.runs : "");
     })]);
     const numbers = el("details", { ontoggle: (event) => {
       if (event.target.open && numbers.children.length === 1) numbers.append(table(`${title} by iteration`, ["iteration", ...lines.map(label)], rows));
@@ -180,7 +185,7 @@
         const i = plot.cursor.idx;
         readout.textContent = i === null || i === undefined ? "" : `iteration ${xs[i]}: ` + lines.map((line) => {
           const point = line.points.find((p) => p.x === xs[i]);
-          return point ? `${label(line)} ${number(point.mean)}` : null;
+          return point ? `${label(line)} ${number(point.mean)}${point.runs}` : null;
         }).filter((text) => text).join(", ");
       }] },
     }, values, box) });
@@ -259,7 +264,7 @@
       }), { class: "wide" }),
       changed.length ? [el("h2", {}, "What differs between their recipes"), table("Settings that differ", ["setting", ...data.runs.map((run) => bdi(run.name))], changed.map(([name, values]) => [el("code", {}, name), ...values.map((value) => bdi(value))]), { class: "wide", hideCaption: true })] : data.runs.length > 1 ? el("p", {}, "Their recipes do not differ.") : null,
       el("h2", {}, "Curves"),
-      el("p", {}, "Thick lines with points: greedy answers to validation questions. Thin lines: sampled attempts at training questions.", bands ? " Bands: from the lowest to the highest of the runs that differ in their seeds alone." : ""),
+      el("p", {}, "Thick lines with points: greedy answers to validation questions. Thin lines: sampled attempts at training questions.", bands ? " Bands: from the lowest to the highest of the runs that differ in their seeds alone. Open points: not all of them have that iteration." : ""),
       legend,
       el("div", { class: "grid" }, CURVES.map(([title, name]) => chart(title, ["val/" + name, "train/" + name], [0, 1]))),
       ...PARTS.flatMap(([title], k) => section(title, shown.filter((name) => partOf(name) === k))),
