@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from turnrl_estimators import DiscountedReturn, GroupInGroup, PaperExact, PerTurnIndex
+from turnrl_estimators import DiscountedReturn, GroupInGroup, PaperExact, PerTurnIndex, Tree
 from turnrl_record.recording import rows, write
 from turnrl_record.runs import differences, experiments, open_runs
 from turnrl_report import command
@@ -349,6 +349,43 @@ def test_a_record_has_nothing_imported_that_is_not_installed(tmp_path, monkeypat
     report([recorded.run(tmp_path / "run", estimator=Doubled())], tmp_path / "out.html")
     own = unpacked(tmp_path / "out.html", "d0")[0]["why"][0]
     assert own["unexplained"] == "cannot be rebuilt: it is not installed here"
+
+
+def test_branches_are_no_attempts_of_their_own(tiny_model, tmp_path):
+    it = module(tiny_model, estimator=Tree(probes=2), record_per_iteration=None)
+    trainer(tmp_path, 2).fit(it, data())
+    folder = tmp_path / "version_0"
+    kept = [row for row in record.read(folder, split="train") if row["iteration"] == 1]
+    assert {row["begins"] == 0 for row in kept if row["parent"] is not None} == {True, False}
+    with (folder / "metrics.csv").open() as file:
+        logged = next(row for row in csv.DictReader(file) if row["iteration"] == "1")
+    found = record.figures(kept)
+    for name, other in (
+        *[(name, f"train/{name}") for name in ("exact_match", "tool_execution", "format")],
+        *[("turns", "rollout/turns"), ("reward/total", "reward/total")],
+        ("reward/turn/called", "reward/turn/called"),
+    ):
+        assert found[name].mean == pytest.approx(float(logged[other]), abs=1e-6), name
+    report([folder], tmp_path / "out.html")
+    detail, members = unpacked(tmp_path / "out.html", "d0")[0], record.groups(kept)[0]
+    own, *others = detail["why"]
+    assert (own["name"], own["unexplained"]) == (
+        *("Tree, this run", "cannot be rebuilt: it needs probes"),
+    )
+    (merged,) = [one for one in others if one["name"] == "Merged"]
+    again = record.group(members)
+    assert again.parents == tuple(
+        row["member"] if row["parent"] is None else row["parent"] for row in members
+    )
+    for row, turns in zip(members, merged["terms"], strict=True):
+        assert (turns is None) == (row["parent"] is not None)
+        if turns is not None:
+            total = row["outcome"] + sum(turn["reward"] for turn in row["turns"])
+            assert turns[0][0]["value"] == pytest.approx(total, abs=1e-6)
+            assert turns[0][0]["count"] == 4
+    for i, row in enumerate(members):
+        reached = [k >= row["begins"] for k in range(len(row["turns"]))]
+        assert again.reached[i].tolist()[: len(reached)] == reached
 
 
 @pytest.mark.parametrize("version", [None, "0.5.0", "0.7.0"])

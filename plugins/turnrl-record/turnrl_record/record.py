@@ -17,6 +17,7 @@ The columns:
     question_id, question, answers      what was asked, and what counts as right
     group, member   number of the question in the collection, over all processes; of the attempt
     begins          its first turn of its own: above 0 for a branch, which shares those before it
+    parent          of a branch, the member that it came from; null of what is none
     ended_by        why the trajectory ended: `answer`, `turns` or `length`
     answer          the final answer; null if there is none
     exact_match, tool_execution, answer_in_results, format      the four curves (`turnrl.curves`);
@@ -115,7 +116,8 @@ _TURN = {
     "rewards": _REWARDS,
 }
 _COLUMNS = {
-    **dict.fromkeys(("iteration", "policy_version", "group", "member", "begins"), pa.int64()),
+    **dict.fromkeys(("iteration", "policy_version", "group", "member"), pa.int64()),
+    **dict.fromkeys(("begins", "parent"), pa.int64()),
     **dict.fromkeys(("split", "question_id", "question", "ended_by", "answer"), pa.string()),
     **dict.fromkeys((*CURVES, "f1", "outcome", "group_mean", "group_std"), pa.float64()),
     "answers": pa.list_(pa.string()),
@@ -246,7 +248,7 @@ def group(rows: Sequence[Row]) -> Group:
     """The scored group that some rows are the record of, to give it credit again.
 
     Its token ids are zeros, as many as were sampled. What estimators ask for beside rewards (state
-    values, a critic's values, parents) is not in the record.
+    values, a critic's values) is not in the record.
 
     Args:
         rows: All members of one group, in order; see `groups`.
@@ -262,7 +264,11 @@ def group(rows: Sequence[Row]) -> Group:
         reached[i, row["begins"] : len(earned)] = True
     trajectories = tuple(map(_trajectory, rows))
     outcome = torch.tensor([row["outcome"] for row in rows])
-    return Group(trajectories[0].question, trajectories, turn_rewards, outcome, reached)
+    parents = [row["parent"] for row in rows]
+    branched = any(parent is not None for parent in parents)
+    given = tuple(i if parent is None else parent for i, parent in enumerate(parents))
+    scored = (trajectories[0].question, trajectories, turn_rewards, outcome, reached)
+    return Group(*scored, parents=given if branched else ())
 
 
 def _trajectory(row: Row) -> Trajectory:
@@ -346,9 +352,10 @@ def figures(rows: Iterable[Row]) -> dict[str, Figure]:
     """The figures of some trajectories, by the names of `scores`.
 
     Trajectories of one group are averaged first, because they share their question: the interval is
-    over questions.
+    over questions. Branches do not count, as in `metrics.csv`.
     """
-    scored = [[scores(row) for row in members] for members in groups(rows)]
+    trunks = [row for row in rows if row.get("parent") is None and not row.get("begins")]
+    scored = [[scores(row) for row in members] for members in groups(trunks)]
     names = dict.fromkeys(name for members in scored for row in members for name in row)
     return {
         name: _figure([_mean(row.get(name) for row in members) for members in scored])

@@ -172,12 +172,14 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
     """What the group tells of one of its trajectories."""
     question, trajectory = group.question, group.trajectories[i]
     prompt, totals = trajectory.prompt_ids, group.totals[group.trunks]
+    branch = i not in group.trunks
     return {
         "question_id": _text(question.id),
         "question": _text(question.text),
         "answers": [_text(answer) for answer in question.answers],
         "member": i,
         "begins": trajectory.begins,
+        "parent": group.parents[i] if branch else None,
         "ended_by": trajectory.ended_by,
         "answer": _text(trajectory.answer),
         **curves(trajectory),

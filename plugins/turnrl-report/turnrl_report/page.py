@@ -179,9 +179,24 @@ def _why(members: Sequence[record.Row]) -> list[dict[str, Any]]:
     told = members[0]["estimator"]
     own = _own(told)
     rules = {name: make(kind) for name, kind in installed("turnrl_estimators").items()}
-    others = (_credit(name, rule, group) for name, rule in rules.items() if rule != own)
+    trunks = [members[i] for i in group.trunks]
+    others: list[dict[str, Any]] = []
+    if len(trunks) < len(members) or not any(row["begins"] for row in members):
+        alone = record.group(trunks)
+        others = [
+            _among(group, _credit(name, rule, alone)) for name, rule in rules.items() if rule != own
+        ]
     name = json.loads(told)["name"] if told else "the estimator"
     return [_this_run(f"{name}, this run", own, members, group), *others]
+
+
+def _among(group: Group, credit: dict[str, Any]) -> dict[str, Any]:
+    """Credit of the trunks of a group, in the places of its members; None for branches."""
+    for name in ("advantages", "terms"):
+        if credit.get(name):
+            given = dict(zip(group.trunks, credit[name], strict=True))
+            credit[name] = [given.get(i) for i in range(len(group.trajectories))]
+    return credit
 
 
 def _own(recorded: str | None) -> AdvantageEstimator | str:

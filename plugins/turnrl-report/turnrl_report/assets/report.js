@@ -515,9 +515,10 @@
         el("p", { class: "equation" }, `advantage = ${equation(terms)} = ${exact(own.advantages[n][k])}`),
       ] : el("p", {}, `${own.name}: ${own.unexplained}. The recorded advantage is ${exact(turn.advantage)}.`),
       el("details", {}, el("summary", {}, "What other estimators would give this turn"),
+        detail.why.length > 1 ? null : el("p", {}, "None is shown: the record does not say which attempts of this group are branches."),
         table("Other estimators", ["estimator", "advantage", "how"], detail.why.slice(1).map((one) => [one.name,
-          one.missing ? el("td", { class: "num" }, "-") : el("td", { class: "num" }, advantage(one.advantages[n][k])),
-          one.missing || (one.terms ? el("span", { class: "equation" }, one.terms[n][k].map((t) => t.name).join(" + ") + ": " + equation(one.terms[n][k])) : "")]), { hideCaption: true })));
+          one.missing || !one.advantages[n] ? el("td", { class: "num" }, "-") : el("td", { class: "num" }, advantage(one.advantages[n][k])),
+          one.missing || (!one.advantages[n] ? "it has no branches: only the attempts that branched off no other are compared" : one.terms ? el("span", { class: "equation" }, one.terms[n][k].map((t) => t.name).join(" + ") + ": " + equation(one.terms[n][k])) : "")]), { hideCaption: true })));
   }
 
   function missing() {
