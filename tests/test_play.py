@@ -8,7 +8,8 @@ import re
 import pytest
 from turnrl_play import Telling
 
-from turnrl import AdvantageEstimator, Reading, ToolResult, installed
+from commands import save
+from turnrl import AdvantageEstimator, Reading, ToolResult, TurnLevel, installed
 from turnrl.cli import main
 
 
@@ -33,6 +34,9 @@ def test_a_pipe_gives_a_question_a_line(recipe, capsys, monkeypatch):
 
 
 def test_estimators_say_what_credit_some_attempts_would_get(recipe, capsys):
+    own = {"class_path": "TurnLevel", "init_args": {"turn_coef": 0.25, "scale": "none"}}
+    recipe["model"]["estimator"] = own
+    save(recipe)
     printed = said(
         capsys, "recipe.yaml", "Number 7?", "--answer", "seven", "--estimators", "--samples", "3"
     )
@@ -45,6 +49,19 @@ def test_estimators_say_what_credit_some_attempts_would_get(recipe, capsys):
         else:
             (table,) = re.findall(rf"^{name}\n((?: .*\n)+)", printed, re.MULTILINE)
             assert len(table.splitlines()) == 3
+    # that of the run comes first, with its settings: z is a difference, and gamma is 1
+    rule = TurnLevel(turn_coef=0.25, scale="none")
+    first, table = re.findall(r"^(\w.*)\n((?: {5}.*\n)+)", printed, re.MULTILINE)[1]
+    assert first == f"{rule!r}, this run"
+    earned = re.findall(r"^ +\d +([-\d.]+) +(.*)$", printed, re.MULTILINE)[:3]
+    outcomes = [float(outcome) for outcome, _ in earned]
+    rewards = [[float(part) for part in turns.split()] for _, turns in earned]
+    wanted = [
+        outcome - sum(outcomes) / 3 + 0.25 * (sum(own) - sum(map(sum, rewards)) / 3)
+        for outcome, own in zip(outcomes, rewards, strict=True)
+    ]
+    shown = [float(line.split()[1]) for line in table.splitlines()]
+    assert shown == pytest.approx(wanted, abs=0.03)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@
     turnrl play RUN "QUESTION" --answer Netherlands --estimators
 
 Turns, calls and results are printed as they come. With --estimators the agent takes several
-attempts, and each installed estimator says what credit their turns would get.
+attempts, and the agent's own estimator, then each installed one, says what credit their turns
+would get.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 from turnrl import (
+    AdvantageEstimator,
     Group,
     Message,
     Question,
@@ -191,16 +193,21 @@ def _credit(module: MTGRPO, attempts: Sequence[Trajectory]) -> Iterator[str]:
     for i, attempt in enumerate(attempts):
         turns = " ".join(f"{float(r):6.2f}" for r in group.turn_rewards[i, : len(attempt.turns)])
         yield f"           {i + 1:7}   {float(group.outcome[i]):7.2f}   {turns}"
-    for name, kind in installed("turnrl_estimators").items():
-        yield from _by(name, kind, group)
-
-
-def _by(name: str, kind: type, group: Group) -> Iterator[str]:
-    """The credit of one estimator, as lines."""
-    from turnrl_estimators.rollouts import credit_of
     from turnrl_estimators.toy import make
 
-    credit = credit_of(make(kind), group)
+    own = module.estimator
+    told = repr(own) if is_dataclass(own) else type(own).__name__
+    yield from _by(f"{told}, this run", own, group)
+    for name, kind in installed("turnrl_estimators").items():
+        if (rule := make(kind)) != own:
+            yield from _by(name, rule, group)
+
+
+def _by(name: str, rule: AdvantageEstimator | Exception, group: Group) -> Iterator[str]:
+    """The credit of one estimator, as lines."""
+    from turnrl_estimators.rollouts import credit_of
+
+    credit = credit_of(rule, group)
     if isinstance(credit, str):
         yield f"\n{name}: {credit}"
         return
