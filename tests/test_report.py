@@ -659,7 +659,7 @@ def test_alarms_are_listed_and_marked_where_they_began(tmp_path, opened):
     assert told in shown
     plot = page.get_by_role("img", name="tool execution by iteration")
     assert "Alarm from iteration 3 on." in plot.get_attribute("aria-label")
-    assert "Alarm" not in page.get_by_role("img", name="format by").get_attribute("aria-label")
+    assert "Alarm" not in page.get_by_role("img", name="exact match by").get_attribute("aria-label")
     # the curve lies in the lower half, so what has its colour in the upper one is the mark
     columns = plot.locator("canvas").evaluate(
         """canvas => {
