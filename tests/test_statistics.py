@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 from turnrl_record.statistics import (
@@ -154,6 +154,8 @@ def newcombe_in_words(both, gained, lost, neither):
 
 
 @given(st.tuples(*[st.integers(0, 40)] * 4).filter(any))
+@example((0, 0, 14, 0))
+@example((0, 14, 0, 0))
 def test_newcombes_interval_is_that_of_its_steps_and_holds_the_difference(table):
     low, high = newcombe(*table)
     assert (low, high) == pytest.approx(newcombe_in_words(*table), abs=1e-5)

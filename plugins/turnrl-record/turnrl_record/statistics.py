@@ -84,7 +84,8 @@ def newcombe(both: Any, gained: Any, lost: Any, neither: Any) -> tuple[Any, Any]
 
     (low_p, high_p), (low_q, high_q) = wilson(second, count), wilson(first, count)
     p, q = second / count, first / count
-    return p - q - joined(p - low_p, high_q - q), p - q + joined(high_p - p, q - low_q)
+    low, high = p - q - joined(p - low_p, high_q - q), p - q + joined(high_p - p, q - low_q)
+    return np.maximum(low, -1), np.minimum(high, 1)  # which rounding may step over
 
 
 def mcnemar(gained: int, lost: int) -> float:
