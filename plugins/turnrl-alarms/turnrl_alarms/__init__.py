@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
 @hookimpl
 def turnrl_callbacks() -> Iterable[type[Any]]:
-    """What raises the alarms of a run."""
+    """The callback that raises the alarms of a run."""
     from turnrl_alarms.watch import Alarms
 
     return [Alarms]

@@ -58,7 +58,7 @@ def _names(words: Sequence[str], option: str) -> bool:
 
 
 def _asks_server(words: Sequence[str]) -> bool:
-    """Whether an option, or a recipe after the first, sets `endpoint`."""
+    """True if an option, or a recipe after the first, sets `endpoint`."""
     recipes = itertools.takewhile(lambda word: not word.startswith("-"), words[1:])
     files = [Path(word) for word in recipes if Path(word).is_file()]
     return _names(words, "--endpoint") or any(

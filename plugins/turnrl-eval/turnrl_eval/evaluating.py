@@ -105,7 +105,7 @@ def evaluate(built: Built, out: TextIO) -> None:
 
 
 def _chose_itself(built: Built) -> bool:
-    """Whether the best checkpoint of a run is scored on the validation that chose it: the run's
+    """True if the best checkpoint of a run is scored on the validation that chose it: the run's
     recipe, as it was."""
     given, settings = built.given, built.settings
     if built.checkpoint is None or Path(built.checkpoint).name != "best.ckpt":

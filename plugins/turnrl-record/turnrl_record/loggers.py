@@ -33,7 +33,7 @@ from turnrl_record.recording import Recorder
 
 @dataclass(frozen=True)
 class Shown:
-    """What one iteration has to show.
+    """The parts of one iteration that are shown.
 
     Args:
         iteration: Its number, from 1.

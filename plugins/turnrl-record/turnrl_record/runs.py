@@ -166,7 +166,7 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _is_output(name: str) -> bool:
-    """Whether a setting says where a run writes to or what it writes, and changes no figure."""
+    """True for a setting of where or what a run writes, which changes no figure."""
     return name.startswith(_PLACES) or name in _WRITTEN
 
 
@@ -213,7 +213,7 @@ def _apart(runs: Sequence[Run], alike: Sequence[int]) -> Iterable[list[int]]:
 
 
 def _evaluated(run: Run) -> bool:
-    """Whether it is of `turnrl eval`, which has a split to score, and not of `turnrl fit`."""
+    """True if it is of `turnrl eval`, which has a split to score, and not of `turnrl fit`."""
     return "split" in run.settings
 
 

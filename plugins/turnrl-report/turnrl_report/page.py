@@ -238,7 +238,7 @@ def _packages() -> Mapping[str, Sequence[str]]:
 def _this_run(
     name: str, own: AdvantageEstimator | str, members: Sequence[record.Row], group: Group
 ) -> dict[str, Any]:
-    """What was recorded, and the numbers behind it if the estimator gives them again."""
+    """The recorded credit, and the numbers behind it if the estimator gives them again."""
     given = [[turn["advantage"] for turn in row["turns"]] for row in members]
     recorded = {
         "name": name,
