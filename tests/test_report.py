@@ -386,9 +386,10 @@ def test_branches_are_no_attempts_of_their_own(tiny_model, tmp_path):
             total = row["outcome"] + sum(turn["reward"] for turn in row["turns"])
             assert turns[0][0]["value"] == pytest.approx(total, abs=1e-6)
             assert turns[0][0]["count"] == 4
-    for i, row in enumerate(members):
-        reached = [k >= row["begins"] for k in range(len(row["turns"]))]
-        assert again.reached[i].tolist()[: len(reached)] == reached
+    for some in record.groups(kept):
+        for row, found in zip(some, record.group(some).reached.tolist(), strict=True):
+            reached = [k >= row["begins"] for k in range(len(row["turns"]))]
+            assert found[: len(reached)] == reached
 
 
 @pytest.mark.parametrize("version", [None, "0.5.0", "0.7.0"])
