@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from turnrl import Policy, Trajectory
 from turnrl_bench.gpu import device
@@ -61,20 +60,18 @@ def generate_seconds(policy: Policy, trajectories: Sequence[Trajectory], turn: i
 
     network, tokenizer = cast(Any, policy.load()), policy.tokenizer
     where = next(network.parameters()).device
-    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    histories = [torch.tensor(t.token_ids[: t.turn_index.index(turn)]) for t in trajectories]
+    rows = {"input_ids": [[*t.token_ids[: t.turn_index.index(turn)]] for t in trajectories]}
+    padded = tokenizer.pad(rows, padding_side="left", return_tensors="pt").to(where)
     said = [t.turns[turn].token_ids for t in trajectories]
-    ids = pad_sequence(histories, True, pad, "left").to(where)
-    mask = pad_sequence([torch.ones_like(h) for h in histories], True, 0, "left").to(where)
+    script = ScriptedTokens(said, tokenizer.eos_token_id)
     with policy.evaluating(), torch.inference_mode():
         began = device.clock()
         network.generate(
-            input_ids=ids,
-            attention_mask=mask,
+            **padded,
             max_new_tokens=max(map(len, said)),
             do_sample=True,
-            eos_token_id=end,
-            pad_token_id=pad,
-            logits_processor=LogitsProcessorList([ScriptedTokens(said, end)]),
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            logits_processor=LogitsProcessorList([script]),
         )
         return device.clock() - began
