@@ -307,32 +307,25 @@ def figures(
 
 def _count(toy: Toy, size: int, probes: int) -> int:
     """Number of possible groups."""
-    members = len(_members(toy, probes))
-    return math.comb(members + size - 1, size) * len(_shared(toy, size, probes))
-
-
-def _shared(toy: Toy, size: int, probes: int) -> dict[float, float]:
-    """Possible averages of the probes of the first turn, those of the whole group, and their
-    chances."""
-    return _means(toy.to_go[0], size * probes) if probes else {0.0: 1.0}
+    members, shared = _members(toy, probes), _means(toy.to_go[0], size * probes)
+    return math.comb(len(members) + size - 1, size) * len(shared)
 
 
 def _means(chances: Mapping[float, float], count: int) -> dict[float, float]:
-    """Possible means of some draws, and the chance of each."""
+    """Possible means of some draws, zero of none, and the chance of each."""
     sums: dict[float, float] = {0.0: 1.0}
     for _ in range(count):
         longer: dict[float, float] = defaultdict(float)
         for (a, p), (b, q) in itertools.product(sums.items(), chances.items()):
             longer[round(a + b, 9)] += p * q
         sums = longer
-    return {total / count: p for total, p in sums.items()}
+    return {total / max(count, 1): p for total, p in sums.items()}
 
 
 def _members(toy: Toy, probes: int) -> list[Member]:
     """Everyone who can be in a group, but for the value that it shares with the others."""
     turns = len(toy.logits)
-    means = [_means(chances, probes) if probes else {0.0: 1.0} for chances in toy.to_go]
-    means[0] = {0.0: 1.0}
+    means = [{0.0: 1.0}, *(_means(chances, probes) for chances in toy.to_go[1:])]
     members = []
     for fate in toy.fates:
         for drawn in itertools.product(*(one.items() for one in means[: len(fate.scores)])):
@@ -342,29 +335,35 @@ def _members(toy: Toy, probes: int) -> list[Member]:
     return members
 
 
+def _tensors(fates: Sequence[Fate], turns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores, turn rewards and turns reached, (M, K), and outcomes, (M,)."""
+    scores, rewards, reached = (
+        torch.tensor([[*row, *[0.0] * (turns - len(row))] for row in rows], dtype=torch.float64)
+        for rows in (
+            [fate.scores for fate in fates],
+            [fate.turn_rewards for fate in fates],
+            [[1.0] * len(fate.scores) for fate in fates],
+        )
+    )
+    # an estimator gets what it would in a run: single precision
+    return scores, rewards.float(), reached.bool(), torch.tensor([fate.outcome for fate in fates])
+
+
 def _groups(
     toy: Toy, size: int, probes: int, critic: bool
 ) -> tuple[list[Group], list[Tensor], Tensor]:
     """Every group, the scores (G, K) of its turns, and its chance (M,)."""
-    members, turns = _members(toy, probes), len(toy.logits)
+    members = _members(toy, probes)
     some = list(itertools.combinations_with_replacement(range(len(members)), size))
-    shared = _shared(toy, size, probes)
-    scores, rewards, reached, values = (
-        torch.tensor([[*row, *[0.0] * (turns - len(row))] for row in rows], dtype=torch.float64)
-        for rows in (
-            [m.fate.scores for m in members],
-            [m.fate.turn_rewards for m in members],
-            [[1.0] * len(m.fate.scores) for m in members],
-            [m.values for m in members],
-        )
-    )
-    # an estimator gets what it would in a run: single precision
-    rewards, values, exact = rewards.float(), values.float(), torch.tensor(toy.values)
-    outcome = torch.tensor([m.fate.outcome for m in members])
+    # the averages of the first turn's probes, which are the whole group's
+    shared = _means(toy.to_go[0], size * probes)
+    fates = [member.fate for member in members]
+    scores, rewards, reached, outcome = _tensors(fates, len(toy.logits))
+    values, exact = torch.tensor([m.values for m in members]), torch.tensor(toy.values)
     groups, chances = [], []
     for row, (first, p) in itertools.product(some, shared.items()):
-        attempts, at = tuple(members[i].fate.trajectory for i in row), list(row)
-        group = Group(QUESTION, attempts, rewards[at], outcome[at], reached[at].bool())
+        attempts, at = tuple(fates[i].trajectory for i in row), list(row)
+        group = Group(QUESTION, attempts, rewards[at], outcome[at], reached[at])
         if probes:
             known = values[at]
             known[:, 0] = first
@@ -403,18 +402,13 @@ def _trees(toy: Toy, probes: int) -> tuple[list[Group], list[Tensor], Tensor]:
         at = [k for k in range(len(trunk.scores)) for _ in range(probes)]
         ways = _ways_on(toy, trunk)
         for drawn in itertools.product(*(ways[k] for k in at)):
-            members = [(trunk, 0), *zip((fate for fate, _ in drawn), at, strict=True)]
-            rewards, score = torch.zeros(2, len(members), width, dtype=torch.float64)
-            reached = torch.zeros(len(members), width, dtype=torch.bool)
-            for row, (fate, k) in enumerate(members):
-                taken = len(fate.scores)
-                rewards[row, :taken] = torch.tensor(fate.turn_rewards)
-                score[row, :taken] = torch.tensor(fate.scores)
-                reached[row, k:taken] = True
-            attempts = tuple(replace(fate.trajectory, begins=k) for fate, k in members)
-            outcome = torch.tensor([fate.outcome for fate, _ in members])
-            group = Group(QUESTION, attempts, rewards.float(), outcome, reached)
-            groups.append(replace(group, parents=(0,) * len(members)))
+            fates, begins = [trunk, *(fate for fate, _ in drawn)], [0, *at]
+            score, rewards, reached, outcome = _tensors(fates, width)
+            reached &= torch.arange(width) >= torch.tensor(begins)[:, None]
+            branches = zip(fates, begins, strict=True)
+            attempts = tuple(replace(fate.trajectory, begins=k) for fate, k in branches)
+            group = Group(QUESTION, attempts, rewards, outcome, reached)
+            groups.append(replace(group, parents=(0,) * len(fates)))
             scores.append(score)
             chances.append(math.prod((p for _, p in drawn), start=trunk.chance))
     return groups, scores, torch.tensor(chances, dtype=torch.float64)
