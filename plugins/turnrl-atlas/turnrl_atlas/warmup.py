@@ -435,11 +435,6 @@ class Warmup(pl.LightningModule):
             is a fresh one.
         rename: New names of tags that the tokenizer of that policy has as tokens.
         learning_rate: Its peak, reached in 100 steps; then it falls to a tenth along a half cosine.
-        hidden_size: Width.
-        intermediate_size: Width of the feed-forward blocks.
-        layers: Depth.
-        heads: Attention heads, two to each key-value head.
-        vocabulary: Tokens of the byte-level BPE, everything included.
     """
 
     policy: Policy
@@ -452,28 +447,12 @@ class Warmup(pl.LightningModule):
         start_from: str | None = None,
         rename: dict[str, str] | None = None,
         learning_rate: float = 2e-3,
-        hidden_size: int = 128,
-        intermediate_size: int = 384,
-        layers: int = 4,
-        heads: int = 4,
-        vocabulary: int = 1024,
     ) -> None:
         super().__init__()
         self.save_to = save_to
         self.start_from = start_from
         self.rename = rename or {}
         self.learning_rate = learning_rate
-        self._config = Qwen2Config(
-            vocab_size=vocabulary,
-            hidden_size=hidden_size,
-            intermediate_size=intermediate_size,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=heads // 2,
-            max_position_embeddings=4096,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-        )
 
     def configure_model(self) -> None:
         """A fresh tokenizer, trained on demonstrations, and a fresh model; or those of another
@@ -496,10 +475,22 @@ class Warmup(pl.LightningModule):
     def _begun(self, folder: str) -> PreTrainedTokenizerFast:
         """Leave a fresh model in a folder; the tokenizer that it is for."""
         texts, tags = _corpus(self.demonstrator), self.demonstrator.form.markup
-        tokenizer = learned_tokenizer(texts, self._config.vocab_size, _template(), tags)
-        self._config.eos_token_id = tokenizer.eos_token_id
-        self._config.pad_token_id = tokenizer.pad_token_id
-        Qwen2ForCausalLM(self._config).save_pretrained(folder)
+        vocabulary = 1024
+        tokenizer = learned_tokenizer(texts, vocabulary, _template(), tags)
+        config = Qwen2Config(
+            vocab_size=vocabulary,
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        Qwen2ForCausalLM(config).save_pretrained(folder)
         return tokenizer
 
     def transfer_batch_to_device(
