@@ -387,6 +387,9 @@ def test_a_checkpoint_beside_a_server_is_refused(recipe, capsys):
     server = "{base_url: 'http://127.0.0.1:9', model: big, patience_s: 0}"
     Path("vendor.yaml").write_text(f"endpoint: {server}\n")
     assert away in fails(capsys, ["eval", "recipe", "vendor.yaml"], 1)
+    Path("none.yaml").write_text("endpoint: null\n")
+    assert main(["eval", "recipe", "none.yaml"]) == 0
+    assert "checkpoint " in capsys.readouterr().out
     told = fails(capsys, ["eval", "recipe", *address, "--ckpt_path", "last"])
     assert "Leave one of them out" in told
 

@@ -4,11 +4,11 @@ them. Nothing heavy is imported here."""
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
+
+from turnrl_recipes.given import read_given
 
 from turnrl import CheckpointError, RecipeError, bundled_recipes
 
@@ -58,12 +58,11 @@ def _names(words: Sequence[str], option: str) -> bool:
 
 
 def _asks_server(words: Sequence[str]) -> bool:
-    """True if an option, or a recipe after the first, sets `endpoint`."""
-    recipes = itertools.takewhile(lambda word: not word.startswith("-"), words[1:])
-    files = [Path(word) for word in recipes if Path(word).is_file()]
-    return _names(words, "--endpoint") or any(
-        re.search(r"^endpoint:", file.read_text("utf-8", "replace"), re.MULTILINE) for file in files
-    )
+    """True if recipes and options together name an `endpoint`."""
+    # standard input can be read once, and a checkpoint that the run went on from may be gone
+    readable = [word for word in words if word != "-"]
+    given = read_given("eval", [*readable, "--ckpt_path=null"])
+    return bool(given.contents.get("endpoint"))
 
 
 def _several(sources: Sequence[str]) -> str:
