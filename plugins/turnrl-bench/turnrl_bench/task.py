@@ -140,7 +140,6 @@ def make(
     tokenizer = _tokenizer(template)
     tokenizer.save_pretrained(folder)
     task = _task(shape, tokenizer)
-    Path(folder, "task.json").write_text(json.dumps(asdict(task)), "utf-8")
     config = Qwen2Config(
         vocab_size=network.vocab,
         hidden_size=network.hidden,
@@ -158,6 +157,7 @@ def make(
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
+    Path(folder, "task.json").write_text(json.dumps(asdict(task)), "utf-8")
     return task
 
 

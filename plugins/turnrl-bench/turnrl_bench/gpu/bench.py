@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -50,12 +48,10 @@ class Bench:
 
     def made(self, folder: Path, network: plan.Shape, shape: Shape) -> Task:
         """A task and a model with random weights, drawn on the device."""
-        whole = folder / "whole.json"  # written last: a model that was cut off has none
-        if not whole.exists():
+        if not (folder / "task.json").exists():  # written last: a model that was cut off has none
             dtype = "bfloat16" if self.on_gpu else "float32"
             make(folder, shape, network=network, device=str(self.device), dtype=dtype)
             device.free()
-            whole.write_text(json.dumps(asdict(shape)), "utf-8")
         return Task.read(folder)
 
     def policy(self, kind: Kind) -> Policy:

@@ -109,13 +109,10 @@ class Cases:
         results: Where they are recorded.
         part: The part's name.
         until: `time.monotonic()` after which no case begins.
-        clean: Called after a case that failed.
     """
 
-    def __init__(
-        self, results: Results, part: str, until: float, clean: Callable[[], None] = lambda: None
-    ) -> None:
-        self.results, self.part, self.until, self.clean = results, part, until, clean
+    def __init__(self, results: Results, part: str, until: float) -> None:
+        self.results, self.part, self.until = results, part, until
 
     @property
     def left_s(self) -> float:
@@ -144,4 +141,6 @@ class Cases:
         cases = self.results.part(self.part).get("cases", {})
         self.results.note(self.part, cases={**cases, name: entry})
         if entry["status"] == "error":
-            self.clean()  # here, where the exception and what its frames held are gone
+            from turnrl_bench.gpu import device  # needs torch, which those who only read do not
+
+            device.free()  # here, where the exception and what its frames held are gone

@@ -85,7 +85,7 @@ def run(part: Part, bench: Bench, until: float) -> bool:
     ends = min(until, began + part.most_s)
     try:
         measured = pkgutil.resolve_name(part.function)
-        measured(bench, Cases(results, part.name, ends, device.free))
+        measured(bench, Cases(results, part.name, ends))
     except (Exception, KeyboardInterrupt) as error:
         results.note(part.name, **error_of(error))
     else:
