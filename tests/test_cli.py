@@ -406,7 +406,7 @@ def test_without_its_plugin_a_run_keeps_no_record_and_eval_names_it(recipe, monk
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
     load_plugins.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setenv("TURNRL_LOAD_PLUGINS", "eval,fit,slots")
+        patch.setenv("TURNRL_LOAD_PLUGINS", "alarms,eval,fit,slots")
         assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
         told = fails(capsys, ["eval", "recipe.yaml"])
     load_plugins.cache_clear()

@@ -568,7 +568,7 @@ def test_plugins_that_are_not_there_by_the_environment(nursery):
     code, told = shell(nursery, "TURNRL_LOAD_PLUGINS='*, slots, two_turn' turnrl plugins")
     assert code == 2
     assert "TURNRL_LOAD_PLUGINS asks for *, two_turn, which no" in told
-    assert "Installed: answers, atlas, bench, card," in told
+    assert "Installed: alarms, answers, atlas, bench," in told
 
 
 def test_a_module_beside_the_recipe_is_suggested(recipe, capsys):
