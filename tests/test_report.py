@@ -228,6 +228,14 @@ def test_what_is_no_run_is_an_error_with_the_next_step(tmp_path, capsys, monkeyp
     with pytest.raises(DataError, match="named twice"):
         report([folder, folder], tmp_path / "out.html")
     assert main(["report", str(folder), "--trajectories", "0"]) == 2
+    for place, why in ((".", "is a folder"), ("run/config.yaml/x.html", "cannot write")):
+        assert main(["report", str(folder), "-o", place]) == 2
+        told = capsys.readouterr().err
+        assert why in told
+        assert "Error:" in told.split()[1]
+    (folder / "metrics.csv").write_text("")
+    assert main(["report", str(folder), "-o", "empty.htm"]) == 0
+    assert "metrics.csv has no row: there are no curves" in capsys.readouterr().out
     assert not list(tmp_path.glob("*.html"))
 
 

@@ -117,6 +117,8 @@ def _opened(folder: Path, name: str) -> Run:
         run.problems.append(f"config.yaml cannot be read: {in_short(error)}")
     try:
         run.metrics = _metrics(folder / "metrics.csv")
+        if not run.metrics:
+            run.problems.append("metrics.csv has no row: there are no curves")
     except FileNotFoundError:
         run.problems.append("no metrics.csv: there are no curves")
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -68,7 +68,7 @@ def write(
         title: Title of the page; None for the names of the runs.
         most: Trajectories of each run; None for all.
     Raises:
-        DataError: If there is no run at one of the places.
+        DataError: If there is no run at one of the places, or the page cannot be written.
     """
     from turnrl_record.runs import open_runs
 
@@ -76,9 +76,13 @@ def write(
 
     opened = open_runs(runs)
     name = title or ", ".join(run.name for run in opened)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(file) as part, part.open("w", encoding="utf-8") as out:
-        out.writelines(page(opened, name, most))
+    if file.is_dir():
+        raise DataError(f"{str(file)!r} is a folder. Name a file in it: -o FILE.html.")
+    try:
+        with whole_file(file) as part, part.open("w", encoding="utf-8") as out:
+            out.writelines(page(opened, name, most))
+    except OSError as error:
+        raise DataError(f"cannot write {str(file)!r}: {error.strerror}. Name another.") from error
     for run in opened:
         for problem in run.problems:
             print(f"{run.name}: {problem}")
