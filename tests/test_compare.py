@@ -419,6 +419,8 @@ def test_a_torn_file_is_left_out_and_the_evaluation_before_it_is_taken(capsys):
     assert "A a, iteration 10, the baseline" in printed
     assert "a: left out: 'a/record/val-000080-0.parquet' cannot be read" in printed
     assert "Copy it again, or remove it." in printed
+    assert main(["compare", "a", "b", "--json"]) == 0
+    assert "a: left out: 'a/record/val-000080-0.parquet'" in capsys.readouterr().out
     for file in Path("a/record").iterdir():
         file.write_bytes(b"PAR1")
     assert "a: left out: " in fails(capsys, ["compare", "a", "b"])

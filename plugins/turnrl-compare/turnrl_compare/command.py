@@ -142,8 +142,6 @@ def _told(comparison: Comparison, seeds: int) -> Iterator[str]:
             "Intervals: over questions, for these policies. Another seed trains another policy. To "
             "compare recipes, name runs of several seeds of each."
         )
-    for one in (*comparison.first.evaluations, *comparison.second.evaluations):
-        yield from (f"{one.run.name}: {problem}" for problem in one.run.problems)
     yield from comparison.notes
     better = "B is better than A" if match.low > 0 else "B is worse than A"
     same = "no difference is shown: the interval holds 0"

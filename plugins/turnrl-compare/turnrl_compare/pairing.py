@@ -94,7 +94,7 @@ class Comparison:
         figures: By the names of `turnrl.record.scores`.
         won: Questions with a higher exact match on the second side, in the order of the first.
         lost: Those with a lower one.
-        notes: What was left out, and why, as sentences.
+        notes: What cannot be read or was left out, and why, as sentences.
     """
 
     first: Side
@@ -217,6 +217,7 @@ def _compared(first: Side, second: Side) -> Comparison:
     notes: list[str] = []
     first, second = _by_seed(first, second, notes)
     every = (*first.evaluations, *second.evaluations)
+    notes += (f"{one.run.name}: {problem}" for one in every for problem in one.run.problems)
     questions = [q for q in first.one.questions if all(q in one.questions for one in every)]
     _same_questions(first, second, questions)
     asked = (len(first.one.questions), len(second.one.questions))
