@@ -220,6 +220,12 @@ def test_a_run_is_shown_as_far_as_it_is_there(tmp_path, capsys):
     assert (tmp_path / "out.html").stat().st_size > 50_000
 
 
+def test_a_group_whose_attempts_took_no_turn_is_reported(tmp_path):
+    report([recorded.run(tmp_path / "run", turns=(0, 0))], tmp_path / "out.html")
+    (first, *_) = unpacked(tmp_path / "out.html", "d0")
+    assert [row["turns"] for row in first["rows"]] == [[]] * 4
+
+
 def test_what_is_no_run_is_an_error_with_the_next_step(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["report", "nothing"]) == 2

@@ -261,7 +261,7 @@ def _differs(recorded: Sequence[Sequence[Any]], again: Sequence[Sequence[Any]]) 
         for was, now in zip(row, other, strict=True)
         if was is not None
     ]
-    allowed = 1e-6 + 1e-5 * max(abs(was) for was, _ in pairs)
+    allowed = 1e-6 + 1e-5 * max((abs(was) for was, _ in pairs), default=0.0)
     for was, now in pairs:
         if abs(was - now) > allowed:
             return f"its recorded settings give {now:.4g} where {was:.4g} was recorded"
