@@ -27,7 +27,6 @@ from turnrl_record.recording import rows, write
 from turnrl_record.runs import differences, experiments, open_runs
 from turnrl_report import command
 from turnrl_report.command import write as report
-from turnrl_report.costs import Costs
 from turnrl_report.curves import draw
 from turnrl_report.why import Comparison, compares, terms
 
@@ -506,18 +505,11 @@ def test_what_is_added_while_a_report_is_written_is_in_the_next(tmp_path, monkey
     assert len(written) == 2
 
 
-def test_a_run_draws_its_curves_and_logs_what_learning_costs(tiny_model, tmp_path):
+def test_a_run_draws_its_curves(tiny_model, tmp_path):
     trainer(tmp_path, 2).fit(module(tiny_model), data())
     (picture,) = tmp_path.rglob("curves.svg")
     drawn = picture.read_text()
     assert drawn.lstrip().startswith("<?xml")
-    (metrics,) = tmp_path.rglob("metrics.csv")
-    with metrics.open() as file:
-        first, *others = csv.DictReader(file)
-    assert (first["train/seconds"], first["train/memory_gb"]) == ("", "")
-    for row in others:
-        assert 0 < float(row["train/seconds"]) < 60
-        assert 0.1 < float(row["train/memory_gb"]) < 20
 
 
 def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monkeypatch):
@@ -530,18 +522,6 @@ def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monke
         [[1, 2, 3], [0.0, pytest.approx(1 / 9), pytest.approx(2 / 9)], "o-"],
         [[1, 2, 3], [0.0, 0.1, 0.2], "-"],
     ]
-
-
-def test_the_seconds_of_processes_that_learn_side_by_side_are_those_of_one(monkeypatch):
-    clock, logged = iter((10.0, 16.0)), {}
-    monkeypatch.setattr("turnrl_report.costs.time", SimpleNamespace(perf_counter=clock.__next__))
-    # what the metrics sum over two processes
-    metrics = SimpleNamespace(log_count=logged.__setitem__, log=logged.update)
-    it = SimpleNamespace(metrics=metrics, device=torch.device("cpu"))
-    costs = Costs()
-    costs.on_train_batch_start(None)
-    costs.on_train_batch_end(SimpleNamespace(world_size=2), it, None, None, 0)
-    assert logged["train/seconds"] == 3.0
 
 
 def test_the_total_of_the_list_is_outcome_and_turns(tmp_path):

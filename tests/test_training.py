@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import csv
 import json
 import shutil
 from collections import UserList
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -153,6 +155,29 @@ def test_the_metrics_of_an_iteration_are_means_over_its_trajectories(tiny_model,
     for name, value in wanted.items():
         assert column(tmp_path, name) == [pytest.approx(value)], name
     assert 1 < wanted["rollout/turns"] < 2  # else some of these would be true of anything
+
+
+def test_an_iteration_tells_what_learning_costs(tiny_model, tmp_path):
+    trainer(tmp_path, 2).fit(module(tiny_model), data())
+    (metrics,) = tmp_path.rglob("metrics.csv")
+    with metrics.open() as file:
+        first, *others = csv.DictReader(file)
+    assert (first["train/seconds"], first["train/memory_gb"]) == ("", "")
+    for row in others:
+        assert 0 < float(row["train/seconds"]) < 60
+        assert 0.1 < float(row["train/memory_gb"]) < 20
+
+
+def test_the_seconds_of_processes_that_learn_side_by_side_are_those_of_one(monkeypatch):
+    clock, logged = iter((10.0, 16.0)), {}
+    monkeypatch.setattr("turnrl.module.time", SimpleNamespace(perf_counter=clock.__next__))
+    # what the metrics sum over two processes
+    metrics = SimpleNamespace(log_sum=logged.__setitem__, log=logged.update)
+    two = SimpleNamespace(world_size=2)
+    it = SimpleNamespace(metrics=metrics, device=torch.device("cpu"), trainer=two, experience=None)
+    MTGRPO.on_train_batch_start(it, [], 0)
+    MTGRPO.on_train_batch_end(it, None, [], 0)
+    assert logged["train/seconds"] == 3.0
 
 
 def test_the_first_ratio_is_exactly_one_and_the_engine_agrees_with_the_learner(

@@ -13,9 +13,10 @@ baselines GRPO-OR and GRPO-MR.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import cast, final
+from typing import Any, cast, final
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -33,6 +34,7 @@ from turnrl.learning import Minibatch, OldLogprobs, Plan, Step, TokenColumns
 from turnrl.lifecycle import PolicyModule
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
+from turnrl.policy.memory import peak_bytes
 from turnrl.policy.model import Policy
 from turnrl.scoring import Tally
 from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, Trajectory
@@ -229,9 +231,16 @@ class MTGRPO(PolicyModule):
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
         """Log what was collected, once an iteration."""
+        self._began = time.perf_counter()
         if self.experience is not None and not self._logged:
             self._logged = True
             self.metrics.log(self.experience.tallies(self.rewards))
+
+    def on_train_batch_end(self, outputs: Any, batch: Step, batch_idx: int) -> None:
+        """Log the time that the step took, and the memory."""
+        seconds = (time.perf_counter() - self._began) / self.trainer.world_size
+        self.metrics.log_sum("train/seconds", seconds)
+        self.metrics.log({"train/memory_gb": Tally(peak_bytes(self.device) / 1e9, 1)})
 
     def training_step(self, batch: Step, batch_idx: int) -> Tensor:
         """One optimiser step. The gradients of all minibatches but the last are added up here; the
@@ -301,7 +310,7 @@ class MTGRPO(PolicyModule):
         tallies = scoring.group_tallies(groups, self.rewards)
         self.metrics.log({f"{split}/{name}": one for name, one in tallies.items()}, weigh=True)
         if self.trainer.state.fn != "fit":
-            self.metrics.log_count(f"{split}/questions", len(batch))
+            self.metrics.log_sum(f"{split}/questions", len(batch))
 
     @property
     def split(self) -> str:

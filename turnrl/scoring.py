@@ -12,13 +12,7 @@ from torch import Tensor
 
 from turnrl.answers import answer_in_results, can_be_found, exact_match
 from turnrl.errors import DataError, PluginError, blaming
-from turnrl.types import (
-    Group,
-    Reward,
-    SampledPolicy,
-    Trajectory,
-    TurnReward,
-)
+from turnrl.types import Group, Reward, SampledPolicy, Trajectory, TurnReward
 
 CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
 """The paper's four curves, whatever the rewards are; see `curves`."""

@@ -15,15 +15,7 @@ from dataclasses import replace
 from typing import final
 
 from turnrl.agent.chat import ChatFormat, tool_schema
-from turnrl.types import (
-    Message,
-    MessageSampler,
-    Reading,
-    Sampling,
-    Session,
-    ToolSpec,
-    Turn,
-)
+from turnrl.types import Message, MessageSampler, Reading, Sampling, Session, ToolSpec, Turn
 
 _TOOLS = "\n\n# Tools\n\nYou can call these functions:\n<tools>\n{}\n</tools>"
 

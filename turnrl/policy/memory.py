@@ -1,7 +1,11 @@
-"""The boundary to a GPU's memory: if it runs out, name the phase and the setting to lower."""
+"""The boundary to a device's memory: the most that was held, and the phase in which it ran out."""
 
 import contextlib
+import resource
+import sys
 from collections.abc import Iterator
+
+import torch
 
 from turnrl.device import out_of_memory
 from turnrl.errors import DeviceMemoryError
@@ -12,6 +16,14 @@ _LOWERS = {
     "learning": "model.minibatch_tokens",
 }
 """Settings that lower the memory of a phase, the first to change first."""
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most bytes that this process has held so far: on its GPU, or in all on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held if sys.platform == "darwin" else held * 1024  # Linux counts in KiB
 
 
 class Memory:

@@ -53,9 +53,9 @@ class MetricLog:
                 size = int(figure.count) if weigh else 1
                 self._log(name, figure.total / figure.count, batch_size=size)
 
-    def log_count(self, name: str, count: int) -> None:
+    def log_sum(self, name: str, value: float) -> None:
         """Log a number whose sum over all batches and processes is meant."""
-        total = self._over_processes({name: Tally(count, 0)})[name].total
+        total = self._over_processes({name: Tally(value, 0)})[name].total
         self._log(name, total, reduce_fx="sum")
 
     def _over_processes(self, figures: Mapping[str, Tally]) -> dict[str, Tally]:

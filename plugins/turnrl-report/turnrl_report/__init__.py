@@ -20,8 +20,7 @@ def turnrl_commands() -> Iterable[Callable[[Any], None]]:
 
 @hookimpl
 def turnrl_callbacks() -> Iterable[type[Any]]:
-    """Callbacks that draw the curves of a run and measure its cost."""
-    from turnrl_report.costs import Costs
+    """A callback that draws the curves of a run."""
     from turnrl_report.curves import Curves
 
-    return [Costs, Curves]
+    return [Curves]

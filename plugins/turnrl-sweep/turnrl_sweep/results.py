@@ -7,6 +7,7 @@ from another machine. Lines say of which recipe they are by its digest, not by i
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,8 +32,8 @@ class Result:
         ended: When it ended, in ISO 8601.
         curves: A value for each validation. `iteration` and `step` are behind the policy then;
             `sampled_tokens` and `seconds` are what all of them took until then, the tokens of one
-            process. The others are figures of `metrics.csv`, such as `val/exact_match`; None where
-            the validation had none.
+            process, and None from where a row does not tell its share. The others are figures of
+            `metrics.csv`, such as `val/exact_match`; None where the validation had none.
     """
 
     digest: str
@@ -93,11 +94,13 @@ def curves(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | Non
         Nothing if no row is of a validation.
     """
     validated = []
-    tokens, seconds = 0, 0.0
+    tokens, seconds = 0.0, 0.0  # not a number from where a row lacks its share
     for row in metrics:
-        sampled_s = row.get("rollout/seconds", 0.0)
-        tokens += round(row.get("rollout/tokens_per_s", 0.0) * sampled_s)
-        seconds += sampled_s + row.get("train/seconds", 0.0)
+        if any(name.startswith(("rollout/", "train/")) for name in row):  # an iteration's
+            sampled_s = row.get("rollout/seconds", math.nan)
+            sampled = row.get("rollout/tokens_per_s", math.nan) * sampled_s
+            tokens += float(f"{sampled:.0f}")  # a count, read from a rate
+            seconds += sampled_s + row.get("train/seconds", math.nan)
         if any(name.startswith("val/") for name in row):
             validated.append({**row, "sampled_tokens": tokens, "seconds": round(seconds, 1)})
     names = sorted({name for row in validated for name in row if name.startswith("val/")})
@@ -106,7 +109,7 @@ def curves(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | Non
 
 
 def _short(value: float | None) -> float | None:
-    short = None if value is None else float(f"{value:.{_DIGITS}g}")
+    short = None if value is None or math.isnan(value) else float(f"{value:.{_DIGITS}g}")
     return int(short) if short is not None and short == int(short) else short
 
 
