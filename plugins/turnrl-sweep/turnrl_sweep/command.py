@@ -33,28 +33,37 @@ _USAGE = "turnrl sweep RECIPE [--seeds 0..4] [--set KEY=VALUE,...] [--key value]
 def add_sweep_command(commands: Any) -> None:
     """Add `sweep` to argparse's sub-parsers."""
     options = argparse.ArgumentParser("turnrl sweep", add_help=False, allow_abbrev=False)
-    options.add_argument("--seeds", metavar="0..4", help="or 0,2,5 (default: that of the recipe)")
-    options.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE,...",
-        help="a setting, and the values to try; the first is what the others are compared with",
-    )
-    options.add_argument(
-        "-o", "--output", metavar="FOLDER", help="folder of the sweep (default: runs/NAME-sweep)"
-    )
-    options.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="runs at a time, which share the cores (default: one for each GPU, or each core)",
-    )
-    options.add_argument(
-        "--devices", metavar="0,1", help="GPUs, of which each run gets one (default: all)"
-    )
-    options.add_argument("--list", action="store_true", help="check and list the runs, start none")
-    options.add_argument("--json", action="store_true", help="print the table as JSON")
+    own = [
+        options.add_argument(
+            "--seeds", metavar="0..4", help="or 0,2,5 (default: that of the recipe)"
+        ),
+        options.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE,...",
+            help="a setting, and the values to try; the first is what the others are compared with",
+        ),
+        options.add_argument(
+            "-o",
+            "--output",
+            metavar="FOLDER",
+            help="folder of the sweep (default: runs/NAME-sweep)",
+        ),
+        options.add_argument(
+            "--jobs",
+            type=int,
+            metavar="N",
+            help="runs at a time, which share the cores (default: one for each GPU, or each core)",
+        ),
+        options.add_argument(
+            "--devices", metavar="0,1", help="GPUs, of which each run gets one (default: all)"
+        ),
+        options.add_argument(
+            "--list", action="store_true", help="check and list the runs, start none"
+        ),
+        options.add_argument("--json", action="store_true", help="print the table as JSON"),
+    ]
     parser = commands.add_parser(
         "sweep",
         usage=_USAGE,
@@ -74,7 +83,8 @@ def add_sweep_command(commands: Any) -> None:
             return 0
         # a program wants to read the table alone
         with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-            code, table = _run(args, words, [*options._option_string_actions])
+            flags = [flag for one in own for flag in one.option_strings]
+            code, table = _run(args, words, flags)
         if table is not None:
             print(json.dumps(table))
         return code
@@ -96,10 +106,10 @@ def _run(
     folder = Path(args.output) if args.output else default_folder(given)
     writable_part(folder)
     print(f"turnrl sweep: {' + '.join(given.files)}")
-    sweep = Sweep(folder, cells, given.name, args.jobs, args.devices)
+    sweep = Sweep(folder, cells, given.name)
     if args.list:
         sweep.read()
-        sweep.prepare()
+        sweep.prepare(args.jobs, args.devices)
         sweep.show()
         return 0, None
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,8 +117,7 @@ def _run(
         with FileLock(folder / "sweep.lock", timeout=0):
             sweep.read()
             if sweep.todo:
-                sweep.prepare()
-                sweep.work()
+                sweep.work(sweep.prepare(args.jobs, args.devices))
             return sweep.close(args.json)
     except Timeout:
         step = "Wait until it ends, or give another folder with -o."

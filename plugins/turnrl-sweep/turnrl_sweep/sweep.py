@@ -10,24 +10,18 @@ The folder has a lock while a sweep is at work.
 
 from __future__ import annotations
 
-import math
-import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnrl import DataError, TurnRLError, whole_file
+from turnrl import TurnRLError, whole_file
 from turnrl_sweep import results
 from turnrl_sweep.matrix import Cell, check
 
 if TYPE_CHECKING:
-    from turnrl_sweep.jobs import Job, Places
+    from turnrl_sweep.jobs import Places
 
-_TAIL = 8
-"""Lines of a failed run that are shown."""
 _IN_REPORT = 5_000
 """Trajectories of all runs in the report, more or less, so that it opens at once."""
 
@@ -39,26 +33,13 @@ class Sweep:
         folder: Its folder.
         cells: Its runs.
         recipe: Name of the recipe.
-        jobs: Runs at a time; None for as many as the machine has GPUs or cores.
-        devices: GPUs of which each run gets one, `0,1`; None for all.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        cells: Sequence[Cell],
-        recipe: str,
-        jobs: int | None = None,
-        devices: str | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, cells: Sequence[Cell], recipe: str) -> None:
         self.todo: list[Cell] = []
         """The runs that are not done."""
         self._folder, self._cells, self._recipe = folder, cells, recipe
-        self._asked = (jobs, devices)
         self._results: dict[tuple[str, int], results.Result] = {}
-        self._where: Places | None = None
-        self._left = 0
-        self._took: list[float] = []
 
     def read(self) -> None:
         """Read which runs are done, and say so."""
@@ -73,10 +54,13 @@ class Sweep:
         for problem in problems:
             print(problem)
 
-    def prepare(self) -> None:
+    def prepare(self, jobs: int | None, devices: str | None) -> Places:
         """Make every recipe that is to be run, so that a mistake shows before anything begins;
         and share out the machine.
 
+        Args:
+            jobs: Runs at a time; None for as many as the machine has GPUs or cores.
+            devices: GPUs of which each run gets one, `0,1`; None for all.
         Raises:
             RecipeError: If there is a mistake.
         """
@@ -84,12 +68,13 @@ class Sweep:
 
         start = check(self.todo or self._cells[:1], self._folder)
         several = next((one.devices for one in self._cells if one.devices not in ONE), None)
-        self._where = where = places(*self._asked, start.device.type, several)
+        where = places(jobs, devices, start.device.type, several)
         gpus = [name for name in dict.fromkeys(where.devices) if name is not None]
         kind = {"cpu": "the CPU", "cuda": "all GPUs"}.get(start.device.type, start.device.type)
         on = f"on GPU {', '.join(gpus)}" if gpus else f"on {kind}"
         threads = f"{where.threads} thread{'s' * (where.threads > 1)} each"
         print(f"{len(where.devices)} at a time, {threads}, {on}", flush=True)
+        return where
 
     def show(self) -> None:
         """List the runs."""
@@ -98,99 +83,24 @@ class Sweep:
             begun = any((self._folder / cell.name).glob("version_*/checkpoints/last.ckpt"))
             print(f"  {'done' if done else 'begun' if begun else 'to do':7}{cell}")
 
-    # ------------------------------------------------------------------------------------ at work
+    def work(self, where: Places) -> None:
+        """Run what is not done, several at a time.
 
-    def work(self) -> None:
-        """Run what is not done, several at a time."""
-        from turnrl_sweep.jobs import Jobs
+        Args:
+            where: The machine, as `prepare` shared it out.
+        """
+        from turnrl_sweep.work import Work
 
-        assert self._where is not None
-        queue, self._left = [*self.todo], len(self.todo)
         try:
-            with Jobs(self._where) as jobs:
-                while queue or jobs.running:
-                    while queue and not jobs.full:
-                        self._begin(queue.pop(0), jobs)
-                    for job, code in jobs.wait():
-                        self._end(job, code)
+            Work(self._folder, self._recipe, where, self._keep).run(self.todo)
         except KeyboardInterrupt:
             done = sum((one.digest, one.seed) in self._results for one in self._cells)
             print(f"\n{done} of {_count(len(self._cells))} are done. The same command goes on.")
             raise
 
-    def _begin(self, cell: Cell, jobs: Any) -> None:
-        from turnrl_sweep.folders import checkpoint, settle
-
-        home = self._folder / cell.name
-        from_there = checkpoint(settle(home))
-        words = ["fit", *cell.words(self._folder)]
-        if from_there is not None:
-            words.append(f"--ckpt_path={from_there[0]}")
-        jobs.begin(cell, home / "log.txt", words, from_there is not None)
-        after = "" if from_there is None else f", after iteration {from_there[1]}"
-        _say(f"{'begins' if from_there is None else 'goes on':8}{cell}{after}")
-
-    def _end(self, job: Job, code: int) -> None:
-        took = time.monotonic() - job.began
-        self._left -= 1
-        try:
-            if code:
-                raise DataError(_ended(code))
-            result = self._result(job)
-        except TurnRLError as error:
-            _say(f"FAILED  {job.cell}: {error}. {self._still(took)}")
-            for line in job.said(_TAIL):
-                print(f"          | {_printable(line)}")
-            print(f"          the whole log: {job.log}", flush=True)
-            return
+    def _keep(self, result: results.Result) -> None:
         results.append(self._folder, result)
         self._results[result.digest, result.seed] = result
-        if not job.resumed:
-            self._took.append(took)
-        points = result.points("val/exact_match")
-        match = f", exact_match {points[-1][1]:.3f}" if points else ""
-        _say(f"done    {job.cell}{match}, {self._still(took)}")
-
-    def _result(self, job: Job) -> results.Result:
-        """The line of a run that ended well.
-
-        Raises:
-            DataError: If it left no figures.
-        """
-        from turnrl_record.runs import open_runs
-        from turnrl_report.curves import draw
-
-        from turnrl_sweep.folders import settle
-
-        assert self._where is not None
-        folder = settle(self._folder / job.cell.name)
-        (run,) = open_runs([folder])
-        curves = results.curves(run.metrics)
-        if not curves:
-            raise DataError("it validated nothing, so it has no figures. Set data.val")
-        if job.resumed:
-            draw([run], folder / "curves.svg")
-        return results.Result(
-            digest=job.cell.digest,
-            seed=job.cell.seed,
-            settings=job.cell.settings,
-            recipe=self._recipe,
-            turnrl=version("turnrl"),
-            threads=self._where.threads,
-            ended=datetime.now(UTC).isoformat(timespec="seconds"),
-            curves=curves,
-        )
-
-    def _still(self, took: float) -> str:
-        """The time that a run took, how many are left, and the time that these may take."""
-        from turnrl_console.lines import duration
-
-        assert self._where is not None
-        left = f"{duration(took)}; {self._left} left"
-        if not self._left or not self._took:
-            return left
-        rounds = math.ceil(self._left / len(self._where.devices))
-        return f"{left}, some {duration(rounds * sum(self._took) / len(self._took))}"
 
     # ------------------------------------------------------------------------------------ the end
 
@@ -239,21 +149,3 @@ class Sweep:
 
 def _count(runs: int) -> str:
     return f"{runs} run{'s' * (runs != 1)}"
-
-
-def _say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
-
-
-def _ended(code: int) -> str:
-    import signal
-
-    if code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    more = ", as by the system if memory runs out" if name == "SIGKILL" else ""
-    return f"killed by {name}{more}"
-
-
-def _printable(line: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in line)
