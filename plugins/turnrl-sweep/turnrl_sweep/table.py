@@ -7,7 +7,7 @@ every run reached: it is high if a policy answers well early.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from string import ascii_uppercase
 from textwrap import wrap
 from typing import Any
@@ -22,6 +22,8 @@ from turnrl_sweep.results import Result
 _WIDTH = 80
 _MATCH = "val/exact_match"
 _AREA = "area"
+_SHARES = (_AREA, *record.CURVES, "f1")
+"""Figures between 0 and 1. Their intervals end there too."""
 _SAME = 1e-9
 _LEFT_OUT = ("val/findable", "val/questions")
 
@@ -32,7 +34,7 @@ class Figure:
 
     Args:
         values: Of each seed.
-        over: Student's t over the seeds; None for one seed.
+        over: Student's t over the seeds, within 0 and 1 for shares; None for one seed.
         less: What it gains over the first setting, paired by seed; None for the first one, and
             where fewer than two seeds are common.
     """
@@ -99,7 +101,7 @@ def tabulate(cells: Sequence[Cell], results: Mapping[tuple[str, int], Result]) -
     for setting, by_seed in zip(settings.values(), values, strict=True):
         names = dict.fromkeys(name for one in by_seed.values() for name in one)
         figures = {
-            name: _figure(_of(by_seed, name), _of(values[0], name), first=by_seed is values[0])
+            name: _figure(name, _of(by_seed, name), _of(values[0], name), by_seed is values[0])
             for name in sorted(names, key=_order)
         }
         rows.append(Row(setting, sorted(by_seed), figures))
@@ -140,9 +142,11 @@ def _of(by_seed: Mapping[int, Mapping[str, float]], name: str) -> dict[int, floa
     return {seed: one[name] for seed, one in sorted(by_seed.items()) if name in one}
 
 
-def _figure(values: dict[int, float], base: dict[int, float], first: bool) -> Figure:
+def _figure(name: str, values: dict[int, float], base: dict[int, float], first: bool) -> Figure:
     numbers = [*values.values()]
     over = over_seeds([0.0] * len(numbers), numbers) if len(numbers) > 1 else None
+    if over is not None and name in _SHARES:
+        over = replace(over, low=max(over.low, 0.0), high=min(over.high, 1.0))
     common = [seed for seed in values if seed in base]
     if first or len(common) < 2:
         return Figure(values, over, None)
