@@ -318,6 +318,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--set config": Elsewhere("test_sweep.test_a_setting_may_be_a_recipe_over_the_others"),
         "--jobs 2": Elsewhere("test_sweep.test_cores_are_shared_out_and_every_run_has_its_gpu"),
         "--devices": Elsewhere("test_sweep.test_cores_are_shared_out_and_every_run_has_its_gpu"),
+        "--results": Elsewhere(
+            "test_sweep.test_the_lines_can_be_kept_in_a_file_apart_from_the_runs"
+        ),
         "turnrl sweep --json": Elsewhere(
             "test_sweep.test_the_table_can_be_read_by_a_program_and_runs_can_be_listed_beforehand"
         ),

@@ -239,6 +239,19 @@ def test_the_table_can_be_read_by_a_program_and_runs_can_be_listed_beforehand(sw
     assert len(runs()) == 2
 
 
+def test_the_lines_can_be_kept_in_a_file_apart_from_the_runs(sweep):
+    words = ("--trainer.max_epochs=1", "--results=kept/lines.jsonl")
+    code, text = sweep(*words)
+    assert (code, len(runs())) == (0, 1)
+    assert not (SWEEP / "results.jsonl").exists()
+    assert len(Path("kept", "lines.jsonl").read_text().splitlines()) == 1
+    # another folder, as of another clone, has nothing left to do
+    code, again = sweep(*words, "-o", "elsewhere")
+    assert (code, again.split("\nA  ")[1].strip()) == (0, shown(text)[4:].strip())
+    assert "begins" not in again
+    assert sorted(path.name for path in Path("elsewhere").iterdir()) == ["sweep.lock", "table.txt"]
+
+
 # ---------------------------------------------------------------------------- killed and stopped
 
 LONG = (
@@ -398,6 +411,7 @@ def test_a_lock_that_nobody_holds_is_no_hindrance(recipe, capsys):
         (["--set=trainer.logger=false"], "the sweep decides where its runs write"),
         (["--set=model.seed=1"], "set seed_everything in its place"),
         (["--set=config=nowhere.yaml"], "no recipe at 'nowhere.yaml'"),
+        (["--results=."], "--results is '.', which is a folder. Name a file."),
         (["--sed=0..4"], "unknown option --sed. Did you mean --seeds"),
         (["--model.estimatr=Merged"], "unknown key 'model.estimatr'"),
         (["--ckpt_path=recipe.yaml"], "'recipe.yaml' is not a checkpoint"),

@@ -51,6 +51,11 @@ def add_sweep_command(commands: Any) -> None:
             help="folder of the sweep (default: runs/NAME-sweep)",
         ),
         options.add_argument(
+            "--results",
+            metavar="FILE",
+            help="file of the lines of runs that are done (default: results.jsonl in the folder)",
+        ),
+        options.add_argument(
             "--jobs",
             type=int,
             metavar="N",
@@ -106,7 +111,8 @@ def _run(
     folder = Path(args.output) if args.output else default_folder(given)
     writable_part(folder)
     print(f"turnrl sweep: {' + '.join(given.files)}")
-    sweep = Sweep(folder, cells, given.name)
+    lines = None if args.results is None else _lines(Path(args.results))
+    sweep = Sweep(folder, cells, given.name, lines)
     if args.list:
         sweep.read()
         sweep.prepare(args.jobs, args.devices)
@@ -122,3 +128,15 @@ def _run(
     except Timeout:
         step = "Wait until it ends, or give another folder with -o."
         raise RecipeError(f"another sweep is at work in {str(folder)!r}. {step}") from None
+
+
+def _lines(file: Path) -> Path:
+    """The file of `--results`, which need not be there yet.
+
+    Raises:
+        RecipeError: If it is a folder, or cannot be written.
+    """
+    if file.is_dir():
+        raise RecipeError(f"--results is {str(file)!r}, which is a folder. Name a file.")
+    writable_part(file.parent)
+    return file

@@ -52,28 +52,34 @@ class Result:
         return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
-def read(folder: Path) -> tuple[dict[tuple[str, int], Result], list[str]]:
-    """The results in the folder of a sweep, by digest and seed; and in words what is wrong there.
+def read(file: Path) -> tuple[dict[tuple[str, int], Result], list[str]]:
+    """The results in a file, by digest and seed; and in words what is wrong there.
 
     Args:
-        folder: The folder, which may not be there yet.
+        file: The file, or the folder of a sweep. It may not be there yet.
     """
     results: dict[tuple[str, int], Result] = {}
     problems = []
-    for number, line in enumerate(_lines(folder / FILE), 1):
+    file = _file(file)
+    for number, line in enumerate(_lines(file), 1):
         try:
             one = _result(line)
         except (ValueError, KeyError, TypeError, AttributeError):
-            what = f"line {number} of {folder / FILE} is torn or broken"
+            what = f"line {number} of {file} is torn or broken"
             problems.append(f"{what}, and is ignored: it counts for no run.")
         else:
             results.setdefault((one.digest, one.seed), one)
     return results, problems
 
 
-def append(folder: Path, result: Result) -> None:
-    """Add a line for a run, which is there whole or not at all. A torn last line gives way."""
-    file = folder / FILE
+def append(file: Path, result: Result) -> None:
+    """Add a line for a run, which is there whole or not at all. A torn last line gives way.
+
+    Args:
+        file: The file, or the folder of a sweep.
+        result: The line.
+    """
+    file = _file(file)
     lines = _lines(file)
     if lines and not _text(file).endswith("\n"):
         try:
@@ -111,6 +117,10 @@ def curves(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | Non
 def _short(value: float | None) -> float | None:
     short = None if value is None or math.isnan(value) else float(f"{value:.{_DIGITS}g}")
     return int(short) if short is not None and short == int(short) else short
+
+
+def _file(place: Path) -> Path:
+    return place / FILE if place.is_dir() else place
 
 
 def _text(file: Path) -> str:

@@ -33,17 +33,22 @@ class Sweep:
         folder: Its folder.
         cells: Its runs.
         recipe: Name of the recipe.
+        lines: The file with a line for each run that is done; None for `results.jsonl` in the
+            folder.
     """
 
-    def __init__(self, folder: Path, cells: Sequence[Cell], recipe: str) -> None:
+    def __init__(
+        self, folder: Path, cells: Sequence[Cell], recipe: str, lines: Path | None = None
+    ) -> None:
         self.todo: list[Cell] = []
         """The runs that are not done."""
         self._folder, self._cells, self._recipe = folder, cells, recipe
+        self._lines = lines or folder / results.FILE
         self._results: dict[tuple[str, int], results.Result] = {}
 
     def read(self) -> None:
         """Read which runs are done, and say so."""
-        self._results, problems = results.read(self._folder)
+        self._results, problems = results.read(self._lines)
         self.todo = [one for one in self._cells if (one.digest, one.seed) not in self._results]
         count, settings = len(self._cells), len({cell.digest for cell in self._cells})
         seeds = count // settings
@@ -99,7 +104,7 @@ class Sweep:
             raise
 
     def _keep(self, result: results.Result) -> None:
-        results.append(self._folder, result)
+        results.append(self._lines, result)
         self._results[result.digest, result.seed] = result
 
     # ------------------------------------------------------------------------------------ the end
