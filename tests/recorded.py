@@ -8,11 +8,14 @@ from pathlib import Path
 
 import torch
 import yaml
+from turnrl_estimators import DiscountedReturn, GroupInGroup, PaperExact, PerTurnIndex
 from turnrl_record.recording import rows, write
 
 from turnrl import (
     Credit,
     Group,
+    Merged,
+    OutcomeOnly,
     Question,
     Reading,
     TokenScores,
@@ -23,6 +26,25 @@ from turnrl import (
     TurnLevel,
     assign_credit,
 )
+
+RULES = [
+    rule
+    for options in (
+        {},
+        {"baseline": "leave_one_out", "min_std": 0.4},
+        {"scale": "none"},
+        {"baseline": "leave_one_out", "scale": "none"},
+    )
+    for rule in (
+        OutcomeOnly(**options),
+        Merged(**options),
+        TurnLevel(gamma=0.9, outcome_coef=0.7, turn_coef=0.5, **options),
+        PerTurnIndex(**options),
+        DiscountedReturn(gamma=0.6, **options),
+        GroupInGroup(gamma=0.8, omega=0.3, **options),
+    )
+] + [PaperExact(), PaperExact(turn_coef=0.3)]
+"""Every estimator that needs rewards alone. No setting is everywhere its default."""
 
 
 def attempt(draw, question, turns, text=None):

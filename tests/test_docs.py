@@ -285,7 +285,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl report quickstart": Elsewhere("test_report.test_runs_are_reported_by_name"),
         "turnrl report runs/turn_level": Elsewhere("test_report.test_runs_are_reported_by_name"),
         "value                 ": NotRun("numbers of one run"),
-        "@compares.register": Elsewhere("test_report.test_an_estimator_of_ones_own_is_explained"),
+        "@compares.register": Elsewhere("test_why.test_an_estimator_of_ones_own_is_explained"),
         "turnrl report --watch": Elsewhere("test_report.test_a_run_that_goes_on_is_watched"),
         "--trajectories 500": Elsewhere("test_report.test_runs_are_reported_by_name"),
     },

@@ -22,15 +22,16 @@ import psutil
 import pytest
 import torch
 from matplotlib.axes import Axes
-from turnrl_estimators import DiscountedReturn, GroupInGroup, PaperExact, PerTurnIndex, Tree
+from turnrl_estimators import Tree
+from turnrl_estimators.why import Contrast, compares
 from turnrl_record.recording import rows, write
 from turnrl_record.runs import differences, experiments, open_runs
 from turnrl_report import command
 from turnrl_report.command import write as report
 from turnrl_report.curves import draw
-from turnrl_report.why import Comparison, compares, terms
 
 import recorded
+from recorded import RULES
 from runs import data, module, trainer
 from turnrl import (
     AdvantageEstimator,
@@ -39,7 +40,6 @@ from turnrl import (
     OutcomeOnly,
     TurnLevel,
     assign_credit,
-    installed,
     record,
 )
 from turnrl.cli import main
@@ -47,60 +47,7 @@ from turnrl.cli import main
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 browser_only = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 
-RULES = [
-    rule
-    for options in (
-        {},
-        {"baseline": "leave_one_out", "min_std": 0.4},
-        {"scale": "none"},
-        {"baseline": "leave_one_out", "scale": "none"},
-    )
-    for rule in (
-        OutcomeOnly(**options),
-        Merged(**options),
-        TurnLevel(gamma=0.9, outcome_coef=0.7, turn_coef=0.5, **options),
-        PerTurnIndex(**options),
-        DiscountedReturn(gamma=0.6, **options),
-        GroupInGroup(gamma=0.8, omega=0.3, **options),
-    )
-] + [PaperExact(), PaperExact(turn_coef=0.3)]
-"""Every estimator that needs rewards alone. No setting is everywhere its default."""
-
-
-# ------------------------------------------------------------------------------------- the why
-
-
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_the_terms_of_a_turn_add_up_to_its_advantage(rule):
-    draw = random.Random(1)
-    for size in (2, 5):
-        for _ in range(20):
-            group = recorded.group(draw, 0, size)
-            advantages = assign_credit(group, rule).turns
-            told = terms(rule, group)
-            for i, turns in enumerate(told):
-                for k, some in enumerate(turns):
-                    total = sum(t.weight * (t.value - t.baseline) / t.divisor for t in some)
-                    assert total == pytest.approx(float(advantages[i, k]), abs=1e-6)
-
-
-def test_every_installed_estimator_that_needs_rewards_alone_is_explained():
-    group = recorded.group(random.Random(0), 0)
-    for kind in installed("turnrl_estimators").values():
-        rule = kind()
-        if not rule.probes and rule.critic is None:
-            assert terms(rule, group) is not None, kind
-
-
-def test_a_term_says_whom_a_turn_is_compared_with():
-    group = recorded.group(random.Random(0), 0, size=3, turns=(1, 1))
-    group.outcome[:] = torch.tensor([0.0, 0.3, 0.9])
-    ((only,),), *_ = terms(OutcomeOnly(), group)
-    # mean 0.4; deviations -0.4, -0.1, 0.5; variance (0.16 + 0.01 + 0.25) / 2 = 0.21
-    assert (only.count, only.value) == (3, 0.0)
-    assert (only.mean, only.baseline) == (pytest.approx(0.4), pytest.approx(0.4))
-    assert only.std == only.divisor == pytest.approx(0.21**0.5)
-    assert only.advantage == pytest.approx(-0.4 / 0.21**0.5)
+# ------------------------------------------------------------------------------------ the runs
 
 
 def test_a_group_that_is_read_back_gets_the_same_credit(tmp_path):
@@ -117,9 +64,6 @@ def test_a_group_that_is_read_back_gets_the_same_credit(tmp_path):
         for rule in RULES:
             before, after = (assign_credit(one, rule).turns for one in (group, again))
             assert before.equal(after), rule
-
-
-# ------------------------------------------------------------------------------------ the runs
 
 
 def test_runs_that_differ_in_their_seeds_alone_are_one_experiment(tmp_path):
@@ -278,24 +222,6 @@ def unpacked(file, block="summary"):
     return json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
-def test_an_estimator_of_ones_own_is_explained():
-    @dataclass
-    class MyEstimator(AdvantageEstimator):
-        def __call__(self, group):
-            return (group.outcome - group.outcome.mean())[:, None] * group.reached
-
-    group = recorded.group(random.Random(0), 0)
-    assert terms(MyEstimator(), group) is None
-    page = Path(__file__).parents[1] / "docs" / "howto" / "report.md"
-    (block,) = re.findall("<!-- why example -->\n```python\n(.*?)```", page.read_text(), re.DOTALL)
-    exec(block, {"MyEstimator": MyEstimator})
-    for i, turns in enumerate(terms(MyEstimator(), group)):
-        wanted = float(group.outcome[i] - group.outcome.mean())
-        assert [sum(t.advantage for t in some) for some in turns] == [pytest.approx(wanted)] * len(
-            turns
-        )
-
-
 class Scaled(AdvantageEstimator):
     """Installed by nobody."""
 
@@ -308,7 +234,7 @@ class Scaled(AdvantageEstimator):
 
 @compares.register
 def _(estimator: Scaled, group):
-    return [Comparison("outcome", group.outcome[:, None], weight=estimator.coef)]
+    return [Contrast("outcome", group.outcome[:, None], weight=estimator.coef)]
 
 
 class Doubled(Scaled):

@@ -1,14 +1,15 @@
 """An estimator that compares turns which were taken in the same state."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from turnrl import Group, GroupRelative, RecipeError, Turn, returns_to_go, within
+from turnrl import Group, GroupRelative, Merged, RecipeError, Turn, returns_to_go, within
 from turnrl_estimators.relative import rewards_and_outcome
+from turnrl_estimators.why import Contrast, compares
 
 
 def retrieved(turn: Turn) -> frozenset[str]:
@@ -89,3 +90,18 @@ class GroupInGroup(GroupRelative):
         members = state.reshape(-1, 1) == torch.arange(len(numbers))
         values = rho.reshape(-1, 1).expand_as(members)
         return self.z(values, members).sum(1).view_as(rho)
+
+
+@compares.register
+def _(estimator: GroupInGroup, group: Group) -> Sequence[Contrast]:
+    earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
+    rho = returns_to_go(earned, estimator.gamma)
+    # numbered another way than by the estimator, so that one checks the other
+    every = list(anchors(group))
+    known = list({state for states in every for state in states})
+    sets = torch.full_like(rho, -1, dtype=torch.long)
+    for row, states in zip(sets, every, strict=True):
+        row[: len(states)] = torch.tensor([known.index(state) for state in states])
+    name = "discounted return, among turns in the same state"
+    among = Contrast(name, rho, sets.masked_fill(~group.reached, -1), estimator.omega)
+    return [*(compares(Merged(), group) or ()), among]

@@ -1,5 +1,6 @@
 """Estimators that compare the rewards of a group, and need nothing else."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from turnrl import AdvantageEstimator, Group, GroupRelative, TurnLevel, returns_to_go, within
+from turnrl_estimators.why import Contrast, compares
 
 
 def rewards_and_outcome(turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
@@ -31,6 +33,11 @@ class PerTurnIndex(GroupRelative):
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         naive = TurnLevel(gamma=0.0, baseline=self.baseline, scale=self.scale, min_std=self.min_std)
         return naive.advantages(turn_rewards, outcome, reached)
+
+
+@compares.register
+def _(estimator: PerTurnIndex, group: Group) -> Sequence[Contrast] | None:
+    return compares(TurnLevel(gamma=0.0), group)
 
 
 @final
@@ -78,6 +85,25 @@ def _z(values: Tensor) -> Tensor:
     return (values - values.mean()) / (values.std() + 1e-4)
 
 
+@compares.register
+def _(estimator: PaperExact, group: Group) -> Sequence[Contrast]:
+    size, turns = group.turn_rewards.shape
+    outcome, turn, both = (torch.zeros(size, turns) for _ in range(3))
+    for i, trajectory in enumerate(group.trajectories):
+        answered = [k for k, taken in enumerate(trajectory.turns) if taken.results]
+        both[i] = not answered
+        outcome[i] = bool(answered)
+        if answered:
+            turn[i, : answered[0] + 1] = estimator.turn_coef
+    paid = (group.turn_rewards * group.reached).sum(1, keepdim=True)
+    out = group.outcome[:, None]
+    return [
+        Contrast("outcome", out, weight=outcome, plus=1e-4),
+        Contrast("all turn rewards", paid, weight=turn, plus=1e-4),
+        Contrast("outcome and turn rewards", out + paid, weight=both, plus=1e-4),
+    ]
+
+
 @final
 @dataclass
 class DiscountedReturn(GroupRelative):
@@ -111,3 +137,10 @@ class DiscountedReturn(GroupRelative):
             table.reshape(-1, 1) for table in (returns_to_go(earned, self.gamma), reached)
         )
         return self.z(rho, members).view_as(turn_rewards)
+
+
+@compares.register
+def _(estimator: DiscountedReturn, group: Group) -> Sequence[Contrast]:
+    earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
+    rho, everyone = returns_to_go(earned, estimator.gamma), group.reached.long() - 1
+    return [Contrast("discounted return, among all turns", rho, everyone)]

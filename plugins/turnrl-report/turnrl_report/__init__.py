@@ -1,6 +1,5 @@
 """Runs as a page to look at: curves, trajectories, and why each turn got its advantage.
 
-why       the comparisons that an advantage is the sum of
 page      one file of HTML with all of it
 command   `turnrl report`
 """

@@ -23,10 +23,10 @@ from typing import Any
 from turnrl_alarms import alarms
 from turnrl_estimators.rollouts import credit_of
 from turnrl_estimators.toy import make
+from turnrl_estimators.why import Term, terms
 from turnrl_record.runs import Run, differences, experiments
 
 from turnrl import AdvantageEstimator, Group, find_class, installed, record
-from turnrl_report.why import Term, terms
 
 _CHUNK = 48
 """Trajectories that are unpacked together, a group at least."""

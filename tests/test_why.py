@@ -1,0 +1,82 @@
+"""The numbers behind an advantage add up to it, and say whom a turn was compared with."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from turnrl_estimators import GroupInGroup
+from turnrl_estimators.why import terms
+
+import recorded
+from recorded import RULES
+from turnrl import AdvantageEstimator, OutcomeOnly, assign_credit, installed
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_the_terms_of_a_turn_add_up_to_its_advantage(rule):
+    draw = random.Random(1)
+    for size in (2, 5):
+        for _ in range(20):
+            group = recorded.group(draw, 0, size)
+            advantages = assign_credit(group, rule).turns
+            told = terms(rule, group)
+            for i, turns in enumerate(told):
+                for k, some in enumerate(turns):
+                    total = sum(t.weight * (t.value - t.baseline) / t.divisor for t in some)
+                    assert total == pytest.approx(float(advantages[i, k]), abs=1e-6)
+
+
+def test_every_installed_estimator_that_needs_rewards_alone_is_explained():
+    group = recorded.group(random.Random(0), 0)
+    for kind in installed("turnrl_estimators").values():
+        rule = kind()
+        if not rule.probes and rule.critic is None:
+            assert terms(rule, group) is not None, kind
+
+
+def test_a_term_says_whom_a_turn_is_compared_with():
+    group = recorded.group(random.Random(0), 0, size=3, turns=(1, 1))
+    group.outcome[:] = torch.tensor([0.0, 0.3, 0.9])
+    ((only,),), *_ = terms(OutcomeOnly(), group)
+    # mean 0.4; deviations -0.4, -0.1, 0.5; variance (0.16 + 0.01 + 0.25) / 2 = 0.21
+    assert (only.count, only.value) == (3, 0.0)
+    assert (only.mean, only.baseline) == (pytest.approx(0.4), pytest.approx(0.4))
+    assert only.std == only.divisor == pytest.approx(0.21**0.5)
+    assert only.advantage == pytest.approx(-0.4 / 0.21**0.5)
+
+
+def test_turns_in_the_same_state_are_those_before_which_the_same_passages_were_read():
+    draw = random.Random(2)
+    for _ in range(20):
+        group, states = recorded.group(draw, 0, size=6), []
+        for one in group.trajectories:
+            read = [{r.content for r in turn.results if r.ok} for turn in one.turns]
+            befores = (set().union(*read[:k]) for k in range(len(read)))
+            states.append([str(sorted(before)) for before in befores])
+        counts = Counter(state for row in states for state in row)
+        for row, turns in zip(states, terms(GroupInGroup(), group), strict=True):
+            assert [among.count for _, among in turns] == [counts[state] for state in row]
+
+
+def test_an_estimator_of_ones_own_is_explained():
+    @dataclass
+    class MyEstimator(AdvantageEstimator):
+        def __call__(self, group):
+            return (group.outcome - group.outcome.mean())[:, None] * group.reached
+
+    group = recorded.group(random.Random(0), 0)
+    assert terms(MyEstimator(), group) is None
+    page = Path(__file__).parents[1] / "docs" / "howto" / "report.md"
+    (block,) = re.findall("<!-- why example -->\n```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(block, {"MyEstimator": MyEstimator})
+    for i, turns in enumerate(terms(MyEstimator(), group)):
+        wanted = float(group.outcome[i] - group.outcome.mean())
+        assert [sum(t.advantage for t in some) for some in turns] == [pytest.approx(wanted)] * len(
+            turns
+        )
