@@ -579,6 +579,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "plugins/turnrl-estimators/README.md": {
         "class_path: GroupInGroup": Fits("model"),
+        "import applied": Elsewhere(
+            "test_applied.test_the_example_of_the_page_names_every_estimator"
+        ),
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
     },
     "plugins/turnrl-play/README.md": {

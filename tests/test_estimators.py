@@ -792,6 +792,21 @@ def test_a_recipes_policy_plays_and_its_turns_are_judged(recipe, capsys):
         assert set(row) == {"estimator", "turn", "advantage", "snr", "pairs"}
 
 
+class Raises(AdvantageEstimator):
+    """Fails on every group."""
+
+    def __call__(self, group):
+        raise ZeroDivisionError("nothing to divide by")
+
+
+def test_an_estimator_that_fails_on_rollouts_leaves_the_others_their_rows(recipe, capsys):
+    model = {**recipe["model"], "estimator": {"class_path": f"{__name__}.Raises"}}
+    save({**recipe, "model": model})
+    told = said(capsys, "recipe.yaml", "--questions", "2")
+    assert "model.estimator: not tried: Raises on a group of 4" in told
+    assert re.search(r"(?m)^OutcomeOnly +1 .* +\d+$", told)
+
+
 def test_a_group_too_small_for_an_estimator_is_told(recipe, capsys):
     estimator = {"class_path": "TurnLevel", "init_args": UNBIASED}
     save({**recipe, "model": {**recipe["model"], "group_size": 1, "estimator": estimator}})

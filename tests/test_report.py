@@ -279,8 +279,9 @@ def test_credit_that_the_recorded_settings_do_not_give_is_not_shown(tmp_path, mo
 def test_an_estimator_that_was_named_by_its_path_is_found_again(tmp_path, monkeypatch):
     report([recorded.run(tmp_path / "run", estimator=Scaled(3.0))], tmp_path / "out.html")
     detail = unpacked(tmp_path / "out.html", "d0")[0]
-    (term,) = detail["why"][0]["terms"][0][0]
-    assert (detail["why"][0]["name"], term["weight"]) == ("Scaled, this run", 3.0)
+    own = detail["why"][0]
+    (term,) = own["terms"][0][0]
+    assert (own["name"], own["own"], term["weight"]) == ("Scaled", True, 3.0)
 
 
 def test_a_record_has_nothing_imported_that_is_not_installed(tmp_path, monkeypatch):
@@ -311,9 +312,10 @@ def test_branches_are_no_attempts_of_their_own(tiny_model, tmp_path):
     report([folder], tmp_path / "out.html")
     detail, members = unpacked(tmp_path / "out.html", "d0")[0], record.groups(kept)[0]
     own, *others = detail["why"]
-    assert (own["name"], own["unexplained"]) == (
-        *("Tree, this run", "cannot be rebuilt: it needs probes"),
+    assert (own["name"], own["own"], own["unexplained"]) == (
+        *("Tree", True, "cannot be rebuilt: it needs probes"),
     )
+    assert not any(one["own"] for one in others)
     (merged,) = [one for one in others if one["name"] == "Merged"]
     again = record.group(members)
     assert again.parents == tuple(
@@ -335,14 +337,14 @@ def test_branches_are_no_attempts_of_their_own(tiny_model, tmp_path):
 def test_an_advantage_is_not_explained_by_another_estimator(tmp_path, monkeypatch, version):
     if version is None:
         folder = recorded.run(tmp_path / "run", estimator=gone(monkeypatch))
-        name, reason = "Doubled, this run", "it is not installed here"
+        name, reason = "Doubled", "it is not installed here"
     else:
         folder = Path(__file__).parent / "data" / "records" / version
-        name, reason = "the estimator, this run", "the record does not say which it was"
+        name, reason = "the estimator", "the record does not say which it was"
     report([folder], tmp_path / "out.html")
     detail = unpacked(tmp_path / "out.html", "d0")[0]
     own, *others = detail["why"]
-    assert (own["name"], own["terms"]) == (name, None)
+    assert (own["name"], own["own"], own["terms"]) == (name, True, None)
     assert own["unexplained"] == f"cannot be rebuilt: {reason}"
     given = [[turn["advantage"] for turn in row["turns"]] for row in detail["rows"]]
     assert own["advantages"] == [pytest.approx(row, rel=1e-8) for row in given]
@@ -378,7 +380,7 @@ def _(estimator: Unexplained, group):
 
 def test_estimators_of_others_that_fail_leave_the_rest_their_credit(tmp_path, monkeypatch):
     some = {kind.__name__: kind for kind in (NeedsMore, Raises, Unexplained, Merged)}
-    monkeypatch.setattr("turnrl_report.page.installed", lambda hook: some)
+    monkeypatch.setattr("turnrl_estimators.applied.installed", lambda hook: some)
     report([recorded.run(tmp_path / "run")], tmp_path / "out.html")
     credit = {one["name"]: one for one in unpacked(tmp_path / "out.html", "d0")[0]["why"]}
     assert "gamma" in credit["NeedsMore"]["missing"]
@@ -519,6 +521,8 @@ def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, ope
             card = cards.nth(k)
             shown = f"{round(turn['advantage'], 3) + 0.0:+.3f}"  # no -0.000
             assert shown in card.locator("header").inner_text()
+            own = f"What {type(RULES[n]).__name__} compares"
+            assert card.get_by_role("table", name=own, exact=True).count() == 1
             printed = card.locator("p.equation").first.inner_text()
             whole, given = re.fullmatch(r"advantage = (.*) = (\S+)", printed).groups()
             value = sum(
@@ -554,6 +558,22 @@ def test_the_card_shows_the_recorded_number_alone_where_it_cannot_be_rebuilt(
     told = card.get_by_text("Doubled, this run: cannot be rebuilt: it is not installed here.")
     assert float(told.inner_text().rsplit(" ", 1)[1][:-1]) == pytest.approx(advantage, rel=1e-6)
     assert "What TurnLevel compares" not in card.inner_text()
+
+
+@browser_only
+def test_the_card_says_why_another_estimator_has_no_numbers(tmp_path, monkeypatch, opened):
+    some = {kind.__name__: kind for kind in (Raises, Forgetful, Unexplained, Merged)}
+    monkeypatch.setattr("turnrl_estimators.applied.installed", lambda hook: some)
+    report([recorded.run(tmp_path / "run")], tmp_path / "out.html")
+    card = opened(tmp_path / "out.html", "#/t/0/train/0/0/0").locator("section.turn").first
+    card.get_by_text("What other estimators would give this turn").click()
+    rows = card.get_by_role("table", name="Other estimators").locator("tbody tr")
+    raises, forgetful, unexplained, merged = (row.split("\t") for row in rows.all_inner_texts())
+    assert raises[1] == "-"
+    assert raises[2].startswith("Raises on a group of 4 with")
+    assert forgetful[2] == "does not say what it compares"
+    assert unexplained[2].startswith("failed to say what it compares (ZeroDivisionError")
+    assert merged[2].startswith("outcome and turn rewards: 1 ×")
 
 
 @browser_only

@@ -4,6 +4,7 @@
     anchored   GroupInGroup: turns compared that were taken in the same state
     valued     Branched, Tree, TurnCritic: turns judged by what states are worth
     why        the numbers behind an advantage, of any estimator that says what it compares
+    applied    an estimator applied to a group: the run's own, then every other installed one
     toy        a decision process so small that an estimator's bias and variance are summed up
     rollouts   how much of a policy's advantages is signal
     command    `turnrl credit-check`

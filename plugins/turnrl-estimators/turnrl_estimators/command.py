@@ -24,7 +24,7 @@ from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from turnrl import Question, RecipeError, installed
+from turnrl import Question, RecipeError, TurnRLError, installed
 
 if TYPE_CHECKING:
     from turnrl import MTGRPO
@@ -148,7 +148,8 @@ def _opened(args: argparse.Namespace, words: Sequence[str]) -> tuple[MTGRPO, lis
 def _print_rollouts(
     classes: Mapping[str, type], module: MTGRPO, questions: list[Question], as_json: bool
 ) -> None:
-    from turnrl_estimators.rollouts import signals, unfit
+    from turnrl_estimators.applied import one_line, usable
+    from turnrl_estimators.rollouts import signals
     from turnrl_estimators.toy import variants
 
     size = module.group_size
@@ -161,10 +162,12 @@ def _print_rollouts(
         print(f"{'estimator':37} {'turn':>4} {'mean |A|':>9} {'SNR':>9} {'pairs':>7}")
     notes = []
     for name, made in [("model.estimator", module.estimator), *variants(classes)]:
-        if reason := unfit(made, size):
-            notes.append((name, reason))
+        try:
+            rows = signals(name, usable(made, size), pairs)
+        except TurnRLError as error:
+            notes.append((name, one_line(error)))
             continue
-        for row in signals(name, made, pairs):
+        for row in rows:
             if as_json:
                 print(json.dumps(asdict(row)))
                 continue

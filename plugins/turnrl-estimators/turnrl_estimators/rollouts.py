@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from turnrl import AdvantageEstimator, Credit, Group, Trajectory, TurnRLError, assign_credit
+from turnrl import AdvantageEstimator, Group, Trajectory, assign_credit
 from turnrl_estimators.anchored import retrieved
 
 Done = tuple[object, ...]
@@ -42,39 +42,6 @@ class Signal:
     advantage: float
     snr: float | None
     pairs: int
-
-
-def unfit(made: AdvantageEstimator | Exception, size: int) -> str:
-    """Why an estimator cannot judge rollouts that were played without it; empty if it can.
-
-    Args:
-        made: The estimator, or what was raised in place of one.
-        size: Trajectories of a group.
-    """
-    if isinstance(made, Exception):
-        return " ".join(str(made).split())
-    if made.probes:
-        return "it needs probes"
-    if made.critic is not None:
-        return "it needs a critic's values"
-    least = made.min_group_size
-    return f"it compares {least} trajectories or more" if size < least else ""
-
-
-def credit_of(made: AdvantageEstimator | Exception, group: Group) -> Credit | str:
-    """The credit that an estimator gives a group that was played without it, or why it gives none.
-
-    Args:
-        made: The estimator, or what was raised in place of one.
-        group: A scored group.
-    """
-    reason = unfit(made, len(group.trajectories))
-    if reason or isinstance(made, Exception):
-        return reason
-    try:
-        return assign_credit(group, made)
-    except TurnRLError as error:
-        return str(error)
 
 
 def deeds(trajectory: Trajectory) -> Iterator[Done]:

@@ -17,7 +17,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +33,7 @@ from turnrl import (
     Turn,
     assign_credit,
 )
+from turnrl_estimators.applied import Made, make, one_line
 
 QUESTION = Question("toy", "How many searches does it take?", ("right",))
 MOST_GROUPS = 10_000
@@ -204,29 +204,16 @@ class Skipped:
     reason: str
 
 
-def variants(classes: Mapping[str, type]) -> Iterator[tuple[str, Any]]:
+def variants(classes: Mapping[str, type]) -> Iterator[tuple[str, Made]]:
     """Each estimator as a recipe gets it by its name, and once more as `(leave_one_out, none)`, in
-    units of reward and with the baseline that brings no bias, if it has these options; with what
-    was raised in place of one that cannot be made."""
+    units of reward and with the baseline that brings no bias, if it has these options; with the
+    error that was raised in place of one that cannot be made."""
     for name, cls in classes.items():
         yield name, make(cls)
         fields = getattr(cls, "__dataclass_fields__", {})
         if {"baseline", "scale"} <= {*fields}:
             plain = make(cls, baseline="leave_one_out", scale="none")
             yield f"{name}(leave_one_out, none)", plain
-
-
-def make(cls: type, **options: str) -> Any:
-    """An estimator of a class, or what was raised in place of one.
-
-    Args:
-        cls: The class.
-        options: Its arguments.
-    """
-    try:
-        return cls(**options)
-    except Exception as error:  # a third party's constructor may do anything
-        return error
 
 
 def check(
@@ -246,7 +233,7 @@ def check(
                 raise made
             rows.append(figures(name, made, toy, group_size))
         except Exception as error:  # one broken estimator leaves the others their figures
-            rows.append(Skipped(name, " ".join(str(error).split())))
+            rows.append(Skipped(name, one_line(error)))
     return rows
 
 

@@ -18,8 +18,6 @@ from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 from turnrl import (
-    AdvantageEstimator,
-    Group,
     Message,
     Question,
     Reading,
@@ -29,7 +27,6 @@ from turnrl import (
     ToolSpec,
     Trajectory,
     hookimpl,
-    installed,
 )
 
 if TYPE_CHECKING:
@@ -193,25 +190,12 @@ def _credit(module: MTGRPO, attempts: Sequence[Trajectory]) -> Iterator[str]:
     for i, attempt in enumerate(attempts):
         turns = " ".join(f"{float(r):6.2f}" for r in group.turn_rewards[i, : len(attempt.turns)])
         yield f"           {i + 1:7}   {float(group.outcome[i]):7.2f}   {turns}"
-    from turnrl_estimators.toy import make
+    from turnrl_estimators.applied import applied
 
     own = module.estimator
-    told = repr(own) if is_dataclass(own) else type(own).__name__
-    yield from _by(f"{told}, this run", own, group)
-    for name, kind in installed("turnrl_estimators").items():
-        if (rule := make(kind)) != own:
-            yield from _by(name, rule, group)
-
-
-def _by(name: str, rule: AdvantageEstimator | Exception, group: Group) -> Iterator[str]:
-    """The credit of one estimator, as lines."""
-    from turnrl_estimators.rollouts import credit_of
-
-    credit = credit_of(rule, group)
-    if isinstance(credit, str):
-        yield f"\n{name}: {credit}"
-        return
-    yield f"\n{name}"
-    for i, attempt in enumerate(group.trajectories):
-        turns = " ".join(f"{float(a):+6.2f}" for a in credit.turns[i, : len(attempt.turns)])
-        yield f"           {i + 1:7}             {turns}"
+    for one in applied(group, own, repr(own) if is_dataclass(own) else type(own).__name__):
+        name = f"{one.name}, this run" if one.own else one.name
+        yield f"\n{name}: {one.reason}" if one.reason else f"\n{name}"
+        for i, row in one.advantages.items():
+            turns = " ".join(f"{advantage:+6.2f}" for advantage in row)
+            yield f"           {i + 1:7}             {turns}"

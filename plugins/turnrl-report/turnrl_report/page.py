@@ -21,12 +21,11 @@ from importlib.resources import files
 from typing import Any
 
 from turnrl_alarms import alarms
-from turnrl_estimators.rollouts import credit_of
-from turnrl_estimators.toy import make
-from turnrl_estimators.why import Term, terms
+from turnrl_estimators.applied import Applied, Made, applied, make
+from turnrl_estimators.why import Term
 from turnrl_record.runs import Run, differences, experiments
 
-from turnrl import AdvantageEstimator, Group, find_class, installed, record
+from turnrl import AdvantageEstimator, find_class, installed, record
 
 _CHUNK = 48
 """Trajectories that are unpacked together, a group at least."""
@@ -175,41 +174,21 @@ def _why(members: Sequence[record.Row]) -> list[dict[str, Any]]:
     """The credit of this group: that of the run first, then that of every other estimator."""
     if any(turn["advantage"] is None for row in members for turn in row["turns"][row["begins"] :]):
         return []  # greedy: nothing was compared
-    group = record.group(members)
-    told = members[0]["estimator"]
-    own = _own(told)
-    rules = {name: make(kind) for name, kind in installed("turnrl_estimators").items()}
-    trunks = [members[i] for i in group.trunks]
-    others: list[dict[str, Any]] = []
-    if len(trunks) < len(members) or not any(row["begins"] for row in members):
-        alone = record.group(trunks)
-        others = [
-            _among(group, _credit(name, rule, alone)) for name, rule in rules.items() if rule != own
-        ]
-    name = json.loads(told)["name"] if told else "the estimator"
-    return [_this_run(f"{name}, this run", own, members, group), *others]
+    name, rule = _recorded(members[0]["estimator"])
+    own, *others = applied(record.group(members), rule, name)
+    return [_of_this_run(own, members), *(_credit(one, len(members)) for one in others)]
 
 
-def _among(group: Group, credit: dict[str, Any]) -> dict[str, Any]:
-    """Credit of the trunks of a group, in the places of its members; None for branches."""
-    for name in ("advantages", "terms"):
-        if credit.get(name):
-            given = dict(zip(group.trunks, credit[name], strict=True))
-            credit[name] = [given.get(i) for i in range(len(group.trajectories))]
-    return credit
-
-
-def _own(recorded: str | None) -> AdvantageEstimator | str:
-    """The estimator of the run made again, or why it cannot be."""
-    if recorded is None:
-        return "the record does not say which it was"
-    told = json.loads(recorded)
+def _recorded(estimator: str | None) -> tuple[str, Made]:
+    """The name of the run's estimator, and the estimator made again, or why it cannot be."""
+    if estimator is None:
+        return "the estimator", LookupError("the record does not say which it was")
+    told = json.loads(estimator)
     kind = _class_of(told)
     if kind is None:
-        return "it is not installed here"
+        return told["name"], LookupError("it is not installed here")
     # an error if it is of another version, or with a part that is no number
-    rule = make(kind, **told["arguments"])
-    return " ".join(str(rule).split()) if isinstance(rule, Exception) else rule
+    return told["name"], make(kind, **told["arguments"])
 
 
 def _class_of(told: Mapping[str, Any]) -> type | None:
@@ -235,21 +214,17 @@ def _packages() -> Mapping[str, Sequence[str]]:
     return packages_distributions()
 
 
-def _this_run(
-    name: str, own: AdvantageEstimator | str, members: Sequence[record.Row], group: Group
-) -> dict[str, Any]:
+def _of_this_run(own: Applied, members: Sequence[record.Row]) -> dict[str, Any]:
     """The recorded credit, and the numbers behind it if the estimator gives them again."""
     given = [[turn["advantage"] for turn in row["turns"]] for row in members]
-    recorded = {
-        "name": name,
+    shown = _credit(own, len(members)) | {
+        "missing": "",
         "advantages": [[_short(advantage) for advantage in row] for row in given],
-        "terms": None,
     }
-    again = {"missing": own} if isinstance(own, str) else _credit(name, own, group)
-    problem = again["missing"] if "missing" in again else _differs(given, again["advantages"])
+    problem = own.reason or _differs(given, [*own.advantages.values()])
     if problem:
-        return recorded | {"unexplained": f"cannot be rebuilt: {problem}"}
-    return again | recorded | {"terms": again["terms"]}
+        shown |= {"terms": None, "unexplained": f"cannot be rebuilt: {problem}"}
+    return shown
 
 
 def _differs(recorded: Sequence[Sequence[Any]], again: Sequence[Sequence[Any]]) -> str:
@@ -268,26 +243,18 @@ def _differs(recorded: Sequence[Sequence[Any]], again: Sequence[Sequence[Any]]) 
     return ""
 
 
-def _credit(name: str, estimator: AdvantageEstimator | Exception, group: Group) -> dict[str, Any]:
-    credit = credit_of(estimator, group)
-    if isinstance(credit, str) or isinstance(estimator, Exception):
-        return {"name": name, "missing": credit}
-    advantages = credit.turns.tolist()
-    told, problem = None, "does not say what it compares"
-    try:
-        told = terms(estimator, group)
-    except Exception as error:  # a third party's explanation may do anything
-        problem = f"failed to say what it compares ({type(error).__name__}: {error})"
-    lengths = [len(trajectory.turns) for trajectory in group.trajectories]
-    return {
-        "name": name,
-        "advantages": [
-            [_short(value) for value in row[:length]]
-            for row, length in zip(advantages, lengths, strict=True)
-        ],
-        "terms": None if told is None else [[_terms(turn) for turn in row] for row in told],
-        "unexplained": problem,
-    }
+def _credit(one: Applied, size: int) -> dict[str, Any]:
+    """What the page says of an estimator; None in the place of a trajectory without credit."""
+    shown: dict[str, Any] = {"name": one.name, "own": one.own, "missing": one.reason}
+    if one.credit is not None:
+        rows = {i: [_short(value) for value in row] for i, row in one.advantages.items()}
+        told = {i: [_terms(turn) for turn in row] for i, row in (one.terms or {}).items()}
+        shown |= {
+            "advantages": [rows.get(i) for i in range(size)],
+            "terms": None if one.terms is None else [told.get(i) for i in range(size)],
+            "unexplained": one.unexplained,
+        }
+    return shown
 
 
 def _terms(some: Sequence[Term]) -> list[Mapping[str, Any]]:

@@ -504,21 +504,21 @@
 
   function why(turn, k, n, detail) {
     if (!detail.why.length) return null;
-    const own = detail.why[0]; // that of the run
+    const own = detail.why.find((one) => one.own), others = detail.why.filter((one) => !one.own);
     const parts = (turn.rewards || []).map((r) => [bdi(r.name), num(exact(r.value))]);
     const terms = own.terms ? own.terms[n][k] : null;
     return el("details", { open: true }, el("summary", {}, "Why this advantage"),
       parts.length ? table("Rewards of this turn", ["reward", "value"], parts) : el("p", {}, `Reward of this turn: ${exact(turn.reward)}`),
       terms ? [
-        table(`What ${own.name.split(",")[0]} compares`, ["value", "weight", "this one", "compared with", "divided by", "mean of the set", "deviation", "members", "gives"],
+        table(`What ${own.name} compares`, ["value", "weight", "this one", "compared with", "divided by", "mean of the set", "deviation", "members", "gives"],
           terms.map((t) => [t.name, num(exact(t.weight)), num(exact(t.value)), num(exact(t.baseline)), num(exact(t.divisor)), num(exact(t.mean)), num(exact(t.std)), num(String(t.count)), el("td", { class: "num" }, signed(t.weight * (t.value - t.baseline) / t.divisor, 4))])),
         el("p", { class: "equation" }, `advantage = ${equation(terms)} = ${exact(own.advantages[n][k])}`),
-      ] : el("p", {}, `${own.name}: ${own.unexplained}. The recorded advantage is ${exact(turn.advantage)}.`),
+      ] : el("p", {}, `${own.name}, this run: ${own.unexplained}. The recorded advantage is ${exact(turn.advantage)}.`),
       el("details", {}, el("summary", {}, "What other estimators would give this turn"),
-        detail.why.length > 1 ? null : el("p", {}, "None is shown: the record does not say which attempts of this group are branches."),
-        table("Other estimators", ["estimator", "advantage", "how"], detail.why.slice(1).map((one) => [one.name,
+        others.length ? null : el("p", {}, "None is shown: the record does not say which attempts of this group are branches."),
+        table("Other estimators", ["estimator", "advantage", "how"], others.map((one) => [one.name,
           one.missing || !one.advantages[n] ? el("td", { class: "num" }, "-") : el("td", { class: "num" }, advantage(one.advantages[n][k])),
-          one.missing || (!one.advantages[n] ? "it has no branches: only the attempts that branched off no other are compared" : one.terms ? el("span", { class: "equation" }, one.terms[n][k].map((t) => t.name).join(" + ") + ": " + equation(one.terms[n][k])) : "")]), { hideCaption: true })));
+          one.missing || (!one.advantages[n] ? "it has no branches: only the attempts that branched off no other are compared" : one.terms ? el("span", { class: "equation" }, one.terms[n][k].map((t) => t.name).join(" + ") + ": " + equation(one.terms[n][k])) : one.unexplained)]), { hideCaption: true })));
   }
 
   function missing() {
