@@ -47,7 +47,8 @@ def test_estimators_say_what_credit_some_attempts_would_get(recipe, capsys):
         if rule.probes or rule.critic is not None:
             assert f"{name}: it needs" in printed
         else:
-            (table,) = re.findall(rf"^{name}\n((?: .*\n)+)", printed, re.MULTILINE)
+            title = f"{name}, its defaults" if name == "TurnLevel" else name
+            (table,) = re.findall(rf"^{title}\n((?: .*\n)+)", printed, re.MULTILINE)
             assert len(table.splitlines()) == 3
     # that of the run comes first, with its settings: z is a difference, and gamma is 1
     rule = TurnLevel(turn_coef=0.25, scale="none")

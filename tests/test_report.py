@@ -20,7 +20,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-import torch
 from matplotlib.axes import Axes
 from turnrl_estimators import Tree
 from turnrl_estimators.why import Contrast, compares
