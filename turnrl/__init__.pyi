@@ -16,6 +16,7 @@ from turnrl_recipes.build import build as build
 from turnrl_recipes.build import load as load
 from turnrl_recipes.by_recipe import ByRecipe as ByRecipe
 from turnrl_recipes.fit import add_recipe_command as add_recipe_command
+from turnrl_recipes.folders import find_run as find_run
 from turnrl_recipes.folders import writable_part as writable_part
 from turnrl_recipes.given import bundled_recipes as bundled_recipes
 from turnrl_recipes.given import recipe_like as recipe_like

@@ -32,7 +32,7 @@ def add_compare_command(commands: Any) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    told = "folder of a run, or its name: the newest version; NAME@10 is its policy of iteration 10"
+    told = "a run, a folder of runs, or its name under runs/; NAME@10: its policy of iteration 10"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=told)
     parser.add_argument(
         "--split", default="val", metavar="NAME", help="what was evaluated (default: %(default)s)"

@@ -115,8 +115,8 @@ def open_sides(
     Runs that differ in their seeds alone are one side, unless there would be no other.
 
     Args:
-        places: Folders or names of runs, as `turnrl.record.files` takes them. `quickstart@10` is
-            the policy after iteration 10.
+        places: Runs, as `turnrl.find_run` takes them. `quickstart@10` is the policy after
+            iteration 10.
         split: What was evaluated.
         iteration: Take the evaluations after this iteration, where a place names none; None for the
             last of each run.

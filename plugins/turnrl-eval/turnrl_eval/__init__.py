@@ -78,7 +78,7 @@ def add_export_command(commands: Any) -> None:
     """Add `export` to argparse's sub-parsers."""
     summary = "write trajectories of a run as a log of inspect_ai"
     parser = commands.add_parser("export", help=summary, description=summary)
-    parser.add_argument("run_folder", metavar="RUN", help="its folder, or the name of its runs")
+    parser.add_argument("run_folder", metavar="RUN", help="a run, or the name of its runs")
     parser.add_argument("file", metavar="FILE", help="the log to write: NAME.eval or NAME.json")
     parser.add_argument("--split", help="the split to take; the newest evaluation by default")
     parser.set_defaults(run=_export)

@@ -8,12 +8,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from turnrl_recipes.agents import agent_run, names_recipe
+from turnrl_recipes.folders import LATEST, checkpoint_of, find_run, run_like
 from turnrl_recipes.given import read_given
 
-from turnrl import CheckpointError, RecipeError, bundled_recipes
-
-_BEST_FIRST = ("best", "last")
-_EXPORTED = ("adapter", "model")
+from turnrl import RecipeError, bundled_recipes
 
 
 def read_words(words: Sequence[str]) -> list[str]:
@@ -23,7 +22,7 @@ def read_words(words: Sequence[str]) -> list[str]:
     Args:
         words: As they follow the command.
     Raises:
-        RecipeError: If a folder is no run.
+        RecipeError: If a word means neither a run nor a recipe, or a run has no recipe.
         CheckpointError: If a run has no checkpoint.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -33,15 +32,12 @@ def read_words(words: Sequence[str]) -> list[str]:
     own, rest = parser.parse_known_args(words)
     checkpoint, moved = own.ckpt_path, []
     if rest and (run := _run(rest[0])) is not None:
-        # its model and its adapter are what it had learned at its end
-        exported = Path(rest[0]).name in _EXPORTED
-        rest[0] = str(run / "config.yaml")
+        word, rest[0] = rest[0], str(run / "config.yaml")
         if _asks_server(rest):
             # one that the run went on from, say, which nobody asked for
             checkpoint = checkpoint or "null"
-        elif checkpoint in (None, *_BEST_FIRST):
-            names = ("last",) if exported else _BEST_FIRST
-            checkpoint = _checkpoint(run, (checkpoint,) if checkpoint else names)
+        elif checkpoint in (None, *LATEST):
+            checkpoint = checkpoint_of(word, checkpoint)
         if not _names(rest, "--trainer.logger"):  # which is that of training
             name = run.parent.name if run.name.startswith("version_") else run.name
             settings = {"save_dir": "runs", "name": f"{name}-eval"}
@@ -72,44 +68,25 @@ def _several(sources: Sequence[str]) -> str:
 
 
 def _run(word: str) -> Path | None:
-    """The folder of the run that a word names; None if it names a recipe.
+    """The folder of the run that a word means; None if it means a recipe.
 
     Raises:
-        RecipeError: If it is a folder without a run.
+        RecipeError: If it means neither, or the run has no recipe.
     """
-    folders = [folder for folder in (Path(word), Path("runs", word)) if folder.is_dir()]
-    if word.startswith("-") or word in bundled_recipes() or not folders:
+    if word.startswith("-") or names_recipe(word):
         return None
-    folder = folders[0]
-    if folder.name in _EXPORTED and (folder.parent / "config.yaml").is_file():
-        return folder.parent
-    if (folder / "config.yaml").is_file():
-        return folder
-    runs = list(folder.glob("*/config.yaml"))
-    # of several runs the newest, where one that trained goes before one that did not
-    trained = [file for file in runs if any(file.parent.glob("checkpoints/*.ckpt"))] or runs
-    if trained:
-        return max(trained, key=lambda file: file.stat().st_mtime).parent
-    step = "Give the folder of a run, such as runs/quickstart/version_0."
-    if (folder / "config.json").is_file():
-        step = f"It holds a model: 'turnrl eval RECIPE --model.policy.model {word}' scores it."
-    if (folder / "adapter_config.json").is_file():
-        step = "It holds an adapter. Give the run that trained it, or merge it into its base."
-    raise RecipeError(f"the folder {word!r} has no config.yaml, so it is no run. {step}")
-
-
-def _checkpoint(run: Path, names: Sequence[str]) -> str:
-    """The first of a run's checkpoints of these names.
-
-    Raises:
-        CheckpointError: If it has none of them.
-    """
-    files = [run / "checkpoints" / f"{name}.ckpt" for name in names]
-    for file in files:
-        if file.is_file():
-            return str(file)
-    raise CheckpointError(
-        f"the run {str(run)!r} has no {' and no '.join(file.name for file in files)} in "
-        "checkpoints/. Wait for its first iteration, or score its policy before training: "
-        f"turnrl eval {run / 'config.yaml'}"
-    )
+    if agent_run(word) is not None:
+        return find_run(word, "recipe")
+    folder = Path(word)
+    if folder.is_dir():
+        step = "Give the folder of a run, such as runs/quickstart/version_0."
+        if (folder / "config.json").is_file():
+            step = f"It holds a model: 'turnrl eval RECIPE --model.policy.model {word}' scores it."
+        if (folder / "adapter_config.json").is_file():
+            step = "It holds an adapter. Give the run that trained it, or merge it into its base."
+        raise RecipeError(f"the folder {word!r} has no config.yaml, so it is no run. {step}")
+    if not folder.exists() and "://" not in word:
+        near = run_like(word, bundled_recipes())
+        step = "Give the folder of a run, the name of its runs, or a recipe."
+        raise RecipeError(f"no run and no recipe at {word!r}.{near} {step}")
+    return None

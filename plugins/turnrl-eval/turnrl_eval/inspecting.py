@@ -20,7 +20,7 @@ def export(run: str, file: str, split: str | None = None) -> None:
     """Write the trajectories of a run's newest evaluation as a log of inspect_ai.
 
     Args:
-        run: The run's folder, or the name of its runs; see `turnrl.record.files`.
+        run: See `turnrl.record.files`.
         file: The log to write, .eval or .json.
         split: Take the newest trajectories of this split; None for that of an evaluation.
     Raises:

@@ -1,7 +1,8 @@
 """`turnrl play RUN_OR_RECIPE ["QUESTION"]`: talk to an agent in a terminal.
 
     turnrl play runs/quickstart/version_0 "What country is Utrecht in?"
-    turnrl play quickstart                       the policy before training; questions one by one
+    turnrl play runs/quickstart                  the newest run; questions one by one
+    turnrl play quickstart                       the bundled recipe's policy before training
     turnrl play RUN "QUESTION" --answer Netherlands --estimators
 
 Turns, calls and results are printed as they come. With --estimators the agent takes several
@@ -16,6 +17,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any, final
+
+from turnrl_recipes.agents import about_agent, find_agent
+from turnrl_recipes.folders import LATEST
 
 from turnrl import (
     Message,
@@ -47,7 +51,7 @@ def add_play_command(commands: Any) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    what = "folder of a run or a checkpoint; or a recipe, for its policy before training"
+    what = "a run or a checkpoint; or a recipe, for its policy before training"
     parser.add_argument("agent", metavar="RUN_OR_RECIPE", help=what)
     parser.add_argument("question", nargs="?", metavar="QUESTION", help="(default: from the input)")
     parser.add_argument(
@@ -57,6 +61,9 @@ def add_play_command(commands: Any) -> None:
         "--samples", type=int, metavar="N", help="attempts to sample (default: one, greedy)"
     )
     parser.add_argument("--temperature", type=float, help="of the samples (default: the recipe's)")
+    parser.add_argument(
+        "--ckpt_path", choices=LATEST, help="checkpoint of the run (default: best, or else last)"
+    )
     parser.add_argument("--device", default="cpu", help="where it plays (default: %(default)s)")
     parser.add_argument(
         "--estimators",
@@ -73,9 +80,11 @@ def _run(args: argparse.Namespace) -> None:
         raise RecipeError("--answer is of one question. Give the QUESTION too.")
     if args.estimators and args.samples is None:
         args.samples = 8
+    file = find_agent(args.agent, args.ckpt_path)  # before torch is loaded
+    print(f"turnrl play: {about_agent(args.agent, file)}", file=sys.stderr, flush=True)
     from turnrl import load
 
-    module = load(args.agent, args.device)
+    module = load(file, args.device)
     if args.question:
         question = Question("1", args.question)
         if args.answer:

@@ -2,7 +2,8 @@
 copies one to be changed.
 
 given     recipes and options, put together before torch is loaded
-folders   runs and checkpoints found again
+folders   runs and checkpoints found by a word
+agents    a run or a recipe found by a word
 explain   why a recipe does not fit the classes that it describes
 build     from there to module, data and trainer, by LightningCLI
 by_recipe a note in the trainer, for callbacks that print

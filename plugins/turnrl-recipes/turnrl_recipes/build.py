@@ -37,15 +37,14 @@ from turnrl import (
     did_you_mean,
     installed,
 )
+from turnrl_recipes.agents import find_agent
 from turnrl_recipes.by_recipe import ByRecipe
 from turnrl_recipes.explain import explain, explain_class, explain_section, parameters
-from turnrl_recipes.folders import checkpoint_at
 from turnrl_recipes.given import (
     SECTIONS,
     Given,
     Settings,
     each_text,
-    find_recipe,
     listed,
     read_given,
     relocated,
@@ -100,31 +99,30 @@ def build(arguments: Sequence[str]) -> Built:
     return make(read_given("fit", arguments))
 
 
-def load(path: str | Path, device: str = "cpu") -> MTGRPO:
+def load(path: str | Path, device: str = "cpu", checkpoint: str | None = None) -> MTGRPO:
     """A policy to `ask`, and whatever else its recipe says: a module with its weights loaded.
 
     Args:
-        path: A checkpoint, a run's folder (its `last.ckpt`), or a recipe, by its path or its name,
+        path: A run (see `turnrl.find_run`), a checkpoint, or a recipe, by its path or its name,
             whose policy it is as it was before any training.
         device: Where the weights go.
+        checkpoint: Which one of the run, `best` or `last`; None for the best one, or else the last.
     Raises:
         CheckpointError: If there is no such checkpoint, or it holds no recipe.
         RecipeError: If there is no such recipe, or it describes no `MTGRPO`.
     """
-    path = str(path) if Path(path).is_dir() else find_recipe(str(path))
-    file, checkpoint = Path(path), None
+    file, kept = Path(find_agent(path, checkpoint)), None
     if file.suffix in (".yaml", ".yml"):
-        recipe = read_given("fit", ["--config", path]).contents
+        recipe = read_given("fit", ["--config", str(file)]).contents
         sys.path += [str(file.absolute().parent)]  # classes of one's own; none beside a checkpoint
     else:
-        file = Path(checkpoint_at(str(path)))
-        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-        if "recipe" not in checkpoint:
+        kept = torch.load(file, map_location="cpu", weights_only=True)
+        if "recipe" not in kept:
             raise CheckpointError(
                 f"{str(file)!r} holds no recipe: it was made from Python. Give what it was made of "
                 "to MTGRPO.load_from_checkpoint(path, policy=..., rollout=..., rewards=...)."
             )
-        recipe = each_text(yaml.safe_load(checkpoint["recipe"]), partial(relocated, file))
+        recipe = each_text(yaml.safe_load(kept["recipe"]), partial(relocated, file))
     _prepare()
     sys.path += [str(Path.cwd())]
     model = recipe.get("model", {})
@@ -139,9 +137,9 @@ def load(path: str | Path, device: str = "cpu") -> MTGRPO:
     except (ArgumentError, ValueError, TypeError) as error:
         raise _told(error, {"model": model}, {}) from error
     module.policy.load(device)
-    if checkpoint is not None:
-        module.on_load_checkpoint(checkpoint)
-        module.load_state_dict(checkpoint["state_dict"])
+    if kept is not None:
+        module.on_load_checkpoint(kept)
+        module.load_state_dict(kept["state_dict"])
     return module.to(device)
 
 

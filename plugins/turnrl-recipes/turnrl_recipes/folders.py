@@ -1,15 +1,126 @@
-"""Folders of runs: tried before they are written, counted, and their checkpoints found again."""
+"""Folders of runs: found by the word that a user gives, tried before they are written, counted,
+and their checkpoints.
+
+    runs/NAME/version_N/    metrics.csv, config.yaml, record/, transcripts/, checkpoints/, model/
+
+Every command finds a run here, so that a word means the same run to all of them.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
-from turnrl import CheckpointError, RecipeError, did_you_mean
+from turnrl import CheckpointError, DataError, RecipeError, TurnRLError, did_you_mean
 
-LATEST = ("last", "best")
-"""Checkpoints of a recipe's newest run, by name."""
+LATEST = ("best", "last")
+"""Checkpoints of a run by name, in the order in which one is taken."""
+EXPORTED = ("model", "adapter")
+"""Folders of a run with the policy at its end."""
+
+_HOME = Path("runs")
+_PARTS = ("record", "checkpoints", "transcripts", *EXPORTED)
+_FILES = ("config.yaml", "metrics.csv", "record", *(f"checkpoints/{name}.ckpt" for name in LATEST))
+_GIVE = "Give the folder of a run, such as runs/quickstart/version_0."
+_RECORD = ("record/*.parquet", "*.parquet")
+"""Files of a record, which may have been copied without their run."""
+_NEEDS: dict[str, tuple[str, type[TurnRLError], tuple[str, ...]]] = {
+    "record": ("record of a run", DataError, _RECORD),
+    "figures": ("record of a run", DataError, ("metrics.csv", *_RECORD)),
+    "recipe": ("run", RecipeError, ("config.yaml",)),
+}
+
+
+def find_run(word: str | Path, needs: Literal["record", "figures", "recipe"] = "record") -> Path:
+    """The folder of the run that a word means. It is the same one for every command.
+
+    A word is the folder of a run, or a file or folder inside it. It is also a folder of runs, or
+    the name of one in `runs`, and then means the newest run there: of the runs that trained, the
+    one that began last; if none trained, of all. A folder that is there goes before a name.
+
+    Args:
+        word: `runs/quickstart/version_0`, `runs/quickstart` or `quickstart`, for example.
+        needs: What the run has to hold: a `record`, `figures` (a `metrics.csv` or a record), or a
+            `recipe` (its `config.yaml`).
+    Returns:
+        The path of its folder, as far as the word gives it.
+    Raises:
+        DataError: If there is no run, or it has no record.
+        RecipeError: If a recipe is needed, and there is no run, or it has none.
+    """
+    noun, error, patterns = _NEEDS[needs]
+    run = run_at(word)
+    if run is None:
+        raise error(f"no {noun} at {str(word)!r}.{run_like(word)} {_GIVE}")
+    if not any(any(run.glob(pattern)) for pattern in patterns):
+        raise error(f"the run {str(run)!r} has {_lack(run, needs)}")
+    return run
+
+
+def _lack(run: Path, needs: str) -> str:
+    """Phrase about what a run does not have, and the next step."""
+    if needs == "recipe":
+        step = "Give a recipe, and a checkpoint of the run as --ckpt_path."
+        return f"no config.yaml: it was made from Python, or moved without it. {step}"
+    why = "record/ is empty" if (run / "record").is_dir() else "there is no record/"
+    more = " and no metrics.csv" if needs == "figures" else ""
+    return f"no record{more}: {why}. Wait for its first evaluation, or give another run."
+
+
+def run_at(word: str | Path) -> Path | None:
+    """The folder of the run that a word means; None if it means none. See `find_run`."""
+    found = (_run_in(place) for place in (Path(word), _HOME / word))
+    return next(filter(None, found), None)
+
+
+def _run_in(place: Path) -> Path | None:
+    inside = place.parent if place.is_file() else place
+    if inside.name in _PARTS and _is_run(inside.parent):
+        return inside.parent
+    return inside if _is_run(inside) else next(iter(runs_in(place)), None)
+
+
+def _is_run(folder: Path) -> bool:
+    there = any((folder / name).exists() for name in _FILES)
+    return there or any(folder.glob(_RECORD[1]))
+
+
+def runs_in(home: Path) -> list[Path]:
+    """The runs in a folder of runs, the newest first, and those that trained before the others."""
+    runs = filter(_is_run, home.glob("*"))
+    return sorted(runs, key=lambda run: (_has_trained(run), _began(run)), reverse=True)
+
+
+def _has_trained(run: Path) -> bool:
+    return any(run.glob("checkpoints/*.ckpt"))
+
+
+def _began(run: Path) -> float:
+    """When a run began: its recipe is written first, and one from Python has other files."""
+    config = run / "config.yaml"
+    files = [file for pattern in ("metrics.csv", *_RECORD) for file in run.glob(pattern)]
+    first = [config] if config.is_file() else files
+    return min((file.stat().st_mtime for file in first), default=0.0)
+
+
+def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
+    """` Did you mean quickstart?` if a run is called nearly so, or else the names that there are.
+
+    Args:
+        word: Means no run.
+        others: More names that the user may have meant.
+    """
+    names = sorted(path.name for path in _HOME.glob("*") if path.is_dir())
+    places = (Path(word), _HOME / word)
+    beside = [str(one) for one in places[0].parent.glob("*") if one.is_dir() and one != places[0]]
+    inside = [str(one) for place in places for one in sorted(place.glob("*")) if runs_in(one)]
+    if inside:
+        return f" It has folders of runs: {', '.join(inside)}."
+    near = did_you_mean(str(word), [*names, *beside, *others])
+    return near or (f" There are {', '.join(names)}." if names else "")
 
 
 def writable_part(folder: Path) -> Path:
@@ -36,7 +147,7 @@ def next_version(home: Path) -> int:
 
 
 def newest(home: Path, name: str) -> Path:
-    """A checkpoint of the newest run that has it.
+    """A checkpoint of the newest run that has it; see `runs_in`.
 
     Args:
         home: The folder of the runs.
@@ -44,14 +155,48 @@ def newest(home: Path, name: str) -> Path:
     Raises:
         CheckpointError: If none has it.
     """
-    files = list(home.glob(f"*/checkpoints/{name}.ckpt"))
-    if not files:
-        raise CheckpointError(
-            f"ckpt_path is {name!r}, and no run in {str(home)!r} has a {name}.ckpt (best.ckpt "
-            "comes with the first validation: trainer.check_val_every_n_epoch). Give the path of "
-            "one, or of a run's folder."
-        )
-    return max(files, key=lambda file: file.stat().st_mtime)
+    for run in runs_in(home):
+        if (file := _checkpoint(run, name)).is_file():
+            return file
+    raise CheckpointError(
+        f"ckpt_path is {name!r}, and no run in {str(home)!r} has a {name}.ckpt (best.ckpt "
+        "comes with the first validation: trainer.check_val_every_n_epoch). Give the path of "
+        "one, or of a run's folder."
+    )
+
+
+def _checkpoint(run: Path, name: str) -> Path:
+    return run / "checkpoints" / f"{name}.ckpt"
+
+
+def checkpoint_of(word: str | Path, name: str | None = None) -> str:
+    """The checkpoint of the run that a word means, to score or to ask: the best one, or else the
+    last. A checkpoint's own path means that one, and `model` or `adapter` of a run the last one,
+    from which it was exported.
+
+    Args:
+        word: See `find_run`.
+        name: Take this one, `best` or `last`; None for the rule above.
+    Raises:
+        CheckpointError: If there is no run, or it has no such checkpoint.
+    """
+    if Path(word).is_file():
+        if name is not None:
+            raise CheckpointError(f"{str(word)!r} is one checkpoint already. Leave {name!r} out.")
+        return checkpoint_at(str(word))
+    run = run_at(word)
+    if run is None:
+        raise CheckpointError(f"no checkpoint of a run at {str(word)!r}.{run_like(word)} {_GIVE}")
+    exported = Path(word).name in EXPORTED and run == Path(word).parent
+    names = (name,) if name else ("last",) if exported else LATEST
+    for file in (_checkpoint(run, one) for one in names):
+        if file.is_file():
+            return checkpoint_at(str(file))
+    step = "Wait for its first iteration."
+    if (recipe := run / "config.yaml").is_file():
+        step = f"Wait for its first iteration, or give its recipe, which is untrained: {recipe}"
+    lacks = " and no ".join(f"{one}.ckpt" for one in names)
+    raise CheckpointError(f"the run {str(run)!r} has no {lacks} in checkpoints/. {step}")
 
 
 def checkpoint_at(path: str) -> str:

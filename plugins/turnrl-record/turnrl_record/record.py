@@ -83,6 +83,7 @@ from turnrl import (
     Trajectory,
     Turn,
     did_you_mean,
+    find_run,
     in_short,
     normalize_answer,
 )
@@ -143,36 +144,21 @@ def files(run: str | Path, split: str | None = None) -> list[Path]:
     """The files of a record, in order of their names.
 
     Args:
-        run: The folder of a run, its `record` folder, or one file. A folder of several runs, or the
-            name of one in `runs`, stands for its newest run: `quickstart`, for example.
+        run: A run, as `turnrl.find_run` takes it, or any folder with such files, or one file.
         split: Take only files of this split, such as `val`; None for all.
     Raises:
-        DataError: If there is no record, or it has nothing of the split.
+        DataError: If there is no run or no record of it, or it has nothing of the split.
     """
     path = Path(run)
     if path.is_file():
         return [path]
-    kept = sorted(_folder(path).glob("*.parquet"))
+    bare = sorted(path.glob("*.parquet"))
+    kept = bare or sorted((find_run(path) / "record").glob("*.parquet"))
     splits = [file.stem.rsplit("-", 2)[0] for file in kept]
     if split is not None and split not in splits:
         known = ", ".join(sorted(set(splits)))
         raise DataError(f"the record of {str(run)!r} has nothing of split {split!r}. Take {known}.")
     return [file for file, own in zip(kept, splits, strict=True) if split in (None, own)]
-
-
-def _folder(path: Path) -> Path:
-    """The folder with the files of a record."""
-    for folder in (path / "record", path):
-        if any(folder.glob("*.parquet")):
-            return folder
-    homes = (path, Path("runs", path))
-    runs = [file.parent for home in homes for file in home.glob("*/record/*.parquet")]
-    if runs:
-        return max(runs, key=lambda folder: folder.stat().st_mtime)
-    names = sorted({file.parts[1] for file in Path().glob("runs/*/*/record")})
-    near = did_you_mean(str(path), names) or (names and f" There are {', '.join(names)}.") or ""
-    what = f"no record of a run at {str(path)!r}.{near}"
-    raise DataError(f"{what} Give the folder of a run, such as runs/quickstart/version_0.")
 
 
 def table(

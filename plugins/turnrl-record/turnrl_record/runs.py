@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
-from turnrl import DataError, in_short, record
+from turnrl import DataError, find_run, in_short, record
 
 SEEDS = ("seed_everything", "model.seed", "data.seed")
 """Settings in which runs of one recipe may differ and still be the same experiment."""
@@ -73,22 +73,15 @@ def open_runs(paths: Sequence[str | Path]) -> list[Run]:
     """The runs at some places, in order.
 
     Args:
-        paths: Folders of runs, or names of runs in `runs`: the newest version is taken.
+        paths: Runs, as `turnrl.find_run` takes them.
     Raises:
         DataError: If there is no run at one of them, or one is named twice.
     """
-    folders = [_folder(Path(path)) for path in paths]
+    folders = [find_run(path, "figures") for path in paths]
     for number, folder in enumerate(folders):
         if folder.resolve() in {other.resolve() for other in folders[:number]}:
             raise DataError(f"the run {str(folder)!r} is named twice. Name each once.")
     return [_opened(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
-
-
-def _folder(path: Path) -> Path:
-    if (path / "metrics.csv").is_file():
-        return path
-    file = record.files(path)[0]
-    return file.parent.parent if file.parent.name == "record" else file.parent
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

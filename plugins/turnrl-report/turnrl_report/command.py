@@ -1,6 +1,6 @@
 """`turnrl report RUN ...`: runs as one page to look at.
 
-    turnrl report quickstart                     the newest version of runs/quickstart
+    turnrl report quickstart                     the newest run in runs/quickstart
     turnrl report a b c -o report.html           several runs side by side
     turnrl report --watch quickstart             written again whenever the run has something new
 
@@ -26,7 +26,7 @@ def add_report_command(commands: Any) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    told = "folder of a run, such as runs/quickstart/version_0; or its name: the newest version"
+    told = "a run, a folder of runs, or its name under runs/: the newest that trained"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=told)
     parser.add_argument(
         "-o", "--output", default="report.html", metavar="FILE", help="(default: %(default)s)"

@@ -1,0 +1,178 @@
+"""A word means the same run to every command, and the next step is told where it means none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from turnrl_recipes.agents import find_agent
+from turnrl_recipes.folders import checkpoint_of, newest, run_at
+from turnrl_record.runs import open_runs
+
+import recorded
+import turnrl
+from commands import fails, save
+from turnrl import CheckpointError, DataError, RecipeError, find_run, record
+from turnrl.cli import main
+
+ONE = ("--trainer.max_epochs", "1")
+
+
+def made(place, *files, began=0):
+    """A folder of a run with empty files, whose recipe was written at a moment."""
+    for name in ("config.yaml", *files):
+        file = Path(place, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        os.utime(file, (began, began))
+    return Path(place)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_word_means_the_same_run_to_every_command(recipe, capsys):
+    assert main(["fit", "recipe.yaml", *ONE]) == 0
+    assert main(["fit", "recipe.yaml", *ONE, "--seed_everything", "1"]) == 0
+    untrained = ["--trainer.enable_checkpointing", "false"]
+    assert main(["fit", "recipe.yaml", *ONE, *untrained]) == 0
+    trained = Path("runs/recipe/version_1")  # the newest one trained nothing that is kept
+    assert not Path("runs/recipe/version_2/checkpoints").exists()
+    for word in ("recipe", "runs/recipe", str(trained), str(trained / "record")):
+        assert find_run(word) == trained
+        assert {file.parent for file in record.files(word)} == {trained / "record"}
+        (run,) = open_runs([word])
+        assert run.folder == trained
+        capsys.readouterr()
+        assert main(["compare", f"{word}@0", f"{word}@1", "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["first"][0]["folder"] == str(trained)
+        assert main(["eval", word, "--data.val_limit", "1"]) == 0
+        assert f"checkpoint {trained}/checkpoints/best.ckpt" in capsys.readouterr().out
+        assert main(["play", word, "Number 7?"]) == 0
+        told = capsys.readouterr().err
+        assert f"turnrl play: checkpoint {trained}/checkpoints/best.ckpt\n" in told
+
+
+def test_the_newest_run_began_last_and_one_that_trained_goes_before_one_that_did_not():
+    last = "checkpoints/last.ckpt"
+    for number, began, *files in ((0, 3, last), (1, 9), (2, 1, last), (10, 2, last)):
+        made(f"runs/mine/version_{number}", *files, began=began)
+    assert find_run("mine", "recipe") == Path("runs/mine/version_0")
+    assert newest(Path("runs/mine"), "last") == Path("runs/mine/version_0", last)
+    # what is written later is no later beginning
+    made("runs/mine/version_2", "metrics.csv", began=1)
+    os.utime("runs/mine/version_2/metrics.csv", (99, 99))
+    assert find_run("mine", "recipe") == Path("runs/mine/version_0")
+    shutil.rmtree("runs/mine/version_0/checkpoints")
+    assert find_run("mine", "recipe") == Path("runs/mine/version_10")
+    for number in (2, 10):
+        shutil.rmtree(f"runs/mine/version_{number}/checkpoints")
+    assert find_run("mine", "recipe") == Path("runs/mine/version_1")
+
+
+def test_a_folder_that_is_there_goes_before_a_name():
+    named, own = made("runs/mine/version_0"), made("mine/version_3")
+    assert run_at("mine") == own
+    shutil.rmtree("mine/version_3")  # and a folder without runs does not
+    assert run_at("mine") == named
+    inside = ("config.yaml", "model", "adapter", "checkpoints")
+    for name in inside[1:]:
+        (named / name).mkdir()
+    assert {run_at(f"runs/mine/version_0/{name}") for name in inside} == {named}
+    assert run_at("runs") is None
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("quickstrat", "no record of a run at 'quickstrat'. Did you mean quickstart? Give the"),
+        ("runs/quickstart/version_7", "Did you mean runs/quickstart/version_0?"),
+        ("zzz", "at 'zzz'. There are quickstart, study. Give the folder of a run"),
+        ("study", "at 'study'. It has folders of runs: runs/study/a, runs/study/b. Give the"),
+        ("quickstart", "the run 'runs/quickstart/version_0' has no record: record/ is empty. Wait"),
+        ("study/a", "the run 'runs/study/a/version_0' has no record: there is no record/. Wait"),
+    ],
+)
+def test_a_word_without_a_run_and_a_run_without_a_record_are_told(word, message):
+    for place in ("quickstart", "study/a", "study/b"):
+        made(f"runs/{place}/version_0")
+    Path("runs/quickstart/version_0/record").mkdir()
+    with pytest.raises(DataError) as told:
+        record.files(word)
+    assert message in str(told.value)
+
+
+def test_a_run_without_the_part_that_a_command_needs_is_told(capsys):
+    folder = recorded.run(Path("runs/mine/version_0"))
+    (folder / "config.yaml").unlink()
+    with pytest.raises(RecipeError, match=r"'runs/mine/version_0' has no config\.yaml"):
+        find_run("mine", "recipe")
+    assert "the run 'runs/mine/version_0' has no config.yaml" in fails(capsys, ["eval", "mine"])
+    lacks = "the run 'runs/mine/version_0' has no best.ckpt and no last.ckpt in checkpoints/"
+    assert lacks in fails(capsys, ["play", "mine", "Why?"])
+    assert find_run("mine") == folder
+    made("runs/new/version_0")
+    assert "'runs/new/version_0' has no record and no metrics.csv: there is no record/" in fails(
+        capsys, ["report", "new"]
+    )
+
+
+def test_the_best_checkpoint_is_taken_or_else_the_last(recipe, capsys):
+    assert main(["fit", "recipe.yaml", *ONE]) == 0
+    run = Path("runs/recipe/version_0")
+    best, last = (str(run / "checkpoints" / f"{name}.ckpt") for name in ("best", "last"))
+    assert find_agent("recipe") == checkpoint_of("recipe") == best
+    assert find_agent("recipe", "last") == find_agent(last) == last
+    # the folders of what was exported at the end mean the last one
+    assert find_agent(run / "model") == last
+    assert find_agent(run / "model", "best") == best
+    with pytest.raises(CheckpointError, match=r"is one checkpoint already\. Leave 'last' out"):
+        find_agent(best, "last")
+    capsys.readouterr()
+    assert main(["play", "recipe", "Number 7?", "--ckpt_path", "last"]) == 0
+    assert f"turnrl play: checkpoint {last}\n" in capsys.readouterr().err
+    assert main(["eval", last, "--data.val_limit", "1"]) == 0
+    assert f"checkpoint {last}\n" in capsys.readouterr().out
+    assert turnrl.load("recipe", checkpoint="last").ask(["Number 7?"])[0].turns
+    Path(best).unlink()
+    assert find_agent("recipe") == last
+    told = fails(capsys, ["play", "recipe", "Why?", "--ckpt_path", "best"])
+    assert "the run 'runs/recipe/version_0' has no best.ckpt in checkpoints/" in told
+    assert told.endswith(str(run / "config.yaml"))
+
+
+def test_a_bundled_recipe_goes_before_runs_of_its_name(recipe, capsys):
+    assert Path(find_agent("quickstart")).name == "quickstart.yaml"
+    made("runs/quickstart/version_0", "checkpoints/last.ckpt")
+    assert Path(find_agent("quickstart")).name == "quickstart.yaml"
+    told = fails(capsys, ["play", "quickstart", "Why?", "--ckpt_path", "last"])
+    assert "'quickstart' is a recipe, and has no last.ckpt. Give a run: runs/quickstart." in told
+    save(recipe, "quickstart.yaml")  # one's own goes first, and the runs are pointed at
+    assert main(["play", "quickstart", "Number 7?"]) == 0
+    told = capsys.readouterr().err
+    assert (
+        "the policy of quickstart.yaml before any training; for its newest run give runs/" in told
+    )
+    assert main(["play", "quickstart.yaml", "Number 7?"]) == 0
+    assert "quickstart.yaml before any training\n" in capsys.readouterr().err
+
+
+def test_a_typo_is_told_by_play_and_eval_before_torch_is_loaded():
+    made("runs/mine/version_0", "checkpoints/last.ckpt")
+    for command, what in (("play", "checkpoint"), ("eval", "recipe")):
+        code = (
+            "import sys; from turnrl.cli import main; "
+            f"print(main(['{command}', 'mien']), 'torch' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout == "2 False\n"
+        assert f"no run and no {what} at 'mien'. Did you mean mine?" in done.stderr
+        assert "the name of its runs, or a recipe." in done.stderr
