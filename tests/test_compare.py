@@ -409,6 +409,29 @@ def test_what_is_no_run_is_refused_with_the_next_step(capsys):
     )
 
 
+def test_two_words_for_one_evaluation_are_told_with_what_else_there_is(capsys):
+    for iteration in (0, 5, 10):
+        rows = [row(n, n % 2, iteration=iteration, policy_version=iteration) for n in range(4)]
+        saved("runs/mine/version_0", rows, f"val-{iteration:06d}-0.parquet")
+    told = fails(capsys, ["compare", "mine@10", "runs/mine"])
+    assert "'mine@10' and 'runs/mine' both mean that of mine after iteration 10. Give" in told
+    assert "Give another of that run: runs/mine@0, runs/mine@5." in told
+    # two words for one run are no mistake
+    assert main(["compare", "mine@5", "runs/mine/version_0"]) == 0
+    assert "A  mine@5, iteration 5, the baseline\nB  mine@10" in capsys.readouterr().out
+    saved("runs/new/version_0", [row(0, 1, iteration=0)], "val-000000-0.parquet")
+    told = fails(capsys, ["compare", "new@0", "new"])
+    assert "'new@0' and 'new' both mean that of new after iteration 0. It is the only one" in told
+    assert "of 'val' there. Train on, or give another run." in told
+
+
+def test_a_run_may_be_called_as_an_iteration_is(capsys):
+    saved("runs/mine@0/version_0", [row(0, 1)])
+    saved("runs/mine@0/version_1", [row(0, 0)])
+    (one, other) = open_sides(["mine@0", "runs/mine@0/version_0@1"])
+    assert [side.one.run.folder.name for side in (one, other)] == ["version_1", "version_0"]
+
+
 def test_a_torn_file_is_left_out_and_the_evaluation_before_it_is_taken(capsys):
     policies()
     saved("b", [row(n, 1, iteration=10) for n in range(6)])

@@ -7,16 +7,17 @@ print(comparison.figures["exact_match"].low)
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
+from turnrl_recipes.folders import run_at
 from turnrl_record.runs import SEEDS, Run, experiments, open_runs
 from turnrl_record.statistics import Difference, difference, over_seeds
 
-from turnrl import DataError, record
+from turnrl import DataError, find_run, record
 
 _COLUMNS = (
     *("iteration", "policy_version", "split", "group", "member"),
@@ -124,16 +125,15 @@ def open_sides(
         DataError: If there is no run or no such evaluation, or nothing to compare.
     """
     placed = [_placed(place, iteration) for place in places]
-    runs = open_runs([*dict.fromkeys(place for place, _ in placed)])
-    number_of = {place: n for n, place in enumerate(dict.fromkeys(place for place, _ in placed))}
+    folders = [find_run(place, "figures") for place, _ in placed]
+    homes = {folder.resolve(): folder for folder in reversed(folders)}  # as it was first named
+    order = [*dict.fromkeys(folder.resolve() for folder in folders)]
+    runs = open_runs([homes[home] for home in order])
     found = []
-    for place, wanted in placed:
-        number = number_of[place]
+    for folder, (_, wanted) in zip(folders, placed, strict=True):
+        number = order.index(folder.resolve())
         found.append((_evaluation(runs[number], number, split, wanted), wanted))
-    if len({(one.number, one.iteration) for one, _ in found}) < len(found) or len(found) < 2:
-        what = "there is one evaluation" if len(found) < 2 else "an evaluation is named twice"
-        step = "'turnrl compare quickstart@0 quickstart' for two policies of one run"
-        raise DataError(f"{what}. Name two runs or more, or say {step}.")
+    _refuse_one(places, [one for one, _ in found], split)
     alike = {number: n for n, some in enumerate(experiments(runs)) for number in some}
     sides: dict[object, list[Evaluation]] = {}
     for one, wanted in found:
@@ -145,10 +145,40 @@ def open_sides(
 
 
 def _placed(place: str, iteration: int | None) -> tuple[str, int | None]:
-    """The run of `run@10`, and its iteration."""
+    """The run of `run@10`, and its iteration. A run may have such a name itself."""
     run, at, number = place.rpartition("@")
-    named = bool(at) and number.isdigit() and not Path(place).exists()
+    named = bool(at) and number.isdigit() and run_at(place) is None
     return (run, int(number)) if named else (place, iteration)
+
+
+def _refuse_one(places: Sequence[str], found: Sequence[Evaluation], split: str) -> None:
+    """Refuse one evaluation alone, or one that two words mean."""
+    if len(found) < 2:
+        step = "'turnrl compare quickstart@0 quickstart' for two policies of one run"
+        raise DataError(f"there is one evaluation. Name two runs or more, or say {step}.")
+    first: dict[tuple[int, int], str] = {}
+    for place, one in zip(places, found, strict=True):
+        key = (one.number, one.iteration)
+        if key not in first:
+            first[key] = place
+            continue
+        after = f"that of {one.run.name} after iteration {one.iteration}"
+        what = f"an evaluation is named twice: {first[key]!r} and {place!r} both mean {after}"
+        others = sorted(_iterations(one.run, split) - {one.iteration})
+        run, _ = _placed(place, None)
+        step = "Give another of that run: " + ", ".join(f"{run}@{n}" for n in others) + "."
+        if not others:
+            step = f"It is the only one of {split!r} there. Train on, or give another run."
+        raise DataError(f"{what}. {step}")
+
+
+def _iterations(run: Run, split: str) -> set[int]:
+    """The iterations after which a run was evaluated, as far as its files can be read."""
+    found: set[int] = set()
+    for file in record.files(run.folder, split):
+        with contextlib.suppress(DataError):
+            found |= {*record.table(file, ["iteration"])["iteration"].to_pylist()}
+    return found
 
 
 def _side(evaluations: Sequence[Evaluation], several: bool) -> Side:
