@@ -390,6 +390,44 @@ def test_a_figure_that_says_nothing_in_one_run_is_left_out():
     assert found.notes == ["reward/total is left out: model.rewards differ in their settings."]
 
 
+def test_how_a_policy_was_evaluated_is_told_apart_from_its_recipe(capsys):
+    def shown(first, second):
+        places = []
+        for name, settings in (("a", first), ("b", second)):
+            given = {"split": "val", "questions": None, "samples": None, "endpoint": None}
+            given = {**given, **settings} if "ckpt_path" in settings else settings
+            places.append(saved(name, [row(n, n % 2) for n in range(4)], **given))
+        assert main(["compare", *places]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return lines[lines.index("   model.estimator: a -> b") + 1 : lines.index("")]
+
+    def checkpoint(version, name):
+        return {"ckpt_path": f"runs/mine/version_{version}/checkpoints/{name}.ckpt"}
+
+    best = checkpoint(0, "best")
+    assert shown(best, checkpoint(0, "last")) == [
+        "   evaluated with ckpt_path: best.ckpt -> last.ckpt"
+    ]
+    assert shown(best, checkpoint(1, "best")) == [
+        "   evaluated with ckpt_path: version_0/checkpoints/best.ckpt -> version_1/che..."
+    ]
+    assert shown(best, best | {"samples": 8, "questions": ["held_out.jsonl"]}) == [
+        "   evaluated with samples: (none) -> 8"
+    ]
+    # the validation of a run has none of them, and may have gone on from a checkpoint
+    assert shown({}, best) == ["   evaluated with ckpt_path: (none) -> best.ckpt"]
+    server = {"endpoint": {"base_url": "https://api.example.com/v1", "model": "big"}}
+    assert shown({}, {"ckpt_path": None, **server}) == [
+        "   evaluated with endpoint.model: (none) -> big",
+        "   evaluated with endpoint.base_url: (none) -> https://api.example.com/v1",
+    ]
+    resumed = {"data.val_limit": 4, "trainer.max_epochs": 80}
+    assert shown({}, resumed) == [
+        "   data.val_limit: (none) -> 4",
+        "   trainer.max_epochs: (none) -> 80",
+    ]
+
+
 # -------------------------------------------------------------------------------------- bad input
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from turnrl_compare.pairing import Comparison, Side
 
 _FEW = 3
+_EVALUATED = ("ckpt_path", "samples", "endpoint.model", "endpoint.base_url")
+"""Settings of an evaluation that a reader of its figures needs."""
 _WIDTH = 80
 
 
@@ -114,13 +116,33 @@ def as_text(comparison: Comparison, split: str, every: bool = False) -> Iterator
 
 
 def _differences(comparison: Comparison) -> Iterator[str]:
-    """The settings in which the two sides differ, but for seeds of a side."""
-    from turnrl_record.runs import SEEDS, differences
+    """The settings in which the two sides differ, but for seeds of a side; then those of their
+    evaluations, without the questions, which are the same."""
+    from turnrl_record.runs import EVALUATION, SEEDS, differences, was_evaluated
 
-    sides = (comparison.first, comparison.second)
-    for name, values in differences([side.one.run for side in sides]).items():
-        if len(comparison.first.evaluations) == 1 or name not in SEEDS:
+    runs = [side.one.run for side in (comparison.first, comparison.second)]
+    evaluated = any(map(was_evaluated, runs))
+    for name, values in differences(runs).items():
+        of_evaluation = evaluated and name.partition(".")[0] in EVALUATION
+        if not of_evaluation and (len(comparison.first.evaluations) == 1 or name not in SEEDS):
             yield _cut(f"   {name}: {' -> '.join(value or '(none)' for value in values)}")
+    for name in _EVALUATED if evaluated else ():
+        # the checkpoint of a run of `fit` is one that it went on from
+        given = [run.settings.get(name) if was_evaluated(run) else None for run in runs]
+        values = ["(none)" if value in (None, "null") else str(value) for value in given]
+        if len({*values}) > 1:
+            shown = _ends(values) if name == "ckpt_path" else values
+            yield _cut(f"   evaluated with {name}: {' -> '.join(shown)}")
+
+
+def _ends(paths: Sequence[str]) -> list[str]:
+    """The shortest ends of some paths that tell them apart."""
+    parts = [path.split("/") for path in paths]
+    for depth in range(1, max(map(len, parts))):
+        ends = ["/".join(some[-depth:]) for some in parts]
+        if len({*ends}) == len({*paths}):
+            return ends
+    return [*paths]
 
 
 def _told(comparison: Comparison, seeds: int) -> Iterator[str]:

@@ -26,6 +26,9 @@ _WRITTEN = (
 )
 _CHECKPOINT = "ckpt_path"
 
+EVALUATION = (_CHECKPOINT, "split", "questions", "samples", "endpoint")
+"""Settings of an evaluation by `turnrl eval`. They say who answered what, and not what trained."""
+
 
 @dataclass
 class Run:
@@ -185,7 +188,7 @@ def _identity(run: Run) -> str:
     place = Path(_checkpoint(run)).absolute()  # runs/NAME/version_0/checkpoints/last.ckpt
     home = place.parents[2].name if len(place.parents) > 2 else ""
     own = not _checkpoint(run) or home == run.folder.resolve().parent.name
-    checkpoint = Path(_checkpoint(run)).name if _evaluated(run) else "" if own else home
+    checkpoint = Path(_checkpoint(run)).name if was_evaluated(run) else "" if own else home
     told = (*SEEDS, _CHECKPOINT)
     kept = {k: v for k, v in run.settings.items() if k not in told and not _is_output(k)}
     return json.dumps([kept, checkpoint], sort_keys=True) if kept else ""
@@ -195,7 +198,7 @@ def _apart(runs: Sequence[Run], alike: Sequence[int]) -> Iterable[list[int]]:
     """Numbers of runs that are alike but for seeds and checkpoints, apart where these are not one
     checkpoint for each seed."""
     known = {number: (_seed(runs[number]), _checkpoint(runs[number])) for number in alike}
-    pairs, evaluated = {*known.values()}, _evaluated(runs[alike[0]])
+    pairs, evaluated = {*known.values()}, was_evaluated(runs[alike[0]])
     trained = {pair for pair in pairs if evaluated and pair[1]}
     if len({seed for seed, _ in pairs}) == len(pairs) and (
         len({checkpoint for _, checkpoint in trained}) == len(trained)
@@ -207,7 +210,7 @@ def _apart(runs: Sequence[Run], alike: Sequence[int]) -> Iterable[list[int]]:
     return parts.values()
 
 
-def _evaluated(run: Run) -> bool:
+def was_evaluated(run: Run) -> bool:
     """True if it is of `turnrl eval`, which has a split to score, and not of `turnrl fit`."""
     return "split" in run.settings
 
