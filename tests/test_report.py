@@ -28,6 +28,7 @@ from turnrl_record.runs import differences, experiments, open_runs
 from turnrl_report import command
 from turnrl_report.command import write as report
 from turnrl_report.curves import draw
+from turnrl_report.links import link
 
 import recorded
 from recorded import RULES
@@ -530,6 +531,23 @@ def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, ope
             # advantages are float32: 6e-8 of a few units, and sums of 21 rewards
             assert value == pytest.approx(turn["advantage"], abs=1e-6), RULES[n]
             assert float(given) == pytest.approx(turn["advantage"], rel=1e-8), RULES[n]
+
+
+@browser_only
+@pytest.mark.parametrize("split", ["held out", "100% (é) [a]/b?#'c'", "100%25", "val"])
+def test_a_link_opens_the_trajectory_and_the_group_that_it_names(tmp_path, opened, split):
+    folder = recorded.run(tmp_path / "run", iterations=1)
+    (file,) = record.files(folder)
+    write([row | {"split": split} for row in record.read(folder)], file)
+    report([folder], tmp_path / "out.html")
+    row = record.read(folder)[-2]
+    page = opened(tmp_path / "out.html", link(0, row))
+    assert page.locator("h1").inner_text() == row["question"]
+    assert row["turns"][0]["text"] in page.locator("section.turn").first.inner_text()
+    size = len([one for one in record.read(folder) if one["group"] == row["group"]])
+    page = opened(tmp_path / "out.html", link(0, row, attempt=False))
+    assert page.locator("section.attempt").count() == size == 4
+    assert not re.search(r"[\s#?]", link(0, row)[1:])
 
 
 @browser_only

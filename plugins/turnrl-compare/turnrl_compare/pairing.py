@@ -16,6 +16,7 @@ from statistics import fmean
 from turnrl_recipes.folders import run_at
 from turnrl_record.runs import SEEDS, Run, experiments, open_runs
 from turnrl_record.statistics import Difference, difference, over_seeds
+from turnrl_report.links import link
 
 from turnrl import DataError, find_run, record
 
@@ -60,9 +61,7 @@ class Evaluation:
     def address(self, question: str) -> str:
         """Where a report of the same runs shows the attempt at a question, or all attempts."""
         rows = self.questions[question]
-        place = ("split", "policy_version", "group", "member")[: 4 if len(rows) == 1 else 3]
-        kind = "#/t" if len(rows) == 1 else "#/g"
-        return "/".join([kind, str(self.number), *(str(rows[0][name]) for name in place)])
+        return link(self.number, rows[0], attempt=len(rows) == 1)
 
 
 @dataclass(frozen=True)
