@@ -386,6 +386,16 @@ def test_a_record_is_found_from_its_run_its_folder_one_file_and_the_name_of_its_
         assert [r["group"] for r in record.read(run_of)] == [1]
 
 
+def test_the_name_of_a_file_is_read_as_it_was_written():
+    for split, text in (("val", "val-000048-3.parquet"), ("my-set", "my-set-1234567-0.parquet")):
+        name = record.FileName.of(Path("record", text))
+        assert (name.split, str(name)) == (split, text)
+        assert name == record.FileName(split, name.policy_version, name.process)
+    # of another name, such as one that a user gave a copy
+    for text in ("copy.parquet", "my-copy.parquet", "val-000048-new.parquet"):
+        assert record.FileName.of(Path(text)).split == Path(text).stem
+
+
 def test_a_table_reads_only_the_columns_that_are_named(run):
     folder, _, _ = run
     table = record.table(folder / "version_0", ["iteration", "exact_match"], split="train")

@@ -224,7 +224,7 @@ def _by_server(parts: _Parts, server: Server, folder: Path | None) -> dict[str, 
         rows[name] = list(recording.rows(groups, [None] * len(groups), name, 0, 0))
         _keep(trainer, module, report_of({name: rows[name]}, not greedy))
         if folder is not None:
-            recording.write(rows[name], folder / "record" / f"{name}-000000-0.parquet")
+            recording.write(rows[name], folder / "record" / str(record.FileName(name, 0)))
     return rows
 
 

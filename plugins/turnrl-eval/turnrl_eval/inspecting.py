@@ -48,15 +48,15 @@ def export(run: str, file: str, split: str | None = None) -> None:
 def _newest(run: str, split: str | None) -> list[Path]:
     """The files of the newest collection of a split."""
     files = record.files(run, split)
-    places = {file: file.stem.rsplit("-", 2) for file in files}
-    known = list(dict.fromkeys(own for own, *_ in places.values()))
+    names = {file: record.FileName.of(file) for file in files}
+    known = list(dict.fromkeys(name.split for name in names.values()))
     if split is None and len(known) > 1:
         known = [own for own in known if own != "train"]
         if len(known) > 1:
             raise DataError(f"the record of {run!r} has {', '.join(known)}. Take one by --split.")
-    of_split = [file for file in files if places[file][0] == known[0]]
-    last = max(places[file][1:2] for file in of_split)
-    return [file for file in of_split if places[file][1:2] == last]
+    of_split = [file for file in files if names[file].split == known[0]]
+    last = max(names[file].policy_version for file in of_split)
+    return [file for file in of_split if names[file].policy_version == last]
 
 
 def _log(rows: Sequence[record.Row], file: Path) -> Any:

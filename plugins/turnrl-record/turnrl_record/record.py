@@ -67,7 +67,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -140,6 +140,32 @@ _ALWAYS = {"iteration", "policy_version", "split", "question", "group", "turns"}
 # ------------------------------------------------------------------------ files
 
 
+@dataclass(frozen=True)
+class FileName:
+    """The name of a file of a record, SPLIT-POLICY_VERSION-PROCESS.
+
+    Args:
+        split: Which questions, such as `val`. It may have hyphens.
+        policy_version: Optimiser steps behind the weights that acted.
+        process: Number of the process that collected its rows.
+    """
+
+    split: str
+    policy_version: int
+    process: int = 0
+
+    @classmethod
+    def of(cls, file: Path) -> Self:
+        """The parts of a file's name. A file of another name is all split, of no version."""
+        split, *numbers = file.stem.rsplit("-", 2)
+        if len(numbers) == 2 and all(number.isdigit() for number in numbers):
+            return cls(split, *map(int, numbers))
+        return cls(file.stem, -1)
+
+    def __str__(self) -> str:
+        return f"{self.split}-{self.policy_version:06d}-{self.process}.parquet"
+
+
 def files(run: str | Path, split: str | None = None) -> list[Path]:
     """The files of a record, in order of their names.
 
@@ -154,7 +180,7 @@ def files(run: str | Path, split: str | None = None) -> list[Path]:
         return [path]
     bare = sorted(path.glob("*.parquet"))
     kept = bare or sorted((find_run(path) / "record").glob("*.parquet"))
-    splits = [file.stem.rsplit("-", 2)[0] for file in kept]
+    splits = [FileName.of(file).split for file in kept]
     if split is not None and split not in splits:
         known = ", ".join(sorted(set(splits)))
         raise DataError(f"the record of {str(run)!r} has nothing of split {split!r}. Take {known}.")

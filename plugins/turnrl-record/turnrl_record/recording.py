@@ -31,7 +31,7 @@ from turnrl import (
     curves,
     whole_file,
 )
-from turnrl_record.record import SCHEMA, TOKENS, Row, f1, transcript
+from turnrl_record.record import SCHEMA, TOKENS, FileName, Row, f1, transcript
 
 Learner = Callable[[Sequence[turnrl.TokenRow]], Sequence[TokenScores]]
 """The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""
@@ -92,8 +92,8 @@ class Recorder(L.Callback):
         if not some or (folder := module.folder) is None:
             return
         first, rank, count = some[0], trainer.global_rank, module.transcripts_per_iteration
-        name = f"{first['split']}-{first['policy_version']:06d}-{rank}.parquet"
-        write(some, folder / "record" / name)
+        name = FileName(first["split"], first["policy_version"], rank)
+        write(some, folder / "record" / str(name))
         if first["split"] == "train" and rank == 0 and count:
             file = folder / "transcripts" / f"iteration_{first['iteration']:04d}.txt"
             file.parent.mkdir(parents=True, exist_ok=True)
