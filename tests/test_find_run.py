@@ -142,6 +142,9 @@ def test_the_best_checkpoint_is_taken_or_else_the_last(recipe, capsys):
     assert main(["eval", last, "--data.val_limit", "1"]) == 0
     assert f"checkpoint {last}\n" in capsys.readouterr().out
     assert turnrl.load("recipe", checkpoint="last").ask(["Number 7?"])[0].turns
+    shutil.copy(best, "alone.ckpt")
+    told = fails(capsys, ["eval", "alone.ckpt"])
+    assert "'alone.ckpt' is in no run. Give a recipe for it: 'turnrl eval RECIPE --ckpt" in told
     Path(best).unlink()
     assert find_agent("recipe") == last
     told = fails(capsys, ["play", "recipe", "Why?", "--ckpt_path", "best"])

@@ -78,6 +78,9 @@ def _run(word: str) -> Path | None:
     if agent_run(word) is not None:
         return find_run(word, "recipe")
     folder = Path(word)
+    if folder.suffix == ".ckpt" and folder.is_file():
+        step = f"Give a recipe for it: 'turnrl eval RECIPE --ckpt_path {word}'."
+        raise RecipeError(f"the checkpoint {word!r} is in no run. {step}")
     if folder.is_dir():
         step = "Give the folder of a run, such as runs/quickstart/version_0."
         if (folder / "config.json").is_file():
