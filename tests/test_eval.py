@@ -117,6 +117,59 @@ def test_a_run_is_scored_by_its_best_checkpoint_or_else_its_last(recipe, capsys)
     assert len(list(Path("runs/recipe-eval").iterdir())) == 8
 
 
+def noted(folder):
+    return yaml.safe_load((Path(folder) / "config.yaml").read_text())
+
+
+def test_of_a_run_the_recipe_counts_and_not_where_it_began_or_wrote(recipe, capsys):
+    one = ["--trainer.max_epochs", "1"]
+    assert main(["fit", "recipe.yaml", *one]) == 0
+    began = Path("runs/recipe/version_0/checkpoints/last.ckpt")
+    more = ["--ckpt_path", str(began), "--trainer.max_epochs", "2"]
+    assert main(["fit", "recipe.yaml", *more, "--trainer.logger.save_dir", "out"]) == 0
+    began.unlink()
+    (run,) = Path("out/recipe").iterdir()
+    assert scored(capsys, str(run))["checkpoint"] == f"{run}/checkpoints/best.ckpt"
+    found = scored(capsys, str(run), "--trainer.logger.save_dir", "scores")
+    assert found["folder"] == "scores/recipe-eval/version_0"
+    assert noted(found["folder"])["ckpt_path"] == f"{run}/checkpoints/best.ckpt"
+    # what stands in a later recipe counts as an option does, and so does null
+    Path("chosen.yaml").write_text("ckpt_path: last")
+    found = scored(capsys, str(run), "chosen.yaml")
+    assert found["checkpoint"] == f"{run}/checkpoints/last.ckpt"
+    assert found["folder"] == "runs/recipe-eval/version_1"
+    assert scored(capsys, str(run), "--ckpt_path", "null")["checkpoint"] is None
+
+
+def test_a_run_notes_its_command_and_its_config_is_a_recipe_again(recipe, capsys):
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    run = "runs/recipe/version_0"
+    assert noted(run)["command"] == "fit"
+    folder = scored(capsys, run)["folder"]
+    assert noted(folder)["command"] == "eval"
+    assert "json" not in noted(folder)
+    again = scored(capsys, f"{folder}/config.yaml")["folder"]
+    assert noted(again)["command"] == "eval"
+    assert noted(scored(capsys, f"{run}/config.yaml")["folder"])["command"] == "eval"
+    assert main(["fit", f"{run}/config.yaml", "--ckpt_path", run]) == 0
+    # evaluations of before noted no command, and whether JSON was printed
+    before = {key: value for key, value in noted(folder).items() if key != "command"}
+    save({**before, "json": True}, "before.yaml")
+    capsys.readouterr()
+    assert main(["eval", "before.yaml"]) == 0
+    assert "3 questions, greedy" in capsys.readouterr().out
+    told = fails(capsys, ["fit", "recipe.yaml", "--command", "eval"])
+    assert "unknown key 'command'" in told
+
+
+def test_a_flag_stands_anywhere_and_takes_no_value(recipe, capsys):
+    capsys.readouterr()
+    assert main(["eval", "--json", "recipe.yaml", "--data.val_limit", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["figures"]["val"]["turns"]["questions"] == 1
+    told = fails(capsys, ["eval", "recipe.yaml", "--json=true"])
+    assert "argument --json: ignored explicit argument 'true'" in told
+
+
 def test_evaluations_of_several_seeds_are_one_experiment(recipe, capsys):
     for seed in ("0", "1"):
         command = ["fit", "recipe.yaml", "--trainer.max_epochs", "1", "--seed_everything", seed]
@@ -425,8 +478,10 @@ def test_a_merged_adapter_is_scored_as_its_run(recipe, capsys):
 def test_the_help_explains_the_settings_of_an_evaluation(recipe, capsys):
     assert main(["eval", "--help"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    for text in ("--questions", "Data sets to score in place of data.val", "--endpoint"):
+    settings = ("--questions", "Data sets to score in place of data.val", "--endpoint")
+    for text in (*settings, "--json", "Print the figures as JSON"):
         assert text in printed
+    assert "--command" not in printed
 
 
 def test_export_says_how_to_install_what_it_writes_for(recipe, monkeypatch, capsys):

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -441,6 +442,41 @@ def test_the_command_of_the_docs_takes_a_recipe_and_options_of_its_own(examples,
         "writing to runs/recipe-show/version_0, on the CPU",
     ]
     assert printed[-1] == "6 3"
+
+
+def test_a_command_takes_a_run_for_its_recipe_and_says_more_over_what_was_given(recipe, capsys):
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+
+    def run_of(word):
+        return Path("runs/recipe/version_0") if word == "the-run" else None
+
+    def prepare(given):
+        if given.run is None:
+            return given
+        model = given.contents["model"]
+        model = {**model, "group_size": 2 * int(model["group_size"])}
+        return replace(given, contents={**given.contents, "model": model})
+
+    def show(built):
+        words.append(sys.argv[2:])
+        print(built.module.group_size, built.checkpoint, *built.given.raised)
+
+    words = []
+    parser = argparse.ArgumentParser()
+    more = {"flags": {"loud": "Say more"}, "run_of": run_of, "prepare": prepare}
+    turnrl.add_recipe_command(parser.add_subparsers(), "show", "show a recipe", show, **more)
+    said = []
+    for asked in (
+        ["the-run", "--model.group_size", "6"],
+        ["recipe.yaml", "--loud", "--model.group_size", "6"],
+    ):
+        # the other processes of a run are started with the words that are left in sys.argv
+        for some in (asked, words):
+            parsed = parser.parse_args(["show", *(some[-1] if some is words else some)])
+            assert parsed.loud == ("--loud" in asked)
+            assert parsed.run(parsed) == 0
+            said.append(capsys.readouterr().out.splitlines()[-1])
+    assert said == ["12 None", "12 None", "6 None loud", "6 None loud"]
 
 
 def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examples, tiny_model):

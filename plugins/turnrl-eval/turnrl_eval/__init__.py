@@ -1,7 +1,7 @@
 """`turnrl eval RECIPE_OR_RUN`: questions asked and scored, with an interval for every figure; and
 `turnrl export`, the record of an evaluation as a log of inspect_ai.
 
-asked       the words after the command, with a run in a recipe's place
+asked       a run in a recipe's place, and its checkpoint
 evaluating  the questions asked, of the policy or of a server, and their rows
 figures     rows to figures, as lines or as JSON
 inspecting  rows to a log of inspect_ai
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from turnrl_endpoint import Server
 
 from turnrl import QuestionSource, add_recipe_command, hookimpl
-from turnrl_eval.asked import read_words
+from turnrl_eval.asked import prepare, run_of
 
 if TYPE_CHECKING:
     from turnrl import Built
@@ -43,8 +43,8 @@ _SETTINGS = {
         None,
         "A server of chat completions that acts in place of the policy: base_url and model",
     ),
-    "json": (bool, False, "Print the figures as JSON, and nothing else, on standard output"),
 }
+_FLAGS = {"json": "Print the figures as JSON, and nothing else, on standard output"}
 
 
 @hookimpl
@@ -62,15 +62,14 @@ def add_eval_command(commands: Any) -> None:
 
         evaluate(built, out)
 
-    parser = add_recipe_command(commands, "eval", summary, act, _SETTINGS)
+    more: Any = {"flags": _FLAGS, "run_of": run_of, "prepare": prepare}
+    parser = add_recipe_command(commands, "eval", summary, act, _SETTINGS, **more)
     parser.set_defaults(run=partial(_start, parser.get_default("run")))
 
 
 def _start(run: Callable[[argparse.Namespace], int], parsed: argparse.Namespace) -> int:
-    parsed.recipe = read_words(parsed.recipe)
-    as_json = "--json=true" in parsed.recipe
     # a run says what it does on standard output, where a program wants to read figures alone
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+    with contextlib.redirect_stdout(sys.stderr) if parsed.json else contextlib.nullcontext():
         return run(parsed)
 
 

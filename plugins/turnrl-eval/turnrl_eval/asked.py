@@ -1,73 +1,38 @@
-"""The words after `turnrl eval`, with a run in a recipe's place, as a command with a recipe takes
-them. Nothing heavy is imported here."""
+"""A run in a recipe's place after `turnrl eval`, and the checkpoint of it that is scored. Nothing
+heavy is imported here."""
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from turnrl_recipes.agents import agent_run, names_recipe
 from turnrl_recipes.folders import LATEST, checkpoint_of, find_run, run_like
-from turnrl_recipes.given import read_given
+from turnrl_recipes.given import Given
 
 from turnrl import RecipeError, bundled_recipes
 
 
-def read_words(words: Sequence[str]) -> list[str]:
-    """The words with a run replaced by its recipe and its checkpoint, several questions by a list,
-    and `--json` by its value.
+def prepare(given: Given) -> Given:
+    """Say which checkpoint of a run is scored, where nothing that was given says it: its best, or
+    else its last. A server that acts in place of its policy needs none.
 
     Args:
-        words: As they follow the command.
+        given: Recipes and options, put together.
     Raises:
-        RecipeError: If a word means neither a run nor a recipe, or a run has no recipe.
-        CheckpointError: If a run has no checkpoint.
+        CheckpointError: If the run has no checkpoint.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--questions", nargs="+")
-    parser.add_argument("--ckpt_path", nargs="?")
-    parser.add_argument("--json", action="store_true")
-    own, rest = parser.parse_known_args(words)
-    checkpoint, moved = own.ckpt_path, []
-    if rest and (run := _run(rest[0])) is not None:
-        word, rest[0] = rest[0], str(run / "config.yaml")
-        if _asks_server(rest):
-            # one that the run went on from, say, which nobody asked for
-            checkpoint = checkpoint or "null"
-        elif checkpoint in (None, *LATEST):
-            checkpoint = checkpoint_of(word, checkpoint)
-        if not _names(rest, "--trainer.logger"):  # which is that of training
-            name = run.parent.name if run.name.startswith("version_") else run.name
-            settings = {"save_dir": "runs", "name": f"{name}-eval"}
-            logger = [{"class_path": "CSVLogger", "init_args": settings}]
-            moved = [f"--trainer.logger={json.dumps(logger)}"]
-    rest += moved
-    rest += [f"--ckpt_path={checkpoint}"] if checkpoint else []
-    rest += [f"--questions={_several(own.questions)}"] if own.questions else []
-    return [*rest, "--json=true"] if own.json else rest
+    if given.run is None:
+        return given
+    checkpoint = given.contents.get("ckpt_path", "")
+    if checkpoint == "" and given.contents.get("endpoint"):
+        checkpoint = None
+    elif checkpoint in ("", *LATEST):
+        checkpoint = checkpoint_of(given.word, checkpoint or None)
+    return replace(given, contents={**given.contents, "ckpt_path": checkpoint})
 
 
-def _names(words: Sequence[str], option: str) -> bool:
-    return any(word.partition("=")[0].startswith(option) for word in words)
-
-
-def _asks_server(words: Sequence[str]) -> bool:
-    """True if recipes and options together name an `endpoint`."""
-    # standard input can be read once, and a checkpoint that the run went on from may be gone
-    readable = [word for word in words if word != "-"]
-    given = read_given("eval", [*readable, "--ckpt_path=null"])
-    return bool(given.contents.get("endpoint"))
-
-
-def _several(sources: Sequence[str]) -> str:
-    """Sources as one value; a list or a mapping in YAML stays as it is."""
-    first, *others = sources
-    return first if not others and first.startswith(("[", "{")) else json.dumps(sources)
-
-
-def _run(word: str) -> Path | None:
+def run_of(word: str) -> Path | None:
     """The folder of the run that a word means; None if it means a recipe.
 
     Raises:

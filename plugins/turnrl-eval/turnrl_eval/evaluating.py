@@ -88,7 +88,7 @@ def evaluate(built: Built, out: TextIO) -> None:
         print("take others by --questions, or the last checkpoint by --ckpt_path last")
     samples = parts.module.samples
     figures = report_of(rows, samples is not None)
-    if built.settings["json"]:
+    if "json" in built.given.raised:
         asked = {
             "recipe": built.given.files,
             "checkpoint": built.checkpoint,

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import warnings
+from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -41,6 +42,7 @@ from turnrl_recipes.agents import find_agent
 from turnrl_recipes.by_recipe import ByRecipe
 from turnrl_recipes.explain import explain, explain_class, explain_section, parameters
 from turnrl_recipes.given import (
+    COMMAND,
     SECTIONS,
     Given,
     Settings,
@@ -254,9 +256,15 @@ class _CLI(LightningCLI):
         path = "Checkpoint to begin from: its path, a run's folder, or `last` or `best` of them all"
         parser.add_argument("--ckpt_path", type=str | None, help=path)
         given = self.parser_class.given
+        # a fact in the run's config.yaml, which reading a recipe passes over; it cannot be set
+        for_help = "--help" in given.asks_for_help
+        hidden = SUPPRESS if for_help else None
+        parser.add_argument(f"--{COMMAND}", type=str, default=given.command, help=hidden)
         group = parser.add_argument_group(f"Settings of turnrl {given.command}")
         for key, (kind, default, *told) in given.settings.items():
             group.add_argument(f"--{key}", type=kind, default=default, help=" ".join(told))
+        for flag, text in given.flags.items() if for_help else ():  # they are no settings
+            group.add_argument(f"--{flag}", action="store_true", help=text)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         # without the warning that there is a sys.argv, which DDP's other processes need

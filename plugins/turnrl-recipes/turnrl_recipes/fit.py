@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnrl import hookimpl
 from turnrl_recipes.folders import writable_part
-from turnrl_recipes.given import Given, Settings, read_given
+from turnrl_recipes.given import SETTLED, Flags, Given, Settings, read_given
 
 if TYPE_CHECKING:
     from turnrl_recipes.build import Built
@@ -39,6 +41,10 @@ def add_recipe_command(
     summary: str,
     act: Callable[[Built], None],
     settings: Settings | None = None,
+    *,
+    flags: Flags | None = None,
+    run_of: Callable[[str], Path | None] | None = None,
+    prepare: Callable[[Given], Given] | None = None,
 ) -> Any:
     """Add a command that makes what a recipe describes, and acts with it, as `turnrl fit` does.
 
@@ -54,15 +60,47 @@ def add_recipe_command(
         settings: Keys at the top of a recipe that the command knows besides those of `fit`, with
             their types, defaults and lines of help, such as
             `{"split": (Literal["val", "test"], "val", "What to score")}`. Their values are in
-            `Built.settings`.
+            `Built.settings`. One that may be a list takes several words.
+        flags: Options without a value that are no settings of a recipe, with their lines of help,
+            such as `{"json": "Print JSON"}`. Those that are given are in `Built.given.raised`, and
+            argparse knows each as `parsed.json`.
+        run_of: The folder of the run that the first word names, and None if it names a recipe. The
+            recipe is then the run's `config.yaml` without `ckpt_path` and `trainer.logger`, and the
+            folder is `Given.run`.
+        prepare: Called with what was given, before anything is built: recipes and options are one
+            mapping in `contents`. Returns it with what the command says over it, as
+            `dataclasses.replace(given, contents={**given.contents, "ckpt_path": None})`.
     Returns:
         The command's own parser, an `argparse.ArgumentParser`.
     """
+    flags = flags or {}
     # no word is an option to argparse: they are the recipe's, which knows hundreds
     parser = commands.add_parser(name, help=summary, prefix_chars="\0", add_help=False)
-    parser.add_argument("recipe", nargs=argparse.REMAINDER)
-    parser.set_defaults(run=lambda parsed: _run(read_given(name, parsed.recipe, settings), act))
+    parser.add_argument("recipe", nargs=argparse.REMAINDER, action=partial(_Words, flags))
+
+    def run(parsed: argparse.Namespace) -> int:
+        raised = [flag for flag in flags if getattr(parsed, flag)]
+        more: Any = {"run_of": run_of, "prepare": prepare, "flags": flags, "raised": raised}
+        return _run(read_given(name, parsed.recipe, settings, **more), act)
+
+    parser.set_defaults(run=run)
     return parser
+
+
+class _Words(argparse.Action):
+    """The words after a command, but for its flags, which may stand anywhere among them."""
+
+    def __init__(self, flags: Flags, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._flags = argparse.ArgumentParser(
+            add_help=False, allow_abbrev=False, exit_on_error=False
+        )
+        for flag, told in flags.items():
+            self._flags.add_argument(f"--{flag}", action="store_true", help=told)
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        _, words = self._flags.parse_known_args(values, namespace)
+        setattr(namespace, self.dest, words)
 
 
 def _run(given: Given, act: Callable[[Built], None]) -> int:
@@ -82,7 +120,7 @@ def _run(given: Given, act: Callable[[Built], None]) -> int:
         gc.freeze()  # what was imported stays; later it would be what a program has made
         gc.enable()
     # DDP starts its other processes from sys.argv, so this is where the arguments have to be
-    argv, sys.argv = sys.argv, [sys.argv[0], given.command, *given.arguments]
+    argv, sys.argv = sys.argv, [sys.argv[0], given.command, *_words_of_others(given)]
     try:
         act(make(given))
     except SystemExit as stop:
@@ -93,6 +131,12 @@ def _run(given: Given, act: Callable[[Built], None]) -> int:
     finally:
         sys.argv = argv
     return 0
+
+
+def _words_of_others(given: Given) -> list[str]:
+    """The words with which the other processes of a run come to what the first one has settled."""
+    settled = json.dumps({"contents": given.contents}, default=str)
+    return [*(f"--{flag}" for flag in given.raised), *given.arguments, f"{SETTLED}={settled}"]
 
 
 def _announce(given: Given) -> None:

@@ -5,15 +5,16 @@ once. It is put together here alone: what is explained, chosen and built is one 
 """
 
 import io
+import json
 import os
 import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 
@@ -24,8 +25,15 @@ SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path")
 """The top of a recipe."""
 Settings = Mapping[str, tuple[Any, ...]]
 """Type and default of each further key, and perhaps its line of help."""
+Flags = Mapping[str, str]
+"""Lines of help of options without a value, which are no settings of a recipe."""
+COMMAND = "command"
+"""Key of a run's `config.yaml` that names its command."""
 _MAPPINGS = ("model", "data", "trainer")
 _PARTS = {"class_path", "init_args", "dict_kwargs"}
+SETTLED = "--settled"
+"""Option with which the first process of a run tells the others, as JSON, what it has settled of
+what was given."""
 _ASKS = ("--help", "--print_config")
 _NO_PATHS = ("answer_pattern", "instructions")
 """Settings in which a $ is a $."""
@@ -45,6 +53,11 @@ class Given:
         files: The recipes.
         asks_for_help: What asks for help, or for a recipe to be printed, and for no run.
         own: Settings of the CSVLogger that keeps a folder for the run; empty if nothing logs it.
+        flags: Options of the command without a value.
+        raised: Those flags that were given.
+        run: The run that the first word names, whose recipe is the first then; None if it names
+            none.
+        word: The first word, if it names a run.
     """
 
     command: str
@@ -54,10 +67,17 @@ class Given:
     files: list[str] = field(default_factory=list)
     asks_for_help: list[str] = field(default_factory=list)
     own: dict[str, Any] = field(default_factory=dict)
+    flags: Flags = field(default_factory=dict)
+    raised: Sequence[str] = ()
+    run: Path | None = None
+    word: str = ""
 
     @property
     def name(self) -> str:
-        """Name of a run: the last recipe's name without its ending."""
+        """Name of a run: that of the run that was named, or else the last recipe's without its
+        ending."""
+        if self.run is not None:
+            return (self.run.parent if self.run.name.startswith("version_") else self.run).name
         return Path(self.files[-1]).stem if self.files else ""
 
     @property
@@ -153,31 +173,49 @@ def find_recipe(name: str) -> str:
     return str(own if own.is_file() else bundled)
 
 
-def read_given(command: str, arguments: Sequence[str], settings: Settings | None = None) -> Given:
+def read_given(
+    command: str,
+    arguments: Sequence[str],
+    settings: Settings | None = None,
+    *,
+    run_of: Callable[[str], Path | None] | None = None,
+    prepare: Callable[[Given], Given] | None = None,
+    flags: Flags | None = None,
+    raised: Sequence[str] = (),
+) -> Given:
     """Read what follows a command: recipes, then options.
 
     Args:
         command: `fit`, say.
         arguments: What follows it; `-` is a recipe on standard input.
         settings: Further keys at the top that the command knows.
+        run_of: The folder of the run that the first word names; None if it names a recipe.
+        prepare: What the command says over what was given, once that is put together.
+        flags: Options of the command without a value. Recipes of before may hold them as keys,
+            which are passed over.
+        raised: The flags that were given.
     Raises:
         RecipeError: If there is no recipe, one cannot be read, or an option is not one.
         CheckpointError: If the file of `ckpt_path` is not there, or is no checkpoint.
     """
-    given = Given(command, settings or {})
-    for option, value in _options(arguments):
+    given, words = Given(command, settings or {}, flags=flags or {}, raised=raised), [*arguments]
+    if run_of and words and (run := run_of(words[0])):
+        given = replace(given, run=run, word=words[0])
+        words[0] = str(run / "config.yaml")
+    settled: dict[str, Any] = {}
+    for option, value in _options(words, given.settings):
         if option in _ASKS or option.endswith(".help"):
             given.asks_for_help.append(f"{option}={value}" if value else option)
             continue
         if value is None:
             see = f"'turnrl {command} --help' lists what there is."
             raise RecipeError(f"{option} has no value. Give it as {option} VALUE; {see}")
+        if option == SETTLED:
+            settled = json.loads(value)
+            continue
         if option == "--config":
             value = find_recipe(value)
-            new = read_recipe(value)
-            if "\n" not in value and (file := Path(value)).with_name("checkpoints").is_dir():
-                ours = {key: new[key] for key in ("model", "data") if key in new}
-                new |= each_text(ours, partial(relocated, file))
+            new = _recipe(value, given)
             given.files.append("stdin" if "\n" in value else value)
         else:
             new = _value(value)
@@ -188,19 +226,41 @@ def read_given(command: str, arguments: Sequence[str], settings: Settings | None
     if not given.files and not given.asks_for_help:
         usage = f"turnrl {command} RECIPE.yaml [--key value ...]"
         raise RecipeError(f"'turnrl {command}' needs a recipe: {usage}")
+    if settled:
+        return _settled(replace(given, **settled))
     for key, value in given.contents.items():
         given.contents[key] = each_text(value, _filled_in, key)
     for key in _MAPPINGS:
         section = given.contents[key] or {}
         given.contents[key] = section if isinstance(section, dict) else {"class_path": section}
+    return _settled(prepare(given) if prepare else given)
+
+
+def _recipe(path: str, given: Given) -> dict[str, Any]:
+    """What a recipe says, without what its run notes there beside its settings: the command, and
+    of a run that was named, where it wrote and where it began."""
+    contents = read_recipe(path)
+    new = {key: value for key, value in contents.items() if key not in (COMMAND, *given.flags)}
+    if "\n" not in path and (file := Path(path)).with_name("checkpoints").is_dir():
+        ours = {key: new[key] for key in ("model", "data") if key in new}
+        new |= each_text(ours, partial(relocated, file))
+    if given.run is not None and not given.files:
+        new.pop("ckpt_path", None)
+        if isinstance(trainer := new.get("trainer"), dict):
+            new["trainer"] = {key: value for key, value in trainer.items() if key != "logger"}
+    return new
+
+
+def _settled(given: Given) -> Given:
+    """What was given, with the logger that keeps its folder, and with the file of its checkpoint
+    unless that is looked up among its runs."""
     trainer = given.contents["trainer"]
     logger, own = _with_own(trainer.get("logger", True), f"{given.name}{given.suffix}")
-    given.own.update(own)
-    given.contents["trainer"] = {**trainer, "logger": logger}
-    checkpoint = given.contents.get("ckpt_path")
+    contents = {**given.contents, "trainer": {**trainer, "logger": logger}}
+    checkpoint = contents.get("ckpt_path")
     if isinstance(checkpoint, str) and checkpoint not in LATEST and not given.asks_for_help:
-        given.contents["ckpt_path"] = checkpoint_at(checkpoint)
-    return given
+        contents["ckpt_path"] = checkpoint_at(checkpoint)
+    return replace(given, contents=contents, own=own)
 
 
 def _with_own(value: Any, name: str) -> tuple[Any, dict[str, Any]]:
@@ -285,9 +345,11 @@ def _filled_in(text: str, key: str) -> str:
     return filled
 
 
-def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Options with their values, None if they have none; recipes as values of `--config`."""
+def _options(arguments: Sequence[str], settings: Settings) -> Iterator[tuple[str, str | None]]:
+    """Options with their values, None if they have none; recipes as values of `--config`. Settings
+    that may be lists take several words."""
     rest, begun = list(arguments), False
+    lists = {f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)}
     while rest:
         word = rest.pop(0)
         option, equals, value = word.partition("=")
@@ -304,7 +366,19 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             order = "Recipes come first, then options as --key value."
             raise RecipeError(f"unknown argument {word!r}. {hint}{order}")
         takes = rest and option not in _ASKS and not rest[0].startswith("--")
-        yield option, value if equals else rest.pop(0) if takes else None
+        given = value if equals else rest.pop(0) if takes else None
+        if given is not None and option in lists:
+            several = [given]
+            while rest and not equals and not rest[0].startswith("--"):
+                several.append(rest.pop(0))
+            # a list or a mapping in YAML stays as it is
+            whole = len(several) == 1 and given.startswith(("[", "{"))
+            given = given if whole else json.dumps(several)
+        yield option, given
+
+
+def _takes_list(kind: Any) -> bool:
+    return any(get_origin(member) is list for member in get_args(kind))
 
 
 class _Loader(yaml.SafeLoader):
