@@ -141,6 +141,26 @@ def test_evaluations_of_seeds_are_one_experiment_and_other_evaluations_are_not(t
     ]
 
 
+def test_a_run_is_known_by_the_command_that_it_notes(tmp_path):
+    # the checkpoint of a seed that was resumed is its own, and that of an evaluation is not
+    assert grouped(
+        tmp_path, trained(0, at(8, "last"), command="fit"), trained(1, command="fit")
+    ) == [[0, 1]]
+    some = [
+        scored(seed, at(seed, name), command="eval") for name in ("best", "last") for seed in (0, 1)
+    ]
+    assert grouped(tmp_path, *some) == [[0, 1], [2, 3]]
+    # one of before noted none
+    both = grouped(tmp_path, scored(0, at(0)), scored(1, at(1), command="eval"))
+    assert both == [[0, 1]]
+    assert "command" not in differences(
+        open_runs([tmp_path / f"runs/recipe/version_{n}" for n in (0, 1)])
+    )
+    # a split alone does not make an evaluation of another command's run
+    apart = (scored(0, at(0, "last"), command="fit"), scored(1, at(1, "last"), command="eval"))
+    assert grouped(tmp_path, *apart) == [[0], [1]]
+
+
 def test_what_a_run_writes_is_no_difference(tmp_path):
     bar = {"enable_progress_bar": False}
     logged = {"logger": [{"class_path": "CSVLogger"}]}

@@ -25,6 +25,7 @@ _WRITTEN = (
     *("model.record_per_iteration", "model.record_tokens", "model.transcripts_per_iteration"),
 )
 _CHECKPOINT = "ckpt_path"
+_COMMAND = "command"
 
 EVALUATION = (_CHECKPOINT, "split", "questions", "samples", "endpoint")
 """Settings of an evaluation by `turnrl eval`. They say who answered what, and not what trained."""
@@ -165,7 +166,7 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 def _is_output(name: str) -> bool:
     """True for a setting of where or what a run writes, which changes no figure."""
-    return name.startswith(_PLACES) or name in _WRITTEN
+    return name.startswith(_PLACES) or name in (*_WRITTEN, _COMMAND)
 
 
 def experiments(runs: Sequence[Run]) -> list[list[int]]:
@@ -191,7 +192,7 @@ def _identity(run: Run) -> str:
     checkpoint = Path(_checkpoint(run)).name if was_evaluated(run) else "" if own else home
     told = (*SEEDS, _CHECKPOINT)
     kept = {k: v for k, v in run.settings.items() if k not in told and not _is_output(k)}
-    return json.dumps([kept, checkpoint], sort_keys=True) if kept else ""
+    return json.dumps([kept, checkpoint, was_evaluated(run)], sort_keys=True) if kept else ""
 
 
 def _apart(runs: Sequence[Run], alike: Sequence[int]) -> Iterable[list[int]]:
@@ -211,8 +212,10 @@ def _apart(runs: Sequence[Run], alike: Sequence[int]) -> Iterable[list[int]]:
 
 
 def was_evaluated(run: Run) -> bool:
-    """True if it is of `turnrl eval`, which has a split to score, and not of `turnrl fit`."""
-    return "split" in run.settings
+    """True if it is of `turnrl eval`. Runs of before did not note their command, but those of
+    `eval` have a split to score, and those of `fit` have none."""
+    command = run.settings.get(_COMMAND)
+    return "split" in run.settings if command is None else command == "eval"
 
 
 def _checkpoint(run: Run) -> str:
