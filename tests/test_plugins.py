@@ -442,6 +442,7 @@ def test_the_command_of_the_docs_takes_a_recipe_and_options_of_its_own(examples,
         "writing to runs/recipe-show/version_0, on the CPU",
     ]
     assert printed[-1] == "6 3"
+    assert not Path("runs").exists()  # nothing was written
 
 
 def test_a_command_takes_a_run_for_its_recipe_and_says_more_over_what_was_given(recipe, capsys):

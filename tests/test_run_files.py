@@ -7,6 +7,9 @@ import errno
 import json
 import os
 import re
+import subprocess
+import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -16,7 +19,8 @@ import yaml
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, Logger
-from turnrl_recipes.given import read_given
+from turnrl_recipes.folders import claimed
+from turnrl_recipes.given import listed, read_given
 from turnrl_record.recording import write
 
 import turnrl
@@ -443,3 +447,68 @@ def test_a_folder_is_named_as_lightning_will_number_it(recipe):
     Path("runs/recipe/version_old").mkdir()
     given = read_given("fit", ["recipe.yaml"])
     assert str(given.folder) == CSVLogger("runs", "recipe").log_dir == "runs/recipe/version_12"
+
+
+def test_runs_that_begin_at_once_have_a_folder_each(recipe):
+    words = [sys.executable, "-m", "turnrl", "fit", "recipe.yaml", "--trainer.max_epochs", "1"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    options = {"env": env, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen([*words, "--seed_everything", seed], **options) for seed in ("1", "2")]
+    for one in both:
+        said = one.communicate()[0]
+        assert one.returncode == 0
+        # it is where the line says, and has its own recipe, record and checkpoints
+        folder = Path(re.search(r"^writing to (\S+),", said, re.MULTILINE)[1])
+        seed = yaml.safe_load((folder / "config.yaml").read_text())["seed_everything"]
+        assert str(seed) == one.args[-1]
+        assert len(metrics(folder)) == 2
+        assert (folder / "checkpoints" / "last.ckpt").is_file()
+    names = sorted(path.name for path in Path("runs/recipe").iterdir())
+    assert names == ["version_0", "version_1"]
+
+
+def test_of_runs_that_claim_a_number_none_has_that_of_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    home, together = Path("some/runs"), threading.Barrier(8)
+    taken = []
+
+    def begin():
+        together.wait()
+        with claimed(home) as number:
+            taken.append(number)
+            together.wait()
+
+    some = [threading.Thread(target=begin) for _ in range(8)]
+    for one in some:
+        one.start()
+    for one in some:
+        one.join()
+    assert sorted(taken) == [*range(8)]
+    # nothing was written, so nothing is left
+    assert not Path("some").exists()
+    with claimed(home) as number:
+        Path(home, "version_0", "file").touch()
+    assert number == 0
+    with claimed(home) as number:
+        pass
+    assert number == 1
+    assert [path.name for path in home.iterdir()] == ["version_0"]
+
+
+@pytest.mark.parametrize(
+    "logger",
+    [[], [*TENSORBOARD, "--trainer.logger.name", "mine"], ["--trainer.logger.version", "7"]],
+    ids=str,
+)
+def test_the_recipe_that_is_saved_has_no_claimed_number(recipe, logger):
+    if "TensorBoardLogger" in logger:
+        pytest.importorskip("tensorboard")
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1", *logger]) == 0
+    (run,) = Path().glob("*/*/version_*")
+    loggers = listed(yaml.safe_load((run / "config.yaml").read_text())["trainer"]["logger"])
+    versions = [one["init_args"].get("version") for one in loggers]
+    assert versions == [7 if "7" in logger else None] * len(loggers)
+    if "7" not in logger:
+        assert main(["fit", str(run / "config.yaml"), "--trainer.max_epochs", "1"]) == 0
+        assert (run.with_name("version_1") / "metrics.csv").is_file()
+        assert len(list(run.parent.iterdir())) == 2

@@ -22,7 +22,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from transformers.utils import logging as transformers_logging
 
 from turnrl import (
@@ -270,6 +270,19 @@ class _CLI(LightningCLI):
         # without the warning that there is a sys.argv, which DDP's other processes need
         self.config = parser.parse_args(args)
 
+    def before_instantiate_classes(self) -> None:
+        given = self.parser_class.given
+
+        def numbered(cls: type[Any], *args: Any, **settings: Any) -> Any:
+            # the recipe that is saved has no number, for it may be run again
+            if settings.get("version", 0) is None and given.number is not None:
+                place = Path(settings.get("save_dir") or "", settings.get("name") or "")
+                settings["version"] = given.number if place == given.home else None
+            return cls(*args, **settings)
+
+        for logger in (CSVLogger, TensorBoardLogger):
+            self.parser.add_instantiator(numbered, logger)
+
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         given = self.parser_class.given
         config = self.config_init.trainer
@@ -285,7 +298,7 @@ class _CLI(LightningCLI):
         for logger in loggers:
             _ = logger.version  # before a folder is made, which would count
         if given.own and not any(isinstance(logger, CSVLogger) for logger in loggers):
-            loggers.insert(0, CSVLogger(**given.own))
+            loggers.insert(0, CSVLogger(**given.own, version=given.number))
         trainer: Any = super().instantiate_trainer(**kwargs, callbacks=[*callbacks], logger=loggers)
         bar = trainer.progress_bar_callback  # Lightning adds one if the recipe names none
         note.default_bar = None if bar in callbacks else bar

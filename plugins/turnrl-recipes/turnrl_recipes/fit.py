@@ -6,21 +6,26 @@ Nothing here imports torch before a recipe is read: a mistake in the YAML is tol
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnrl import hookimpl
-from turnrl_recipes.folders import writable_part
+from turnrl_recipes.folders import claimed, writable_part
 from turnrl_recipes.given import SETTLED, Flags, Given, Settings, read_given
 
 if TYPE_CHECKING:
     from turnrl_recipes.build import Built
+
+_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
+"""Variables of which none is above 0 in the first process of a run, whoever starts the others."""
 
 
 @hookimpl
@@ -105,12 +110,21 @@ class _Words(argparse.Action):
 
 def _run(given: Given, act: Callable[[Built], None]) -> int:
     """Make what was given, and act with it; the exit code."""
-    if not given.asks_for_help:
-        given.checkpoint()  # before anything is announced
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+    if given.asks_for_help:
+        return _act(given, act)
+    given.checkpoint()  # before anything is announced
+    if given.folder is not None:
+        writable_part(given.folder)  # before a logger tries to
+    first = all(os.environ.get(name, "0") == "0" for name in _RANKS)
+    with contextlib.ExitStack() as ending:
+        if first and given.counts and given.home is not None:
+            given = replace(given, number=ending.enter_context(claimed(given.home)))
+        if first:
             _announce(given)
-        if given.folder is not None:
-            writable_part(given.folder)  # before a logger tries to
+        return _act(given, act)
+
+
+def _act(given: Given, act: Callable[[Built], None]) -> int:
     first = "turnrl_recipes.build" not in sys.modules
     if first:
         gc.disable()  # a fifth of the time that importing torch and Lightning takes
@@ -135,8 +149,12 @@ def _run(given: Given, act: Callable[[Built], None]) -> int:
 
 def _words_of_others(given: Given) -> list[str]:
     """The words with which the other processes of a run come to what the first one has settled."""
-    settled = json.dumps({"contents": given.contents}, default=str)
-    return [*(f"--{flag}" for flag in given.raised), *given.arguments, f"{SETTLED}={settled}"]
+    settled = {"contents": given.contents, "number": given.number}
+    return [
+        *(f"--{flag}" for flag in given.raised),
+        *given.arguments,
+        f"{SETTLED}={json.dumps(settled, default=str)}",
+    ]
 
 
 def _announce(given: Given) -> None:

@@ -1,5 +1,5 @@
 """Folders of runs: found by the word that a user gives, tried before they are written, counted,
-and their checkpoints.
+claimed, and their checkpoints.
 
     runs/NAME/version_N/    metrics.csv, config.yaml, record/, transcripts/, checkpoints/, model/
 
@@ -8,9 +8,10 @@ Every command finds a run here, so that a word means the same run to all of them
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -144,6 +145,33 @@ def next_version(home: Path) -> int:
     """The number that the next run in a folder of runs gets, as Lightning's loggers count."""
     names = [path.name.removeprefix("version_") for path in home.glob("version_*") if path.is_dir()]
     return max((int(name) for name in names if name.isdigit()), default=-1) + 1
+
+
+@contextlib.contextmanager
+def claimed(home: Path) -> Iterator[int]:
+    """The number of a run that begins. Its folder is made, so no run that begins meanwhile takes
+    the same number. If it is empty at the end, it goes again, with the folders above it that were
+    made for it.
+
+    Args:
+        home: The folder of the runs.
+    """
+    made = [one for one in (home, *home.parents) if not one.exists()]
+    number = next_version(home)
+    while True:
+        try:
+            (home / f"version_{number}").mkdir(parents=True)
+            break
+        except FileExistsError:
+            number += 1
+        except FileNotFoundError:  # another run has just removed what it had made
+            continue
+    try:
+        yield number
+    finally:
+        with contextlib.suppress(OSError):  # it has files, or other runs are beside it
+            for folder in (home / f"version_{number}", *made):
+                folder.rmdir()
 
 
 def newest(home: Path, name: str) -> Path:

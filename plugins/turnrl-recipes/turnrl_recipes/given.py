@@ -58,6 +58,7 @@ class Given:
         run: The run that the first word names, whose recipe is the first then; None if it names
             none.
         word: The first word, if it names a run.
+        number: The number that the run has claimed, None before it has.
     """
 
     command: str
@@ -71,6 +72,7 @@ class Given:
     raised: Sequence[str] = ()
     run: Path | None = None
     word: str = ""
+    number: int | None = None
 
     @property
     def name(self) -> str:
@@ -109,12 +111,19 @@ class Given:
 
     @cached_property
     def folder(self) -> Path | None:
-        """Where the run will leave its files, if no other takes the number; None if nowhere."""
+        """Where the run will leave its files; None if nowhere. While it has claimed no number,
+        another run may take it."""
         if self.home is None or self._is_trial:
             return None
-        version = self.own.get("version")
+        version = self.number if self.own.get("version") is None else self.own["version"]
         number = str(next_version(self.home) if version is None else version)
         return self.home / (f"version_{number}" if number.isdigit() else number)
+
+    @property
+    def counts(self) -> bool:
+        """True if its folder gets the next number of those in `home`."""
+        local = "://" not in str(self.own.get("save_dir"))
+        return self.folder is not None and self.own.get("version") is None and local
 
     @property
     def place(self) -> str:
