@@ -169,6 +169,13 @@ def test_an_outage_is_said_once_when_it_begins_and_once_when_it_ends(serve, caps
     assert re.fullmatch(r"turnrl: the oracle answers again after [1-4] s; the run goes on", came)
 
 
+def test_the_line_of_an_outage_names_the_setting_that_says_how_long_is_waited(capsys):
+    port, oracle = closed_port(), patient(0.3, setting="patience_s")
+    with pytest.raises(EngineError, match=r"It was waited for, 0\.3 s"):
+        oracle.ask(lambda: get(port, "/1"))
+    assert "the run waits for it, 0.3 s at most (patience_s)\n" in capsys.readouterr().err
+
+
 def test_an_outage_shorter_than_quiet_s_is_not_worth_a_line(serve, capsys):
     server = serve()
     server.replies = [(503, {})] * 3

@@ -44,8 +44,10 @@ class Connection:
     quiet_s: float = 0.0
 
     def __post_init__(self) -> None:
-        wait_s = self.server.patience_s
-        self._patience = Patience(self.label, wait_s, self._away, 0, self.quiet_s)
+        wait_s, quiet_s = self.server.patience_s, self.quiet_s
+        self._patience = Patience(
+            self.label, wait_s, self._away, quiet_s=quiet_s, setting="patience_s"
+        )
         self._client: httpx2.AsyncClient | None = None
 
     async def ask(

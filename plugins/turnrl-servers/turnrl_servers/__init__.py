@@ -88,6 +88,8 @@ class Patience:
             was waited for, 300 s.`, which a name goes before and a next step after.
         retries: Attempts after a first failure, before the server counts as away.
         quiet_s: An outage shorter than this is not worth a line.
+        setting: The setting that `patience_s` is the value of, for the line that says how long is
+            waited.
     """
 
     def __init__(
@@ -97,7 +99,9 @@ class Patience:
         error: Callable[[str], WorldError],
         retries: int = 0,
         quiet_s: float = 0.0,
+        setting: str = "",
     ) -> None:
+        self._setting = f" ({setting})" if setting else ""
         self._name, self._patience_s, self._error = name, patience_s, error
         self._retries, self._quiet_s = retries, quiet_s
         self._lock = threading.Lock()
@@ -156,7 +160,7 @@ class Patience:
             self._reason = str(fault)
             if self._patience_s and not self._said and now - self._away_since >= self._quiet_s:
                 self._said = True
-                most = f"{self._patience_s:g} s at most"
+                most = f"{self._patience_s:g} s at most{self._setting}"
                 self._say(f"does not answer ({fault}); the run waits for it, {most}")
 
     def _answered(self) -> None:

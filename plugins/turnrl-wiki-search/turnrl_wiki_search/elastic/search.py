@@ -38,7 +38,8 @@ class ElasticIndex(SearchIndex):
         self._retries = server.retries
         self._name = index
         self._free = threading.Semaphore(_LANES)
-        self._patience = Patience(self._access.label, server.wait_s, self._away, server.retries)
+        name, wait_s = self._access.label, server.wait_s
+        self._patience = Patience(name, wait_s, self._away, server.retries, setting="wait_s")
 
     @property
     def _client(self) -> Elasticsearch:
