@@ -71,7 +71,11 @@ class Sweep:
         """
         from turnrl_sweep.jobs import ONE, places
 
-        start = check(self.todo or self._cells[:1], self._folder)
+        cells = self.todo or self._cells[:1]
+        recipes = len({cell.digest for cell in cells})
+        what = f"{recipes} settings" if recipes > 1 else "the recipe"
+        print(f"checking {what}; this loads torch and Lightning", flush=True)
+        start = check(cells, self._folder)
         several = next((one.devices for one in self._cells if one.devices not in ONE), None)
         where = places(jobs, devices, start.device.type, several)
         gpus = [name for name in dict.fromkeys(where.devices) if name is not None]
