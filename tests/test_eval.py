@@ -162,6 +162,23 @@ def test_a_run_notes_its_command_and_its_config_is_a_recipe_again(recipe, capsys
     assert "unknown key 'command'" in told
 
 
+def test_a_typo_of_an_endpoint_is_named_beside_a_resolved_recipe(recipe, capsys):
+    recipe["model"]["rollout"]["tools"] = [
+        {"class_path": "WikiSearch", "init_args": {"index": "i", "backend": "embedded"}}
+    ]
+    save(recipe)
+    capsys.readouterr()
+    assert main(["eval", "recipe.yaml", "--print_config"]) == 0
+    Path("resolved.yaml").write_text(printed := capsys.readouterr().out)
+    assert "url: null" in printed
+    told = fails(capsys, ["eval", "resolved.yaml", "--endpoint.base_urll", "x"])
+    assert "unknown key 'endpoint.base_urll'. Did you mean base_url?" in told
+    # a setting that the tool passes on is none of the unknown ones
+    tool = ["--model.rollout.tools", "[{class_path: WikiSearch, init_args: {index: i, urll: x}}]"]
+    told = fails(capsys, ["eval", "recipe.yaml", *tool])
+    assert "unknown key 'model.rollout.tools[0].urll'. Did you mean url?" in told
+
+
 def test_a_flag_stands_anywhere_and_takes_no_value(recipe, capsys):
     capsys.readouterr()
     assert main(["eval", "--json", "recipe.yaml", "--data.val_limit", "1"]) == 0
@@ -401,6 +418,15 @@ def test_a_server_that_cannot_be_scored_is_named(recipe, capsys, monkeypatch, sa
         ]
         assert re.search(message, fails(capsys, command, 1))
     assert not Path("runs").exists()
+
+
+def test_while_a_server_is_away_the_line_names_the_setting_that_says_how_long(recipe, capsys):
+    address = "{base_url: 'http://127.0.0.1:9', model: big, patience_s: 0.5, concurrency: 1}"
+    capsys.readouterr()
+    assert main(["eval", "recipe.yaml", "--endpoint", address]) == 1
+    said = capsys.readouterr().err
+    assert "the run waits for it, 0.5 s at most (patience_s)" in said
+    assert "It was waited for, 0.5 s. Start it, correct base_url, or raise patience_s." in said
 
 
 def test_mistakes_of_an_evaluation_are_told_with_the_next_step(recipe, tiny_model, capsys):

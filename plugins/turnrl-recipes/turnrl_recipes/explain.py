@@ -5,11 +5,12 @@ it tells what is wrong with each of its members. When it has refused a recipe, t
 here beside the types, down to the smallest part that does not fit.
 """
 
+import contextlib
 import copy
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from jsonargparse import ArgumentError, ArgumentParser
@@ -160,7 +161,22 @@ def parameters(cls: Any) -> dict[str, inspect.Parameter]:
                 by_name.setdefault(one.name, one.replace(annotation=hints.get(one.name, Any)))
         if all(one.kind is not one.VAR_KEYWORD for one in own):
             break
+    else:  # the last passes settings on to what is no base of the class
+        for name, default in _passed_on(cls):
+            passed = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+            by_name.setdefault(name, passed.replace(annotation=Any))
     return by_name
+
+
+def _passed_on(cls: Any) -> Iterator[tuple[str, Any]]:
+    """The settings that jsonargparse knows a class by, with their defaults."""
+    parser = ArgumentParser(exit_on_error=False)
+    with contextlib.suppress(ValueError):  # of a class that it cannot read
+        parser.add_class_arguments(cls, "of", fail_untyped=False)
+    for action in parser._actions:
+        _, _, name = action.dest.partition("of.")
+        if name and "." not in name:
+            yield name, action.default
 
 
 def explain_class(value: Any, kind: Any, key: str) -> str | None:
