@@ -389,6 +389,14 @@ def test_a_path_that_is_too_long(recipe, capsys, name, code):
     assert "File name too long" in message
 
 
+def test_a_typo_at_the_top_is_told_before_torch_is_loaded(recipe):
+    words = ["fit", "recipe.yaml", "--modell.group_size", "4"]
+    program = f"import sys, turnrl.cli; print(turnrl.cli.main({words}), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["2 False"], done.stderr
+    assert "unknown key 'modell'. Did you mean model?" in done.stderr
+
+
 def test_a_recipe_that_may_not_be_read(recipe, capsys, monkeypatch):
     def refuse(self, *args, **kwargs):
         raise PermissionError(13, "Permission denied")

@@ -35,7 +35,6 @@ from turnrl import (
     RecipeError,
     Start,
     TurnRLError,
-    did_you_mean,
     installed,
 )
 from turnrl_recipes.agents import find_agent
@@ -43,12 +42,12 @@ from turnrl_recipes.by_recipe import ByRecipe
 from turnrl_recipes.explain import explain, explain_class, explain_section, parameters
 from turnrl_recipes.given import (
     COMMAND,
-    SECTIONS,
     Given,
     Settings,
     each_text,
     listed,
     read_given,
+    refuse_unknown,
     relocated,
 )
 
@@ -145,19 +144,21 @@ def load(path: str | Path, device: str = "cpu", checkpoint: str | None = None) -
     return module.to(device)
 
 
-def _refuse(contents: Mapping[str, Any], known: Sequence[str]) -> None:
+def _refuse(given: Given) -> None:
     """Check what jsonargparse lets pass: unknown keys that are empty, and a second seed.
 
     Raises:
         RecipeError: If there is one.
     """
-    for key, value in contents.items():
-        if key not in known:
-            homes = [f"{name}.{key}" for name, cls in _CLASSES.items() if key in parameters(cls)]
-            near = did_you_mean(str(key), [*known, *homes])
-            raise RecipeError(f"unknown key {str(key)!r}.{near} There are {', '.join(known)}.")
-        if key in _CLASSES and "seed" in value:
-            raise RecipeError(f"{key}.seed is {value['seed']}; set seed_everything in its place.")
+    refuse_unknown(given, _homes)
+    for key in _CLASSES:
+        if "seed" in (section := given.contents[key]):
+            raise RecipeError(f"{key}.seed is {section['seed']}; set seed_everything in its place.")
+
+
+def _homes(key: str) -> list[str]:
+    """The settings of this name in the sections of a recipe."""
+    return [f"{name}.{key}" for name, cls in _CLASSES.items() if key in parameters(cls)]
 
 
 def _told(error: BaseException, contents: Mapping[str, Any], settings: Settings) -> RecipeError:
@@ -329,7 +330,7 @@ def make(given: Given) -> Built:
     _prepare()
     # classes of one's own, beside the recipe
     sys.path += [str(Path(one).absolute().parent) for one in ("here", *given.files)]
-    _refuse(contents, [*SECTIONS, *given.settings])
+    _refuse(given)
     defaults = {"log_every_n_steps": 1, "num_sanity_val_steps": 0, "enable_model_summary": False}
     try:
         cli = _CLI(

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from turnrl import hookimpl
 from turnrl_recipes.folders import claimed, writable_part
-from turnrl_recipes.given import SETTLED, Flags, Given, Settings, read_given
+from turnrl_recipes.given import (
+    SETTLED,
+    Flags,
+    Given,
+    Settings,
+    read_given,
+    refuse_unknown,
+)
 
 if TYPE_CHECKING:
     from turnrl_recipes.build import Built
@@ -112,6 +119,7 @@ def _run(given: Given, act: Callable[[Built], None]) -> int:
     """Make what was given, and act with it; the exit code."""
     if given.asks_for_help:
         return _act(given, act)
+    refuse_unknown(given)
     given.checkpoint()  # before anything is announced
     if given.folder is not None:
         writable_part(given.folder)  # before a logger tries to

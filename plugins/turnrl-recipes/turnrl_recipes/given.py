@@ -245,6 +245,23 @@ def read_given(
     return _settled(prepare(given) if prepare else given)
 
 
+def refuse_unknown(given: Given, homes: Callable[[str], Sequence[str]] | None = None) -> None:
+    """Refuse a key at the top that the command does not know.
+
+    Args:
+        given: Recipes and options, put together.
+        homes: Settings further down that a key may mean. Without it only a key that is spelt nearly
+            as a known one is refused.
+    Raises:
+        RecipeError: If there is one.
+    """
+    known = [*SECTIONS, *given.settings]
+    for key in map(str, given.contents):
+        near = did_you_mean(key, [*known, *(homes(key) if homes else ())])
+        if key not in known and (near or homes):
+            raise RecipeError(f"unknown key {key!r}.{near} There are {', '.join(known)}.")
+
+
 def _recipe(path: str, given: Given) -> dict[str, Any]:
     """What a recipe says, without what its run notes there beside its settings: the command, and
     of a run that was named, where it wrote and where it began."""
