@@ -457,6 +457,18 @@ def test_an_unknown_source_is_answered_with_what_is_known(name, message):
         load_questions(name)
 
 
+def test_rows_without_any_id_are_numbered(tmp_path):
+    rows = [{"question": f"{n}?", "answers": ["x"]} for n in range(3)]
+    path = write_jsonl(tmp_path / "q.jsonl", [rows[0], {**rows[1], "answers": []}, rows[2]])
+    assert [q.id for q in load_questions(path)] == ["0", "2"]
+    # where some have one, theirs count
+    path = write_jsonl(tmp_path / "some.jsonl", [rows[0], {**rows[1], "id": "b"}])
+    assert [q.id for q in load_questions(path)] == ["0", "b"]
+    # a field that was asked for has to be there
+    with pytest.raises(DataError, match=r"no field 'key'. It has: answers, id, question"):
+        load_questions(path, fields=Fields("key"))
+
+
 def test_a_missing_field_is_answered_with_those_there_are(tmp_path):
     path = write_jsonl(tmp_path / "q.jsonl", [{"query": "?", "gold": {"text": "x"}}])
     with pytest.raises(

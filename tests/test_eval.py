@@ -437,6 +437,12 @@ def test_mistakes_of_an_evaluation_are_told_with_the_next_step(recipe, tiny_mode
     assert "--questions FILE" in told
     told = fails(capsys, ["eval", "recipe.yaml", "--questions", "none.jsonl"])
     assert "no file 'none.jsonl'" in told
+    assert told.endswith("Check --questions.")
+    told = fails(capsys, ["eval", "recipe.yaml", "--questions", "worlds.Nombers"])
+    assert "--questions names 'worlds.Nombers'" in told
+    # and what comes later names the settings again
+    told = fails(capsys, ["eval", "recipe.yaml", "--data.val", "none.jsonl"])
+    assert told.endswith("Check data.train and data.val.")
     told = fails(capsys, ["eval", "recipe.yaml", "--endpoint", "gpt"])
     assert "endpoint is 'gpt'; it must be a mapping with keys of base_url, model" in told
     Path("empty").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple, TextIO
 import torch
 from lightning.pytorch.cli import SaveConfigCallback
 from turnrl_endpoint import Endpoint, Server
+from turnrl_questions.sources import NAMED_BY
 from turnrl_record import recording
 
 from turnrl import (
@@ -74,6 +76,13 @@ def evaluate(built: Built, out: TextIO) -> None:
         RecipeError: If it is no `MTGRPO` on `QuestionData`, or there is nothing to score.
         PluginError: If the plugin that keeps the record is not loaded.
     """
+    context = copy_context()
+    if built.settings["questions"] is not None:  # no data set is named anywhere else
+        context.run(NAMED_BY.set, ("--questions",))
+    context.run(_evaluate, built, out)
+
+
+def _evaluate(built: Built, out: TextIO) -> None:
     parts, server = _parts(built), built.settings["endpoint"]
     if server is None:
         rows = _by_policy(parts, built.checkpoint)

@@ -81,7 +81,8 @@ class HotpotParagraphs(QuestionSource):
         rows, _ = self._open(split)
         named = (self._with_support(row, f"{self._where(split)}, row {n}") for n, row in rows)
         fields = self.fields or Fields(answers="answer")
-        return questions_of(named, fields, self._where(split), "HotpotParagraphs.fields")
+        where, setting = self._where(split), "HotpotParagraphs.fields"
+        return questions_of(named, fields, where, setting, needs_id=True)
 
     def at_hand(self, split: str) -> bool:
         return self._is_file or cached_hub(self.path, self._config, split)

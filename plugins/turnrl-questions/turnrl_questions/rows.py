@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnrl import DataError, Question, reach_hub
-from turnrl_questions.sources import Fields
+from turnrl_questions.sources import NAMED_BY, Fields
 
 if TYPE_CHECKING:
     import datasets
@@ -40,7 +40,7 @@ def read_file(source: str) -> Iterator[Row]:
     path, kind = Path(source), Path(source).suffix.lower()
     if not path.is_file():
         raise DataError(
-            f"no file {source!r} in {path.absolute().parent}. Check data.train and data.val."
+            f"no file {source!r} in {path.absolute().parent}. Check {' and '.join(NAMED_BY.get())}."
         )
     if kind not in FILE_KINDS:
         raise DataError(f"cannot tell the format of {source!r}. Name it {', '.join(FILE_KINDS)}.")
@@ -180,18 +180,17 @@ def cached_hub(path: str, config: str | None, split: str) -> bool:
     return Path(path).is_dir() or Path(builder.cache_dir).is_dir()
 
 
-_NEXT = "Check data.train and data.val, data.config and the splits, or name a local file."
-
-
 @contextmanager
-def hub_errors(path: str, config: str | None, split: str, advice: str = _NEXT) -> Iterator[None]:
+def hub_errors(
+    path: str, config: str | None, split: str, advice: str | None = None
+) -> Iterator[None]:
     """Turn an error of the hub's client into a `DataError` with the next step.
 
     Args:
         path: The data set's name on the hub, or a folder with the files of one.
         config: Its configuration, if one is named.
         split: The split.
-        advice: The next step, as a sentence.
+        advice: The next step, as a sentence; None for that of a data set to ask questions from.
     """
     if not Path(path).is_dir():  # which `datasets` takes too
         reach_hub()
@@ -203,6 +202,9 @@ def hub_errors(path: str, config: str | None, split: str, advice: str = _NEXT) -
         cause = str(error).strip().split("\n")[0]
         if cause.startswith("Split name should match"):  # and says no more
             cause = f"Should be one of {datasets.get_dataset_split_names(path, config)}."
+        if advice is None:
+            names = ", ".join([*NAMED_BY.get(), "data.config"])
+            advice = f"Check {names} and the splits, or name a local file."
         raise DataError(
             f"cannot load {path!r} (configuration {config}, split {split!r}) from the hub: "
             f"{cause.rstrip('.')}. {advice}"
@@ -280,7 +282,11 @@ def _answer_in(text: str, pattern: str) -> str | None:
 
 
 def questions_of(
-    rows: Iterable[Row], fields: Fields, where: str, setting: str = "data.fields"
+    rows: Iterable[Row],
+    fields: Fields,
+    where: str,
+    setting: str = "data.fields",
+    needs_id: bool = False,
 ) -> Iterator[Question]:
     """Rows as questions; what no field names and is plain, or a plain list, becomes metadata.
 
@@ -289,6 +295,8 @@ def questions_of(
         fields: Where they keep what is needed.
         where: The source, for messages.
         setting: The setting that `fields` is, for messages.
+        needs_id: Refuse rows of which none has an `id`, as the source knows its questions by it.
+            Otherwise they are numbered.
     Raises:
         DataError: If no row has a field that is needed (at the end, when all have been seen), or
             answers are nested.
@@ -324,6 +332,8 @@ def questions_of(
             },
         )
         yield replace(question, answers=tuple(accepted)) if accepted else question
+    if missing == [("id", Fields.id)] and not needs_id:
+        missing = []  # nobody asked for it by name, and all else is there
     if missing and number >= 0:
         name, path = missing[0]
         numbered = ", or to null to number the rows" if name == "id" else ""

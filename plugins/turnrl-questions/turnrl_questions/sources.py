@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -23,6 +24,9 @@ from turnrl import (
 
 _logger = logging.getLogger(__name__)
 
+NAMED_BY: ContextVar[tuple[str, ...]] = ContextVar("NAMED_BY", default=("data.train", "data.val"))
+"""The settings or options that may have named a data set, for messages."""
+
 Role = Literal["train", "val"]
 Source: TypeAlias = str | QuestionSource | Sequence[Question] | Any
 """A name as a recipe has it, an opened source, the questions themselves, or rows that an installed
@@ -36,7 +40,7 @@ class Fields:
     A dotted path such as `answer.aliases` reaches into nested fields.
 
     Args:
-        id: Field of the question's id; null numbers the rows.
+        id: Field of the question's id; null numbers the rows, and so does `id` if no row has it.
         question: Field of the question's text.
         answers: Field, or fields, of accepted answers: a text, a list, or a list in a text.
         answer_pattern: Regular expression that finds the answer within such a text: its first
@@ -175,7 +179,7 @@ def open_source(
     try:
         cls = find_class(name, classes, QuestionSource)
     except LookupError as error:
-        raise DataError(f"data.train or data.val names {name!r}, {error}") from error
+        raise DataError(f"{' or '.join(NAMED_BY.get())} names {name!r}, {error}") from error
     return cls()  # type: ignore[no-any-return]
 
 
