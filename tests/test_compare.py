@@ -36,7 +36,9 @@ def row(number, right, **more):
             "outcome": 0.3 * right,
             "begins": 0,
         },
-        "turns": [{"text": "", "tokens": 1, "reward": 0.1, "advantage": None}],
+        "turns": [{"text": "", "tokens": 2, "reward": 0.1, "advantage": None, "calls": []}]
+        * (1 + right),
+        "prompt_tokens": 3,
         **{"exact_match": float(right), "tool_execution": 0.5 * (number % 3), "format": 1.0},
         "answer_in_results": None if number % 2 else float(right),
         "rewards": [
@@ -79,7 +81,10 @@ def test_every_figure_is_paired_by_question_with_its_interval():
     assert found.figures["exact_match"] == difference(*([float(r) for r in RIGHT[n]] for n in "ab"))
     # 4 won and 1 lost: 2 (1 + 5) / 2^5
     assert found.figures["exact_match"].p == pytest.approx(0.375)
-    assert list(found.figures) == [*record.CURVES, "reward/total"]
+    sizes = ["turns", "calls", "sampled_tokens"]
+    assert list(found.figures) == [*record.CURVES, "reward/total", *sizes]
+    means = [(found.figures[name].first, found.figures[name].second) for name in sizes]
+    assert means == [(1.4, 1.7), (0, 0), (2.8, 3.4)]
     # only even questions can be found in results
     assert found.figures["answer_in_results"].pairs == 5
     total = found.figures["reward/total"]
@@ -100,6 +105,9 @@ def test_what_is_printed_fits_into_80_columns_and_leads_to_the_report(capsys):
     (match,) = [line for line in lines if line.startswith("exact_match ")]
     assert match.split()[1:4] == ["0.4000", "0.7000", "+0.3000"]
     assert match.split()[-3:] == ["0.3750", "4", "1"]
+    # more turns are neither won nor lost
+    (turns,) = [line for line in lines if line.startswith("turns ")]
+    assert re.fullmatch(r"turns +1\.4000 +1\.7000 +\+0\.3000  \[.*\]", turns)
     assert "exact_match: no difference is shown: the interval holds 0." in lines
     place = lines.index("  Number 4?")
     assert lines[place + 1] == "    accepted  yes"
@@ -270,9 +278,8 @@ def test_runs_that_differ_in_their_seeds_are_one_side_and_the_interval_is_over_s
     assert "model.estimator: a -> b" in printed
     # the seed in which a question was won: of question 0 the second
     assert "A no #/t/1/val/4/0/0 B yes #/t/4/val/4/0/0" in printed
-    assert (
-        "Over questions, because all seeds differ by the same: tool_execution, format." in printed
-    )
+    alike = "Over questions, because all seeds differ by the same: tool_execution, format, calls."
+    assert alike in printed
 
 
 def test_the_report_that_is_named_numbers_the_runs_as_the_places_do(capsys):
@@ -375,7 +382,8 @@ def test_a_figure_that_says_nothing_in_one_run_is_left_out():
     other = [{"name": "outcome/other", "value": 0.5}, {"name": "turn/x", "value": 0.1}]
     a, b = saved("a", [row(0, 1, f1=0.5)]), saved("b", [row(0, 1, rewards=other)])
     (found,) = compare(open_sides([a, b]))
-    assert list(found.figures) == ["exact_match", "tool_execution", "answer_in_results", "format"]
+    shown = [*record.CURVES, "turns", "calls", "sampled_tokens"]
+    assert list(found.figures) == shown
     assert found.notes == [
         "reward/total is left out: only one of the runs has outcome/other, outcome/right."
     ]

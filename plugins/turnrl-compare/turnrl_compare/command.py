@@ -18,6 +18,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from turnrl_record.statistics import Difference
+
     from turnrl_compare.pairing import Comparison, Side
 
 _FEW = 3
@@ -100,10 +102,7 @@ def as_text(comparison: Comparison, split: str, every: bool = False) -> Iterator
     yield ""
     yield f"{'':17}{'A':>8}{'B':>8}{'B - A':>9}  {'95 % interval':18}{'p':>7}{'won':>5}{'lost':>5}"
     for name, figure in comparison.figures.items():
-        p = "" if figure.p is None else "<.0001" if figure.p < 1e-4 else f"{figure.p:.4f}"
-        values = f"{figure.first:8.4f}{figure.second:8.4f}{figure.second - figure.first:+9.4f}"
-        ends = f"[{figure.low:+.4f}, {figure.high:+.4f}]"
-        yield f"{name:17}{values}  {ends}{p:>7}{figure.gained:5}{figure.lost:5}"
+        yield _line(name, figure)
     yield ""
     for sentence in _told(comparison, seeds):
         yield from wrap(sentence, _WIDTH, break_long_words=False, break_on_hyphens=False)
@@ -113,6 +112,19 @@ def as_text(comparison: Comparison, split: str, every: bool = False) -> Iterator
             yield from _question(first, second, question)
         if len(ids) > _FEW and not every:
             yield f"    and {len(ids) - _FEW} more: --all"
+
+
+def _line(name: str, figure: Difference) -> str:
+    from turnrl_compare.pairing import SIZES
+
+    p = "" if figure.p is None else "<.0001" if figure.p < 1e-4 else f"{figure.p:.4f}"
+    large = max(map(abs, (figure.first, figure.second, figure.low, figure.high)))
+    digits = 4 if large < 100 else 1 if large < 10_000 else 0  # so that columns stay columns
+    values = f"{figure.first:8.{digits}f}{figure.second:8.{digits}f}"
+    change = f"{figure.second - figure.first:+9.{digits}f}"
+    ends = f"[{figure.low:+.{digits}f}, {figure.high:+.{digits}f}]"
+    won = "" if name in SIZES else f"{figure.gained:5}{figure.lost:5}"
+    return f"{name:17}{values}{change}  {ends:18}{p:>7}{won}".rstrip()
 
 
 def _differences(comparison: Comparison) -> Iterator[str]:

@@ -11,6 +11,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 
 from turnrl_recipes.folders import run_at
@@ -23,10 +24,14 @@ from turnrl import DataError, find_run, record
 _COLUMNS = (
     *("iteration", "policy_version", "split", "group", "member"),
     *("question_id", "question", "answers", "answer", "rewards"),
-    *(*record.CURVES, "f1"),
+    *("turns", "prompt_tokens", *record.CURVES, "f1"),
 )
 _TOTAL = "reward/total"
-_FIGURES = (*record.CURVES, "f1", _TOTAL)
+SIZES = ("turns", "calls", "sampled_tokens")
+"""Figures of which neither more nor less is better."""
+_FIGURES = (*record.CURVES, "f1", _TOTAL, *SIZES)
+_NOT_EVERYWHERE = ("f1", "sampled_tokens")
+"""Figures that a run may lack: answers that are no words, and a server that counts no tokens."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,12 @@ class Evaluation:
 
     def value(self, question: str, name: str) -> float | None:
         """A figure of one question, averaged over its attempts; None where it says nothing."""
-        rows = self.questions[question]
-        if name == _TOTAL:
-            return fmean(sum(part["value"] for part in row["rewards"]) for row in rows)
-        known = [row[name] for row in rows if row[name] is not None]
+        known = [value for one in self._scores[question] if (value := one[name]) is not None]
         return fmean(known) if known else None
+
+    @cached_property
+    def _scores(self) -> Mapping[str, Sequence[Mapping[str, float | None]]]:
+        return {q: [record.scores(row) for row in rows] for q, rows in self.questions.items()}
 
     def address(self, question: str) -> str:
         """Where a report of the same runs shows the attempt at a question, or all attempts."""
@@ -260,7 +266,7 @@ def _compared(first: Side, second: Side) -> Comparison:
             notes.append(f"{name} is left out: {why}")
         elif found := _figure(first, second, questions, name):
             figures[name] = found
-        elif name != "f1":  # which only answers in words have
+        elif name not in _NOT_EVERYWHERE:
             notes.append(f"{name} is left out: it says nothing about any question in common.")
     match = {q: [_mean(side, q, "exact_match") for side in (first, second)] for q in questions}
     won = [q for q, (a, b) in match.items() if b > a]
