@@ -8,11 +8,13 @@ import subprocess
 import sys
 from abc import ABC
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import turnrl
+import turnrl.types  # its contracts declare hooks
 from turnrl.plugins import HOOKS
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +55,26 @@ def room(path: Path) -> str:
 
 def test_the_list_of_rooms_names_every_module_and_folder_and_no_other():
     assert sorted(ROOMS) == sorted({room(path) for path in MODULES})
+
+
+def test_the_design_names_every_plugin_that_imports_another():
+    (block,) = re.findall(r"<!-- edges -->\n```\n(.*?)^```$", DESIGN, re.DOTALL | re.MULTILINE)
+    told = {name: others for name, *others in map(str.split, block.splitlines())}
+    found: dict[str, set[str]] = {}
+    for path in PLUGINS:
+        own = path.relative_to(ROOT / "plugins").parts[0].removeprefix("turnrl-")
+        for module, _ in imports(path):
+            if module.startswith("turnrl_") and not module.startswith("turnrl_example"):
+                found.setdefault(own, set()).add(
+                    module.split(".")[0].removeprefix("turnrl_").replace("_", "-")
+                )
+    edges = {name: sorted(others - {name}) for name, others in found.items() if others - {name}}
+    assert told == dict(sorted(edges.items()))
+    assert list(TopologicalSorter(told).static_order())  # an error if there is a circle
+    for name, others in edges.items():
+        project = (ROOT / "plugins" / f"turnrl-{name}" / "pyproject.toml").read_text()
+        for other in others:
+            assert f'"turnrl-{other}"' in project, f"{name} imports {other}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
