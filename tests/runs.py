@@ -15,7 +15,10 @@ from turnrl import MTGRPO, Policy, QuestionData, Rollout
 from turnrl.callbacks import LastCheckpoint
 from worlds import Answered, Called, Echo, Letters
 
-TIMINGS = ("rollout/seconds", "rollout/tokens_per_s", "train/seconds", "train/memory_gb")
+TIMINGS = (
+    *("rollout/seconds", "rollout/scoring_seconds", "rollout/tokens_per_s"),
+    *("train/seconds", "train/memory_gb"),
+)
 
 
 def adamw(lr, betas=(0.9, 0.99), weight_decay=0.0):

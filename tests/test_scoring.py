@@ -157,7 +157,7 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         score_group([GUESSED] * 3, rewards, 2),
     )
     experience = Experience(
-        Collected(groups, 1.0, 0, 0), tuple(assign_credit(g, TurnLevel()) for g in groups)
+        Collected(groups, 1.0, 3.0, 0, 0), tuple(assign_credit(g, TurnLevel()) for g in groups)
     )
     figures = group_tallies(groups, rewards)
     assert {name: figure.total for name, figure in figures.items()} == {
@@ -180,6 +180,7 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
     assert found["train/format"] == figures["format"]
     assert found["reward/total"] == figures["reward/total"]
     assert found["rollout/seconds"] == Tally(1.0, 1)
+    assert found["rollout/scoring_seconds"] == Tally(3.0, 1)
     assert {k: v.total for k, v in found.items() if v.count == 6 and k[:8] == "rollout/"} == {
         "rollout/turns": 2 + 1 + 2 + 3,
         # prompts of 3, turns of 2

@@ -576,13 +576,14 @@ def test_a_torn_or_broken_line_is_told_and_counts_for_no_run(tmp_path, broken):
     assert [json.loads(line)["seed"] for line in file.read_text().splitlines()] == [0, 1]
 
 
-def test_curves_count_every_sampled_token_and_both_halves_of_an_iteration():
+def test_curves_count_every_sampled_token_and_every_part_of_an_iteration():
     rows = [
         {"iteration": 0, "step": 0, "val/exact_match": 0.1},
         {"iteration": 1, "step": 4, "rollout/tokens_per_s": 50.0, "rollout/seconds": 2.0}
-        | {"train/seconds": 1.0},
+        | {"rollout/scoring_seconds": 0.5, "train/seconds": 0.5},
         {"iteration": 2, "step": 8, "rollout/tokens_per_s": 30.0, "rollout/seconds": 1.0}
-        | {"train/seconds": 3.0, "val/exact_match": 1 / 3, "val/format": 1.0},
+        | {"rollout/scoring_seconds": 1.0, "train/seconds": 2.0}
+        | {"val/exact_match": 1 / 3, "val/format": 1.0},
     ]
     assert results.curves(rows) == {
         **{"iteration": [0, 2], "step": [0, 8], "sampled_tokens": [0, 130], "seconds": [0, 7]},
@@ -590,7 +591,11 @@ def test_curves_count_every_sampled_token_and_both_halves_of_an_iteration():
     }
     assert results.curves(rows[1:2]) == {}
     # a share that a row does not tell is not nothing
-    for name, unknown in (("train/seconds", "seconds"), ("rollout/tokens_per_s", "sampled_tokens")):
+    for name, unknown in (
+        ("train/seconds", "seconds"),
+        ("rollout/scoring_seconds", "seconds"),
+        ("rollout/tokens_per_s", "sampled_tokens"),
+    ):
         less = [rows[0], {k: v for k, v in rows[1].items() if k != name}, rows[2]]
         assert results.curves(less)[unknown] == [0, None]
 

@@ -6,6 +6,7 @@ import copy
 import csv
 import json
 import shutil
+import time
 from collections import UserList
 from dataclasses import replace
 from datetime import timedelta
@@ -166,6 +167,24 @@ def test_an_iteration_tells_what_learning_costs(tiny_model, tmp_path):
     for row in others:
         assert 0 < float(row["train/seconds"]) < 60
         assert 0.1 < float(row["train/memory_gb"]) < 20
+
+
+def test_the_time_to_learn_has_what_is_read_before_the_first_step(
+    tiny_model, tmp_path, monkeypatch
+):
+    read = OldLogprobs.look_ahead
+
+    def slowly(self, steps):
+        time.sleep(0.5)
+        read(self, steps)
+
+    monkeypatch.setattr(OldLogprobs, "look_ahead", slowly)
+    trainer(tmp_path, 1).fit(module(tiny_model, steps_per_update=2), data())
+    (metrics,) = tmp_path.rglob("metrics.csv")
+    with metrics.open() as file:
+        *_, last = csv.DictReader(file)
+    assert float(last["train/seconds"]) > 0.5
+    assert float(last["rollout/scoring_seconds"]) > 0
 
 
 def test_the_seconds_of_processes_that_learn_side_by_side_are_those_of_one(monkeypatch):

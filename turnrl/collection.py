@@ -9,6 +9,7 @@ a Trainer.
 """
 
 import itertools
+import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -46,12 +47,14 @@ class Collected(NamedTuple):
     Args:
         groups: One for each question.
         seconds: Time that the policy took to act.
+        scoring_seconds: Time that rewards took after that, and what the estimator prepares.
         sampled: Tokens sampled in that time, including those that are not learned from.
         probe_tokens: Those of them that are in no member of a group: they gave state values alone.
     """
 
     groups: tuple[Group, ...]
     seconds: float
+    scoring_seconds: float
     sampled: int
     probe_tokens: int
 
@@ -86,12 +89,7 @@ class Experience:
         for i, group, one in zip(places, anew.groups, anew.credit, strict=True):
             groups[i], credit[i] = group, one
         first, then = self.collected, anew.collected
-        collected = Collected(
-            tuple(groups),
-            first.seconds + then.seconds,
-            first.sampled + then.sampled,
-            first.probe_tokens + then.probe_tokens,
-        )
+        collected = Collected(tuple(groups), *map(operator.add, first[1:], then[1:]))
         redrawn = self.redrawn + sum(len(group.trunks) for group in anew.groups)
         return Experience(collected, tuple(credit), redrawn)
 
@@ -117,8 +115,8 @@ class Experience:
     def tallies(self, rewards: Sequence[Reward]) -> dict[str, Tally]:
         """The figures of the iteration, by the names that they have in `metrics.csv`.
 
-        They are means over the trajectories, without branches, except for `rollout/seconds` and
-        `rollout/tokens_per_s`. A group is degenerate if all its advantages are zero.
+        They are means over the trajectories, without branches, except for `rollout/tokens_per_s`
+        and the two times. A group is degenerate if all its advantages are zero.
         """
         tallies = {
             name if name.startswith("reward/") else f"train/{name}": figure
@@ -142,6 +140,7 @@ class Experience:
         seconds = self.collected.seconds
         rate = self.collected.sampled / max(seconds, 1e-9)
         once = {"rollout/seconds": seconds, "rollout/tokens_per_s": rate}
+        once["rollout/scoring_seconds"] = self.collected.scoring_seconds
         tallies |= {name: Tally(value, len(trunks)) for name, value in sums.items()}
         return tallies | {name: Tally(value, 1) for name, value in once.items()}
 
@@ -212,7 +211,7 @@ class Collector:
         start = time.perf_counter()
         size, probes = self.setup.group_size, self.setup.estimator.probes
         attempts = self.explore(questions, size, key, version, bar, probes)
-        seconds = time.perf_counter() - start
+        acted = time.perf_counter()
         what = f"{type(self.setup.estimator).__name__}.prepare"
         with blaming(PluginError, what, "Fix the estimator."):
             groups = tuple(self.setup.estimator.prepare(attempts, self))
@@ -224,7 +223,8 @@ class Collector:
         branches = (probe.trajectory for some in attempts.probes for probe in some)
         sampled = sampled_tokens(itertools.chain(*attempts.trajectories, branches))
         learned = sampled_tokens(t for group in groups for t in group.trajectories)
-        return Collected(groups, seconds, sampled, sampled - learned)
+        scoring_seconds = time.perf_counter() - acted
+        return Collected(groups, acted - start, scoring_seconds, sampled, sampled - learned)
 
     def valued(self, groups: Sequence[Group]) -> tuple[Group, ...]:
         """The groups with the critic's value of each sampled token, `token_values`."""

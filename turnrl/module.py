@@ -172,6 +172,7 @@ class MTGRPO(PolicyModule):
     def iterate(self, questions: Sequence[Question], iteration: int) -> Iterator[Step]:
         """One iteration: collect experience, then give the steps to learn it by."""
         self.experience = self.collect(questions, iteration)
+        self._began = time.perf_counter()
         self._logged = False
         torch.manual_seed(self.stream(iteration))  # of dropout, so that resuming is exact
         self.plan = self._plan(self.experience)
@@ -231,13 +232,14 @@ class MTGRPO(PolicyModule):
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
         """Log what was collected, once an iteration."""
-        self._began = time.perf_counter()
         if self.experience is not None and not self._logged:
             self._logged = True
             self.metrics.log(self.experience.tallies(self.rewards))
+        else:  # the first step took what was read before it too
+            self._began = time.perf_counter()
 
     def on_train_batch_end(self, outputs: Any, batch: Step, batch_idx: int) -> None:
-        """Log the time that the step took, and the memory."""
+        """Log the time that the step took, and the most memory that was held so far."""
         seconds = (time.perf_counter() - self._began) / self.trainer.world_size
         self.metrics.log_sum("train/seconds", seconds)
         self.metrics.log({"train/memory_gb": Tally(peak_bytes(self.device) / 1e9, 1)})

@@ -106,7 +106,8 @@ def curves(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | Non
             sampled_s = row.get("rollout/seconds", math.nan)
             sampled = row.get("rollout/tokens_per_s", math.nan) * sampled_s
             tokens += float(f"{sampled:.0f}")  # a count, read from a rate
-            seconds += sampled_s + row.get("train/seconds", math.nan)
+            others = ("rollout/scoring_seconds", "train/seconds")
+            seconds += sampled_s + sum(row.get(name, math.nan) for name in others)
         if any(name.startswith("val/") for name in row):
             validated.append({**row, "sampled_tokens": tokens, "seconds": round(seconds, 1)})
     names = sorted({name for row in validated for name in row if name.startswith("val/")})
