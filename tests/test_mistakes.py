@@ -597,6 +597,10 @@ def test_a_place_for_runs_that_cannot_be_written(recipe, capsys):
     assert "runs is a file. Set trainer.logger.init_args.save_dir to" in message
     nowhere = ["--trainer.logger.init_args.save_dir", "/proc/nope"]
     assert "/proc takes no folder (" in fails(capsys, ["fit", "recipe.yaml", *nowhere])
+    Path("scratch").symlink_to("/not/mounted")
+    unmounted = ["--trainer.logger.init_args.save_dir", "scratch"]
+    message = fails(capsys, ["fit", "recipe.yaml", *unmounted])
+    assert "scratch is a link to /not/mounted, which is not there. Set trainer.logger" in message
     assert Path("runs").read_text() == "a file of the user's"
 
 

@@ -493,6 +493,12 @@ def test_of_runs_that_claim_a_number_none_has_that_of_another(tmp_path, monkeypa
         pass
     assert number == 1
     assert [path.name for path in home.iterdir()] == ["version_0"]
+    Path("scratch").symlink_to("/not/mounted")
+    with (
+        pytest.raises(RecipeError, match="scratch/runs takes no folder"),
+        claimed(Path("scratch/runs")),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -131,14 +131,20 @@ def writable_part(folder: Path) -> Path:
         RecipeError: If it takes none.
     """
     folder = folder.absolute()
-    there = next(one for one in (folder, *folder.parents) if one.exists())
+    there = next(one for one in (folder, *folder.parents) if one.exists() or one.is_symlink())
     try:  # permissions do not tell all: a file system may be read-only, or take no folders
         with tempfile.TemporaryDirectory(dir=there, prefix=".turnrl-"):
             return there
     except OSError as error:
-        why = f"takes no folder ({error.strerror})" if there.is_dir() else "is a file"
-        step = "Set trainer.logger.init_args.save_dir to a folder that can be written."
-        raise RecipeError(f"{there} {why}. {step}") from error
+        raise _not_writable(there, error) from error
+
+
+def _not_writable(folder: Path, error: OSError) -> RecipeError:
+    why = "is a file" if folder.is_file() else f"takes no folder ({error.strerror})"
+    if folder.is_symlink() and not folder.exists():
+        why = f"is a link to {folder.readlink()}, which is not there"
+    step = "Set trainer.logger.init_args.save_dir to a folder that can be written."
+    return RecipeError(f"{folder} {why}. {step}")
 
 
 def next_version(home: Path) -> int:
@@ -155,17 +161,24 @@ def claimed(home: Path) -> Iterator[int]:
 
     Args:
         home: The folder of the runs.
+    Raises:
+        RecipeError: If no folder can be made there.
     """
     made = [one for one in (home, *home.parents) if not one.exists()]
     number = next_version(home)
     while True:
         try:
-            (home / f"version_{number}").mkdir(parents=True)
+            home.mkdir(parents=True, exist_ok=True)
+            (home / f"version_{number}").mkdir()
             break
-        except FileExistsError:
+        except FileExistsError as error:
+            if not home.is_dir():  # a file, or a link that leads nowhere
+                raise _not_writable(home, error) from error
             number += 1
-        except FileNotFoundError:  # another run has just removed what it had made
+        except FileNotFoundError:  # another run has just removed the folder above
             continue
+        except OSError as error:
+            raise _not_writable(home, error) from error
     try:
         yield number
     finally:
