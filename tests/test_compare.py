@@ -378,6 +378,32 @@ def test_questions_that_only_one_run_answered_are_left_out_and_counted(capsys):
     assert "val: 5 questions in common, 50% of 10 and 20% of 25" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("found", [1, 3])
+def test_a_figure_of_few_questions_says_of_how_many(found, capsys):
+    for name in "ab":
+        rights = [n < found for n in range(6)]
+        rows = [row(n, 1, answer_in_results=1.0 if r else None) for n, r in enumerate(rights)]
+        saved(name, rows)
+    assert main(["compare", "a", "b"]) == 0
+    some = "1 question" if found == 1 else "3 questions"
+    told = f"answer_in_results is over {some}: it says nothing about the others."
+    assert told in capsys.readouterr().out.splitlines()
+
+
+def test_with_seeds_a_figure_over_as_many_questions_is_not_over_seeds(capsys):
+    names = [f"{side}{seed}" for side in "ab" for seed in range(3)]
+    for name in names:
+        kept = [row(n, name == f"b{n}", f1=float(n == 0)) for n in range(3)]
+        saved(name, kept, seed_everything=int(name[1]))
+    (found,) = compare(open_sides(names))
+    assert {found.figures[name].over for name in ("exact_match", "f1")} == {"questions"}
+    assert main(["compare", *names]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"Over questions, because all seeds differ by the same: exact_match.* f1", told
+    )
+
+
 def test_a_figure_that_says_nothing_in_one_run_is_left_out():
     other = [{"name": "outcome/other", "value": 0.5}, {"name": "turn/x", "value": 0.1}]
     a, b = saved("a", [row(0, 1, f1=0.5)]), saved("b", [row(0, 1, rewards=other)])

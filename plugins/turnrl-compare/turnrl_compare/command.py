@@ -161,14 +161,15 @@ def _told(comparison: Comparison, seeds: int) -> Iterator[str]:
     """Sentences about the intervals: their base, what was left out, and what they say."""
     match = comparison.figures["exact_match"]
     for name, figure in comparison.figures.items():
-        if figure.pairs not in (seeds, len(comparison.questions)):
-            yield f"{name} is over {figure.pairs} questions: it says nothing about the others."
+        if figure.over == "questions" and figure.pairs < len(comparison.questions):
+            some = f"{figure.pairs} question{'s' * (figure.pairs > 1)}"
+            yield f"{name} is over {some}: it says nothing about the others."
     if seeds > 1:
         yield (
             f"Intervals: Student's t over {seeds} seeds, paired. They hold for other seeds of "
             "these recipes, on these questions. Won and lost count seeds."
         )
-        still = [name for name, figure in comparison.figures.items() if figure.pairs != seeds]
+        still = [name for name, figure in comparison.figures.items() if figure.over == "questions"]
         if still:
             yield f"Over questions, because all seeds differ by the same: {', '.join(still)}."
     else:

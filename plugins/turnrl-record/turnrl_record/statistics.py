@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -139,7 +139,8 @@ class Difference:
         p: Exact p, for rates (`mcnemar`); None for other means.
         gained: Pairs in which the second run is higher.
         lost: Pairs in which the first run is higher.
-        pairs: Questions, or seeds where the interval is over seeds.
+        pairs: How many pairs the interval rests on.
+        over: Whether a pair is a question or a seed.
     """
 
     first: float
@@ -150,6 +151,7 @@ class Difference:
     gained: int
     lost: int
     pairs: int
+    over: Literal["questions", "seeds"]
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
@@ -181,7 +183,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
         reach = float(np.ptp([0.0, *first, *second]))
         low, high = _bootstrap(pairs, -reach, reach)
     means = float(np.mean(first)), float(np.mean(second))
-    return Difference(*means, low, high, p, *counts, len(pairs))
+    return Difference(*means, low, high, p, *counts, len(pairs), "questions")
 
 
 def over_seeds(first: Sequence[float], second: Sequence[float]) -> Difference:
@@ -209,7 +211,7 @@ def over_seeds(first: Sequence[float], second: Sequence[float]) -> Difference:
     half = stats.t.ppf(0.975, len(pairs) - 1) * spread / np.sqrt(len(pairs))
     low, high = float(pairs.mean() - half), float(pairs.mean() + half)
     means = float(np.mean(first)), float(np.mean(second))
-    return Difference(*means, low, high, None, *counts, len(pairs))
+    return Difference(*means, low, high, None, *counts, len(pairs), "seeds")
 
 
 def _paired(first: Sequence[float], second: Sequence[float]) -> tuple[Any, tuple[int, int]]:
