@@ -77,7 +77,7 @@ def applied(group: Group, own: Made, name: str) -> list[Applied]:
     for other, kind in installed("turnrl_estimators").items():
         rule = make(kind)
         if rule != own:
-            label = f"{other}, its defaults" if type(rule) is type(own) else other
+            label = f"{other}, its defaults" if kind is type(own) else other
             found.append(_apply(label, rule, attempts, members))
     return found
 
