@@ -54,7 +54,7 @@
   }
 
   const number = (value, digits = 3) => (value === null || value === undefined ? "-" : Number(value).toFixed(digits).replace(/^-(0\.?0*)$/, "$1"));
-  const exact = (value) => (value === null || value === undefined ? "-" : String(Number(Number(value).toPrecision(9))));
+  const exact = (value, digits = 9) => (value === null || value === undefined ? "-" : String(Number(Number(value).toPrecision(digits))));
   // as many digits as tell one tick from the next
   const tick = (value, step) => String(Number(value.toPrecision(Math.max(3, 2 + Math.ceil(Math.log10(Math.abs(value) / step || 1))))));
   const signed = (value, digits = 3) => {
@@ -463,7 +463,7 @@
       el("h1", {}, visible(asked(i)[1])),
       groupFacts(i, detail),
       facts([["attempt", `${n + 1} of ${members.length}`], ["answer", row.answer === null ? "none" : bdi(row.answer)], ["", verdict(i)], ["ended by", at("ended_by", i)],
-        ["outcome", exact(at("outcome", i))], ["total", exact(at("total", i))], ["sampled tokens", String(at("tokens", i))]]),
+        ["outcome", exact(at("outcome", i), 6)], ["total", exact(at("total", i), 6)], ["sampled tokens", String(at("tokens", i))]]),
       (row.rewards || []).length ? table("Rewards of the whole trajectory", ["reward", "value"], row.rewards.map((r) => [bdi(r.name), num(exact(r.value))])) : null,
       (row.figures || []).length ? table("Figures of its tools", ["figure", "values"], row.figures.map((f) => [bdi(f.name), num(f.values.map(exact).join(", "))])) : null,
       row.turns.map((turn, k) => turnCard(turn, k, n, row, detail)),
