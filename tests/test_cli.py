@@ -20,7 +20,7 @@ import pytest
 import torch
 import yaml
 from transformers import AutoModelForCausalLM
-from turnrl_recipes.given import find_recipe
+from turnrl_recipes.bundled import find_recipe
 
 import turnrl
 from commands import fails, save

@@ -7,11 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
-from turnrl_recipes.agents import find_agent
+from turnrl_eval.asked import prepare
+from turnrl_recipes.agents import Agent, find_agent
 from turnrl_recipes.folders import checkpoint_of, newest, run_at
+from turnrl_recipes.given import read_given
 from turnrl_record.runs import open_runs
 
 import recorded
@@ -31,6 +34,10 @@ def made(place, *files, began=0):
         file.touch()
         os.utime(file, (began, began))
     return Path(place)
+
+
+def checkpoint(word, name=None):
+    return str(find_agent(word, name).weights())
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +66,86 @@ def test_a_word_means_the_same_run_to_every_command(recipe, capsys):
         assert main(["play", word, "Number 7?"]) == 0
         told = capsys.readouterr().err
         assert f"turnrl play: checkpoint {trained}/checkpoints/best.ckpt\n" in told
+
+
+def test_a_file_in_a_run_means_the_run_to_every_command(recipe, capsys):
+    assert main(["fit", "recipe.yaml", *ONE]) == 0
+    run = Path("runs/recipe/version_0")
+    best = run / "checkpoints" / "best.ckpt"
+    text = next(run.glob("transcripts/*.txt"))
+    parquet = next(run.glob("record/val-*.parquet"))
+    whole = record.files(run)
+    for file in (run / "metrics.csv", text, parquet):
+        assert find_run(file) == run
+        assert record.files(file) == ([parquet] if file == parquet else whole)
+        assert find_agent(file) == Agent(str(file), run / "config.yaml", run, best)
+        assert main(["report", str(file), "--out", "page.html"]) == 0
+        assert main(["compare", f"{file}@0", f"{file}@1"]) == 0
+        assert isinstance(turnrl.load(file), turnrl.MTGRPO)
+        capsys.readouterr()
+        assert main(["eval", str(file), "--data.val_limit", "1"]) == 0
+        assert f"checkpoint {best}\n" in capsys.readouterr().out
+        assert main(["play", str(file), "Number 7?"]) == 0
+        assert f"turnrl play: checkpoint {best}\n" in capsys.readouterr().err
+    assert find_agent(next(run.glob("model/*.json"))).checkpoint == run / "checkpoints/last.ckpt"
+
+
+def test_a_yaml_is_a_recipe_wherever_a_recipe_can_be_given(recipe, capsys):
+    assert main(["fit", "recipe.yaml", *ONE]) == 0
+    run = Path("runs/recipe/version_0")
+    config = run / "config.yaml"
+    assert find_agent(config) == Agent(str(config), config)
+    assert isinstance(turnrl.load(config), turnrl.MTGRPO)
+    capsys.readouterr()
+    assert main(["eval", str(config), "--data.val_limit", "1"]) == 0
+    assert "no --ckpt_path: this scores the policy" in capsys.readouterr().out
+    assert main(["play", str(config), "Number 7?"]) == 0
+    assert f"the policy of {config} before any training\n" in capsys.readouterr().err
+    # commands that take no recipe take the run
+    assert find_run(config) == run
+    assert record.files(config) == record.files(run)
+    assert main(["report", str(config), "--out", "page.html"]) == 0
+
+
+def test_a_word_is_looked_up_once():
+    old = made("runs/mine/version_0", began=1)
+    (old / "config.yaml").write_text("model: {group_size: 4}")
+    os.utime(old / "config.yaml", (1, 1))
+    best = old / "checkpoints" / "best.ckpt"
+    best.parent.mkdir()
+    with zipfile.ZipFile(best, "w"):
+        pass
+
+    def late(given):
+        shutil.copytree(old, "runs/mine/version_1")
+        os.utime("runs/mine/version_1/config.yaml", (2, 2))
+        assert find_run("mine", "recipe") == Path("runs/mine/version_1")
+        return prepare(given)
+
+    given = read_given("eval", ["mine"], takes_run=True, prepare=late)
+    assert given.files == [str(old / "config.yaml")]
+    assert given.contents["ckpt_path"] == str(best)
+    assert (given.name, given.agent) == ("mine", Agent("mine", old / "config.yaml", old, best))
+
+
+def test_a_file_that_is_in_no_run(capsys):
+    for name in ("alone.ckpt", "alone.pt", "kept/last.ckpt"):
+        Path(name).parent.mkdir(exist_ok=True)
+        with zipfile.ZipFile(name, "w"):
+            pass
+        assert find_agent(name) == Agent(name, Path(name), None, Path(name))
+        assert f"the checkpoint {name!r} is in no run." in fails(capsys, ["eval", name])
+    kept = Path("kept/last.ckpt")
+    assert find_agent("kept") == Agent("kept", kept, None, kept)
+    with pytest.raises(CheckpointError, match="'kept' is one checkpoint already"):
+        find_agent("kept", "best")
+    Path("notes.txt").write_text("no recipe")
+    Path("broken.ckpt").write_text("no checkpoint")
+    for command in (["eval"], ["play"]):
+        assert "recipe 'notes.txt' is no YAML" in fails(capsys, [*command, "notes.txt"])
+    assert "'broken.ckpt' is not a checkpoint" in fails(capsys, ["play", "broken.ckpt"])
+    with pytest.raises(DataError, match=r"no record of a run at 'notes\.txt'"):
+        record.files("notes.txt")
 
 
 def test_the_newest_run_began_last_and_one_that_trained_goes_before_one_that_did_not():
@@ -129,11 +216,11 @@ def test_the_best_checkpoint_is_taken_or_else_the_last(recipe, capsys):
     assert main(["fit", "recipe.yaml", *ONE]) == 0
     run = Path("runs/recipe/version_0")
     best, last = (str(run / "checkpoints" / f"{name}.ckpt") for name in ("best", "last"))
-    assert find_agent("recipe") == checkpoint_of("recipe") == best
-    assert find_agent("recipe", "last") == find_agent(last) == last
+    assert checkpoint("recipe") == str(checkpoint_of(run)) == best
+    assert checkpoint("recipe", "last") == checkpoint(last) == last
     # the folders of what was exported at the end mean the last one
-    assert find_agent(run / "model") == last
-    assert find_agent(run / "model", "best") == best
+    assert checkpoint(run / "model") == last
+    assert checkpoint(run / "model", "best") == best
     with pytest.raises(CheckpointError, match=r"is one checkpoint already\. Leave 'last' out"):
         find_agent(best, "last")
     capsys.readouterr()
@@ -146,16 +233,16 @@ def test_the_best_checkpoint_is_taken_or_else_the_last(recipe, capsys):
     told = fails(capsys, ["eval", "alone.ckpt"])
     assert "'alone.ckpt' is in no run. Give a recipe for it: 'turnrl eval RECIPE --ckpt" in told
     Path(best).unlink()
-    assert find_agent("recipe") == last
+    assert checkpoint("recipe") == last
     told = fails(capsys, ["play", "recipe", "Why?", "--ckpt_path", "best"])
     assert "the run 'runs/recipe/version_0' has no best.ckpt in checkpoints/" in told
     assert told.endswith(str(run / "config.yaml"))
 
 
 def test_a_bundled_recipe_goes_before_runs_of_its_name(recipe, capsys):
-    assert Path(find_agent("quickstart")).name == "quickstart.yaml"
+    assert find_agent("quickstart").recipe.name == "quickstart.yaml"
     made("runs/quickstart/version_0", "checkpoints/last.ckpt")
-    assert Path(find_agent("quickstart")).name == "quickstart.yaml"
+    assert find_agent("quickstart").recipe.name == "quickstart.yaml"
     told = fails(capsys, ["play", "quickstart", "Why?", "--ckpt_path", "last"])
     assert "'quickstart' is a recipe, and has no last.ckpt. Give a run: runs/quickstart." in told
     save(recipe, "quickstart.yaml")  # one's own goes first, and the runs are pointed at
@@ -170,12 +257,12 @@ def test_a_bundled_recipe_goes_before_runs_of_its_name(recipe, capsys):
 
 def test_a_typo_is_told_by_play_and_eval_before_torch_is_loaded():
     made("runs/mine/version_0", "checkpoints/last.ckpt")
-    for command, what in (("play", "checkpoint"), ("eval", "recipe")):
+    for command in ("play", "eval"):
         code = (
             "import sys; from turnrl.cli import main; "
             f"print(main(['{command}', 'mien']), 'torch' in sys.modules)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.stdout == "2 False\n"
-        assert f"no run and no {what} at 'mien'. Did you mean mine?" in done.stderr
+        assert "no run, no recipe and no checkpoint at 'mien'. Did you mean mine?" in done.stderr
         assert "the name of its runs, or a recipe." in done.stderr

@@ -448,12 +448,10 @@ def test_the_command_of_the_docs_takes_a_recipe_and_options_of_its_own(examples,
 def test_a_command_takes_a_run_for_its_recipe_and_says_more_over_what_was_given(recipe, capsys):
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
 
-    def run_of(word):
-        return Path("runs/recipe/version_0") if word == "the-run" else None
-
     def prepare(given):
-        if given.run is None:
+        if given.agent is None:
             return given
+        assert given.agent.run == Path("runs/recipe/version_0")
         model = given.contents["model"]
         model = {**model, "group_size": 2 * int(model["group_size"])}
         return replace(given, contents={**given.contents, "model": model})
@@ -464,11 +462,11 @@ def test_a_command_takes_a_run_for_its_recipe_and_says_more_over_what_was_given(
 
     words = []
     parser = argparse.ArgumentParser()
-    more = {"flags": {"loud": "Say more"}, "run_of": run_of, "prepare": prepare}
+    more = {"flags": {"loud": "Say more"}, "takes_run": True, "prepare": prepare}
     turnrl.add_recipe_command(parser.add_subparsers(), "show", "show a recipe", show, **more)
     said = []
     for asked in (
-        ["the-run", "--model.group_size", "6"],
+        ["recipe", "--model.group_size", "6"],
         ["recipe.yaml", "--loud", "--model.group_size", "6"],
     ):
         # the other processes of a run are started with the words that are left in sys.argv

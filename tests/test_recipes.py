@@ -6,9 +6,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import turnrl_recipes.given
+import turnrl_recipes.bundled
 import yaml
-from turnrl_recipes.given import find_recipe, read_given
+from turnrl_recipes.bundled import find_recipe
+from turnrl_recipes.given import read_given
 
 import turnrl
 from commands import fails
@@ -106,7 +107,7 @@ def test_an_installed_turnrl_has_its_recipes(tmp_path, monkeypatch, capsys):
             name for name in archive.namelist() if name.startswith("turnrl_recipes/recipes/")
         ]
         archive.extractall(package.parent, recipes)
-    monkeypatch.setattr(turnrl_recipes.given, "__file__", str(package / "given.py"))
+    monkeypatch.setattr(turnrl_recipes.bundled, "__file__", str(package / "bundled.py"))
     assert turnrl.bundled_recipes() == {
         name: package / "recipes" / f"{name}.yaml" for name in FILES
     }

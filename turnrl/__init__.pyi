@@ -14,12 +14,12 @@ from turnrl_react.json_call import read_call as read_call
 from turnrl_recipes.build import Built as Built
 from turnrl_recipes.build import build as build
 from turnrl_recipes.build import load as load
+from turnrl_recipes.bundled import bundled_recipes as bundled_recipes
+from turnrl_recipes.bundled import recipe_like as recipe_like
 from turnrl_recipes.by_recipe import ByRecipe as ByRecipe
 from turnrl_recipes.fit import add_recipe_command as add_recipe_command
 from turnrl_recipes.folders import find_run as find_run
 from turnrl_recipes.folders import writable_part as writable_part
-from turnrl_recipes.given import bundled_recipes as bundled_recipes
-from turnrl_recipes.given import recipe_like as recipe_like
 from turnrl_record import record as record
 
 from turnrl.agent.chat import ChatFormat as ChatFormat

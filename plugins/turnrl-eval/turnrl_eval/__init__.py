@@ -1,7 +1,7 @@
 """`turnrl eval RECIPE_OR_RUN`: questions asked and scored, with an interval for every figure; and
 `turnrl export`, the record of an evaluation as a log of inspect_ai.
 
-asked       a run in a recipe's place, and its checkpoint
+asked       the checkpoint of a run in a recipe's place
 evaluating  the questions asked, of the policy or of a server, and their rows
 figures     rows to figures, as lines or as JSON
 inspecting  rows to a log of inspect_ai
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from turnrl_endpoint import Server
 
 from turnrl import QuestionSource, add_recipe_command, hookimpl
-from turnrl_eval.asked import prepare, run_of
+from turnrl_eval.asked import prepare
 
 if TYPE_CHECKING:
     from turnrl import Built
@@ -62,8 +62,9 @@ def add_eval_command(commands: Any) -> None:
 
         evaluate(built, out)
 
-    more: Any = {"flags": _FLAGS, "run_of": run_of, "prepare": prepare}
-    parser = add_recipe_command(commands, "eval", summary, act, _SETTINGS, **more)
+    parser = add_recipe_command(
+        commands, "eval", summary, act, _SETTINGS, flags=_FLAGS, takes_run=True, prepare=prepare
+    )
     parser.set_defaults(run=partial(_start, parser.get_default("run")))
 
 

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
-from turnrl_recipes.agents import about_agent, find_agent
+from turnrl_recipes.agents import find_agent
 from turnrl_recipes.folders import LATEST
+from turnrl_recipes.given import read_recipe
 
 from turnrl import (
     Message,
@@ -80,11 +81,14 @@ def _run(args: argparse.Namespace) -> None:
         raise RecipeError("--answer is of one question. Give the QUESTION too.")
     if args.estimators and args.samples is None:
         args.samples = 8
-    file = find_agent(args.agent, args.ckpt_path)  # before torch is loaded
-    print(f"turnrl play: {about_agent(args.agent, file)}", file=sys.stderr, flush=True)
+    agent = find_agent(args.agent, args.ckpt_path)
+    file = agent.weights()  # a mistake is told before torch is loaded
+    if file is None:
+        read_recipe(str(agent.recipe))
+    print(f"turnrl play: {agent}", file=sys.stderr, flush=True)
     from turnrl import load
 
-    module = load(file, args.device)
+    module = load(file or agent.recipe, args.device)
     if args.question:
         question = Question("1", args.question)
         if args.answer:

@@ -1,9 +1,10 @@
 """Recipes: merged, explained, made and run; and `turnrl recipes`, which lists the bundled ones and
 copies one to be changed.
 
-given     recipes and options, put together before torch is loaded
+bundled   the recipes that come with turnrl
 folders   runs and checkpoints found by a word
-agents    a run or a recipe found by a word
+agents    a run, a checkpoint or a recipe found by a word
+given     recipes and options, put together before torch is loaded
 explain   why a recipe does not fit the classes that it describes
 build     from there to module, data and trainer, by LightningCLI
 by_recipe a note in the trainer, for callbacks that print
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from turnrl import RecipeError, hookimpl
-from turnrl_recipes.given import bundled_recipes, recipe_like
+from turnrl_recipes.bundled import bundled_recipes, recipe_like
 
 _WIDTH = 80
 _UNKNOWN = "not measured"

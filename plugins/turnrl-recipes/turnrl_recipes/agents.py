@@ -1,4 +1,5 @@
-"""An agent by a word: a run or a recipe, as `turnrl eval`, `turnrl play` and `turnrl.load` take it.
+"""An agent by a word: a run, a checkpoint or a recipe, as `turnrl eval`, `turnrl play` and
+`turnrl.load` take it.
 
 The name of a bundled recipe means the recipe, also if runs have that name: `runs/quickstart` means
 the runs. Nothing here imports torch, so that a mistake is told at once.
@@ -6,67 +7,147 @@ the runs. Nothing here imports torch, so that a mistake is told at once.
 
 from __future__ import annotations
 
+import zipfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from turnrl import CheckpointError, RecipeError
-from turnrl_recipes.folders import checkpoint_at, checkpoint_of, run_at, run_like
-from turnrl_recipes.given import bundled_recipes, find_recipe, read_recipe
+from turnrl_recipes.bundled import bundled_recipes, find_recipe
+from turnrl_recipes.folders import (
+    EXPORTED,
+    LATEST,
+    checkpoint_at,
+    checkpoint_of,
+    checkpoints_in,
+    run_at,
+    run_in,
+    run_like,
+)
 
 
-def names_recipe(word: str) -> bool:
-    """True if a word can only be a recipe: a file of YAML, or the name of a bundled one."""
-    return word.endswith((".yaml", ".yml")) or word in bundled_recipes()
-
-
-def agent_run(word: str) -> Path | None:
-    """The folder of the run that a word means; None if it means a recipe, or nothing."""
-    other_file = Path(word).is_file() and not word.endswith(".ckpt")
-    return None if other_file or names_recipe(word) else run_at(word)
-
-
-def find_agent(word: str | Path, name: str | None = None) -> str:
-    """The file that an agent is loaded from: a checkpoint, or a recipe for its policy before any
-    training.
-
-    Args:
-        word: A run (see `turnrl.find_run`), a checkpoint, or a recipe by its path or its name.
-        name: Checkpoint of the run, `best` or `last`; None for the best one, or else the last.
-    Raises:
-        CheckpointError: If there is no such run or checkpoint.
-        RecipeError: If there is no such recipe, or a checkpoint of a recipe is asked for.
-    """
-    text = str(word)
-    if names_recipe(text):
-        if name is not None:
-            what = f"{text!r} is a recipe, and has no {name}.ckpt"
-            raise RecipeError(f"{what}. Give a run: {_run_of_name(text) or 'runs/NAME'}.")
-        file = find_recipe(text)
-        read_recipe(file)
-        return file
-    if Path(text).is_file() or agent_run(text) is not None:
-        return checkpoint_of(text, name)
-    if "://" in text or Path(text).exists():
-        return checkpoint_at(text)
-    near = run_like(text, bundled_recipes())
-    step = "Give the folder of a run, the name of its runs, or a recipe."
-    raise CheckpointError(f"no run and no checkpoint at {text!r}.{near} {step}")
-
-
-def about_agent(word: str, file: str) -> str:
-    """A phrase about what is loaded: the checkpoint, or the recipe whose policy is untrained.
+@dataclass(frozen=True)
+class Agent:
+    """The recipe, the run and the checkpoint that a word means.
 
     Args:
         word: As it was given.
-        file: What `find_agent` made of it.
+        recipe: A file of YAML. Of a run it is its `config.yaml`, which a run made from Python
+            lacks. Of a checkpoint in no run it is the checkpoint itself, which holds its recipe.
+        run: The folder of the run; None for a recipe, and for a checkpoint in no run.
+        checkpoint: The weights. None for a recipe, whose policy is untrained, and for a run that
+            has none yet.
     """
-    if not names_recipe(file):
-        return f"checkpoint {file}"
-    runs = _run_of_name(word)
-    trained = f"; for its newest run give {runs}" if runs else ""
-    return f"the policy of {file} before any training{trained}"
+
+    word: str
+    recipe: Path
+    run: Path | None = None
+    checkpoint: Path | None = None
+
+    def weights(self, name: str | None = None) -> Path | None:
+        """The checkpoint to load; None for a recipe.
+
+        Args:
+            name: Take this one of the run, `best` or `last`; None for `checkpoint`.
+        Raises:
+            CheckpointError: If the run has no such checkpoint, or it cannot be one.
+            RecipeError: If a checkpoint of a recipe is asked for.
+        """
+        file = self.checkpoint if name is None else self._named(name)
+        if file is not None:
+            return Path(checkpoint_at(str(file)))
+        if self.run is None:
+            return None
+        step = "Wait for its first iteration."
+        if self.recipe.is_file():
+            step = f"{step[:-1]}, or give its recipe, which is untrained: {self.recipe}"
+        names = (name,) if name else _choices(self.word, self.run)
+        lacks = " and no ".join(f"{one}.ckpt" for one in names)
+        what = f"the run {str(self.run)!r} has no {lacks} in checkpoints/"
+        raise CheckpointError(f"{what}. {step}")
+
+    def _named(self, name: str) -> Path | None:
+        if self.run is None and self.checkpoint is None:
+            what = f"{self.word!r} is a recipe, and has no {name}.ckpt"
+            raise RecipeError(f"{what}. Give a run: {_runs_of_name(self.word) or 'runs/NAME'}.")
+        if self.run is None or self.checkpoint == Path(self.word):
+            raise CheckpointError(f"{self.word!r} is one checkpoint already. Leave {name!r} out.")
+        return checkpoint_of(self.run, (name,))
+
+    def __str__(self) -> str:
+        """A phrase: the checkpoint, or the recipe whose policy is untrained."""
+        if self.checkpoint is not None:
+            return f"checkpoint {self.checkpoint}"
+        runs = _runs_of_name(self.word)
+        trained = f"; for its newest run give {runs}" if runs else ""
+        return f"the policy of {self.recipe} before any training{trained}"
 
 
-def _run_of_name(word: str) -> str | None:
+def find_agent(word: str | Path, name: str | None = None) -> Agent:
+    """The agent that a word means. It is the same one for every command.
+
+    A file of YAML and the name of a bundled recipe are a recipe. A checkpoint is itself. Whatever
+    else means a run (see `turnrl.find_run`) means its best checkpoint, or else its last, and
+    `model` or `adapter` of a run its last one, from which it was exported. Any other file is read
+    as a recipe.
+
+    Args:
+        word: A run, a checkpoint, or a recipe by its path or its name.
+        name: Checkpoint of the run, `best` or `last`; None for the rule above.
+    Raises:
+        CheckpointError: If the word means nothing, or the run has no checkpoint of that name.
+        RecipeError: If a checkpoint of a recipe is asked for.
+    """
+    agent = _agent_at(str(word))
+    return agent if name is None else replace(agent, checkpoint=agent.weights(name))
+
+
+def _agent_at(word: str) -> Agent:
+    place = Path(word)
+    if word.endswith(_YAML) or word in bundled_recipes():
+        return Agent(word, Path(find_recipe(word)))
+    is_file = place.is_file()
+    run = run_in(place) if is_file else run_at(word)
+    kept = place if is_file else place / "last.ckpt"
+    if kept.is_file() and (run is None or is_file) and _is_checkpoint(kept):
+        return Agent(word, run / "config.yaml" if run else kept, run, kept)
+    if run is not None:
+        return Agent(word, run / "config.yaml", run, checkpoint_of(run, _choices(word, run)))
+    if place.is_dir():
+        raise CheckpointError(_no_run(place))
+    if place.exists():
+        return Agent(word, place)
+    near = run_like(word, bundled_recipes())
+    step = "Give the folder of a run, the name of its runs, or a recipe."
+    raise CheckpointError(f"no run, no recipe and no checkpoint at {word!r}.{near} {step}")
+
+
+_YAML = (".yaml", ".yml")
+
+
+def _is_checkpoint(file: Path) -> bool:
+    return file.suffix == ".ckpt" or zipfile.is_zipfile(file)
+
+
+def _choices(word: str, run: Path) -> tuple[str, ...]:
+    """Names of the checkpoints that a word for a run means, in the order in which one is taken."""
+    place = Path(word)
+    folder = place.parent if place.is_file() else place
+    return ("last",) if folder.name in EXPORTED and folder.parent == run else LATEST
+
+
+def _no_run(folder: Path) -> str:
+    """The message that a folder is no run, with the next step."""
+    step = checkpoints_in(folder)
+    if (folder / "config.json").is_file():
+        step = f"It holds a model: 'turnrl eval RECIPE --model.policy.model {folder}' scores it."
+    if (folder / "adapter_config.json").is_file():
+        step = "It holds an adapter. Give the run that trained it, or merge it into its base."
+    here = repr(str(folder))
+    what = f"no run and no checkpoints/last.ckpt in {here}: the folder {here} has no config.yaml"
+    return f"{what}. {step}"
+
+
+def _runs_of_name(word: str) -> str | None:
     """The path that means the runs of a recipe's name; None if there are none."""
     home = Path("runs", word)
-    return str(home) if not word.endswith((".yaml", ".yml")) and run_at(home) else None
+    return str(home) if not word.endswith(_YAML) and run_at(home) else None

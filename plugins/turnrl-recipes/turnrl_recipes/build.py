@@ -109,13 +109,15 @@ def load(path: str | Path, device: str = "cpu", checkpoint: str | None = None) -
         device: Where the weights go.
         checkpoint: Which one of the run, `best` or `last`; None for the best one, or else the last.
     Raises:
-        CheckpointError: If there is no such checkpoint, or it holds no recipe.
+        CheckpointError: If there is no such run or checkpoint, or it holds no recipe.
         RecipeError: If there is no such recipe, or it describes no `MTGRPO`.
     """
-    file, kept = Path(find_agent(path, checkpoint)), None
-    if file.suffix in (".yaml", ".yml"):
-        recipe = read_given("fit", ["--config", str(file)]).contents
-        sys.path += [str(file.absolute().parent)]  # classes of one's own; none beside a checkpoint
+    agent = find_agent(path, checkpoint)
+    file, kept = agent.weights(), None
+    if file is None:
+        recipe = read_given("fit", ["--config", str(agent.recipe)]).contents
+        # classes of one's own; none beside a checkpoint
+        sys.path += [str(agent.recipe.absolute().parent)]
     else:
         kept = torch.load(file, map_location="cpu", weights_only=True)
         if "recipe" not in kept:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnrl import hookimpl
@@ -55,7 +54,7 @@ def add_recipe_command(
     settings: Settings | None = None,
     *,
     flags: Flags | None = None,
-    run_of: Callable[[str], Path | None] | None = None,
+    takes_run: bool = False,
     prepare: Callable[[Given], Given] | None = None,
 ) -> Any:
     """Add a command that makes what a recipe describes, and acts with it, as `turnrl fit` does.
@@ -76,9 +75,9 @@ def add_recipe_command(
         flags: Options without a value that are no settings of a recipe, with their lines of help,
             such as `{"json": "Print JSON"}`. Those that are given are in `Built.given.raised`, and
             argparse knows each as `parsed.json`.
-        run_of: The folder of the run that the first word names, and None if it names a recipe. The
-            recipe is then the run's `config.yaml` without `ckpt_path` and `trainer.logger`, and the
-            folder is `Given.run`.
+        takes_run: A run may stand in the place of the first recipe, by any word that
+            `turnrl.find_run` takes. The recipe is then the run's `config.yaml` without `ckpt_path`
+            and `trainer.logger`, and `Given.agent` has the folder and the checkpoint.
         prepare: Called with what was given, before anything is built: recipes and options are one
             mapping in `contents`. Returns it with what the command says over it, as
             `dataclasses.replace(given, contents={**given.contents, "ckpt_path": None})`.
@@ -92,8 +91,16 @@ def add_recipe_command(
 
     def run(parsed: argparse.Namespace) -> int:
         raised = [flag for flag in flags if getattr(parsed, flag)]
-        more: Any = {"run_of": run_of, "prepare": prepare, "flags": flags, "raised": raised}
-        return _run(read_given(name, parsed.recipe, settings, **more), act)
+        given = read_given(
+            name,
+            parsed.recipe,
+            settings,
+            takes_run=takes_run,
+            prepare=prepare,
+            flags=flags,
+            raised=raised,
+        )
+        return _run(given, act)
 
     parser.set_defaults(run=run)
     return parser

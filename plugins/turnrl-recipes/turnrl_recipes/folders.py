@@ -52,10 +52,21 @@ def find_run(word: str | Path, needs: Literal["record", "figures", "recipe"] = "
         DataError: If there is no run, or it has no record.
         RecipeError: If a recipe is needed, and there is no run, or it has none.
     """
-    noun, error, patterns = _NEEDS[needs]
+    noun, error, _ = _NEEDS[needs]
     run = run_at(word)
     if run is None:
         raise error(f"no {noun} at {str(word)!r}.{run_like(word)} {_GIVE}")
+    return held(run, needs)
+
+
+def held(run: Path, needs: str) -> Path:
+    """The folder of a run, once it has shown to hold something; see `find_run`.
+
+    Raises:
+        DataError: If it has no record.
+        RecipeError: If a recipe is needed, and it has none.
+    """
+    _, error, patterns = _NEEDS[needs]
     if not any(any(run.glob(pattern)) for pattern in patterns):
         raise error(f"the run {str(run)!r} has {_lack(run, needs)}")
     return run
@@ -73,11 +84,12 @@ def _lack(run: Path, needs: str) -> str:
 
 def run_at(word: str | Path) -> Path | None:
     """The folder of the run that a word means; None if it means none. See `find_run`."""
-    found = (_run_in(place) for place in (Path(word), _HOME / word))
+    found = (run_in(place) for place in (Path(word), _HOME / word))
     return next(filter(None, found), None)
 
 
-def _run_in(place: Path) -> Path | None:
+def run_in(place: Path) -> Path | None:
+    """The run that a path lies in, or else the newest one in it; None if there is none."""
     inside = place.parent if place.is_file() else place
     if inside.name in _PARTS and _is_run(inside.parent):
         return inside.parent
@@ -210,34 +222,15 @@ def _checkpoint(run: Path, name: str) -> Path:
     return run / "checkpoints" / f"{name}.ckpt"
 
 
-def checkpoint_of(word: str | Path, name: str | None = None) -> str:
-    """The checkpoint of the run that a word means, to score or to ask: the best one, or else the
-    last. A checkpoint's own path means that one, and `model` or `adapter` of a run the last one,
-    from which it was exported.
+def checkpoint_of(run: Path, names: Iterable[str] = LATEST) -> Path | None:
+    """The checkpoint of a run to score or to ask; None if it has none.
 
     Args:
-        word: See `find_run`.
-        name: Take this one, `best` or `last`; None for the rule above.
-    Raises:
-        CheckpointError: If there is no run, or it has no such checkpoint.
+        run: Its folder.
+        names: `best` and `last`, in the order in which one is taken.
     """
-    if Path(word).is_file():
-        if name is not None:
-            raise CheckpointError(f"{str(word)!r} is one checkpoint already. Leave {name!r} out.")
-        return checkpoint_at(str(word))
-    run = run_at(word)
-    if run is None:
-        raise CheckpointError(f"no checkpoint of a run at {str(word)!r}.{run_like(word)} {_GIVE}")
-    exported = Path(word).name in EXPORTED and run == Path(word).parent
-    names = (name,) if name else ("last",) if exported else LATEST
-    for file in (_checkpoint(run, one) for one in names):
-        if file.is_file():
-            return checkpoint_at(str(file))
-    step = "Wait for its first iteration."
-    if (recipe := run / "config.yaml").is_file():
-        step = f"Wait for its first iteration, or give its recipe, which is untrained: {recipe}"
-    lacks = " and no ".join(f"{one}.ckpt" for one in names)
-    raise CheckpointError(f"the run {str(run)!r} has no {lacks} in checkpoints/. {step}")
+    files = (_checkpoint(run, name) for name in names)
+    return next((file for file in files if file.is_file()), None)
 
 
 def checkpoint_at(path: str) -> str:
@@ -254,13 +247,15 @@ def checkpoint_at(path: str) -> str:
         for file in (Path(path, "checkpoints", "last.ckpt"), Path(path, "last.ckpt")):
             if file.is_file():
                 return checkpoint_at(str(file))
-        runs = sorted(str(file.parents[1]) for file in Path(path).glob("*/checkpoints/last.ckpt"))
-        others = sorted(str(file) for file in Path(path, "checkpoints").glob("*.ckpt"))
-        known = "Give the folder of a run that has one"
-        if runs:
-            known = f"Runs in it: {', '.join(runs)}"
-        elif others:
-            known = f"It has {', '.join(others)}"
-        raise CheckpointError(f"no checkpoints/last.ckpt in {path!r}. {known}.")
+        raise CheckpointError(f"no checkpoints/last.ckpt in {path!r}. {checkpoints_in(Path(path))}")
     near = did_you_mean(path, LATEST) or " Runs keep theirs in their checkpoints/."
     raise CheckpointError(f"no checkpoint at {path!r}.{near}")
+
+
+def checkpoints_in(folder: Path) -> str:
+    """`It has kept/checkpoints/epoch=0.ckpt.`: the next step where a folder has no `last.ckpt`."""
+    if runs := sorted(str(file.parents[1]) for file in folder.glob("*/checkpoints/last.ckpt")):
+        return f"Runs in it: {', '.join(runs)}."
+    if others := sorted(map(str, folder.glob("checkpoints/*.ckpt"))):
+        return f"It has {', '.join(others)}."
+    return "Give the folder of a run that has one."

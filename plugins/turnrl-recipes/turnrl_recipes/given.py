@@ -19,7 +19,9 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from turnrl import RecipeError, did_you_mean
-from turnrl_recipes.folders import LATEST, checkpoint_at, newest, next_version
+from turnrl_recipes.agents import Agent, find_agent
+from turnrl_recipes.bundled import find_recipe, recipe_like
+from turnrl_recipes.folders import LATEST, checkpoint_at, held, newest, next_version
 
 SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path")
 """The top of a recipe."""
@@ -55,9 +57,8 @@ class Given:
         own: Settings of the CSVLogger that keeps a folder for the run; empty if nothing logs it.
         flags: Options of the command without a value.
         raised: Those flags that were given.
-        run: The run that the first word names, whose recipe is the first then; None if it names
+        agent: The run that the first word names, whose recipe is the first then; None if it names
             none.
-        word: The first word, if it names a run.
         number: The number that the run has claimed, None before it has.
     """
 
@@ -70,16 +71,15 @@ class Given:
     own: dict[str, Any] = field(default_factory=dict)
     flags: Flags = field(default_factory=dict)
     raised: Sequence[str] = ()
-    run: Path | None = None
-    word: str = ""
+    agent: Agent | None = None
     number: int | None = None
 
     @property
     def name(self) -> str:
         """Name of a run: that of the run that was named, or else the last recipe's without its
         ending."""
-        if self.run is not None:
-            return (self.run.parent if self.run.name.startswith("version_") else self.run).name
+        if self.agent is not None and (run := self.agent.run) is not None:
+            return (run.parent if run.name.startswith("version_") else run).name
         return Path(self.files[-1]).stem if self.files else ""
 
     @property
@@ -154,40 +154,12 @@ class Given:
         return asked
 
 
-def bundled_recipes() -> dict[str, Path]:
-    """The recipes that come with turnrl, by name: `quickstart`, `variants/triviaqa_qwen2.5_3b`.
-
-    An installed turnrl has them inside this package, a clone at its top.
-    """
-    inside = Path(__file__).parent / "recipes"
-    folder = inside if inside.is_dir() else Path(__file__).parents[3] / "recipes"
-    files = sorted(folder.rglob("*.yaml"))
-    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
-
-
-def recipe_like(name: str) -> str:
-    """` Did you mean variants/triviaqa_qwen2.5_3b?` if a bundled recipe is called nearly so."""
-    bare, known = name.removeprefix("recipes/").removesuffix(".yaml"), bundled_recipes()
-    variant = next((full for full in known if full.endswith(f"/{bare}")), None)
-    return f" Did you mean {variant}?" if variant else did_you_mean(bare, known)
-
-
-def find_recipe(name: str) -> str:
-    """The file of a recipe that is given by its path, or is bundled and given by its name. A file
-    of that name in the current folder, with or without `.yaml`, goes before a bundled one."""
-    bundled = bundled_recipes().get(name)
-    if bundled is None or Path(name).is_file():
-        return name
-    own = Path(f"{name}.yaml")
-    return str(own if own.is_file() else bundled)
-
-
 def read_given(
     command: str,
     arguments: Sequence[str],
     settings: Settings | None = None,
     *,
-    run_of: Callable[[str], Path | None] | None = None,
+    takes_run: bool = False,
     prepare: Callable[[Given], Given] | None = None,
     flags: Flags | None = None,
     raised: Sequence[str] = (),
@@ -198,19 +170,21 @@ def read_given(
         command: `fit`, say.
         arguments: What follows it; `-` is a recipe on standard input.
         settings: Further keys at the top that the command knows.
-        run_of: The folder of the run that the first word names; None if it names a recipe.
+        takes_run: A run may stand in the place of the first recipe; see `find_agent`.
         prepare: What the command says over what was given, once that is put together.
         flags: Options of the command without a value. Recipes of before may hold them as keys,
             which are passed over.
         raised: The flags that were given.
     Raises:
         RecipeError: If there is no recipe, one cannot be read, or an option is not one.
-        CheckpointError: If the file of `ckpt_path` is not there, or is no checkpoint.
+        CheckpointError: If the file of `ckpt_path` is not there, or is no checkpoint; or if the
+            first word is no run, no checkpoint and no recipe.
     """
     given, words = Given(command, settings or {}, flags=flags or {}, raised=raised), [*arguments]
-    if run_of and words and (run := run_of(words[0])):
-        given = replace(given, run=run, word=words[0])
-        words[0] = str(run / "config.yaml")
+    if takes_run and words and not words[0].startswith(_DASHES):
+        agent = find_agent(words[0])
+        if agent.run is not None or agent.checkpoint is not None:
+            given, words[0] = replace(given, agent=agent), _recipe_of(agent, command)
     settled: dict[str, Any] = {}
     for option, value in _options(words, given.settings):
         if option in _ASKS or option.endswith(".help"):
@@ -245,6 +219,18 @@ def read_given(
     return _settled(prepare(given) if prepare else given)
 
 
+def _recipe_of(agent: Agent, command: str) -> str:
+    """The recipe of a run that stands in a recipe's place.
+
+    Raises:
+        RecipeError: If it is a checkpoint outside of any run, or the run has no recipe.
+    """
+    if agent.run is None:
+        step = f"Give a recipe for it: 'turnrl {command} RECIPE --ckpt_path {agent.checkpoint}'."
+        raise RecipeError(f"the checkpoint {str(agent.checkpoint)!r} is in no run. {step}")
+    return str(held(agent.run, "recipe") / agent.recipe.name)
+
+
 def refuse_unknown(given: Given, homes: Callable[[str], Sequence[str]] | None = None) -> None:
     """Refuse a key at the top that the command does not know.
 
@@ -270,7 +256,7 @@ def _recipe(path: str, given: Given) -> dict[str, Any]:
     if "\n" not in path and (file := Path(path)).with_name("checkpoints").is_dir():
         ours = {key: new[key] for key in ("model", "data") if key in new}
         new |= each_text(ours, partial(relocated, file))
-    if given.run is not None and not given.files:
+    if given.agent is not None and not given.files:
         new.pop("ckpt_path", None)
         if isinstance(trainer := new.get("trainer"), dict):
             new["trainer"] = {key: value for key, value in trainer.items() if key != "logger"}

@@ -170,13 +170,14 @@ def files(run: str | Path, split: str | None = None) -> list[Path]:
     """The files of a record, in order of their names.
 
     Args:
-        run: A run, as `turnrl.find_run` takes it, or any folder with such files, or one file.
+        run: A run, as `turnrl.find_run` takes it, or any folder with such files, or one file
+            that ends in `.parquet`.
         split: Take only files of this split, such as `val`; None for all.
     Raises:
         DataError: If there is no run or no record of it, or it has nothing of the split.
     """
     path = Path(run)
-    if path.is_file():
+    if path.suffix == ".parquet" and path.is_file():
         return [path]
     bare = sorted(path.glob("*.parquet"))
     kept = bare or sorted((find_run(path) / "record").glob("*.parquet"))
