@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from turnrl_eval.asked import prepare
 from turnrl_recipes.agents import Agent, find_agent
-from turnrl_recipes.folders import checkpoint_of, newest, run_at
+from turnrl_recipes.folders import checkpoint_to_ask, newest, run_at
 from turnrl_recipes.given import read_given
 from turnrl_record.runs import open_runs
 
@@ -216,7 +216,7 @@ def test_the_best_checkpoint_is_taken_or_else_the_last(recipe, capsys):
     assert main(["fit", "recipe.yaml", *ONE]) == 0
     run = Path("runs/recipe/version_0")
     best, last = (str(run / "checkpoints" / f"{name}.ckpt") for name in ("best", "last"))
-    assert checkpoint("recipe") == str(checkpoint_of(run)) == best
+    assert checkpoint("recipe") == str(checkpoint_to_ask(run)) == best
     assert checkpoint("recipe", "last") == checkpoint(last) == last
     # the folders of what was exported at the end mean the last one
     assert checkpoint(run / "model") == last
@@ -224,7 +224,7 @@ def test_the_best_checkpoint_is_taken_or_else_the_last(recipe, capsys):
     with pytest.raises(CheckpointError, match=r"is one checkpoint already\. Leave 'last' out"):
         find_agent(best, "last")
     capsys.readouterr()
-    assert main(["play", "recipe", "Number 7?", "--ckpt_path", "last"]) == 0
+    assert main(["play", "recipe", "Number 7?", "--checkpoint", "last"]) == 0
     assert f"turnrl play: checkpoint {last}\n" in capsys.readouterr().err
     assert main(["eval", last, "--data.val_limit", "1"]) == 0
     assert f"checkpoint {last}\n" in capsys.readouterr().out
@@ -234,7 +234,7 @@ def test_the_best_checkpoint_is_taken_or_else_the_last(recipe, capsys):
     assert "'alone.ckpt' is in no run. Give a recipe for it: 'turnrl eval RECIPE --ckpt" in told
     Path(best).unlink()
     assert checkpoint("recipe") == last
-    told = fails(capsys, ["play", "recipe", "Why?", "--ckpt_path", "best"])
+    told = fails(capsys, ["play", "recipe", "Why?", "--checkpoint", "best"])
     assert "the run 'runs/recipe/version_0' has no best.ckpt in checkpoints/" in told
     assert told.endswith(str(run / "config.yaml"))
 
@@ -243,7 +243,7 @@ def test_a_bundled_recipe_goes_before_runs_of_its_name(recipe, capsys):
     assert find_agent("quickstart").recipe.name == "quickstart.yaml"
     made("runs/quickstart/version_0", "checkpoints/last.ckpt")
     assert find_agent("quickstart").recipe.name == "quickstart.yaml"
-    told = fails(capsys, ["play", "quickstart", "Why?", "--ckpt_path", "last"])
+    told = fails(capsys, ["play", "quickstart", "Why?", "--checkpoint", "last"])
     assert "'quickstart' is a recipe, and has no last.ckpt. Give a run: runs/quickstart." in told
     save(recipe, "quickstart.yaml")  # one's own goes first, and the runs are pointed at
     assert main(["play", "quickstart", "Number 7?"]) == 0

@@ -631,7 +631,7 @@ def test_variables_and_the_home_folder_are_filled_in_in_paths(tmp_path, monkeypa
     recipe["model"]["rollout"]["segmenter"] = segmenter
     save(recipe)
     options = ["--ckpt_path=~/runs/../last", "--model.policy.chat_template=$HOME"]
-    monkeypatch.setattr("turnrl_recipes.given.checkpoint_at", lambda path: path)
+    monkeypatch.setattr("turnrl_recipes.given.checkpoint_to_resume", lambda path: path)
     given = read_given("fit", ["recipe.yaml", *options])
     contents = given.contents
     policy = {"model": "/scratch/me/models/tiny", "chat_template": "/home/me"}

@@ -63,7 +63,7 @@ def add_play_command(commands: Any) -> None:
     )
     parser.add_argument("--temperature", type=float, help="of the samples (default: the recipe's)")
     parser.add_argument(
-        "--ckpt_path", choices=LATEST, help="checkpoint of the run (default: best, or else last)"
+        "--checkpoint", choices=LATEST, help="checkpoint of the run (default: best, or else last)"
     )
     parser.add_argument("--device", default="cpu", help="where it plays (default: %(default)s)")
     parser.add_argument(
@@ -81,7 +81,7 @@ def _run(args: argparse.Namespace) -> None:
         raise RecipeError("--answer is of one question. Give the QUESTION too.")
     if args.estimators and args.samples is None:
         args.samples = 8
-    agent = find_agent(args.agent, args.ckpt_path)
+    agent = find_agent(args.agent, args.checkpoint)
     file = agent.weights()  # a mistake is told before torch is loaded
     if file is None:
         read_recipe(str(agent.recipe))

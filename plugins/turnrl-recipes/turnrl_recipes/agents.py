@@ -16,8 +16,9 @@ from turnrl_recipes.bundled import bundled_recipes, find_recipe
 from turnrl_recipes.folders import (
     EXPORTED,
     LATEST,
-    checkpoint_at,
-    checkpoint_of,
+    RUNS,
+    checkpoint_to_ask,
+    checkpoint_to_resume,
     checkpoints_in,
     run_at,
     run_in,
@@ -54,7 +55,7 @@ class Agent:
         """
         file = self.checkpoint if name is None else self._named(name)
         if file is not None:
-            return Path(checkpoint_at(str(file)))
+            return Path(checkpoint_to_resume(str(file)))
         if self.run is None:
             return None
         step = "Wait for its first iteration."
@@ -68,10 +69,10 @@ class Agent:
     def _named(self, name: str) -> Path | None:
         if self.run is None and self.checkpoint is None:
             what = f"{self.word!r} is a recipe, and has no {name}.ckpt"
-            raise RecipeError(f"{what}. Give a run: {_runs_of_name(self.word) or 'runs/NAME'}.")
+            raise RecipeError(f"{what}. Give a run: {_runs_of_name(self.word) or RUNS / 'NAME'}.")
         if self.run is None or self.checkpoint == Path(self.word):
             raise CheckpointError(f"{self.word!r} is one checkpoint already. Leave {name!r} out.")
-        return checkpoint_of(self.run, (name,))
+        return checkpoint_to_ask(self.run, (name,))
 
     def __str__(self) -> str:
         """A phrase: the checkpoint, or the recipe whose policy is untrained."""
@@ -111,7 +112,7 @@ def _agent_at(word: str) -> Agent:
     if kept.is_file() and (run is None or is_file) and _is_checkpoint(kept):
         return Agent(word, run / "config.yaml" if run else kept, run, kept)
     if run is not None:
-        return Agent(word, run / "config.yaml", run, checkpoint_of(run, _choices(word, run)))
+        return Agent(word, run / "config.yaml", run, checkpoint_to_ask(run, _choices(word, run)))
     if place.is_dir():
         raise CheckpointError(_no_run(place))
     if place.exists():
@@ -149,5 +150,5 @@ def _no_run(folder: Path) -> str:
 
 def _runs_of_name(word: str) -> str | None:
     """The path that means the runs of a recipe's name; None if there are none."""
-    home = Path("runs", word)
+    home = RUNS / word
     return str(home) if not word.endswith(_YAML) and run_at(home) else None

@@ -21,8 +21,8 @@ LATEST = ("best", "last")
 """Checkpoints of a run by name, in the order in which one is taken."""
 EXPORTED = ("model", "adapter")
 """Folders of a run with the policy at its end."""
-
-_HOME = Path("runs")
+RUNS = Path("runs")
+"""The folder in which runs lie, unless `trainer.logger` names another."""
 _PARTS = ("record", "checkpoints", "transcripts", *EXPORTED)
 _FILES = ("config.yaml", "metrics.csv", "record", *(f"checkpoints/{name}.ckpt" for name in LATEST))
 _GIVE = "Give the folder of a run, such as runs/quickstart/version_0."
@@ -84,7 +84,7 @@ def _lack(run: Path, needs: str) -> str:
 
 def run_at(word: str | Path) -> Path | None:
     """The folder of the run that a word means; None if it means none. See `find_run`."""
-    found = (run_in(place) for place in (Path(word), _HOME / word))
+    found = (run_in(place) for place in (Path(word), RUNS / word))
     return next(filter(None, found), None)
 
 
@@ -126,8 +126,8 @@ def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
         word: Means no run.
         others: More names that the user may have meant.
     """
-    names = sorted(path.name for path in _HOME.glob("*") if path.is_dir())
-    places = (Path(word), _HOME / word)
+    names = sorted(path.name for path in RUNS.glob("*") if path.is_dir())
+    places = (Path(word), RUNS / word)
     beside = [str(one) for one in places[0].parent.glob("*") if one.is_dir() and one != places[0]]
     inside = [str(one) for place in places for one in sorted(place.glob("*")) if runs_in(one)]
     if inside:
@@ -222,7 +222,7 @@ def _checkpoint(run: Path, name: str) -> Path:
     return run / "checkpoints" / f"{name}.ckpt"
 
 
-def checkpoint_of(run: Path, names: Iterable[str] = LATEST) -> Path | None:
+def checkpoint_to_ask(run: Path, names: Iterable[str] = LATEST) -> Path | None:
     """The checkpoint of a run to score or to ask; None if it has none.
 
     Args:
@@ -233,7 +233,7 @@ def checkpoint_of(run: Path, names: Iterable[str] = LATEST) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def checkpoint_at(path: str) -> str:
+def checkpoint_to_resume(path: str) -> str:
     """The checkpoint that a path means: the file itself, or the `last.ckpt` of a run's folder.
 
     Raises:
@@ -246,7 +246,7 @@ def checkpoint_at(path: str) -> str:
     if Path(path).is_dir():
         for file in (Path(path, "checkpoints", "last.ckpt"), Path(path, "last.ckpt")):
             if file.is_file():
-                return checkpoint_at(str(file))
+                return checkpoint_to_resume(str(file))
         raise CheckpointError(f"no checkpoints/last.ckpt in {path!r}. {checkpoints_in(Path(path))}")
     near = did_you_mean(path, LATEST) or " Runs keep theirs in their checkpoints/."
     raise CheckpointError(f"no checkpoint at {path!r}.{near}")

@@ -21,7 +21,7 @@ import yaml
 from turnrl import RecipeError, did_you_mean
 from turnrl_recipes.agents import Agent, find_agent
 from turnrl_recipes.bundled import find_recipe, recipe_like
-from turnrl_recipes.folders import LATEST, checkpoint_at, held, newest, next_version
+from turnrl_recipes.folders import LATEST, RUNS, checkpoint_to_resume, held, newest, next_version
 
 SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path")
 """The top of a recipe."""
@@ -95,7 +95,7 @@ class Given:
     @property
     def trained(self) -> Path:
         """The folder of the runs of `fit`, in which `last` and `best` are looked for."""
-        home = self.home or Path("runs", self.name)
+        home = self.home or RUNS / self.name
         return Path(str(home).removesuffix(self.suffix))
 
     def checkpoint(self) -> str | None:
@@ -271,7 +271,7 @@ def _settled(given: Given) -> Given:
     contents = {**given.contents, "trainer": {**trainer, "logger": logger}}
     checkpoint = contents.get("ckpt_path")
     if isinstance(checkpoint, str) and checkpoint not in LATEST and not given.asks_for_help:
-        contents["ckpt_path"] = checkpoint_at(checkpoint)
+        contents["ckpt_path"] = checkpoint_to_resume(checkpoint)
     return replace(given, contents=contents, own=own)
 
 
@@ -293,7 +293,7 @@ def _with_own(value: Any, name: str) -> tuple[Any, dict[str, Any]]:
     settings |= first.get("init_args") or {}
     kept = settings if own else {}
     bare = kept.get("name") == ""  # runs then lie in `save_dir` itself
-    kept |= {"save_dir": settings.get("save_dir") or "runs"}
+    kept |= {"save_dir": settings.get("save_dir") or str(RUNS)}
     kept |= {"name": "" if bare else settings.get("name") or name}
     others = [one for one in loggers if one is not own and one is not True]
     if own or not others:

@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 
 from turnrl import is_trial
+from turnrl_recipes.folders import RUNS
 
 _OF_A_START = ("config.yaml", "hparams.yaml", "events.out.")
 """Beginnings of the names of files that are there before anything is trained or scored."""
@@ -35,5 +36,5 @@ class Tidy(L.Callback):
             shutil.rmtree(folder)
             with contextlib.suppress(OSError):  # there are other runs
                 for home in folder.parents[: 2 if trainer.logger.name else 0]:
-                    if home == folder.parent or home.name == "runs":
+                    if home == folder.parent or home.name == RUNS.name:
                         home.rmdir()

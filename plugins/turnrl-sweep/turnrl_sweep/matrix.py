@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turnrl_recipes.folders import RUNS
 from turnrl_recipes.given import SECTIONS, Given, listed, read_given
 
 from turnrl import RecipeError, did_you_mean
@@ -274,4 +275,4 @@ def refuse_unknown(words: Sequence[str], own: Iterable[str]) -> None:
 
 def default_folder(given: Given) -> Path:
     """`runs/NAME-sweep`, or beside the other runs of the recipe."""
-    return given.home or Path("runs", f"{given.name}{given.suffix}")
+    return given.home or RUNS / f"{given.name}{given.suffix}"
