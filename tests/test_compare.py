@@ -448,12 +448,14 @@ def test_how_a_policy_was_evaluated_is_told_apart_from_its_recipe(capsys):
     assert shown(best, best | {"samples": 8, "questions": ["held_out.jsonl"]}) == [
         "   evaluated with samples: (none) -> 8"
     ]
+    # a setting of the command is no difference of recipes, whoever adds it
+    assert shown(best, best | {"votes": 3}) == ["   evaluated with votes: (none) -> 3"]
     # the validation of a run has none of them, and may have gone on from a checkpoint
     assert shown({}, best) == ["   evaluated with ckpt_path: (none) -> best.ckpt"]
     server = {"endpoint": {"base_url": "https://api.example.com/v1", "model": "big"}}
     assert shown({}, {"ckpt_path": None, **server}) == [
-        "   evaluated with endpoint.model: (none) -> big",
         "   evaluated with endpoint.base_url: (none) -> https://api.example.com/v1",
+        "   evaluated with endpoint.model: (none) -> big",
     ]
     resumed = {"data.val_limit": 4, "trainer.max_epochs": 80}
     assert shown({}, resumed) == [

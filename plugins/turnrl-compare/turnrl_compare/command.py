@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from turnrl_compare.pairing import Comparison, Side
 
 _FEW = 3
-_EVALUATED = ("ckpt_path", "samples", "endpoint.model", "endpoint.base_url")
-"""Settings of an evaluation that a reader of its figures needs."""
 _WIDTH = 80
 
 
@@ -130,17 +128,20 @@ def _line(name: str, figure: Difference) -> str:
 def _differences(comparison: Comparison) -> Iterator[str]:
     """The settings in which the two sides differ, but for seeds of a side; then those of their
     evaluations, without the questions, which are the same."""
-    from turnrl_record.runs import EVALUATION, SEEDS, differences, was_evaluated
+    from turnrl_record.runs import SEEDS, differences, is_of_command, was_evaluated
 
     runs = [side.one.run for side in (comparison.first, comparison.second)]
     evaluated = any(map(was_evaluated, runs))
     for name, values in differences(runs).items():
-        of_evaluation = evaluated and name.partition(".")[0] in EVALUATION
+        of_evaluation = evaluated and is_of_command(name)
         if not of_evaluation and (len(comparison.first.evaluations) == 1 or name not in SEEDS):
             yield _cut(f"   {name}: {' -> '.join(value or '(none)' for value in values)}")
-    for name in _EVALUATED if evaluated else ():
-        # the checkpoint of a run of `fit` is one that it went on from
-        given = [run.settings.get(name) if was_evaluated(run) else None for run in runs]
+    # the checkpoint of a run of `fit` is one that it went on from
+    told = [run.settings if was_evaluated(run) else {} for run in runs]
+    for name in dict.fromkeys(filter(is_of_command, (*told[0], *told[1]))):
+        if name.partition(".")[0] in ("split", "questions"):
+            continue
+        given = [settings.get(name) for settings in told]
         values = ["(none)" if value in (None, "null") else str(value) for value in given]
         if len({*values}) > 1:
             shown = _ends(values) if name == "ckpt_path" else values

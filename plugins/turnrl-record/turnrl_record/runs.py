@@ -26,9 +26,7 @@ _WRITTEN = (
 )
 _CHECKPOINT = "ckpt_path"
 _COMMAND = "command"
-
-EVALUATION = (_CHECKPOINT, "split", "questions", "samples", "endpoint")
-"""Settings of an evaluation by `turnrl eval`. They say who answered what, and not what trained."""
+_RECIPE = ("seed_everything", "model", "data", "trainer")
 
 
 @dataclass
@@ -167,6 +165,12 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 def _is_output(name: str) -> bool:
     """True for a setting of where or what a run writes, which changes no figure."""
     return name.startswith(_PLACES) or name in (*_WRITTEN, _COMMAND)
+
+
+def is_of_command(name: str) -> bool:
+    """True for a setting that is none of the recipe's parts, such as `ckpt_path` or `samples`. Of
+    an evaluation they say who answered what, and not what trained."""
+    return name.partition(".")[0] not in _RECIPE and not _is_output(name)
 
 
 def experiments(runs: Sequence[Run]) -> list[list[int]]:
