@@ -127,7 +127,7 @@ def _run(given: Given, act: Callable[[Built], None]) -> int:
     if given.asks_for_help:
         return _act(given, act)
     refuse_unknown(given)
-    given.checkpoint()  # before anything is announced
+    given = given.with_checkpoint()  # before anything is announced
     if given.folder is not None:
         writable_part(given.folder)  # before a logger tries to
     first = all(os.environ.get(name, "0") == "0" for name in _RANKS)

@@ -64,11 +64,11 @@ class Given:
 
     command: str
     settings: Settings
-    contents: dict[str, Any] = field(default_factory=lambda: {key: {} for key in _MAPPINGS})
-    arguments: list[str] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    asks_for_help: list[str] = field(default_factory=list)
-    own: dict[str, Any] = field(default_factory=dict)
+    contents: Mapping[str, Any]
+    arguments: Sequence[str]
+    files: Sequence[str]
+    asks_for_help: Sequence[str]
+    own: Mapping[str, Any] = field(default_factory=dict)
     flags: Flags = field(default_factory=dict)
     raised: Sequence[str] = ()
     agent: Agent | None = None
@@ -105,9 +105,16 @@ class Given:
             CheckpointError: If no run has it.
         """
         name: str | None = self.contents.get("ckpt_path")
-        if name in LATEST:
-            name = self.contents["ckpt_path"] = str(newest(self.trained, name))
-        return name
+        return str(newest(self.trained, name)) if name in LATEST else name
+
+    def with_checkpoint(self) -> "Given":
+        """The same, with the file that `checkpoint` looks up as `ckpt_path`.
+
+        Raises:
+            CheckpointError: If no run has it.
+        """
+        file = self.checkpoint()
+        return replace(self, contents={**self.contents, "ckpt_path": file}) if file else self
 
     @cached_property
     def folder(self) -> Path | None:
@@ -180,15 +187,19 @@ def read_given(
         CheckpointError: If the file of `ckpt_path` is not there, or is no checkpoint; or if the
             first word is no run, no checkpoint and no recipe.
     """
-    given, words = Given(command, settings or {}, flags=flags or {}, raised=raised), [*arguments]
+    words, agent = [*arguments], None
     if takes_run and words and not words[0].startswith(_DASHES):
-        agent = find_agent(words[0])
-        if agent.run is not None or agent.checkpoint is not None:
-            given, words[0] = replace(given, agent=agent), _recipe_of(agent, command)
+        named = find_agent(words[0])
+        if named.run is not None or named.checkpoint is not None:
+            agent, words[0] = named, _recipe_of(named, command)
+    contents: dict[str, Any] = {key: {} for key in _MAPPINGS}
+    kept: list[str] = []
+    files: list[str] = []
+    asks_for_help: list[str] = []
     settled: dict[str, Any] = {}
-    for option, value in _options(words, given.settings):
+    for option, value in _options(words, settings or {}):
         if option in _ASKS or option.endswith(".help"):
-            given.asks_for_help.append(f"{option}={value}" if value else option)
+            asks_for_help.append(f"{option}={value}" if value else option)
             continue
         if value is None:
             see = f"'turnrl {command} --help' lists what there is."
@@ -198,25 +209,41 @@ def read_given(
             continue
         if option == "--config":
             value = find_recipe(value)
-            new = _recipe(value, given)
-            given.files.append("stdin" if "\n" in value else value)
+            new = _recipe(value, flags or {})
+            new = _without_place(new) if agent is not None and not files else new
+            files.append("stdin" if "\n" in value else value)
         else:
             new = _value(value)
             for name in reversed(option.removeprefix("--").split(".")):
                 new = {name: new}
-        given.arguments.append(f"{option}={value}")
-        given.contents.update(_over(given.contents, new))
-    if not given.files and not given.asks_for_help:
+        kept.append(f"{option}={value}")
+        contents.update(_over(contents, new))
+    if not files and not asks_for_help:
         usage = f"turnrl {command} RECIPE.yaml [--key value ...]"
         raise RecipeError(f"'turnrl {command}' needs a recipe: {usage}")
+    given = Given(
+        command,
+        settings or {},
+        contents if settled else _with_paths(contents),
+        kept,
+        files,
+        asks_for_help,
+        flags=flags or {},
+        raised=raised,
+        agent=agent,
+    )
     if settled:
         return _settled(replace(given, **settled))
-    for key, value in given.contents.items():
-        given.contents[key] = each_text(value, _filled_in, key)
-    for key in _MAPPINGS:
-        section = given.contents[key] or {}
-        given.contents[key] = section if isinstance(section, dict) else {"class_path": section}
     return _settled(prepare(given) if prepare else given)
+
+
+def _with_paths(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, with its paths filled in, and each part of the recipe as a mapping."""
+    filled = {key: each_text(value, _filled_in, key) for key, value in contents.items()}
+    for key in _MAPPINGS:
+        section = filled[key] or {}
+        filled[key] = section if isinstance(section, dict) else {"class_path": section}
+    return filled
 
 
 def _recipe_of(agent: Agent, command: str) -> str:
@@ -248,18 +275,21 @@ def refuse_unknown(given: Given, homes: Callable[[str], Sequence[str]] | None = 
             raise RecipeError(f"unknown key {key!r}.{near} There are {', '.join(known)}.")
 
 
-def _recipe(path: str, given: Given) -> dict[str, Any]:
-    """What a recipe says, without what its run notes there beside its settings: the command, and
-    of a run that was named, where it wrote and where it began."""
+def _recipe(path: str, flags: Flags) -> dict[str, Any]:
+    """What a recipe says, without the command that its run notes there beside its settings."""
     contents = read_recipe(path)
-    new = {key: value for key, value in contents.items() if key not in (COMMAND, *given.flags)}
+    new = {key: value for key, value in contents.items() if key not in (COMMAND, *flags)}
     if "\n" not in path and (file := Path(path)).with_name("checkpoints").is_dir():
         ours = {key: new[key] for key in ("model", "data") if key in new}
         new |= each_text(ours, partial(relocated, file))
-    if given.agent is not None and not given.files:
-        new.pop("ckpt_path", None)
-        if isinstance(trainer := new.get("trainer"), dict):
-            new["trainer"] = {key: value for key, value in trainer.items() if key != "logger"}
+    return new
+
+
+def _without_place(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The recipe of a run, without where that run began and where it wrote."""
+    new = {key: value for key, value in recipe.items() if key != "ckpt_path"}
+    if isinstance(trainer := new.get("trainer"), dict):
+        new["trainer"] = {key: value for key, value in trainer.items() if key != "logger"}
     return new
 
 
