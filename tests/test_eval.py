@@ -158,6 +158,10 @@ def test_a_run_notes_its_command_and_its_config_is_a_recipe_again(recipe, capsys
     capsys.readouterr()
     assert main(["eval", "before.yaml"]) == 0
     assert "3 questions, greedy" in capsys.readouterr().out
+    Path("stray.yaml").write_text("json: true")
+    told = fails(capsys, ["eval", "recipe.yaml", "stray.yaml"])
+    assert "json is an option of 'turnrl eval', and no key of a recipe." in told
+    assert told.endswith("Leave it out of 'stray.yaml', and give --json.")
     told = fails(capsys, ["fit", "recipe.yaml", "--command", "eval"])
     assert "unknown key 'command'" in told
 

@@ -179,8 +179,8 @@ def read_given(
         settings: Further keys at the top that the command knows.
         takes_run: A run may stand in the place of the first recipe; see `find_agent`.
         prepare: What the command says over what was given, once that is put together.
-        flags: Options of the command without a value. Recipes of before may hold them as keys,
-            which are passed over.
+        flags: Options of the command without a value. The `config.yaml` of a run of before may
+            hold them as keys, which are passed over. Other recipes may not.
         raised: The flags that were given.
     Raises:
         RecipeError: If there is no recipe, one cannot be read, or an option is not one.
@@ -209,7 +209,7 @@ def read_given(
             continue
         if option == "--config":
             value = find_recipe(value)
-            new = _recipe(value, flags or {})
+            new = _recipe(value, command, flags or {})
             new = _without_place(new) if agent is not None and not files else new
             files.append("stdin" if "\n" in value else value)
         else:
@@ -275,9 +275,20 @@ def refuse_unknown(given: Given, homes: Callable[[str], Sequence[str]] | None = 
             raise RecipeError(f"unknown key {key!r}.{near} There are {', '.join(known)}.")
 
 
-def _recipe(path: str, flags: Flags) -> dict[str, Any]:
-    """What a recipe says, without the command that its run notes there beside its settings."""
+def _recipe(path: str, command: str, flags: Flags) -> dict[str, Any]:
+    """What a recipe says, without the command that its run notes there beside its settings.
+
+    Raises:
+        RecipeError: If it has an option without a value as a key. The `config.yaml` of runs of
+            before may have one: every key at the top stands there.
+    """
     contents = read_recipe(path)
+    noted = {*SECTIONS} <= {*contents}
+    for flag in () if noted else flags:
+        if flag in contents:
+            what = f"{flag} is an option of 'turnrl {command}', and no key of a recipe"
+            name = "-" if "\n" in path else path
+            raise RecipeError(f"{what}. Leave it out of {name!r}, and give --{flag}.")
     new = {key: value for key, value in contents.items() if key not in (COMMAND, *flags)}
     if "\n" not in path and (file := Path(path)).with_name("checkpoints").is_dir():
         ours = {key: new[key] for key in ("model", "data") if key in new}
