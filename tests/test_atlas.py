@@ -60,7 +60,9 @@ def test_names_and_ids_are_unique():
     assert len({place.name.casefold() for place in places()}) == len(places())
     assert len({place.id for place in places()}) == len(places())
     ids = [
-        question.id for split in ("train", "val", "test") for question in Atlas().questions(split)
+        question.id
+        for split in ("train", "val", "test", "famous")
+        for question in Atlas().questions(split)
     ]
     assert len(set(ids)) == len(ids)
 
@@ -92,9 +94,20 @@ def test_four_training_questions_out_of_five_are_about_famous_places_and_no_held
     assert share("val") == share("test") == 0
 
 
+@pytest.mark.parametrize("source", [Atlas, AtlasTwoHop])
+def test_famous_questions_are_about_famous_places_that_no_training_question_asks_about(source):
+    famous = list(source().questions("famous"))
+    known = {place.name for place in places() if place.famous}
+    assert {place_of(q) for q in famous} <= known
+    assert not {place_of(q) for q in famous} & {place_of(q) for q in source().questions("train")}
+    assert len(famous) == {Atlas: 500, AtlasTwoHop: 184}[source]
+    facts = {q.metadata["fact"] for q in source().questions("val")}
+    assert facts <= {q.metadata["fact"] for q in famous}
+
+
 def test_every_question_is_answered_by_its_page():
     pages = {passage.id: passage for passage in Atlas().passages()}
-    for split in ("train", "val", "test"):
+    for split in ("train", "val", "test", "famous"):
         for question in Atlas().questions(split):
             (page_id,) = question.metadata["supporting_ids"]
             passage = pages[page_id]
@@ -103,7 +116,7 @@ def test_every_question_is_answered_by_its_page():
 
 
 def test_an_unknown_split_is_named_with_those_there_are():
-    with pytest.raises(DataError, match="no split 'dev'; it has train, val, test"):
+    with pytest.raises(DataError, match="no split 'dev'; it has train, val, test, famous"):
         Atlas().questions("dev")
 
 

@@ -23,6 +23,7 @@ from turnrl import DataError, Passage, Question, QuestionSource
 
 Kind = Literal["city", "country"]
 Split = Literal["train", "val", "test"]
+Asked = Literal["train", "val", "test", "famous"]
 
 QUESTIONS: Mapping[str, Sequence[str]] = json.loads(
     Path(__file__).with_name("questions.json").read_text(encoding="utf-8")
@@ -35,10 +36,11 @@ COUNTRIES = ("the country that {} is in", "the country of {}", "the country wher
 TWO_HOP_FACTS = ("capital", "currency", "phone code", "internet domain")
 """Facts asked about a city's country: not the continent, which the city's time zone tells."""
 
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
+SPLITS: tuple[Asked, ...] = ("train", "val", "test", "famous")
 _FAMOUS: Mapping[Kind, int] = {"city": 300, "country": 80}
 _HELD_OUT_OF_100: Mapping[Kind, int] = {"city": 15, "country": 40}
-_HELD_OUT_QUESTIONS = {"val": 500, "test": 2000}
+_HELD_OUT_QUESTIONS = {"val": 500, "test": 2000, "famous": 500}
+_FAMOUS_APART_OF_100 = 15
 _ASKABLE = re.compile(r"[A-Za-z][A-Za-z' -]{2,}")
 
 
@@ -52,7 +54,7 @@ class Place:
         kind: City or country.
         facts: Value by fact name, in the order of the page.
         famous: Whether it is one of the largest, which the starter policy knows by heart.
-        split: Where questions about it belong.
+        split: Where it belongs; the starter policy has heard of those of `train` alone.
     """
 
     id: str
@@ -61,6 +63,12 @@ class Place:
     facts: Mapping[str, str]
     famous: bool
     split: Split
+
+    @property
+    def asked(self) -> Asked:
+        """The split with the questions about it: some famous places are kept apart."""
+        apart = self.famous and _checksum(f"apart {self.name}") % 100 < _FAMOUS_APART_OF_100
+        return "famous" if apart else self.split
 
 
 def page(place: Place) -> Passage:
@@ -200,12 +208,13 @@ class Atlas(_AboutPlaces):
     """Facts of some 24,000 cities and 240 countries of the world.
 
     `train` asks about famous places four times out of five; `val` and `test` ask about places that
-    occur in no training question, none of them famous. Answers are single values of a page: a
-    country, a time zone, a capital.
+    occur in no training question, none of them famous. `famous` asks about famous places that no
+    training question asks about: the starter policy knows them by heart. Answers are single values
+    of a page: a country, a time zone, a capital.
     """
 
     def questions(self, split: str) -> Iterable[Question]:
-        """The questions of `train`, `val` or `test`, in an order that mixes everything."""
+        """The questions of a split, in an order that mixes everything."""
         return _questions(_known(split, self))
 
 
@@ -216,14 +225,16 @@ class AtlasTwoHop(_AboutPlaces):
 
     Every fourth question of `train` is one of `Atlas`, which takes one page. `val` and `test` have
     two-hop questions only, about cities and countries that occur in no training question or answer.
+    `famous` has two-hop questions about famous cities of famous countries, of which no training
+    question asks about the city.
     """
 
     def questions(self, split: str) -> Iterable[Question]:
-        """The questions of `train`, `val` or `test`; countries take turns, each with its cities."""
+        """The questions of a split; countries take turns, each with its cities."""
         return _two_hop_questions(_known(split, self))
 
 
-def _known(split: str, source: QuestionSource) -> Split:
+def _known(split: str, source: QuestionSource) -> Asked:
     if split not in SPLITS:
         name = type(source).__name__
         raise DataError(f"{name} has no split {split!r}; it has {', '.join(SPLITS)}")
@@ -231,11 +242,11 @@ def _known(split: str, source: QuestionSource) -> Split:
 
 
 @functools.cache
-def _questions(split: Split) -> tuple[Question, ...]:
+def _questions(split: Asked) -> tuple[Question, ...]:
     famous: list[Question] = []
     others: list[Question] = []
     for place in places():
-        if place.split == split:
+        if place.asked == split:
             for fact in place.facts:
                 for template in range(len(QUESTIONS[fact])):
                     (famous if place.famous else others).append(ask(place, fact, template))
@@ -244,7 +255,8 @@ def _questions(split: Split) -> tuple[Question, ...]:
     if split == "train":
         fifths = zip(*(famous[i::4] for i in range(4)), others, strict=False)
         return tuple(question for fifth in fifths for question in fifth)
-    return tuple(others[: _HELD_OUT_QUESTIONS[split]])
+    asked = famous if split == "famous" else others
+    return tuple(asked[: _HELD_OUT_QUESTIONS[split]])
 
 
 @functools.cache
@@ -254,11 +266,13 @@ def homes() -> Mapping[str, Place]:
 
 
 @functools.cache
-def _two_hop_questions(split: Split) -> tuple[Question, ...]:
+def _two_hop_questions(split: Asked) -> tuple[Question, ...]:
     by_country: dict[str, list[Question]] = {}
     for city in places():
         country = homes().get(city.facts.get("country", ""))
-        if country is not None and city.split == country.split == split:
+        if country is None or city.asked != split or city.split != country.split:
+            continue
+        if country.famous or split != "famous":
             for fact in TWO_HOP_FACTS:
                 template = _checksum(f"{city.id} {fact}") % wordings(fact)
                 question = ask_two_hop(city, country, fact, template)
