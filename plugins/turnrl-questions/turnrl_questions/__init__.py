@@ -4,6 +4,7 @@ data            `QuestionData`: which question is asked when
 sources         the questions of a data set, from any source
 rows            rows of files and of the hub, and the questions made of them
 paragraphs      `HotpotParagraphs`: questions with the paragraphs that answer them
+also            `AlsoScore`: a callback that scores other questions beside those of the validation
 """
 
 from __future__ import annotations

@@ -1,0 +1,44 @@
+"""Questions scored beside those of the validation have curves of their own."""
+
+from __future__ import annotations
+
+import pytest
+from turnrl_questions.also import AlsoScore
+
+from runs import column, data, module, rows, trainer
+from turnrl import DataError, Question, RecipeError
+
+
+def test_other_questions_have_their_curves_in_every_row_with_a_validation(tiny_model, tmp_path):
+    # the same questions under two names: greedy, so they have the same curves
+    also = AlsoScore("again", "worlds.Numbers", batch_size=2)
+    it = module(tiny_model)
+    trainer(tmp_path, 2, [also], check_val_every_n_epoch=2).fit(it, data())
+    for name in ("exact_match", "tool_execution", "format"):
+        assert column(tmp_path, f"again/{name}") == pytest.approx(column(tmp_path, f"val/{name}"))
+        assert len(column(tmp_path, f"again/{name}")) == 2  # untrained, and after two iterations
+    assert [row["iteration"] for row in rows(tmp_path) if row["again/format"]] == ["0", "2"]
+
+
+def test_scoring_other_questions_leaves_the_run_as_it_is(tiny_model, tmp_path):
+    own = [Question(f"q{n}", f"Which is {n}?", (str(n),)) for n in range(5)]
+    trainer(tmp_path / "with", 2, [AlsoScore("own", own)]).fit(module(tiny_model), data())
+    trainer(tmp_path / "without", 2).fit(module(tiny_model), data())
+    theirs = [
+        {name: value for name, value in row.items() if not name.startswith("own/")}
+        for row in rows(tmp_path / "with")
+    ]
+    assert theirs == rows(tmp_path / "without")
+    assert column(tmp_path / "with", "own/exact_match") == [0.0] * 3
+
+
+@pytest.mark.parametrize("name", ["val", "train", "a/b", ""])
+def test_a_name_that_is_taken_or_no_word_is_refused(name):
+    with pytest.raises(RecipeError, match=r"AlsoScore\.name is"):
+        AlsoScore(name, "worlds.Numbers")
+
+
+def test_a_source_that_cannot_be_read_stops_the_run_before_it_begins(tiny_model, tmp_path):
+    also = AlsoScore("famous", "Atlas", "celebrated")
+    with pytest.raises(DataError, match="no split 'celebrated'"):
+        trainer(tmp_path, 1, [also]).fit(module(tiny_model), data())
