@@ -113,7 +113,8 @@ class _Forced(Session):
         said = tuple(self.engine.script(self.prompt_ids, self.number or 0, self.turn))
         self.turn += 1
         if self.session is not None:
-            return await self.session.generate(new_ids, replace(sampling, forced_ids=said))
+            told = replace(sampling, forced_ids=said or sampling.forced_ids)
+            return await self.session.generate(new_ids, told)
         said = said[: sampling.max_tokens]
         ended = bool(said) and said[-1] in sampling.end_ids
         reason: Literal["end", "length"] = "end" if ended else "length"
