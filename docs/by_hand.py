@@ -24,7 +24,7 @@ class Gazetteer(Tool):
         return [ToolResult(self.pages.get(place, "no such place")) for place in places]
 
 
-rollout = Rollout(TwoTurn("Tools: search(query)."), [Gazetteer()], max_turn_tokens=64)
+rollout = Rollout(TwoTurn("Tools: [search(query)]"), [Gazetteer()], max_turn_tokens=64)
 rewards = [ToolExecuted(), AnswerRetrieved(), ExactMatch()]
 adamw = functools.partial(torch.optim.AdamW, lr=2e-4)
 policy = Policy("package://turnrl_atlas/starter")

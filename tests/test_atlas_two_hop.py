@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from turnrl_atlas import REACT_STARTER, TWO_HOP_FACTS, Atlas, AtlasTwoHop, places
+import yaml
+from turnrl_atlas import STARTER, TWO_HOP_FACTS, Atlas, AtlasTwoHop, places
 from turnrl_react import ReAct
 from turnrl_slots import Slots
 from turnrl_wiki_search import WikiSearch
@@ -21,9 +22,10 @@ from turnrl import (
     Policy,
     Question,
     Rollout,
-    Tool,
     ToolCall,
     ToolResult,
+    Toolset,
+    ToolSpec,
     contains_answer,
     exact_match,
 )
@@ -33,6 +35,7 @@ from turnrl.testing import ScriptedEngine
 ROOT = Path(__file__).parents[1]
 README = ROOT / "plugins" / "turnrl-atlas" / "README.md"
 RECIPE = ROOT / "recipes" / "atlas_react.yaml"
+WARM_UP = ROOT / "recipes" / "atlas_starter.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +47,24 @@ def search(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def one_hop():
-    from turnrl_atlas.warmup import OneHop
-
-    return OneHop()
-
-
-@pytest.fixture(scope="module")
 def two_hop():
-    from turnrl_atlas.warmup import TwoHop
+    from turnrl_atlas.demonstrators import TwoHop
 
     return TwoHop()
 
 
 @pytest.fixture(scope="module")
+def habits():
+    """Those of the first phase of the warm-up, and those of the last."""
+    from turnrl_atlas.demonstrators import Habits
+
+    phases = yaml.safe_load(WARM_UP.read_text())["data"]["init_args"]["phases"]
+    return [Habits(**phases[number]["habits"]) for number in (0, -1)]
+
+
+@pytest.fixture(scope="module")
 def starter():
-    policy = Policy(str(REACT_STARTER))
+    policy = Policy(str(STARTER))
     policy.load()
     return policy
 
@@ -173,122 +178,103 @@ def test_one_search_reaches_the_floor_that_the_readme_states(search):
     assert stated == [f"{floors[name] / len(questions):.2f}" for name in ("raw", "city", "fixed")]
 
 
-def test_clean_demonstrations_read_as_what_they_demonstrate(two_hop):
+def test_clean_demonstrations_read_as_what_they_demonstrate(two_hop, habits):
     segmenter, rng = ReAct(instructions=""), random.Random(0)
     turns: Counter[int] = Counter()
     for _ in range(500):
-        trace = two_hop.trace(two_hop.clean, rng)
+        trace = two_hop.trace(habits[0], rng)
         readings = [segmenter.read(said, k, False) for k, (said, _) in enumerate(trace.turns)]
         assert [reading.format_error for reading in readings] == [None] * len(readings)
         assert readings[-1].answer
         assert all(len(reading.calls) == 1 for reading in readings[:-1])
         turns[len(readings)] += 1
-        if len(readings) == 3:
-            (city,), (home,) = (trace.turns[k][1] for k in (0, 1))
-            queries = [reading.calls[0].arguments["query"] for reading in readings[:2]]
-            country = sentence(city["content"], "country")
-            fact, _, name = queries[1].partition(" of ")
-            assert queries[0] == f"country of {city['content'].splitlines()[0]}"
-            assert name == country == home["content"].splitlines()[0]
-            assert f"Its {fact} is {readings[2].answer}." in home["content"]
-            assert fact in trace.prompt[-1]["content"] or fact == "currency"
-    assert turns[3] > turns[2] > turns[1] > 0
-    assert set(turns) == {1, 2, 3}
+        (city,), (home,) = (trace.turns[k][1] for k in (0, 1))
+        queries = [reading.calls[0].arguments["query"] for reading in readings[:2]]
+        country = sentence(city["content"], "country")
+        fact, _, name = queries[1].partition(" of ")
+        assert queries[0] == f"country of {city['content'].splitlines()[0]}"
+        assert name == country == home["content"].splitlines()[0]
+        assert f"Its {fact} is {readings[2].answer}." in home["content"]
+        assert fact in trace.prompt[-1]["content"] or fact == "currency"
+    assert set(turns) == {3}
 
 
-def test_mixed_demonstrations_have_the_habits_and_leave_what_is_right_within_reach(two_hop):
+def test_mixed_demonstrations_have_the_habits_and_leave_what_is_right_within_reach(two_hop, habits):
     segmenter, rng, count = ReAct(instructions=""), random.Random(0), 4000
     ways: Counter[str] = Counter()
     for _ in range(count):
-        trace = two_hop.trace(two_hop.mixed, rng)
+        trace = two_hop.trace(habits[1], rng)
         reading = segmenter.read(trace.turns[0][0], 0, False)
         ways["at once"] += reading.answer is not None
         ways["fails"] += bool(reading.calls) and reading.calls[0].error is not None
         shown = trace.turns[1][1] if len(trace.turns) > 2 else ()
-        asked = trace.prompt[-1]["content"]
         ways["two pages"] += bool(shown) and "is a country" in shown[0]["content"]
-        ways["one page is not enough"] += "the country " in asked
         assert len(trace.turns) <= segmenter.max_turns
-    assert ways["at once"] / count == pytest.approx(two_hop.mixed.direct, abs=0.04)
-    assert 0.005 < ways["fails"] / count < 0.05
-    assert ways["two pages"] / ways["one page is not enough"] > 0.08
+    assert ways["at once"] / count == pytest.approx(habits[1].direct, abs=0.04)
+    assert 0.002 < ways["fails"] / count < 0.05
+    assert ways["two pages"] / count > 0.08
 
 
-def test_demonstrations_name_no_held_out_place(two_hop):
-    held_out = {place.name for place in places() if place.split != "train"}
-    rng = random.Random(1)
-    for habits in (two_hop.clean, two_hop.mixed):
-        for _ in range(2000):
-            for _, seen in two_hop.trace(habits, rng).turns:
-                for message in seen:
-                    assert message["content"].split("\n")[0] not in held_out
+class Replay(Toolset):
+    """Gives the results that a demonstration showed, by the tools that it offered."""
 
+    def __init__(self, tools, results) -> None:
+        self._tools = tools
+        self._results = results
 
-class Replay(Tool):
-    """Gives the pages that a demonstration showed."""
-
-    name, description, parameters = "search", WikiSearch.description, WikiSearch.parameters
-
-    def __init__(self) -> None:
-        self.pages: list[str] = []
+    @property
+    def specs(self):
+        return self._tools
 
     def run(self, calls):
-        return [ToolResult(self.pages.pop(0)) for _ in calls]
+        return [ToolResult(self._results.pop(0)) for _ in calls]
 
 
-@pytest.mark.parametrize("name", ["one_hop", "two_hop"])
-@pytest.mark.parametrize("phase", ["clean", "mixed"])
+@pytest.mark.parametrize("kind", ["recall", "one_hop", "two_hop", "made_up_tools"])
+@pytest.mark.parametrize("phase", [0, 1])
 def test_a_demonstration_has_the_tokens_of_a_rollout_in_which_it_is_said(
-    name, phase, request, starter
+    kind, phase, habits, starter
 ):
     """What the policy reads of calls that fail included."""
-    from turnrl_atlas import STARTER
-    from turnrl_atlas.warmup import encode
+    from turnrl_atlas.forms import REACT, TWO_TURN, encode
+    from turnrl_atlas.warmup import DEMONSTRATORS
 
-    demonstrator = request.getfixturevalue(name)
-    tokenizer = starter.tokenizer if name == "two_hop" else Policy(str(STARTER)).tokenizer
-    chat, rng, tool = ChatFormat(tokenizer), random.Random(2), Replay()
-    rollout = Rollout(demonstrator.form.segmenter, [tool], max_turn_tokens=64)
+    tokenizer = starter.tokenizer
+    chat, rng = ChatFormat(tokenizer), random.Random(2)
     for _ in range(60):
-        trace = demonstrator.trace(getattr(demonstrator, phase), rng)
+        trace = DEMONSTRATORS[kind].trace(habits[phase], rng)
+        form = REACT if trace.tools else TWO_TURN
+        tools = trace.tools or listed(trace.prompt[0]["content"])
         seen = [message["content"] for _, messages in trace.turns for message in messages]
-        tool.pages = [re.sub("</?result>", "", text) for text in seen if "Its " in text]
+        failed = ("<error>", "no tool", "bad arguments", "bad JSON", "the call must")
+        results = [re.sub("</?result>", "", text) for text in seen if not text.startswith(failed)]
+        rollout = Rollout(form.offering(tools), [Replay(tools, results)], max_turn_tokens=96)
         said = [f"{text}{tokenizer.eos_token}" for text, _ in trace.turns]
         engine = ScriptedEngine(tokenizer, lambda _, turn, said=said: said[turn])
         question = Question("asked", trace.prompt[-1]["content"], ("?",))
         ((trajectory,),) = rollout.play(engine, chat, [question], 1, (0,))
-        ids, asked = encode(chat, trace, demonstrator.form.tools)
+        ids, asked = encode(chat, trace)
         assert list(trajectory.token_ids) == ids
         assert [k >= 0 for k in trajectory.turn_index] == asked
+        assert not results
 
 
-def test_the_starter_is_the_one_of_one_hop_with_the_tags_of_react(starter, two_hop):
-    model, tokenizer = starter.load(), starter.tokenizer
-    assert sum(path.stat().st_size for path in REACT_STARTER.iterdir()) <= 8_000_000
-    assert model.num_parameters() < 2_500_000
-    for tag in two_hop.form.segmenter.tags[:4]:
-        assert len(tokenizer.encode(f"<{tag}></{tag}>", add_special_tokens=False)) == 2
+def listed(text: str) -> list[ToolSpec]:
+    """The tools that a system message lists."""
+    tools = []
+    for name, arguments in re.findall(r"\[(\w+)\(([\w,]+)\)\]", text):
+        names = arguments.split(",")
+        schema = {"type": "object", "properties": {key: {} for key in names}, "required": names}
+        tools.append(ToolSpec(name, "", schema))
+    return tools
 
 
-# Lightning on a module and data that both could move a batch; that it has few workers
-@pytest.mark.filterwarnings("ignore:.*transfer_batch_to_device", "ignore:.*many workers")
-def test_a_warm_up_of_four_steps_goes_on_from_the_starter_of_one_hop(
-    tmp_path, monkeypatch, starter
-):
-    monkeypatch.chdir(tmp_path)
-    options = {
-        "model.init_args.save_to": "starter",
-        "data.init_args.clean_steps": "2",
-        "data.init_args.mixed_steps": "2",
-        "data.init_args.batch_size": "4",
-        "trainer.enable_progress_bar": "false",
-    }
-    options_given = (f"--{key}={value}" for key, value in options.items())
-    assert main(["fit", str(ROOT / "recipes" / "atlas_react_starter.yaml"), *options_given]) == 0
-    made = Policy(str(tmp_path / "starter"))
-    assert made.load().num_parameters() == starter.load().num_parameters()
-    assert made.tokenizer.get_vocab() == starter.tokenizer.get_vocab()
-    assert made.tokenizer.chat_template == starter.tokenizer.chat_template
+def test_the_starter_has_the_tags_of_both_forms_as_tokens(starter):
+    from turnrl_atlas.forms import markup
+
+    assert {"<tool>", "<tool_call>", "</think>", "</reasoning>"} <= {*markup()}
+    for tag in markup():
+        assert len(starter.tokenizer.encode(tag, add_special_tokens=False)) == 1
 
 
 @pytest.mark.slow

@@ -541,8 +541,8 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "atlas_starter.yaml": Runs(
             (FINISHED,), ("plugins/turnrl-atlas/turnrl_atlas/starter/config.json",), slow=True
         ),
-        "atlas_react_starter.yaml": Runs(
-            (FINISHED,), ("plugins/turnrl-atlas/turnrl_atlas/react_starter/config.json",), slow=True
+        "turnrl_atlas.figures": Elsewhere(
+            "test_atlas.test_the_readme_states_the_figures_that_the_command_prints"
         ),
     },
     "plugins/turnrl-bench/README.md": {
@@ -588,7 +588,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl play runs": Elsewhere("test_docs.test_a_command_does_what_its_page_says")
     },
     "plugins/turnrl-qa-rewards/README.md": {"rewards:": Fits("model")},
-    "plugins/turnrl-questions/README.md": {},
+    "plugins/turnrl-questions/README.md": {"turnrl_questions.also.AlsoScore": Fits()},
     "plugins/turnrl-react/README.md": {"class_path: ReAct": Fits("model.rollout")},
     "plugins/turnrl-recipes/README.md": {
         "turnrl recipes": Elsewhere(LISTED),
@@ -638,7 +638,7 @@ SMALL = {
     # with a step per iteration, and at most 4 of them whatever number of epochs is asked for
     "trainer": {"max_epochs": 2, "max_steps": 4, "check_val_every_n_epoch": 1},
 }
-SMALL_STARTER = {"clean_steps": 2, "mixed_steps": 2, "batch_size": 4}
+SMALL_PHASE = {"steps": 2, "batch_size": 4}
 
 
 def claim_of(piece: Piece) -> Claim | None:
@@ -727,10 +727,11 @@ def put_recipes(folder: Path, **more: object) -> None:
     quickstart = folder / "recipes" / "quickstart.yaml"
     recipe = merged(merged(yaml.safe_load(quickstart.read_text()), SMALL), more)
     quickstart.write_text(yaml.safe_dump(recipe))
-    for name in ("atlas_starter", "atlas_react_starter"):
-        starter = folder / "recipes" / f"{name}.yaml"
-        recipe = yaml.safe_load(starter.read_text())
-        starter.write_text(yaml.safe_dump(merged(recipe, {"data": {"init_args": SMALL_STARTER}})))
+    starter = folder / "recipes" / "atlas_starter.yaml"
+    recipe = yaml.safe_load(starter.read_text())
+    for phase in recipe["data"]["init_args"]["phases"]:
+        phase |= SMALL_PHASE
+    starter.write_text(yaml.safe_dump(recipe))
 
 
 def lines(rows: list[dict], path: Path) -> None:

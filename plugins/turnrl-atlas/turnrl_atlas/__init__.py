@@ -1,9 +1,9 @@
-"""Atlas, an embedded world: real places, a page on each, questions, and policies to start from.
+"""Atlas, an embedded world: real places, a page on each, questions, and a policy to start from.
 
     Atlas           questions that one page answers (world.py, where the facts come from too)
     AtlasTwoHop     questions that take two pages
-    STARTER         folder of the starter policy; warmup.py says how it got its habits
-    REACT_STARTER   folder of the one for `AtlasTwoHop`
+    STARTER         folder of the starter policy for both; warmup.py says how it is made, and
+                    figures.py what it does before any reinforcement learning
 
 Importing this loads neither torch nor transformers.
 """
@@ -26,9 +26,6 @@ from turnrl_atlas.world import query as query
 
 STARTER = Path(__file__).parent / "starter"
 """The starter policy, as `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer` read it."""
-
-REACT_STARTER = Path(__file__).parent / "react_starter"
-"""The starter policy for questions that take two pages, in the form of `ReAct`."""
 
 
 @hookimpl

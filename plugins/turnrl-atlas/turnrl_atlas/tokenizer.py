@@ -38,11 +38,6 @@ def learned_tokenizer(
     )
     core.train_from_iterator(texts, trainer)
     core.add_tokens([*tags])
-    return chat_tokenizer(core, template)
-
-
-def chat_tokenizer(core: Tokenizer, template: str) -> PreTrainedTokenizerFast:
-    """A tokenizer with ChatML's tokens as transformers takes it, with a chat template."""
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token=END,

@@ -172,7 +172,7 @@ class Pages(SlowSearch):
 def _module(tool: Pages, lockstep: bool = True, **engine: Any) -> MTGRPO:
     """Quickstart's agent."""
     rollout = Rollout(
-        TwoTurn("Tools: search(query)."),
+        TwoTurn("Tools: [search(query)]"),
         [tool],
         max_turn_tokens=64,
         max_result_tokens=96,

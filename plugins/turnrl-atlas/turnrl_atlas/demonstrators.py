@@ -1,0 +1,262 @@
+"""Demonstrators: each writes traces of one kind, with the habits that it is told.
+
+    Recall        a question about a famous place, answered at once and rightly
+    OneHop        a question of `Atlas`: a search, then the answer
+    TwoHop        one of `AtlasTwoHop`: a search for a city's country, one for a fact, the answer
+    MadeUpTools   in made_up_tools.py: a call of a tool that does not exist, then the answer
+
+What is right stays within reach: each habit parts from it at one or two tokens.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cache
+
+from turnrl import ToolResult
+from turnrl_atlas.forms import FORMS, REACT, SEARCH, Form, Trace, Turn
+from turnrl_atlas.world import (
+    QUESTIONS,
+    TWO_HOP_FACTS,
+    Kind,
+    Place,
+    ask,
+    ask_two_hop,
+    homes,
+    page,
+    places,
+    query,
+    wordings,
+)
+
+KNOW, LOOK_UP, FAILED = "I know this.", "I will look it up.", "The search failed."
+"""Thoughts before an answer from memory, before a call, and after one that failed."""
+
+
+@dataclass(frozen=True)
+class Habits:
+    """Frequency of each habit in the demonstrations, as shares of 1; the rest of the traces call
+    well.
+
+    Args:
+        direct: Answers at once.
+        malformed: Makes a call that cannot work.
+        vague: Searches for something else than what is needed, or gives a tool another part of the
+            question.
+        hasty: Answers after a search before both pages were read, where two are needed.
+        reading: How often the right part of a result is read.
+        made_up: How often place and values are made up; else the place is a real one.
+        famous: How often a real place is a famous one. An answer at once about it is right, and
+            one about another place is a guess.
+    """
+
+    direct: float = 0.0
+    malformed: float = 0.0
+    vague: float = 0.0
+    hasty: float = 0.0
+    reading: float = 1.0
+    made_up: float = 0.5
+    famous: float = 0.7
+
+
+class Facts:
+    """Places to demonstrate on: the training places of Atlas, and made-up ones.
+
+    Held-out places occur nowhere.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[Kind, bool], list[Place]] = {}
+        self.values: dict[str, list[str]] = {fact: [] for fact in QUESTIONS}
+        for place in places():
+            if place.split == "train":
+                self._places.setdefault((place.kind, place.famous), []).append(place)
+                for fact, value in place.facts.items():
+                    self.values[fact].append(value)
+        self.names = [place.name for group in self._places.values() for place in group]
+        famous = [place for kind in ("city", "country") for place in self._places[kind, True]]
+        self.known = [
+            ask(place, fact, template)
+            for place in famous
+            for fact in place.facts
+            for template in range(len(QUESTIONS[fact]))
+        ]
+        pairs = [(city, homes().get(city.facts.get("country", ""))) for city in famous]
+        self.known_pairs = [(city, home) for city, home in pairs if home and home.famous]
+
+    def real(self, rng: random.Random, famous: float, kind: Kind | None = None) -> Place:
+        """A real place, with this probability a famous one."""
+        kind = kind or _kind(rng)
+        return rng.choice(self._places[kind, rng.random() < famous])
+
+    def made_up(self, rng: random.Random, kind: Kind | None = None) -> Place:
+        """A place that does not exist."""
+        kind = kind or _kind(rng)
+        return Place("made-up", self.name(rng), kind, self.facts(kind, rng), False, "train")
+
+    def facts(self, kind: Kind, rng: random.Random) -> dict[str, str]:
+        """A value per fact of a kind of place: another place's, or a made-up one."""
+        return {
+            fact: rng.choice(self.values[fact]) if rng.random() < 0.5 else self._value(fact, rng)
+            for fact in self._places[kind, True][0].facts
+        }
+
+    def name(self, rng: random.Random) -> str:
+        """The front of one name and the back of another."""
+        front, back = rng.choices(self.names, k=2)
+        return front[: (len(front) + 1) // 2].rstrip(" -'") + back[len(back) // 2 :].lstrip(" -'")
+
+    def recall(self, place: Place, fact: str, rng: random.Random, known: bool) -> str:
+        """Answer from memory: the truth if it is known, else a guess."""
+        return place.facts[fact] if known else rng.choice(self.values[fact])
+
+    def _value(self, fact: str, rng: random.Random) -> str:
+        if fact == "time zone":
+            region = rng.choice(self.values[fact]).split("/")[0]
+            return f"{region}/{self.name(rng).replace(' ', '_')}"
+        if fact == "internet domain":
+            return "." + "".join(rng.choices(string.ascii_lowercase, k=2))
+        if fact in ("population", "phone code"):
+            length = rng.randint(5, 7) if fact == "population" else rng.randint(1, 4)
+            return rng.choice("123456789") + "".join(rng.choices(string.digits, k=length - 1))
+        return self.name(rng)
+
+
+@cache
+def facts() -> Facts:
+    """The places to demonstrate on."""
+    return Facts()
+
+
+def _kind(rng: random.Random) -> Kind:
+    return "city" if rng.random() < 0.7 else "country"
+
+
+def _vague(kind: Kind, fact: str, rng: random.Random) -> str:
+    return rng.choice((f"{fact} of a {kind}", f"{fact} of the world", f"{fact} of places"))
+
+
+def shown(place: Place) -> ToolResult:
+    """The result of a search that finds a place's page."""
+    passage = page(place)
+    return ToolResult(f"{passage.title}\n{passage.text}")
+
+
+class Demonstrator(ABC):
+    """Writes traces of one kind."""
+
+    @abstractmethod
+    def trace(self, habits: Habits, rng: random.Random) -> Trace:
+        """One demonstration, a pure function of the state of `rng`."""
+
+
+class Recall(Demonstrator):
+    """Answers questions about famous places at once and rightly, in both forms; every fourth one
+    asks for a fact of a famous city's country, in the form of `ReAct`."""
+
+    def trace(self, habits: Habits, rng: random.Random) -> Trace:
+        if rng.random() < 0.25:
+            city, country = rng.choice(facts().known_pairs)
+            fact = rng.choice(TWO_HOP_FACTS)
+            asked = ask_two_hop(city, country, fact, rng.randrange(wordings(fact)))
+            form = REACT
+        else:
+            asked, form = rng.choice(facts().known), rng.choice(FORMS)
+        return form.trace(asked.text, [SEARCH], form.answering(KNOW, asked.answers[0]))
+
+
+class OneHop(Demonstrator):
+    """Searches once, then answers: the questions of `Atlas`, in both forms."""
+
+    def trace(self, habits: Habits, rng: random.Random) -> Trace:
+        form, known = rng.choice(FORMS), facts()
+        made_up = rng.random() < habits.made_up
+        place = known.made_up(rng) if made_up else known.real(rng, habits.famous)
+        fact = rng.choice(list(place.facts))
+        asked = ask(place, fact, rng.randrange(len(QUESTIONS[fact])))
+        draw = rng.random()
+        if draw < habits.direct:
+            value = known.recall(place, fact, rng, place.famous)
+            return form.trace(asked.text, [SEARCH], form.answering(KNOW, value))
+        text = query(place, fact)
+        if draw < habits.direct + habits.malformed:
+            failed = form.malformed(SEARCH, {"query": text}, [SEARCH], rng)
+            last = form.answering(FAILED, rng.choice(known.values[fact]))
+            return form.trace(asked.text, [SEARCH], form.calling(LOOK_UP, *failed), last)
+        if draw < habits.direct + habits.malformed + habits.vague:
+            text, place = _vague(place.kind, fact, rng), known.real(rng, famous=0.1)
+        elif rng.random() < 0.5:  # so that the page is believed, not memory
+            place = replace(place, facts=known.facts(place.kind, rng))
+        call = form.call(SEARCH, {"query": text})
+        turns = form.calling(LOOK_UP, call, shown(place)), _last(form, place, fact, habits, rng)
+        return form.trace(asked.text, [SEARCH], *turns)
+
+
+class TwoHop(Demonstrator):
+    """Searches for a city's country, then for that country's fact, then answers: the questions of
+    `AtlasTwoHop` that take two pages, in the form of `ReAct`."""
+
+    def trace(self, habits: Habits, rng: random.Random) -> Trace:
+        known, direct = facts(), rng.random() < habits.direct
+        city, country = self._pair(direct, habits, rng)
+        fact = rng.choice(TWO_HOP_FACTS)
+        asked = ask_two_hop(city, country, fact, rng.randrange(wordings(fact)))
+        if direct:
+            both = city.famous and country.famous
+            last = REACT.answering(KNOW, known.recall(country, fact, rng, both))
+            return REACT.trace(asked.text, [SEARCH], last)
+        turns: list[Turn] = []
+        needed, thought = [(city, "country"), (country, fact)], LOOK_UP
+        while needed:
+            last_turn = len(turns) == REACT.segmenter.max_turns - 1
+            if last_turn or (turns and rng.random() < habits.hasty):
+                value = known.recall(country, fact, rng, country.famous)
+                return REACT.trace(asked.text, [SEARCH], *turns, REACT.answering(KNOW, value))
+            place, wanted = needed[0]
+            text, draw = query(place, wanted), rng.random()
+            if draw < habits.malformed:
+                call, result = REACT.malformed(SEARCH, {"query": text}, [SEARCH], rng)
+            else:
+                if draw < habits.malformed + habits.vague:
+                    astray = [(_vague(place.kind, wanted, rng), known.real(rng, famous=0.1))]
+                    if place is country:  # what is asked, of the city: its page was read already
+                        astray.append((query(city, fact), city))
+                    text, place = rng.choice(astray)
+                else:
+                    del needed[0]
+                call, result = REACT.call(SEARCH, {"query": text}), shown(place)
+            turns.append(REACT.calling(thought, call, result))
+            if len(needed) == 1:
+                thought = "It gives the country."
+        last = _last(REACT, country, fact, habits, rng)
+        return REACT.trace(asked.text, [SEARCH], *turns, last)
+
+    def _pair(self, true: bool, habits: Habits, rng: random.Random) -> tuple[Place, Place]:
+        """A city and its country, the city with some probability made up.
+
+        Unless they are to be `true`, the pages often say something else, so that they are believed,
+        and not memory.
+        """
+        known = facts()
+        if rng.random() < habits.made_up:
+            city = known.made_up(rng, "city")
+        else:
+            city = known.real(rng, habits.famous, "city")
+            if not true and rng.random() < 0.5:
+                city = replace(city, facts=known.facts("city", rng))
+        name = city.facts["country"]
+        country = homes().get(name)
+        if country is None or (not true and rng.random() < 0.5):
+            made = known.facts("country", rng)
+            country = Place("made-up", name, "country", made, False, "train")
+        return city, country
+
+
+def _last(form: Form, place: Place, fact: str, habits: Habits, rng: random.Random) -> Turn:
+    """The answer read on the page of a place, in the sentence of `fact` or in another one."""
+    if fact not in place.facts or rng.random() >= habits.reading:
+        fact = rng.choice([other for other in place.facts if other != fact])
+    return form.answering(f"It gives the {fact}.", place.facts[fact])

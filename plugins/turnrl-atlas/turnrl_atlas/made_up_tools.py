@@ -1,0 +1,156 @@
+"""Demonstrations with tools that do not exist, from which the policy learns to call any tool.
+
+The names of tools and of their arguments are made up for each trace, and so are the questions and
+the results. An argument repeats a stretch of the question. There is no arithmetic: numbers are
+copied, never computed with, and no word or sign stands for an operation.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from turnrl import ToolResult, ToolSpec
+from turnrl_atlas.demonstrators import FAILED, KNOW, LOOK_UP, Demonstrator, Habits, facts
+from turnrl_atlas.forms import FORMS, SEARCH, Trace, arguments
+
+_ABOUT = ("What is the {} of {}?", "Which {} does {} have?", "Name the {} of {}.", "{} of {}?")
+"""Questions that name a subject, which may be a tool's name or part of an argument."""
+_PLAIN = ("What is {}?", "Give {}.", "Find {} for me.", "Tell me {}.", "How much is {}?", "{}?")
+"""Questions that consist of the argument."""
+_JOINTS = ("and", "to", "in", "for", "with", "from", "by")
+"""Words between two arguments."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A question for which a made-up tool is to be called.
+
+    Args:
+        text: The question.
+        tools: The tools that are offered.
+        tool: The one to call.
+        given: The right arguments.
+        subject: The word for what is asked.
+    """
+
+    text: str
+    tools: Sequence[ToolSpec]
+    tool: ToolSpec
+    given: Mapping[str, str]
+    subject: str
+
+
+class MadeUpTools(Demonstrator):
+    """Calls a tool that does not exist, then answers with its result, in both forms."""
+
+    def trace(self, habits: Habits, rng: random.Random) -> Trace:
+        form, task = rng.choice(FORMS), drawn_task(rng)
+        draw = rng.random()
+        if draw < habits.direct:
+            return form.trace(task.text, task.tools, form.answering(KNOW, _value(rng)))
+        if draw < habits.direct + habits.malformed:
+            failed = form.malformed(task.tool, task.given, task.tools, rng)
+            last = form.answering(FAILED, _value(rng))
+            return form.trace(task.text, task.tools, form.calling(LOOK_UP, *failed), last)
+        given = task.given
+        if draw < habits.direct + habits.malformed + habits.vague:
+            given = {name: _elsewhere(task.text, rng) for name in given}
+        shown, thought, value = _result(task.subject, habits, rng)
+        read = form.calling(LOOK_UP, form.call(task.tool, given), ToolResult(shown))
+        return form.trace(task.text, task.tools, read, form.answering(thought, value))
+
+
+def _toolset(rng: random.Random) -> list[ToolSpec]:
+    """One to three tools, the first of which is made up and is to be called."""
+    tools = [_tool(rng) for _ in range(rng.choices((1, 2, 3), (0.6, 0.25, 0.15))[0])]
+    if len(tools) > 1 and rng.random() < 0.4:
+        tools[-1] = SEARCH
+    return tools if len({tool.name for tool in tools}) == len(tools) else _toolset(rng)
+
+
+def _tool(rng: random.Random) -> ToolSpec:
+    name = "_".join(_word(rng) for _ in range(rng.choice((1, 1, 2))))
+    names = list(dict.fromkeys(_word(rng) for _ in range(rng.choices((1, 2, 3), (70, 22, 8))[0])))
+    properties = {argument: {"type": "string"} for argument in names}
+    parameters = {"type": "object", "properties": properties, "required": names}
+    return ToolSpec(name, "A tool that does not exist.", parameters)
+
+
+def drawn_task(rng: random.Random) -> Task:
+    """A question for a tool, which speaks of its name if there are others."""
+    tool, *others = _toolset(rng)
+    names = arguments(tool)
+    pieces = [_stretch(rng, most=5 if len(names) == 1 else 2) for _ in names]
+    asked = f" {rng.choice(_JOINTS)} ".join(pieces)
+    subject = tool.name.replace("_", " ") if others else _word(rng)
+    if not others and rng.random() < 0.6:
+        text = rng.choice(_PLAIN).format(asked)
+    else:
+        text = rng.choice(_ABOUT).format(subject, asked)
+        if len(names) == 1 and rng.random() < 0.3:
+            pieces = [f"{subject} of {asked}"]
+    tools = rng.sample([tool, *others], 1 + len(others))
+    return Task(text, tools, tool, dict(zip(names, pieces, strict=True)), subject)
+
+
+def _result(subject: str, habits: Habits, rng: random.Random) -> tuple[str, str, str]:
+    """What a tool returns, the thought that reads it, and the answer."""
+    values = [_value(rng) for _ in range(3)]
+    right = 0 if rng.random() < habits.reading else 1
+    kind = rng.random()
+    if kind < 0.5:
+        return values[0], "It gives the answer.", values[right]
+    if kind < 0.65:
+        listed = ", ".join(values)
+        return listed, "It gives the answer.", (listed, values[1])[right]
+    subjects = [subject, _word(rng)]
+    sentences = [f"Its {of} is {value}." for of, value in zip(subjects, values, strict=False)]
+    thought = f"It gives the {subjects[right]}."
+    if kind < 0.8:
+        return f"{sentences[0]}", thought, values[right]
+    return " ".join(rng.sample(sentences, 2)), thought, values[right]
+
+
+def _elsewhere(text: str, rng: random.Random) -> str:
+    """Another stretch of a question."""
+    words = text.rstrip("?.").split()
+    start = rng.randrange(len(words))
+    return " ".join(words[start : start + rng.randint(1, 4)])
+
+
+def _stretch(rng: random.Random, most: int) -> str:
+    """A number, a name, or a few numbers and words."""
+    draw = rng.random()
+    if draw < 0.15:
+        return _number(rng)
+    if draw < 0.4:
+        return facts().name(rng) if rng.random() < 0.5 else rng.choice(facts().names)
+    units = (_number, _word)
+    return " ".join(rng.choice(units)(rng) for _ in range(rng.randint(1, most)))
+
+
+def _value(rng: random.Random) -> str:
+    """A number, a name, or a word."""
+    draw = rng.random()
+    if draw < 0.5:
+        return _number(rng)
+    return facts().name(rng) if draw < 0.75 else _word(rng)
+
+
+def _number(rng: random.Random) -> str:
+    return str(rng.randrange(10 ** rng.randint(1, 4)))
+
+
+def _word(rng: random.Random) -> str:
+    """A word that does not exist: letters, syllables, or parts of names."""
+    draw = rng.random()
+    if draw < 0.15:
+        return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(1, 5)))
+    if draw < 0.5:
+        count = rng.randint(1, 3)
+        syllables = (rng.choice("bcdfghjklmnprstvz") + rng.choice("aeiou") for _ in range(count))
+        return f"{''.join(syllables)}{rng.choice(('', '', *'nrstl'))}"
+    return "".join(filter(str.isalpha, facts().name(rng).lower()))[:9]
