@@ -56,7 +56,7 @@ class Measured:
         self.search.check()
 
     def acting(self, form: Form, source: QuestionSource, split: str) -> dict[str, float]:
-        """What the policy does with the first questions of a split."""
+        """The policy's figures on the first questions of a split."""
         questions = [*islice(source.questions(split), self.questions)]
         rollout = Rollout(
             form.offering([SEARCH]),
@@ -90,7 +90,7 @@ class Measured:
         }
 
     def skills(self, form: Form) -> dict[str, float]:
-        """What the policy says next on held-out places, once a turn was begun."""
+        """The policy's next words on held-out places, once a turn was begun."""
         held_out = [place for place in places() if place.split == "val"]
         rng = random.Random(0)
         begun, read, pointed, calls, values = [], [], [], [], []
@@ -113,7 +113,7 @@ class Measured:
         }
 
     def tools(self, form: Form) -> dict[str, float]:
-        """What the policy does with tools that it has never seen."""
+        """The policy's calls of tools that it has never seen."""
         rng = random.Random("figures")
         tasks = [drawn_task(rng) for _ in range(self.questions)]
         traces = [form.trace(task.text, task.tools) for task in tasks]

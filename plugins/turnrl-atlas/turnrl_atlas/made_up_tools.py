@@ -97,7 +97,7 @@ def drawn_task(rng: random.Random) -> Task:
 
 
 def _result(subject: str, habits: Habits, rng: random.Random) -> tuple[str, str, str]:
-    """What a tool returns, the thought that reads it, and the answer."""
+    """The reply of a tool, the thought that reads it, and the answer."""
     values = [_value(rng) for _ in range(3)]
     right = 0 if rng.random() < habits.reading else 1
     kind = rng.random()

@@ -116,7 +116,7 @@ def usable(made: Made, size: int) -> AdvantageEstimator:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, in one line; its kind if it says nothing."""
+    """The text of an error in one line; its kind if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

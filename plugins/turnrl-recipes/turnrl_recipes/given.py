@@ -238,7 +238,7 @@ def read_given(
 
 
 def _with_paths(contents: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, with its paths filled in, and each part of the recipe as a mapping."""
+    """The contents with their paths filled in, and each part of the recipe as a mapping."""
     filled = {key: each_text(value, _filled_in, key) for key, value in contents.items()}
     for key in _MAPPINGS:
         section = filled[key] or {}
@@ -276,7 +276,7 @@ def refuse_unknown(given: Given, homes: Callable[[str], Sequence[str]] | None = 
 
 
 def _recipe(path: str, command: str, flags: Flags) -> dict[str, Any]:
-    """What a recipe says, without the command that its run notes there beside its settings.
+    """The settings of a recipe, without the command that a run notes beside them.
 
     Raises:
         RecipeError: If it has an option without a value as a key. The `config.yaml` of runs of
@@ -305,7 +305,7 @@ def _without_place(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settled(given: Given) -> Given:
-    """What was given, with the logger that keeps its folder, and with the file of its checkpoint
+    """The given recipe with the logger that keeps its folder, and with the file of its checkpoint
     unless that is looked up among its runs."""
     trainer = given.contents["trainer"]
     logger, own = _with_own(trainer.get("logger", True), f"{given.name}{given.suffix}")

@@ -244,7 +244,7 @@ def _differs(recorded: Sequence[Sequence[Any]], again: Sequence[Sequence[Any]]) 
 
 
 def _credit(one: Applied, size: int) -> dict[str, Any]:
-    """What the page says of an estimator; None in the place of a trajectory without credit."""
+    """The part of the page about an estimator; None in the place of a trajectory without credit."""
     shown: dict[str, Any] = {"name": one.name, "own": one.own, "missing": one.reason}
     if one.credit is not None:
         rows = {i: [_short(value) for value in row] for i, row in one.advantages.items()}
