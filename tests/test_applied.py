@@ -39,12 +39,12 @@ class Raises(Plain):
         raise ZeroDivisionError("nothing to divide by")
 
 
-class Unclear(Plain):
+class Obscure(Plain):
     """Its explanation fails."""
 
 
 @compares.register
-def _(estimator: Unclear, group: Group):
+def _(estimator: Obscure, group: Group):
     raise ZeroDivisionError("nothing to divide by")
 
 
@@ -62,7 +62,7 @@ def test_the_runs_own_estimator_comes_first_and_no_other_gives_the_same():
 
 
 def test_an_estimator_has_credit_or_a_reason_and_terms_or_why_there_are_none(monkeypatch):
-    some = {kind.__name__: kind for kind in (Unmade, Raises, Unclear, Plain, Merged)}
+    some = {kind.__name__: kind for kind in (Unmade, Raises, Obscure, Plain, Merged)}
     monkeypatch.setattr("turnrl_estimators.applied.installed", lambda hook: some)
     group = recorded.group(random.Random(0), 0)
     found = {one.name: one for one in applied(group, LookupError("it is gone"), "mine")}
@@ -73,7 +73,7 @@ def test_an_estimator_has_credit_or_a_reason_and_terms_or_why_there_are_none(mon
     assert found["Unmade"].reason == "ValueError"  # its error says nothing else
     assert found["Raises"].reason.startswith("Raises on a group of 4")
     failed = "failed to say what it compares (ZeroDivisionError: nothing to divide by)"
-    assert found["Unclear"].unexplained == failed
+    assert found["Obscure"].unexplained == failed
     assert found["Plain"].unexplained == "does not say what it compares"
     assert [*found["Merged"].terms.values()] == terms(Merged(), group)
 

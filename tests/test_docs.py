@@ -228,6 +228,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "SNR = mean": Elsewhere("test_estimators.test_signal_is_what_comes_back_in_another_group"),
     },
     "docs/design.md": {
+        "atlas         react": Elsewhere(
+            "test_layers.test_the_design_names_every_plugin_that_takes_names_of_another"
+        ),
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "errors      every": Elsewhere(
             "test_layers.test_a_module_imports_only_from_its_own_room_and_those_above_it"
@@ -292,6 +295,12 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "docs/howto/runs.md": {
         "turnrl eval recipes/quickstart.yaml --ckpt_path best": Runs(("8 questions, greedy",)),
         "turnrl fit recipes/quickstart.yaml --ckpt_path last": Runs((FINISHED,), slow=True),
+        "--ckpt_path last": Elsewhere(
+            "test_find_run.test_the_best_checkpoint_is_taken_or_else_the_last"
+        ),
+        "--checkpoint last": Elsewhere(
+            "test_find_run.test_the_best_checkpoint_is_taken_or_else_the_last"
+        ),
         "turnrl.BestCheckpoint": Fits(),
         "turnrl.Question(": Runs(("Trajectory('What is the time",), slow=True),
         "fit recipes/quickstart.yaml --ckpt_path": Runs(("Restored all states", FINISHED)),

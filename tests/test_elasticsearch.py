@@ -521,7 +521,9 @@ def test_an_outage_pauses_all_callers_and_leaves_no_trace(small_index, proxy, ca
     assert 2 < tried <= 2 * 2 + 2
     first, last = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
-        rf"turnrl: {proxy.url} does not answer \(.*\); the run waits for it, 30 s at most", first
+        rf"turnrl: {proxy.url} does not answer \(.*\); "
+        r"the run waits for it, 30 s at most \(wait_s\)",
+        first,
     )
     assert re.fullmatch(rf"turnrl: {proxy.url} answers again after \d+ s; the run goes on", last)
 
