@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from turnrl_play import Telling
@@ -100,3 +103,14 @@ def test_nothing_that_an_agent_says_acts_on_the_terminal(capsys):
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", printed)
     assert r"\x1b[2J\x202eabc" in printed
     assert r"error: \x07\x9b31m" in printed
+
+
+def test_a_typo_at_the_top_of_a_recipe_is_told_before_torch_is_loaded(recipe):
+    Path("typo.yaml").write_text(Path("recipe.yaml").read_text().replace("model:", "modle:", 1))
+    code = (
+        "import sys\nfrom turnrl.cli import main\n"
+        "main(['play', 'typo.yaml', 'Why?'])\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "unknown key 'modle'. Did you mean model?" in done.stderr
+    assert done.stdout.strip() == "False"

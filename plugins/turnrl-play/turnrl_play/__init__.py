@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from turnrl_recipes.agents import find_agent
 from turnrl_recipes.folders import LATEST
-from turnrl_recipes.given import read_recipe
+from turnrl_recipes.given import read_given, refuse_unknown
 
 from turnrl import (
     Message,
@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace) -> None:
     agent = find_agent(args.agent, args.checkpoint)
     file = agent.weights()  # a mistake is told before torch is loaded
     if file is None:
-        read_recipe(str(agent.recipe))
+        refuse_unknown(read_given("fit", ["--config", str(agent.recipe)]))
     print(f"turnrl play: {agent}", file=sys.stderr, flush=True)
     from turnrl import load
 

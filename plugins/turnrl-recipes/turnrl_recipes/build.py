@@ -115,7 +115,9 @@ def load(path: str | Path, device: str = "cpu", checkpoint: str | None = None) -
     agent = find_agent(path, checkpoint)
     file, kept = agent.weights(), None
     if file is None:
-        recipe = read_given("fit", ["--config", str(agent.recipe)]).contents
+        given = read_given("fit", ["--config", str(agent.recipe)])
+        refuse_unknown(given, _homes)
+        recipe = given.contents
         # classes of one's own; none beside a checkpoint
         sys.path += [str(agent.recipe.absolute().parent)]
     else:

@@ -103,10 +103,10 @@ def _run(
     """Run the command; the exit code, and the table as plain values if it was asked for."""
     from filelock import FileLock, Timeout
 
-    from turnrl_sweep.matrix import default_folder, read_cells, refuse_unknown
+    from turnrl_sweep.matrix import default_folder, read_cells, refuse_options
     from turnrl_sweep.sweep import Sweep
 
-    refuse_unknown(words, own)
+    refuse_options(words, own)
     given, cells = read_cells(words, args.seeds, args.set)
     folder = Path(args.output) if args.output else default_folder(given)
     writable_part(folder)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from turnrl_recipes.folders import RUNS
-from turnrl_recipes.given import SECTIONS, Given, listed, read_given
+from turnrl_recipes.given import SECTIONS, Given, listed, read_given, refuse_unknown
 
 from turnrl import RecipeError, did_you_mean
 
@@ -114,6 +114,7 @@ def read_cells(
         settings = {key: value for (key, _), value in zip(keys, values, strict=True)}
         words = [*given.arguments, *(f"--{key}={value}" for key, value in settings.items())]
         read = read_given("fit", words)
+        refuse_unknown(read)
         _refuse(read.contents)
         digest = _digest(read.contents)
         if (other := known.setdefault(digest, settings)) is not settings:
@@ -255,7 +256,7 @@ def check(cells: Iterable[Cell], folder: Path) -> Any:
     return start
 
 
-def refuse_unknown(words: Sequence[str], own: Iterable[str]) -> None:
+def refuse_options(words: Sequence[str], own: Iterable[str]) -> None:
     """Refuse an option that is neither of the sweep nor the top of a recipe.
 
     Args:
