@@ -219,7 +219,7 @@ def test_a_data_set_in_memory_is_a_question_set(hub_rows):
     data = QuestionData(renamed, fields=Fields("key", "ask"), questions_per_iteration=3)
     data.setup("fit")
     assert sorted(q.id for q in data.iteration_questions(0, 0, 1)) == ["007", "a", "b"]
-    with pytest.raises(DataError, match=r"the Dataset has no field 'id'\. It has: answers"):
+    with pytest.raises(DataError, match=r"the Dataset has no field 'question'\. It has: answers"):
         load_questions(renamed)
 
 
@@ -469,10 +469,17 @@ def test_rows_without_any_id_are_numbered(tmp_path):
         load_questions(path, fields=Fields("key"))
 
 
+def test_of_several_missing_fields_the_one_that_cannot_be_numbered_is_told(tmp_path):
+    path = write_jsonl(tmp_path / "q.jsonl", [{"qestion": "?", "answers": ["x"]}])
+    told = r"no field 'question'\. Did you mean qestion\? It has: answers, qestion"
+    with pytest.raises(DataError, match=told):
+        load_questions(path)
+
+
 def test_a_missing_field_is_answered_with_those_there_are(tmp_path):
     path = write_jsonl(tmp_path / "q.jsonl", [{"query": "?", "gold": {"text": "x"}}])
     with pytest.raises(
-        DataError, match=r"no field 'id'. It has: gold.text, query. Set data.fields.id .*null"
+        DataError, match=r"no field 'question'. It has: gold.text, query. Set data.fields.question"
     ):
         load_questions(path)
     with pytest.raises(DataError, match=r"no field 'question'.*Set data.fields.question"):

@@ -324,7 +324,8 @@ def test_a_missing_field_is_answered_with_the_setting_of_the_source(tmp_path):
     rows = [in_its_own_files(row) for row in TRAIN]
     source = HotpotParagraphs(path=write_jsonl(tmp_path / "mine.jsonl", rows))
     with pytest.raises(
-        DataError, match=r"no field 'id'. It has: _id, .*HotpotParagraphs.fields.id"
+        DataError,
+        match=r"no field 'id'. Did you mean _id\? It has: _id, .*HotpotParagraphs.fields.id",
     ):
         load_questions(source)
 

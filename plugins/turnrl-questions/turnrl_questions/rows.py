@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnrl import DataError, Question, reach_hub
+from turnrl import DataError, Question, did_you_mean, reach_hub
 from turnrl_questions.sources import NAMED_BY, Fields
 
 if TYPE_CHECKING:
@@ -332,13 +332,14 @@ def questions_of(
             },
         )
         yield replace(question, answers=tuple(accepted)) if accepted else question
-    if missing == [("id", Fields.id)] and not needs_id:
-        missing = []  # nobody asked for it by name, and all else is there
+    if not needs_id:  # rows are numbered, unless the user named a field of ids
+        missing = [one for one in missing if one != ("id", Fields.id)]
     if missing and number >= 0:
         name, path = missing[0]
         numbered = ", or to null to number the rows" if name == "id" else ""
         raise DataError(
-            f"{where} has no field {path!r}. It has: {', '.join(sorted(names))}. "
+            f"{where} has no field {path!r}.{did_you_mean(path, names)} "
+            f"It has: {', '.join(sorted(names))}. "
             f"Set {setting}.{name} to the one that holds it{numbered}."
         )
     if without is not None and not matched:
