@@ -402,6 +402,8 @@ def test_with_seeds_a_figure_over_as_many_questions_is_not_over_seeds(capsys):
     assert re.search(
         r"Over questions, because all seeds differ by the same: exact_match.* f1", told
     )
+    assert "exact_match: more seeds have to tell. These all differ by the same." in told
+    assert "B is better" not in told
 
 
 def test_a_figure_that_says_nothing_in_one_run_is_left_out():

@@ -168,17 +168,23 @@ def _told(comparison: Comparison, seeds: int) -> Iterator[str]:
     if seeds > 1:
         yield (
             f"Intervals: Student's t over {seeds} seeds, paired. They hold for other seeds of "
-            "these recipes, on these questions. Won and lost count seeds."
+            "these recipes, on these questions. Won and lost count seeds there."
         )
         still = [name for name, figure in comparison.figures.items() if figure.over == "questions"]
         if still:
-            yield f"Over questions, because all seeds differ by the same: {', '.join(still)}."
+            yield (
+                f"Over questions, because all seeds differ by the same: {', '.join(still)}. This "
+                "says nothing of other seeds, and won, lost and p count questions there."
+            )
     else:
         yield (
             "Intervals: over questions, for these policies. Another seed trains another policy. To "
             "compare recipes, name runs of several seeds of each."
         )
     yield from comparison.notes
+    if match.over == "questions" and seeds > 1:
+        yield "exact_match: more seeds have to tell. These all differ by the same."
+        return
     better = "B is better than A" if match.low > 0 else "B is worse than A"
     same = "no difference is shown: the interval holds 0"
     yield f"exact_match: {same if match.low <= 0 <= match.high else better}."

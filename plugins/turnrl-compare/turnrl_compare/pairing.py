@@ -15,7 +15,7 @@ from functools import cached_property
 from statistics import fmean
 
 from turnrl_recipes.folders import run_at
-from turnrl_record.runs import SEEDS, Run, experiments, open_runs
+from turnrl_record.runs import SEEDS, Run, experiments, open_runs, was_evaluated
 from turnrl_record.statistics import Difference, difference, over_seeds
 from turnrl_report.links import link
 
@@ -258,8 +258,13 @@ def _compared(first: Side, second: Side) -> Comparison:
     asked = (len(first.one.questions), len(second.one.questions))
     after = [one.iteration for one in every]
     if len({*after}) > 1 and len({one.number for one in every}) > 1:
-        step = "Take --iteration N for the same of all"
-        notes.append(f"the iterations differ ({', '.join(map(str, after))}). {step}.")
+        # an evaluation by `turnrl eval` has one iteration
+        step = (
+            ""
+            if any(was_evaluated(e.run) for e in every)
+            else " Take --iteration N for the same of all."
+        )
+        notes.append(f"the iterations differ ({', '.join(map(str, after))}).{step}")
     figures = {}
     for name in _FIGURES:
         if name == _TOTAL and (why := _other_rewards(first.one, second.one)):
