@@ -88,6 +88,12 @@ def test_a_file_in_a_run_means_the_run_to_every_command(recipe, capsys):
         assert main(["play", str(file), "Number 7?"]) == 0
         assert f"turnrl play: checkpoint {best}\n" in capsys.readouterr().err
     assert find_agent(next(run.glob("model/*.json"))).checkpoint == run / "checkpoints/last.ckpt"
+    # under runs/ a word is a name, and no path to something inside a run
+    assert find_run("recipe/version_0") == run
+    with pytest.raises(CheckpointError, match="no run, no recipe and no checkpoint at 'recipe/ver"):
+        find_agent("recipe/version_0/checkpoints/last.ckpt")
+    with pytest.raises(DataError, match="no record of a run at 'recipe/version_0/record"):
+        record.files(f"recipe/version_0/record/{parquet.name}")
 
 
 def test_a_yaml_is_a_recipe_wherever_a_recipe_can_be_given(recipe, capsys):

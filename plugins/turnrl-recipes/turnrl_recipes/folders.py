@@ -23,6 +23,8 @@ EXPORTED = ("model", "adapter")
 """Folders of a run with the policy at its end."""
 RUNS = Path("runs")
 """The folder in which runs lie, unless `trainer.logger` names another."""
+_LOST = 100
+"""Times that a folder of runs may vanish while a run begins in it."""
 _PARTS = ("record", "checkpoints", "transcripts", *EXPORTED)
 _FILES = ("config.yaml", "metrics.csv", "record", *(f"checkpoints/{name}.ckpt" for name in LATEST))
 _GIVE = "Give the folder of a run, such as runs/quickstart/version_0."
@@ -84,8 +86,11 @@ def _lack(run: Path, needs: str) -> str:
 
 def run_at(word: str | Path) -> Path | None:
     """The folder of the run that a word means; None if it means none. See `find_run`."""
-    found = (run_in(place) for place in (Path(word), RUNS / word))
-    return next(filter(None, found), None)
+    named = RUNS / word
+    inner = run_in(named)
+    # a name, and no path to something inside a run
+    known = inner if inner is not None and named in (inner, inner.parent) else None
+    return run_in(Path(word)) or known
 
 
 def run_in(place: Path) -> Path | None:
@@ -177,7 +182,7 @@ def claimed(home: Path) -> Iterator[int]:
         RecipeError: If no folder can be made there.
     """
     made = [one for one in (home, *home.parents) if not one.exists()]
-    number = next_version(home)
+    number, lost = next_version(home), 0
     while True:
         try:
             home.mkdir(parents=True, exist_ok=True)
@@ -187,10 +192,10 @@ def claimed(home: Path) -> Iterator[int]:
             if not home.is_dir():  # a file, or a link that leads nowhere
                 raise _not_writable(home, error) from error
             number += 1
-        except FileNotFoundError:  # another run has just removed the folder above
-            continue
         except OSError as error:
-            raise _not_writable(home, error) from error
+            lost += 1  # another run may have just removed the folder above
+            if lost > _LOST or not isinstance(error, FileNotFoundError):
+                raise _not_writable(home, error) from error
     try:
         yield number
     finally:
