@@ -13,8 +13,8 @@ from turnrl_questions.data import QuestionData
 
 _TAKEN = ("train", "val", "rollout", "reward")
 _CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
-_KEY = 2
-"""Names the random streams of what is scored here; training has 0 and validation 1."""
+_KEY = 3
+"""Names the random streams of what is scored here; training, validation and `ask` have 0 to 2."""
 
 
 class AlsoScore(L.Callback):
