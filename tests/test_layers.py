@@ -85,6 +85,15 @@ def test_the_design_names_every_plugin_that_takes_names_of_another():
         assert sorted(declared) == edges.get(name, []), f"the dependencies of turnrl-{name}"
 
 
+def test_the_design_names_the_modules_of_recipes_that_other_plugins_import():
+    (sentence,) = re.findall(r"of its modules are for other plugins: (.*?)\. ", DESIGN, re.DOTALL)
+    told = set(re.findall(r"`(\w+)`", sentence))
+    others = [path for path in PLUGINS if "turnrl-recipes" not in path.parts]
+    taken = {module for path in others for module, _ in imports(path)}
+    home = "turnrl_recipes."
+    assert told == {name.removeprefix(home) for name in taken if name.startswith(home)}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_imports_only_from_its_own_room_and_those_above_it(path):
     own = room(path)
