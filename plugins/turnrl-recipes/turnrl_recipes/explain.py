@@ -172,11 +172,8 @@ def _passed_on(cls: Any) -> Iterator[tuple[str, Any]]:
     """The settings that jsonargparse knows a class by, with their defaults."""
     parser = ArgumentParser(exit_on_error=False)
     with contextlib.suppress(ValueError):  # of a class that it cannot read
-        parser.add_class_arguments(cls, "of", fail_untyped=False)
-    for action in parser._actions:
-        _, _, name = action.dest.partition("of.")
-        if name and "." not in name:
-            yield name, action.default
+        parser.add_class_arguments(cls, fail_untyped=False)
+    yield from vars(parser.get_defaults()).items()
 
 
 def explain_class(value: Any, kind: Any, key: str) -> str | None:
