@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 from tqdm import tqdm
+from turnrl_recipes.given import COMMAND, SECTIONS
 
 from turnrl import DataError, find_run, in_short, record
 
@@ -25,8 +26,6 @@ _WRITTEN = (
     *("model.record_per_iteration", "model.record_tokens", "model.transcripts_per_iteration"),
 )
 _CHECKPOINT = "ckpt_path"
-_COMMAND = "command"
-_RECIPE = ("seed_everything", "model", "data", "trainer")
 
 
 @dataclass
@@ -164,13 +163,14 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 def _is_output(name: str) -> bool:
     """True for a setting of where or what a run writes, which changes no figure."""
-    return name.startswith(_PLACES) or name in (*_WRITTEN, _COMMAND)
+    return name.startswith(_PLACES) or name in (*_WRITTEN, COMMAND)
 
 
 def is_of_command(name: str) -> bool:
     """True for a setting that is none of the recipe's parts, such as `ckpt_path` or `samples`. Of
     an evaluation they say who answered what, and not what trained."""
-    return name.partition(".")[0] not in _RECIPE and not _is_output(name)
+    of_recipe = name != _CHECKPOINT and name.partition(".")[0] in SECTIONS
+    return not of_recipe and not _is_output(name)
 
 
 def experiments(runs: Sequence[Run]) -> list[list[int]]:
@@ -218,7 +218,7 @@ def _apart(runs: Sequence[Run], alike: Sequence[int]) -> Iterable[list[int]]:
 def was_evaluated(run: Run) -> bool:
     """True if it is of `turnrl eval`. Runs of before did not note their command, but those of
     `eval` have a split to score, and those of `fit` have none."""
-    command = run.settings.get(_COMMAND)
+    command = run.settings.get(COMMAND)
     return "split" in run.settings if command is None else command == "eval"
 
 
