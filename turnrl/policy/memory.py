@@ -1,7 +1,6 @@
 """The boundary to a device's memory: the most that was held, and the phase in which it ran out."""
 
 import contextlib
-import resource
 import sys
 from collections.abc import Iterator
 
@@ -22,6 +21,8 @@ def peak_bytes(device: torch.device) -> int:
     """The most bytes that this process has held so far: on its GPU, or in all on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    import resource  # not on Windows
+
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return held if sys.platform == "darwin" else held * 1024  # Linux counts in KiB
 
