@@ -336,7 +336,7 @@ def questions_of(
         missing = [one for one in missing if one != ("id", Fields.id)]
     if missing and number >= 0:
         name, path = missing[0]
-        numbered = ", or to null to number the rows" if name == "id" else ""
+        numbered = ", or to null to number the rows" if name == "id" and not needs_id else ""
         raise DataError(
             f"{where} has no field {path!r}.{did_you_mean(path, names)} "
             f"It has: {', '.join(sorted(names))}. "
