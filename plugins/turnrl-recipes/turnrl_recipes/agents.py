@@ -25,6 +25,8 @@ from turnrl_recipes.folders import (
     run_like,
 )
 
+_YAML = (".yaml", ".yml")
+
 
 @dataclass(frozen=True)
 class Agent:
@@ -120,9 +122,6 @@ def _agent_at(word: str) -> Agent:
     near = run_like(word, bundled_recipes())
     step = "Give the folder of a run, the name of its runs, or a recipe."
     raise CheckpointError(f"no run, no recipe and no checkpoint at {word!r}.{near} {step}")
-
-
-_YAML = (".yaml", ".yml")
 
 
 def _is_checkpoint(file: Path) -> bool:
