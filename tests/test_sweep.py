@@ -582,12 +582,14 @@ def test_curves_count_every_sampled_token_and_every_part_of_an_iteration():
         {"iteration": 1, "step": 4, "rollout/tokens_per_s": 50.0, "rollout/seconds": 2.0}
         | {"rollout/scoring_seconds": 0.5, "train/seconds": 0.5},
         {"iteration": 2, "step": 8, "rollout/tokens_per_s": 30.0, "rollout/seconds": 1.0}
-        | {"rollout/scoring_seconds": 1.0, "train/seconds": 2.0}
-        | {"val/exact_match": 1 / 3, "val/format": 1.0},
+        | {"rollout/scoring_seconds": 1.0, "train/seconds": 2.0, "reward/total": 1.0}
+        | {"val/exact_match": 1 / 3, "val/format": 1.0}
+        | {"train/tool_execution": 0.5, "famous/exact_match": 0.75},
     ]
     assert results.curves(rows) == {
         **{"iteration": [0, 2], "step": [0, 8], "sampled_tokens": [0, 130], "seconds": [0, 7]},
         **{"val/exact_match": [0.1, 0.333333333], "val/format": [None, 1]},
+        **{"train/tool_execution": [None, 0.5], "famous/exact_match": [None, 0.75]},
     }
     assert results.curves(rows[1:2]) == {}
     # a share that a row does not tell is not nothing
@@ -635,6 +637,21 @@ def test_intervals_are_students_over_seeds_and_differences_are_paired(recipe):
     (line,) = [line for line in text if line.startswith("exact_match")]
     assert line == "exact_match       A    0.4000  [0.0000, 0.8968]"
     assert "2 runs did not finish, and are in no figure." in " ".join(text)
+
+
+def test_questions_scored_beside_the_validation_are_in_the_table(recipe):
+    _, cells = matrix.read_cells(["recipe.yaml"], "0..1", [])
+    found = {}
+    for cell in cells:
+        line = a_line(cell.digest, cell.seed)
+        line["curves"]["famous/tool_execution"] = [0, 1, cell.seed]
+        line["curves"]["train/tool_execution"] = [None, 0, 0]
+        found[cell.digest, cell.seed] = results._result(json.dumps(line))
+    text = [*table.as_text(table.tabulate(cells, found))]
+    assert max(map(len, text)) <= 80
+    place = text.index("famous/tool_execution")
+    assert text[place + 1] == f"{'':18}A    0.5000  [0.0000, 1.0000]"  # a share, so it ends there
+    assert not any("train" in line for line in text)
 
 
 def test_what_the_figures_of_a_setting_lack_is_said(recipe):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from turnrl import whole_file
+from turnrl import record, whole_file
 
 FILE = "results.jsonl"
 _DIGITS = 9  # more than float32 has
@@ -33,7 +33,9 @@ class Result:
         curves: A value for each validation. `iteration` and `step` are behind the policy then;
             `sampled_tokens` and `seconds` are what all of them took until then, the tokens of one
             process, and None from where a row does not tell its share. The others are figures of
-            `metrics.csv`, such as `val/exact_match`; None where the validation had none.
+            `metrics.csv`: all of the validation, such as `val/exact_match`, and the curves of the
+            iteration before it (`train/exact_match`) and of questions that were scored beside it
+            (`famous/exact_match`). None where there was none.
     """
 
     digest: str
@@ -110,9 +112,14 @@ def curves(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | Non
             seconds += sampled_s + sum(row.get(name, math.nan) for name in others)
         if any(name.startswith("val/") for name in row):
             validated.append({**row, "sampled_tokens": tokens, "seconds": round(seconds, 1)})
-    names = sorted({name for row in validated for name in row if name.startswith("val/")})
+    names = sorted({name for row in validated for name in row if _is_kept(name)})
     places = ("iteration", "step", "sampled_tokens", "seconds")
     return {n: [_short(row.get(n)) for row in validated] for n in (*places, *names) if validated}
+
+
+def _is_kept(name: str) -> bool:
+    split, _, figure = name.partition("/")
+    return split == "val" or figure in record.CURVES
 
 
 def _short(value: float | None) -> float | None:

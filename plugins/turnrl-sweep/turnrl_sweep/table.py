@@ -20,12 +20,16 @@ from turnrl_sweep.matrix import Cell, title
 from turnrl_sweep.results import Result
 
 _WIDTH = 80
+_NAME = 18
+"""Columns for the name of a figure; a longer one has a line of its own."""
 _MATCH = "val/exact_match"
 _AREA = "area"
 _SHARES = (_AREA, *record.CURVES, "f1")
 """Figures between 0 and 1. Their intervals end there too."""
 _SAME = 1e-9
 _LEFT_OUT = ("val/findable", "val/questions")
+_PLACES = ("train", "iteration", "step", "sampled_tokens", "seconds")
+"""Curves that are no figures of a validation."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def _figures(result: Result, tokens: float) -> dict[str, float]:
         figures[_AREA] = area(points, tokens)
     for name in result.curves:
         shown = not name.startswith("val/reward/") or name == "val/reward/total"
-        if name.startswith("val/") and shown and name not in _LEFT_OUT:
+        if name.partition("/")[0] not in _PLACES and shown and name not in _LEFT_OUT:
             last = result.curves[name][-1]
             if last is not None:
                 figures[name.removeprefix("val/")] = float(last)
@@ -145,7 +149,7 @@ def _of(by_seed: Mapping[int, Mapping[str, float]], name: str) -> dict[int, floa
 def _figure(name: str, values: dict[int, float], base: dict[int, float], first: bool) -> Figure:
     numbers = [*values.values()]
     over = over_seeds([0.0] * len(numbers), numbers) if len(numbers) > 1 else None
-    if over is not None and name in _SHARES:
+    if over is not None and name.rpartition("/")[2] in _SHARES:
         over = replace(over, low=max(over.low, 0.0), high=min(over.high, 1.0))
     common = [seed for seed in values if seed in base]
     if first or len(common) < 2:
@@ -201,9 +205,11 @@ def as_text(table: Table) -> Iterator[str]:
         shown = [
             (letter, row.figures.get(name)) for letter, row in zip(letters, table.rows, strict=True)
         ]
+        if long := len(name) >= _NAME:
+            yield name
         for number, (letter, one) in enumerate(shown):
             if one is not None:
-                yield _line(name if number == 0 else "", letter, one)
+                yield _line(name if number == 0 and not long else "", letter, one)
     yield ""
     for sentence in _notes(table, letters):
         yield from _wrapped(sentence)
@@ -211,7 +217,7 @@ def as_text(table: Table) -> Iterator[str]:
 
 def _line(name: str, letter: str, one: Figure) -> str:
     gain = "" if one.less is None else f"{one.less.second - one.less.first:+9.4f}"
-    left = f"{name[:17]:18}{letter:3}{one.mean:8.4f}  {_ends(one.over):18}"
+    left = f"{name:{_NAME}}{letter:3}{one.mean:8.4f}  {_ends(one.over):18}"
     return f"{left}{gain:9}  {_ends(one.less, '+')}".rstrip()
 
 
