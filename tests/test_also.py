@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from turnrl_console.lines import IterationLines
 from turnrl_questions.also import AlsoScore
+from turnrl_questions.data import QuestionData
 
 from runs import column, data, module, rows, trainer
 from turnrl import DataError, Question, RecipeError
@@ -30,6 +32,27 @@ def test_scoring_other_questions_leaves_the_run_as_it_is(tiny_model, tmp_path):
     ]
     assert theirs == rows(tmp_path / "without")
     assert column(tmp_path / "with", "own/exact_match") == [0.0] * 3
+
+
+def test_a_split_of_the_validations_source_is_scored_where_there_is_one(
+    tiny_model, tmp_path, capsys
+):
+    also = AlsoScore("again", split="train")
+    trainer(tmp_path / "with", 1, [also]).fit(module(tiny_model), data())
+    assert len(column(tmp_path / "with", "again/exact_match")) == 2
+    # another recipe's questions have no such split: the run goes on without, and says so
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"id": "1", "question": "Which is 1?", "answers": ["1"]}\n')
+    callbacks = [AlsoScore("famous", split="famous"), IterationLines()]
+    run = trainer(tmp_path / "without", 1, callbacks, enable_progress_bar=True)
+    run.fit(module(tiny_model), QuestionData(str(own), str(own), questions_per_iteration=1))
+    assert "famous/exact_match" not in rows(tmp_path / "without")[0]
+    assert "no famous/exact_match: the file" in capsys.readouterr().out
+
+
+def test_neither_a_source_nor_a_split_is_refused():
+    with pytest.raises(RecipeError, match="needs a source or a split"):
+        AlsoScore("again")
 
 
 @pytest.mark.parametrize("name", ["val", "train", "a/b", ""])

@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning as L
 
-from turnrl import Question, QuestionSource, RecipeError, Tally, curves
+from turnrl import DataError, Question, QuestionSource, RecipeError, Tally, announce, curves
 from turnrl_questions.data import QuestionData
 
 _TAKEN = ("train", "val", "rollout", "reward")
@@ -25,7 +25,8 @@ class AlsoScore(L.Callback):
 
     Args:
         name: What their curves are called.
-        source: Source of the questions, as `data.val` takes it.
+        source: Source of the questions, as `data.val` takes it; null for that of `data.val` itself.
+            If that one has no such split, the run says so and goes on without.
         split: Split of the source; its own for validation by default.
         limit: Score a fixed choice of at most this many questions; null for all.
         batch_size: Questions that are scored together.
@@ -34,7 +35,7 @@ class AlsoScore(L.Callback):
     def __init__(
         self,
         name: str,
-        source: QuestionSource | str | list[Question],
+        source: QuestionSource | str | list[Question] | None = None,
         split: str | None = None,
         limit: int | None = 256,
         batch_size: int = 256,
@@ -45,20 +46,35 @@ class AlsoScore(L.Callback):
                 f"AlsoScore.name is {name!r}. Take a word of letters, digits and underscores other "
                 f"than {taken}."
             )
+        if source is None and split is None:
+            raise RecipeError("AlsoScore needs a source or a split: else it scores what val does.")
         self.name = name
-        self._data = QuestionData(
-            val=source, val_split=split, val_limit=limit, val_batch_size=batch_size
-        )
+        self.source = source
+        self.split = split
+        self.limit = limit
+        self.batch_size = batch_size
+        self._data: QuestionData | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Read the questions, so that whatever is wrong with them shows at once."""
-        if stage == "fit":
-            self._data.trainer = trainer
-            self._data.setup("validate")
+        if stage != "fit":
+            return
+        source, split = self.source, self.split
+        if source is None:
+            try:
+                source, split = trainer.datamodule.eval_questions(split), None  # type: ignore[attr-defined]
+            except DataError as error:
+                announce(trainer, f"no {self.name}/exact_match: {error}")
+                return
+        self._data = QuestionData(
+            val=source, val_split=split, val_limit=self.limit, val_batch_size=self.batch_size
+        )
+        self._data.setup("validate")
+        self._data.trainer = trainer  # from here on, so that the run says once that it reads
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Score the questions, each process its share, by greedy trajectories."""
-        if trainer.sanity_checking or trainer.state.fn != "fit":
+        if self._data is None or trainer.sanity_checking or trainer.state.fn != "fit":
             return
         _, version = pl_module.iteration_and_version
         scored: list[Mapping[str, float | None]] = []
