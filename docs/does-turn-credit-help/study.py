@@ -47,7 +47,7 @@ ONE_HOP = f"{RECIPES}/quickstart.yaml {HERE}/one-hop.yaml"
 TWO_HOP = f"{RECIPES}/atlas_react.yaml {HERE}/two-hop.yaml"
 RATES = "--set model.optimizer.init_args.lr=1e-4,2e-4,4e-4"
 PARTS = {
-    "learning-rate": f"{ONE_HOP} --seeds 100..101 {RATES} {PAPERS}",
+    "learning-rate": f"{ONE_HOP} --seeds 100..101 {RATES} {PAPERS} --trainer.max_epochs 20",
     "one-hop": f"{ONE_HOP} --seeds 0..7 {ESTIMATORS}",
     "two-hop": f"{TWO_HOP} --seeds 0..7 {ESTIMATORS}",
 }
