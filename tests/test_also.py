@@ -47,7 +47,7 @@ def test_a_split_of_the_validations_source_is_scored_where_there_is_one(
     run = trainer(tmp_path / "without", 1, callbacks, enable_progress_bar=True)
     run.fit(module(tiny_model), QuestionData(str(own), str(own), questions_per_iteration=1))
     assert "famous/exact_match" not in rows(tmp_path / "without")[0]
-    assert "no famous/exact_match: the file" in capsys.readouterr().out
+    assert "data.val has no split 'famous': no famous/exact_match" in capsys.readouterr().out
 
 
 def test_neither_a_source_nor_a_split_is_refused():

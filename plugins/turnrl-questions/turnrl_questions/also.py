@@ -63,8 +63,8 @@ class AlsoScore(L.Callback):
         if source is None:
             try:
                 source, split = trainer.datamodule.eval_questions(split), None  # type: ignore[attr-defined]
-            except DataError as error:
-                announce(trainer, f"no {self.name}/exact_match: {error}")
+            except DataError:
+                announce(trainer, f"data.val has no split {split!r}: no {self.name}/exact_match")
                 return
         self._data = QuestionData(
             val=source, val_split=split, val_limit=self.limit, val_batch_size=self.batch_size
