@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import csv
 import gc
 import json
 import os
@@ -26,6 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -149,6 +151,7 @@ FULL_SIZE = Elsewhere("test_docs.test_the_tutorial_at_its_full_size_prints_what_
 AS_IN_README = Elsewhere("test_docs.test_the_first_page_of_the_site_shows_what_the_readme_shows")
 SHOWN_FILE = Elsewhere("test_plugins.test_the_files_in_the_docs_are_those_that_the_command_writes")
 EXAMPLE = Elsewhere("test_plugins.test_the_examples_in_the_docs_run")
+TAUGHT = Elsewhere("test_docs.test_the_policy_learns_the_calculator_as_the_page_shows")
 CALCULATOR = "test_docs.test_the_calculator_and_the_rows_of_the_page_fit_together"
 NAMED = "test_recipes.test_a_recipe_is_given_by_its_name_wherever_one_is"
 LISTED = "test_recipes.test_every_recipe_is_listed_with_its_command_and_its_row"
@@ -247,6 +250,16 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "from turnrl_alarms import alarms": Elsewhere(
             "test_alarms.test_the_example_on_the_page_reads_a_run"
         ),
+    },
+    "docs/howto/calculator.md": {
+        '"""A calculator for whole': Saved("calculator.py"),
+        "from calculator import Calculator": Runs(("cannot compute",)),
+        "-86": Printed("from calculator import Calculator"),
+        "tools: [calculator.Calculator]": Saved("calculator.yaml"),
+        "turnrl fit": Runs((FINISHED,), ("runs/calculator/version_0/metrics.csv",)),
+        "iteration   1/30": TAUGHT,
+        "agent.ask": Runs(("What is 52 minus 62 minus 76?", "-- turn 1")),
+        "result: -86": TAUGHT,
     },
     "docs/howto/compare.md": {
         "turnrl fit recipes/quickstart.yaml": Runs((FINISHED,)),
@@ -841,7 +854,7 @@ class Page:
         for piece, claim in claimed(Saved):
             if piece.page == self.name:
                 (self.folder / claim.name).write_text(piece.text)
-        if self.name == "docs/tutorial.md":
+        if self.name in ("docs/tutorial.md", "docs/howto/calculator.md"):
             shutil.copy(self.folder / "recipes" / "quickstart.yaml", self.folder)
         if self.name == "docs/howto/gsm8k.md":
             put_gsm8k(self.folder)
@@ -998,16 +1011,17 @@ def without_figures(text: str) -> set[str]:
     return {" ".join(line.split()) for line in figures.splitlines()}
 
 
-@pytest.mark.slow
-def test_the_tutorial_at_its_full_size_prints_what_it_shows(tmp_path, nursery):
-    terminal, shown, compared = Terminal(tmp_path, nursery), "", 0
-    for piece in pieces("docs/tutorial.md"):
+def follow_at_full_size(page: str, folder: Path, nursery: Nursery) -> int:
+    """Type what a page shows, as it stands there, and compare all that it says is printed: so many
+    blocks."""
+    terminal, shown, compared = Terminal(folder, nursery), "", 0
+    for piece in pieces(page):
         claim = claim_of(piece)
         if isinstance(claim, Saved):
-            (tmp_path / claim.name).write_text(piece.text)
+            (folder / claim.name).write_text(piece.text)
         elif isinstance(claim, Runs):
             if piece.kind == "python":
-                (tmp_path / "block.py").write_text(piece.text)
+                (folder / "block.py").write_text(piece.text)
             command = "python block.py" if piece.kind == "python" else piece.text.strip()
             done = terminal.type(command, timeout_s=1500)
             assert done.code == 0, done.text
@@ -1015,7 +1029,21 @@ def test_the_tutorial_at_its_full_size_prints_what_it_shows(tmp_path, nursery):
         elif piece.kind == "text":
             assert without_figures(piece.text) - without_figures(shown) == set(), shown
             compared += 1
-    assert compared > 8
+    return compared
+
+
+@pytest.mark.slow
+def test_the_tutorial_at_its_full_size_prints_what_it_shows(tmp_path, nursery):
+    assert follow_at_full_size("docs/tutorial.md", tmp_path, nursery) > 8
+
+
+@pytest.mark.slow
+def test_the_policy_learns_the_calculator_as_the_page_shows(tmp_path, nursery):
+    assert follow_at_full_size("docs/howto/calculator.md", tmp_path, nursery) == 3
+    with (tmp_path / "runs/calculator/version_0/metrics.csv").open() as file:
+        curve = [float(x) for row in csv.DictReader(file) if (x := row["val/exact_match"])]
+    assert curve[0] < 0.2
+    assert curve[-1] >= 0.6
 
 
 @pytest.mark.parametrize(("piece", "claim"), each(Lists))
@@ -1152,6 +1180,51 @@ def test_the_calculator_and_the_rows_of_the_page_fit_together(tmp_path):
     space.clear()  # a message of another test lists the tools that there are
     del tool, reward
     gc.collect()
+
+
+@pytest.fixture
+def calculator() -> Iterator[dict[str, Any]]:
+    """What the page about a calculator puts into `calculator.py`, by name."""
+    (file,) = (p.text for p in pieces("docs/howto/calculator.md") if "class Sums" in p.text)
+    space: dict[str, Any] = {"__name__": "calculator"}
+    exec(compile(file, "calculator.py", "exec"), space)
+    yield space
+    space.clear()  # a message of another test lists the tools that there are
+    gc.collect()
+
+
+def test_the_held_out_questions_for_the_calculator_have_numbers_that_training_never_has(calculator):
+    asked = {split: calculator["Sums"]().questions(split) for split in ("train", "val")}
+    assert [len(some) // 500 for some in asked.values()] == [7, 1]
+    sets = [{tuple(sorted(re.findall(r"\d+", q.text))) for q in some} for some in asked.values()]
+    assert sets[0] & sets[1] == set()
+    for question in (*asked["train"], *asked["val"]):
+        sum_ = re.fullmatch(
+            r"What is ([0-9]+(?: (?:plus|minus|times) [0-9]+){1,2})\?", question.text
+        )
+        signs = {"plus": "+", "minus": "-", "times": "*"}
+        computed = eval(" ".join(signs.get(word, word) for word in sum_[1].split()))
+        assert question.answers == (str(computed),)
+
+
+def test_the_calculator_of_the_page_refuses_what_is_no_expression_and_raises_nothing(calculator):
+    right = {
+        "52 minus 62 minus 76": "-86",
+        "2 plus 3 times 4 minus 5": "9",
+        "3 times 4 minus 2 times 5": "2",
+        "-7+ 6*2": "5",
+        " 2  times 99 ": "198",
+    }
+    wrong = (
+        "|62 minus|minus|5|1 2 plus 3|1 / 0|2 ** 9|2 * -3|(1 + 2)|1e3 + 2|1.5 + 2|\u00b2 + 1|x|\0"
+    )
+    wrong = [*wrong.split("|"), "9" * 10 + " + 1", "(" * 100, "__import__('os').getcwd()"]
+    calls = [{"expression": text} for text in (*right, *wrong)]
+    tool = calculator["Calculator"]()
+    check_tool(tool, calls[: len(right)], calls[len(right) :])
+    told = tool.run([ToolCall("calculator", call) for call in calls])
+    assert [one.content for one in told if one.ok] == [*right.values()]
+    assert [one.ok for one in told] == [True] * len(right) + [False] * len(wrong)
 
 
 def test_readme_has_one_line_to_train_and_one_to_test():
