@@ -257,7 +257,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "-86": Printed("from calculator import Calculator"),
         "tools: [calculator.Calculator]": Saved("calculator.yaml"),
         "turnrl fit": Runs((FINISHED,), ("runs/calculator/version_0/metrics.csv",)),
-        "iteration   1/30": TAUGHT,
+        "iteration   1/20": TAUGHT,
         "agent.ask": Runs(("What is 52 minus 62 minus 76?", "-- turn 1")),
         "result: -86": TAUGHT,
     },
