@@ -7,14 +7,20 @@ import math
 import re
 import shlex
 import statistics
+import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from turnrl_atlas import Atlas
+from turnrl_qa_rewards import AnswerRetrieved
 from turnrl_sweep.matrix import read_cells
 from turnrl_sweep.results import Result
 
-from turnrl import TurnRLError
+from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn, TurnRLError
+from turnrl.cli import main
 
 HERE = Path(__file__).parents[1] / "docs" / "does-turn-credit-help"
 T = {5: 2.776445, 8: 2.364624}
@@ -68,23 +74,121 @@ def test_the_area_ends_where_the_shortest_run_does_and_gains_are_paired(study, t
     ]
     text = "".join(json.dumps(vars(run)) + "\n" for run in runs)
     (lines / "one-hop.jsonl").write_text(text)
-    one = study.part("one-hop", lines)
-    assert [*one.runs] == ["MT-GRPO", "GRPO-OR"]
+    one = study.part("one-hop", tmp_path)
+    ours, other = one.runs
+    assert (str(ours), str(other)) == ("MT-GRPO", "GRPO-OR")
     assert one.tokens == 150
     # by hand: 25 + 0.5 * (0.5 + 0.75) * 50 of 150
-    assert one.area(one.runs["MT-GRPO"][0]) == pytest.approx((25 + 31.25) / 150)
-    gain = one.gain("GRPO-OR", "MT-GRPO", study.last)
+    assert one.area(one.runs[ours][0]) == pytest.approx((25 + 31.25) / 150)
+    gain = one.gain(other, ours, study.last)
     assert (gain.first, gain.second, gain.pairs) == (0.4, 1.0, 2)
     rows = [*study.gains(one)]
     assert rows[2].startswith("| GRPO-OR | +")
     assert "+0.600 [+0.600, +0.600]" in rows[2]
     (lines / "one-hop.jsonl").write_text(text + json.dumps(vars(runs[0]) | {"digest": "f"}) + "\n")
     with pytest.raises(TurnRLError, match="two recipes"):
-        study.part("one-hop", lines)
+        study.part("one-hop", tmp_path)
 
 
-def _of_page(name):
-    text = (HERE / "index.md").read_text()
+def test_the_page_is_made_of_the_lines_that_are_there(study, tmp_path, capsys):
+    (tmp_path / "lines").mkdir()
+    runs = [
+        a_run([0.1, 0.5 + seed / 10], [0, 0.3], seed=seed, estimator=name, digest=name)
+        for name in ("TurnLevel", "OutcomeOnly")
+        for seed in (0, 1)
+    ]
+    text = "".join(json.dumps(vars(run)) + "\n" for run in runs)
+    (tmp_path / "lines" / "one-hop.jsonl").write_text(text)
+    assert study.main(["--folder", str(tmp_path), "--draw"]) == 0
+    table = _of_page("one-hop: figures", tmp_path)
+    assert {name: row["at the end"] for name, row in table.items()} == {
+        "MT-GRPO": "0.550",
+        "GRPO-OR": "0.550",
+    }
+    assert "sampled tool execution" in (tmp_path / "one-hop.svg").read_text()
+    with pytest.raises(SystemExit):
+        study.main(["three-hop"])
+    assert "no part 'three-hop'" in capsys.readouterr().err
+
+
+SMALL = (
+    f"{HERE.parents[1]}/recipes/quickstart.yaml {HERE}/one-hop.yaml --seeds 0..1 "
+    "--set model.estimator=TurnLevel,OutcomeOnly --model.group_size 2 --model.steps_per_update 1 "
+    "--data.questions_per_iteration 2 --data.val_limit 4 --trainer.max_epochs 2"
+)
+
+
+@pytest.mark.slow
+def test_a_study_that_is_killed_goes_on_to_the_same_tables(study, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = [
+        *(sys.executable, "-c"),
+        f"import sys; sys.path.insert(0, {str(HERE)!r}); import study; "
+        f"study.PARTS = {{'one-hop': {SMALL!r}}}; sys.exit(study.main())",
+        *("--folder", "mine", "--jobs", "2"),
+    ]
+    monkeypatch.setattr(study, "PARTS", {"one-hop": SMALL})
+    assert study.main(["--folder", "whole", "--jobs", "2"]) == 0
+    lines = (tmp_path / "whole" / "lines" / "one-hop.jsonl").read_text()
+    assert lines.count("\n") == 4
+    assert study.main(["--folder", "whole"]) == 0  # which trains nothing
+    assert (tmp_path / "whole" / "lines" / "one-hop.jsonl").read_text() == lines
+    for seconds in (22, 30):  # within the first runs, and within the next
+        with subprocess.Popen(command, start_new_session=True) as process:
+            time.sleep(seconds)
+            process.kill()
+    assert subprocess.run(command, check=False).returncode == 0
+    once, again = (_of_page("one-hop: figures", tmp_path / name) for name in ("whole", "mine"))
+    for table in (once, again):
+        for row in table.values():
+            del row["minutes"]
+    assert once == again
+    assert len(once) == 2
+
+
+@pytest.fixture
+def conditions(study, monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+    return importlib.import_module("conditions")
+
+
+def _searched(number, found):
+    call = ToolCall("search", {"query": f"query {number}"})
+    text = f"a search for {number}"
+    result = ToolResult("It is Rome." if found else "Nothing.")
+    turn = Turn(text, (), (), Reading((call,)), (result,))
+    return Trajectory(Question("q", "Which city is it?", ("Rome",)), (), (turn,), "answer")
+
+
+def test_the_noisy_reward_says_the_opposite_of_one_call_in_five(conditions):
+    noisy, true = conditions.Noisy(), AnswerRetrieved()
+    found = [
+        (noisy.score(one, 0), true.score(one, 0))
+        for one in (_searched(n, n % 2 == 0) for n in range(2000))
+    ]
+    assert {*found} == {(0.0, 0.0), (0.0, 0.5), (0.5, 0.0), (0.5, 0.5)}
+    for paid in (0.0, 0.5):
+        wrong = [one != other for one, other in found if other == paid]
+        assert statistics.mean(wrong) == pytest.approx(0.2, abs=0.04)
+    assert noisy.score(_searched(7, True), 0) == noisy.score(_searched(7, True), 0)
+    silent = [replace(_searched(n, True).turns[0], results=()) for n in range(50)]
+    assert {noisy.score(replace(_searched(0, True), turns=(one,)), 0) for one in silent} == {0.0}
+
+
+def test_tempting_and_untempting_questions_share_out_those_of_atlas(conditions):
+    every = {one.id for one in Atlas().questions("train")}
+    tempting, untempting = (
+        {one.id for one in source().questions("train")}
+        for source in (conditions.Tempting, conditions.Untempting)
+    )
+    assert tempting | untempting == every
+    assert not tempting & untempting
+    assert len(tempting) == 4 * len(untempting)
+    assert [*conditions.Tempting().questions("val")] == [*Atlas().questions("val")]
+
+
+def _of_page(name, folder=HERE):
+    text = (folder / "index.md").read_text()
     table = text.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
     return {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
@@ -133,22 +237,34 @@ def test_the_tables_of_the_page_are_those_of_the_lines(study, world):
         assert shown == pytest.approx([mean, mean - half, mean + half], abs=1.1e-3)
 
 
+def _cells(of_part):
+    words, seeds, sets = [], None, []
+    given = iter(shlex.split(of_part))
+    for word in given:
+        if word == "--seeds":
+            seeds = next(given)
+        elif word == "--set":
+            sets.append(next(given))
+        else:
+            words.append(word)
+    return read_cells(words, seeds, sets)[1]
+
+
 def test_every_committed_line_is_of_a_run_that_the_study_still_has(study):
     """A changed recipe would leave lines behind that no command counts as done."""
     for name, of_part in study.PARTS.items():
+        known = {(cell.digest, cell.seed) for cell in _cells(of_part)}
         file = HERE / "lines" / f"{name}.jsonl"
-        if not file.exists():
-            continue
-        words, seeds, sets = [], None, []
-        given = iter(shlex.split(of_part))
-        for word in given:
-            if word == "--seeds":
-                seeds = next(given)
-            elif word == "--set":
-                sets.append(next(given))
-            else:
-                words.append(word)
-        _, cells = read_cells(words, seeds, sets)
-        known = {(cell.digest, cell.seed) for cell in cells}
-        for line in map(json.loads, file.read_text().splitlines()):
+        lines = file.read_text().splitlines() if file.exists() else []
+        for line in map(json.loads, lines):
             assert (line["digest"], line["seed"]) in known, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(8))
+def test_every_part_is_a_sweep_that_can_begin(study, number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.syspath_prepend(HERE)
+    words = shlex.split([*study.PARTS.values()][number])
+    assert main(["sweep", *words, "-o", "runs", "--list"]) == 0

@@ -3,7 +3,7 @@ questions that tempt more or less."""
 
 from __future__ import annotations
 
-import zlib
+import random
 from collections.abc import Iterable
 
 from turnrl_atlas import Atlas
@@ -33,7 +33,7 @@ class Noisy(TurnReward):
         paid = self._true.score(trajectory, turn)
         if not taken.results:
             return paid
-        draw = zlib.crc32(f"{trajectory.question.id} {turn} {taken.text}".encode()) / 2**32
+        draw = random.Random(f"{trajectory.question.id} {turn} {taken.text}").random()
         return self.weight - paid if draw < self.wrong else paid
 
 

@@ -5,19 +5,22 @@
     python docs/does-turn-credit-help/study.py --draw        tables and pictures of what is there
 
 Each part is a `turnrl sweep`, whose lines are kept in lines/PART.jsonl. Stop it as you like, and
-give the same command again: it goes on. To train everything anew, name an empty folder with
---lines.
+give the same command again: it goes on. To train everything anew, name a new folder with --folder:
+lines, tables and pictures are written there.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from turnrl_record.statistics import Difference, over_seeds
@@ -30,7 +33,7 @@ from turnrl.cli import main as turnrl
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
-PAGE = HERE / "index.md"
+PAGE = "index.md"
 
 UNSCALED = "{class_path: TurnLevel, init_args: {baseline: leave_one_out, scale: none}}"
 NAMES = {
@@ -43,13 +46,21 @@ NAMES = {
 """Estimators as the paper calls them, by their value of `--set model.estimator`."""
 ESTIMATORS = f"--set 'model.estimator={','.join(NAMES)}'"
 PAPERS = "--set model.estimator=TurnLevel,Merged,OutcomeOnly"
-ONE_HOP = f"{RECIPES}/quickstart.yaml {HERE}/one-hop.yaml"
+FIVE = f"--seeds 0..4 {PAPERS}"
+QUICK = f"{RECIPES}/quickstart.yaml"
+ONE_HOP = f"{QUICK} {HERE}/one-hop.yaml"
 TWO_HOP = f"{RECIPES}/atlas_react.yaml {HERE}/two-hop.yaml"
+OUTCOME = "AnswerPresent, ExactMatch, WellFormed"
 RATES = "--set model.optimizer.init_args.lr=1e-4,2e-4,4e-4"
 PARTS = {
-    "learning-rate": f"{ONE_HOP} --seeds 100..101 {RATES} {PAPERS} --trainer.max_epochs 20",
+    "learning-rate": f"{QUICK} {HERE}/learning-rate.yaml --seeds 100..101 {RATES} {PAPERS}",
     "one-hop": f"{ONE_HOP} --seeds 0..7 {ESTIMATORS}",
     "two-hop": f"{TWO_HOP} --seeds 0..7 {ESTIMATORS}",
+    "groups": f"{ONE_HOP} {FIVE} --set config={HERE}/groups-4.yaml,{HERE}/groups-8.yaml",
+    "noise": f"{ONE_HOP} {FIVE} --model.rewards '[ToolExecuted, conditions.Noisy, {OUTCOME}]'",
+    "temptation": f"{ONE_HOP} {FIVE} --set data.train=conditions.Tempting,conditions.Untempting",
+    "no-search-cost": f"{TWO_HOP} {FIVE} --model.rewards '[FirstHit, {OUTCOME}]'",
+    "updates": f"{ONE_HOP} {FIVE} --model.updates_per_iteration 2",
 }
 """The words of each part's `turnrl sweep`, as plan.md has them."""
 
@@ -102,6 +113,16 @@ def _matches(run: Result) -> list[tuple[float, float]]:
 # ----------------------------------------------------------------------------------- one part
 
 
+class Setting(NamedTuple):
+    """An estimator, as the paper calls it, and in short what else was set: `lr 1e-4`."""
+
+    estimator: str
+    rest: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, self))
+
+
 @dataclass(frozen=True)
 class Part:
     """The runs of one part.
@@ -112,7 +133,7 @@ class Part:
     """
 
     name: str
-    runs: Mapping[str, Mapping[int, Result]]
+    runs: Mapping[Setting, Mapping[int, Result]]
 
     @property
     def tokens(self) -> float:
@@ -123,7 +144,9 @@ class Part:
         """The primary measure: the area under held-out exact match per sampled token."""
         return area(run.points(MATCH), self.tokens)
 
-    def gain(self, first: str, second: str, figure: Callable[[Result], float]) -> Difference | None:
+    def gain(
+        self, first: Setting, second: Setting, figure: Callable[[Result], float]
+    ) -> Difference | None:
         """What the second setting has more of a figure, paired by seed; None below two seeds."""
         one, other = self.runs.get(first, {}), self.runs.get(second, {})
         seeds = sorted(one.keys() & other.keys())
@@ -132,28 +155,39 @@ class Part:
         return over_seeds([figure(one[s]) for s in seeds], [figure(other[s]) for s in seeds])
 
 
-def part(name: str, lines: Path) -> Part:
+def part(name: str, folder: Path) -> Part:
     """The runs of a part that are done.
 
+    Args:
+        name: Of the part.
+        folder: The folder with `lines`.
     Raises:
         TurnRLError: If a setting has runs of two recipes, which are not to be mixed.
     """
-    found, problems = results.read(lines / f"{name}.jsonl")
+    file = folder / "lines" / f"{name}.jsonl"
+    found, problems = results.read(file)
     for problem in problems:
         print(problem)
-    runs: dict[str, dict[int, Result]] = {}
-    digests: dict[str, str] = {}
-    for (digest, seed), run in sorted(found.items(), key=lambda one: one[0][1]):
-        settings = dict(run.settings)
-        estimator = settings.pop("model.estimator", "TurnLevel")
-        rest = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in settings.items())
-        label = NAMES.get(estimator, estimator) + (f", {rest}" if rest else "")
-        if digests.setdefault(label, digest) != digest:
-            raise TurnRLError(f"{lines / name}.jsonl has runs of two recipes for {label}.")
-        runs.setdefault(label, {})[seed] = run
-    known = [*NAMES.values()]
-    order = sorted(runs, key=lambda label: [label.startswith(one) for one in known], reverse=True)
-    return Part(name, {label: runs[label] for label in order})
+    runs: dict[Setting, dict[int, Result]] = {}
+    digests: dict[Setting, str] = {}
+    for (digest, seed), run in found.items():
+        setting = _setting(run.settings)
+        if digests.setdefault(setting, digest) != digest:
+            raise TurnRLError(f"{file} has runs of two recipes for {setting}. Keep those of one.")
+        runs.setdefault(setting, {})[seed] = run
+    order = [*NAMES.values()]
+    ordered = sorted(runs, key=lambda one: (one.rest, order.index(one.estimator)))
+    return Part(name, {one: dict(sorted(runs[one].items())) for one in ordered})
+
+
+def _setting(settings: Mapping[str, str]) -> Setting:
+    rest = []
+    for key, value in settings.items():
+        if key == "config":
+            rest.append(Path(value).stem)
+        elif key != "model.estimator":
+            rest.append(f"{key.rpartition('.')[2]} {value}")
+    return Setting(NAMES[settings["model.estimator"]], ", ".join(rest))
 
 
 # ------------------------------------------------------------------------------------- tables
@@ -166,11 +200,11 @@ def figures(of: Part) -> Iterator[str]:
         "| collapses | famous at the end | sd of the area | sampled tokens | minutes |"
     )
     yield "|---|" + "---|" * 11
-    for label, some in of.runs.items():
+    for setting, some in of.runs.items():
         runs = [*some.values()]
         good = [until_good(run) for run in runs]
         cells = [
-            label,
+            str(setting),
             str(len(runs)),
             _mean([of.area(run) for run in runs]),
             _mean([last(run) for run in runs]),
@@ -187,16 +221,20 @@ def figures(of: Part) -> Iterator[str]:
 
 
 def gains(of: Part, base: str = "MT-GRPO") -> Iterator[str]:
-    """The table of paired differences: what one setting has more than each other."""
+    """The table of paired differences: what one estimator has more than each other where all else
+    is set alike."""
     yield f"| {base} less | area | at the end | iterations to 0.7 | area per iteration |"
     yield "|---|---|---|---|---|"
+    measures = {of.area: 3, last: 3, _iterations: 1, by_iteration: 3}
     for other in of.runs:
-        measures = (of.area, last, lambda run: until_good(run)[0], by_iteration)
-        found = [of.gain(other, base, measure) for measure in measures]
-        if other != base and any(found):
-            digits = (3, 3, 1, 3)
-            cells = [_difference(one, n) for one, n in zip(found, digits, strict=True)]
-            yield f"| {other} | {' | '.join(cells)} |"
+        ours = other._replace(estimator=base)
+        found = [(of.gain(other, ours, figure), digits) for figure, digits in measures.items()]
+        if other != ours and all(one for one, _ in found):
+            yield f"| {other} | {' | '.join(_difference(*one) for one in found)} |"
+
+
+def _iterations(run: Result) -> float:
+    return until_good(run)[0]
 
 
 def _mean(values: Sequence[float], digits: int = 3) -> str:
@@ -210,12 +248,12 @@ def _difference(one: Difference | None, digits: int) -> str:
     return f"{less:+.{digits}f} [{one.low:+.{digits}f}, {one.high:+.{digits}f}]"
 
 
-def put(name: str, rows: Iterator[str]) -> None:
-    """Put a table between its marks in the page."""
-    text = PAGE.read_text("utf-8")
+def put(page: Path, name: str, rows: Iterator[str]) -> None:
+    """Put a table between its marks in a page."""
+    text = page.read_text("utf-8")
     marks = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     pattern = re.compile(f"(?<={re.escape(marks[0])}).*?(?={re.escape(marks[1])})", re.DOTALL)
-    PAGE.write_text(pattern.sub(lambda _: "\n".join(rows) + "\n", text), "utf-8")
+    page.write_text(pattern.sub(lambda _: "\n".join(rows) + "\n", text), "utf-8")
 
 
 # ----------------------------------------------------------------------------------- pictures
@@ -249,14 +287,16 @@ def picture(of: Part, file: Path, most: int | None = None) -> None:
             axes.set_xlabel("iteration")
             axes.set_ylim(-0.03, 1.03)
             axes.grid(alpha=0.3)
-            for number, (label, some) in enumerate(of.runs.items()):
+            for number, (setting, some) in enumerate(of.runs.items()):
                 curves = [run.curves for run in some.values()]
                 known = [n for n, v in enumerate(curves[0][name]) if v is not None]
                 x = np.asarray([curves[0]["iteration"][n] for n in known], float)
                 y = np.asarray([[one[name][n] for n in known] for one in curves], float)
                 shown = x <= (most or x[-1])
                 x, y = x[shown], y[:, shown]
-                axes.plot(x, y.mean(0), color=f"C{number}", label=label if name == MATCH else None)
+                axes.plot(
+                    x, y.mean(0), color=f"C{number}", label=str(setting) if name == MATCH else None
+                )
                 if len(y) > 1:
                     half = stats.t.ppf(0.975, len(y) - 1) * y.std(0, ddof=1) / len(y) ** 0.5
                     low, high = np.clip([y.mean(0) - half, y.mean(0) + half], 0, 1)
@@ -265,42 +305,50 @@ def picture(of: Part, file: Path, most: int | None = None) -> None:
         figure.savefig(file, metadata={"Date": None})
 
 
-def draw(lines: Path) -> None:
+def draw(folder: Path) -> None:
     """The tables and pictures of the parts that have a run."""
+    page = folder / PAGE
+    if not page.exists():
+        shutil.copy(HERE / PAGE, page)
     for name in PARTS:
-        one = part(name, lines)
+        one = part(name, folder)
         if one.runs:
-            put(f"{name}: figures", figures(one))
-            put(f"{name}: differences", gains(one))
-            picture(one, HERE / f"{name}.svg")
+            put(page, f"{name}: figures", figures(one))
+            put(page, f"{name}: differences", gains(one))
+            picture(one, folder / f"{name}.svg")
+    print(f"tables and pictures are in {folder}", flush=True)
 
 
 # ------------------------------------------------------------------------------------ command
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run parts, then make tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "parts", nargs="*", choices=[[], *PARTS], metavar="PART", help=", ".join(PARTS)
-    )
-    parser.add_argument("--lines", type=Path, default=HERE / "lines", help="folder of the lines")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; or all")
+    parser.add_argument("--folder", type=Path, default=HERE, help="where lines and page are")
     parser.add_argument("--jobs", help="runs at a time; the number of cores if not given")
     parser.add_argument("--draw", action="store_true", help="train nothing")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     if unknown := [name for name in given.parts if name not in PARTS]:
         parser.error(f"no part {unknown[0]!r}. There are {', '.join(PARTS)}.")
+    lines = given.folder / "lines"
+    lines.mkdir(parents=True, exist_ok=True)
+    runs = Path("runs") / given.folder.name
+    jobs = ["--jobs", given.jobs] if given.jobs else []
+    # conditions.py, for the runs too
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(HERE), os.environ.get("PYTHONPATH")))
+    )
     worst = 0
     for name in () if given.draw else given.parts or PARTS:
-        where = ["-o", f"runs/does-turn-credit-help/{name}"]
-        lines = ["--results", str(given.lines / f"{name}.jsonl")]
-        jobs = ["--jobs", given.jobs] if given.jobs else []
         print(f"\n{name}", flush=True)
-        code = turnrl(["sweep", *shlex.split(PARTS[name]), *where, *lines, *jobs])
+        where = ["-o", str(runs / name), "--results", str(lines / f"{name}.jsonl")]
+        code = turnrl(["sweep", *shlex.split(PARTS[name]), *where, *jobs])
         if code not in (0, 1):  # 1 is of a run that failed: the others count
             return code
         worst = max(worst, code)
-    draw(given.lines)
+    draw(given.folder)
     return worst
 
 
