@@ -546,7 +546,6 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "Merged": Runs((FINISHED,), ("runs/grpo_mr/version_0/metrics.csv",), slow=True),
         "--data.val_split test": Fits(),
         "--data.val Atlas": Fits(),
-        "--model.estimator TurnCritic": Fits(),
     },
     "plugins/turnrl-alarms/README.md": {
         "iteration   5/40": Elsewhere(
