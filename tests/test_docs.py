@@ -215,6 +215,14 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             "three names, each in docs/howto/wikipedia-search.md"
         ),
     },
+    "docs/does-turn-credit-help/index.md": {
+        "study.py": Elsewhere("test_study.test_a_study_that_is_killed_goes_on_to_the_same_tables"),
+        "study.py --folder": Elsewhere(
+            "test_study.test_a_study_that_is_killed_goes_on_to_the_same_tables"
+        ),
+        "--draw": Elsewhere("test_study.test_the_page_is_made_of_the_lines_that_are_there"),
+    },
+    "docs/does-turn-credit-help/plan.md": {},
     "docs/explanation/credit.md": {
         "z(x) = (x - baseline)": Elsewhere(
             "test_credit.test_turn_level_equals_its_equation_written_as_loops"

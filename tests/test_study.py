@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scipy import stats
 from turnrl_atlas import Atlas
 from turnrl_qa_rewards import AnswerRetrieved
 from turnrl_sweep.matrix import read_cells
@@ -23,8 +24,6 @@ from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn, Tu
 from turnrl.cli import main
 
 HERE = Path(__file__).parents[1] / "docs" / "does-turn-credit-help"
-T = {5: 2.776445, 8: 2.364624}
-"""The 97.5 % quantile of Student's t, by the number of seeds."""
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +231,7 @@ def test_the_tables_of_the_page_are_those_of_the_lines(study, world):
     for other, row in _of_page(f"{world}: differences").items():
         gains = [areas["MT-GRPO"][s] - areas[other][s] for s in areas[other]]
         mean, error = statistics.mean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
-        half = T[len(gains)] * error
+        half = stats.t.ppf(0.975, len(gains) - 1) * error
         shown = [float(number) for number in re.findall(r"[-+][\d.]+", row["area"])]
         assert shown == pytest.approx([mean, mean - half, mean + half], abs=1.1e-3)
 

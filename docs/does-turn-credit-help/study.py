@@ -194,30 +194,45 @@ def _setting(settings: Mapping[str, str]) -> Setting:
 
 
 def figures(of: Part) -> Iterator[str]:
-    """The table of a part: a row for each setting."""
-    yield (
-        "| | seeds | area | at the end | iterations to 0.7 | never 0.7 | least tool execution "
-        "| collapses | famous at the end | sd of the area | sampled tokens | minutes |"
-    )
-    yield "|---|" + "---|" * 11
+    """The table of what was learned: a row for each setting, means over its seeds."""
+    yield "| | seeds | area | its sd | at the end | iterations to 0.7 | never 0.7 |"
+    yield "|---|---|---|---|---|---|---|"
     for setting, some in of.runs.items():
         runs = [*some.values()]
-        good = [until_good(run) for run in runs]
-        cells = [
-            str(setting),
-            str(len(runs)),
-            _mean([of.area(run) for run in runs]),
+        areas = [of.area(run) for run in runs]
+        yield _row(
+            setting,
+            len(runs),
+            _mean(areas),
+            f"{np.std(areas, ddof=1):.3f}" if len(runs) > 1 else "",
             _mean([last(run) for run in runs]),
-            _mean([when for when, _ in good], 1),
-            str(sum(not reached for _, reached in good)),
+            _mean([_iterations(run) for run in runs], 1),
+            sum(not until_good(run)[1] for run in runs),
+        )
+
+
+def habits(of: Part) -> Iterator[str]:
+    """The table of how it was done: tool use, memory and cost."""
+    yield (
+        "| | least tool execution | at the end | collapses | famous places at the end "
+        "| sampled tokens | minutes |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for setting, some in of.runs.items():
+        runs = [*some.values()]
+        yield _row(
+            setting,
             _mean([lowest(run) for run in runs], 2),
-            str(sum(collapsed(run) for run in runs)),
-            _mean([last(run, FAMOUS) for run in runs]),
-            f"{np.std([of.area(run) for run in runs], ddof=1):.3f}" if len(runs) > 1 else "",
+            _mean([last(run, CALLS) for run in runs], 2),
+            sum(collapsed(run) for run in runs),
+            _mean([last(run, FAMOUS) for run in runs], 2),
             f"{np.mean([last(run, 'sampled_tokens') for run in runs]):,.0f}",
             _mean([last(run, "seconds") / 60 for run in runs], 1),
-        ]
-        yield f"| {' | '.join(cells)} |"
+        )
+
+
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def gains(of: Part, base: str = "MT-GRPO") -> Iterator[str]:
@@ -230,7 +245,7 @@ def gains(of: Part, base: str = "MT-GRPO") -> Iterator[str]:
         ours = other._replace(estimator=base)
         found = [(of.gain(other, ours, figure), digits) for figure, digits in measures.items()]
         if other != ours and all(one for one, _ in found):
-            yield f"| {other} | {' | '.join(_difference(*one) for one in found)} |"
+            yield _row(other, *(_difference(*one) for one in found))
 
 
 def _iterations(run: Result) -> float:
@@ -306,7 +321,7 @@ def picture(of: Part, file: Path, most: int | None = None) -> None:
 
 
 def draw(folder: Path) -> None:
-    """The tables and pictures of the parts that have a run."""
+    """The tables and pictures that the page has marks and links for, of the parts with a run."""
     page = folder / PAGE
     if not page.exists():
         shutil.copy(HERE / PAGE, page)
@@ -315,7 +330,9 @@ def draw(folder: Path) -> None:
         if one.runs:
             put(page, f"{name}: figures", figures(one))
             put(page, f"{name}: differences", gains(one))
-            picture(one, folder / f"{name}.svg")
+            put(page, f"{name}: habits", habits(one))
+            if f"({name}.svg)" in page.read_text("utf-8"):
+                picture(one, folder / f"{name}.svg")
     print(f"tables and pictures are in {folder}", flush=True)
 
 
