@@ -214,7 +214,7 @@ def figures(of: Part) -> Iterator[str]:
 def habits(of: Part) -> Iterator[str]:
     """The table of how it was done: tool use, memory and cost."""
     yield (
-        "| | least tool execution | at the end | collapses | famous places at the end "
+        "| | tool execution, least | tool execution, end | collapses | famous places, end "
         "| sampled tokens | minutes |"
     )
     yield "|---|---|---|---|---|---|---|"
