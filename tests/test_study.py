@@ -105,6 +105,16 @@ def test_the_page_is_made_of_the_lines_that_are_there(study, tmp_path, capsys):
         "GRPO-OR": "0.550",
     }
     assert "sampled tool execution" in (tmp_path / "one-hop.svg").read_text()
+    # an estimator of one's own has its own name, after the others
+    own = a_run([0.1, 0.2], [0, 0.3], estimator="mine.Own", digest="o")
+    with (tmp_path / "lines" / "one-hop.jsonl").open("a") as file:
+        file.write(json.dumps(vars(own)) + "\n")
+    assert study.main(["--folder", str(tmp_path), "--draw"]) == 0
+    assert [*_of_page("one-hop: figures", tmp_path)] == ["MT-GRPO", "GRPO-OR", "mine.Own"]
+    with (tmp_path / "lines" / "one-hop.jsonl").open("a") as file:
+        file.write(json.dumps(vars(own) | {"digest": "p"}) + "\n")
+    assert study.main(["--folder", str(tmp_path), "--draw"]) == 1
+    assert "runs of two recipes for mine.Own" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         study.main(["three-hop"])
     assert "no part 'three-hop'" in capsys.readouterr().err

@@ -175,8 +175,8 @@ def part(name: str, folder: Path) -> Part:
         if digests.setdefault(setting, digest) != digest:
             raise TurnRLError(f"{file} has runs of two recipes for {setting}. Keep those of one.")
         runs.setdefault(setting, {})[seed] = run
-    order = [*NAMES.values()]
-    ordered = sorted(runs, key=lambda one: (one.rest, order.index(one.estimator)))
+    order = {name: place for place, name in enumerate(NAMES.values())}
+    ordered = sorted(runs, key=lambda one: (one.rest, order.get(one.estimator, len(order))))
     return Part(name, {one: dict(sorted(runs[one].items())) for one in ordered})
 
 
@@ -187,7 +187,8 @@ def _setting(settings: Mapping[str, str]) -> Setting:
             rest.append(Path(value).stem)
         elif key != "model.estimator":
             rest.append(f"{key.rpartition('.')[2]} {value}")
-    return Setting(NAMES[settings["model.estimator"]], ", ".join(rest))
+    estimator = settings["model.estimator"]
+    return Setting(NAMES.get(estimator, estimator), ", ".join(rest))
 
 
 # ------------------------------------------------------------------------------------- tables
@@ -365,7 +366,11 @@ def main(words: Sequence[str] | None = None) -> int:
         if code not in (0, 1):  # 1 is of a run that failed: the others count
             return code
         worst = max(worst, code)
-    draw(given.folder)
+    try:
+        draw(given.folder)
+    except TurnRLError as error:
+        print(f"study.py: {error}", file=sys.stderr)
+        return 1
     return worst
 
 
