@@ -47,10 +47,10 @@ class Result:
     ended: str
     curves: Mapping[str, Sequence[float | None]]
 
-    def points(self, name: str) -> list[tuple[float, float]]:
-        """A figure by the tokens that were sampled until then."""
-        tokens, values = self.curves["sampled_tokens"], self.curves.get(name, ())
-        pairs = zip(tokens, values, strict=bool(values))
+    def points(self, name: str, by: str = "sampled_tokens") -> list[tuple[float, float]]:
+        """A figure by the tokens that were sampled until then, or by another curve."""
+        places, values = self.curves[by], self.curves.get(name, ())
+        pairs = zip(places, values, strict=bool(values))
         return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
