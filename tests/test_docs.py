@@ -220,7 +220,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "study.py --folder": Elsewhere(
             "test_study.test_a_study_that_is_killed_goes_on_to_the_same_tables"
         ),
-        "--draw": Elsewhere("test_study.test_the_page_is_made_of_the_lines_that_are_there"),
+        "--draw": Elsewhere("test_study.test_a_folder_of_ones_own_has_ones_own_figures_alone"),
     },
     "docs/does-turn-credit-help/plan.md": {},
     "docs/explanation/credit.md": {

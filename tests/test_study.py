@@ -1,11 +1,11 @@
 """The study of docs/does-turn-credit-help: its figures by an independent reading of its lines, and
 its tables are those of the lines."""
 
-import importlib.util
+import importlib
 import json
 import math
 import re
-import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from scipy import stats
 from turnrl_atlas import Atlas
 from turnrl_qa_rewards import AnswerRetrieved
-from turnrl_sweep.matrix import read_cells
+from turnrl_recipes.given import read_given
 from turnrl_sweep.results import Result
 
 from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn, TurnRLError
@@ -26,129 +27,223 @@ from turnrl.cli import main
 HERE = Path(__file__).parents[1] / "docs" / "does-turn-credit-help"
 
 
-@pytest.fixture(scope="module")
-def study():
-    spec = importlib.util.spec_from_file_location("study", HERE / "study.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["study"] = module
-    spec.loader.exec_module(module)
-    return module
+def _module(name):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)
+        return importlib.import_module(name)
 
 
-def a_run(matches, calls, tokens=None, seed=0, estimator="TurnLevel", digest="d"):
+parts, measures, rows, page, study = map(_module, ("parts", "measures", "rows", "page", "study"))
+Part, Row, Sweep = parts.Part, rows.Row, parts.Sweep
+
+
+@pytest.fixture(autouse=True)
+def no_path_is_left(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "")
+
+
+def a_run(matches, calls=None, tokens=None, famous=None, cell=None):
     count = len(matches)
     curves = {
         "iteration": [*range(count)],
         "sampled_tokens": tokens or [100 * n for n in range(count)],
         "seconds": [60 * n for n in range(count)],
         "val/exact_match": matches,
-        "train/tool_execution": [None, *calls[1:]],
-        "famous/exact_match": [0.7] * count,
+        "train/tool_execution": [None, *(calls or matches)[1:]],
+        "famous/exact_match": famous or [0.7] * count,
     }
-    settings = {"model.estimator": estimator}
-    return Result(digest, seed, settings, "quickstart", "0.0", 1, "", curves)
+    digest, seed = (cell.digest, cell.seed) if cell else ("d", 0)
+    return Result(digest, seed, {}, "quickstart", "0.0", 1, "", curves)
 
 
-def test_the_figures_of_a_run(study):
-    run = a_run([0.1, 0.6, 0.7, 0.65, 0.9], [0, 0.3, 0.6, 0.2, 0.7])
-    assert study.until_good(run) == (2, True)
-    assert study.until_good(a_run([0.1, 0.6], [0, 1])) == (1, False)
-    assert study.collapsed(run)
-    assert not study.collapsed(a_run([0] * 4, [0, 0.2, 0.4, 0.1]))  # it never called
-    assert not study.collapsed(a_run([0] * 4, [0, 0.2, 0.6, 0.26]))
-    assert study.lowest(run) == 0.2
-    assert study.last(run) == 0.9
-    trapezoids = (0.1 + 0.6) / 2 + (0.6 + 0.7) / 2 + (0.7 + 0.65) / 2 + (0.65 + 0.9) / 2
-    assert study.by_iteration(run) == pytest.approx(trapezoids / 4)
-
-
-def test_the_area_ends_where_the_shortest_run_does_and_gains_are_paired(study, tmp_path):
-    lines = tmp_path / "lines"
-    lines.mkdir()
-    runs = [
-        a_run([0.0, 0.5, 1.0], [0, 1, 1], [0, 100, 200], 0),
-        a_run([0.0, 0.3, 1.0], [0, 1, 1], [0, 100, 200], 1),
-        a_run([0.0, 0.2, 0.4], [0, 1, 1], [0, 50, 150], 0, "OutcomeOnly", "e"),
-        a_run([0.0, 0.0, 0.4], [0, 1, 1], [0, 100, 200], 1, "OutcomeOnly", "e"),
-    ]
+def write(folder, name, runs):
+    (folder / "lines").mkdir(exist_ok=True)
     text = "".join(json.dumps(vars(run)) + "\n" for run in runs)
-    (lines / "one-hop.jsonl").write_text(text)
-    one = study.part("one-hop", tmp_path)
+    (folder / "lines" / f"{name}.jsonl").write_text(text)
+
+
+def sweep(estimators=("MT-GRPO", "GRPO-OR"), seeds="0..1"):
+    return Sweep((f"{parts.RECIPES}/quickstart.yaml",), seeds, estimators)
+
+
+def test_the_figures_of_a_run():
+    run = a_run([0.1, 0.6, 0.7, 0.65, 0.9], [0, 0.3, 0.6, 0.2, 0.7])
+    assert measures.until_good(run) == 2
+    assert measures.until_good(run, "sampled_tokens") == 200
+    assert not measures.never_good(run)
+    assert measures.until_good(a_run([0.1, 0.6])) == 1
+    assert measures.never_good(a_run([0.1, 0.6]))
+    assert measures.collapsed(run)
+    assert not measures.collapsed(a_run([0] * 4, [0, 0.2, 0.4, 0.1]))  # it never called
+    assert not measures.collapsed(a_run([0] * 4, [0, 0.2, 0.6, 0.26]))
+    assert measures.lowest(run) == 0.2
+    assert measures.last(run) == 0.9
+    assert measures.at(run, 150) == pytest.approx(0.65)
+    trapezoids = (0.1 + 0.6) / 2 + (0.6 + 0.7) / 2 + (0.7 + 0.65) / 2 + (0.65 + 0.9) / 2
+    assert measures.by_iteration(run) == pytest.approx(trapezoids / 4)
+
+
+def test_a_figure_that_a_run_lacks_is_no_zero():
+    run = a_run([0.1, 0.6], famous=[0.7, None])
+    assert math.isnan(measures.last(run, "famous/exact_match"))
+    assert math.isnan(measures.last(run, "val/f1"))
+    assert math.isnan(measures.lowest(run, "val/f1"))
+    part = rows.Rows(Part({}), {Row("MT-GRPO"): {0: a_run([0.1, 0.6]), 1: run}}, 2)
+    assert "| 0.70 (1 of 2 seeds) |" in [*page.habits(part)][2]
+    part = rows.Rows(Part({}), {Row("MT-GRPO"): {1: run}}, 1)
+    assert "| not scored |" in [*page.habits(part)][2]
+
+
+def test_the_area_ends_where_the_shortest_run_does_and_differences_are_paired(
+    tmp_path, monkeypatch, capsys
+):
+    part = Part({"": sweep()})
+    monkeypatch.setitem(parts.PARTS, "small", part)
+    curves = {
+        ("MT-GRPO", 0): ([0.0, 0.5, 1.0], [0, 100, 200]),
+        ("MT-GRPO", 1): ([0.0, 0.3, 1.0], [0, 100, 200]),
+        ("GRPO-OR", 0): ([0.0, 0.2, 0.4], [0, 50, 150]),
+        ("GRPO-OR", 1): ([0.0, 0.0, 0.4], [0, 100, 200]),
+    }
+    runs = [
+        a_run(curves[name, cell.seed][0], tokens=curves[name, cell.seed][1], cell=cell)
+        for name, cell in part.sweeps[""].cells()
+    ]
+    old = replace(runs[0], digest="of an older recipe")
+    write(tmp_path, "small", [old, *runs])
+    one = rows.rows(part, rows.done(tmp_path))
+    assert "1 lines are of no run that the study has now" in capsys.readouterr().out
     ours, other = one.runs
     assert (str(ours), str(other)) == ("MT-GRPO", "GRPO-OR")
     assert one.tokens == 150
     # by hand: 25 + 0.5 * (0.5 + 0.75) * 50 of 150
-    assert one.area(one.runs[ours][0]) == pytest.approx((25 + 31.25) / 150)
-    gain = one.gain(other, ours, study.last)
+    assert measures.area(one.runs[ours][0], one.tokens) == pytest.approx((25 + 31.25) / 150)
+    assert one.pairs == [(ours, other)]
+    gain = one.minus(ours, other, measures.last)
     assert (gain.first, gain.second, gain.pairs) == (0.4, 1.0, 2)
-    rows = [*study.gains(one)]
-    assert rows[2].startswith("| GRPO-OR | +")
-    assert "+0.600 [+0.600, +0.600]" in rows[2]
-    (lines / "one-hop.jsonl").write_text(text + json.dumps(vars(runs[0]) | {"digest": "f"}) + "\n")
-    with pytest.raises(TurnRLError, match="two recipes"):
-        study.part("one-hop", tmp_path)
+    table = [*page.differences(one)]
+    assert table[0].startswith("|  | minus | area to 150 tokens |")
+    assert table[2].startswith("| MT-GRPO | GRPO-OR | +")
+    assert "+0.600 [+0.600, +0.600]" in table[2]
+    assert len(table) == 3
+    # to 75: 0.1875 - 0.1417 and 0.1125 - 0; to 150: 0.375 - 0.2333 and 0.2583 - 0.0333
+    (ends,) = [*page.ends(one)][2:]
+    shown = re.findall(r"\+(\d\.\d+) \[", ends)
+    assert [*map(float, shown)] == pytest.approx([0.0792, 0.1833], abs=6e-4)
+    assert ends.endswith("] to 150 |")
 
 
-def test_the_page_is_made_of_the_lines_that_are_there(study, tmp_path, capsys):
-    (tmp_path / "lines").mkdir()
-    runs = [
-        a_run([0.1, 0.5 + seed / 10], [0, 0.3], seed=seed, estimator=name, digest=name)
-        for name in ("TurnLevel", "OutcomeOnly")
-        for seed in (0, 1)
-    ]
-    text = "".join(json.dumps(vars(run)) + "\n" for run in runs)
-    (tmp_path / "lines" / "one-hop.jsonl").write_text(text)
-    assert study.main(["--folder", str(tmp_path), "--draw"]) == 0
-    table = _of_page("one-hop: figures", tmp_path)
-    assert {name: row["at the end"] for name, row in table.items()} == {
-        "MT-GRPO": "0.550",
-        "GRPO-OR": "0.550",
+def test_rows_of_another_part_stand_beside_and_a_change_is_paired_by_seed():
+    base, changed = sweep(seeds="0..2"), sweep().having("--model.group_size", "8")
+    part = Part({"groups of 8": changed}, {"groups of 16": base})
+    ends = {("groups of 16", "MT-GRPO"): 0.9, ("groups of 16", "GRPO-OR"): 0.3}
+    ends |= {("groups of 8", "MT-GRPO"): 0.6, ("groups of 8", "GRPO-OR"): 0.5}
+    runs = {
+        (cell.digest, cell.seed): a_run([0.0, ends[label, name] + cell.seed / 100], cell=cell)
+        for label, one in (part.sweeps | part.beside).items()
+        for name, cell in one.cells()
     }
-    assert "sampled tool execution" in (tmp_path / "one-hop.svg").read_text()
-    # an estimator of one's own has its own name, after the others
-    own = a_run([0.1, 0.2], [0, 0.3], estimator="mine.Own", digest="o")
-    with (tmp_path / "lines" / "one-hop.jsonl").open("a") as file:
-        file.write(json.dumps(vars(own)) + "\n")
+    found = rows.rows(part, runs)
+    assert [*map(str, found.runs)] == [
+        *("MT-GRPO, groups of 16", "GRPO-OR, groups of 16"),
+        *("MT-GRPO, groups of 8", "GRPO-OR, groups of 8"),
+    ]
+    assert found.trained == 4
+    change = found.change(Row("GRPO-OR", "groups of 16"), Row("GRPO-OR", "groups of 8"))
+    assert (change.first, change.second, change.pairs) == pytest.approx((0.3, 0.05, 2))
+    assert [*page.changes({"groups": found})][2:] == [
+        "| groups of 8 | GRPO-OR | +0.300 | +0.050 | -0.250 [-0.250, -0.250] |"
+    ]
+    digests = {cell.digest for _, cell in base.cells()}
+    assert rows.rows(part, {key: runs[key] for key in runs if key[0] in digests}).trained == 0
+    one = rows.rows(replace(part, base="groups of 16"), runs)
+    assert [*map(str, one.pairs[1])] == ["MT-GRPO, groups of 16", "MT-GRPO, groups of 8"]
+    one = rows.rows(replace(part, pairs=(("GRPO-OR", "MT-GRPO"),)), runs)
+    assert [*map(str, one.pairs[1])] == ["GRPO-OR, groups of 8", "MT-GRPO, groups of 8"]
+    assert len(one.pairs) == 2
+
+
+def test_a_folder_of_ones_own_has_ones_own_figures_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(parts.ESTIMATORS, "mine", "turnrl_estimators.PaperExact")
+    part = Part({"": sweep((*("MT-GRPO", "GRPO-OR"), "mine"))})
+    monkeypatch.setattr(study, "PARTS", {"one-hop": part, "two-hop": Part({"": sweep(seeds="9")})})
+    monkeypatch.setitem(parts.PARTS, "one-hop", part)
+    runs = [a_run([0.1, 0.5 + cell.seed / 10], cell=cell) for _, cell in part.sweeps[""].cells()]
+    write(tmp_path, "one-hop", runs)
     assert study.main(["--folder", str(tmp_path), "--draw"]) == 0
-    assert [*_of_page("one-hop: figures", tmp_path)] == ["MT-GRPO", "GRPO-OR", "mine.Own"]
-    with (tmp_path / "lines" / "one-hop.jsonl").open("a") as file:
-        file.write(json.dumps(vars(own) | {"digest": "p"}) + "\n")
-    assert study.main(["--folder", str(tmp_path), "--draw"]) == 1
-    assert "runs of two recipes for mine.Own" in capsys.readouterr().err
+    table = _of_page("one-hop: figures", tmp_path / "tables.md")
+    assert {name: row["at the end"] for name, row in table.items()} == dict.fromkeys(
+        ("MT-GRPO", "GRPO-OR", "mine"), "0.550"
+    )
+    assert "sampled tool execution" in (tmp_path / "one-hop.svg").read_text()
+    assert {file.name for file in tmp_path.iterdir()} == {"lines", "one-hop.svg", "tables.md"}
+    assert "two-hop" not in (tmp_path / "tables.md").read_text()
     with pytest.raises(SystemExit):
         study.main(["three-hop"])
     assert "no part 'three-hop'" in capsys.readouterr().err
 
 
-SMALL = (
-    f"{HERE.parents[1]}/recipes/quickstart.yaml {HERE}/one-hop.yaml --seeds 0..1 "
-    "--set model.estimator=TurnLevel,OutcomeOnly --model.group_size 2 --model.steps_per_update 1 "
-    "--data.questions_per_iteration 2 --data.val_limit 4 --trainer.max_epochs 2"
+def test_a_mark_of_no_table_is_an_error(tmp_path):
+    file = tmp_path / "page.md"
+    file.write_text("<!-- one-hop: figurs -->\n<!-- end -->\n")
+    with pytest.raises(TurnRLError, match="<!-- one-hop: figurs -->, and there is no such"):
+        page.fill(file, {"one-hop: figures": []})
+    file.write_text("a\n<!-- one-hop: figures -->\nold\n<!-- end -->\nb\n")
+    page.fill(file, {"one-hop: figures": []})
+    assert "\nNot run yet.\n<!-- end -->\nb\n" in file.read_text()
+    page.fill(file, {"one-hop: figures": ["| new |"]})
+    assert file.read_text() == "a\n<!-- one-hop: figures -->\n| new |\n<!-- end -->\nb\n"
+
+
+SMALL = Sweep(
+    (f"{parts.RECIPES}/quickstart.yaml", f"{HERE}/one-hop.yaml"),
+    "0..1",
+    ("MT-GRPO", "GRPO-OR"),
+    (
+        *("--model.group_size", "2", "--model.steps_per_update", "1", "--data.val_limit", "4"),
+        *("--data.questions_per_iteration", "2", "--trainer.max_epochs", "2"),
+    ),
 )
 
 
 @pytest.mark.slow
-def test_a_study_that_is_killed_goes_on_to_the_same_tables(study, tmp_path, monkeypatch):
+def test_a_study_that_is_killed_goes_on_to_the_same_tables(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = [
         *(sys.executable, "-c"),
-        f"import sys; sys.path.insert(0, {str(HERE)!r}); import study; "
-        f"study.PARTS = {{'one-hop': {SMALL!r}}}; sys.exit(study.main())",
+        f"import sys; sys.path.insert(0, {str(HERE)!r}); import parts, study; "
+        f"small = {SMALL!r}".replace("Sweep(", "parts.Sweep(")
+        + "; parts.PARTS.clear(); parts.PARTS['one-hop'] = parts.Part({'': small}); "
+        "sys.exit(study.main())",
         *("--folder", "mine", "--jobs", "2"),
     ]
-    monkeypatch.setattr(study, "PARTS", {"one-hop": SMALL})
+    small = {"one-hop": Part({"": SMALL})}
+    monkeypatch.setattr(study, "PARTS", small)
+    monkeypatch.setattr(rows, "PARTS", small)
     assert study.main(["--folder", "whole", "--jobs", "2"]) == 0
     lines = (tmp_path / "whole" / "lines" / "one-hop.jsonl").read_text()
     assert lines.count("\n") == 4
     assert study.main(["--folder", "whole"]) == 0  # which trains nothing
     assert (tmp_path / "whole" / "lines" / "one-hop.jsonl").read_text() == lines
-    for seconds in (16, 16):  # within runs, or between them
+    mine = tmp_path / "mine" / "lines" / "one-hop.jsonl"
+    home = tmp_path / "runs" / "mine"
+    within = [  # in the middle of the first runs, and between runs
+        lambda: any(home.rglob("last.ckpt")),
+        lambda: mine.exists() and mine.read_text().count("\n") >= 2,
+    ]
+    for there in within:
         with subprocess.Popen(command, start_new_session=True) as process:
-            time.sleep(seconds)
+            until = time.monotonic() + 120
+            while not there() and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.1)
+            assert process.poll() is None
             process.kill()
+    assert mine.read_text().count("\n") < 4
     assert subprocess.run(command, check=False).returncode == 0
     for name in ("figures", "differences", "habits"):
-        once, again = (_of_page(f"one-hop: {name}", tmp_path / of) for of in ("whole", "mine"))
+        once, again = (
+            _of_page(f"one-hop: {name}", tmp_path / of / "tables.md") for of in ("whole", "mine")
+        )
         for row in (*once.values(), *again.values()):
             row.pop("minutes", None)  # a run that went on took others
         assert once == again
@@ -156,9 +251,8 @@ def test_a_study_that_is_killed_goes_on_to_the_same_tables(study, tmp_path, monk
 
 
 @pytest.fixture
-def conditions(study, monkeypatch):
-    monkeypatch.syspath_prepend(HERE)
-    return importlib.import_module("conditions")
+def conditions():
+    return _module("conditions")
 
 
 def _searched(number, found):
@@ -184,6 +278,22 @@ def test_the_noisy_reward_says_the_opposite_of_one_call_in_five(conditions):
     assert {noisy.score(replace(_searched(0, True), turns=(one,)), 0) for one in silent} == {0.0}
 
 
+def test_the_estimator_between_the_two_has_the_weights_of_one_and_the_split_of_the_other(
+    conditions,
+):
+    turns = torch.tensor([[0.3, 0.5, 0.0], [0.3, 0.0, 0.0], [0.0, 0.0, 0.0], [0.3, 0.0, 0.5]])
+    outcome = torch.tensor([1.0, 0.0, 0.1, 0.4])
+    reached = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 1]]).bool()
+    given = conditions.Apart().advantages(turns * reached, outcome, reached)
+    sums = [sum(row) for row in (turns * reached).tolist()]
+    for i, row in enumerate(given.tolist()):
+        both = [
+            (values[i] - statistics.mean(values)) / statistics.stdev(values)
+            for values in (sums, outcome.tolist())
+        ]
+        assert row == pytest.approx([sum(both) * there for there in reached[i].tolist()], abs=1e-5)
+
+
 def test_tempting_and_untempting_questions_share_out_those_of_atlas(conditions):
     every = {one.id for one in Atlas().questions("train")}
     tempting, untempting = (
@@ -196,11 +306,17 @@ def test_tempting_and_untempting_questions_share_out_those_of_atlas(conditions):
     assert [*conditions.Tempting().questions("val")] == [*Atlas().questions("val")]
 
 
-def _of_page(name, folder=HERE):
-    text = (folder / "index.md").read_text()
-    table = text.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
-    return {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
+def _of_page(name, file=HERE / "index.md"):
+    text = file.read_text()
+    bare = text.partition(f"## {name}\n\n")[2].partition("\n\n")[0]
+    table = text.partition(f"<!-- {name} -->\n")[2].partition("<!-- end -->")[0] or bare
+    found = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    return {
+        row[0] if found[0][1] != "minus" else (row[0], row[1]): dict(
+            zip(found[0], row, strict=True)
+        )
+        for row in found[2:]
+    }
 
 
 def _naive_area(tokens, matches, end):
@@ -214,66 +330,111 @@ def _naive_area(tokens, matches, end):
     return total / int(end)
 
 
-@pytest.mark.parametrize("world", ["one-hop", "two-hop"])
-def test_the_tables_of_the_page_are_those_of_the_lines(study, world):
-    file = HERE / "lines" / f"{world}.jsonl"
-    if not file.exists():
-        pytest.skip(f"{world} was not run")
+@pytest.mark.parametrize("name", parts.PARTS)
+def test_the_tables_of_the_page_are_those_of_the_lines(name):
+    """By an independent reading: rows by `--set` and options, areas a token at a time."""
+    part = parts.PARTS[name]
+    lines = {
+        (line["digest"], line["seed"]): line["curves"]
+        for file in (HERE / "lines").glob("*.jsonl")
+        for line in map(json.loads, file.read_text().splitlines())
+    }
     runs = {}
-    for line in map(json.loads, file.read_text().splitlines()):
-        name = study.NAMES[line["settings"]["model.estimator"]]
-        runs.setdefault(name, {})[line["seed"]] = line["curves"]
+    for label, some in (*part.beside.items(), *part.sweeps.items()):
+        for estimator, cell in some.cells():
+            if curves := lines.get((cell.digest, cell.seed)):
+                runs.setdefault((estimator, label), {})[cell.seed] = curves
+    if not (HERE / "lines" / f"{name}.jsonl").exists():
+        pytest.skip(f"{name} was not run")
     end = min(curves["sampled_tokens"][-1] for some in runs.values() for curves in some.values())
     areas = {
-        name: {
+        row: {
             seed: _naive_area(c["sampled_tokens"], c["val/exact_match"], end)
             for seed, c in some.items()
         }
-        for name, some in runs.items()
+        for row, some in runs.items()
     }
-    table = _of_page(f"{world}: figures")
-    assert {*table} == {*runs}
-    for name, row in table.items():
-        assert int(row["seeds"]) == len(runs[name])
-        assert float(row["area"]) == pytest.approx(statistics.mean(areas[name].values()), abs=6e-4)
-        ends = [curves["val/exact_match"][-1] for curves in runs[name].values()]
-        assert float(row["at the end"]) == pytest.approx(statistics.mean(ends), abs=6e-4)
-    for other, row in _of_page(f"{world}: differences").items():
-        gains = [areas["MT-GRPO"][s] - areas[other][s] for s in areas[other]]
+    called = {", ".join(filter(None, row)): row for row in runs}
+    table, heading = _of_page(f"{name}: figures"), f"area to {end:,.0f} tokens"
+    assert {*table} == {*called}
+    for of, row in table.items():
+        key = called[of]
+        assert int(row["seeds"]) == len(runs[key])
+        assert float(row[heading]) == pytest.approx(statistics.mean(areas[key].values()), abs=6e-4)
+        if not part.by_tokens:
+            ends = [curves["val/exact_match"][-1] for curves in runs[key].values()]
+            assert float(row["at the end"]) == pytest.approx(statistics.mean(ends), abs=6e-4)
+    differences = _of_page(f"{name}: differences")
+    for pair, row in differences.items():
+        ours, others = (areas[called[one]] for one in pair)
+        gains = [ours[seed] - others[seed] for seed in ours.keys() & others.keys()]
         mean, error = statistics.mean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
         half = stats.t.ppf(0.975, len(gains) - 1) * error
-        shown = [float(number) for number in re.findall(r"[-+][\d.]+", row["area"])]
+        shown = [float(number) for number in re.findall(r"[-+][\d.]+", row[heading])]
         assert shown == pytest.approx([mean, mean - half, mean + half], abs=1.1e-3)
 
 
-def _cells(of_part):
-    words, seeds, sets = [], None, []
-    given = iter(shlex.split(of_part))
-    for word in given:
-        if word == "--seeds":
-            seeds = next(given)
-        elif word == "--set":
-            sets.append(next(given))
-        else:
-            words.append(word)
-    return read_cells(words, seeds, sets)[1]
+def test_the_page_is_what_the_command_makes_of_the_lines(tmp_path, monkeypatch):
+    shutil.copytree(HERE / "lines", tmp_path / "lines")
+    shutil.copy(HERE / "index.md", tmp_path)
+    monkeypatch.setattr(study, "HERE", tmp_path)
+    study.draw(tmp_path)
+    assert (tmp_path / "index.md").read_text() == (HERE / "index.md").read_text()
+    for picture in tmp_path.glob("*.svg"):
+        assert f"({picture.name})" in (HERE / "index.md").read_text()
+        assert (HERE / picture.name).exists()
 
 
-def test_every_committed_line_is_of_a_run_that_the_study_still_has(study):
+@pytest.mark.parametrize("name", parts.PARTS)
+def test_all_runs_of_a_part_sample_and_learn_as_much(name):
+    part = parts.PARTS[name]
+    sizes = set()
+    for label, some in (part.beside | part.sweeps).items():
+        for estimator, cell in some.cells():
+            recipe = read_given("fit", cell.arguments).contents
+            model, data, trainer = (recipe[key] for key in ("model", "data", "trainer"))
+            attempts = int(model["group_size"]) * data["questions_per_iteration"]
+            # a trunk of two turns has two branches of two turns, and two of one
+            turns = attempts * (8 if estimator in ("Branched", "Tree") else 2)
+            steps = trainer["max_epochs"] * model["steps_per_update"]
+            sizes.add((turns, steps, trainer["check_val_every_n_epoch"], data["val_limit"]))
+            updates = 2 if label == "two updates" else 1
+            assert int(model["updates_per_iteration"]) == updates
+    world = {"learning-rate": 20, "unscaled-rate": 20, "two-hop": 20, "split-two-hop": 20}
+    iterations = (world | {"no-search-cost": 20}).get(name, 30)
+    assert sizes == {(512, iterations * 4, 1, 256)}
+
+
+def test_every_committed_line_is_of_a_run_that_the_study_still_has():
     """A changed recipe would leave lines behind that no command counts as done."""
-    for name, of_part in study.PARTS.items():
-        known = {(cell.digest, cell.seed) for cell in _cells(of_part)}
-        file = HERE / "lines" / f"{name}.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        for line in map(json.loads, lines):
-            assert (line["digest"], line["seed"]) in known, name
+    for file in (HERE / "lines").glob("*.jsonl"):
+        part = parts.PARTS[file.stem]
+        known = {(c.digest, c.seed) for some in part.sweeps.values() for _, c in some.cells()}
+        for line in map(json.loads, file.read_text().splitlines()):
+            assert (line["digest"], line["seed"]) in known, file
+            assert "/" not in str(line["settings"])  # which is a path of some machine
+
+
+def test_no_run_is_trained_by_two_parts_and_all_that_stand_beside_are_trained_by_one():
+    trained = [
+        (cell.digest, cell.seed)
+        for part in parts.PARTS.values()
+        for some in part.sweeps.values()
+        for _, cell in some.cells()
+    ]
+    assert len(trained) == len({*trained})
+    for name, part in parts.PARTS.items():
+        for some in part.beside.values():
+            assert {(c.digest, c.seed) for _, c in some.cells()} <= {*trained}, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(8))
-def test_every_part_is_a_sweep_that_can_begin(study, number, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "label"), [(name, label) for name, one in parts.PARTS.items() for label in one.sweeps]
+)
+def test_every_part_is_a_sweep_that_can_begin(name, label, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.syspath_prepend(HERE)
-    words = shlex.split([*study.PARTS.values()][number])
+    words = parts.PARTS[name].sweeps[label].words
     assert main(["sweep", *words, "-o", "runs", "--list"]) == 0

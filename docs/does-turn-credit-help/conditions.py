@@ -1,22 +1,41 @@
-"""What the study changes one at a time: a retrieval reward that is sometimes wrong, and training
-questions that tempt more or less."""
+"""What the study brings of its own: an estimator between two others, a retrieval reward that is
+sometimes wrong, and training questions that tempt more or less."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import final
 
+import torch
+from torch import Tensor
 from turnrl_atlas import Atlas
-from turnrl_atlas.world import places
 from turnrl_qa_rewards import AnswerRetrieved
 
-from turnrl import Passage, Question, QuestionSource, Trajectory, TurnReward
+from turnrl import GroupRelative, Passage, Question, QuestionSource, Trajectory, TurnReward
+
+
+@final
+@dataclass
+class Apart(GroupRelative):
+    """One advantage for the whole attempt, of turn and outcome rewards that are normalised apart.
+
+    A_{i,k} = z(R)_i + z(sum_l r_{.,l})_i. It weighs turn rewards against the outcome as `TurnLevel`
+    does, and gives every turn the same, as `Merged` does.
+    """
+
+    def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+        """The equation."""
+        both = torch.stack([outcome, turn_rewards.sum(1)], 1)
+        return self.z(both, torch.ones_like(both).bool()).sum(1, keepdim=True) * reached
 
 
 class Noisy(TurnReward):
     """`AnswerRetrieved`, which says the opposite of a share of the turns that call.
 
-    The text of a turn and its question decide, so the same turn always earns the same.
+    The text of a turn and its question decide, so the same turn always earns the same. A call that
+    failed is a turn that calls.
 
     Args:
         wrong: The share.
@@ -37,7 +56,7 @@ class Noisy(TurnReward):
         return self.weight - paid if draw < self.wrong else paid
 
 
-class _Some(QuestionSource):
+class _OneSort(QuestionSource):
     """The questions of `Atlas`, in training those about one sort of places."""
 
     famous: bool
@@ -47,21 +66,20 @@ class _Some(QuestionSource):
         asked = Atlas().questions(split)
         if split != "train":
             return asked
-        known = {place.id for place in places() if place.famous}
-        return [one for one in asked if (one.metadata["supporting_ids"][0] in known) == self.famous]
+        return [one for one in asked if one.metadata["famous"] == self.famous]
 
     def passages(self) -> Iterable[Passage]:
         """A page per place."""
         return Atlas().passages()
 
 
-class Tempting(_Some):
+class Tempting(_OneSort):
     """Trains on questions about famous places alone, which the starter policy knows by heart."""
 
     famous = True
 
 
-class Untempting(_Some):
+class Untempting(_OneSort):
     """Trains on questions about other places alone, of which it knows nothing."""
 
     famous = False

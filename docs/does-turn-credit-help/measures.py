@@ -1,0 +1,128 @@
+"""The measures of plan.md: figures of one run, and the columns that tables make of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from turnrl_sweep.results import Result
+from turnrl_sweep.table import area as area_until
+
+MATCH, CALLS, FAMOUS = "val/exact_match", "train/tool_execution", "famous/exact_match"
+TOKENS, ITERATION = "sampled_tokens", "iteration"
+GOOD = 0.7
+CALLING, FALLEN = 0.5, 0.25
+
+
+class Column(NamedTuple):
+    """A measure as a column.
+
+    Args:
+        title: Its heading.
+        figure: Of a run; not a number if the run has none.
+        digits: After the point.
+        total: True to show the sum over seeds, else their mean.
+    """
+
+    title: str
+    figure: Callable[[Result], float]
+    digits: int = 3
+    total: bool = False
+
+
+def end(run: Result) -> float:
+    """The sampled tokens up to which a run was validated."""
+    return run.points(MATCH)[-1][0]
+
+
+def area(run: Result, tokens: float) -> float:
+    """The primary measure: the average of held-out exact match over the first sampled tokens."""
+    return area_until(run.points(MATCH), tokens)
+
+
+def at(run: Result, tokens: float) -> float:
+    """Held-out exact match after a number of sampled tokens, on a line between validations."""
+    reached, matches = (np.asarray(one) for one in zip(*run.points(MATCH), strict=True))
+    return float(np.interp(tokens, reached, matches))
+
+
+def until_good(run: Result, by: str = ITERATION) -> float:
+    """The first iteration, or number of sampled tokens, after which held-out exact match is 0.7 or
+    more; the last if none is."""
+    points = run.points(MATCH, by)
+    return next((x for x, match in points if match >= GOOD), points[-1][0])
+
+
+def never_good(run: Result) -> bool:
+    """True if held-out exact match was never 0.7 or more."""
+    return all(match < GOOD for _, match in run.points(MATCH))
+
+
+def by_iteration(run: Result) -> float:
+    """The area under held-out exact match per iteration."""
+    points = run.points(MATCH, ITERATION)
+    return area_until(points, points[-1][0])
+
+
+def collapsed(run: Result) -> bool:
+    """True if sampled tool execution was 0.5 or more and 0.25 or less later."""
+    calls = [value for _, value in run.points(CALLS)]
+    highest = np.maximum.accumulate(calls)
+    return any(v <= FALLEN and high >= CALLING for v, high in zip(calls, highest, strict=True))
+
+
+def lowest(run: Result, name: str = CALLS) -> float:
+    """The least value of a curve, which is sampled tool execution if no other is named."""
+    return min((value for _, value in run.points(name)), default=math.nan)
+
+
+def last(run: Result, name: str = MATCH) -> float:
+    """The last value of a curve."""
+    value = run.curves.get(name, (None,))[-1]
+    return math.nan if value is None else value
+
+
+def learned(tokens: float) -> list[Column]:
+    """What was learned, and how fast.
+
+    Args:
+        tokens: Sampled tokens up to which the area goes.
+    """
+    return [
+        _area(tokens),
+        Column("at the end", last),
+        Column("iterations to 0.7", until_good, 1),
+        Column("area per iteration", by_iteration),
+    ]
+
+
+def learned_by_tokens(tokens: float) -> list[Column]:
+    """The same where an iteration samples more for some than for others.
+
+    Args:
+        tokens: Sampled tokens up to which the area goes.
+    """
+    return [
+        _area(tokens),
+        Column(f"at {tokens:,.0f} tokens", partial(at, tokens=tokens)),
+        Column("tokens to 0.7", partial(until_good, by=TOKENS), 0),
+    ]
+
+
+def _area(tokens: float) -> Column:
+    return Column(f"area to {tokens:,.0f} tokens", partial(area, tokens=tokens))
+
+
+NEVER = Column("never 0.7", never_good, 0, total=True)
+HABITS = [
+    Column("tool execution, least", lowest, 2),
+    Column("tool execution, end", partial(last, name=CALLS), 2),
+    Column("collapses", collapsed, 0, total=True),
+    Column("famous places, end", partial(last, name=FAMOUS), 2),
+    Column("sampled tokens", partial(last, name=TOKENS), 0),
+    Column("minutes", lambda run: last(run, "seconds") / 60, 1),
+]
+"""How it was done: tool use, memory and cost."""

@@ -1,0 +1,149 @@
+"""The tables of the page, and where they stand in it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from measures import HABITS, NEVER, Column, area, end
+from rows import OURS, Row, Rows
+from turnrl_record.statistics import Difference
+from turnrl_sweep.results import Result
+
+from turnrl import TurnRLError
+
+Table = Iterator[str]
+
+
+def figures(of: Rows) -> Table:
+    """What was learned: a row each, means over seeds."""
+    first, *others = of.columns
+    spread = Column("its sd", first.figure)
+    yield _row("", "seeds", *(column.title for column in (first, spread, *others, NEVER)))
+    yield _row(*["---"] * (len(others) + 5))
+    for row, some in of.runs.items():
+        values = [first.figure(run) for run in some.values()]
+        deviation = f"{np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+        more = [_cell(column, some) for column in (*others, NEVER)]
+        yield _row(row, len(some), _cell(first, some), deviation, *more)
+
+
+def habits(of: Rows) -> Table:
+    """How it was done: tool use, memory and cost."""
+    yield _row("", *(column.title for column in HABITS))
+    yield _row(*["---"] * (len(HABITS) + 1))
+    for row, some in of.runs.items():
+        yield _row(row, *(_cell(column, some) for column in HABITS))
+
+
+def differences(of: Rows) -> Table:
+    """The figures of one row minus those of another, with intervals over seeds."""
+    yield _row("", "minus", *(column.title for column in of.columns))
+    yield _row(*["---"] * (len(of.columns) + 2))
+    for first, second in of.pairs:
+        found = [_difference(of.minus(first, second, one.figure), one.digits) for one in of.columns]
+        if any(found):
+            yield _row(first, second, *found)
+
+
+def ends(of: Rows) -> Table:
+    """The differences of areas that end elsewhere: at half of the tokens, and where the two
+    rows end."""
+    yield _row("", "minus", f"to {of.tokens / 2:,.0f} tokens", "to those that both reached")
+    yield _row(*["---"] * 4)
+    for pair in of.pairs:
+        both = min(end(run) for row in pair for run in of.runs[row].values())
+        half, whole = (
+            _difference(of.minus(*pair, partial(area, tokens=tokens)), 3)
+            for tokens in (of.tokens / 2, both)
+        )
+        yield _row(*pair, half, f"{whole} to {both:,.0f}")
+
+
+def changes(parts: Mapping[str, Rows]) -> Table:
+    """How each condition changes what MT-GRPO's area has more than another's.
+
+    Args:
+        parts: The conditions, by name.
+    """
+    yield _row("condition", "MT-GRPO minus", "without", "with", "change")
+    yield _row(*["---"] * 5)
+    for of in parts.values():
+        (before,) = of.part.beside
+        for row in of.runs:
+            if row.label == before or row.estimator == OURS:
+                continue
+            was = Row(row.estimator, before)
+            shown = [_mean([*of.gains(one).values()]) for one in (was, row)]
+            yield _row(row.label, row.estimator, *shown, _difference(of.change(was, row), 3))
+
+
+def _cell(column: Column, some: Mapping[int, Result]) -> str:
+    values = [column.figure(run) for run in some.values()]
+    if column.total:
+        return f"{sum(values):,.0f}"
+    known = [value for value in values if not math.isnan(value)]
+    less = "" if len(known) == len(values) else f" ({len(known)} of {len(values)} seeds)"
+    return f"{np.mean(known):,.{column.digits}f}{less}" if known else "not scored"
+
+
+def _mean(values: list[float]) -> str:
+    return f"{np.mean(values):+.3f}" if values else ""
+
+
+def _difference(one: Difference | None, digits: int) -> str:
+    if one is None:
+        return ""
+    minus = one.second - one.first
+    return f"{minus:+,.{digits}f} [{one.low:+,.{digits}f}, {one.high:+,.{digits}f}]"
+
+
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+TABLES: Mapping[str, Callable[[Rows], Table]] = {
+    "figures": figures,
+    "differences": differences,
+    "ends": ends,
+    "habits": habits,
+}
+"""Of a part, by the name in its mark."""
+
+
+def fill(page: Path, tables: Mapping[str, list[str]]) -> None:
+    """Put tables between their marks in a page, `<!-- one-hop: figures -->` and `<!-- end -->`.
+
+    Args:
+        page: The page.
+        tables: The lines of each, by the name in its mark; none if nothing was run. The page need
+            not have all of them.
+    Raises:
+        TurnRLError: If a mark of the page is that of no table.
+    """
+    text = page.read_text("utf-8")
+
+    def filled(mark: re.Match[str]) -> str:
+        if (name := mark[1]) not in tables:
+            raise TurnRLError(f"{page} has the mark <!-- {name} -->, and there is no such table.")
+        return "\n".join([f"<!-- {name} -->", *(tables[name] or ["Not run yet."]), "<!-- end -->"])
+
+    text = re.sub(r"<!-- ([\w :-]+) -->\n.*?<!-- end -->", filled, text, flags=re.DOTALL)
+    page.write_text(text, "utf-8")
+
+
+def bare(page: Path, tables: Mapping[str, list[str]], pictures: list[str]) -> None:
+    """Write a page of nothing but tables and pictures.
+
+    Args:
+        page: The page.
+        tables: The lines of each, by name; none if nothing was run.
+        pictures: Names of files beside it.
+    """
+    shown = [f"![{name}]({name})\n" for name in pictures]
+    shown += ["\n".join([f"## {name}\n", *lines, ""]) for name, lines in tables.items() if lines]
+    page.write_text("# Figures\n\n" + "\n".join(shown), "utf-8")

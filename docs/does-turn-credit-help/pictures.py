@@ -1,0 +1,96 @@
+"""The pictures of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from measures import CALLS, FAMOUS, ITERATION, MATCH
+from rows import Rows
+from scipy import stats
+from turnrl_sweep.results import Result
+
+TITLES = {
+    MATCH: "exact match, held-out places",
+    FAMOUS: "exact match, famous places",
+    CALLS: "sampled tool execution",
+}
+
+
+def curves(of: Rows, file: Path) -> None:
+    """Mean and 95 % interval over seeds, by iteration: held-out and famous exact match, and sampled
+    tool execution.
+
+    Args:
+        of: The runs.
+        file: The picture.
+    """
+    with _figure(file, 3.1) as figure:
+        figure.subplots_adjust(left=0.05, right=0.99, bottom=0.25, top=0.9, wspace=0.08)
+        panels = figure.subplots(1, len(TITLES), sharey=True)
+        for axes, (name, title) in zip(panels, TITLES.items(), strict=True):
+            axes.set_title(title)
+            axes.set_xlabel(ITERATION)
+            axes.set_ylim(-0.03, 1.03)
+            axes.grid(alpha=0.3)
+            for number, (row, some) in enumerate(of.runs.items()):
+                x, y = _common(some, name)
+                label = str(row) if name == MATCH else None
+                axes.plot(x, y.mean(0), color=f"C{number}", label=label)
+                if len(y) > 1:
+                    half = stats.t.ppf(0.975, len(y) - 1) * y.std(0, ddof=1) / len(y) ** 0.5
+                    low, high = np.clip([y.mean(0) - half, y.mean(0) + half], 0, 1)
+                    axes.fill_between(x, low, high, color=f"C{number}", alpha=0.18, linewidth=0)
+        figure.legend(loc="lower center", ncols=len(of.runs), frameon=False)
+
+
+def forest(parts: Mapping[str, Rows], file: Path) -> None:
+    """What MT-GRPO's area has more than the others', with 95 % intervals, a line for each label.
+
+    Args:
+        parts: The conditions, by name.
+        file: The picture.
+    """
+    pairs = [(of, *pair) for of in parts.values() for pair in of.pairs]
+    labels = [*dict.fromkeys(row.label for *_, row in pairs)]
+    others = [*dict.fromkeys(row.estimator for *_, row in pairs)]
+    with _figure(file, 0.9 + 0.3 * len(labels)) as figure:
+        axes = figure.subplots()
+        figure.subplots_adjust(left=0.2, right=0.98, bottom=0.9 / figure.get_figheight(), top=0.98)
+        for of, ours, row in pairs:
+            gain = of.minus(ours, row, of.columns[0].figure)
+            if gain is None:
+                continue
+            number = others.index(row.estimator)
+            mean, place = gain.second - gain.first, labels.index(row.label)
+            y = place + 0.24 * (number - (len(others) - 1) / 2)
+            axes.plot([gain.low, gain.high], [y, y], color=f"C{number}", linewidth=2)
+            axes.plot([mean], [y], "o", color=f"C{number}")
+        axes.axvline(0, color="black", linewidth=1)
+        axes.set_yticks(range(len(labels)), labels)
+        axes.set_ylim(len(labels) - 0.4, -0.6)
+        axes.set_xlabel("area of MT-GRPO minus that of the other")
+        axes.grid(alpha=0.3, axis="x")
+        handles = [axes.plot([], [], "o-", color=f"C{n}")[0] for n in range(len(others))]
+        figure.legend(handles, others, loc="lower left", ncols=len(others), frameon=False)
+
+
+def _common(some: Mapping[int, Result], name: str) -> tuple[Any, Any]:
+    """The iterations after which every seed has a value, and the values, a row for each seed."""
+    found = [dict(run.points(name, ITERATION)) for run in some.values()]
+    x = sorted(set.intersection(*({*one} for one in found)))
+    return np.asarray(x), np.asarray([[one[place] for place in x] for one in found], float)
+
+
+@contextmanager
+def _figure(file: Path, height: float) -> Iterator[Any]:
+    """A figure that becomes a file, the same bytes each time."""
+    with rc_context({"svg.hashsalt": "turnrl", "font.size": 9}):
+        figure = Figure(figsize=(10, height))
+        yield figure
+        figure.savefig(file, metadata={"Date": None})
