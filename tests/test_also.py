@@ -47,7 +47,24 @@ def test_a_split_of_the_validations_source_is_scored_where_there_is_one(
     run = trainer(tmp_path / "without", 1, callbacks, enable_progress_bar=True)
     run.fit(module(tiny_model), QuestionData(str(own), str(own), questions_per_iteration=1))
     assert "famous/exact_match" not in rows(tmp_path / "without")[0]
-    assert "data.val has no split 'famous': no famous/exact_match" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no famous/exact_match: " in said
+    assert "is one split; leave out the split 'famous'" in said
+
+
+def test_answers_compare_as_those_of_the_validation(tiny_model, tmp_path):
+    own = [Question("one", "Which is it?", ("-5",))]
+    for rule, right in (("number", False), (None, True)):
+        also = AlsoScore("own", own)
+        trainer(tmp_path / str(rule), 1, [also]).fit(module(tiny_model), data(answers=rule))
+        (asked,) = also._data.eval_questions()
+        assert asked.rule.same("5", "-5") is right  # as a phrase, -5 is 5
+
+
+def test_at_most_the_limit_is_scored(tiny_model, tmp_path):
+    also = AlsoScore("own", "worlds.Numbers", limit=3)
+    trainer(tmp_path, 1, [also]).fit(module(tiny_model), data())
+    assert len(also._data.eval_questions()) == 3
 
 
 def test_neither_a_source_nor_a_split_is_refused():

@@ -25,10 +25,12 @@ class AlsoScore(L.Callback):
 
     Args:
         name: What their curves are called.
-        source: Source of the questions, as `data.val` takes it; null for that of `data.val` itself.
-            If that one has no such split, the run says so and goes on without.
+        source: Source of the questions, as `data.val` takes it, but without `data.fields` and
+            `data.config`. Their answers compare by `data.answers`. Null for the source of
+            `data.val` itself: if it has no such split, the run says so and goes on without.
         split: Split of the source; its own for validation by default.
-        limit: Score a fixed choice of at most this many questions; null for all.
+        limit: Score a fixed choice of at most this many questions; null for all, of which the
+            source of `data.val` gives `data.val_limit`.
         batch_size: Questions that are scored together.
     """
 
@@ -60,14 +62,19 @@ class AlsoScore(L.Callback):
         if stage != "fit":
             return
         source, split = self.source, self.split
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if source is None:
             try:
-                source, split = trainer.datamodule.eval_questions(split), None  # type: ignore[attr-defined]
-            except DataError:
-                announce(trainer, f"data.val has no split {split!r}: no {self.name}/exact_match")
+                source, split = data.eval_questions(split), None
+            except DataError as error:
+                announce(trainer, f"no {self.name}/exact_match: {error}")
                 return
         self._data = QuestionData(
-            val=source, val_split=split, val_limit=self.limit, val_batch_size=self.batch_size
+            val=source,
+            val_split=split,
+            val_limit=self.limit,
+            val_batch_size=self.batch_size,
+            answers=getattr(data, "rule", None),
         )
         self._data.setup("validate")
         self._data.trainer = trainer  # from here on, so that the run says once that it reads
