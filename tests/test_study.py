@@ -2,6 +2,7 @@
 its tables are those of the lines."""
 
 import importlib
+import itertools
 import json
 import math
 import re
@@ -12,6 +13,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from turnrl_qa_rewards import AnswerRetrieved
 from turnrl_recipes.given import read_given
 from turnrl_sweep.results import Result
 
-from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn, TurnRLError
+from turnrl import Group, Question, Reading, ToolCall, ToolResult, Trajectory, Turn, TurnRLError
 from turnrl.cli import main
 
 HERE = Path(__file__).parents[1] / "docs" / "does-turn-credit-help"
@@ -273,6 +275,7 @@ def test_the_noisy_reward_says_the_opposite_of_one_call_in_five(conditions):
     for paid in (0.0, 0.5):
         wrong = [one != other for one, other in found if other == paid]
         assert statistics.mean(wrong) == pytest.approx(0.2, abs=0.04)
+    assert {conditions.Noisy(1.0, 0.3).score(_searched(n, n > 1), 0) for n in (1, 2)} == {0.0, 0.3}
     assert noisy.score(_searched(7, True), 0) == noisy.score(_searched(7, True), 0)
     silent = [replace(_searched(n, True).turns[0], results=()) for n in range(50)]
     assert {noisy.score(replace(_searched(0, True), turns=(one,)), 0) for one in silent} == {0.0}
@@ -292,6 +295,38 @@ def test_the_estimator_between_the_two_has_the_weights_of_one_and_the_split_of_t
             for values in (sums, outcome.tolist())
         ]
         assert row == pytest.approx([sum(both) * there for there in reached[i].tolist()], abs=1e-5)
+
+
+def test_one_scale_divides_the_turn_rewards_of_all_groups_by_one_number(conditions):
+    turns = [[[0.5, 0.0], [0.0, 0.0], [-0.1, 0.5]], [[-0.1, 0.0], [-0.1, -0.2], [0.0, 0.0]]]
+    taken = [[2, 1, 2], [1, 2, 1]]
+    outcomes = [[1.0, 0.0, 0.4], [0.2, 0.2, 1.0]]
+    groups = [
+        Group(
+            Question("q", "Which?", ("a",)),
+            (None,) * 3,
+            torch.tensor(turns[g]),
+            torch.tensor(outcomes[g]),
+            torch.tensor([[k < n for k in range(2)] for n in taken[g]]),
+        )
+        for g in range(2)
+    ]
+    together = conditions.Together(0.01)
+    scorer = SimpleNamespace(score=lambda trajectories: groups)
+    assert together.prepare(SimpleNamespace(trajectories=()), scorer) is groups
+    less, rest = {}, {}
+    for g, i in itertools.product(range(2), range(3)):
+        others = [outcomes[g][j] for j in range(3) if j != i]
+        less[g, i] = outcomes[g][i] - statistics.mean(others)
+        for k in range(taken[g][i]):
+            peers = [sum(turns[g][j][k:]) for j in range(3) if j != i and taken[g][j] > k]
+            rest[g, i, k] = sum(turns[g][i][k:]) - (statistics.mean(peers) if peers else 0)
+    scales = [math.sqrt(statistics.mean(v * v for v in one.values())) for one in (less, rest)]
+    for g, group in enumerate(groups):
+        given = together(group)
+        for i, k in itertools.product(range(3), range(2)):
+            wanted = less[g, i] / scales[0] + rest[g, i, k] / scales[1] if k < taken[g][i] else 0
+            assert float(given[i, k]) == pytest.approx(wanted, abs=1e-5)
 
 
 def test_tempting_and_untempting_questions_share_out_those_of_atlas(conditions):
@@ -401,6 +436,7 @@ def test_all_runs_of_a_part_sample_and_learn_as_much(name):
             updates = 2 if label == "two updates" else 1
             assert int(model["updates_per_iteration"]) == updates
     world = {"learning-rate": 20, "unscaled-rate": 20, "two-hop": 20, "split-two-hop": 20}
+    world["scale-two-hop"] = 20
     iterations = (world | {"no-search-cost": 20}).get(name, 30)
     assert sizes == {(512, iterations * 4, 1, 256)}
 

@@ -1,10 +1,10 @@
-"""What the study brings of its own: an estimator between two others, a retrieval reward that is
-sometimes wrong, and training questions that tempt more or less."""
+"""What the study brings of its own: estimators that part what others do at once, a retrieval reward
+that is sometimes wrong, and training questions that tempt more or less."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -13,7 +13,19 @@ from torch import Tensor
 from turnrl_atlas import Atlas
 from turnrl_qa_rewards import AnswerRetrieved
 
-from turnrl import GroupRelative, Passage, Question, QuestionSource, Trajectory, TurnReward
+from turnrl import (
+    AdvantageEstimator,
+    Attempts,
+    Group,
+    GroupRelative,
+    Passage,
+    Question,
+    QuestionSource,
+    Scorer,
+    Trajectory,
+    TurnReward,
+)
+from turnrl.credit import returns_to_go, standardize
 
 
 @final
@@ -29,6 +41,57 @@ class Apart(GroupRelative):
         """The equation."""
         both = torch.stack([outcome, turn_rewards.sum(1)], 1)
         return self.z(both, torch.ones_like(both).bool()).sum(1, keepdim=True) * reached
+
+
+@final
+class Together(AdvantageEstimator):
+    """Credit by turns, scaled alike for all groups of an iteration.
+
+    With rho_{i,k} the turn rewards from turn k on, and "others" those of the group that reached k,
+
+        A_{i,k} = (R_i - mean of the others) / s_R + (rho_{i,k} - mean of the others) / s
+
+    and s_R and s the root mean squares of what stands above them, over all groups of one process.
+    `TurnLevel` divides within each group and turn number: there a small cost that is all that
+    differs counts as much as a success elsewhere.
+
+    Args:
+        min_std: Floor of both.
+    """
+
+    min_group_size = 2
+
+    def __init__(self, min_std: float = 0.1) -> None:
+        self.min_std = min_std
+        self._outcome = self._turn = 1.0
+
+    def prepare(self, attempts: Attempts, scorer: Scorer) -> Sequence[Group]:
+        """The groups, of which the scales are taken."""
+        groups = super().prepare(attempts, scorer)
+        parts = [_differences(group) for group in groups]
+        outcomes = torch.cat([outcome.flatten() for outcome, _ in parts])
+        turns = torch.cat(
+            [turn[group.reached] for (_, turn), group in zip(parts, groups, strict=True)]
+        )
+        self._outcome, self._turn = (
+            max(self.min_std, float(one.square().mean().sqrt())) for one in (outcomes, turns)
+        )
+        return groups
+
+    def __call__(self, group: Group) -> Tensor:
+        outcome, turn = _differences(group)
+        return (outcome / self._outcome + turn / self._turn) * group.reached
+
+
+def _differences(group: Group) -> tuple[Tensor, Tensor]:
+    """Outcomes (G, 1) and turn rewards from each turn on (G, K), less the mean of the others."""
+    rest = returns_to_go(group.turn_rewards * group.reached, 1.0)
+    outcome = group.outcome[:, None]
+    everyone = torch.ones_like(outcome).bool()
+    return (
+        standardize(outcome, everyone, "leave_one_out", "none", 0.1),
+        standardize(rest, group.reached, "leave_one_out", "none", 0.1),
+    )
 
 
 class Noisy(TurnReward):

@@ -15,6 +15,7 @@ _UNSCALED = "{baseline: leave_one_out, scale: none}"
 ESTIMATORS = {
     "MT-GRPO": "TurnLevel",
     "MT-GRPO, unscaled": f"{{class_path: TurnLevel, init_args: {_UNSCALED}}}",
+    "MT-GRPO, one scale": "conditions.Together",
     "GRPO-MR": "Merged",
     "GRPO-MR, unscaled": f"{{class_path: Merged, init_args: {_UNSCALED}}}",
     "GRPO-MR, apart": "conditions.Apart",
@@ -99,6 +100,7 @@ PAIRS = (
     ("MT-GRPO, unscaled", "GRPO-MR"),
     ("MT-PPO", "GRPO-MR"),
 )
+SCALE = tuple(("MT-GRPO, one scale", other) for other in FIVE[:3])
 SPLIT = (("MT-GRPO", "GRPO-MR, apart"), ("MT-GRPO, unscaled", "GRPO-MR, unscaled"))
 OUTCOME = "AnswerPresent, ExactMatch, WellFormed"
 LR = "--model.optimizer.init_args.lr"
@@ -116,6 +118,8 @@ PARTS = {
     "two-hop": Part({"": _TWO}, pairs=PAIRS),
     "split": Part({"": _ONE.of(*CONTROLS)}, {"": _ONE.of(*FIVE[:3])}, SPLIT),
     "split-two-hop": Part({"": _TWO.of(*CONTROLS)}, {"": _TWO.of(*FIVE[:3])}, SPLIT),
+    "scale": Part({"": _ONE.of("MT-GRPO, one scale")}, {"": _ONE.of(*FIVE[:3])}, SCALE),
+    "scale-two-hop": Part({"": _TWO.of("MT-GRPO, one scale")}, {"": _TWO.of(*FIVE[:3])}, SCALE),
     "groups": Part(
         {f"groups of {n}": _ONE_5.over(f"groups-{n}.yaml") for n in (4, 8)},
         {"groups of 16": _ONE_5},
