@@ -101,7 +101,11 @@ PAIRS = (
     ("MT-PPO", "GRPO-MR"),
 )
 SCALE = tuple(("MT-GRPO, one scale", other) for other in FIVE[:3])
-SPLIT = (("MT-GRPO", "GRPO-MR, apart"), ("MT-GRPO, unscaled", "GRPO-MR, unscaled"))
+SPLIT = (
+    ("MT-GRPO", "GRPO-MR, apart"),
+    ("MT-GRPO, unscaled", "GRPO-MR, unscaled"),
+    ("GRPO-MR, apart", "GRPO-MR"),
+)
 OUTCOME = "AnswerPresent, ExactMatch, WellFormed"
 LR = "--model.optimizer.init_args.lr"
 
