@@ -124,6 +124,17 @@ PARTS = {
     "split-two-hop": Part({"": _TWO.of(*CONTROLS)}, {"": _TWO.of(*FIVE[:3])}, SPLIT),
     "scale": Part({"": _ONE.of("MT-GRPO, one scale")}, {"": _ONE.of(*FIVE[:3])}, SCALE),
     "scale-two-hop": Part({"": _TWO.of("MT-GRPO, one scale")}, {"": _TWO.of(*FIVE[:3])}, SCALE),
+    "paid-hops": Part(
+        {
+            "": _TWO.of(*FIVE[:3], *CONTROLS).having(
+                "--model.rewards",
+                "[{class_path: Progress, init_args: {state: SupportSeen, weight: 1.0}}, "
+                f"{OUTCOME}]",
+            )
+        },
+        {"": _TWO.of("GRPO-OR")},
+        (*PAIRS[1:3], *SPLIT),
+    ),
     "groups": Part(
         {f"groups of {n}": _ONE_5.over(f"groups-{n}.yaml") for n in (4, 8)},
         {"groups of 16": _ONE_5},
