@@ -105,6 +105,7 @@ SPLIT = (
     ("MT-GRPO", "GRPO-MR, apart"),
     ("MT-GRPO, unscaled", "GRPO-MR, unscaled"),
     ("GRPO-MR, apart", "GRPO-MR"),
+    ("GRPO-MR, unscaled", "GRPO-MR"),
 )
 OUTCOME = "AnswerPresent, ExactMatch, WellFormed"
 LR = "--model.optimizer.init_args.lr"
