@@ -436,7 +436,7 @@ def test_all_runs_of_a_part_sample_and_learn_as_much(name):
             updates = 2 if label == "two updates" else 1
             assert int(model["updates_per_iteration"]) == updates
     world = {"learning-rate": 20, "unscaled-rate": 20, "two-hop": 20, "split-two-hop": 20}
-    world |= {"scale-two-hop": 20, "paid-hops": 20}
+    world |= {"scale-two-hop": 20, "paid-hops": 20, "weight-two-hop": 20}
     iterations = (world | {"no-search-cost": 20}).get(name, 30)
     assert sizes == {(512, iterations * 4, 1, 256)}
 

@@ -15,6 +15,9 @@ _UNSCALED = "{baseline: leave_one_out, scale: none}"
 ESTIMATORS = {
     "MT-GRPO": "TurnLevel",
     "MT-GRPO, unscaled": f"{{class_path: TurnLevel, init_args: {_UNSCALED}}}",
+    "MT-GRPO, weighted": (
+        "{class_path: TurnLevel, init_args: {baseline: leave_one_out, scale: none, turn_coef: 2.5}}"
+    ),
     "MT-GRPO, one scale": "conditions.Together",
     "GRPO-MR": "Merged",
     "GRPO-MR, unscaled": f"{{class_path: Merged, init_args: {_UNSCALED}}}",
@@ -101,6 +104,7 @@ PAIRS = (
     ("MT-PPO", "GRPO-MR"),
 )
 SCALE = tuple(("MT-GRPO, one scale", other) for other in FIVE[:3])
+WEIGHT = tuple(("MT-GRPO, weighted", other) for other in FIVE[:2])
 SPLIT = (
     ("MT-GRPO", "GRPO-MR, apart"),
     ("MT-GRPO, unscaled", "GRPO-MR, unscaled"),
@@ -125,6 +129,8 @@ PARTS = {
     "split-two-hop": Part({"": _TWO.of(*CONTROLS)}, {"": _TWO.of(*FIVE[:3])}, SPLIT),
     "scale": Part({"": _ONE.of("MT-GRPO, one scale")}, {"": _ONE.of(*FIVE[:3])}, SCALE),
     "scale-two-hop": Part({"": _TWO.of("MT-GRPO, one scale")}, {"": _TWO.of(*FIVE[:3])}, SCALE),
+    "weight": Part({"": _ONE.of("MT-GRPO, weighted")}, {"": _ONE.of(*FIVE[:2])}, WEIGHT),
+    "weight-two-hop": Part({"": _TWO.of("MT-GRPO, weighted")}, {"": _TWO.of(*FIVE[:2])}, WEIGHT),
     "paid-hops": Part(
         {
             "": _TWO.of(*FIVE[:3], *CONTROLS).having(
