@@ -391,7 +391,9 @@ def test_the_tables_of_the_page_are_those_of_the_lines(name):
     }
     called = {", ".join(filter(None, row)): row for row in runs}
     table, heading = _of_page(f"{name}: figures"), f"area to {end:,.0f} tokens"
-    assert {*table} == {*called}
+    text = (HERE / "index.md").read_text()
+    assert {*table} == ({*called} if f"<!-- {name}: figures -->" in text else set())
+    assert f"<!-- {name}: " in text
     for of, row in table.items():
         key = called[of]
         assert int(row["seeds"]) == len(runs[key])
