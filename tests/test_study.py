@@ -422,6 +422,32 @@ def test_the_page_is_what_the_command_makes_of_the_lines(tmp_path, monkeypatch):
         assert (HERE / picture.name).exists()
 
 
+def test_the_short_answers_have_the_figures_of_the_tables():
+    one, two, split = (_of_page(f"{name}: figures") for name in ("one-hop", "two-hop", "split"))
+    until = "iterations to 0.7"
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
+    unlearn = words[int(one["GRPO-OR"]["never 0.7"])]
+    learn = words[8 - int(two["MT-GRPO"]["never 0.7"])]
+    assert two["GRPO-OR"]["never 0.7"] == "0"
+    said = [
+        f"after {one['MT-GRPO'][until]} iterations on average",
+        f"needs {one['GRPO-MR'][until]}",
+        f"{unlearn} runs of eight unlearn the search",
+        f"MT-GRPO in {learn}",
+    ]
+    texts = {
+        (HERE / "index.md").read_text(): [f"need {split['GRPO-MR, apart'][until]}"],
+        (HERE.parents[1] / "README.md").read_text(): [
+            f"it takes {split['GRPO-MR, apart'][until]}",
+        ],
+    }
+    for text, more in texts.items():
+        for sentence in (*said, *more):
+            assert sentence in " ".join(text.split())
+    of_index = " ".join((HERE / "index.md").read_text().split())
+    assert f"after {two['GRPO-OR'][until]} iterations on average, and MT-GRPO" in of_index
+
+
 @pytest.mark.parametrize("name", parts.PARTS)
 def test_all_runs_of_a_part_sample_and_learn_as_much(name):
     part = parts.PARTS[name]
