@@ -114,7 +114,7 @@ def test_the_area_ends_where_the_shortest_run_does_and_differences_are_paired(
     old = replace(runs[0], digest="of an older recipe")
     write(tmp_path, "small", [old, *runs])
     one = rows.rows(part, rows.done(tmp_path))
-    assert "1 lines are of no run that the study has now" in capsys.readouterr().out
+    assert "lines of no run that the study has now: 1" in capsys.readouterr().out
     ours, other = one.runs
     assert (str(ours), str(other)) == ("MT-GRPO", "GRPO-OR")
     assert one.tokens == 150
@@ -141,7 +141,11 @@ def test_rows_of_another_part_stand_beside_and_a_change_is_paired_by_seed():
     ends = {("groups of 16", "MT-GRPO"): 0.9, ("groups of 16", "GRPO-OR"): 0.3}
     ends |= {("groups of 8", "MT-GRPO"): 0.6, ("groups of 8", "GRPO-OR"): 0.5}
     runs = {
-        (cell.digest, cell.seed): a_run([0.0, ends[label, name] + cell.seed / 100], cell=cell)
+        (cell.digest, cell.seed): a_run(
+            # a seed that the changed sweep lacks is in no mean
+            [0.0, 1.0 if cell.seed == 2 else ends[label, name] + cell.seed / 100],
+            cell=cell,
+        )
         for label, one in (part.sweeps | part.beside).items()
         for name, cell in one.cells()
     }
@@ -154,7 +158,7 @@ def test_rows_of_another_part_stand_beside_and_a_change_is_paired_by_seed():
     change = found.change(Row("GRPO-OR", "groups of 16"), Row("GRPO-OR", "groups of 8"))
     assert (change.first, change.second, change.pairs) == pytest.approx((0.3, 0.05, 2))
     assert [*page.changes({"groups": found})][2:] == [
-        "| groups of 8 | GRPO-OR | +0.300 | +0.050 | -0.250 [-0.250, -0.250] |"
+        "| groups of 8 | GRPO-OR | 2 | +0.300 | +0.050 | -0.250 [-0.250, -0.250] |"
     ]
     digests = {cell.digest for _, cell in base.cells()}
     assert rows.rows(part, {key: runs[key] for key in runs if key[0] in digests}).trained == 0

@@ -70,16 +70,15 @@ def changes(parts: Mapping[str, Rows]) -> Table:
     Args:
         parts: The conditions, by name.
     """
-    yield _row("condition", "MT-GRPO minus", "without", "with", "change")
-    yield _row(*["---"] * 5)
+    yield _row("condition", "MT-GRPO minus", "seeds", "before", "after", "change")
+    yield _row(*["---"] * 6)
     for of in parts.values():
         (before,) = of.part.beside
         for row in of.runs:
-            if row.label == before or row.estimator == OURS:
-                continue
-            was = Row(row.estimator, before)
-            shown = [_mean([*of.gains(one).values()]) for one in (was, row)]
-            yield _row(row.label, row.estimator, *shown, _difference(of.change(was, row), 3))
+            one = of.change(Row(row.estimator, before), row)
+            if row.label != before and row.estimator != OURS and one:
+                means = (f"{mean:+.3f}" for mean in (one.first, one.second))
+                yield _row(row.label, row.estimator, one.pairs, *means, _difference(one, 3))
 
 
 def _cell(column: Column, some: Mapping[int, Result]) -> str:
@@ -89,10 +88,6 @@ def _cell(column: Column, some: Mapping[int, Result]) -> str:
     known = [value for value in values if not math.isnan(value)]
     less = "" if len(known) == len(values) else f" ({len(known)} of {len(values)} seeds)"
     return f"{np.mean(known):,.{column.digits}f}{less}" if known else "not scored"
-
-
-def _mean(values: list[float]) -> str:
-    return f"{np.mean(values):+.3f}" if values else ""
 
 
 def _difference(one: Difference | None, digits: int) -> str:

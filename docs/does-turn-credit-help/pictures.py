@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from measures import CALLS, FAMOUS, ITERATION, MATCH
+from parts import FIVE
 from rows import Rows
 from scipy import stats
 from turnrl_sweep.results import Result
@@ -38,14 +39,15 @@ def curves(of: Rows, file: Path) -> None:
             axes.set_xlabel(ITERATION)
             axes.set_ylim(-0.03, 1.03)
             axes.grid(alpha=0.3)
-            for number, (row, some) in enumerate(of.runs.items()):
+            for row, some in of.runs.items():
                 x, y = _common(some, name)
+                color = _color(row.estimator)
                 label = str(row) if name == MATCH else None
-                axes.plot(x, y.mean(0), color=f"C{number}", label=label)
+                axes.plot(x, y.mean(0), color=color, label=label)
                 if len(y) > 1:
                     half = stats.t.ppf(0.975, len(y) - 1) * y.std(0, ddof=1) / len(y) ** 0.5
                     low, high = np.clip([y.mean(0) - half, y.mean(0) + half], 0, 1)
-                    axes.fill_between(x, low, high, color=f"C{number}", alpha=0.18, linewidth=0)
+                    axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
         figure.legend(loc="lower center", ncols=len(of.runs), frameon=False)
 
 
@@ -66,18 +68,23 @@ def forest(parts: Mapping[str, Rows], file: Path) -> None:
             gain = of.minus(ours, row, of.columns[0].figure)
             if gain is None:
                 continue
-            number = others.index(row.estimator)
+            number, color = others.index(row.estimator), _color(row.estimator)
             mean, place = gain.second - gain.first, labels.index(row.label)
             y = place + 0.24 * (number - (len(others) - 1) / 2)
-            axes.plot([gain.low, gain.high], [y, y], color=f"C{number}", linewidth=2)
-            axes.plot([mean], [y], "o", color=f"C{number}")
+            axes.plot([gain.low, gain.high], [y, y], color=color, linewidth=2)
+            axes.plot([mean], [y], "o", color=color)
         axes.axvline(0, color="black", linewidth=1)
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.4, -0.6)
         axes.set_xlabel("area of MT-GRPO minus that of the other")
         axes.grid(alpha=0.3, axis="x")
-        handles = [axes.plot([], [], "o-", color=f"C{n}")[0] for n in range(len(others))]
+        handles = [axes.plot([], [], "o-", color=_color(one))[0] for one in others]
         figure.legend(handles, others, loc="lower left", ncols=len(others), frameon=False)
+
+
+def _color(estimator: str) -> str:
+    """The same in every picture."""
+    return f"C{FIVE.index(estimator) if estimator in FIVE else 5}"
 
 
 def _common(some: Mapping[int, Result], name: str) -> tuple[Any, Any]:

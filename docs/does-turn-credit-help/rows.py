@@ -105,7 +105,7 @@ def done(folder: Path) -> Done:
         ours = {} if part is None else part.sweeps
         known = {(cell.digest, cell.seed) for of in ours.values() for _, cell in of.cells()}
         if others := found.keys() - known:
-            problems.append(f"{file}: {len(others)} lines are of no run that the study has now.")
+            problems.append(f"{file}: lines of no run that the study has now: {len(others)}")
         for problem in problems:
             print(problem)
         every |= {key: run for key, run in found.items() if key in known}
