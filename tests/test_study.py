@@ -427,13 +427,18 @@ def test_the_page_is_what_the_command_makes_of_the_lines(tmp_path, monkeypatch):
 
 
 def test_the_short_answers_have_the_figures_of_the_tables():
-    one, two, split = (_of_page(f"{name}: figures") for name in ("one-hop", "two-hop", "split"))
+    one, two, split, free = (
+        _of_page(f"{name}: figures") for name in ("one-hop", "two-hop", "split", "no-search-cost")
+    )
     until = "iterations to 0.7"
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
     unlearn = words[int(one["GRPO-OR"]["never 0.7"])]
     learn = words[8 - int(two["MT-GRPO"]["never 0.7"])]
     assert two["GRPO-OR"]["never 0.7"] == "0"
+    ours, outcome = (free[f"{name}, no search cost"] for name in ("MT-GRPO", "GRPO-OR"))
+    assert ours["never 0.7"] == outcome["never 0.7"] == "0"
     said = [
+        f"{ours[until]} iterations, and GRPO-OR {outcome[until]}",
         f"after {one['MT-GRPO'][until]} iterations on average",
         f"needs {one['GRPO-MR'][until]}",
         f"{unlearn} runs of eight unlearn the search",
