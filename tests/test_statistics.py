@@ -15,6 +15,7 @@ from turnrl_record.statistics import (
     difference,
     interval,
     mcnemar,
+    mean_over_seeds,
     newcombe,
     over_seeds,
     wilson,
@@ -235,6 +236,16 @@ def test_values_that_cannot_be_paired_are_refused():
 
 
 # -------------------------------------------------------------------------------- several seeds
+
+
+def test_a_mean_over_seeds_is_a_difference_from_zero_and_a_share_ends_at_its_ends():
+    values = [0.2, 0.9, 0.95]
+    found = mean_over_seeds(values)
+    low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+    assert (found.change, found.low, found.high) == pytest.approx((np.mean(values), low, high))
+    assert low < 0 < 1 < high
+    share = mean_over_seeds(values, share=True)
+    assert (share.change, share.low, share.high) == (found.change, 0, 1)
 
 
 def test_over_seeds_the_interval_is_students_own():

@@ -119,7 +119,7 @@ def _line(name: str, figure: Difference) -> str:
     large = max(map(abs, (figure.first, figure.second, figure.low, figure.high)))
     digits = 4 if large < 100 else 1 if large < 10_000 else 0  # so that columns stay columns
     values = f"{figure.first:8.{digits}f}{figure.second:8.{digits}f}"
-    change = f"{figure.second - figure.first:+9.{digits}f}"
+    change = f"{figure.change:+9.{digits}f}"
     ends = f"[{figure.low:+.{digits}f}, {figure.high:+.{digits}f}]"
     won = "" if name in SIZES else f"{figure.gained:5}{figure.lost:5}"
     return f"{name:17}{values}{change}  {ends:18}{p:>7}{won}".rstrip()

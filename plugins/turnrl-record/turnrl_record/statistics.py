@@ -24,7 +24,7 @@ Coverage, exact for rates and simulated for the rest by `tests/test_statistics.p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -153,6 +153,11 @@ class Difference:
     pairs: int
     over: Literal["questions", "seeds"]
 
+    @property
+    def change(self) -> float:
+        """second - first."""
+        return self.second - self.first
+
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
     """The difference of a figure between two runs, paired by question.
@@ -212,6 +217,19 @@ def over_seeds(first: Sequence[float], second: Sequence[float]) -> Difference:
     low, high = float(pairs.mean() - half), float(pairs.mean() + half)
     means = float(np.mean(first)), float(np.mean(second))
     return Difference(*means, low, high, None, *counts, len(pairs), "seeds")
+
+
+def mean_over_seeds(values: Sequence[float], share: bool = False) -> Difference:
+    """The mean of a figure over seeds, as `over_seeds` its difference from 0.
+
+    Args:
+        values: The mean over the questions, of each of S >= 2 seeds.
+        share: True if the figure is between 0 and 1, where the interval then ends too.
+    Raises:
+        ValueError: If there is one seed.
+    """
+    over = over_seeds([0.0] * len(values), values)
+    return replace(over, low=max(over.low, 0.0), high=min(over.high, 1.0)) if share else over
 
 
 def _paired(first: Sequence[float], second: Sequence[float]) -> tuple[Any, tuple[int, int]]:

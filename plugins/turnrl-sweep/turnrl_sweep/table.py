@@ -7,13 +7,13 @@ every run reached: it is high if a policy answers well early.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from string import ascii_uppercase
 from textwrap import wrap
 from typing import Any
 
 import numpy as np
-from turnrl_record.statistics import Difference, over_seeds
+from turnrl_record.statistics import Difference, mean_over_seeds, over_seeds
 
 from turnrl import record
 from turnrl_sweep.matrix import Cell, title
@@ -148,9 +148,8 @@ def _of(by_seed: Mapping[int, Mapping[str, float]], name: str) -> dict[int, floa
 
 def _figure(name: str, values: dict[int, float], base: dict[int, float], first: bool) -> Figure:
     numbers = [*values.values()]
-    over = over_seeds([0.0] * len(numbers), numbers) if len(numbers) > 1 else None
-    if over is not None and name.rpartition("/")[2] in _SHARES:
-        over = replace(over, low=max(over.low, 0.0), high=min(over.high, 1.0))
+    share = name.rpartition("/")[2] in _SHARES
+    over = mean_over_seeds(numbers, share) if len(numbers) > 1 else None
     common = [seed for seed in values if seed in base]
     if first or len(common) < 2:
         return Figure(values, over, None)
@@ -216,7 +215,7 @@ def as_text(table: Table) -> Iterator[str]:
 
 
 def _line(name: str, letter: str, one: Figure) -> str:
-    gain = "" if one.less is None else f"{one.less.second - one.less.first:+9.4f}"
+    gain = "" if one.less is None else f"{one.less.change:+9.4f}"
     left = f"{name:{_NAME}}{letter:3}{one.mean:8.4f}  {_ends(one.over):18}"
     return f"{left}{gain:9}  {_ends(one.less, '+')}".rstrip()
 
