@@ -217,9 +217,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "docs/does-turn-credit-help/index.md": {
         "study.py": Elsewhere("test_study.test_a_study_that_is_killed_goes_on_to_the_same_tables"),
-        "study.py --folder": Elsewhere(
-            "test_study.test_a_study_that_is_killed_goes_on_to_the_same_tables"
-        ),
+        "--seeds": Elsewhere("test_study.test_some_seeds_of_a_part"),
         "--draw": Elsewhere("test_study.test_a_folder_of_ones_own_has_ones_own_figures_alone"),
     },
     "docs/does-turn-credit-help/plan.md": {},

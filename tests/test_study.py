@@ -39,11 +39,6 @@ parts, measures, rows, page, study = map(_module, ("parts", "measures", "rows", 
 Part, Row, Sweep = parts.Part, rows.Row, parts.Sweep
 
 
-@pytest.fixture(autouse=True)
-def no_path_is_left(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "")
-
-
 def a_run(matches, calls=None, tokens=None, famous=None, cell=None):
     count = len(matches)
     curves = {
@@ -90,17 +85,14 @@ def test_a_figure_that_a_run_lacks_is_no_zero():
     assert math.isnan(measures.last(run, "famous/exact_match"))
     assert math.isnan(measures.last(run, "val/f1"))
     assert math.isnan(measures.lowest(run, "val/f1"))
-    part = rows.Rows(Part({}), {Row("MT-GRPO"): {0: a_run([0.1, 0.6]), 1: run}}, 2)
+    part = rows.Rows(Part({}), {Row("MT-GRPO"): {0: a_run([0.1, 0.6]), 1: run}})
     assert "| 0.70 (1 of 2 seeds) |" in [*page.habits(part)][2]
-    part = rows.Rows(Part({}), {Row("MT-GRPO"): {1: run}}, 1)
+    part = rows.Rows(Part({}), {Row("MT-GRPO"): {1: run}})
     assert "| not scored |" in [*page.habits(part)][2]
 
 
-def test_the_area_ends_where_the_shortest_run_does_and_differences_are_paired(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_area_ends_where_the_shortest_run_does_and_differences_are_paired(tmp_path, capsys):
     part = Part({"": sweep()})
-    monkeypatch.setitem(parts.PARTS, "small", part)
     curves = {
         ("MT-GRPO", 0): ([0.0, 0.5, 1.0], [0, 100, 200]),
         ("MT-GRPO", 1): ([0.0, 0.3, 1.0], [0, 100, 200]),
@@ -113,8 +105,11 @@ def test_the_area_ends_where_the_shortest_run_does_and_differences_are_paired(
     ]
     old = replace(runs[0], digest="of an older recipe")
     write(tmp_path, "small", [old, *runs])
-    one = rows.rows(part, rows.done(tmp_path))
-    assert "lines of no run that the study has now: 1" in capsys.readouterr().out
+    one = rows.rows(part, rows.done(tmp_path, {"small": part}))
+    assert (
+        "lines of no run that the study has now: 1. Their recipe or seeds"
+        in capsys.readouterr().out
+    )
     ours, other = one.runs
     assert (str(ours), str(other)) == ("MT-GRPO", "GRPO-OR")
     assert one.tokens == 150
@@ -151,32 +146,31 @@ def test_rows_of_another_part_stand_beside_and_a_change_is_paired_by_seed():
     }
     found = rows.rows(part, runs)
     assert [*map(str, found.runs)] == [
-        *("MT-GRPO, groups of 16", "GRPO-OR, groups of 16"),
-        *("MT-GRPO, groups of 8", "GRPO-OR, groups of 8"),
+        *("MT-GRPO (groups of 16)", "GRPO-OR (groups of 16)"),
+        *("MT-GRPO (groups of 8)", "GRPO-OR (groups of 8)"),
     ]
-    assert found.trained == 4
     change = found.change(Row("GRPO-OR", "groups of 16"), Row("GRPO-OR", "groups of 8"))
     assert (change.first, change.second, change.pairs) == pytest.approx((0.3, 0.05, 2))
     assert [*page.changes({"groups": found})][2:] == [
         "| groups of 8 | GRPO-OR | 2 | +0.300 | +0.050 | -0.250 [-0.250, -0.250] |"
     ]
     digests = {cell.digest for _, cell in base.cells()}
-    assert rows.rows(part, {key: runs[key] for key in runs if key[0] in digests}).trained == 0
+    assert found.begun
+    assert not rows.rows(part, {key: runs[key] for key in runs if key[0] in digests}).begun
     one = rows.rows(replace(part, base="groups of 16"), runs)
-    assert [*map(str, one.pairs[1])] == ["MT-GRPO, groups of 16", "MT-GRPO, groups of 8"]
+    assert [*map(str, one.pairs[1])] == ["MT-GRPO (groups of 16)", "MT-GRPO (groups of 8)"]
     one = rows.rows(replace(part, pairs=(("GRPO-OR", "MT-GRPO"),)), runs)
-    assert [*map(str, one.pairs[1])] == ["GRPO-OR, groups of 8", "MT-GRPO, groups of 8"]
+    assert [*map(str, one.pairs[1])] == ["GRPO-OR (groups of 8)", "MT-GRPO (groups of 8)"]
     assert len(one.pairs) == 2
 
 
 def test_a_folder_of_ones_own_has_ones_own_figures_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(parts.ESTIMATORS, "mine", "turnrl_estimators.PaperExact")
     part = Part({"": sweep((*("MT-GRPO", "GRPO-OR"), "mine"))})
-    monkeypatch.setattr(study, "PARTS", {"one-hop": part, "two-hop": Part({"": sweep(seeds="9")})})
-    monkeypatch.setitem(parts.PARTS, "one-hop", part)
+    mine = {"one-hop": part, "two-hop": Part({"": sweep(seeds="9")})}
     runs = [a_run([0.1, 0.5 + cell.seed / 10], cell=cell) for _, cell in part.sweeps[""].cells()]
     write(tmp_path, "one-hop", runs)
-    assert study.main(["--folder", str(tmp_path), "--draw"]) == 0
+    assert study.main(["--folder", str(tmp_path), "--draw"], mine) == 0
     table = _of_page("one-hop: figures", tmp_path / "tables.md")
     assert {name: row["at the end"] for name, row in table.items()} == dict.fromkeys(
         ("MT-GRPO", "GRPO-OR", "mine"), "0.550"
@@ -189,12 +183,21 @@ def test_a_folder_of_ones_own_has_ones_own_figures_alone(tmp_path, monkeypatch, 
     assert "no part 'three-hop'" in capsys.readouterr().err
 
 
+def test_a_line_without_the_measure_is_said_and_counts_for_no_run(tmp_path, capsys):
+    part = Part({"": sweep(seeds="0")})
+    first, second = (a_run([0.1, 0.5], cell=cell) for _, cell in part.sweeps[""].cells())
+    bare = {name: c for name, c in first.curves.items() if name != "val/exact_match"}
+    write(tmp_path, "small", [replace(first, curves=bare), second])
+    assert {*rows.done(tmp_path, {"small": part})} == {(second.digest, 0)}
+    assert "seed 0 has no val/exact_match" in capsys.readouterr().out
+
+
 def test_a_mark_of_no_table_is_an_error(tmp_path):
     file = tmp_path / "page.md"
     file.write_text("<!-- one-hop: figurs -->\n<!-- end -->\n")
     with pytest.raises(TurnRLError, match="<!-- one-hop: figurs -->, and there is no such"):
         page.fill(file, {"one-hop: figures": []})
-    file.write_text("a\n<!-- one-hop: figures -->\nold\n<!-- end -->\nb\n")
+    file.write_text("a\n<!-- one-hop: figures -->\n<!-- end -->\nb\n")
     page.fill(file, {"one-hop: figures": []})
     assert "\nNot run yet.\n<!-- end -->\nb\n" in file.read_text()
     page.fill(file, {"one-hop: figures": ["| new |"]})
@@ -202,7 +205,7 @@ def test_a_mark_of_no_table_is_an_error(tmp_path):
 
 
 SMALL = Sweep(
-    (f"{parts.RECIPES}/quickstart.yaml", f"{HERE}/one-hop.yaml"),
+    (f"{parts.RECIPES}/quickstart.yaml", f"{HERE}/curves.yaml"),
     "0..1",
     ("MT-GRPO", "GRPO-OR"),
     (
@@ -217,22 +220,18 @@ def test_a_study_that_is_killed_goes_on_to_the_same_tables(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     command = [
         *(sys.executable, "-c"),
-        f"import sys; sys.path.insert(0, {str(HERE)!r}); import parts, study; "
-        f"small = {SMALL!r}".replace("Sweep(", "parts.Sweep(")
-        + "; parts.PARTS.clear(); parts.PARTS['one-hop'] = parts.Part({'': small}); "
-        "sys.exit(study.main())",
+        f"import sys; sys.path.insert(0, {str(HERE)!r}); from parts import Part, Sweep; "
+        f"import study; sys.exit(study.main(parts={{'one-hop': Part({{'': {SMALL!r}}})}}))",
         *("--folder", "mine", "--jobs", "2"),
     ]
     small = {"one-hop": Part({"": SMALL})}
-    monkeypatch.setattr(study, "PARTS", small)
-    monkeypatch.setattr(rows, "PARTS", small)
-    assert study.main(["--folder", "whole", "--jobs", "2"]) == 0
+    assert study.main(["--folder", "whole", "--jobs", "2"], small) == 0
     lines = (tmp_path / "whole" / "lines" / "one-hop.jsonl").read_text()
     assert lines.count("\n") == 4
-    assert study.main(["--folder", "whole"]) == 0  # which trains nothing
+    assert study.main(["--folder", "whole"], small) == 0  # which trains nothing
     assert (tmp_path / "whole" / "lines" / "one-hop.jsonl").read_text() == lines
     mine = tmp_path / "mine" / "lines" / "one-hop.jsonl"
-    home = tmp_path / "runs" / "mine"
+    home = tmp_path / "mine" / "runs"
     within = [  # in the middle of the first runs, and between runs
         lambda: any(home.rglob("last.ckpt")),
         lambda: mine.exists() and mine.read_text().count("\n") >= 2,
@@ -345,8 +344,11 @@ def test_tempting_and_untempting_questions_share_out_those_of_atlas(conditions):
     assert [*conditions.Tempting().questions("val")] == [*Atlas().questions("val")]
 
 
-def _of_page(name, file=HERE / "index.md"):
-    text = file.read_text()
+PAGES = [HERE / "index.md", HERE / "more.md"]
+
+
+def _of_page(name, *files):
+    text = "\n".join(file.read_text() for file in files or PAGES)
     bare = text.partition(f"## {name}\n\n")[2].partition("\n\n")[0]
     table = text.partition(f"<!-- {name} -->\n")[2].partition("<!-- end -->")[0] or bare
     found = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
@@ -385,7 +387,9 @@ def test_the_tables_of_the_page_are_those_of_the_lines(name):
                 runs.setdefault((estimator, label), {})[cell.seed] = curves
     if not (HERE / "lines" / f"{name}.jsonl").exists():
         pytest.skip(f"{name} was not run")
-    end = min(curves["sampled_tokens"][-1] for some in runs.values() for curves in some.values())
+    world = () if part.world is None else part.world.cells()
+    ends = [c["sampled_tokens"][-1] for some in runs.values() for c in some.values()]
+    end = min(*ends, *(lines[c.digest, c.seed]["sampled_tokens"][-1] for _, c in world))
     areas = {
         row: {
             seed: _naive_area(c["sampled_tokens"], c["val/exact_match"], end)
@@ -393,16 +397,16 @@ def test_the_tables_of_the_page_are_those_of_the_lines(name):
         }
         for row, some in runs.items()
     }
-    called = {", ".join(filter(None, row)): row for row in runs}
+    called = {name + f" ({label})" * bool(label): (name, label) for name, label in runs}
     table, heading = _of_page(f"{name}: figures"), f"area to {end:,.0f} tokens"
-    text = (HERE / "index.md").read_text()
+    text = "".join(page.read_text() for page in PAGES)
     assert {*table} == ({*called} if f"<!-- {name}: figures -->" in text else set())
     assert f"<!-- {name}: " in text
     for of, row in table.items():
         key = called[of]
         assert int(row["seeds"]) == len(runs[key])
         assert float(row[heading]) == pytest.approx(statistics.mean(areas[key].values()), abs=6e-4)
-        if not part.by_tokens:
+        if part.columns is not measures.learned_by_tokens:
             ends = [curves["val/exact_match"][-1] for curves in runs[key].values()]
             assert float(row["at the end"]) == pytest.approx(statistics.mean(ends), abs=6e-4)
     differences = _of_page(f"{name}: differences")
@@ -415,15 +419,91 @@ def test_the_tables_of_the_page_are_those_of_the_lines(name):
         assert shown == pytest.approx([mean, mean - half, mean + half], abs=1.1e-3)
 
 
-def test_the_page_is_what_the_command_makes_of_the_lines(tmp_path, monkeypatch):
+def test_the_pages_are_what_the_command_makes_of_the_lines(tmp_path, monkeypatch):
     shutil.copytree(HERE / "lines", tmp_path / "lines")
-    shutil.copy(HERE / "index.md", tmp_path)
+    for file in PAGES:
+        shutil.copy(file, tmp_path)
     monkeypatch.setattr(study, "HERE", tmp_path)
-    study.draw(tmp_path)
-    assert (tmp_path / "index.md").read_text() == (HERE / "index.md").read_text()
+    study.draw(tmp_path, parts.PARTS)
+    text = "".join(file.read_text() for file in PAGES)
+    assert "".join((tmp_path / file.name).read_text() for file in PAGES) == text
     for picture in tmp_path.glob("*.svg"):
-        assert f"({picture.name})" in (HERE / "index.md").read_text()
-        assert (HERE / picture.name).exists()
+        assert f"({picture.name})" in text
+        old, new = ((folder / picture.name).read_text() for folder in (HERE, tmp_path))
+        made_by = re.search(r"Matplotlib v[\d.]+", new)[0]
+        assert old == new or made_by not in old, "draw it again"
+
+
+def test_a_row_that_no_page_shows_and_a_table_that_lost_its_lines_are_said(
+    tmp_path, monkeypatch, capsys
+):
+    part = Part({"": sweep()})
+    runs = [a_run([0.1, 0.5], cell=cell) for _, cell in part.sweeps[""].cells()]
+    write(tmp_path, "hot", runs)
+    monkeypatch.setattr(study, "HERE", tmp_path)
+    file = tmp_path / "index.md"
+    file.write_text("<!-- cold: figures -->\n<!-- end -->\n")
+    two = {"hot": part, "cold": Part({"": sweep(seeds="9")})}
+    assert study.main(["--draw"], two) == 0
+    assert (
+        "hot has runs, and no page has a table of it. Put <!-- hot: fi" in capsys.readouterr().out
+    )
+    file.write_text("<!-- hot: figures -->\n<!-- end -->\n")
+    assert study.main(["--draw"], two) == 0
+    assert (table := file.read_text()).count("\n") == 6
+    changed = Part({"": sweep().having("--model.group_size", "8")})
+    assert study.main(["--draw"], {"hot": changed}) == 1
+    assert "has a table at <!-- hot: figures -->, and no line is left" in capsys.readouterr().err
+    assert file.read_text() == table
+
+
+def test_names_that_nothing_has_are_said_with_those_that_there_are():
+    with pytest.raises(TurnRLError, match=r"no estimator 'MT-GPRO' here\. There are 'MT-GRPO',"):
+        sweep(("MT-GPRO",))
+    with pytest.raises(TurnRLError, match=r"no estimator 'MT-PPO' here\. There are 'MT-GRPO',"):
+        Part({"": sweep()}, pairs=(("MT-GRPO", "MT-PPO"),))
+    with pytest.raises(TurnRLError, match=r"no label 'lr 1' here\. There are 'lr 2'"):
+        Part({"lr 2": sweep()}, base="lr 1")
+    with pytest.raises(TurnRLError, match=r"two rows are called \('MT-GRPO', ''\)"):
+        Part({"": sweep()}, {"": sweep(("MT-GRPO",))})
+
+
+def test_some_seeds_of_a_part(tmp_path, monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr(study, "turnrl", lambda words: given.append(words) or 0)
+    one = {"one-hop": Part({"": sweep(seeds="0..3")})}
+    folder = ["--folder", str(tmp_path / "mine")]
+    assert study.main([*folder, "--seeds", "1..2"], one) == 0
+    assert given[0][given[0].index("--seeds") + 1] == "1..2"
+    assert given[0][given[0].index("-o") + 1].startswith(str(tmp_path / "mine" / "runs"))
+    assert study.main([*folder, "--seeds", "3..5"], one) == 1
+    assert "one-hop has the seeds 0..3, and not 4" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert study.main(["--folder", str(tmp_path / "file"), "--draw"], one) == 1
+    assert "study.py: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (parts.PARTS["two-hop"].sweeps[""], parts.CONDITIONS["no-search-cost"].sweeps.values()),
+        (parts.PARTS["one-hop"].sweeps[""], parts.CONDITIONS["noise"].sweeps.values()),
+    ],
+)
+def test_a_reward_that_an_estimator_does_not_see_changes_none_of_its_runs(one, other):
+    """GRPO-OR sees no turn reward. So its runs with other ones, trained again, are the same."""
+    runs = rows.done(HERE, parts.PARTS)
+
+    def curves(sweep):
+        cells = sweep.of("GRPO-OR").cells()
+        found = {cell.seed: runs.get((cell.digest, cell.seed)) for _, cell in cells}
+        shown = ("val/exact_match", "famous/exact_match", "train/tool_execution", "sampled_tokens")
+        return {seed: [run.curves[name] for name in shown] for seed, run in found.items() if run}
+
+    (again,) = map(curves, other)
+    if not again:
+        pytest.skip("not run yet")
+    assert again == {seed: curve for seed, curve in curves(one).items() if seed in again}
 
 
 def test_the_short_answers_have_the_figures_of_the_tables():
@@ -435,7 +515,7 @@ def test_the_short_answers_have_the_figures_of_the_tables():
     unlearn = words[int(one["GRPO-OR"]["never 0.7"])]
     learn = words[8 - int(two["MT-GRPO"]["never 0.7"])]
     assert two["GRPO-OR"]["never 0.7"] == "0"
-    ours, outcome = (free[f"{name}, no search cost"] for name in ("MT-GRPO", "GRPO-OR"))
+    ours, outcome = (free[f"{name} (no search cost)"] for name in ("MT-GRPO", "GRPO-OR"))
     assert ours["never 0.7"] == outcome["never 0.7"] == "0"
     said = [
         f"{ours[until]} iterations, and GRPO-OR {outcome[until]}",
@@ -465,17 +545,19 @@ def test_all_runs_of_a_part_sample_and_learn_as_much(name):
         for estimator, cell in some.cells():
             recipe = read_given("fit", cell.arguments).contents
             model, data, trainer = (recipe[key] for key in ("model", "data", "trainer"))
-            attempts = int(model["group_size"]) * data["questions_per_iteration"]
+            attempts = int(model["group_size"]) * int(data["questions_per_iteration"])
             # a trunk of two turns has two branches of two turns, and two of one
             turns = attempts * (8 if estimator in ("Branched", "Tree") else 2)
-            steps = trainer["max_epochs"] * model["steps_per_update"]
+            steps = int(trainer["max_epochs"]) * model["steps_per_update"]
             sizes.add((turns, steps, trainer["check_val_every_n_epoch"], data["val_limit"]))
             updates = 2 if label == "two updates" else 1
             assert int(model["updates_per_iteration"]) == updates
-    world = {"learning-rate": 20, "unscaled-rate": 20, "two-hop": 20, "split-two-hop": 20}
-    world |= {"scale-two-hop": 20, "paid-hops": 20, "weight-two-hop": 20}
-    iterations = (world | {"no-search-cost": 20}).get(name, 30)
-    assert sizes == {(512, iterations * 4, 1, 256)}
+    (turns, steps, every, limit), *others = sizes
+    assert not others
+    assert (turns, every, limit) == (512, 1, 256)
+    recipes = {Path(some.recipes[0]).stem for some in part.sweeps.values()}
+    short = "atlas_react" in recipes or "learning-rate.yaml" in str(part.sweeps.values())
+    assert steps == {"longer": 60}.get(name, 20 if short else 30) * 4
 
 
 def test_every_committed_line_is_of_a_run_that_the_study_still_has():

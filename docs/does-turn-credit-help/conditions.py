@@ -89,8 +89,8 @@ def _differences(group: Group) -> tuple[Tensor, Tensor]:
     outcome = group.outcome[:, None]
     everyone = torch.ones_like(outcome).bool()
     return (
-        standardize(outcome, everyone, "leave_one_out", "none", 0.1),
-        standardize(rest, group.reached, "leave_one_out", "none", 0.1),
+        standardize(outcome, everyone, "leave_one_out", "none"),
+        standardize(rest, group.reached, "leave_one_out", "none"),
     )
 
 

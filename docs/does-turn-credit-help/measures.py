@@ -112,15 +112,26 @@ def learned_by_tokens(tokens: float) -> list[Column]:
     ]
 
 
+def learned_and_kept(tokens: float) -> list[Column]:
+    """What was learned, and how much of memory was lost meanwhile.
+
+    Args:
+        tokens: Sampled tokens up to which the area goes.
+    """
+    return [*learned(tokens), KEPT]
+
+
 def _area(tokens: float) -> Column:
     return Column(f"area to {tokens:,.0f} tokens", partial(area, tokens=tokens))
 
 
+KEPT = Column("famous places, least", partial(lowest, name=FAMOUS))
 NEVER = Column("never 0.7", never_good, 0, total=True)
 HABITS = [
     Column("tool execution, least", lowest, 2),
     Column("tool execution, end", partial(last, name=CALLS), 2),
     Column("collapses", collapsed, 0, total=True),
+    KEPT._replace(digits=2),
     Column("famous places, end", partial(last, name=FAMOUS), 2),
     Column("sampled tokens", partial(last, name=TOKENS), 0),
     Column("minutes", lambda run: last(run, "seconds") / 60, 1),

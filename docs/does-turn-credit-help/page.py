@@ -10,17 +10,20 @@ from pathlib import Path
 
 import numpy as np
 from measures import HABITS, NEVER, Column, area, end
-from rows import OURS, Row, Rows
+from parts import OURS
+from rows import Row, Rows
 from turnrl_record.statistics import Difference
 from turnrl_sweep.results import Result
 
 from turnrl import TurnRLError
 
 Table = Iterator[str]
+NOT_RUN = "Not run yet."
+_MARK = re.compile(r"<!-- ([\w :-]+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
 def figures(of: Rows) -> Table:
-    """What was learned: a row each, means over seeds."""
+    """Means over seeds of what was learned."""
     first, *others = of.columns
     spread = Column("its sd", first.figure)
     yield _row("", "seeds", *(column.title for column in (first, spread, *others, NEVER)))
@@ -33,7 +36,7 @@ def figures(of: Rows) -> Table:
 
 
 def habits(of: Rows) -> Table:
-    """How it was done: tool use, memory and cost."""
+    """Tool use, memory and cost."""
     yield _row("", *(column.title for column in HABITS))
     yield _row(*["---"] * (len(HABITS) + 1))
     for row, some in of.runs.items():
@@ -61,11 +64,12 @@ def ends(of: Rows) -> Table:
             _difference(of.minus(*pair, partial(area, tokens=tokens)), 3)
             for tokens in (of.tokens / 2, both)
         )
-        yield _row(*pair, half, f"{whole} to {both:,.0f}")
+        if whole:
+            yield _row(*pair, half, f"{whole} to {both:,.0f}")
 
 
 def changes(parts: Mapping[str, Rows]) -> Table:
-    """How each condition changes what MT-GRPO's area has more than another's.
+    """MT-GRPO's lead in area before and after each change, paired by seed.
 
     Args:
         parts: The conditions, by name.
@@ -93,8 +97,7 @@ def _cell(column: Column, some: Mapping[int, Result]) -> str:
 def _difference(one: Difference | None, digits: int) -> str:
     if one is None:
         return ""
-    minus = one.second - one.first
-    return f"{minus:+,.{digits}f} [{one.low:+,.{digits}f}, {one.high:+,.{digits}f}]"
+    return f"{one.change:+,.{digits}f} [{one.low:+,.{digits}f}, {one.high:+,.{digits}f}]"
 
 
 def _row(*cells: object) -> str:
@@ -115,20 +118,28 @@ def fill(page: Path, tables: Mapping[str, list[str]]) -> None:
 
     Args:
         page: The page.
-        tables: The lines of each, by the name in its mark; none if nothing was run. The page need
-            not have all of them.
+        tables: The lines of each, by the name in its mark; none if nothing was run.
     Raises:
-        TurnRLError: If a mark of the page is that of no table.
+        TurnRLError: If a mark of the page is that of no table, or its table was run and has no line
+            any more. The page is then as it was.
     """
     text = page.read_text("utf-8")
 
     def filled(mark: re.Match[str]) -> str:
-        if (name := mark[1]) not in tables:
+        name, before = mark[1], mark[2].strip()
+        if name not in tables:
             raise TurnRLError(f"{page} has the mark <!-- {name} -->, and there is no such table.")
-        return "\n".join([f"<!-- {name} -->", *(tables[name] or ["Not run yet."]), "<!-- end -->"])
+        if before not in ("", NOT_RUN) and not tables[name]:
+            what = f"{page} has a table at <!-- {name} -->, and no line is left for it"
+            raise TurnRLError(f"{what}. Bring the lines back, or empty the table by hand.")
+        return "\n".join([f"<!-- {name} -->", *(tables[name] or [NOT_RUN]), "<!-- end -->"])
 
-    text = re.sub(r"<!-- ([\w :-]+) -->\n.*?<!-- end -->", filled, text, flags=re.DOTALL)
-    page.write_text(text, "utf-8")
+    page.write_text(_MARK.sub(filled, text), "utf-8")
+
+
+def marks(page: Path) -> list[str]:
+    """The names of the tables that a page asks for."""
+    return [mark[1] for mark in _MARK.finditer(page.read_text("utf-8"))]
 
 
 def bare(page: Path, tables: Mapping[str, list[str]], pictures: list[str]) -> None:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from measures import Column, learned, learned_and_kept, learned_by_tokens
 from turnrl_sweep.matrix import Cell, read_cells
+
+from turnrl import TurnRLError
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
 
-_UNSCALED = "{baseline: leave_one_out, scale: none}"
+_NO_BIAS = "baseline: leave_one_out, scale: none"
 ESTIMATORS = {
     "MT-GRPO": "TurnLevel",
-    "MT-GRPO, unscaled": f"{{class_path: TurnLevel, init_args: {_UNSCALED}}}",
-    "MT-GRPO, weighted": (
-        "{class_path: TurnLevel, init_args: {baseline: leave_one_out, scale: none, turn_coef: 2.5}}"
-    ),
+    "MT-GRPO, unscaled": f"{{class_path: TurnLevel, init_args: {{{_NO_BIAS}}}}}",
+    "MT-GRPO, weighted": (f"{{class_path: TurnLevel, init_args: {{{_NO_BIAS}, turn_coef: 2.5}}}}"),
     "MT-GRPO, one scale": "conditions.Together",
     "GRPO-MR": "Merged",
-    "GRPO-MR, unscaled": f"{{class_path: Merged, init_args: {_UNSCALED}}}",
+    "GRPO-MR, unscaled": f"{{class_path: Merged, init_args: {{{_NO_BIAS}}}}}",
     "GRPO-MR, apart": "conditions.Apart",
     "GRPO-OR": "OutcomeOnly",
     "MT-PPO": "TurnCritic",
@@ -40,12 +41,17 @@ class Sweep:
         seeds: As `0..7`.
         estimators: Their names.
         options: Settings of every run.
+    Raises:
+        TurnRLError: If an estimator has no setting in `ESTIMATORS`.
     """
 
     recipes: tuple[str, ...]
     seeds: str
     estimators: tuple[str, ...]
     options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _known("estimator", self.estimators, ESTIMATORS)
 
     def of(self, *estimators: str) -> Sweep:
         """The same with other estimators."""
@@ -85,66 +91,90 @@ class Part:
         pairs: The estimators that are compared, the first minus the second; none for MT-GRPO with
             each other.
         base: The label of the first of each pair; None if it is that of the second.
-        by_tokens: True to measure all by sampled tokens, nothing by iterations.
+        columns: What was learned, of which the first is the area, up to a number of tokens.
+        world: The runs of the main comparison, at whose shortest the area ends if no run of the
+            part is shorter; None to leave them out of account.
+    Raises:
+        TurnRLError: If two rows have one name, or a pair or the base is of no row.
     """
 
     sweeps: Mapping[str, Sweep]
     beside: Mapping[str, Sweep] = field(default_factory=dict)
     pairs: tuple[tuple[str, str], ...] = ()
     base: str | None = None
-    by_tokens: bool = False
+    columns: Callable[[float], list[Column]] = learned
+    world: Sweep | None = None
+
+    def __post_init__(self) -> None:
+        rows = [(name, label) for label, one in self.every() for name in one.estimators]
+        if twice := [row for number, row in enumerate(rows) if row in rows[:number]]:
+            raise TurnRLError(f"two rows are called {twice[0]}. Give one sweep another label.")
+        _known("estimator", (name for pair in self.pairs for name in pair), [n for n, _ in rows])
+        _known("label", () if self.base is None else [self.base], [label for _, label in rows])
+
+    def every(self) -> list[tuple[str, Sweep]]:
+        """The sweeps with their labels, those that stand beside first."""
+        return [*self.beside.items(), *self.sweeps.items()]
 
 
-PAPERS = ("MT-GRPO", "GRPO-MR", "GRPO-OR")
-FIVE = ("MT-GRPO", "MT-GRPO, unscaled", "GRPO-MR", "GRPO-OR", "MT-PPO")
-CONTROLS = ("GRPO-MR, apart", "GRPO-MR, unscaled")
-PAIRS = (
-    *((PAPERS[0], other) for other in FIVE[1:]),
-    ("MT-GRPO, unscaled", "GRPO-MR"),
-    ("MT-PPO", "GRPO-MR"),
-)
-SCALE = tuple(("MT-GRPO, one scale", other) for other in FIVE[:3])
-WEIGHT = tuple(("MT-GRPO, weighted", other) for other in FIVE[:2])
+def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    for name in names:
+        if name not in known:
+            there = ", ".join(map(repr, dict.fromkeys(known)))
+            raise TurnRLError(f"there is no {what} {name!r} here. There are {there}.")
+
+
+OURS, MERGED, OUTCOMES = PAPERS = ("MT-GRPO", "GRPO-MR", "GRPO-OR")
+UNSCALED, ALIKE, WEIGHTED = "MT-GRPO, unscaled", "MT-GRPO, one scale", "MT-GRPO, weighted"
+WHOLE = APART, WHOLE_UNSCALED = ("GRPO-MR, apart", "GRPO-MR, unscaled")
+"""One advantage for the whole attempt."""
+FIVE = (OURS, UNSCALED, MERGED, OUTCOMES, "MT-PPO")
 SPLIT = (
-    ("MT-GRPO", "GRPO-MR, apart"),
-    ("MT-GRPO, unscaled", "GRPO-MR, unscaled"),
-    ("GRPO-MR, apart", "GRPO-MR"),
-    ("GRPO-MR, unscaled", "GRPO-MR"),
+    (OURS, APART),
+    (UNSCALED, WHOLE_UNSCALED),
+    (APART, MERGED),
+    (WHOLE_UNSCALED, MERGED),
 )
+PAIRS = (*((OURS, other) for other in FIVE[1:]), (UNSCALED, MERGED), ("MT-PPO", MERGED))
 OUTCOME = "AnswerPresent, ExactMatch, WellFormed"
 LR = "--model.optimizer.init_args.lr"
 
 _SHORT = Sweep((f"{RECIPES}/quickstart.yaml",), "100..101", PAPERS).over("learning-rate.yaml")
-_ONE = Sweep((f"{RECIPES}/quickstart.yaml",), "0..7", FIVE).over("one-hop.yaml")
-_TWO = Sweep((f"{RECIPES}/atlas_react.yaml",), "0..7", FIVE).over("two-hop.yaml")
+_ONE, _TWO = (
+    Sweep((f"{RECIPES}/{recipe}.yaml",), "0..7", FIVE)
+    .over("curves.yaml")
+    .having("--trainer.max_epochs", str(iterations))
+    for recipe, iterations in (("quickstart", 30), ("atlas_react", 20))
+)
+_SPLIT = _ONE.of(OURS, APART)
 _ONE_5, _TWO_5 = (replace(one, seeds="0..4", estimators=PAPERS) for one in (_ONE, _TWO))
 
-PARTS = {
-    "learning-rate": Part(
-        {f"lr {rate}": _SHORT.having(LR, rate) for rate in ("1e-4", "2e-4", "4e-4")}
-    ),
-    "one-hop": Part({"": _ONE}, pairs=PAIRS),
-    "two-hop": Part({"": _TWO}, pairs=PAIRS),
-    "split": Part({"": _ONE.of(*CONTROLS)}, {"": _ONE.of(*FIVE[:3])}, SPLIT),
-    "split-two-hop": Part({"": _TWO.of(*CONTROLS)}, {"": _TWO.of(*FIVE[:3])}, SPLIT),
-    "scale": Part({"": _ONE.of("MT-GRPO, one scale")}, {"": _ONE.of(*FIVE[:3])}, SCALE),
-    "scale-two-hop": Part({"": _TWO.of("MT-GRPO, one scale")}, {"": _TWO.of(*FIVE[:3])}, SCALE),
-    "weight": Part({"": _ONE.of("MT-GRPO, weighted")}, {"": _ONE.of(*FIVE[:2])}, WEIGHT),
-    "weight-two-hop": Part({"": _TWO.of("MT-GRPO, weighted")}, {"": _TWO.of(*FIVE[:2])}, WEIGHT),
-    "paid-hops": Part(
-        {
-            "": _TWO.of(*FIVE[:3], *CONTROLS).having(
-                "--model.rewards",
-                "[{class_path: Progress, init_args: {state: SupportSeen, weight: 1.0}}, "
-                f"{OUTCOME}]",
-            )
-        },
-        {"": _TWO.of("GRPO-OR")},
-        (*PAIRS[1:3], *SPLIT),
-    ),
+
+def _in_both(
+    name: str,
+    trained: tuple[str, ...],
+    beside: tuple[str, ...],
+    pairs: tuple[tuple[str, str], ...],
+) -> dict[str, Part]:
+    """A part with one hop, and the same with two."""
+    worlds = {name: _ONE, f"{name}-two-hop": _TWO}
+    return {
+        n: Part({"": world.of(*trained)}, {"": world.of(*beside)}, pairs, world=world)
+        for n, world in worlds.items()
+    }
+
+
+CONDITIONS = {
     "groups": Part(
-        {f"groups of {n}": _ONE_5.over(f"groups-{n}.yaml") for n in (4, 8)},
+        {
+            f"groups of {size}": _ONE_5.having(
+                *("--model.group_size", f"{size}"),
+                *("--data.questions_per_iteration", f"{256 // size}"),
+            )
+            for size in (4, 8)
+        },
         {"groups of 16": _ONE_5},
+        world=_ONE,
     ),
     "noise": Part(
         {
@@ -153,6 +183,7 @@ PARTS = {
             )
         },
         {"reward right": _ONE_5},
+        world=_ONE,
     ),
     "temptation": Part(
         {
@@ -160,28 +191,66 @@ PARTS = {
             "other places": _ONE_5.having("--data.train", "conditions.Untempting"),
         },
         {"four of five famous": _ONE_5},
+        world=_ONE,
     ),
     "no-search-cost": Part(
         {"no search cost": _TWO_5.having("--model.rewards", f"[FirstHit, {OUTCOME}]")},
         {"search cost": _TWO_5},
+        world=_TWO,
     ),
     "updates": Part(
         {"two updates": _ONE_5.having("--model.updates_per_iteration", "2")},
         {"one update": _ONE_5},
+        world=_ONE,
     ),
-    "unscaled-rate": Part(
+}
+"""The parts that change one thing of a main comparison, which is the one beside."""
+
+PARTS = {
+    "learning-rate": Part(
+        {f"lr {rate}": _SHORT.having(LR, rate) for rate in ("1e-4", "2e-4", "4e-4")}
+    ),
+    "one-hop": Part({"": _ONE}, pairs=PAIRS),
+    "two-hop": Part({"": _TWO}, pairs=PAIRS),
+    **_in_both("split", WHOLE, (OURS, UNSCALED, MERGED), SPLIT),
+    "split-again": Part(
+        {"seeds 8 to 15": replace(_SPLIT, seeds="8..15")},
+        {"seeds 0 to 7": _SPLIT, "all": replace(_SPLIT, seeds="0..15")},
+        ((OURS, APART),),
+        columns=learned_and_kept,
+        world=_ONE,
+    ),
+    **_in_both(
+        "scale",
+        (ALIKE,),
+        (OURS, UNSCALED, MERGED),
+        ((ALIKE, OURS), (ALIKE, UNSCALED), (ALIKE, MERGED)),
+    ),
+    **_in_both("weight", (WEIGHTED,), (OURS, UNSCALED), ((WEIGHTED, OURS), (WEIGHTED, UNSCALED))),
+    "paid-hops": Part(
         {
-            f"lr {rate}": _SHORT.of("MT-GRPO, unscaled").having(LR, rate)
-            for rate in ("2e-4", "4e-4", "8e-4")
+            "": _TWO.of(OURS, UNSCALED, MERGED, *WHOLE).having(
+                "--model.rewards",
+                "[{class_path: Progress, init_args: {state: SupportSeen, weight: 1.0}}, "
+                f"{OUTCOME}]",
+            )
         },
-        {"lr 2e-4": _SHORT.of("MT-GRPO").having(LR, "2e-4")},
+        {"": _TWO.of(OUTCOMES)},
+        ((OURS, MERGED), (OURS, OUTCOMES), *SPLIT),
+        world=_TWO,
+    ),
+    **CONDITIONS,
+    "longer": Part({"60 iterations": _ONE.of(OUTCOMES).having("--trainer.max_epochs", "60")}),
+    "unscaled-rate": Part(
+        {f"lr {rate}": _SHORT.of(UNSCALED).having(LR, rate) for rate in ("2e-4", "4e-4", "8e-4")},
+        {"lr 2e-4": _SHORT.of(OURS).having(LR, "2e-4")},
         base="lr 2e-4",
     ),
-    "as-released": Part({"": _ONE.of("as released")}, {"": _ONE.of("MT-GRPO")}),
+    "as-released": Part({"": _ONE.of("as released")}, {"": _ONE.of(OURS)}, world=_ONE),
     "equal-tokens": Part(
         {"": _ONE.of("Branched", "Tree").having("--model.group_size", "4")},
-        {"": _ONE.of("MT-GRPO")},
-        by_tokens=True,
+        {"": _ONE.of(OURS)},
+        columns=learned_by_tokens,
     ),
 }
 """The parts, as plan.md has them."""

@@ -11,9 +11,9 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from measures import CALLS, FAMOUS, ITERATION, MATCH
-from parts import FIVE
+from parts import ESTIMATORS, FIVE
 from rows import Rows
-from scipy import stats
+from turnrl_record.statistics import mean_over_seeds
 from turnrl_sweep.results import Result
 
 TITLES = {
@@ -45,14 +45,14 @@ def curves(of: Rows, file: Path) -> None:
                 label = str(row) if name == MATCH else None
                 axes.plot(x, y.mean(0), color=color, label=label)
                 if len(y) > 1:
-                    half = stats.t.ppf(0.975, len(y) - 1) * y.std(0, ddof=1) / len(y) ** 0.5
-                    low, high = np.clip([y.mean(0) - half, y.mean(0) + half], 0, 1)
-                    axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
+                    over = [mean_over_seeds([*values], share=True) for values in y.T]
+                    ends = [one.low for one in over], [one.high for one in over]
+                    axes.fill_between(x, *ends, color=color, alpha=0.18, linewidth=0)
         figure.legend(loc="lower center", ncols=len(of.runs), frameon=False)
 
 
 def forest(parts: Mapping[str, Rows], file: Path) -> None:
-    """What MT-GRPO's area has more than the others', with 95 % intervals, a line for each label.
+    """MT-GRPO's lead in area over the others, with 95 % intervals, a line for each label.
 
     Args:
         parts: The conditions, by name.
@@ -69,10 +69,10 @@ def forest(parts: Mapping[str, Rows], file: Path) -> None:
             if gain is None:
                 continue
             number, color = others.index(row.estimator), _color(row.estimator)
-            mean, place = gain.second - gain.first, labels.index(row.label)
+            place = labels.index(row.label)
             y = place + 0.24 * (number - (len(others) - 1) / 2)
             axes.plot([gain.low, gain.high], [y, y], color=color, linewidth=2)
-            axes.plot([mean], [y], "o", color=color)
+            axes.plot([gain.change], [y], "o", color=color)
         axes.axvline(0, color="black", linewidth=1)
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.4, -0.6)
@@ -84,7 +84,7 @@ def forest(parts: Mapping[str, Rows], file: Path) -> None:
 
 def _color(estimator: str) -> str:
     """The same in every picture."""
-    return f"C{FIVE.index(estimator) if estimator in FIVE else 5}"
+    return f"C{[*dict.fromkeys((*FIVE, *ESTIMATORS))].index(estimator)}"
 
 
 def _common(some: Mapping[int, Result], name: str) -> tuple[Any, Any]:

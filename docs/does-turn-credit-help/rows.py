@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from measures import Column, area, end, learned, learned_by_tokens
-from parts import PARTS, Part
+from measures import MATCH, Column, area, end
+from parts import OURS, Part
 from turnrl_record.statistics import Difference, over_seeds
 from turnrl_sweep import results
 from turnrl_sweep.results import Result
 
-OURS = "MT-GRPO"
 Done = Mapping[tuple[str, int], Result]
 """Finished runs, by the digest of their recipe and their seed."""
 
@@ -26,7 +26,7 @@ class Row(NamedTuple):
     label: str = ""
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, self))
+        return f"{self.estimator} ({self.label})" if self.label else self.estimator
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,29 @@ class Rows:
     Args:
         part: The part.
         runs: By row, each by seed. Rows without a run are left out.
-        trained: How many of them are the part's own.
+        until: The most tokens to which the area goes.
     """
 
     part: Part
     runs: Mapping[Row, Mapping[int, Result]]
-    trained: int
+    until: float = math.inf
+
+    @property
+    def begun(self) -> bool:
+        """True if a row has a run that is the part's own, not of one that stands beside."""
+        own = (Row(name, label) for label, of in self.part.sweeps.items() for name in of.estimators)
+        return any(row in self.runs for row in own)
 
     @property
     def tokens(self) -> float:
-        """The sampled tokens that every run of the rows reached."""
-        return min(end(run) for some in self.runs.values() for run in some.values())
+        """Where the area ends: at the sampled tokens that every run of the rows reached, and every
+        one of their world."""
+        return min(self.until, *(end(run) for some in self.runs.values() for run in some.values()))
 
     @property
     def columns(self) -> list[Column]:
         """What was learned, of which the first is the area."""
-        return (learned_by_tokens if self.part.by_tokens else learned)(self.tokens)
+        return self.part.columns(self.tokens)
 
     @property
     def pairs(self) -> list[tuple[Row, Row]]:
@@ -66,16 +73,14 @@ class Rows:
                 found.append(pair)
         return found
 
-    def minus(
-        self, first: Row, second: Row, figure: Callable[[Result], float]
-    ) -> Difference | None:
-        """A figure of one row, minus that of another, paired by seed; None below two seeds in
+    def minus(self, of: Row, less: Row, figure: Callable[[Result], float]) -> Difference | None:
+        """A figure of one row less that of another, paired by seed; None below two seeds in
         common."""
-        sides = (self.runs.get(first, {}), self.runs.get(second, {}))
+        sides = (self.runs.get(of, {}), self.runs.get(less, {}))
         return _minus(*({seed: figure(run) for seed, run in some.items()} for some in sides))
 
     def gains(self, row: Row) -> dict[int, float]:
-        """What the area of MT-GRPO with the same label has more than that of a row, by seed."""
+        """MT-GRPO's lead in area over a row with the same label, by seed."""
         ours, other = self.runs.get(Row(OURS, row.label), {}), self.runs.get(row, {})
         both = sorted(ours.keys() & other.keys())
         return {s: area(ours[s], self.tokens) - area(other[s], self.tokens) for s in both}
@@ -85,30 +90,38 @@ class Rows:
         return _minus(self.gains(after), self.gains(before))
 
 
-def _minus(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
-    seeds = sorted(first.keys() & second.keys())
+def _minus(of: Mapping[int, float], less: Mapping[int, float]) -> Difference | None:
+    seeds = sorted(of.keys() & less.keys())
     if len(seeds) < 2:
         return None
-    return over_seeds([second[seed] for seed in seeds], [first[seed] for seed in seeds])
+    return over_seeds([less[seed] for seed in seeds], [of[seed] for seed in seeds])
 
 
-def done(folder: Path) -> Done:
+def done(folder: Path, parts: Mapping[str, Part]) -> Done:
     """All finished runs. What is wrong with a line is printed.
 
     Args:
         folder: The folder with `lines`.
+        parts: The parts, by name.
     """
     every: dict[tuple[str, int], Result] = {}
     for file in sorted((folder / "lines").glob("*.jsonl")):
         found, problems = results.read(file)
-        part = PARTS.get(file.stem)
-        ours = {} if part is None else part.sweeps
+        ours = parts[file.stem].sweeps if file.stem in parts else {}
         known = {(cell.digest, cell.seed) for of in ours.values() for _, cell in of.cells()}
         if others := found.keys() - known:
-            problems.append(f"{file}: lines of no run that the study has now: {len(others)}")
+            problems.append(
+                f"{file}: lines of no run that the study has now: {len(others)}. Their recipe or "
+                "seeds were changed since. Change them back, or delete these lines."
+            )
+        scored = {key: run for key, run in found.items() if run.points(MATCH)}
+        problems += [
+            f"{file}: a run with seed {seed} has no {MATCH}. It counts as not done."
+            for _, seed in found.keys() - scored
+        ]
         for problem in problems:
             print(problem)
-        every |= {key: run for key, run in found.items() if key in known}
+        every |= {key: run for key, run in scored.items() if key in known}
     return every
 
 
@@ -120,13 +133,12 @@ def rows(part: Part, runs: Done) -> Rows:
         runs: Finished runs, of any part.
     """
     found: dict[Row, dict[int, Result]] = {}
-    trained = 0
-    for sweeps in (part.beside, part.sweeps):
-        trained = 0
-        for label, sweep in sweeps.items():
-            found |= {Row(name, label): {} for name in sweep.estimators}
-            for name, cell in sweep.cells():
-                if run := runs.get((cell.digest, cell.seed)):
-                    found[Row(name, label)][cell.seed] = run
-                    trained += 1
-    return Rows(part, {row: some for row, some in found.items() if some}, trained)
+    for label, sweep in part.every():
+        found |= {Row(name, label): {} for name in sweep.estimators}
+        for name, cell in sweep.cells():
+            if run := runs.get((cell.digest, cell.seed)):
+                found[Row(name, label)][cell.seed] = run
+    world = [] if part.world is None else part.world.cells()
+    of_world = (runs.get((cell.digest, cell.seed)) for _, cell in world)
+    until = min((end(run) for run in of_world if run), default=math.inf)
+    return Rows(part, {row: some for row, some in found.items() if some}, until)

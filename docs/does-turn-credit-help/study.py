@@ -4,9 +4,9 @@
     python docs/does-turn-credit-help/study.py one-hop       one part
     python docs/does-turn-credit-help/study.py --draw        tables and pictures of what is there
 
-Each part is one `turnrl sweep` or several, whose lines are kept in lines/PART.jsonl. Stop it as you
-like, and give the same command again: it goes on. To train everything anew, name a new folder with
---folder: lines, tables and pictures are written there.
+Each part is one `turnrl sweep` or several, whose lines are kept in lines/PART.jsonl, and whose runs
+are in runs/PART. Stop it as you like, and give the same command again: it goes on. To train
+everything anew, name a new folder with --folder: all of these are in there then.
 
     parts.py        what is trained, and what it is compared with
     conditions.py   what some parts change: a reward, and training questions
@@ -20,76 +20,104 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from page import TABLES, bare, changes, fill
-from parts import HERE, PARTS
+from page import TABLES, bare, changes, fill, marks
+from parts import CONDITIONS, HERE, PARTS, Part
 from pictures import curves, forest
 from rows import Rows, done, rows
+from turnrl_sweep.matrix import read_seeds
 
 from turnrl import TurnRLError
 from turnrl.cli import main as turnrl
 
-CONDITIONS = ("groups", "noise", "temptation", "no-search-cost", "updates")
-"""The parts that change one thing of a main comparison."""
+CURVES = ("one-hop", "two-hop", "split", "paid-hops")
+"""The parts that have a picture of their curves."""
 
 
-def train(name: str, folder: Path, jobs: Sequence[str]) -> int:
+def train(name: str, part: Part, folder: Path, jobs: Sequence[str]) -> int:
     """Train the runs of a part that have no line.
 
     Args:
         name: Of the part.
-        folder: Where `lines` is.
+        part: The part.
+        folder: Where `lines` and `runs` are.
         jobs: Options of `turnrl sweep`.
     Returns:
         The worst exit code; 1 if a run failed.
     """
     lines = folder / "lines" / f"{name}.jsonl"
     worst = 0
-    for label, sweep in PARTS[name].sweeps.items():
+    for label, sweep in part.sweeps.items():
         print(f"\n{', '.join(filter(None, (name, label)))}", flush=True)
-        runs = Path("runs") / folder.name / name / label.replace(" ", "-")
-        code = turnrl(["sweep", *sweep.words, "-o", str(runs), "--results", str(lines), *jobs])
+        runs = folder / "runs" / name / label.replace(" ", "-")
+        with _conditions():
+            code = turnrl(["sweep", *sweep.words, "-o", str(runs), "--results", str(lines), *jobs])
         worst = max(worst, code)
         if code > 1:
             break
     return worst
 
 
-def draw(folder: Path) -> None:
+@contextmanager
+def _conditions() -> Iterator[None]:
+    """Let the processes of a sweep import `conditions.py`."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), before)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def draw(folder: Path, parts: Mapping[str, Part]) -> None:
     """Make the tables and pictures of the parts that have a run.
 
     Args:
-        folder: Where `lines` is. That of the study has a page, which is filled; any other gets
+        folder: Where `lines` is. That of the study has pages, which are filled; any other gets
             `tables.md`.
+        parts: The parts, by name.
     Raises:
-        TurnRLError: If the page asks for a table that no part has.
+        TurnRLError: If a page asks for a table that no part has, or has one that no line is left
+            for.
     """
-    runs = done(folder)
-    every = {name: rows(part, runs) for name, part in PARTS.items()}
-    parts = {name: one for name, one in every.items() if one.trained}
+    runs = done(folder, parts)
+    every = {name: rows(part, runs) for name, part in parts.items()}
+    begun = {name: one for name, one in every.items() if one.begun}
     tables = {
-        f"{name}: {kind}": [*table(one)] if one.trained else []
+        f"{name}: {kind}": [*table(one)] if one.begun else []
         for name, one in every.items()
         for kind, table in TABLES.items()
     }
-    when = {name: parts[name] for name in CONDITIONS if name in parts}
+    when = {name: one for name, one in begun.items() if name in CONDITIONS}
     tables["when: changes"] = [*changes(when)] if when else []
-    files = _pictures(folder, parts, when)
+    files = _pictures(folder, begun, when)
     if folder.resolve() == HERE.resolve():
-        fill(page := folder / "index.md", tables)
+        pages = [page for page in sorted(folder.glob("*.md")) if marks(page)]
+        shown = {mark.partition(":")[0] for page in pages for mark in marks(page)}
+        for page in pages:
+            fill(page, tables)
+        for name in begun.keys() - shown:
+            asked = f"<!-- {name}: figures --> and <!-- end -->"
+            print(f"{name} has runs, and no page has a table of it. Put {asked} into one.")
     else:
-        bare(page := folder / "tables.md", tables, files)
-    print(f"tables are in {page}, pictures beside it", flush=True)
+        pages = [folder / "tables.md"]
+        bare(pages[0], tables, files)
+    print(f"tables are in {', '.join(map(str, pages))}, pictures beside", flush=True)
 
 
-def _pictures(folder: Path, parts: Mapping[str, Rows], when: Mapping[str, Rows]) -> list[str]:
+def _pictures(folder: Path, begun: Mapping[str, Rows], when: Mapping[str, Rows]) -> list[str]:
     """Draw, and name the files."""
     files = []
-    for name in ("one-hop", "two-hop"):
-        if name in parts:
-            curves(parts[name], folder / f"{name}.svg")
+    for name in CURVES:
+        if name in begun:
+            curves(begun[name], folder / f"{name}.svg")
             files.append(f"{name}.svg")
     if when:
         forest(when, folder / "when.svg")
@@ -97,32 +125,41 @@ def _pictures(folder: Path, parts: Mapping[str, Rows], when: Mapping[str, Rows])
     return files
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) -> int:
     """Run parts, then make tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; or all")
+    there = ", ".join(parts)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{there}; none for all of them")
     parser.add_argument("--folder", type=Path, default=HERE, help="where lines and page are")
+    parser.add_argument("--seeds", help="some of a part's seeds, as 0..1; all if not given")
     parser.add_argument("--jobs", help="runs at a time; the number of cores if not given")
     parser.add_argument("--draw", action="store_true", help="train nothing")
     given = parser.parse_args(words)
-    if unknown := [name for name in given.parts if name not in PARTS]:
-        parser.error(f"no part {unknown[0]!r}. There are {', '.join(PARTS)}.")
-    (given.folder / "lines").mkdir(parents=True, exist_ok=True)
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if str(HERE) not in paths:  # conditions.py, for the runs too
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), *paths)))
+    if unknown := [name for name in given.parts if name not in parts]:
+        parser.error(f"no part {unknown[0]!r}. There are {there}.")
     jobs = ["--jobs", given.jobs] if given.jobs else []
     worst = 0
-    for name in () if given.draw else given.parts or PARTS:
-        worst = max(worst, train(name, given.folder, jobs))
-        if worst > 1:  # 1 is of a run that failed: the others count
-            return worst
     try:
-        draw(given.folder)
-    except TurnRLError as error:
+        (given.folder / "lines").mkdir(parents=True, exist_ok=True)
+        for name in () if given.draw else given.parts or parts:
+            part = parts[name] if given.seeds is None else _seeds(name, parts[name], given.seeds)
+            worst = max(worst, train(name, part, given.folder, jobs))
+            if worst > 1:  # 1 is of a run that failed: the others count
+                return worst
+        draw(given.folder, parts)
+    except (TurnRLError, OSError) as error:
         print(f"study.py: {error}", file=sys.stderr)
         return 1
     return worst
+
+
+def _seeds(name: str, part: Part, seeds: str) -> Part:
+    """A part with some of its seeds."""
+    for sweep in part.sweeps.values():
+        if others := {*read_seeds(seeds)} - {*read_seeds(sweep.seeds)}:
+            what = f"--seeds {seeds}: {name} has the seeds {sweep.seeds}, and not {min(others)}"
+            raise TurnRLError(f"{what}. Others are added in parts.py.")
+    return replace(part, sweeps={k: replace(v, seeds=seeds) for k, v in part.sweeps.items()})
 
 
 if __name__ == "__main__":
