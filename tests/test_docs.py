@@ -166,11 +166,14 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
         "pip install . &&": Runs((FINISHED,), (LAST,), clone=True, slow=True),
         "metrics.csv            val/": Lists("runs/quickstart/version_0"),
-        "OutcomeOnly": Runs((FINISHED,), slow=True),
+        "OutcomeOnly": Runs((FINISHED,), clone=True, slow=True),
+        "compare runs/quickstart/version_0": Runs(
+            ("turnrl.TurnLevel -> turnrl.OutcomeOnly",), clone=True, slow=True
+        ),
         "--trainer.devices 2": Runs(("MEMBER: 2/2", FINISHED), slow=True),
         "max_epochs 50 --ckpt_path": Runs(("max_epochs 2 -> 50", "iteration   3/50"), slow=True),
         "turnrl eval": Runs(("8 questions, greedy", "val/exact_match", "every trajectory in")),
-        "turnrl compare": Runs(("8 questions in common", "See them: turnrl report")),
+        "compare quickstart@0": Runs(("8 questions in common", "See them: turnrl report")),
         "turnrl sweep": Runs(("10 runs (2 settings x 5 seeds)", "area "), slow=True),
         "turnrl report": Runs(("written to report.html",), ("report.html",)),
         "turnrl play": Runs(("question   What country is Utrecht in?", "-- turn 1", "answer ")),
