@@ -146,6 +146,7 @@ _ONE, _TWO = (
     .having("--trainer.max_epochs", str(iterations))
     for recipe, iterations in (("quickstart", 30), ("atlas_react", 20))
 )
+_FREE, _TWO = _TWO, _TWO.having("--model.rewards", f"[FirstHit, SearchCost, {OUTCOME}]")
 _SPLIT = _ONE.of(OURS, APART)
 _ONE_5, _TWO_5 = (replace(one, seeds="0..4", estimators=PAPERS) for one in (_ONE, _TWO))
 
@@ -194,7 +195,7 @@ CONDITIONS = {
         world=_ONE,
     ),
     "no-search-cost": Part(
-        {"no search cost": _TWO_5.having("--model.rewards", f"[FirstHit, {OUTCOME}]")},
+        {"no search cost": replace(_FREE, seeds="0..4", estimators=PAPERS)},
         {"search cost": _TWO_5},
         world=_TWO,
     ),
@@ -229,7 +230,7 @@ PARTS = {
     **_in_both("weight", (WEIGHTED,), (OURS, UNSCALED), ((WEIGHTED, OURS), (WEIGHTED, UNSCALED))),
     "paid-hops": Part(
         {
-            "": _TWO.of(OURS, UNSCALED, MERGED, *WHOLE).having(
+            "": _FREE.of(OURS, UNSCALED, MERGED, *WHOLE).having(
                 "--model.rewards",
                 "[{class_path: Progress, init_args: {state: SupportSeen, weight: 1.0}}, "
                 f"{OUTCOME}]",
