@@ -147,7 +147,10 @@ _ONE, _TWO = (
     for recipe, iterations in (("quickstart", 30), ("atlas_react", 20))
 )
 _FREE, _TWO = _TWO, _TWO.having("--model.rewards", f"[FirstHit, SearchCost, {OUTCOME}]")
-_SPLIT = _ONE.of(OURS, APART)
+_PAID = _FREE.having(
+    "--model.rewards",
+    f"[{{class_path: Progress, init_args: {{state: SupportSeen, weight: 1.0}}}}, {OUTCOME}]",
+)
 _ONE_5, _TWO_5 = (replace(one, seeds="0..4", estimators=PAPERS) for one in (_ONE, _TWO))
 
 
@@ -163,6 +166,18 @@ def _in_both(
         n: Part({"": world.of(*trained)}, {"": world.of(*beside)}, pairs, world=world)
         for n, world in worlds.items()
     }
+
+
+def _again(runs: Sweep, world: Sweep) -> Part:
+    """The split with eight more seeds."""
+    known = runs.of(OURS, APART)
+    return Part(
+        {"seeds 8 to 15": replace(known, seeds="8..15")},
+        {"seeds 0 to 7": known, "all": replace(known, seeds="0..15")},
+        ((OURS, APART),),
+        columns=learned_and_kept,
+        world=world,
+    )
 
 
 CONDITIONS = {
@@ -214,13 +229,7 @@ PARTS = {
     "one-hop": Part({"": _ONE}, pairs=PAIRS),
     "two-hop": Part({"": _TWO}, pairs=PAIRS),
     **_in_both("split", WHOLE, (OURS, UNSCALED, MERGED), SPLIT),
-    "split-again": Part(
-        {"seeds 8 to 15": replace(_SPLIT, seeds="8..15")},
-        {"seeds 0 to 7": _SPLIT, "all": replace(_SPLIT, seeds="0..15")},
-        ((OURS, APART),),
-        columns=learned_and_kept,
-        world=_ONE,
-    ),
+    "split-again": _again(_ONE, _ONE),
     **_in_both(
         "scale",
         (ALIKE,),
@@ -229,17 +238,12 @@ PARTS = {
     ),
     **_in_both("weight", (WEIGHTED,), (OURS, UNSCALED), ((WEIGHTED, OURS), (WEIGHTED, UNSCALED))),
     "paid-hops": Part(
-        {
-            "": _FREE.of(OURS, UNSCALED, MERGED, *WHOLE).having(
-                "--model.rewards",
-                "[{class_path: Progress, init_args: {state: SupportSeen, weight: 1.0}}, "
-                f"{OUTCOME}]",
-            )
-        },
+        {"": _PAID.of(OURS, UNSCALED, MERGED, *WHOLE)},
         {"": _TWO.of(OUTCOMES)},
         ((OURS, MERGED), (OURS, OUTCOMES), *SPLIT),
         world=_TWO,
     ),
+    "paid-hops-again": _again(_PAID, _TWO),
     **CONDITIONS,
     "longer": Part({"60 iterations": _ONE.of(OUTCOMES).having("--trainer.max_epochs", "60")}),
     "unscaled-rate": Part(
