@@ -5,8 +5,8 @@
     python docs/does-turn-credit-help/study.py --draw        tables and pictures of what is there
 
 Each part is one `turnrl sweep` or several, whose lines are kept in lines/PART.jsonl, and whose runs
-are in runs/PART. Stop it as you like, and give the same command again: it goes on. To train
-everything anew, name a new folder with --folder: all of these are in there then.
+in runs/does-turn-credit-help of the clone. Stop it as you like, and give the same command again: it
+goes on. To train everything anew, name a new folder with --folder: all of these are in there then.
 
     parts.py        what is trained, and what it is compared with
     conditions.py   what some parts change: a reward, and training questions
@@ -44,22 +44,27 @@ def train(name: str, part: Part, folder: Path, jobs: Sequence[str]) -> int:
     Args:
         name: Of the part.
         part: The part.
-        folder: Where `lines` and `runs` are.
+        folder: Where `lines` is, and where `runs` are if it is not that of the study.
         jobs: Options of `turnrl sweep`.
     Returns:
         The worst exit code; 1 if a run failed.
     """
     lines = folder / "lines" / f"{name}.jsonl"
+    home = HERE.parents[1] / "runs" / HERE.name if _is_ours(folder) else folder / "runs"
     worst = 0
     for label, sweep in part.sweeps.items():
         print(f"\n{', '.join(filter(None, (name, label)))}", flush=True)
-        runs = folder / "runs" / name / label.replace(" ", "-")
+        runs = home / name / label.replace(" ", "-")
         with _conditions():
             code = turnrl(["sweep", *sweep.words, "-o", str(runs), "--results", str(lines), *jobs])
         worst = max(worst, code)
         if code > 1:
             break
     return worst
+
+
+def _is_ours(folder: Path) -> bool:
+    return folder.resolve() == HERE.resolve()
 
 
 @contextmanager
@@ -98,7 +103,7 @@ def draw(folder: Path, parts: Mapping[str, Part]) -> None:
     when = {name: one for name, one in begun.items() if name in CONDITIONS}
     tables["when: changes"] = [*changes(when)] if when else []
     files = _pictures(folder, begun, when)
-    if folder.resolve() == HERE.resolve():
+    if _is_ours(folder):
         pages = [page for page in sorted(folder.glob("*.md")) if marks(page)]
         shown = {mark.partition(":")[0] for page in pages for mark in marks(page)}
         for page in pages:
