@@ -514,31 +514,33 @@ def test_the_short_answers_have_the_figures_of_the_tables():
     one, two, split, free = (
         _of_page(f"{name}: figures") for name in ("one-hop", "two-hop", "split", "no-search-cost")
     )
-    until = "iterations to 0.7"
+    until, never = "iterations to 0.7", "never 0.7"
+    apart = split["GRPO-MR, apart"][until]
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
-    unlearn = words[int(one["GRPO-OR"]["never 0.7"])]
-    learn = words[8 - int(two["MT-GRPO"]["never 0.7"])]
-    assert two["GRPO-OR"]["never 0.7"] == "0"
-    ours, outcome = (free[f"{name} (no search cost)"] for name in ("MT-GRPO", "GRPO-OR"))
-    assert ours["never 0.7"] == outcome["never 0.7"] == "0"
-    said = [
-        f"{ours[until]} iterations, and GRPO-OR {outcome[until]}",
+    assert two["GRPO-OR"][never] == "0"
+    index, readme = (
+        " ".join(file.read_text().split())
+        for file in (HERE / "index.md", HERE.parents[1] / "README.md")
+    )
+    ours, outcome = (free[f"{name} (no search cost)"][until] for name in ("MT-GRPO", "GRPO-OR"))
+    for sentence in (
+        f"{ours} iterations, and GRPO-OR {outcome}",
         f"after {one['MT-GRPO'][until]} iterations on average",
         f"needs {one['GRPO-MR'][until]}",
-        f"{unlearn} runs of eight unlearn the search",
-        f"MT-GRPO in {learn}",
-    ]
-    texts = {
-        (HERE / "index.md").read_text(): [f"need {split['GRPO-MR, apart'][until]}"],
-        (HERE.parents[1] / "README.md").read_text(): [
-            f"it takes {split['GRPO-MR, apart'][until]}",
-        ],
-    }
-    for text, more in texts.items():
-        for sentence in (*said, *more):
-            assert sentence in " ".join(text.split())
-    of_index = " ".join((HERE / "index.md").read_text().split())
-    assert f"after {two['GRPO-OR'][until]} iterations on average, and MT-GRPO" in of_index
+        f"{words[int(one['GRPO-OR'][never])]} runs of eight unlearn the search",
+        f"MT-GRPO in {words[8 - int(two['MT-GRPO'][never])]}",
+        f"need {apart}",
+        f"after {two['GRPO-OR'][until]} iterations on average, and MT-GRPO",
+    ):
+        assert sentence in index
+    for name in ("MT-GRPO", "GRPO-MR", "GRPO-OR"):
+        shown = []
+        for row, last in ((one[name], 30), (free[f"{name} (no search cost)"], 20), (two[name], 20)):
+            less = f" ({row[never]} of {row['seeds']} not within {last})"
+            shown.append(row[until] + less * (row[never] != "0"))
+        (line,) = re.findall(rf"\| {name}: .*? \| (.*? \| .*? \| .*?) \|", readme)
+        assert line.split(" | ") == shown
+    assert f"it takes {apart} in place of {one['MT-GRPO'][until]}" in readme
 
 
 @pytest.mark.parametrize("name", parts.PARTS)
