@@ -387,9 +387,10 @@ def test_the_tables_of_the_page_are_those_of_the_lines(name):
                 runs.setdefault((estimator, label), {})[cell.seed] = curves
     if not (HERE / "lines" / f"{name}.jsonl").exists():
         pytest.skip(f"{name} was not run")
-    world = () if part.world is None else part.world.cells()
     ends = [c["sampled_tokens"][-1] for some in runs.values() for c in some.values()]
-    end = min(*ends, *(lines[c.digest, c.seed]["sampled_tokens"][-1] for _, c in world))
+    if not name.endswith("-rate"):  # these have fewer iterations than their world
+        ends.append(70_674 if "atlas_react" in str(part.sweeps.values()) else 98_501)
+    end = min(ends)
     areas = {
         row: {
             seed: _naive_area(c["sampled_tokens"], c["val/exact_match"], end)

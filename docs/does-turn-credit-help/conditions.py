@@ -33,8 +33,9 @@ from turnrl.credit import returns_to_go, standardize
 class Apart(GroupRelative):
     """One advantage for the whole attempt, of turn and outcome rewards that are normalised apart.
 
-    A_{i,k} = z(R)_i + z(sum_l r_{.,l})_i. It weighs turn rewards against the outcome as `TurnLevel`
-    does, and gives every turn the same, as `Merged` does.
+    A_{i,k} = z(R)_i + z(sum_l r_{.,l})_i. In the first turn this is what `TurnLevel` has, and every
+    turn gets the same, as `Merged` has it. Later turns of `TurnLevel` have the rewards from there
+    on, by their own spread.
     """
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:

@@ -135,7 +135,10 @@ SPLIT = (
     (APART, MERGED),
     (WHOLE_UNSCALED, MERGED),
 )
-PAIRS = (*((OURS, other) for other in FIVE[1:]), (UNSCALED, MERGED), ("MT-PPO", MERGED))
+PAIRS = (
+    *((OURS, other) for other in FIVE[1:]),
+    *((one, other) for one in (UNSCALED, "MT-PPO") for other in (MERGED, OUTCOMES)),
+)
 OUTCOME = "AnswerPresent, ExactMatch, WellFormed"
 LR = "--model.optimizer.init_args.lr"
 
@@ -173,7 +176,7 @@ def _again(runs: Sweep, world: Sweep) -> Part:
     known = runs.of(OURS, APART)
     return Part(
         {"seeds 8 to 15": replace(known, seeds="8..15")},
-        {"seeds 0 to 7": known, "all": replace(known, seeds="0..15")},
+        {"seeds 0 to 7": known, "all sixteen": replace(known, seeds="0..15")},
         ((OURS, APART),),
         columns=learned_and_kept,
         world=world,
@@ -245,7 +248,9 @@ PARTS = {
     ),
     "paid-hops-again": _again(_PAID, _TWO),
     **CONDITIONS,
-    "longer": Part({"60 iterations": _ONE.of(OUTCOMES).having("--trainer.max_epochs", "60")}),
+    "longer": Part(
+        {"60 iterations": _ONE.of(OUTCOMES).having("--trainer.max_epochs", "60")}, world=_ONE
+    ),
     "unscaled-rate": Part(
         {f"lr {rate}": _SHORT.of(UNSCALED).having(LR, rate) for rate in ("2e-4", "4e-4", "8e-4")},
         {"lr 2e-4": _SHORT.of(OURS).having(LR, "2e-4")},
@@ -256,6 +261,7 @@ PARTS = {
         {"": _ONE.of("Branched", "Tree").having("--model.group_size", "4")},
         {"": _ONE.of(OURS)},
         columns=learned_by_tokens,
+        world=_ONE,
     ),
 }
 """The parts, as plan.md has them."""
