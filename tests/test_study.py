@@ -512,25 +512,37 @@ def test_a_reward_that_an_estimator_does_not_see_changes_none_of_its_runs(one, o
 
 
 def test_the_short_answers_have_the_figures_of_the_tables():
-    one, two, split, free = (
-        _of_page(f"{name}: figures") for name in ("one-hop", "two-hop", "split", "no-search-cost")
+    one, two, free = (
+        _of_page(f"{name}: figures") for name in ("one-hop", "two-hop", "no-search-cost")
     )
     until, never = "iterations to 0.7", "never 0.7"
-    apart = split["GRPO-MR, apart"][until]
+
+    def area(part, *pair):
+        row = _of_page(f"{part}: differences")[pair]
+        return next(value for name, value in row.items() if name.startswith("area to"))
+
+    def said(value):
+        return re.sub(r"\+(?=[\d.])", "", value)
+
+    new = " (seeds 8 to 15)"
+    split = said(area("split-again", f"MT-GRPO{new}", f"GRPO-MR, apart{new}"))
+    bare = said(area("split", "MT-GRPO, unscaled", "GRPO-MR, unscaled"))
+    cost = " (no search cost)"
+    gain = said(area("no-search-cost", f"MT-GRPO{cost}", f"GRPO-OR{cost}"))
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
     assert two["GRPO-OR"][never] == "0"
     index, readme = (
         " ".join(file.read_text().split())
         for file in (HERE / "index.md", HERE.parents[1] / "README.md")
     )
-    ours, outcome = (free[f"{name} (no search cost)"][until] for name in ("MT-GRPO", "GRPO-OR"))
     for sentence in (
-        f"{ours} iterations, and GRPO-OR {outcome}",
+        f"larger by {split} over eight new seeds",
+        f"no difference was found: {bare}.",
+        f"Its area is {gain} larger over five seeds",
         f"after {one['MT-GRPO'][until]} iterations on average",
         f"needs {one['GRPO-MR'][until]}",
-        f"{words[int(one['GRPO-OR'][never])]} runs of eight unlearn the search",
+        f"all eight runs unlearn the search, and {words[int(one['GRPO-OR'][never])]} runs of eight",
         f"MT-GRPO in {words[8 - int(two['MT-GRPO'][never])]}",
-        f"need {apart}",
         f"after {two['GRPO-OR'][until]} iterations on average, and MT-GRPO",
     ):
         assert sentence in index
@@ -541,7 +553,7 @@ def test_the_short_answers_have_the_figures_of_the_tables():
             shown.append(row[until] + less * (row[never] != "0"))
         (line,) = re.findall(rf"\| {name}: .*? \| (.*? \| .*? \| .*?) \|", readme)
         assert line.split(" | ") == shown
-    assert f"it takes {apart} in place of {one['MT-GRPO'][until]}" in readme
+    assert f"is {split} smaller, over eight seeds" in readme
 
 
 @pytest.mark.parametrize("name", parts.PARTS)
