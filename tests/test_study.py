@@ -410,6 +410,15 @@ def test_the_tables_of_the_page_are_those_of_the_lines(name):
         if part.columns is not measures.learned_by_tokens:
             ends = [curves["val/exact_match"][-1] for curves in runs[key].values()]
             assert float(row["at the end"]) == pytest.approx(statistics.mean(ends), abs=6e-4)
+            matches = [[*enumerate(curves["val/exact_match"])] for curves in runs[key].values()]
+            good = [next((n for n, v in one if v >= 0.7), one[-1][0]) for one in matches]
+            assert float(row["iterations to 0.7"]) == pytest.approx(statistics.mean(good), abs=0.06)
+            means = [
+                statistics.mean((a + b) / 2 for (_, a), (_, b) in itertools.pairwise(one))
+                for one in matches
+            ]
+            per_iteration = float(row["area per iteration"])
+            assert per_iteration == pytest.approx(statistics.mean(means), abs=6e-4)
     differences = _of_page(f"{name}: differences")
     for pair, row in differences.items():
         ours, others = (areas[called[one]] for one in pair)
