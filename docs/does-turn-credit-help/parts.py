@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from os.path import relpath
 from pathlib import Path
 
 from measures import Column, learned, learned_and_kept, learned_by_tokens
@@ -67,8 +68,15 @@ class Sweep:
 
     @property
     def words(self) -> list[str]:
-        """The words after `turnrl sweep`."""
-        return [*self.recipes, "--seeds", self.seeds, "--set", self._set, *self.options]
+        """The words after `turnrl sweep`, from the current folder."""
+        return [
+            *map(relpath, self.recipes),
+            "--seeds",
+            self.seeds,
+            "--set",
+            self._set,
+            *self.options,
+        ]
 
     def cells(self) -> list[tuple[str, Cell]]:
         """Each run, with the name of its estimator."""

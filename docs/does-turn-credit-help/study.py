@@ -54,9 +54,9 @@ def train(name: str, part: Part, folder: Path, jobs: Sequence[str]) -> int:
     worst = 0
     for label, sweep in part.sweeps.items():
         print(f"\n{', '.join(filter(None, (name, label)))}", flush=True)
-        runs = home / name / label.replace(" ", "-")
+        runs = os.path.relpath(home / name / label.replace(" ", "-"))
         with _conditions():
-            code = turnrl(["sweep", *sweep.words, "-o", str(runs), "--results", str(lines), *jobs])
+            code = turnrl(["sweep", *sweep.words, "-o", runs, "--results", str(lines), *jobs])
         worst = max(worst, code)
         if code > 1:
             break
