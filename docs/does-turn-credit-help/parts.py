@@ -19,7 +19,7 @@ _NO_BIAS = "baseline: leave_one_out, scale: none"
 ESTIMATORS = {
     "MT-GRPO": "TurnLevel",
     "MT-GRPO, unscaled": f"{{class_path: TurnLevel, init_args: {{{_NO_BIAS}}}}}",
-    "MT-GRPO, weighted": (f"{{class_path: TurnLevel, init_args: {{{_NO_BIAS}, turn_coef: 2.5}}}}"),
+    "MT-GRPO, weighted": f"{{class_path: TurnLevel, init_args: {{{_NO_BIAS}, turn_coef: 2.5}}}}",
     "MT-GRPO, one scale": "conditions.Together",
     "GRPO-MR": "Merged",
     "GRPO-MR, unscaled": f"{{class_path: Merged, init_args: {{{_NO_BIAS}}}}}",
