@@ -536,6 +536,7 @@ def test_the_short_answers_have_the_figures_of_the_tables():
 
     new = " (seeds 8 to 15)"
     split = said(area("split-again", f"MT-GRPO{new}", f"GRPO-MR, apart{new}"))
+    paid = said(area("paid-hops-again", f"MT-GRPO{new}", f"GRPO-MR, apart{new}"))
     bare = said(area("split", "MT-GRPO, unscaled", "GRPO-MR, unscaled"))
     cost = " (no search cost)"
     gain = said(area("no-search-cost", f"MT-GRPO{cost}", f"GRPO-OR{cost}"))
@@ -547,6 +548,7 @@ def test_the_short_answers_have_the_figures_of_the_tables():
     )
     for sentence in (
         f"larger by {split} over eight new seeds",
+        f"did not find it, {paid}.",
         f"no difference was found: {bare}.",
         f"Its area is {gain} larger over five seeds",
         f"after {one['MT-GRPO'][until]} iterations on average",
@@ -564,6 +566,7 @@ def test_the_short_answers_have_the_figures_of_the_tables():
         (line,) = re.findall(rf"\| {name}: .*? \| (.*? \| .*? \| .*?) \|", readme)
         assert line.split(" | ") == shown
     assert f"is {split} smaller, over eight seeds" in readme
+    assert f"the same test did not find it, {paid}." in readme
 
 
 @pytest.mark.parametrize("name", parts.PARTS)
