@@ -8,10 +8,11 @@ from typing import Any
 
 import lightning as L
 
-from turnrl import DataError, Question, QuestionSource, RecipeError, Tally, announce, curves, record
+from turnrl import DataError, Question, QuestionSource, RecipeError, Tally, announce, curves
 from turnrl_questions.data import QuestionData
 
 _TAKEN = ("train", "val", "rollout", "reward")
+_CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
 _KEY = 3
 """Names the random streams of what is scored here; training, validation and `ask` have 0 to 2."""
 
@@ -89,8 +90,6 @@ class AlsoScore(L.Callback):
             if batch:  # processes have equally many batches, some of them empty
                 attempts = pl_module.collector.explore(batch, None, key, version)
                 scored += [curves(one) for group in attempts.trajectories for one in group]
-        known = {
-            name: [v for row in scored if (v := row[name]) is not None] for name in record.CURVES
-        }
+        known = {name: [v for row in scored if (v := row[name]) is not None] for name in _CURVES}
         tallies = {name: Tally(sum(values), len(values)) for name, values in known.items()}
         pl_module.metrics.log({f"{self.name}/{name}": one for name, one in tallies.items()})
