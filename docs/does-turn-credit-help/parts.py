@@ -151,13 +151,13 @@ OUTCOME = "AnswerPresent, ExactMatch, WellFormed"
 LR = "--model.optimizer.init_args.lr"
 
 _SHORT = Sweep((f"{RECIPES}/quickstart.yaml",), "100..101", PAPERS).over("learning-rate.yaml")
-_ONE, _TWO = (
+_ONE, _FREE = (
     Sweep((f"{RECIPES}/{recipe}.yaml",), "0..7", FIVE)
     .over("curves.yaml")
     .having("--trainer.max_epochs", str(iterations))
     for recipe, iterations in (("quickstart", 30), ("atlas_react", 20))
 )
-_FREE, _TWO = _TWO, _TWO.having("--model.rewards", f"[FirstHit, SearchCost, {OUTCOME}]")
+_TWO = _FREE.having("--model.rewards", f"[FirstHit, SearchCost, {OUTCOME}]")
 _PAID = _FREE.having(
     "--model.rewards",
     f"[{{class_path: Progress, init_args: {{state: SupportSeen, weight: 1.0}}}}, {OUTCOME}]",

@@ -4,6 +4,7 @@ same ones.
     interval          a figure of one run: Wilson's for rates, a bootstrap for other means
     difference        two runs on the same questions: Newcombe's for rates, a bootstrap for others
     over_seeds        several seeds of two recipes: Student's t over the differences per seed
+    mean_over_seeds   several seeds of one recipe: Student's t
 
 The unit is the question. If a question was asked several times, average its attempts first: they
 share the question, and the spread of the averages already contains the noise of sampling
