@@ -31,6 +31,7 @@ from turnrl_estimators import (
     TurnCritic,
     toy,
 )
+from turnrl_estimators.anchored import anchors
 from turnrl_estimators.rollouts import signals
 from turnrl_estimators.toy import Skipped, Toy, check, figures
 
@@ -544,6 +545,52 @@ def test_the_mean_baseline_shortens_the_gradient_and_turns_it_where_sets_differ_
     for estimator, of_4, of_8 in ((TurnLevel(scale="none"), 10, 5), (TurnLevel(), 15, 13)):
         found = [round(figures("", estimator, Toy(), size).angle) for size in (4, 8)]
         assert found == [of_4, of_8]
+
+
+class Grouped(AdvantageEstimator):
+    """GAE of values that are the mean return of the group's turns in a state (GAGPO)."""
+
+    min_group_size = 2
+
+    def __init__(self, lam: float, scaled: bool) -> None:
+        self.lam, self.scaled = lam, scaled
+
+    def __call__(self, group: Group) -> torch.Tensor:
+        earned = [
+            [*row[: len(one.turns) - 1].tolist(), float(row[len(one.turns) - 1] + outcome)]
+            for row, one, outcome in zip(
+                group.turn_rewards, group.trajectories, group.outcome, strict=True
+            )
+        ]
+        states = list(anchors(group))
+        returns: dict[object, list[float]] = {}
+        for row, known in zip(earned, states, strict=True):
+            for k, state in enumerate(known):
+                returns.setdefault(state, []).append(sum(row[k:]))
+        credit = torch.zeros_like(group.turn_rewards)
+        for i, (row, known) in enumerate(zip(earned, states, strict=True)):
+            values = [statistics.fmean(returns[state]) for state in known] + [0.0]
+            gae = 0.0
+            for k in reversed(range(len(row))):
+                gae = row[k] + values[k + 1] - values[k] + self.lam * gae
+                credit[i, k] = gae
+        if not self.scaled:
+            return credit
+        every = credit[group.reached]
+        return (credit - every.mean()) / every.std().clamp(min=0.1) * group.reached
+
+
+def test_values_of_a_group_gain_nothing_on_turn_level():
+    # as docs/explanation/credit.md says
+    plain, same, scaled = (
+        figures("", Grouped(*options), Toy())
+        for options in ((0.0, False), (1.0, False), (0.95, True))
+    )
+    assert dataclasses.astuple(plain) == pytest.approx(dataclasses.astuple(same), abs=1e-5)
+    found = [(round(one.angle), round(one.noise, 1)) for one in (plain, scaled)]
+    assert found == [(14, 6.7), (15, 8.4)]
+    others = [figures("", TurnLevel(**options), Toy()).noise for options in (UNBIASED, {})]
+    assert [round(one, 1) for one in others] == [5.5, 7.9]
 
 
 def test_an_exact_critic_gives_the_exact_advantage():
