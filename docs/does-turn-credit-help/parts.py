@@ -267,7 +267,8 @@ PARTS = {
     "as-released": Part({"": _ONE.of("as released")}, {"": _ONE.of(OURS)}, world=_ONE),
     "equal-tokens": Part(
         {"": _ONE.of("Branched", "Tree").having("--model.group_size", "4")},
-        {"": _ONE.of(OURS)},
+        {"": _ONE.of(OURS, UNSCALED)},
+        tuple((one, other) for one in (OURS, UNSCALED) for other in ("Branched", "Tree")),
         columns=learned_by_tokens,
         world=_ONE,
     ),
