@@ -264,6 +264,12 @@ PARTS = {
         {"lr 2e-4": _SHORT.of(OURS).having(LR, "2e-4")},
         base="lr 2e-4",
     ),
+    "higher-rate": Part(
+        {"lr 4e-4": _ONE.of(OURS, UNSCALED).having(LR, "4e-4")},
+        {"lr 2e-4": _ONE.of(OURS, UNSCALED)},
+        base="lr 2e-4",
+        world=_ONE,
+    ),
     "as-released": Part({"": _ONE.of("as released")}, {"": _ONE.of(OURS)}, world=_ONE),
     "equal-tokens": Part(
         {"": _ONE.of("Branched", "Tree").having("--model.group_size", "4")},
