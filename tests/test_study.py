@@ -544,6 +544,22 @@ def test_the_short_answers_have_the_figures_of_the_tables():
     bare = said(area("split", "MT-GRPO, unscaled", "GRPO-MR, unscaled"))
     cost = " (no search cost)"
     gain = said(area("no-search-cost", f"MT-GRPO{cost}", f"GRPO-OR{cost}"))
+    other, small = " (other places alone)", " (groups of 4)"
+    calm = [
+        said(area("temptation", f"MT-GRPO{other}", f"{name}{other}"))
+        for name in ("GRPO-OR", "GRPO-MR")
+    ]
+    tempted = [
+        float(area(part, f"MT-GRPO{label}", f"GRPO-OR{label}").split()[0])
+        for part, label in (
+            ("groups", small),
+            ("groups", " (groups of 8)"),
+            ("noise", " (reward wrong in 1 of 5)"),
+            ("temptation", " (famous places alone)"),
+            ("updates", " (two updates)"),
+            ("updates", " (one update)"),
+        )
+    ]
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
     assert two["GRPO-OR"][never] == "0"
     index, readme = (
@@ -555,6 +571,10 @@ def test_the_short_answers_have_the_figures_of_the_tables():
         f"did not find it, {paid}.",
         f"no difference was found: {bare}.",
         f"Its area is {gain} larger over five seeds",
+        f"not told apart from MT-GRPO any more: {calm[0]} over five seeds",
+        f"to {calm[0]}. Over GRPO-MR it is {calm[1]}.",
+        f"area is {min(tempted):.2f} to {max(tempted):.2f} above that of GRPO-OR in each condition",
+        f"not told apart from 0, {said(area('groups', f'MT-GRPO{small}', f'GRPO-MR{small}'))}.",
         f"after {one['MT-GRPO'][until]} iterations on average",
         f"needs {one['GRPO-MR'][until]}",
         f"all eight runs unlearn the search, and {words[int(one['GRPO-OR'][never])]} runs of eight",

@@ -198,7 +198,7 @@ CONDITIONS = {
                 *("--model.group_size", f"{size}"),
                 *("--data.questions_per_iteration", f"{256 // size}"),
             )
-            for size in (4, 8)
+            for size in (8, 4)
         },
         {"groups of 16": _ONE_5},
         world=_ONE,
@@ -214,8 +214,8 @@ CONDITIONS = {
     ),
     "temptation": Part(
         {
-            "famous places": _ONE_5.having("--data.train", "conditions.Tempting"),
-            "other places": _ONE_5.having("--data.train", "conditions.Untempting"),
+            "famous places alone": _ONE_5.having("--data.train", "conditions.Tempting"),
+            "other places alone": _ONE_5.having("--data.train", "conditions.Untempting"),
         },
         {"four of five famous": _ONE_5},
         world=_ONE,

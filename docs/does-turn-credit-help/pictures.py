@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,10 @@ def forest(parts: Mapping[str, Rows], file: Path) -> None:
             y = place + 0.24 * (number - (len(others) - 1) / 2)
             axes.plot([gain.low, gain.high], [y, y], color=color, linewidth=2)
             axes.plot([gain.change], [y], "o", color=color)
+        parts_of = [{row.label: of for of, _, row in pairs}[label] for label in labels]
+        for place, (above, below) in enumerate(itertools.pairwise(parts_of)):
+            if above is not below:
+                axes.axhline(place + 0.5, color="black", linewidth=0.5, alpha=0.3)
         axes.axvline(0, color="black", linewidth=1)
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.4, -0.6)
