@@ -562,6 +562,7 @@ def test_the_short_answers_have_the_figures_of_the_tables():
     ]
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
     assert two["GRPO-OR"][never] == "0"
+    long = _of_page("longer: figures")["GRPO-OR (60 iterations)"]
     index, readme = (
         " ".join(file.read_text().split())
         for file in (HERE / "index.md", HERE.parents[1] / "README.md")
@@ -578,6 +579,7 @@ def test_the_short_answers_have_the_figures_of_the_tables():
         f"after {one['MT-GRPO'][until]} iterations on average",
         f"needs {one['GRPO-MR'][until]}",
         f"all eight runs unlearn the search, and {words[int(one['GRPO-OR'][never])]} runs of eight",
+        f"are not back within 30 iterations, and {words[int(long[never])]} not within 60.",
         f"MT-GRPO in {words[8 - int(two['MT-GRPO'][never])]}",
         f"after {two['GRPO-OR'][until]} iterations on average, and MT-GRPO",
     ):
