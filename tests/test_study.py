@@ -353,7 +353,7 @@ def _of_page(name, *files):
     table = text.partition(f"<!-- {name} -->\n")[2].partition("<!-- end -->")[0] or bare
     found = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
     return {
-        row[0] if found[0][1] != "minus" else (row[0], row[1]): dict(
+        (row[0], row[1]) if "minus" in found[0][1] else row[0]: dict(
             zip(found[0], row, strict=True)
         )
         for row in found[2:]
@@ -388,7 +388,10 @@ def test_the_tables_of_the_page_are_those_of_the_lines(name):
     if not (HERE / "lines" / f"{name}.jsonl").exists():
         pytest.skip(f"{name} was not run")
     ends = [c["sampled_tokens"][-1] for some in runs.values() for c in some.values()]
-    if name not in ("learning-rate", "unscaled-rate"):  # these have fewer iterations than their world
+    if name not in (
+        "learning-rate",
+        "unscaled-rate",
+    ):  # these have fewer iterations than their world
         ends.append(70_674 if "atlas_react" in str(part.sweeps.values()) else 98_501)
     end = min(ends)
     areas = {
@@ -419,14 +422,33 @@ def test_the_tables_of_the_page_are_those_of_the_lines(name):
             ]
             per_iteration = float(row["area per iteration"])
             assert per_iteration == pytest.approx(statistics.mean(means), abs=6e-4)
-    differences = _of_page(f"{name}: differences")
-    for pair, row in differences.items():
+    for pair, row in _of_page(f"{name}: differences").items():
         ours, others = (areas[called[one]] for one in pair)
         gains = [ours[seed] - others[seed] for seed in ours.keys() & others.keys()]
-        mean, error = statistics.mean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
-        half = stats.t.ppf(0.975, len(gains) - 1) * error
-        shown = [float(number) for number in re.findall(r"[-+][\d.]+", row[heading])]
-        assert shown == pytest.approx([mean, mean - half, mean + half], abs=1.1e-3)
+        assert _numbers(row[heading]) == pytest.approx(_over_seeds(gains), abs=1.1e-3)
+    if name in parts.CONDITIONS:
+        (before,) = part.beside
+        found = _of_page("when: changes")
+        for after, other in itertools.product(part.sweeps, ("GRPO-MR", "GRPO-OR")):
+            row = found[after, other]
+            old, new = (
+                [areas["MT-GRPO", label][seed] - areas[other, label][seed] for seed in range(5)]
+                for label in (before, after)
+            )
+            changes = [late - early for early, late in zip(old, new, strict=True)]
+            assert float(row["before"]) == pytest.approx(statistics.mean(old), abs=6e-4)
+            assert float(row["after"]) == pytest.approx(statistics.mean(new), abs=6e-4)
+            assert _numbers(row["change"]) == pytest.approx(_over_seeds(changes), abs=1.1e-3)
+
+
+def _numbers(text):
+    return [float(number) for number in re.findall(r"[-+][\d.]+", text)]
+
+
+def _over_seeds(values):
+    mean, error = statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
+    half = stats.t.ppf(0.975, len(values) - 1) * error
+    return [mean, mean - half, mean + half]
 
 
 def test_the_pages_are_what_the_command_makes_of_the_lines(tmp_path, monkeypatch):
