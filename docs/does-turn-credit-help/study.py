@@ -137,19 +137,30 @@ def main(words: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) 
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{there}; none for all of them")
     parser.add_argument("--folder", type=Path, default=HERE, help="where lines and page are")
     parser.add_argument("--seeds", help="some of a part's seeds, as 0..1; all if not given")
-    parser.add_argument("--jobs", help="runs at a time; the number of cores if not given")
+    parser.add_argument("--jobs", type=_count, help="runs at a time; one per core if not given")
     parser.add_argument("--draw", action="store_true", help="train nothing")
     given = parser.parse_args(words)
     if unknown := [name for name in given.parts if name not in parts]:
         parser.error(f"no part {unknown[0]!r}. There are {there}.")
-    jobs = ["--jobs", given.jobs] if given.jobs else []
-    worst = 0
+    if given.draw and (given.parts or given.seeds or given.jobs):
+        parser.error("--draw trains nothing, and draws all parts. Give it with --folder alone.")
+    jobs = ["--jobs", str(given.jobs)] if given.jobs else []
+    if given.folder.is_file():
+        parser.error(f"--folder {given.folder} is a file. Name a folder, which need not be there.")
     try:
+        if given.draw:
+            if not (lines := given.folder / "lines").is_dir():
+                raise TurnRLError(f"there is no folder {str(lines)!r}, and so no run to draw.")
+            draw(given.folder, parts)
+            return 0
+        chosen = {name: _seeds(name, parts[name], given.seeds) for name in given.parts or parts}
         (given.folder / "lines").mkdir(parents=True, exist_ok=True)
-        for name in () if given.draw else given.parts or parts:
-            part = parts[name] if given.seeds is None else _seeds(name, parts[name], given.seeds)
+        worst = 0
+        for name, part in chosen.items():
             worst = max(worst, train(name, part, given.folder, jobs))
             if worst > 1:  # 1 is of a run that failed: the others count
+                if worst == TurnRLError.exit_code:
+                    print(f"study.py: {name} was not run. What is -o there is --folder here.")
                 return worst
         draw(given.folder, parts)
     except (TurnRLError, OSError) as error:
@@ -158,8 +169,17 @@ def main(words: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) 
     return worst
 
 
-def _seeds(name: str, part: Part, seeds: str) -> Part:
-    """A part with some of its seeds."""
+def _count(word: str) -> int:
+    """A number of 1 or more, else an error that says so."""
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word} is no number of 1 or more")
+    return int(word)
+
+
+def _seeds(name: str, part: Part, seeds: str | None) -> Part:
+    """A part with some of its seeds; all if None."""
+    if seeds is None:
+        return part
     for sweep in part.sweeps.values():
         if others := {*read_seeds(seeds)} - {*read_seeds(sweep.seeds)}:
             what = f"--seeds {seeds}: {name} has the seeds {sweep.seeds}, and not {min(others)}"
