@@ -515,9 +515,33 @@ def test_some_seeds_of_a_part(tmp_path, monkeypatch, capsys):
     assert study.main(["--seeds", "1"], one) == 0
     place = Path(given[1][given[1].index("-o") + 1])
     assert place.resolve().parent == tmp_path / "runs" / "study"  # not among the docs
-    (tmp_path / "file").write_text("")
-    assert study.main(["--folder", str(tmp_path / "file"), "--draw"], one) == 1
-    assert "study.py: " in capsys.readouterr().err
+
+
+def test_what_a_user_mistypes_is_said_before_anything_is_trained(tmp_path, monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr(study, "turnrl", lambda words: given.append(words) or 0)
+    two = {"low": Part({"": sweep(seeds="0..3")}), "high": Part({"": sweep(seeds="8..9")})}
+    folder = tmp_path / "mine"
+    assert study.main(["--folder", str(folder), "--seeds", "0..1"], two) == 1
+    assert "high has the seeds 8..9, and not 0" in capsys.readouterr().err
+    assert study.main(["--folder", str(folder), "--draw"], two) == 1
+    assert "there is no folder" in capsys.readouterr().err
+    for words in (["--jobs", "two"], ["--jobs", "0"], ["--draw", "--seeds", "0"]):
+        with pytest.raises(SystemExit):
+            study.main(["--folder", str(folder), *words], two)
+    said = capsys.readouterr().err
+    assert "two is no number of 1 or more" in said
+    assert "0 is no number of 1 or more" in said
+    assert "--draw trains nothing, and draws all parts" in said
+    assert not folder.exists()
+    (file := tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        study.main(["--folder", str(file)], two)
+    assert f"--folder {file} is a file" in capsys.readouterr().err
+    assert not given
+    monkeypatch.setattr(study, "turnrl", lambda words: TurnRLError.exit_code)
+    assert study.main(["low", "--folder", str(folder)], two) == 2
+    assert "What is -o there is --folder here" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -582,6 +606,14 @@ def test_the_short_answers_have_the_figures_of_the_tables():
             ("updates", " (one update)"),
         )
     ]
+    alone = " (famous places alone)"
+    famous = said(area("temptation", f"MT-GRPO{alone}", f"GRPO-MR{alone}"))
+    every = " (all sixteen)"
+    sixteen = said(area("split-again", f"MT-GRPO{every}", f"GRPO-MR, apart{every}"))
+    gained = {
+        "GRPO-MR minus GRPO-OR": said(area("one-hop", "GRPO-MR", "GRPO-OR")),
+        "GRPO-MR, apart, minus GRPO-MR": said(area("split", "GRPO-MR, apart", "GRPO-MR")),
+    }
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
     assert two["GRPO-OR"][never] == "0"
     long = _of_page("longer: figures")["GRPO-OR (60 iterations)"]
@@ -590,14 +622,18 @@ def test_the_short_answers_have_the_figures_of_the_tables():
         for file in (HERE / "index.md", HERE.parents[1] / "README.md")
     )
     for sentence in (
-        f"larger by {split} over eight new seeds",
-        f"did not find it, {paid}.",
-        f"no difference was found: {bare}.",
+        f"With one hop it is, by {split}.",
+        f"the same test showed no difference, {paid}.",
+        f"none was seen with one hop, {bare}.",
+        *(f"{what} | {gained[what]}" for what in gained),
+        f"MT-GRPO minus GRPO-MR, apart | {sixteen} over sixteen seeds",
+        f"{sixteen}, and that is the size to quote",
         f"Its area is {gain} larger over five seeds",
-        f"not told apart from MT-GRPO any more: {calm[0]} over five seeds",
-        f"to {calm[0]}. Over GRPO-MR it is {calm[1]}.",
+        f"it is not told apart from MT-GRPO any more: {calm[0]} over five seeds",
+        f"to {calm[0]}. So by area",
+        f"Over GRPO-MR it is {calm[1]}.",
         f"area is {min(tempted):.2f} to {max(tempted):.2f} above that of GRPO-OR in each condition",
-        f"not told apart from 0, {said(area('groups', f'MT-GRPO{small}', f'GRPO-MR{small}'))}.",
+        f"by area, {said(area('groups', f'MT-GRPO{small}', f'GRPO-MR{small}'))} and {famous}.",
         f"after {one['MT-GRPO'][until]} iterations on average",
         f"needs {one['GRPO-MR'][until]}",
         f"all eight runs unlearn the search, and {words[int(one['GRPO-OR'][never])]} runs of eight",
@@ -613,8 +649,8 @@ def test_the_short_answers_have_the_figures_of_the_tables():
             shown.append(row[until] + less * (row[never] != "0"))
         (line,) = re.findall(rf"\| {name}: .*? \| (.*? \| .*? \| .*?) \|", readme)
         assert line.split(" | ") == shown
-    assert f"is {split} smaller, over eight seeds" in readme
-    assert f"the same test did not find it, {paid}." in readme
+    for figure in (*gained.values(), sixteen, f"a test of this, {split}", f"no difference, {paid}"):
+        assert figure in readme
 
 
 @pytest.mark.parametrize("name", parts.PARTS)

@@ -146,6 +146,7 @@ SPLIT = (
 PAIRS = (
     *((OURS, other) for other in FIVE[1:]),
     *((one, other) for one in (UNSCALED, "MT-PPO") for other in (MERGED, OUTCOMES)),
+    (MERGED, OUTCOMES),
 )
 OUTCOME = "AnswerPresent, ExactMatch, WellFormed"
 LR = "--model.optimizer.init_args.lr"
@@ -251,7 +252,7 @@ PARTS = {
     "paid-hops": Part(
         {"": _PAID.of(OURS, UNSCALED, MERGED, *WHOLE)},
         {"": _TWO.of(OUTCOMES)},
-        ((OURS, MERGED), (OURS, OUTCOMES), *SPLIT),
+        ((OURS, UNSCALED), (OURS, MERGED), (OURS, OUTCOMES), (MERGED, OUTCOMES), *SPLIT),
         world=_TWO,
     ),
     "paid-hops-again": _again(_PAID, _TWO),
