@@ -249,6 +249,20 @@ PARTS = {
         ((ALIKE, OURS), (ALIKE, UNSCALED), (ALIKE, MERGED)),
     ),
     **_in_both("weight", (WEIGHTED,), (OURS, UNSCALED), ((WEIGHTED, OURS), (WEIGHTED, UNSCALED))),
+    "larger-turn-rewards": Part(
+        {
+            f"turn rewards times {times}": _ONE.of(MERGED).having(
+                "--model.rewards",
+                f"[{{class_path: ToolExecuted, init_args: {{weight: {0.2 * times}}}}}, "
+                f"{{class_path: AnswerRetrieved, init_args: {{weight: {0.5 * times}}}}}, {OUTCOME}]",
+            )
+            for times in (2.5, 5.0)
+        },
+        {"turn rewards as they are": _ONE.of(OURS, MERGED)},
+        ((OURS, MERGED), (MERGED, MERGED)),
+        base="turn rewards as they are",
+        world=_ONE,
+    ),
     "paid-hops": Part(
         {"": _PAID.of(OURS, UNSCALED, MERGED, *WHOLE)},
         {"": _TWO.of(OUTCOMES)},
