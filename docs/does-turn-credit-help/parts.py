@@ -253,10 +253,10 @@ PARTS = {
         {
             f"turn rewards times {times}": _ONE.of(MERGED).having(
                 "--model.rewards",
-                f"[{{class_path: ToolExecuted, init_args: {{weight: {0.2 * times}}}}}, "
-                f"{{class_path: AnswerRetrieved, init_args: {{weight: {0.5 * times}}}}}, {OUTCOME}]",
+                f"[{{class_path: ToolExecuted, init_args: {{weight: {called}}}}}, "
+                f"{{class_path: AnswerRetrieved, init_args: {{weight: {found}}}}}, {OUTCOME}]",
             )
-            for times in (2.5, 5.0)
+            for times, called, found in ((2.5, 0.5, 1.25), (5.0, 1.0, 2.5))
         },
         {"turn rewards as they are": _ONE.of(OURS, MERGED)},
         ((OURS, MERGED), (MERGED, MERGED)),
