@@ -204,6 +204,32 @@ def test_many_threads_get_the_answers_of_one(small_index):
 # --- what the policy reads ---
 
 
+def test_another_thread_may_search_while_one_is_in_the_middle(small_index):
+    """Python may change threads wherever it collects garbage, also while words are being cut."""
+    code = """
+import gc, sys
+from concurrent.futures import ThreadPoolExecutor
+from turnrl_wiki_search.embedded import EmbeddedIndex
+
+index = EmbeddedIndex(sys.argv[1])
+other, asked = ThreadPoolExecutor(1), []
+def search_too(*_):
+    asked.append(other.submit(index.search, ["a painter"], 3))
+    asked[-1].exception()
+gc.callbacks.append(search_too)
+gc.set_threshold(5)
+kept = [index._terms.analyzer.analyze("capital of Peru") for _ in range(1000)]
+gc.callbacks.clear()
+assert len(asked) > 200, len(asked)
+for one in asked:
+    one.result()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, small_index], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_passages_are_left_out_last_first_beyond_the_budget(small_index):
     whole = ask(WikiSearch(str(small_index), top_k=2), "tower Utrecht")[0]
     first = whole.content.split("\n\n")[0]

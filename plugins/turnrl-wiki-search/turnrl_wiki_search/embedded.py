@@ -17,6 +17,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -65,7 +66,7 @@ class EmbeddedIndex(SearchIndex):
                 f"({error}). Build it again: "
                 f"{build_command('embedded', str(folder), self._info.source)} --overwrite"
             ) from error
-        self._analyzer = _analyzer(self._info.analyzer)
+        self._terms = _Terms(self._info.analyzer)
         self._schema = self._index.schema
         self._searcher = self._index.searcher()
         self._pools: dict[int, ThreadPoolExecutor] = {}
@@ -90,7 +91,7 @@ class EmbeddedIndex(SearchIndex):
     def _search(self, query: str, k: int) -> list[Hit]:
         # terms are looked up one by one, never parsed, so `title:foo AND (` is five plain words at
         # most
-        terms = dict.fromkeys(self._analyzer.analyze(query))
+        terms = dict.fromkeys(self._terms.analyzer.analyze(query))
         if not terms:
             return []
         clauses = [
@@ -100,6 +101,13 @@ class EmbeddedIndex(SearchIndex):
         # counting all matches would forbid skipping those that cannot reach the top: 4 times slower
         result = self._searcher.search(tantivy.Query.boolean_query(clauses), k, count=False)
         return [Hit(_passage(self._searcher.doc(address)), score) for score, address in result.hits]
+
+
+class _Terms(threading.local):
+    """An analyzer for each thread: tantivy's refuses a call while another thread is in one."""
+
+    def __init__(self, name: Analyzer) -> None:
+        self.analyzer = _analyzer(name)
 
 
 def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
