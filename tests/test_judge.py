@@ -342,11 +342,12 @@ def test_a_file_that_holds_no_verdicts_is_told(serve, tmp_path):
 
 def test_processes_may_share_a_file(serve, tmp_path):
     judge = serve(lambda *_: verdict(0.5))
-    cache = str(tmp_path / "verdicts.sqlite")
-    some = [reward(judge, cache=cache) for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda one: scores(one, answering(*NAMES)), some))
-    assert found == [[0.5] * 8] * 4
+    for time_over in range(5):  # what they do to a new file at once is what can go wrong
+        cache = str(tmp_path / f"verdicts-{time_over}.sqlite")
+        some = [reward(judge, cache=cache) for _ in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda one: scores(one, answering(*NAMES)), some))
+        assert found == [[0.5] * 8] * 8
 
 
 # ------------------------------------------------------------------------------- outages

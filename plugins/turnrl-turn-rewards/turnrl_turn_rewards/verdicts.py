@@ -147,7 +147,6 @@ def _kept(path: str | None) -> Iterator[sqlite3.Connection | None]:
         # written to by the thread that asks, while this one waits for it
         options: Any = {"timeout": 60, "isolation_level": None, "check_same_thread": False}
         with contextlib.closing(sqlite3.connect(path, **options)) as db:
-            db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute(
                 "CREATE TABLE IF NOT EXISTS verdicts (key BLOB PRIMARY KEY, score REAL NOT NULL) "
