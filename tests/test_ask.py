@@ -295,12 +295,12 @@ def test_a_run_starts_the_engine_that_a_question_has_started_anew(tiny_model, tm
     it = module(tiny_model, {"lora": Lora(r=4)})
     it.ask("Number 7?")
     assert it.engine.in_force["weights while sampling"] == "base and adapter"
-    it.engine.decode_weights = "merged"
-    # what has begun goes on as it began: there may be no room for merged weights
+    it.engine.decode_weights = "dense"
+    # what has begun goes on as it began: there may be no room for dense weights
     it.ask("Number 7?")
     assert it.engine.in_force["weights while sampling"] == "base and adapter"
     trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
-    assert it.engine.in_force["weights while sampling"] == "merged, dense"
+    assert it.engine.in_force["weights while sampling"] == "base, dense, and adapter"
 
 
 def test_samples_have_the_temperature_that_is_asked_for(tiny_model):

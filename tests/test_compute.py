@@ -53,6 +53,9 @@ def test_an_adapter_computes_what_peft_computes(tiny_model, quantization, checkp
 
 def test_an_adapter_of_a_bfloat16_base_has_weights_and_gradients_in_float32(tiny_model):
     policy = adapted(tiny_model, dtype="bfloat16")
+    with torch.no_grad():  # with a large adapter these few tokens are at the mercy of rounding
+        for name, value in policy.trainable_parameters().items():
+            value.mul_(0.2 if "lora_B" in name else 1)
     exact = adapted(tiny_model)
     exact.load_state_dict({name: value.float() for name, value in policy.state_dict().items()})
     seen = []
@@ -72,16 +75,30 @@ def test_an_adapter_of_a_bfloat16_base_has_weights_and_gradients_in_float32(tiny
     assert torch.cosine_similarity(all_found, all_wanted, 0) > 0.98
 
 
-def test_an_adapter_that_is_off_or_drops_is_left_alone(tiny_model):
+def test_an_adapter_that_is_off_is_left_alone(tiny_model):
     policy = adapted(tiny_model)
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad(), policy.reference():
         assert torch.equal(policy.network(input_ids=ids).logits, base(input_ids=ids).logits)
-    dropping = adapted(tiny_model, lora={"dropout": 0.5})
-    with torch.no_grad():
-        one, other = (dropping.network(input_ids=ids).logits for _ in range(2))
-    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_of_what_enters_the_adapter_alone_as_in_peft(tiny_model, training):
+    policy = adapted(tiny_model, lora={"dropout": 0.5})
+    policy.network.train(training)
+
+    def seeded():
+        torch.manual_seed(3)
+        return value_and_gradients(policy)
+
+    found, gradients = seeded()
+    assert torch.equal(found, value_and_gradients(policy)[0]) is not training
+    left_to_peft(policy)
+    wanted, others = seeded()
+    assert torch.allclose(found, wanted, atol=1e-5)
+    for name, gradient in gradients.items():
+        assert (gradient - others[name]).norm() < 1e-4 * others[name].norm(), name
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")

@@ -204,8 +204,8 @@ def collect(engine, version, prompts=PROMPTS):
 
 
 def gave_back(engine):
-    """True if neither pages nor merged weights nor graphs are in memory."""
-    return not engine.pool.allocated and engine.merged is None and not engine.decoder.steps
+    """True if neither pages nor dense weights nor graphs are in memory."""
+    return not engine.pool.allocated and engine.dense is None and not engine.decoder.steps
 
 
 @pytest.mark.parametrize("kernel", ["pages"], indirect=True)
@@ -214,7 +214,7 @@ def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kern
     policy = Policy(str(tiny_model), lora=Lora(r=4))
     policy.load()
     small = f"{20 * PAGE_BYTES / 1e3}KB"
-    engine = Slots(decode_weights="merged", keep_memory=keep, kv_memory=small)
+    engine = Slots(decode_weights="dense", keep_memory=keep, kv_memory=small)
     engine.start(policy, 64)
     engine.decoder.graphs = graphs = Recorder()
     places, recorded = [], []
@@ -226,7 +226,7 @@ def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kern
         recorded.append(len(graphs.recorded))
         if keep:
             assert engine.pool.allocated
-            weights = [dense.weight.data_ptr() for _, dense in engine.merged._forwards]
+            weights = [dense.weight.data_ptr() for _, dense in engine.dense._layers]
             places.append((engine.pool.store.data_ptr(), weights))
             assert not engine.pool.store.any()  # what lay there is gone, and all of it is finite
         else:
@@ -280,13 +280,13 @@ def test_options_left_open_are_read_when_the_engine_starts(tiny_model):
     assert engine.in_force["turns at once"] == "256"  # on a CPU, as ever
     assert engine.in_force["weights while sampling"] == "base and adapter"
     # as a memory plan does
-    engine.slots, engine.prefill_tokens, engine.decode_weights = 3, 40, "merged"
+    engine.slots, engine.prefill_tokens, engine.decode_weights = 3, 40, "dense"
     engine.kv_memory, engine.keep_memory = f"{20 * PAGE_BYTES / 1e3}KB", True
     engine.start(policy, 64)
     assert dict(engine.in_force) == {
         "attention while sampling": "products of matrices, pages gathered in every layer",
         "CUDA graphs": "off",
-        "weights while sampling": "merged, dense",
+        "weights while sampling": "base, dense, and adapter",
         "keys and values": "0.00 GB, 640 tokens, at least 10 sessions",
         "turns at once": "3",
         "memory between collections": "kept",
@@ -330,9 +330,9 @@ def test_a_memory_too_small_for_one_trajectory_is_refused_before_weights_load(ti
         Slots(kv_memory=two).check(policy, 65)
     # half precision would do with half of it, and this policy may have it on a GPU
     Slots(kv_memory=two).check(Policy(str(tiny_model), lora=Lora(r=4)), 128)
-    with pytest.raises(RecipeError, match=r"'merged', and no linear layer.*add policy\.lora"):
-        Slots(decode_weights="merged").check(policy, 64)
-    Slots(decode_weights="merged").check(Policy(str(tiny_model), lora=Lora(r=4)), 64)
+    with pytest.raises(RecipeError, match=r"'dense', and no linear layer.*add policy\.lora"):
+        Slots(decode_weights="dense").check(policy, 64)
+    Slots(decode_weights="dense").check(Policy(str(tiny_model), lora=Lora(r=4)), 64)
     assert policy.network is None
 
 
@@ -496,7 +496,7 @@ def far_policy(tiny_model):
     foreign.LEDGER.limit = None
 
 
-@pytest.mark.parametrize("decode_weights", ["adapter", "merged"])
+@pytest.mark.parametrize("decode_weights", ["adapter", "dense"])
 def test_a_pass_on_another_device_comes_back_in_one_copy(far_policy, decode_weights, monkeypatch):
     from foreign import LEDGER
 
@@ -657,7 +657,7 @@ def test_the_triton_kernel_attends_on_a_gpu(dtype, size, parts):
 
 @pytest.mark.gpu
 @on_a_gpu
-@pytest.mark.parametrize("decode_weights", ["adapter", "merged"])
+@pytest.mark.parametrize("decode_weights", ["adapter", "dense"])
 @pytest.mark.parametrize("attention", ["triton", "gathered"])
 def test_kept_graphs_compute_with_the_weights_of_each_collection(
     tiny_model, attention, decode_weights

@@ -111,7 +111,7 @@ def test_steps_that_cannot_be_recorded_are_computed_and_that_is_said_once(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("decode_weights", ["adapter", "merged"])
+@pytest.mark.parametrize("decode_weights", ["adapter", "dense"])
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_a_gpu_samples_by_its_kernel_and_by_graphs_what_the_learner_computes(
     tiny_model, quantization, decode_weights

@@ -229,7 +229,7 @@ def test_no_combination_that_fits_is_faster_than_the_one_chosen():
         for prefill in (2048, 8192, 16_384):
             for minibatch in (2048, 4096, 8192, 16_384):
                 for again in (0, 7, 14, 28):
-                    for weights in ("adapter", "merged"):
+                    for weights in ("adapter", "dense"):
                         for keep in (False, True):
                             for pages in (2e9, 6e9, 7.5e9, 12e9):
                                 choice = Choice(

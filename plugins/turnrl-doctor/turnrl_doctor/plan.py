@@ -38,9 +38,6 @@ _GATHERED = 4
 FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantisation: half a byte, and the scales of its block."""
 
-_FEW = 48
-"""Rows that bitsandbytes multiplies by 4-bit weights as they are, on a Hopper; more elsewhere."""
-
 PHASES = ("loading", "sampling", "learning", "step", "checkpoint")
 
 
@@ -181,6 +178,28 @@ class Work:
         return self.shape.layers * sum(a * b for a, b in self._wanted) if self.rank else 0
 
     @property
+    def dense_copy(self) -> int:
+        """Bytes of these matrices as dense weights with the adapter beside them."""
+        return 2 * self.shape.layers * sum((a + self._beside) * b for a, b in self._wanted)
+
+    @property
+    def _beside(self) -> int:
+        """Columns that an adapter takes beside a matrix."""
+        return self.rank + -self.rank % 8
+
+    def joined(self, rows: int, dense: bool = False) -> int:
+        """Bytes that a forward pass moves beside its factors, so that bases and adapters are added
+        up in float32: see `joint_product` and `DenseLayer` of `turnrl.policy.compute`."""
+        if not self.rank or self.size != 2:
+            return 0
+        copies = (4 * a * rows if dense else self._joined(rows, a, b) for a, b in self._wanted)
+        return self.shape.layers * sum(copies)
+
+    @staticmethod
+    def _joined(rows: int, a: int, b: int) -> int:
+        return min(4 * a * (rows + b), 16 * rows * b)
+
+    @property
     def _wanted(self) -> list[tuple[int, int]]:
         """Inputs and outputs of a layer's matrices that have an adapter."""
         linears = self.shape.linears
@@ -219,8 +238,8 @@ class Choice:
         prefill_tokens: The most tokens read in one pass of sampling.
         minibatch_tokens: The most tokens of a pass of learning.
         gradient_checkpointing: Layers whose activations are computed again.
-        decode_weights: `adapter` or `merged`.
-        keep_memory: Whether pages, graphs and merged weights stay while learning.
+        decode_weights: `adapter` or `dense`.
+        keep_memory: Whether pages, graphs and dense weights stay while learning.
     """
 
     slots: int = 256
@@ -308,16 +327,18 @@ def resident(work: Work) -> Parts:
 def forward(work: Work, tokens: int) -> int:
     """The peak of a forward pass that keeps nothing for a backward pass, of so many tokens.
 
-    In the MLP, where an adapter's part is added to the base's: the activated gate, up, and up
-    without the adapter (3ef); beside them the residual stream, the norm's float32 and its result.
+    In the MLP: the activated gate, up, and their product (3ef); beside them the residual stream,
+    the norm's float32 and its result. Or, while up is computed, the first two of these, the matrix
+    in full precision, and what adds its adapter up in float32 (`Work.joined`).
     """
     shape, e = work.shape, work.size
-    each = (8 if e == 2 else 12) * shape.hidden + 3 * e * shape.inner
+    each = (8 if e == 2 else 12) * shape.hidden + 2 * e * shape.inner
     each += 2 * e * shape.head_size + 8
-    # while a matrix is there in full precision, for its product with more than a few rows, the last
-    # of these is not
-    one = e * shape.hidden * shape.inner if work.four_bit and tokens > _FEW else 0
-    return max(tokens * each, one + tokens * (each - e * shape.inner))
+    wide = e * shape.hidden * shape.inner if work.four_bit else 0
+    if work.rank and e == 2:
+        copies, sums = shape.hidden * (tokens + shape.inner), tokens * shape.inner
+        wide += e * copies if copies < 4 * sums else 4 * sums
+    return tokens * each + max(tokens * e * shape.inner, wide)
 
 
 def kept_by_layer(work: Work, tokens: int, keys: int) -> int:
@@ -403,7 +424,7 @@ def sampling(work: Work, choice: Choice) -> Parts:
     step = stepping(work, choice.slots)
     return {
         "keys and values": choice.kv_memory,
-        "merged weights": 2 * work.adapted if choice.decode_weights == "merged" else 0,
+        "dense weights": work.dense_copy if choice.decode_weights == "dense" else 0,
         "prefill": prefill if prefill >= step else 0,
         "step and logits": 0 if prefill >= step else step,
     }
@@ -436,7 +457,7 @@ def memory(work: Work, choice: Choice) -> dict[str, Parts]:
     if work.sampled and choice.keep_memory:
         stay = {
             "keys and values": choice.kv_memory,
-            "merged weights": sample["merged weights"],
+            "dense weights": sample["dense weights"],
             "graphs": graphs(work, choice),
         }
     return {
@@ -460,16 +481,15 @@ def seconds(work: Work, choice: Choice, card: Card) -> dict[str, float]:
     return {"rollouts": _rollouts(work, choice, card), "learning": _learns(work, choice, card)}
 
 
-def _weights_s(work: Work, rows: float, most: float, merged: bool, card: Card) -> float:
-    """Reading all matrices once, for so many rows on average: from 4 bit, above some 48 rows
-    on a Hopper and 128 elsewhere, by writing and reading them in bfloat16."""
-    dense = work.shape.dense
-    product = 2 * dense * rows / card.flops
-    if not work.four_bit or merged:
-        return max(dense * (2 if merged else work.size) / card.bandwidth, product)
-    if most <= (_FEW if card.flops > _HOPPER else 128):
-        return max(dense * FOUR_BIT / (0.6 * card.bandwidth), product)
-    return dense * 2.5 / (0.85 * card.bandwidth) + max(dense * 2 / card.bandwidth, product)
+def _weights_s(work: Work, rows: float, dense: bool, card: Card) -> float:
+    """Reading all matrices once, and their products with so many rows on average. From 4 bits they
+    are first written in bfloat16."""
+    weights = work.shape.dense
+    product = 2 * weights * rows / card.flops
+    spent = max(weights * (2 if dense else work.size) / card.bandwidth, product)
+    if work.four_bit and not dense:
+        spent += weights * 2.5 / (0.85 * card.bandwidth)
+    return spent + work.joined(int(rows), dense) / card.bandwidth
 
 
 def _elementwise(work: Work) -> int:
@@ -481,7 +501,7 @@ def _rollouts(work: Work, choice: Choice, card: Card) -> float:
     if not work.sampled:
         return 0.0
     shape, total = work.shape, work.trajectories
-    merged = choice.decode_weights == "merged"
+    dense = choice.decode_weights == "dense"
     holds = max(1, int(0.9 * choice.kv_memory / (work.kv_bytes * work.mean_tokens)))
     waves = -(-total // holds)
     at_once = min(total / waves, choice.slots)
@@ -489,20 +509,23 @@ def _rollouts(work: Work, choice: Choice, card: Card) -> float:
     # a turn lasts as long as its longest; a slot that is free is filled, four times over on average
     steps = waves * turns * work.turn_tokens * (0.75 + 0.25 * total / waves / at_once)
     rows = min(at_once, total * work.sampled_tokens / steps)
-    step = _weights_s(work, rows, at_once, merged, card)
+    step = _weights_s(work, rows, dense, card)
     step += rows * work.mean_tokens * work.kv_bytes / card.bandwidth
     step += shape.vocab * shape.hidden * work.size / card.bandwidth
     step += (8 + 20 * work.cut) * rows * shape.vocab * 4 / card.bandwidth
-    # kernels of a graph, some 1.3 us each: an adapter's are most of them
-    step += shape.layers * (35 if merged or not work.rank else 80) * 1.3e-6 + 0.4e-3
+    # kernels of a graph, some 1.3 us each: two more for each dense product with an adapter, three
+    # for each other one, and three to dequantise its base
+    beside = 0 if not work.rank else 2 if dense else 6 if work.four_bit else 3
+    step += shape.layers * (35 + 7 * beside) * 1.3e-6 + 0.4e-3
     read = total * max(work.mean_tokens - work.sampled_tokens, 1.0)
     passes = max(math.ceil(read / choice.prefill_tokens), waves * turns)
     read_s = 2 * shape.dense * read / card.flops
-    read_s += passes * _weights_s(work, 0, 1000, merged, card)
+    read_s += passes * _weights_s(work, 0, dense, card)
+    read_s += passes * work.joined(int(read / passes), dense) / card.bandwidth
     read_s += shape.layers * read * _elementwise(work) / card.bandwidth
     again = 0.0 if choice.keep_memory else GRAPHS_S + choice.kv_memory / card.bandwidth
-    merging = 10 * work.adapted / card.bandwidth if merged else 0.0
-    return steps * step + read_s + again + merging
+    filled = 4.5 * work.adapted / card.bandwidth if dense and not choice.keep_memory else 0.0
+    return steps * step + read_s + again + filled
 
 
 GRAPHS_S = 1.4
@@ -525,7 +548,8 @@ def _learns(work: Work, choice: Choice, card: Card) -> float:
     head = 6 * shape.vocab * shape.hidden * work.trajectories * work.sampled_tokens
     moved = shape.layers * tokens * _elementwise(work)
     moved *= work.updates * (forwards + 2) + work.old
-    unpacked = passes * ways * _weights_s(work, 0, 1000, False, card)
+    moved += passes * work.joined(size) * (work.updates * forwards + work.old)
+    unpacked = passes * ways * _weights_s(work, 0, False, card)
     rate = card.flops if work.size == 2 else card.flops / 8
     return (flops + head * work.updates) / rate + moved / card.bandwidth + unpacked
 
@@ -590,7 +614,7 @@ class Plan:
 
 _SETTING_OF = {
     "keys and values": "model.engine.kv_memory",
-    "merged weights": "model.engine.decode_weights",
+    "dense weights": "model.engine.decode_weights",
     "prefill": "model.engine.prefill_tokens",
     "step and logits": "model.engine.slots",
     "graphs": "model.engine.keep_memory",
@@ -628,7 +652,7 @@ def _options(work: Work, given: Mapping[str, Any]) -> dict[str, list[Any]]:
         "prefill_tokens": [n for n in sizes if 2048 <= n <= 16_384],
         "minibatch_tokens": [n for n in sizes if n >= work.max_tokens] or [work.max_tokens],
         "gradient_checkpointing": sorted({layers * n // 8 for n in range(9)}),
-        "decode_weights": ["adapter", "merged"] if work.rank and work.size == 2 else ["adapter"],
+        "decode_weights": ["adapter", "dense"] if work.rank and work.size == 2 else ["adapter"],
         "keep_memory": [False, True],
     }
     return options | {name: [value] for name, value in given.items() if name in options}
@@ -722,7 +746,7 @@ def given_up(plan: Plan) -> Iterator[tuple[str, float, int]]:
         "slots": (f"{work.trajectories} slots", work.trajectories),
     }
     if work.rank and work.size == 2:
-        wanted["decode_weights"] = ("merged weights", "merged")
+        wanted["decode_weights"] = ("dense weights", "dense")
     if work.sampled:
         most = work.trajectories * work.max_tokens * work.kv_bytes
         wanted["kv_memory"] = ("pages for all trajectories", most)

@@ -11,7 +11,7 @@ kernel        the same by a GPU's own kernels
 triton_pages  a kernel that reads pages in place
 ways          which of them work here
 decode        passes that only sample, recorded as CUDA graphs
-merged        an adapter and its base as dense weights
+dense         an adapter beside its base as dense weights
 sampling      one token of each turn
 transfer      numbers on their way between host and device
 """

@@ -25,13 +25,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from turnrl import Completion, Engine, RecipeError, SampledPolicy, Sampling, Session
+from turnrl import (
+    Completion,
+    Engine,
+    RecipeError,
+    SampledPolicy,
+    Sampling,
+    Session,
+    adapted_layers,
+)
 from turnrl_slots.attention import Feed, Plan
 from turnrl_slots.decode import Decoder, Graphs
+from turnrl_slots.dense import Dense, dense_bytes
 from turnrl_slots.kernel import KernelPass, Tables
 from turnrl_slots.limits import budget_of, check_layers, check_room, least_shapes
 from turnrl_slots.memory import auto_memory
-from turnrl_slots.merged import Merged, adapted, merged_bytes
 from turnrl_slots.pages import PAGE, Pool, pages_of
 from turnrl_slots.sampling import sample
 from turnrl_slots.scheduler import History, Request, Scheduler
@@ -127,13 +135,12 @@ class Slots(Engine):
         kv_memory: The most memory for keys and values: a size such as `4GB`; `auto` is a quarter of
             the machine's memory (or a container's, and each process has its part), or most of what
             is free on a GPU once the weights are loaded.
-        decode_weights: What a policy with an adapter is sampled with: `adapter`, base and adapter
-            one after the other, as in learning; `merged`, their sum as dense weights, in bfloat16
-            on a GPU and float32 on a CPU. A step then reads more memory and computes far less
-            around it. The sums are made anew for every collection; with 7 billion weights they take
-            13 GB, beside what is learned, which they leave alone. In bfloat16 they round what an
-            adapter adds: `train/logprob_gap` shows by how much. `auto` is `adapter`, unless a
-            memory plan has room for the other.
+        decode_weights: What a policy with an adapter is sampled with: `adapter`, the base as it is
+            kept and the adapter, as in learning; `dense`, the base as dense weights with the
+            adapter beside it. `dense` computes the same with fewer operations: a step reads 2 bytes
+            a weight, where `adapter` dequantises a 4-bit base anew in every step. With 7 billion
+            weights it takes 13 GB beside what is learned. `auto` is `adapter`, unless a memory
+            plan has room for the other.
         cuda_graphs: Record the passes that sample a token of each turn, and replay them, where the
             attention is a GPU's own kernel (half precision on CUDA). Elsewhere, on a CPU for one,
             it changes nothing.
@@ -143,12 +150,12 @@ class Slots(Engine):
             (torch's kernel, given a copy in each layer), and takes the first that is right. `fa3`
             activates FlashAttention 3, for learning too, and is then `pages`. `plain` uses none of
             them, as on a CPU.
-        keep_memory: Keep the memory of keys and values, merged weights and CUDA graphs between
+        keep_memory: Keep the memory of keys and values, dense weights and CUDA graphs between
             collections, for a faster start of each. Null or false gives it back for learning.
 
     Attributes:
         pool: The pages of keys and values, from the first start on.
-        merged: The sums of base and adapter, while they are in memory.
+        dense: The dense weights of base and adapter, while they are in memory.
         decoder: Computes the passes that only sample, where a GPU's kernel attends.
     """
 
@@ -157,7 +164,7 @@ class Slots(Engine):
     slots: int | None = None
     prefill_tokens: int | None = None
     kv_memory: str = "auto"
-    decode_weights: Literal["auto", "adapter", "merged"] = "auto"
+    decode_weights: Literal["auto", "adapter", "dense"] = "auto"
     cuda_graphs: bool = True
     attention: Attention = "auto"
     keep_memory: bool | None = None
@@ -174,21 +181,21 @@ class Slots(Engine):
         self._was_training: bool | None = None
         self._stopping = False
         self._closed = False
-        self._samples_merged = False
+        self._samples_dense = False
         """As it was decided at the start, when there was room for them, or none."""
         self._planned: list[Request] = []
         self._plan: Plan | Tables | None = None
         """Page plan of the rows of the last pass."""
-        self.merged: Merged | None = None
+        self.dense: Dense | None = None
         self._stale = False
-        """True if the weights may have changed since they were merged."""
+        """True if the adapter may have changed since the dense weights were filled."""
         self.decoder: Decoder | None = None
         self._addresses: tuple[int, ...] = ()
         """Addresses of the weights that graphs were recorded with."""
 
     def check(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.check`. Layers that pages do not hold, a memory too small for one trajectory,
-        merged weights without an adapter, and packages that are missing."""
+        dense weights without an adapter, and packages that are missing."""
         budget = budget_of(self)
         if (package := unavailable(self.attention)) is not None:
             raise RecipeError(
@@ -197,9 +204,9 @@ class Slots(Engine):
             )
         check_layers(policy.config, max_tokens)
         if (
-            self.decode_weights == "merged" and getattr(policy, "lora", policy) is None
+            self.decode_weights == "dense" and getattr(policy, "lora", policy) is None
         ):  # of `Policy`
-            raise _nothing_to_merge()
+            raise _dense_already()
         if budget is not None and (shapes := least_shapes(policy)) is not None:
             check_room(self.kv_memory, budget, shapes.page_bytes, 0, max_tokens)
 
@@ -211,9 +218,9 @@ class Slots(Engine):
         self._closed = False
         self._network = policy.load()
         self._device = next(self._network.parameters()).device
-        self._samples_merged = self.decode_weights == "merged"
-        if self._samples_merged and not adapted(self._network):
-            raise _nothing_to_merge()
+        self._samples_dense = self.decode_weights == "dense"
+        if self._samples_dense and not adapted_layers(self._network):
+            raise _dense_already()
         self._closers = {}  # of another tokenizer, perhaps
         on_cpu = self._device.type == "cpu"
         prefill_tokens = self.prefill_tokens or _PREFILL_TOKENS
@@ -228,7 +235,7 @@ class Slots(Engine):
             self._least = self.pool.count // pages_of(max_tokens)
             self._scheduler = Scheduler(self.pool, self._slots, prefill_tokens, self._least)
             self.decoder = self._made_decoder(max_tokens) if self.pool.kernel else None
-            with self._weights():  # room for merged ones is missing now or never
+            with self._weights():  # room for dense ones is missing now or never
                 tried = policy, self.pool, self._compute, max_tokens
                 compare(*tried)
                 if not on_cpu:
@@ -245,11 +252,12 @@ class Slots(Engine):
             return {}
         pool = self.pool
         graphs = self.decoder is not None and self.decoder.graphs is not None
-        weights = "base and adapter" if adapted(self._network) else "the policy's own"
+        dense = self._samples_dense
+        weights = "base and adapter" if adapted_layers(self._network) else "the policy's own"
         return {
             "attention while sampling": NAMES[pool.kernel],
             "CUDA graphs": "on" if graphs else "off",
-            "weights while sampling": "merged, dense" if self._samples_merged else weights,
+            "weights while sampling": "base, dense, and adapter" if dense else weights,
             "keys and values": f"{pool.bytes / 1e9:.2f} GB, {pool.count * PAGE} tokens, at least "
             f"{self._least} sessions",
             "turns at once": str(min(self._slots, pool.count)),
@@ -270,7 +278,7 @@ class Slots(Engine):
         device = self._device
         shapes = measure(self._policy, device, tokens)
         if budget is None:
-            beside = merged_bytes(self._network, device) if self._samples_merged else 0
+            beside = dense_bytes(self._network) if self._samples_dense else 0
             budget = auto_memory(device, beside)
         way = find_way(shapes, device, self.attention)
         spare = int(way is not None)
@@ -325,22 +333,22 @@ class Slots(Engine):
     @contextlib.contextmanager
     def _weights(self) -> Iterator[None]:
         """Within it the network has the weights that are sampled with."""
-        if not self._samples_merged:
+        if not self._samples_dense:
             yield
             return
-        if self.merged is None:
-            self.merged = Merged(self._network, self._device)
+        if self.dense is None:
+            self.dense = Dense(self._network)
         elif self._stale:
-            self.merged.refill()
+            self.dense.refill()
         self._stale = False
-        with self.merged.in_place():
+        with self.dense.in_place():
             yield
 
     def _forget(self, keep: bool = False) -> None:
-        """Take all pages from all sessions. Memory is given back, that of merged weights and graphs
+        """Take all pages from all sessions. Memory is given back, that of dense weights and graphs
         too, unless it is to be kept; graphs only if the network's is where it was."""
         if not keep:
-            self.merged = None
+            self.dense = None
         if self.decoder is not None:
             addresses = _addresses(self._network) if keep else ()
             if not keep or addresses != self._addresses:
@@ -562,9 +570,8 @@ def _addresses(network: nn.Module) -> tuple[int, ...]:
     return tuple(x.data_ptr() for x in itertools.chain(network.parameters(), network.buffers()))
 
 
-def _nothing_to_merge() -> RecipeError:
+def _dense_already() -> RecipeError:
     return RecipeError(
-        "model.engine.decode_weights is 'merged', and no linear layer of this policy has an "
-        "adapter to be merged: its weights are dense already. Set it to 'adapter', or add "
-        "policy.lora."
+        "model.engine.decode_weights is 'dense', and no linear layer of this policy has an "
+        "adapter: its weights are dense already. Set it to 'adapter', or add policy.lora."
     )

@@ -33,7 +33,7 @@ def budget_of(engine: Slots) -> int | None:
                 f"model.engine.{name} is {number}; it must be at least 1, or null for the engine's "
                 "own choice"
             )
-    choices = {"decode_weights": ("auto", "adapter", "merged"), "attention": get_args(Attention)}
+    choices = {"decode_weights": ("auto", "adapter", "dense"), "attention": get_args(Attention)}
     for name, values in choices.items():
         if (value := getattr(engine, name)) not in values:
             raise RecipeError(

@@ -30,7 +30,7 @@ from turnrl_bench.gpu.results import Cases
 from turnrl_bench.measure import Found
 from turnrl_bench.task import Shape
 
-Weights = Literal["merged", "adapter"]
+Weights = Literal["dense", "adapter"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Case:
 
     Args:
         kind: Kind of the base.
-        weights: `adapter`, or `merged`.
+        weights: The engine's `decode_weights`.
         graphs: Whether CUDA graphs may be used.
         rows: Trajectories at once.
         attention: The engine's option of that name.
@@ -47,7 +47,7 @@ class Case:
     """
 
     kind: Kind = "nf4"
-    weights: Weights = "merged"
+    weights: Weights = "dense"
     graphs: bool = True
     rows: int = 128
     attention: Attention = "auto"
@@ -56,7 +56,7 @@ class Case:
     @property
     def name(self) -> str:
         """In the JSON file."""
-        weights = self.weights if self.weights == "merged" else f"{self.kind} + adapter"
+        weights = "dense copy" if self.weights == "dense" else f"{self.kind} + adapter"
         parts = [weights, f"graphs {'on' if self.graphs else 'off'}", f"{self.rows} rows"]
         parts += [f"attention {self.attention}"] if self.attention != "auto" else []
         return ", ".join(parts if self.lockstep else [*parts, "free"])
@@ -64,7 +64,7 @@ class Case:
     @property
     def floor(self) -> str:
         """As `floors` names the weights."""
-        return "merged" if self.weights == "merged" else self.kind
+        return "dense" if self.weights == "dense" else self.kind
 
 
 def cases_of(setting_rows: tuple[int, int], attentions: Sequence[Attention]) -> list[Case]:
@@ -79,7 +79,7 @@ def cases_of(setting_rows: tuple[int, int], attentions: Sequence[Attention]) -> 
     return [*cases, *(dense(graphs=g, rows=n) for n in (few, many) for g in (True, False))]
 
 
-_WEIGHTS: tuple[Weights, ...] = ("merged", "adapter")
+_WEIGHTS: tuple[Weights, ...] = ("dense", "adapter")
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,8 @@ def engine_of(bench: Bench, wave: Wave, case: Case, policy: TimedPolicy) -> Iter
     needed = int(1.05 * tokens * bench.net.kv_bytes)
     room = device.free_bytes()
     if room is not None:
-        merged = floors.weights_bytes(bench.net, "merged") if case.weights == "merged" else 0
-        needed = min(needed, int(0.6 * max(room - merged, 0)))
+        copy = floors.weights_bytes(bench.net, "dense") if case.weights == "dense" else 0
+        needed = min(needed, int(0.6 * max(room - copy, 0)))
     engine = Slots(
         kv_memory=f"{max(needed // 10**6, 1)}MB",
         decode_weights=case.weights,

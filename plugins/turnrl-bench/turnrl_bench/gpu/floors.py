@@ -53,16 +53,14 @@ def weights_bytes(net: Network, weights: str) -> float:
 
     Args:
         net: The network.
-        weights: `nf4` (4 bits, and the adapter), `merged` (dense), or `dense` with the adapter.
+        weights: The base in 4 bits (`nf4`) or not (`dense`), with the adapter.
     """
-    if weights == "merged":
-        return net.size * net.shape.dense
     return net.shape.dense * (FOUR_BIT if weights == "nf4" else net.size) + net.size * net.trained
 
 
-def _used(net: Network, weights: str) -> int:
+def _used(net: Network) -> int:
     """Weights that a token is multiplied with, without the head."""
-    return net.shape.dense + (0 if weights == "merged" else net.trained)
+    return net.shape.dense + net.trained
 
 
 def decode_step(net: Network, weights: str, rows: int, history: int) -> list[Work]:
@@ -75,7 +73,7 @@ def decode_step(net: Network, weights: str, rows: int, history: int) -> list[Wor
         history: Tokens that they attend to, all together.
     """
     return [
-        Work(weights_bytes(net, weights), 2.0 * _used(net, weights) * rows),
+        Work(weights_bytes(net, weights), 2.0 * _used(net) * rows),
         Work(history * net.kv_bytes, 4.0 * net.shape.hidden * net.shape.layers * history),
         _head(net, rows, 1),
     ]
@@ -92,7 +90,7 @@ def reading(net: Network, weights: str, tokens: int, pairs: int, asked: int) -> 
         asked: Tokens whose logits are taken.
     """
     return [
-        Work(weights_bytes(net, weights), 2.0 * _used(net, weights) * tokens),
+        Work(weights_bytes(net, weights), 2.0 * _used(net) * tokens),
         Work(tokens * net.kv_bytes, 4.0 * net.shape.hidden * net.shape.layers * pairs),
         Work(tokens * _elementwise(net)),
         _head(net, asked, 1),

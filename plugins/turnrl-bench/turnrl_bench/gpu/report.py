@@ -10,7 +10,7 @@ from turnrl_bench.gpu.results import Results
 from turnrl_bench.gpu.shapes import SMALL, WHOLE
 from turnrl_bench.measure import NONE, Found, Report, Table
 
-_KINDS = (("merged weights", "merged"), ("NF4 and adapter", "nf4 + adapter"),
+_KINDS = (("dense copy and adapter", "dense copy"), ("NF4 and adapter", "nf4 + adapter"),
           ("16 bits and adapter", "dense + adapter"))  # fmt: skip
 
 

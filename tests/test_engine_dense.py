@@ -1,4 +1,4 @@
-"""Sampling with merged weights: the same policy, and a learner that is left as it was."""
+"""Sampling with dense weights: the same policy, and a learner that is left as it was."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ def same(one, other):
             assert torch.equal(before[-1], after[-1])
 
 
-def test_merged_weights_give_the_log_probabilities_of_base_and_adapter(adapted):
-    found, wanted = logprobs_of(adapted, "merged"), logprobs_of(adapted, "adapter")
+def test_dense_weights_give_the_log_probabilities_of_base_and_adapter(adapted):
+    found, wanted = logprobs_of(adapted, "dense"), logprobs_of(adapted, "adapter")
     assert found == pytest.approx(wanted, rel=1e-4)
     assert found != wanted  # another order of sums: it is not the same path
     move(adapted, 2)
     assert logprobs_of(adapted, "adapter") != pytest.approx(wanted, abs=0.1)
 
 
-def test_merged_weights_are_made_anew_for_each_sync_and_given_back(adapted):
-    engine = started(adapted, decode_weights="merged")
+def test_dense_weights_follow_the_adapter_at_each_sync_and_are_given_back(adapted):
+    engine = started(adapted, decode_weights="dense")
     forced = Sampling(20, forced_ids=tuple(range(50, 70)))
 
     async def scenario():
-        assert engine.merged is None  # the one that the start was checked with
+        assert engine.dense is None  # the one that the start was checked with
         for version, drains in enumerate([True, False, True]):
             move(adapted, version)
             engine.sync(version)
             found = await engine.open(PROMPTS[3]).generate([], forced)
-            assert engine.merged is not None
+            assert engine.dense is not None
             if drains:
                 await engine.drain()
-                assert engine.merged is None
+                assert engine.dense is None
             yield found.logprobs
 
     async def collect():
@@ -72,13 +72,13 @@ def test_merged_weights_are_made_anew_for_each_sync_and_given_back(adapted):
 
 
 @pytest.mark.parametrize("end", ["drained", "failed", "cancelled"])
-def test_the_learner_is_as_it_was_however_sampling_with_merged_weights_ends(adapted, end):
+def test_the_learner_is_as_it_was_however_sampling_with_dense_weights_ends(adapted, end):
     rows = [([5, 9, 33, 71], [False, False, True, True])]
     adapted.train()
     adapted(lay_out(rows))[0].sum().backward()
     before = learner(adapted)
     policy = Watched(adapted)
-    engine = started(policy, decode_weights="merged")
+    engine = started(policy, decode_weights="dense")
     same(before, learner(adapted))
     policy.read.clear()
 
@@ -113,15 +113,13 @@ def test_the_learner_is_as_it_was_however_sampling_with_merged_weights_ends(adap
 
 
 def test_who_reads_the_network_between_passes_finds_it_as_it_is_learned(adapted):
-    engine = started(adapted, decode_weights="merged")
+    engine = started(adapted, decode_weights="dense")
 
     async def scenario():
         await engine.open(PROMPTS[0]).generate([], GREEDY)
         with torch.no_grad():
             ids = torch.tensor([PROMPTS[0]])
-            with (
-                adapted.reference()
-            ):  # the adapter is off, and merged weights know of no such thing
+            with adapted.reference():  # the adapter is off, and dense weights know of no such thing
                 off = adapted.load()(input_ids=ids).logits
             on = adapted.load()(input_ids=ids).logits
         await engine.drain()
@@ -132,14 +130,13 @@ def test_who_reads_the_network_between_passes_finds_it_as_it_is_learned(adapted)
 
 
 def test_pages_are_tried_with_the_weights_that_are_sampled_with(tiny_model):
-    # in bfloat16 base and adapter are a quarter of a nat from their sum, which is no fault of pages
     policy = Policy(str(tiny_model), "nf4", Lora(r=4), dtype="bfloat16")
     policy.load()
     move(policy, 1)
-    assert started(policy, 256, decode_weights="merged").capacity
+    assert started(policy, 256, decode_weights="dense").capacity
 
 
-def test_merging_what_has_no_adapter_is_refused_with_the_way_out(tiny_policy):
-    told = r"decode_weights is 'merged'.*Set it to 'adapter', or add policy\.lora"
+def test_dense_weights_without_an_adapter_are_refused_with_the_way_out(tiny_policy):
+    told = r"decode_weights is 'dense'.*Set it to 'adapter', or add policy\.lora"
     with pytest.raises(RecipeError, match=told):
-        started(tiny_policy, decode_weights="merged")
+        started(tiny_policy, decode_weights="dense")
