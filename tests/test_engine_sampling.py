@@ -166,6 +166,13 @@ def test_distributions_are_cut_as_a_loop_over_tokens_cuts_them():
                 assert float(found[i]) == -math.inf
 
 
+def test_top_p_takes_no_token_beyond_its_share():
+    # four tokens of a quarter each: two of them are half
+    limits = pack(_limits([Sampling(1, top_p=0.5)], 4), torch.device("cpu"))
+    found = _cut(torch.full((1, 4), 0.25).log(), *limits)
+    assert found.exp().tolist() == [[0.5, 0.5, 0, 0]]
+
+
 def test_draws_from_a_cut_distribution_follow_it_beside_others_that_are_whole(tiny_policy):
     # frequencies of the first token over 2,000 draws, within 5 standard errors
     draws, cut = 2000, Sampling(1, 2.0, top_k=3)

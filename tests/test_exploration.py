@@ -622,6 +622,13 @@ def test_credit_by_turns_goes_to_the_sampled_tokens_of_each_turn():
     assert [row.tolist() for row in given] == [[2, 2, 2, -3, -3], [5]]
 
 
+@pytest.mark.parametrize(("size", "degenerate"), [(0, True), (1e-8, True), (1e-3, False)])
+def test_a_group_is_degenerate_if_its_advantages_are_zero_but_for_rounding(size, degenerate):
+    group = score_group([attempt(turn(tokens=2)), attempt(turn(tokens=1))], [], 1)
+    credit = assign_credit(group, Gives(torch.tensor([[0.0], [size]])))
+    assert credit.degenerate is degenerate
+
+
 def test_credit_by_tokens_is_a_turns_mean_where_a_turn_is_asked_for():
     group = score_group([attempt(turn(tokens=3), turn(tokens=2)), attempt(turn(tokens=1))], [], 2)
     tokens = (torch.tensor([1.0, 2.0, 6.0, -1.0, -3.0]), torch.tensor([5.0]))

@@ -481,6 +481,14 @@ def test_a_prompt_that_leaves_no_room_names_the_question(chat):
         collect(Rollout(Brackets(), [], max_tokens=8), chat, say("=x"))
 
 
+def test_a_prompt_leaves_room_for_a_token_at_least(chat):
+    prompt = len(one(Rollout(Brackets(), []), chat, say("=x")).prompt_ids)
+    assert one(Rollout(Brackets(), [], max_tokens=prompt + 1), chat, say("=x")).ended_by == "length"
+    told = f"a prompt of {prompt} tokens: no room within rollout.max_tokens = {prompt}"
+    with pytest.raises(DataError, match=told):
+        collect(Rollout(Brackets(), [], max_tokens=prompt), chat, say("=x"))
+
+
 def test_a_long_result_is_cut_to_the_budget_and_rewards_see_what_the_policy_saw(chat):
     tool = Look(lambda query: "word " * 5000 + "Paris")
     rollout = Rollout(Brackets(), [tool], max_result_tokens=20)

@@ -639,6 +639,21 @@ def test_intervals_are_students_over_seeds_and_differences_are_paired(recipe):
     assert "2 runs did not finish, and are in no figure." in " ".join(text)
 
 
+def test_a_difference_is_of_the_seeds_that_both_settings_have(recipe):
+    _, cells = matrix.read_cells(["recipe.yaml"], "0..3", ["model.group_size=2,4"])
+    ends = {"2": {0: 0.1, 1: 0.3, 3: 0.2}, "4": {1: 0.4, 2: 0.9, 3: 0.4}}
+    found = {}
+    for cell in cells:
+        if (end := ends[cell.settings["model.group_size"]].get(cell.seed)) is not None:
+            line = a_line(cell.digest, cell.seed, matches=(0, 0, end))
+            found[cell.digest, cell.seed] = results._result(json.dumps(line))
+    _, second = table.tabulate(cells, found).rows
+    less = second.figures["exact_match"].less
+    # seeds 1 and 3: 0.4 - 0.3 and 0.4 - 0.2
+    half = stats.t.ppf(0.975, 1) * stats.tstd([0.1, 0.2]) / 2**0.5
+    assert (less.low, less.high) == pytest.approx((0.15 - half, 0.15 + half))
+
+
 def test_questions_scored_beside_the_validation_are_in_the_table(recipe):
     _, cells = matrix.read_cells(["recipe.yaml"], "0..1", [])
     found = {}

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, Timer
+from turnrl_estimators import Branched
 from turnrl_slots import Slots
 
 import turnrl.module
@@ -242,6 +243,21 @@ class Late(Liar):
         return Late(self._session.fork())
 
 
+class LateProbe(Liar):
+    """A session whose forks' forks, which are probes, never heard of a change of the weights."""
+
+    depth = 0
+
+    async def generate(self, new_ids, sampling):
+        said = await self._session.generate(new_ids, sampling)
+        return replace(said, version=0) if self.depth > 1 else said
+
+    def fork(self):
+        branch = LateProbe(self._session.fork())
+        branch.depth = self.depth + 1
+        return branch
+
+
 class Lies(Engine):
     """`Slots` with sessions that are liars."""
 
@@ -259,12 +275,18 @@ class Lies(Engine):
         self._slots.close()
 
 
-def test_turns_that_other_weights_sampled_stop_the_run(tiny_model, tiny_policy, tmp_path):
-    it = module(tiny_model, engine=Lies(Late))
+@pytest.mark.parametrize(
+    ("session", "options"), [(Late, {}), (LateProbe, {"estimator": Branched(probes=1)})]
+)
+def test_turns_that_other_weights_sampled_stop_the_run(tiny_model, tmp_path, session, options):
+    it = module(tiny_model, engine=Lies(session), **options)
     told = r"^Lies sampled with weights of version 0, and sync gave it version 2\. Fix the engine"
     with pytest.raises(EngineError, match=told):
         trainer(tmp_path, 2, limit_val_batches=0).fit(it, data())
     assert it.global_step == 2  # the first iteration's weights were those
+
+
+def test_an_engine_that_never_hears_of_a_change_of_the_weights_fails_its_check(tiny_policy):
     with pytest.raises(AssertionError, match=r"gives versions \(0, 0\) after sync\(1\) and sync"):
         check_engine(Lies(Late), tiny_policy)
 
