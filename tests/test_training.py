@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import itertools
 import json
 import shutil
 import time
@@ -708,3 +709,17 @@ def test_data_of_a_users_own_trains_if_it_says_what_an_iteration_asks(tmp_path, 
     trainer(tmp_path, 3).fit(it, ladder)
     assert ladder.asked == [0, 0, 1, 2], "first to count the steps, then once an iteration"
     assert [len(it.experience.groups), it.global_step] == [3, 6]
+
+
+def test_every_process_and_every_iteration_has_random_streams_of_its_own(tiny_model, monkeypatch):
+    it = module(tiny_model)
+    it.policy.load()
+    samples, streams = [], []
+    for rank in (0, 1):
+        monkeypatch.setattr(type(it), "global_rank", rank)
+        for iteration in (0, 1):
+            streams.append(it.stream(iteration))
+            found = it.collect([Question("n", "Number 3?", ("x",))], iteration)
+            samples.append([trajectory.token_ids for trajectory in found.trajectories])
+    assert len({*streams}) == 4
+    assert all(one != other for one, other in itertools.combinations(samples, 2))
