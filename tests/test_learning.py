@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,19 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from turnrl_slots import Slots
 
+from engines import move
 from runs import adamw, column, data, module, trainer, weights
-from turnrl import ClippedSurrogate, Lora, Policy, Question, Reading, Trajectory, Turn
+from turnrl import (
+    ClippedSurrogate,
+    Engine,
+    Lora,
+    Policy,
+    Question,
+    Reading,
+    Session,
+    Trajectory,
+    Turn,
+)
 from turnrl.learning import OldLogprobs, Plan, TokenColumns
 from turnrl.policy.layout import lay_out, passes
 
@@ -467,3 +479,96 @@ def test_old_log_probabilities_are_the_learners_own_of_before_the_first_update(
                 for logprob in naive_logprobs(it.policy.network, trajectories[i], 1.3)
             ]
         assert torch.allclose(batch.old_logprobs, torch.stack(own), atol=1e-5)
+
+
+class OffSession(Session):
+    """A session of `Slots` whose log-probabilities are off by 0.3, up and down in turns."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    async def generate(self, new_ids, sampling):
+        found = await self.inner.generate(new_ids, sampling)
+        off = (p + (0.3 if n % 2 else -0.3) for n, p in enumerate(found.logprobs))
+        return replace(found, logprobs=tuple(off))
+
+    def fork(self):
+        return OffSession(self.inner.fork())
+
+    def close(self):
+        self.inner.close()
+
+
+class Off(Engine):
+    """`Slots` that computes other probabilities than the learner."""
+
+    def __init__(self):
+        self.slots = Slots()
+        self.start, self.sync = self.slots.start, self.slots.sync
+        self.drain, self.close = self.slots.drain, self.slots.close
+
+    def start(self, policy, max_tokens): ...
+
+    def sync(self, version): ...
+
+    async def drain(self): ...
+
+    def close(self): ...
+
+    def open(self, prompt_ids):
+        return OffSession(self.slots.open(prompt_ids))
+
+
+class Dice(Steps):
+    """Also keeps the state of the random numbers that each step drops by."""
+
+    def __init__(self):
+        super().__init__()
+        self.chance = []
+
+    def on_train_batch_start(self, *args):
+        super().on_train_batch_start(*args)
+        self.chance.append(torch.get_rng_state())
+
+
+@pytest.mark.parametrize("cap", [None, 1.2])
+def test_the_samplers_mismatch_is_corrected_without_the_noise_of_dropout(tiny_model, tmp_path, cap):
+    objective, dice = ClippedSurrogate(0.1, 0.15, importance_cap=cap), Dice()
+    options = {"policy": {"lora": Lora(r=4, dropout=0.5)}, "engine": Off(), "objective": objective}
+    it = module(tiny_model, updates_per_iteration=2, **options)
+    it.policy.load()
+    move(it.policy, 1)  # where LoRA's B is zero, nothing that is dropped shows
+    trainer(tmp_path, 1, [dice], limit_val_batches=0).fit(it, data())
+    network, trusts, noise = it.policy.network, [], []
+    for number, ((batch,), states) in enumerate(zip(dice.batches, dice.states, strict=True)):
+        network.load_state_dict(dice.states[0])
+        network.eval()
+        with torch.no_grad():
+            rows = [it.experience.trajectories[i] for i in learned_from([batch])]
+            exact = [one for row in rows for one in naive_logprobs(network, row, 1.0)]
+        if number or cap:
+            assert torch.allclose(batch.old_logprobs, torch.stack(exact), atol=1e-5)
+        else:
+            assert batch.old_logprobs is None  # nobody needs them
+        network.load_state_dict(states)
+        network.train()
+        it.policy.zero_grad()
+        torch.set_rng_state(dice.chance[number])
+        now = it.policy(batch.layout).logprobs
+        total = torch.zeros(())
+        for n, a in enumerate(batch.advantages.tolist()):
+            ratio = (now[n] - (exact[n] if number else now[n].detach())).exp()
+            trust = 1.0 if cap is None else min(math.exp(exact[n] - batch.sampler_logprobs[n]), cap)
+            gain = torch.min(ratio * a, ratio.clamp(0.9, 1.15) * a)
+            total = total - batch.weights[n] * trust * gain
+            trusts.append(trust)
+        total.backward()
+        noise.append(float((now.detach() - torch.stack(exact)).abs().mean()))
+        for name, parameter in it.policy.named_parameters():
+            if (wanted := parameter.grad) is not None:
+                tolerance = 1e-4 * float(wanted.abs().max()) + 1e-8
+                assert torch.allclose(dice.gradients[number][name], wanted, atol=tolerance), name
+    assert len(noise) == 4
+    assert min(noise) > 0.05
+    if cap:  # exp(0.3) is cut
+        assert {round(trust, 3) for trust in trusts} == {cap, round(math.exp(-0.3), 3)}

@@ -31,8 +31,9 @@ class Minibatch:
         advantages: (N,), of each token.
         weights: (N,), each token's share of the step's loss.
         sampler_logprobs: (N,), what the sampler computed for each token.
-        old_logprobs: (N,), what the learner computed before the first update; None if there was no
-            update yet, so that the ratio is 1 by definition.
+        first: Whether there was no update yet, so that the ratio is 1 by definition.
+        old_logprobs: (N,), what the learner computed before the first update, without dropout; None
+            in the first step where its own pass computes the same.
         returns: (N,), the critic's target for each token; None without a critic.
     """
 
@@ -42,6 +43,7 @@ class Minibatch:
     advantages: Tensor
     weights: Tensor
     sampler_logprobs: Tensor
+    first: bool = False
     old_logprobs: Tensor | None = None
     returns: Tensor | None = None
 
@@ -97,7 +99,12 @@ class TokenColumns:
         return torch.tensor([i for some in alike.values() for i in some])
 
     def minibatch(
-        self, some: Tensor, layout: Layout, weights: Tensor, old_logprobs: Tensor | None
+        self,
+        some: Tensor,
+        layout: Layout,
+        weights: Tensor,
+        first: bool,
+        old_logprobs: Tensor | None,
     ) -> Minibatch:
         """The columns of some trajectories, in the order of a layout.
 
@@ -105,7 +112,8 @@ class TokenColumns:
             some: (M,), the trajectories' numbers.
             layout: The layout of their rows.
             weights: (M,), each one's share of the loss, per token.
-            old_logprobs: (N,), of their sampled tokens; None if there was no update yet.
+            first: Whether there was no update yet.
+            old_logprobs: (N,), of their sampled tokens; None if they were not read.
         """
         counts = self.counts[some]
 
@@ -119,6 +127,7 @@ class TokenColumns:
             advantages=column(self.advantages),
             weights=weights.repeat_interleave(counts),
             sampler_logprobs=column(self.sampler_logprobs),
+            first=first,
             old_logprobs=old_logprobs,
             returns=None if self.returns is None else column(self.returns),
         )
@@ -136,7 +145,9 @@ class OldLogprobs:
         cut: Whether the sampler draws from a part of the distribution. Then the few could be
             alike and the others not, so all are read.
         listens: Whether the first step's own forward pass gives the numbers of its trajectories, by
-            `keep`. Otherwise they are read ahead too.
+            `keep`. Otherwise they are read ahead, if a later step needs them.
+        reads_first: Whether the first step needs numbers that its own forward pass does not give,
+            so that all are read ahead.
     """
 
     def __init__(
@@ -145,21 +156,23 @@ class OldLogprobs:
         read: Callable[[Sequence[TokenRow]], Column],
         cut: bool = False,
         listens: bool = False,
+        reads_first: bool = False,
     ) -> None:
-        self.listens = listens
+        self.listens, self.reads_first = listens, reads_first
         self._columns, self._read, self._cut = columns, read, cut
         self._known: dict[int, Tensor] = {}
 
     def look_ahead(self, steps: Sequence[Tensor]) -> None:
-        """Read what the steps after the first will need.
+        """Read what the steps will need.
 
         Args:
             steps: The numbers of each step's trajectories.
         """
         heard = set(steps[0].tolist()) if self.listens else set()
-        later = sorted({i for step in steps[1:] for i in step.tolist()} - heard)
-        some = later[:: max(1, len(later) // _SAMPLE)][:_SAMPLE]  # of many questions
-        rest = sorted({*later} - {*some})
+        needing = steps if self.reads_first else steps[1:]
+        needed = sorted({i for step in needing for i in step.tolist()} - heard)
+        some = needed[:: max(1, len(needed) // _SAMPLE)][:_SAMPLE]  # of many questions
+        rest = sorted({*needed} - {*some})
         sampler = self._columns.sampler_logprobs
         self._take(some)
         gaps = [(self._known[i] - sampler[i]).abs().max() for i in some]
@@ -231,12 +244,13 @@ class Plan:
             step = []
             for places, layout in self._passes([columns.rows[i] for i in chosen]):
                 some = chosen[places]
-                old = self._old.of(some) if number else None
-                step.append(columns.minibatch(some, layout, weights[places], old))
+                first = number == 0
+                old = None if first and not self._old.reads_first else self._old.of(some)
+                step.append(columns.minibatch(some, layout, weights[places], first, old))
             yield step
 
     def note(self, minibatch: Minibatch, logprobs: Tensor) -> None:
         """Note the log-probabilities (N,) that the learner computed of a minibatch: those of the
         first step are the old ones of the later steps."""
-        if minibatch.old_logprobs is None and self._old.listens:
+        if minibatch.first and self._old.listens:
             self._old.keep(minibatch, logprobs)

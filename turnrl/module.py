@@ -203,6 +203,7 @@ class MTGRPO(PolicyModule):
             lambda rows: [scores.logprobs for scores in self.read(rows)],
             cut=self.rollout.sampling.cuts_distribution,
             listens=self.updates_per_iteration > 1 and not noisy,
+            reads_first=noisy and self.objective.importance_cap is not None,
         )
 
     def _mean(self, value: Tensor) -> Tensor:
@@ -268,7 +269,7 @@ class MTGRPO(PolicyModule):
         """
         logprobs, entropy, values = self.policy(batch.layout, self.rollout.temperature)
         # before the first update the ratio is 1, not 1 + rounding
-        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        old = logprobs.detach() if batch.first else cast(Tensor, batch.old_logprobs)
         reference = None
         if self.objective.kl_coef > 0:
             with self.policy.reference(), torch.no_grad():
@@ -281,6 +282,7 @@ class MTGRPO(PolicyModule):
             ref_logprobs=reference,
             sampler_logprobs=batch.sampler_logprobs,
             segments=batch.segments(self.objective.ratio_level),
+            exact_logprobs=batch.old_logprobs,
         )
         if batch.returns is not None and self.policy.critic is not None:
             missed = (batch.returns - values).square() / 2
@@ -289,7 +291,7 @@ class MTGRPO(PolicyModule):
         if not loss.isfinite():
             raise self._broken(f"the loss is {float(loss.detach())}")
         sums |= {"loss": loss.detach(), "entropy": entropy.sum()}
-        if batch.old_logprobs is None:
+        if batch.first:
             sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs).abs().sum()
         if self.plan is not None:
             self.plan.note(batch, logprobs)

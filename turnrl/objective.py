@@ -10,6 +10,7 @@ For a sampled token with log-probability l (now), l_old (before the first update
 Both log-probabilities are the learner's own: what the sampler computed is another thing, and a
 mismatch between the two has no business in the clip. It has one in w, which is 1, or, truncated,
 the ratio of what the learner and the sampler gave the token: w = min(exp(l_old - l_sampler), C).
+A sampler drops nothing, so with a dropout in the learner this l_old is one without it.
 
 The ratio may also be that of a whole turn or trajectory, its tokens' geometric mean (GSPO-token,
 arXiv 2507.18071, eq. 13 and 14): ratio = sg[exp(mean of l - l_old over the segment)] exp(l - sg[l])
@@ -101,6 +102,7 @@ class ClippedSurrogate:
         ref_logprobs: Tensor | None = None,
         sampler_logprobs: Tensor | None = None,
         segments: Tensor | None = None,
+        exact_logprobs: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of N sampled tokens.
 
@@ -113,6 +115,8 @@ class ClippedSurrogate:
             sampler_logprobs: (N,), as the sampler computed them; needed for `importance_cap`.
             segments: (N,), the number of each token's turn or trajectory; needed for a
                 `ratio_level` above the token.
+            exact_logprobs: (N,), `old_logprobs` as they are without dropout, which the sampler's
+                are compared with; None if they are the same.
         Returns:
             The loss, a scalar that carries the gradient; and what to watch, detached sums over the
             N tokens: `ratio`, `clip_fraction` (tokens whose gradient the clipping removes), `kl`
@@ -129,7 +133,8 @@ class ClippedSurrogate:
         surrogate = torch.minimum(gain, clipped)
         if self.importance_cap is not None:
             assert sampler_logprobs is not None
-            trust = (old_logprobs - sampler_logprobs).exp().clamp(max=self.importance_cap)
+            exact = old_logprobs if exact_logprobs is None else exact_logprobs
+            trust = (exact - sampler_logprobs).exp().clamp(max=self.importance_cap)
             surrogate, watched["importance"] = trust * surrogate, trust.sum()
         loss = -(surrogate * weights).sum()
         if self.kl_coef > 0:
