@@ -352,7 +352,7 @@ def test_a_card_is_named_unless_it_is_hidden(recipe, monkeypatch, tmp_path):
 
 FIGURES = {
     "rollout/truncated": 0.0,
-    "rollout/degenerate_groups": 1.0,
+    "train/degenerate_groups": 1.0,
     "rollout/tokens": 30.0,
     "reward/total": 0.0,
     "train/exact_match": 0.0,
@@ -364,7 +364,7 @@ FIGURES = {
 @pytest.mark.parametrize(
     ("figures", "said"),
     [
-        ({"rollout/degenerate_groups": 0.9}, ""),
+        ({"train/degenerate_groups": 0.9}, ""),
         ({"rollout/truncated": 1.0}, "Raise rollout.max_turn_tokens (it is 6)"),
         ({"rollout/truncated": 1.0, "rollout/tokens": 127}, "Raise rollout.max_tokens (it is 128)"),
         ({"train/exact_match": 1.0, "reward/total": 2.0}, "train on harder questions"),

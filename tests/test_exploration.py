@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from turnrl_estimators.valued import state_values, trees, with_state_values
 
-from runs import column, data, last, module, rows, trainer, weights
+from runs import adamw, column, data, last, module, rows, trainer, weights
 from test_rollout import Brackets, Look, chat  # noqa: F401 - a fixture
 from test_scoring import Calls, attempt, turn
 from test_toolbox import ctrl_c  # noqa: F401 - a fixture
@@ -28,6 +28,7 @@ from turnrl import (
     ClippedSurrogate,
     Critic,
     ForkableToolSession,
+    OutcomeOnly,
     OutcomeReward,
     PluginError,
     Policy,
@@ -48,6 +49,7 @@ from turnrl import (
 )
 from turnrl.collection import Collected, Experience
 from turnrl.policy.layout import lay_out
+from turnrl.scoring import CURVES
 from turnrl.testing import ScriptedEngine
 
 QUESTIONS = [Question(f"q{i}", f"Number {i}?", ("x",)) for i in range(2)]
@@ -499,6 +501,53 @@ def test_groups_that_teach_nothing_are_sampled_anew_within_a_bound(tiny_model, t
         assert estimator.asked == asked
         assert column(folder, "rollout/redrawn_groups") == [redrawn / 4]
     assert "sampled 4 groups anew; 2 teach nothing still" in caplog.text
+
+
+class Rare(OutcomeReward):
+    """Pays a trajectory whose first token is one of the first few of the vocabulary."""
+
+    def score(self, trajectory):
+        return float(trajectory.turns[0].token_ids[0] < 60)
+
+
+def test_metrics_tell_of_questions_as_they_were_first_drawn(tiny_model, tmp_path, caplog):
+    rows_of, paid_in_the_end = [], []
+    for redraws in (0, 1, 3):
+        it = module(
+            tiny_model, estimator=OutcomeOnly(), redraws=redraws, group_size=2, optimizer=adamw(0.0)
+        )
+        it.rewards = [Rare()]
+        folder = tmp_path / str(redraws)
+        trainer(folder, 2, limit_val_batches=0).fit(it, data())
+        rows_of.append(rows(folder))
+        paid_in_the_end.append(sum(float(group.outcome.sum()) for group in it.experience.groups))
+    first_draw = [
+        name
+        for name in rows_of[0][0]
+        if name.startswith(("reward/", "rollout/")) or name.removeprefix("train/") in CURVES
+    ]
+    first_draw = {*first_draw, "train/findable"} - {
+        *("rollout/sampled_tokens", "rollout/redrawn_groups", "rollout/probe_tokens")
+    }
+    assert {"reward/total", "train/exact_match", "rollout/degenerate_groups"} <= first_draw
+    for one in rows_of[1:]:
+        for row, plain in zip(one, rows_of[0], strict=True):
+            assert {name: row[name] for name in first_draw} == {n: plain[n] for n in first_draw}
+    # the case is worth the trouble: groups that are kept for their differences earn more
+    assert paid_in_the_end[0] < paid_in_the_end[2]
+    left = [[float(row["train/degenerate_groups"]) for row in one] for one in rows_of]
+    assert left[0] == [float(row["rollout/degenerate_groups"]) for row in rows_of[0]]
+    assert sum(left[0]) > sum(left[1]) > sum(left[2])
+
+
+def test_a_run_is_not_said_to_learn_nothing_if_groups_that_teach_are_drawn_in_the_end(
+    tiny_model, tmp_path, caplog
+):
+    it = module(tiny_model, estimator=Fussy(4), redraws=1)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    assert column(tmp_path, "rollout/degenerate_groups") == [1.0]
+    assert column(tmp_path, "train/degenerate_groups") == [0.0]
+    assert "nothing to learn from" not in caplog.text
 
 
 def test_a_redrawn_group_is_another_one(tiny_model, tmp_path):

@@ -11,6 +11,7 @@ import torch
 from turnrl import (
     AdvantageEstimator,
     DataError,
+    OutcomeOnly,
     OutcomeReward,
     PluginError,
     Question,
@@ -192,6 +193,36 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         "rollout/probe_tokens": 0,
         "rollout/redrawn_groups": 0,
     }
+    assert found["train/degenerate_groups"] == found["rollout/degenerate_groups"]
+
+
+def test_what_the_policy_does_is_watched_on_the_first_draw_and_what_it_learns_on_the_last():
+    rewards, sampled = [Calls(), Answers()], [SEARCHED, GUESSED, FAILED]
+    draws = [[[GUESSED] * 3, sampled], [[FAILED] * 3], [[SEARCHED, SEARCHED, FAILED]]]
+    first, second, third = (
+        Experience(
+            Collected(groups, 1.0, 3.0, 10, 2),
+            tuple(assign_credit(group, OutcomeOnly()) for group in groups),
+        )
+        for groups in (tuple(score_group(one, rewards, 2) for one in draw) for draw in draws)
+    )
+    once = first.with_redrawn([0], second)
+    twice = once.with_redrawn([0], third)
+    alone, found = first.tallies(rewards), twice.tallies(rewards)
+    assert found.keys() == alone.keys()  # of a process in which no group was sampled anew
+    changed = {
+        # the last draw, in which one of three answered nothing
+        "train/degenerate_groups": Tally(0, 6),
+        "rollout/sampled_tokens": Tally(2 * (2 + 2 + 2) + 2 * (2 + 1 + 2), 6),
+        # every draw
+        "rollout/redrawn_groups": Tally(3 + 3, 6),
+        "rollout/probe_tokens": Tally(3 * 2, 6),
+        "rollout/seconds": Tally(3 * 1.0, 1),
+        "rollout/scoring_seconds": Tally(3 * 3.0, 1),
+    }
+    assert found == alone | changed
+    assert alone["rollout/degenerate_groups"] == Tally(3, 6)
+    assert once.tallies(rewards)["train/degenerate_groups"] == Tally(3, 6)
 
 
 def test_a_group_is_of_one_question_and_of_one_attempt_at_least():

@@ -67,11 +67,13 @@ class Experience:
         collected: The groups, and what it took to sample them.
         credit: Each group's credit.
         redrawn: Trajectories of groups that were sampled anew.
+        first: The first draw of the same questions, if groups of it were sampled anew.
     """
 
     collected: Collected
     credit: tuple[Credit, ...]
     redrawn: int = 0
+    first: "Experience | None" = None
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -83,6 +85,11 @@ class Experience:
         """Numbers of the groups that teach nothing."""
         return [i for i, credit in enumerate(self.credit) if credit.degenerate]
 
+    @property
+    def idle_trajectories(self) -> int:
+        """Number of trajectories, without branches, in the groups that teach nothing."""
+        return sum(len(self.groups[i].trunks) for i in self.degenerate)
+
     def with_redrawn(self, places: Sequence[int], anew: "Experience") -> "Experience":
         """The same experience with other groups in these places."""
         groups, credit = list(self.groups), list(self.credit)
@@ -91,7 +98,7 @@ class Experience:
         first, then = self.collected, anew.collected
         collected = Collected(tuple(groups), *map(operator.add, first[1:], then[1:]))
         redrawn = self.redrawn + sum(len(group.trunks) for group in anew.groups)
-        return Experience(collected, tuple(credit), redrawn)
+        return Experience(collected, tuple(credit), redrawn, self.first or self)
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -117,18 +124,23 @@ class Experience:
 
         They are means over the trajectories, without branches, except for `rollout/tokens_per_s`
         and the two times. A group is degenerate if all its advantages are zero.
+
+        What the policy does is told of the first draw: groups that were kept because their attempts
+        differ say less of it. What is learned from, and what it cost, counts every draw.
         """
+        drawn = self.first or self
         tallies = {
             name if name.startswith("reward/") else f"train/{name}": figure
-            for name, figure in scoring.group_tallies(self.groups, rewards).items()
+            for name, figure in scoring.group_tallies(drawn.groups, rewards).items()
         }
-        trunks = [group.trajectories[i] for group in self.groups for i in group.trunks]
+        trunks = [group.trajectories[i] for group in drawn.groups for i in group.trunks]
         sums: dict[str, float] = {
             "rollout/turns": sum(len(t.turns) for t in trunks),
             "rollout/tokens": sum(len(t.token_ids) for t in trunks),
             "rollout/sampled_tokens": sum(map(len, self.advantages)),
             "rollout/truncated": sum(t.ended_by == "length" for t in trunks),
-            "rollout/degenerate_groups": sum(len(self.groups[i].trunks) for i in self.degenerate),
+            "rollout/degenerate_groups": drawn.idle_trajectories,
+            "train/degenerate_groups": self.idle_trajectories,
             "rollout/probe_tokens": self.collected.probe_tokens,
             "rollout/redrawn_groups": self.redrawn,
         }

@@ -63,7 +63,8 @@ class MTGRPO(PolicyModule):
         group_size: G, trajectories per question.
         redraws: How often groups that would teach nothing, because all their advantages are zero,
             are sampled anew (arXiv 2503.14476 draws until none is left). Questions that are nearly
-            always answered, or nearly never, then have a greater share in the gradient.
+            always answered, or nearly never, then have a greater share in the gradient. Metrics of
+            answers and rewards are of the first draw, the record is of what is learned from.
         updates_per_iteration: How often an iteration's trajectories are learned from.
         steps_per_update: Optimiser steps that one pass over an iteration's trajectories is divided
             into.

@@ -32,7 +32,7 @@ class LearnsNothing(L.Callback):
         if why and not self._said and (first or self._in_a_row >= _IN_A_ROW):
             self._said = True
             if trainer.is_global_zero:
-                degenerate = figures.get("rollout/degenerate_groups", 0.0) > 1 - 1e-6
+                degenerate = figures.get("train/degenerate_groups", 0.0) > 1 - 1e-6
                 what = "nothing to learn from" if degenerate else "no answer"
                 _logger.warning(f"{what} in iteration {trainer.current_epoch + 1}: {why}")
 
@@ -50,7 +50,7 @@ def reason(figures: Mapping[str, float], rollout: Any) -> str:
         full = figures["rollout/tokens"] > 0.9 * whole
         setting = f"max_tokens (it is {whole})" if full else f"max_turn_tokens (it is {turn})"
         return f"every trajectory ran out of tokens before it answered. Raise rollout.{setting}."
-    if figures.get("rollout/degenerate_groups", 0.0) < 1 - 1e-6:
+    if figures.get("train/degenerate_groups", 0.0) < 1 - 1e-6:
         return ""
     earned = f"mean reward {figures['reward/total']:.3f}"
     alike = f"all attempts at a question earned the same ({earned}), so every advantage is 0."
