@@ -11,6 +11,8 @@ import pytest
 import torch
 import turnrl_slots.kernel
 import turnrl_slots.ways
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 from turnrl_slots import Slots
 from turnrl_slots.pages import PAGE
 
@@ -66,6 +68,39 @@ def model(random_model):
         return policy
 
     return make
+
+
+PIECES = ["\u2581", "a", "x", "\u2581x", "},", "\u2581}", "x}\u2581a", "END"]
+"""Texts in the vocabulary of `falling_back`, beside its bytes."""
+
+
+@pytest.fixture
+def falling_back(tiny_policy):
+    """The tiny policy with a vocabulary that writes as SentencePiece does, and falls back to bytes
+    (`<0x7D>`) for what it lacks, such as a bare `}`."""
+    of_bytes = [f"<0x{value:02X}>" for value in range(256)]
+    names = ["<unk>", "<s>", "</s>", *of_bytes, *PIECES]
+    tokenizer = Tokenizer(
+        models.BPE(
+            {name: i for i, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True
+        )
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    fast.of_bytes = frozenset(range(3, 259))
+    policy = Watched(tiny_policy)
+    policy.tokenizer = fast
+    return policy
 
 
 def naive_varlen(query, key, value, begins, reach, most, most_keys, **options):

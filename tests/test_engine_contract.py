@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 from turnrl_slots import Slots
 
-from engines import PAGE_BYTES, model
+from engines import PAGE_BYTES, falling_back, model
 from turnrl import Engine, Session
 from turnrl.testing import check_engine
 
-__all__ = ["model"]  # fixtures
+__all__ = ["falling_back", "model"]  # fixtures
 
 
 def test_the_engine_keeps_to_the_contract(tiny_policy):
@@ -60,6 +60,7 @@ class Wrapped(Engine):
         self.slots, self.session, self.seeded = Slots(), session, seeded
 
     def start(self, policy, max_tokens):
+        self.tokenizer = policy.tokenizer
         self.slots.start(policy, max_tokens)
 
     def sync(self, version):
@@ -88,6 +89,26 @@ class ForgetsTheTurnsWhenForked(Around):
 class IgnoresStops(Around):
     async def generate(self, new_ids, sampling):
         return await self.inner.generate(new_ids, replace(sampling, stop=()))
+
+
+class StopsAtTheEndOfATokenAlone(Around):
+    """Stops where the text ends in a stop string, as an engine that looks for `text.endswith`."""
+
+    async def generate(self, new_ids, sampling):
+        found = await self.inner.generate(new_ids, sampling)
+        text = self.engine.tokenizer.decode(list(found.token_ids))
+        if found.reason == "stop" and not text.endswith(sampling.stop):
+            return replace(found, reason="length")
+        return found
+
+
+class MissesBytes(Around):
+    """Knows a stop string by the names of tokens, and so not in the token of a byte."""
+
+    async def generate(self, new_ids, sampling):
+        if any(i in self.engine.tokenizer.of_bytes for i in sampling.forced_ids):
+            sampling = replace(sampling, stop=())
+        return await self.inner.generate(new_ids, sampling)
 
 
 class IgnoresEnds(Around):
@@ -192,6 +213,13 @@ class GivesTokensBack(Around):
         return found
 
 
+def test_the_engine_keeps_to_the_contract_where_a_vocabulary_falls_back_to_bytes(falling_back):
+    check_engine(Slots(), falling_back)
+    told = r"does not stop at '!' in the token 36 \('!'\): Completion"
+    with pytest.raises(AssertionError, match=told):
+        check_engine(Wrapped(MissesBytes), falling_back)
+
+
 def test_an_engine_behind_another_passes_and_so_does_one_that_promises_no_seeds(tiny_policy):
     check_engine(Wrapped(), tiny_policy)
     check_engine(Wrapped(IgnoresTheSeed, seeded=False), tiny_policy)
@@ -208,6 +236,10 @@ def test_an_engine_behind_another_passes_and_so_does_one_that_promises_no_seeds(
         (Wrapped(ForgetsTheTurnsWhenForked), r"goes on from \[.*\] with \[99\] as"),
         (Wrapped(GivesTokensBack), r"goes on from \[.*\] with \[1.*\] as"),
         (Wrapped(IgnoresStops), r"does not stop at '.'"),
+        (
+            Wrapped(StopsAtTheEndOfATokenAlone),
+            r"does not stop at '.' in the token \d+ \('\S\S+'\): Completion",
+        ),
         (Wrapped(IgnoresEnds), r"does not end at the token \d+"),
         (Wrapped(IgnoresForced), r"was to take \(\d+, \d+, \d+\), and gave"),
         (Wrapped(IgnoresCuts), r"is to draw the likeliest tokens alone.*top_k=1"),

@@ -13,8 +13,10 @@ from turnrl_slots.sampling import _cut, _limits
 from turnrl_slots.transfer import pack
 
 from conftest import greedy_reference
-from engines import PROMPTS, Watched, run, started, together
+from engines import PIECES, PROMPTS, Watched, falling_back, run, started, together
 from turnrl import Policy, Sampling
+
+__all__ = ["falling_back"]  # a fixture
 
 
 def test_samples_depend_on_their_seed_and_not_on_their_company(tiny_policy):
@@ -97,6 +99,38 @@ def test_a_stop_string_may_be_white_space_or_beyond_ascii(tiny_policy):
         found = run(engine.open([5]).generate([], Sampling(99, 0, stop=("###", stop))))
         assert found.reason == "stop"
         assert tiny_policy.tokenizer.decode(found.token_ids) == f"a{stop}"
+
+
+STOPS = ("}", "x}", "}}", " }", "}a", "é", "é}", "\u3002", "x \u3002", " END", " x")
+
+
+def test_a_stop_string_ends_a_turn_in_whatever_tokens_it_is_written(falling_back):
+    # pieces, and the bytes of what is not in the vocabulary: `}`, `é`, an ideographic full stop
+    tokenizer = falling_back.tokenizer
+    of_bytes = [3 + byte for byte in "}\u00e9\u3002x a".encode()]
+    some, draw = [*range(259, 259 + len(PIECES)), *of_bytes], random.Random(0)
+    written = [tokenizer(f"a x{stop}a", add_special_tokens=False)["input_ids"] for stop in STOPS]
+    said = [*written, *(draw.choices(some, k=16) for _ in range(300))]
+    stops = [(stop,) for stop in STOPS] + [tuple(draw.sample(STOPS, 2)) for _ in range(300)]
+    engine = started(falling_back)
+
+    async def sample():
+        sampled = (
+            engine.open([5]).generate([], Sampling(len(ids), 0, stop=stop, forced_ids=tuple(ids)))
+            for ids, stop in zip(said, stops, strict=True)
+        )
+        return await together(*sampled)
+
+    reasons = []
+    for found, ids, stop in zip(run(sample()), said, stops, strict=True):
+        texts = [tokenizer.decode(ids[: n + 1]) for n in range(len(ids))]
+        ends = (n for n, text in enumerate(texts, 1) if any(one in text for one in stop))
+        count = next(ends, None)
+        assert list(found.token_ids) == ids[:count], (texts[-1], stop)
+        assert found.reason == ("length" if count is None else "stop")
+        reasons.append(found.reason)
+    assert reasons[: len(STOPS)] == ["stop"] * len(STOPS)
+    assert 60 < reasons.count("length") < 250
 
 
 def test_an_engine_that_starts_anew_knows_the_stop_strings_of_its_new_tokenizer(tiny_policy):

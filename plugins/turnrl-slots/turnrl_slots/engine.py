@@ -43,6 +43,7 @@ from turnrl_slots.memory import auto_memory
 from turnrl_slots.pages import PAGE, Pool, pages_of
 from turnrl_slots.sampling import sample
 from turnrl_slots.scheduler import History, Request, Scheduler
+from turnrl_slots.stops import Stops
 from turnrl_slots.transfer import pack
 from turnrl_slots.trial import compare, fill, measure
 from turnrl_slots.ways import NAMES, Attention, find_way, unavailable
@@ -177,7 +178,6 @@ class Slots(Engine):
         self._inbox: list[Request] = []
         self._orders = itertools.count()
         self._server: asyncio.Task[None] | None = None
-        self._closers: dict[str, frozenset[int]] = {}
         self._was_training: bool | None = None
         self._stopping = False
         self._closed = False
@@ -221,7 +221,7 @@ class Slots(Engine):
         self._samples_dense = self.decode_weights == "dense"
         if self._samples_dense and not adapted_layers(self._network):
             raise _dense_already()
-        self._closers = {}  # of another tokenizer, perhaps
+        self._stops = Stops(policy, self._network.config.get_text_config().vocab_size)
         on_cpu = self._device.type == "cpu"
         prefill_tokens = self.prefill_tokens or _PREFILL_TOKENS
         self._piece_tokens = min(_CPU_TOKENS, prefill_tokens) if on_cpu else prefill_tokens
@@ -391,7 +391,7 @@ class Slots(Engine):
             sampling,
             loop.create_future(),
             uniforms.tolist(),
-            self._closers_of(sampling.stop),
+            self._stops.closers(sampling.stop),
         )
         self._inbox.append(request)
         if self._server is None or self._server.done():
@@ -536,26 +536,10 @@ class Slots(Engine):
         sampling = request.sampling
         if token in sampling.end_ids:
             return "end"
-        if sampling.stop and (request.closers is None or token in request.closers):
-            # no stop string is longer in tokens than in bytes, so the tail is all that can hold one
-            tail = request.token_ids[-max(len(s.encode()) for s in sampling.stop) :]
-            text = self._policy.tokenizer.decode(tail)
-            if any(s in text for s in sampling.stop):
-                return "stop"
+        completes = request.closers is None or token in request.closers
+        if sampling.stop and completes and self._stops.found(request.token_ids, sampling.stop):
+            return "stop"
         return "length" if len(request.token_ids) >= sampling.max_tokens else None
-
-    def _closers_of(self, stop: tuple[str, ...]) -> frozenset[int] | None:
-        """Tokens that may complete one of the stop strings, from their texts alone."""
-        ends = {s[-1] for s in stop}
-        if not all("!" <= end <= "~" for end in ends):
-            return None  # vocabularies write anything else in codes of their own
-        tokenizer = self._policy.tokenizer
-        for end in ends - self._closers.keys():
-            pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-            beyond = range(len(tokenizer), self._network.config.get_text_config().vocab_size)
-            holders = (i for i, piece in enumerate(pieces) if end in (piece or ""))
-            self._closers[end] = frozenset([*holders, *beyond])
-        return frozenset().union(*(self._closers[end] for end in ends))
 
 
 def _compute_on(device: torch.device) -> None:

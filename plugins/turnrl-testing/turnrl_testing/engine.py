@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 
 from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
 from turnrl_testing.contract import Breach, on, require
 
 _GREEDY = Sampling(6, 0.0)
+
+_LONGER = re.compile(r"([!-~])(?:(?!\1)[!-~])+")
+"""A token with a character that stands nowhere behind its beginning."""
+
+_BYTE = re.compile("<0x(?:2[1-9A-F]|[3-6][0-9A-F]|7[0-9A-E])>")
+"""A token of a byte that is a printable character, in vocabularies of SentencePiece."""
 
 
 def check_engine(engine: Engine, policy: SampledPolicy, temperature: float = 1.0) -> None:
@@ -52,6 +59,7 @@ class _Trial:
         await self.ends_turns(ids)
         likely = (await self.sample(_GREEDY)).token_ids
         await self.takes_forced_tokens(likely)
+        await self.stops_within_tokens()
         await self.cuts_distributions(likely)
         drawn = [await self.sample(Sampling(6, self.heat, n)) for n in (1, *range(1, 10))]
         self.gives_log_probabilities(drawn[0])
@@ -127,6 +135,25 @@ class _Trial:
         forced = await self.if_able(Sampling(6, 0.0, forced_ids=given))
         right = forced is None or forced.token_ids[:3] == given
         require(right, f"{self.name} was to take {given}, and gave {forced!r}")
+
+    async def stops_within_tokens(self) -> None:
+        """Check that a stop string ends a turn where a longer token holds it, and where it is the
+        token of a byte, unless the engine takes no forced tokens."""
+        tokenizer, special = self.policy.tokenizer, {*self.policy.tokenizer.all_special_ids}
+        pieces = enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+        plain = [(n, piece) for n, piece in pieces if piece and n not in special]
+        longer = ((n, piece) for n, piece in plain if _LONGER.fullmatch(piece))
+        of_bytes = ((n, chr(int(p[3:5], 16))) for n, p in plain if _BYTE.fullmatch(p))
+        for kind in (longer, of_bytes):
+            token, text = next(
+                (one for one in kind if tokenizer.decode([one[0]]) == one[1]), (0, "")
+            )
+            if text:
+                sampling = Sampling(3, 0.0, stop=(text[0],), forced_ids=(token,))
+                found = await self.if_able(sampling)
+                right = found is None or (found.token_ids, found.reason) == ((token,), "stop")
+                what = f"{self.name} does not stop at {text[0]!r} in the token {token} ({text!r})"
+                require(right, f"{what}: {found!r}")
 
     async def cuts_distributions(self, likely: tuple[int, ...]) -> None:
         """Check that a distribution can be cut to its likeliest token, unless the engine cannot."""
