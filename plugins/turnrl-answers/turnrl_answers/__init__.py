@@ -14,7 +14,7 @@ import importlib.util
 import inspect
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -50,47 +50,17 @@ class _Kind(AnswerRule):
         return f"{what}. {step}"
 
 
-_MINUS = "(?i)[\N{MINUS SIGN}\N{EN DASH}]|\\b(?:minus|negative)\\s+(?=[$.0-9])"
-_DIGITS = r"(?:[0-9]{1,3}(?:[,\u00a0\u202f\u2009][0-9]{3})+(?![0-9])|[0-9]+)"
-_NUMBER = (
-    # no part of a word, a date, a time, a version, a root, a power or a function's argument
-    r"(?i)(?<![\w√^])(?<![0-9][.,:/])(?<![^\W\d][-+])(?<!\w[({])(?<!\w[({][-+])"
-    r"(?P<sign>[-+]?)(?:[$€£¥₹]\s?)?(?P<inner>-?)"
-    rf"(?P<number>{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+)"
-    r"(?:(?:e|\s?(?:[x×*·]|\\times)\s?10\s?\^\s?\{?)(?P<power>[-+]?[0-9]+)\}?)?"
-    rf"(?:\s?/\s?(?P<below>{_DIGITS}))?"
-    r"(?![\w^]|[.:,][0-9]|\s?/\s?[0-9]|\s?(?:hundred|thousand|[mb]illion|trillion|dozen))"
-)
-_LONGEST = 300
-"""Characters of a number, and its exponent, beyond which it is none: exact arithmetic with a
-number such as 1e999999999 would take for ever."""
-
-
-def _numbers(text: str) -> Iterator[Fraction | None]:
-    """The numbers that stand in a text; None for one that cannot be computed with."""
-    from fractions import Fraction
-
-    plain = re.sub(_MINUS, "-", text).replace(r"\boxed{", " ")
-    for match in re.finditer(_NUMBER, plain):
-        number, below = (re.sub(r"[^0-9.]", "", match[k] or "1") for k in ("number", "below"))
-        power = match["power"] or "0"
-        long = max(len(number), len(below), len(power)) > _LONGEST
-        if long or abs(int(power)) > _LONGEST or not int(below):
-            yield None
-        else:
-            sign = -1 if "-" in (match["sign"], match["inner"]) else 1
-            yield sign * Fraction(number) * Fraction(10) ** int(power) / int(below)
-
-
 # none of the rules is final: to jsonargparse a final class has no `class_path`
 @dataclass(frozen=True)
 class Number(_Kind):
-    """Numbers: |given - accepted| <= max(tolerance, relative x |accepted|), computed exactly.
+    r"""Numbers: |given - accepted| <= max(tolerance, relative x |accepted|), computed exactly.
 
     An answer is a number if one number stands in it, whatever words stand around it: `$1,000`,
-    `1000 dollars`, `-5`, `1.5e3`, `1/2`, `50%` (which is 50). Two different numbers are a list of
-    candidates, and no answer. Digits that letters stick to (`2x`, `B52`), dates, times, number
-    words, NaN and infinity are no numbers.
+    `1000 dollars`, `-5`, `1.5e3`, `10^{3}`, `2 1/2`, `\frac{1}{2}`, `50%` (which is 50). Two
+    different numbers are a list of candidates, and no answer. What is computed with them is none
+    either (`5 + 3 = 8`, `\sqrt{2}`, `2^5`, `5 million`, `2x`): a part of it would be a wrong
+    number. Digits in words (`B52`), dates and times are passed over. Number words, NaN and infinity
+    are no numbers.
 
     Args:
         tolerance: How far apart two numbers may be that are the same.
@@ -114,15 +84,23 @@ class Number(_Kind):
                 raise RecipeError(f"Number.{name} is {value}; it must be 0 or more, and finite.")
 
     def read(self, text: str) -> Fraction | None:
-        numbers = set(_numbers(text))
-        return numbers.pop() if len(numbers) == 1 else None
+        from turnrl_answers.numbers import numbers
+
+        found: Fraction | None = None
+        for number in numbers(text):
+            if number is None or found not in (None, number):
+                return None
+            found = number
+        return found
 
     def same(self, given: str, accepted: str) -> bool:
         return self._near(self.read(given), self.read(accepted))
 
     def stands_in(self, text: str, accepted: str) -> bool:
+        from turnrl_answers.numbers import numbers
+
         wanted = self.read(accepted)
-        return any(self._near(number, wanted) for number in _numbers(text))
+        return any(self._near(number, wanted) for number in numbers(text))
 
     def _near(self, given: Fraction | None, accepted: Fraction | None) -> bool:
         if given is None or accepted is None:
