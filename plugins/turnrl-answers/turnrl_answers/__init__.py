@@ -116,7 +116,15 @@ _LEAD = (
     r"(?:(?:correct|right|best|final)\s+)*(?:answer|option|choice)\b\s*(?:is\b\s*|[:=]\s*)*"
     r"(?:option\s+|choice\s+)?"
 )
-_OPTION = r"([A-Za-z]|[0-9]{1,2})(?:\s*[)\]]|\s*[.:](?=\s|$)|\s+[-–—](?=\s)|\s*$)(.*)"
+_OPTION = r"(?s)([A-Za-z]|[0-9]{1,2})(?:\s*[)\]]|\s*[.:](?=\s|$)|\s+[-–—](?=\s)|\s*$)(.*)"
+_MARK = r"[.:](?=\s|$)|\s[-–—](?=\s)"
+_CONCLUSION = (
+    r"(?i:\b(?:so|thus|therefore|hence|but|instead|rather|answer|option|choice|choose|pick)\b)"
+    r"[\s,:]{{0,2}}(?i:(?:it|that|the|correct|right|answer|option|is)\s){{0,5}}"
+    r"[(\[]?(?P<name>{kind})(?=[)\].,;:!]|\sis\b|$)"
+)
+"""Where a text comes to the name of an option after all."""
+
 _KINDS = ("[A-Z]", "[a-z]", "[0-9]{1,2}")
 """Ways to name options; a text names all of them in one."""
 
@@ -127,7 +135,8 @@ class Choice(_Kind):
     `The correct answer is B` are the same.
 
     The option's text alone is no letter. Neither is an article (`A dog`), nor a text that names
-    several options (`A or B`, `A) Paris B) Rome`).
+    several options: `A or B`, a list of them (`A. Paris B. Rome`, `1) one 2) two`), or one that
+    ends at another (`A. Paris is wrong, so B`).
     """
 
     unreadable: ClassVar[str] = "an answer that is no option's letter"
@@ -137,14 +146,36 @@ class Choice(_Kind):
     )
 
     def read(self, text: str) -> str | None:
-        said = " ".join(re.sub(r"\\boxed\b|\\text\b|[*_{}$`\"']", " ", text).split())
+        bare = re.sub(r"\\boxed\b|\\text\b|[*_{}$`\"']", " ", text)
+        said = "\n".join(" ".join(line.split()) for line in bare.splitlines()).strip()
         said = said[lead.end() :] if (lead := re.match(_LEAD, said)) else said
         match = re.fullmatch(_OPTION, said.lstrip("([ "))
         if match is None:
             return None
-        kind = next(kind for kind in _KINDS if re.fullmatch(kind, match[1]))
-        others = re.findall(rf"(?:^|\s)\(?({kind})\)", match[2])
-        return match[1].upper() if {*others} <= {match[1]} else None
+        name, rest = match.groups()
+        return None if _names_another(name, rest) else name.upper()
+
+
+def _names_another(name: str, text: str) -> bool:
+    """True if the text behind an option's name names another option in the same way.
+
+    A bracket behind a letter names an option anywhere. A point, a colon or a dash does so at the
+    beginning of a line, and within a line if the two are neighbours: `C. George W. Bush` is one.
+    """
+    kind = next(kind for kind in _KINDS if re.fullmatch(kind, name))
+    mark = rf"(?:^|[\s,;])[(\[]?(?P<name>{kind})(?:(?P<bracket>[)\]])|{_MARK})"
+    for found in re.finditer(mark, text):
+        begins_line = "\n" in text[found.start() : found.start("name")]
+        near = abs(_place(found["name"]) - _place(name)) == 1 and found.end() < len(text)
+        if found["name"] != name and (found["bracket"] or begins_line or near):
+            return True
+    ends = re.search(_CONCLUSION.format(kind=kind), text)
+    return ends is not None and ends["name"] != name
+
+
+def _place(name: str) -> int:
+    """The place of an option in a list."""
+    return int(name) if name.isdecimal() else ord(name)
 
 
 @dataclass(frozen=True)
