@@ -3,15 +3,23 @@ if it learns nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import fcntl
 import logging
+import os
+import pty
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import termios
+import threading
 from pathlib import Path
 
 import lightning as L
+import pyte
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
@@ -23,8 +31,10 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger
 from turnrl_console.health import reason
 from turnrl_console.lines import IterationLines, duration
+from turnrl_console.resumed import _changes, _line
 from turnrl_recipes.given import read_given
 
+import turnrl.agent.rollout
 from commands import save
 from runs import adamw, data, last, module, rows, trainer
 from turnrl import OutcomeReward
@@ -40,6 +50,34 @@ def fit(capsys, *options):
     """The lines that a run prints."""
     assert main(["fit", "recipe.yaml", *options]) == 0
     return capsys.readouterr().out.splitlines()
+
+
+@contextlib.contextmanager
+def terminal(columns=80, rows=100):
+    """Whatever is printed in the block goes to a terminal; gives the lines that it shows then."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    screen, lines = pyte.Screen(columns, rows), []
+    stream = pyte.ByteStream(screen)
+
+    def read():
+        with contextlib.suppress(OSError):  # its other end was closed
+            while sent := os.read(master, 65536):
+                stream.feed(sent)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with (
+            os.fdopen(slave, "w", buffering=1) as out,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(out),
+        ):
+            yield lines
+    finally:
+        reader.join()
+        os.close(master)
+    lines += [line.rstrip() for line in screen.display]
 
 
 # ------------------------------------------------------------------------------------------- lines
@@ -77,6 +115,55 @@ def test_lines_say_the_split_the_time_left_and_fit_into_80_columns(recipe, capsy
     assert all(re.fullmatch(r"(\d+[dhms] ?)+", one) for one in left)
     assert not any(left for title, _, left in kinds if not title.startswith("iteration"))
     assert all(len(line) <= 80 for line in lines if "model" not in line)
+
+
+@pytest.fixture
+def bars_at_once(monkeypatch):
+    """Bars of trajectories that are shown at once, and not after three seconds. Those of steps, as
+    short as these are, never are."""
+    bar = turnrl.agent.rollout.tqdm
+    at_once = {"delay": 0, "mininterval": 0}
+    monkeypatch.setattr(turnrl.agent.rollout, "tqdm", lambda **options: bar(**options | at_once))
+
+
+def test_bars_leave_the_rows_whole_on_a_terminal_of_80_columns(recipe, bars_at_once):
+    often = ["--trainer.max_epochs", "4", "--trainer.check_val_every_n_epoch", "2"]
+    with terminal() as lines:
+        assert main(["fit", "recipe.yaml", *often]) == 0
+    first = lines.index(
+        "                      time    left  split  reward exact_match tool_execution"
+    )
+    last = lines.index("", first)
+    assert [line[:17].rstrip() for line in lines[first + 1 : last]] == [
+        "untrained",
+        *("iteration   1/4", "iteration   2/4", "validation"),
+        *("iteration   3/4", "iteration   4/4", "validation"),
+    ]
+    row = re.compile(r".{20} \d\d:\d\d .{7}  (train|val  )  [ .0-9]{12,}")
+    assert all(row.fullmatch(line) for line in lines[first + 1 : last])
+
+
+def test_a_validation_inside_an_iteration_leaves_the_rows_whole(tiny_model, tmp_path, bars_at_once):
+    with terminal() as lines:
+        options = {"val_check_interval": 1, "enable_progress_bar": True}
+        run = trainer(tmp_path, 1, [IterationLines()], **options)
+        run.fit(module(tiny_model, steps_per_update=3), data())
+    titles = [line[:17].rstrip() for line in lines if re.search(r" \d\d:\d\d ", line)]
+    assert titles == ["untrained", "at step 1", "at step 2", "iteration   1/1", "validation"]
+
+
+def test_nothing_of_lightnings_stands_between_the_rows_at_the_end(tiny_model, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    shown = {"enable_progress_bar": True}
+    trainer(tmp_path / "a", 1, [IterationLines()], **shown).fit(module(tiny_model), data())
+    assert "stopped" not in caplog.text
+    trainer(tmp_path / "b", 1).fit(module(tiny_model), data())  # where there are no rows it stays
+    assert "`Trainer.fit` stopped: `max_epochs=1` reached." in caplog.text
+
+
+def test_a_run_that_reaches_its_steps_says_so(recipe, capsys):
+    lines = fit(capsys, "--trainer.max_steps", "2", "--trainer.max_epochs", "9")
+    assert "stopped at step 2: trainer.max_steps is reached" in lines
 
 
 def test_a_line_is_printed_when_its_row_is_written(recipe, tiny_model, monkeypatch):
@@ -452,3 +539,69 @@ def test_the_checkpoint_of_a_run_holds_the_first_figures(tiny_model, tmp_path):
 def test_early_stopping_of_lightning_keeps_its_reason():
     # `lines` reads it; without it a run that stops early would not say why
     assert hasattr(EarlyStopping("x"), "stopping_reason_message")
+
+
+# ------------------------------------------------------------------------------- runs that go on
+
+
+def test_a_run_that_is_finished_says_so_and_how_to_go_on_and_leaves_no_folder(recipe, capsys):
+    assert main(["fit", "recipe.yaml"]) == 0
+    capsys.readouterr()
+    for options, told in (
+        ([], "2 iterations are done, and max_epochs is 2.\nTo go on, repeat the command with "
+             "--trainer.max_epochs N, N above 2.\n"),
+        (["--trainer.max_epochs", "9", "--trainer.max_steps", "4"],
+         "4 steps are done, and max_steps is 4.\nTo go on, repeat the command with "
+         "--trainer.max_steps N, N above 4.\n"),
+    ):  # fmt: skip
+        assert main(["fit", "recipe.yaml", "--ckpt_path", "last", *options]) == 0
+        out, err = capsys.readouterr()
+        assert f"turnrl: this run is finished: {told}" in err
+        assert "goes on with" not in err
+        assert "ask it" not in out
+        assert [path.name for path in Path("runs/recipe").iterdir()] == ["version_0"]
+
+
+def test_a_finished_run_of_a_plain_trainer_is_told_in_its_own_words(tiny_model, tmp_path, capsys):
+    trainer(tmp_path, 1).fit(module(tiny_model), data())
+    again = trainer(tmp_path, 1, enable_progress_bar=True, logger=False)
+    again.fit(module(tiny_model), data(), ckpt_path=last(tmp_path))
+    told = capsys.readouterr()
+    assert (
+        "finished: 1 iterations are done, and max_epochs is 1.\nTo go on, set max_epochs=N, N"
+        in (told.err)
+    )
+
+
+def test_changed_settings_are_told_one_by_one_within_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    prompt = "You may search before you answer. " * 20
+    old = {
+        "a": {"rewards": [{"w": 1.0}, {"w": 0.5}], "prompt": f"{prompt}Be brief."},
+        "tools": None,
+    }
+    new = {"a": {"rewards": [{"w": 1.0}, {"w": 0.2}], "prompt": f"{prompt}Be polite, and take "
+           "as many words as it needs, but no more."}, "tools": ["Search"], "seed": 1}  # fmt: skip
+    lines = [_line(*change).splitlines() for change in sorted(_changes(old, new))]
+    assert lines == [
+        [
+            '  a.prompt: ...fore you answer. Be brief." -> ...fore you',
+            "      answer. Be polite, and take as many words as ...",
+        ],
+        ["  a.rewards[1].w: 0.5 -> 0.2"],
+        ["  seed: not set -> 1"],
+        ['  tools: null -> ["Search"]'],
+    ]
+
+
+def test_the_console_of_a_run_that_goes_on_with_much_changed_fits_a_terminal(recipe, capsys):
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    few = "[worlds.Answered]"
+    with terminal() as lines:
+        assert main(["fit", "recipe.yaml", "--ckpt_path", "last", "--model.rewards", few]) == 0
+    begin = lines.index("turnrl: goes on with other settings:") + 1
+    end = lines.index("  trainer.max_epochs: 1 -> 2")
+    assert lines[begin:end] == [
+        '  model.rewards: ...: "worlds.Answered"}, {"class_path": "worlds.Called"}] ->',
+        '      ...: "worlds.Answered"}]',
+    ]

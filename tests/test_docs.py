@@ -146,7 +146,7 @@ Claim = Runs | Fits | Lists | Printed | Saved | Elsewhere | NotRun
 CREDIT_TABLE = "TURNRL_LOAD_PLUGINS=estimators turnrl credit-check"
 LAST = "runs/quickstart/version_0/checkpoints/last.ckpt"
 BUILD = "turnrl index build --source"
-FINISHED = "`Trainer.fit` stopped: `max_"
+FINISHED = 'ask it: turnrl.load("'
 FULL_SIZE = Elsewhere("test_docs.test_the_tutorial_at_its_full_size_prints_what_it_shows")
 AS_IN_README = Elsewhere("test_docs.test_the_first_page_of_the_site_shows_what_the_readme_shows")
 SHOWN_FILE = Elsewhere("test_plugins.test_the_files_in_the_docs_are_those_that_the_command_writes")

@@ -8,6 +8,7 @@ A row is printed once its iteration is kept, so what the console shows is on dis
 """
 
 import importlib.util
+import logging
 import time
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -34,6 +35,7 @@ _SPLITS = {
 """The figures that are shown of each split, in the order of the columns."""
 _COLUMNS = ("reward", "exact_match", "tool_execution")
 _HEADER_EVERY = 25
+_lightning = logging.getLogger("lightning.pytorch.utilities.rank_zero")
 
 
 class _Row(NamedTuple):
@@ -71,6 +73,11 @@ def _note(trainer: Any) -> ByRecipe | None:
     return next((one for one in trainer.callbacks if isinstance(one, ByRecipe)), None)
 
 
+def _is_no_end(record: logging.LogRecord) -> bool:
+    """False for Lightning's message that a run reached its end, which comes between two rows."""
+    return not record.getMessage().startswith("`Trainer.fit` stopped: `max_")
+
+
 def duration(seconds: float) -> str:
     """A time to wait, in at most seven characters."""
     minutes, hours, days = (int(seconds // size) for size in (60, 3600, 86400))
@@ -97,9 +104,14 @@ class IterationLines(ProgressBar):
         self._pending: list[tuple[_Row, dict[str, float]]] = []
         self._last: dict[str, float] = {}
         self._steps: tqdm[NoReturn] | None = None
+        self._learned = self._trains = False
 
     def disable(self) -> None:
         """Nothing: Lightning calls this on every process but the first, which alone prints."""
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        _lightning.removeFilter(_is_no_end)
+        self._trains = False
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print at once, also into a pipe."""
@@ -112,6 +124,8 @@ class IterationLines(ProgressBar):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start = self._trained_from = time.perf_counter()
         self._done, self._validated, self._pending, self._last = 0, False, [], {}
+        self._learned, self._trains = False, True
+        _lightning.addFilter(_is_no_end)
         self._folder = run_folder(trainer)  # a collective call
         trial: Any = trainer.fast_dev_run  # type: ignore[attr-defined]
         note = _note(trainer)
@@ -126,12 +140,36 @@ class IterationLines(ProgressBar):
         else:
             self._say("collecting trajectories")
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._learned = True
         if self._steps is None:
-            hidden = None if trainer.is_global_zero else True  # None: shown on a terminal only
-            total = int(trainer.num_training_batches)
-            self._steps = tqdm(total=total, desc="learning", delay=3, leave=False, disable=hidden)
+            self._steps = tqdm(
+                total=int(trainer.num_training_batches),
+                initial=batch_idx,
+                desc="learning",
+                delay=3,
+                leave=False,
+                disable=None if trainer.is_global_zero else True,  # None: on a terminal only
+            )
         self._steps.update()
+        if trainer.is_last_batch:
+            self._close()
+
+    def _close(self) -> None:
+        """Close the bar of steps. tqdm would show the next bar below an open one, and leave the
+        cursor at the end of the line when that one closes."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._close()
+
+    def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
+        self._close()
+        _lightning.removeFilter(_is_no_end)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
@@ -145,11 +183,10 @@ class IterationLines(ProgressBar):
             self._add(trainer, _Row(f"at step {trainer.global_step}", "val"))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
-        elif trainer.is_last_batch:  # a run that goes on first ends the iteration that was over
-            return
+        if not self._learned and trainer.is_last_batch:
+            return  # a run that goes on first ends the iteration that was over
+        self._learned = False
+        self._close()
         total = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         title = f"iteration {trainer.current_epoch + 1:>3}{total}"
         self._done += 1
@@ -166,12 +203,16 @@ class IterationLines(ProgressBar):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say why it ended, what training changed, where it lies, and how to ask it."""
+        if not self._trains and _note(trainer) is not None:
+            return  # nothing is left to train, which was said
         if self._validated:
             self._add(trainer, _Row("validation", "val"))
         self._print()
         for stop in trainer.early_stopping_callbacks:
             if why := _reason(stop):
                 self._say(f"stopped early after iteration {trainer.current_epoch}: {why}")
+        if 0 < trainer.max_steps <= trainer.global_step:
+            self._say(f"stopped at step {trainer.global_step}: trainer.max_steps is reached")
         self._compare(trainer)
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return

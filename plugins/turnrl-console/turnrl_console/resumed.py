@@ -1,7 +1,9 @@
 """Runs that go on from a checkpoint: their first figures, and settings that changed since."""
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +16,10 @@ _SCORING = (
     *("model.rewards", "model.rollout"),
 )
 """Beginnings of the keys that decide what a figure of the validation is of."""
+_ABSENT = object()
+_LONGEST, _AROUND = 60, 20
+"""Characters of a value that are shown; and of those, how many come before its first difference."""
+_NARROWEST = 20
 
 
 class FirstFigures(L.Callback):
@@ -43,36 +49,73 @@ class FirstFigures(L.Callback):
         checkpoint["first_figures"] = self.figures
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """Compare the recipe in the checkpoint with that of this run, if it has one."""
+        """Compare the recipe in the checkpoint with that of this run, if it has one; and say so if
+        the checkpoint is of a run that is finished."""
         if trainer.state.fn != "fit":
             return
         self.figures = checkpoint.get("first_figures", {})
         recipes = (one for one in trainer.callbacks if isinstance(one, SaveConfigCallback))
-        if (own := next(recipes, None)) is None or "recipe" not in checkpoint:
-            return
-        texts = checkpoint["recipe"], own.parser.dump(own.config, skip_none=False)
-        saved, now = (dict(_flat(yaml.safe_load(text))) for text in texts)
+        own = next(recipes, None)
+        steps = checkpoint["global_step"]
+        iterations = checkpoint["epoch"] + 1 if steps else 0
+        limits = (
+            ("max_epochs", "iterations", iterations, trainer.max_epochs or -1),
+            ("max_steps", "steps", steps, trainer.max_steps),
+        )
+        for name, unit, done, most in limits:
+            if done >= most > 0:
+                told = f"this run is finished: {done} {unit} are done, and {name} is {most}."
+                step = f"repeat the command with --trainer.{name} N" if own else f"set {name}=N"
+                if trainer.is_global_zero:
+                    print(f"turnrl: {told}\nTo go on, {step}, N above {done}.", file=sys.stderr)
+                return
+        if own is not None and "recipe" in checkpoint:
+            texts = checkpoint["recipe"], own.parser.dump(own.config, skip_none=False)
+            self._compare(trainer, *map(yaml.safe_load, texts))
+
+    def _compare(self, trainer: Any, saved: Any, now: Any) -> None:
         changed = {
-            key: f"{saved.get(key)} -> {now.get(key)}"
-            for key in sorted(saved | now)
-            if saved.get(key) != now.get(key)
-            and key.startswith(("seed_everything", "model", "data", "trainer"))
+            key: values
+            for key, *values in _changes(saved, now)
+            if key.startswith(("seed_everything", "model", "data", "trainer"))
             and not key.startswith("trainer.logger")
         }
         if any(key.startswith(_SCORING) for key in changed):
             self.figures = {}  # they were scored in another way: not to be compared
-        done, most = checkpoint["epoch"] + 1, trainer.max_epochs or -1
         if trainer.is_global_zero and changed:
-            told = ", ".join(f"{key} {values}" for key, values in changed.items())
-            print(f"turnrl: goes on with other settings: {told}", file=sys.stderr)
-        if trainer.is_global_zero and done >= most > 0:
-            told = f"{done} iterations are done, and trainer.max_epochs is {most}. Raise it."
-            print(f"turnrl: nothing is left to train: {told}", file=sys.stderr)
+            print("turnrl: goes on with other settings:", file=sys.stderr)
+            for key, (old, new) in sorted(changed.items()):
+                print(_line(key, old, new), file=sys.stderr)
 
 
-def _flat(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(node, Mapping) and node:
-        for name, value in node.items():
-            yield from _flat(value, f"{key}.{name}" if key else str(name))
+def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """The smallest parts of two recipes that differ: key, old value and new value, as JSON."""
+    if old == new:
+        return
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in old | new:
+            inner = f"{key}.{name}" if key else str(name)
+            yield from _changes(old.get(name, _ABSENT), new.get(name, _ABSENT), inner)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for number, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from _changes(before, after, f"{key}[{number}]")
     else:
-        yield key, json.dumps(node)
+        yield key, *("not set" if one is _ABSENT else json.dumps(one) for one in (old, new))
+
+
+def _line(key: str, old: str, new: str) -> str:
+    """A setting with its old and its new value, within the width of the terminal."""
+    pairs = enumerate(zip(old, new, strict=False))
+    same = next((n for n, (a, b) in pairs if a != b), 0)
+    begin = max(0, same - _AROUND) if max(len(old), len(new)) > _LONGEST else 0
+    old, new = (_cut(value, begin) for value in (old, new))
+    width = max(_NARROWEST, shutil.get_terminal_size().columns)
+    text = f"{key}: {old} -> {new}"
+    indents = {"initial_indent": "  ", "subsequent_indent": "      "}
+    return textwrap.fill(text, width, **indents, break_on_hyphens=False)
+
+
+def _cut(value: str, begin: int) -> str:
+    """The part of a long value around the place where it differs from another."""
+    value = f"...{value[begin:]}" if begin > len("...") else value
+    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."

@@ -1,4 +1,4 @@
-"""Tidying: a run that failed before it had anything to keep leaves no folder."""
+"""Tidying: a run that ends before it has anything to keep leaves no folder."""
 
 import contextlib
 import shutil
@@ -16,14 +16,25 @@ _OF_A_START = ("config.yaml", "hparams.yaml", "events.out.")
 
 
 class Tidy(L.Callback):
-    """Remove the folder of a run that failed before it had anything to keep, and if they are empty
-    then, the folder of its runs and `runs` itself. Other folders are the user's own, and those of
-    further loggers are theirs."""
+    """Remove the folder of a run that failed before it had anything to keep, or that had nothing
+    left to train; and if they are empty then, the folder of its runs and `runs` itself. Other
+    folders are the user's own, and those of further loggers are theirs."""
 
     def __init__(self) -> None:
         self._begun = time.time()
+        self._trains = False
+
+    def on_train_start(self, *args: Any) -> None:
+        self._trains = True
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit" and not self._trains:
+            self._remove(trainer)
 
     def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
+        self._remove(trainer)
+
+    def _remove(self, trainer: L.Trainer) -> None:
         if trainer.logger is None or not trainer.is_global_zero or is_trial(trainer):
             return
         folder = Path(getattr(trainer.logger, "log_dir", None) or "")
