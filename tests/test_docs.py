@@ -32,6 +32,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from markdown_it import MarkdownIt
 from turnrl_atlas import Atlas
 
 from nursery import Nursery, command
@@ -713,6 +714,27 @@ def test_everything_that_a_page_shows_is_claimed_and_every_claim_is_about_someth
     claims = CLAIMS.get(page, {})
     about = {snippet_of(piece, list(claims)) for piece in shown}
     assert set(claims) - about == set(), "nothing on the page says so any more"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_line_of_a_paragraph_is_read_as_a_list(page):
+    lines = (ROOT / page).read_text().splitlines()
+    assert read_as_lists(lines) == []
+
+
+def read_as_lists(lines: list[str]) -> list[str]:
+    """Lines that begin a list in Markdown without an empty line before: `1)` or `-`, where a line
+    of a sentence happened to break."""
+    tokens = MarkdownIt().parse("\n".join(lines))
+    outer = [one for one in tokens if one.map and one.level == 0]
+    ends = {one.map[1] for one in outer if one.type == "paragraph_open"}
+    begins = (one.map[0] for one in outer if one.type.endswith("list_open"))
+    return [lines[number] for number in begins if number in ends]
+
+
+def test_a_line_that_breaks_before_a_number_is_read_as_a_list():
+    assert read_as_lists(["the average (0 to", "1) over the tokens."]) == ["1) over the tokens."]
+    assert read_as_lists(["some", "", "1. first", "2. second", "", "more"]) == []
 
 
 def test_the_tests_that_claims_name_are_there():
