@@ -712,6 +712,20 @@ def test_a_list_is_filtered_sorted_and_searched(tmp_path, opened):
 
 
 @browser_only
+@pytest.mark.parametrize("name", ["__proto__", "constructor", "no such order"])
+def test_an_order_that_there_is_none_of_is_the_order_of_the_run(tmp_path, opened, name):
+    report([recorded.run(tmp_path / "run", iterations=2)], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html", "#/list")
+    in_order = page.locator("table.list tbody").inner_text()
+    go(page, "#/list?sort=total reward")
+    assert page.locator("table.list tbody").inner_text() != in_order
+    go(page, f"#/list?sort={name}")
+    assert page.inner_text("h1") == "Trajectories"
+    assert page.locator("table.list tbody").inner_text() == in_order
+    assert page.locator("select[name=sort]").input_value() == "order of the run"
+
+
+@browser_only
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_is_accessible(tmp_path, opened, scheme, width):

@@ -296,15 +296,15 @@
     return places;
   }
 
-  const SORTS = {
-    "order of the run": null,
-    "total reward": (i) => -at("total", i),
-    "lowest total reward": (i) => at("total", i),
-    "largest advantage": (i) => -Math.max(0, ...at("advantages", i).map((a) => Math.abs(a || 0))),
-    "tokens": (i) => -at("tokens", i),
-    "turns": (i) => -at("advantages", i).length,
-    "latest iteration": (i) => -at("iteration", i),
-  };
+  const SORTS = new Map([  // no object: the address of the page may ask for __proto__
+    ["order of the run", null],
+    ["total reward", (i) => -at("total", i)],
+    ["lowest total reward", (i) => at("total", i)],
+    ["largest advantage", (i) => -Math.max(0, ...at("advantages", i).map((a) => Math.abs(a || 0)))],
+    ["tokens", (i) => -at("tokens", i)],
+    ["turns", (i) => -at("advantages", i).length],
+    ["latest iteration", (i) => -at("iteration", i)],
+  ]);
   let chosen = [];
 
   const unique = (name) => [...new Set(columns()[name] || [])].sort((a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(String(b))));
@@ -327,7 +327,7 @@
       select("Iteration", "iteration", unique("iteration").map((n) => [n, String(n)])),
       el("label", {}, "Total reward from", el("input", { type: "number", step: "any", name: "from", value: field("from") })),
       el("label", {}, "to", el("input", { type: "number", step: "any", name: "to", value: field("to") })),
-      el("label", {}, "Sort by", el("select", { name: "sort" }, Object.keys(SORTS).map((name) => el("option", { value: name, selected: field("sort") === name }, name)))),
+      el("label", {}, "Sort by", el("select", { name: "sort" }, [...SORTS.keys()].map((name) => el("option", { value: name, selected: field("sort") === name }, name)))),
       el("button", {}, "Show"));
     const q = field("q").toLowerCase();
     const inside = q && field("in") ? await everywhere(q) : null;
@@ -346,7 +346,7 @@
     const count = columns().run ? columns().run.length : 0;
     chosen = [];
     for (let i = 0; i < count; i++) if (wanted(i)) chosen.push(i);
-    const sort = SORTS[field("sort")];
+    const sort = SORTS.get(field("sort"));
     if (sort) {
       const keys = new Map(chosen.map((i) => [i, sort(i)]));
       chosen.sort((a, b) => keys.get(a) - keys.get(b) || a - b);
