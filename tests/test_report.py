@@ -31,6 +31,7 @@ from turnrl_report.curves import draw
 from turnrl_report.links import link
 
 import recorded
+from commands import fails
 from recorded import RULES
 from runs import data, module, trainer
 from turnrl import (
@@ -428,6 +429,55 @@ def test_a_run_that_goes_on_is_watched(tmp_path):
             assert "Traceback" not in watching.stderr.read()
         finally:
             watching.kill()
+
+
+def test_a_run_without_figures_is_waited_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "atlas_react" / "version_0"
+    run.mkdir(parents=True)
+    pauses = iter(
+        [
+            lambda: (run / "config.yaml").write_text("seed_everything: 0\n"),
+            lambda: (run / "checkpoints").mkdir(),
+            lambda: recorded.run(run),
+        ]
+    )
+
+    def sleep(seconds):
+        assert not Path("out.html").exists()
+        happens = next(pauses, None)
+        if happens is None:
+            raise KeyboardInterrupt
+        happens()
+
+    def written(*given):
+        report(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "write", written)
+    monkeypatch.setattr(command, "time", SimpleNamespace(sleep=sleep))
+    assert main(["report", "--watch", "atlas_react", "-o", "out.html"]) == 130
+    printed = capsys.readouterr().out
+    assert printed.count("waiting: atlas_react has nothing to show yet. Ctrl-C ends this.\n") == 1
+    assert Path("out.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("atlas_reakt", "no record of a run at 'atlas_reakt'. Did you mean atlas_react?"),
+        ("notes", "no record of a run at 'notes'. The folder 'notes' holds no run."),
+    ],
+)
+def test_what_cannot_become_a_run_is_not_waited_for(tmp_path, monkeypatch, capsys, word, told):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/atlas_react/version_0").mkdir(parents=True)
+    Path("notes").mkdir()
+    Path("notes/today.txt").touch()
+    assert told in fails(capsys, ["report", "--watch", word])
+    # a folder is never what its own name may have meant
+    nothing = "no record of a run at 'atlas_react'. The folder 'runs/atlas_react' holds no run."
+    assert nothing in fails(capsys, ["report", "atlas_react"])
 
 
 def test_what_is_added_while_a_report_is_written_is_in_the_next(tmp_path, monkeypatch):

@@ -84,6 +84,16 @@ def _lack(run: Path, needs: str) -> str:
     return f"no record{more}: {why}. Wait for its first evaluation, or give another run."
 
 
+def is_beginning(word: str | Path) -> bool:
+    """True if a word means a run that has nothing to show yet, or a folder of runs in which one may
+    be about to begin: there is no file in it."""
+    run = run_at(word)
+    if run is not None:
+        return not any(any(run.glob(pattern)) for pattern in _NEEDS["figures"][2])
+    homes = [place for place in (Path(word), RUNS / word) if place.is_dir()]
+    return any(all(path.is_dir() for path in home.rglob("*")) for home in homes)
+
+
 def run_at(word: str | Path) -> Path | None:
     """The folder of the run that a word means; None if it means none. See `find_run`."""
     named = RUNS / word
@@ -126,6 +136,7 @@ def _began(run: Path) -> float:
 
 def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
     """` Did you mean quickstart?` if a run is called nearly so, or else the names that there are.
+    Of a folder that is there it says what it holds.
 
     Args:
         word: Means no run.
@@ -137,6 +148,8 @@ def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
     inside = [str(one) for place in places for one in sorted(place.glob("*")) if runs_in(one)]
     if inside:
         return f" It has folders of runs: {', '.join(inside)}."
+    if here := next((place for place in places if place.is_dir()), None):
+        return f" The folder {str(here)!r} holds no run."
     near = did_you_mean(str(word), [*names, *beside, *others])
     return near or (f" There are {', '.join(names)}." if names else "")
 

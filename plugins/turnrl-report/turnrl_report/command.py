@@ -15,7 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from turnrl_recipes.folders import is_beginning
+
 from turnrl import DataError, whole_file
+
+_EVERY_S = 2.0
+"""Time between two looks at the runs that are watched."""
 
 
 def add_report_command(commands: Any) -> None:
@@ -49,6 +54,8 @@ def _run(args: argparse.Namespace) -> None:
         raise DataError(f"--trajectories is {args.trajectories}; it must be 1 or more.")
     file = Path(args.output)
     more = (args.title, args.trajectories)
+    if args.watch:
+        _wait(args.runs)
     seen = _state(args.runs)  # before it is written: what comes meanwhile is written again
     write(args.runs, file, *more)
     print(f"written to {file} ({file.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
@@ -88,6 +95,16 @@ def write(
             print(f"{run.name}: {problem}")
 
 
+def _wait(runs: Sequence[str]) -> None:
+    """Wait until every run has something to show."""
+    told = ""
+    while begins := [run for run in runs if is_beginning(run)]:
+        if told != begins[0]:
+            told = begins[0]
+            print(f"waiting: {told} has nothing to show yet. Ctrl-C ends this.", flush=True)
+        time.sleep(_EVERY_S)
+
+
 def _watch(
     runs: Sequence[str],
     file: Path,
@@ -96,7 +113,7 @@ def _watch(
     most: int | None,
 ) -> None:
     while True:
-        time.sleep(2.0)
+        time.sleep(_EVERY_S)
         now = _state(runs)
         if now != seen:
             write(runs, file, title, most)
