@@ -181,6 +181,31 @@ except KeyboardInterrupt:
     assert done.stderr == ""
 
 
+def test_an_interrupt_in_the_callback_of_a_weak_reference_stops_without_a_traceback():
+    script = """
+import os, signal, sys, time, weakref
+from turnrl.signals import stopping
+class Thing: pass
+def dies(_):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)
+hook = sys.unraisablehook
+try:
+    with stopping() as came:
+        thing = Thing()
+        seen = weakref.ref(thing, dies)
+        del thing
+        time.sleep(5)
+        print("nobody heard")
+except KeyboardInterrupt:
+    print("stopped by", came[0])
+assert sys.unraisablehook is hook
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("stopped by 2\n", "")
+
+
 def test_nothing_else_is_imported_before_an_interrupt_can_be_caught():
     code = "import sys; was = {*sys.modules}; import turnrl.__main__; print({*sys.modules} - was)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,8 +13,8 @@ from typing import Any
 def stopping() -> Iterator[list[int]]:
     """Within it SIGTERM stops a program as Ctrl-C does, by a `KeyboardInterrupt`.
 
-    What is raised in a finaliser, say, is lost: so it is raised again, until a moment comes when it
-    is being dealt with.
+    What is raised in a finaliser, say, or in the callback of a weak reference, is lost: so it is
+    raised again, until a moment comes when it is being dealt with.
 
     Yields:
         The signals that came.
@@ -38,13 +38,23 @@ def stopping() -> Iterator[list[int]]:
         if frame is None:
             raise KeyboardInterrupt
 
+    tell = sys.unraisablehook
+
+    def lost(what: Any) -> None:
+        if came and isinstance(what.exc_value, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+        else:
+            tell(what)
+
     if threading.current_thread() is threading.main_thread():
+        sys.unraisablehook = lost
         take(signal.SIGTERM)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             take(signal.SIGINT)
     try:
         yield came
     finally:
+        sys.unraisablehook = tell
         if came:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
