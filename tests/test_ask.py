@@ -5,15 +5,19 @@ from __future__ import annotations
 import functools
 import json
 import math
+import shutil
 from collections import UserList
+from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 import yaml
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 
 import turnrl
-from commands import RECIPE
+from commands import RECIPE, fails, save
 from runs import adamw, column, data, last, module, rows, trainer, weights
 from turnrl import (
     MTGRPO,
@@ -91,11 +95,106 @@ def test_what_cannot_be_loaded_is_named(run, tiny_model):
         turnrl.load("odd.yaml")
 
 
+@pytest.fixture
+def by_hand(tiny_model, tmp_path, monkeypatch):
+    """A run of a plain trainer with Lightning's own checkpoints, logger and callbacks, and the
+    module that it trained."""
+    monkeypatch.chdir(tmp_path)
+    it = module(tiny_model)
+    options = {"accelerator": "cpu", "log_every_n_steps": 1, "enable_progress_bar": False}
+    L.Trainer(max_epochs=1, enable_model_summary=False, **options).fit(it, data())
+    return it, Path("lightning_logs/version_0")
+
+
+def same(one, other):
+    return torch.equal(weights(one.policy), weights(other.policy))
+
+
+def test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe(
+    by_hand, tiny_model, capsys
+):
+    it, run = by_hand
+    (kept,) = (run / "checkpoints").iterdir()
+    assert kept.name == "epoch=0-step=2.ckpt"
+    save(json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model))))
+    said = it.ask("Number 7?")[0].answer
+    for door in ("lightning_logs", run, run / "checkpoints", kept, run / "model"):
+        fresh = module(tiny_model)
+        assert turnrl.load(door, module=fresh) is fresh
+        assert same(fresh, it)
+        assert fresh.ask("Number 7?")[0].answer == said
+        assert same(turnrl.load("recipe.yaml", checkpoint=door), it)
+        capsys.readouterr()
+        assert main(["play", "recipe.yaml", "Number 7?", "--checkpoint", str(door)]) == 0
+        shown = capsys.readouterr()
+        assert f"{run}/" in shown.err
+        assert shown.err.endswith("which acts by recipe.yaml\n")
+        assert f"answer     {said!r}; ended by" in shown.out
+        # alone it does not say how it acts
+        told = fails(capsys, ["play", str(door), "Number 7?"])
+        assert "holds no recipe: it was made from Python" in told
+        assert "Give a recipe: 'turnrl play RECIPE --checkpoint lightning_logs/version_0/" in told
+        assert ", module=module).ask('a question')." in told
+        assert "Wait for" not in told
+    with pytest.raises(
+        RecipeError, match=r"'recipe\.yaml' is a recipe, and has no trained weights"
+    ):
+        turnrl.load("recipe.yaml", module=module(tiny_model))
+    few = ["--data.val_limit", "1"]
+    for door in (run, kept, run / "model"):
+        assert main(["eval", "recipe.yaml", "--ckpt_path", str(door), *few]) == 0
+        assert f"checkpoint {kept}\n" in capsys.readouterr().out
+    told = fails(capsys, ["eval", str(run)])
+    assert told.endswith("Give a recipe, and the run after it: RECIPE --ckpt_path " + str(run))
+
+
+def test_a_run_from_python_without_checkpoints_has_its_exported_policy(by_hand, tiny_model, capsys):
+    it, run = by_hand
+    shutil.rmtree(run / "checkpoints")
+    save(json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model))))
+    shutil.copytree(run / "model", "moved")
+    for door in (run, run / "model"):
+        assert same(turnrl.load(door, module=module(tiny_model)), it)
+    assert same(turnrl.load("recipe.yaml", checkpoint="moved"), it)
+    assert main(["play", "recipe.yaml", "Number 7?", "--checkpoint", "moved"]) == 0
+    capsys.readouterr()
+    told = fails(capsys, ["eval", "recipe.yaml", "--ckpt_path", str(run)])
+    options = f"--ckpt_path null --model.policy.model {run}/model"
+    assert told.endswith(f"no checkpoint in '{run}'. Take its model as the policy: {options}")
+    assert main(["eval", "recipe.yaml", *options.split()]) == 0
+    assert "It holds a model: 'turnrl play RECIPE --checkpoint moved' asks it, and" in (
+        fails(capsys, ["play", "moved", "Number 7?"])
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+def test_an_exported_adapter_is_taken_by_the_policy_that_it_is_of(tiny_model, tmp_path):
+    lora = {"lora": Lora(r=4)}
+    it = module(tiny_model, lora)
+    options = {"enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    logger = CSVLogger(str(tmp_path), "", 0)
+    L.Trainer(max_epochs=1, logger=logger, log_every_n_steps=1, **options).fit(it, data())
+    adapter = tmp_path / "version_0" / "adapter"
+    for door in (tmp_path / "version_0", adapter):
+        assert same(turnrl.load(door, module=module(tiny_model, lora)), it)
+    for other in (None, {"lora": Lora(r=8)}, {"lora": Lora(r=4, alpha=8)}):
+        with pytest.raises(CheckpointError, match=r"has the adapter \{'r': 4, 'alpha': 32\}, and"):
+            turnrl.load(adapter, module=module(tiny_model, other))
+    few = {"lora": Lora(r=4, target_modules=["q_proj"])}
+    with pytest.raises(CheckpointError, match=r"do not fit the policy .*lora_A"):
+        turnrl.load(adapter, module=module(tiny_model, few))
+
+
+def test_an_exported_model_of_another_size_is_refused(tiny_model, random_model):
+    it, other = module(tiny_model), random_model("Qwen2")
+    it.policy.load()
+    with pytest.raises(CheckpointError, match=r"do not fit the policy .* Give the recipe that"):
+        it.policy.take(other)
+
+
 def test_lightnings_own_loading_works_on_a_checkpoint_that_python_made(tiny_model, tmp_path):
     it = module(tiny_model)
     trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
-    with pytest.raises(CheckpointError, match="holds no recipe: it was made from Python"):
-        turnrl.load(last(tmp_path))
     rollout = Rollout(Letters(), [Echo()], max_turn_tokens=6, max_tokens=128)
     loaded = MTGRPO.load_from_checkpoint(
         last(tmp_path), policy=Policy(str(tiny_model)), rollout=rollout, rewards=[Answered()]

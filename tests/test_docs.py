@@ -148,6 +148,7 @@ CREDIT_TABLE = "TURNRL_LOAD_PLUGINS=estimators turnrl credit-check"
 LAST = "runs/quickstart/version_0/checkpoints/last.ckpt"
 BUILD = "turnrl index build --source"
 FINISHED = 'ask it: turnrl.load("'
+NOTHING_LEFT = "this run is finished"
 FULL_SIZE = Elsewhere("test_docs.test_the_tutorial_at_its_full_size_prints_what_it_shows")
 AS_IN_README = Elsewhere("test_docs.test_the_first_page_of_the_site_shows_what_the_readme_shows")
 SHOWN_FILE = Elsewhere("test_plugins.test_the_files_in_the_docs_are_those_that_the_command_writes")
@@ -157,6 +158,7 @@ CALCULATOR = "test_docs.test_the_calculator_and_the_rows_of_the_page_fit_togethe
 NAMED = "test_recipes.test_a_recipe_is_given_by_its_name_wherever_one_is"
 LISTED = "test_recipes.test_every_recipe_is_listed_with_its_command_and_its_row"
 COPIED = "test_recipes.test_a_copy_is_a_file_to_change_and_replaces_none"
+BY_DOORS = "test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe"
 PAPER = Elsewhere("test_cli.test_the_papers_baselines_are_a_recipe_with_another_estimator")
 
 # By page: what stands in a command or block (the longest text decides), and how it is tested.
@@ -316,8 +318,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--trajectories 500": Elsewhere("test_report.test_runs_are_reported_by_name"),
     },
     "docs/howto/runs.md": {
+        "turnrl play RECIPE": Elsewhere("test_ask." + BY_DOORS),
+        "turnrl eval RECIPE": Elsewhere("test_ask." + BY_DOORS),
         "turnrl eval recipes/quickstart.yaml --ckpt_path best": Runs(("8 questions, greedy",)),
-        "turnrl fit recipes/quickstart.yaml --ckpt_path last": Runs((FINISHED,), slow=True),
+        "turnrl fit recipes/quickstart.yaml --ckpt_path last": Runs((NOTHING_LEFT,), slow=True),
         "--ckpt_path last": Elsewhere(
             "test_find_run.test_the_best_checkpoint_is_taken_or_else_the_last"
         ),
@@ -498,7 +502,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "garbage": Printed("from grounded import Grounded"),
         "class_path: grounded.Grounded": Saved("island_reward.yaml"),
         "turnrl doctor": Runs(("pass  tool search", "pass  learning")),
-        "fit quickstart.yaml island.yaml island_reward.yaml": Runs((FINISHED,)),
+        "fit quickstart.yaml island.yaml island_reward.yaml": Runs((NOTHING_LEFT,)),
         "/10 ": FULL_SIZE,
         "--model.estimator OutcomeOnly": Fits(),
         "--model.group_size 8": Fits(),
@@ -570,7 +574,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "plugins/turnrl-atlas/README.md": {
         "train: Atlas": Fits(),
         "atlas_starter.yaml": Runs(
-            (FINISHED,), ("plugins/turnrl-atlas/turnrl_atlas/starter/config.json",), slow=True
+            ("`Trainer.fit` stopped: `max_",),
+            ("plugins/turnrl-atlas/turnrl_atlas/starter/config.json",),
+            slow=True,
         ),
         "turnrl_atlas.figures": Elsewhere(
             "test_atlas.test_the_readme_states_the_figures_that_the_command_prints"

@@ -209,7 +209,7 @@ def test_a_run_without_the_part_that_a_command_needs_is_told(capsys):
     with pytest.raises(RecipeError, match=r"'runs/mine/version_0' has no config\.yaml"):
         find_run("mine", "recipe")
     assert "the run 'runs/mine/version_0' has no config.yaml" in fails(capsys, ["eval", "mine"])
-    lacks = "the run 'runs/mine/version_0' has no best.ckpt and no last.ckpt in checkpoints/"
+    lacks = "the run 'runs/mine/version_0' has no checkpoint, no model/ and no adapter/. Wait for"
     assert lacks in fails(capsys, ["play", "mine", "Why?"])
     assert find_run("mine") == folder
     made("runs/new/version_0")
@@ -241,8 +241,18 @@ def test_the_best_checkpoint_is_taken_or_else_the_last(recipe, capsys):
     Path(best).unlink()
     assert checkpoint("recipe") == last
     told = fails(capsys, ["play", "recipe", "Why?", "--checkpoint", "best"])
-    assert "the run 'runs/recipe/version_0' has no best.ckpt in checkpoints/" in told
-    assert told.endswith(str(run / "config.yaml"))
+    assert told.endswith(
+        f"'runs/recipe/version_0' has no best.ckpt in checkpoints/. It has {last}."
+    )
+    told = fails(capsys, ["play", "recipe", "Why?", "--checkpoint", "bets"])
+    assert "no checkpoint 'bets' of the run 'runs/recipe/version_0'. Did you mean best?" in told
+    # without one the exported policy is left, and without that the recipe
+    Path(last).unlink()
+    assert checkpoint("recipe") == str(run / "model")
+    assert turnrl.load("recipe").ask(["Number 7?"])[0].turns
+    shutil.rmtree(run / "model")
+    told = fails(capsys, ["play", "recipe", "Why?"])
+    assert told.endswith(f"or give its recipe, which is untrained: {run / 'config.yaml'}")
 
 
 def test_a_bundled_recipe_goes_before_runs_of_its_name(recipe, capsys):

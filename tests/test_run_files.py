@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -315,17 +316,21 @@ def test_a_runs_folder_stands_for_its_last_checkpoint(run, capsys):
     Path("empty").mkdir()
     capsys.readouterr()
     message = fails(capsys, ["fit", "recipe.yaml", "--ckpt_path", "empty"])
-    assert "no checkpoints/last.ckpt in 'empty'. Give the folder of a run" in message
+    assert "no checkpoint in 'empty'. Give the folder of a run" in message
     message = fails(capsys, ["fit", "recipe.yaml", "--ckpt_path", "runs/recipe"])
     assert "Runs in it: runs/recipe/version_0, runs/recipe/version_1" in message
     message = fails(capsys, ["fit", "recipe.yaml", "--ckpt_path", "lst"])
     assert "no checkpoint at 'lst'. Did you mean last?" in message
-    Path("empty/checkpoints").mkdir()
-    Path("empty/checkpoints/epoch=0.ckpt").touch()
-    message = fails(capsys, ["fit", "recipe.yaml", "--ckpt_path", "empty"])
-    assert "It has empty/checkpoints/epoch=0.ckpt." in message
-    with pytest.raises(CheckpointError, match=r"no checkpoints/last\.ckpt in 'empty'"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in 'empty'"):
         turnrl.load("empty")
+    # without a last.ckpt it stands for its newest, whatever that is called
+    kept = Path("empty/checkpoints")
+    for number, name in enumerate(("b.ckpt", "a.ckpt")):
+        kept.mkdir(exist_ok=True)
+        shutil.copy(run / "checkpoints" / "last.ckpt", kept / name)
+        os.utime(kept / name, (number, number))
+    given = read_given("fit", ["recipe.yaml", "--ckpt_path", "empty"])
+    assert given.contents["ckpt_path"] == str(kept / "a.ckpt")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """A low-rank adapter: its settings, and the base that it is added to."""
 
+import json
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -67,6 +69,30 @@ def with_adapter(network: Any, lora: Lora, quantized: bool) -> Any:
         raise RecipeError(f"policy.lora does not fit the model: {error}") from error
     adapt_in_place(network)
     return network
+
+
+def read_adapter(folder: Path) -> dict[str, int] | None:
+    """Rank and alpha of an adapter that was exported into a folder; None if it holds none."""
+    file = folder / "adapter_config.json"
+    if not file.is_file():
+        return None
+    config = json.loads(file.read_text("utf-8"))
+    return {"r": config["r"], "alpha": config["lora_alpha"]}
+
+
+def take_adapter(network: Any, folder: Path) -> None:
+    """Load the weights of an exported adapter into the one that a network has.
+
+    Raises:
+        RuntimeError: If they do not fit it.
+    """
+    from peft import load_peft_weights, set_peft_model_state_dict
+
+    weights = load_peft_weights(str(folder), device="cpu")
+    keys: Any = set_peft_model_state_dict(network, weights)
+    missing = [name for name in keys.missing_keys if ".lora_" in name]
+    if odd := [*keys.unexpected_keys, *missing]:
+        raise RuntimeError(f"{odd[0]} is only in one of them")
 
 
 def _not_products(network: nn.Module) -> list[str]:

@@ -93,14 +93,15 @@ def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, str, str]
     if old == new:
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for name in old | new:
+        for name in {**old, **new}:
             inner = f"{key}.{name}" if key else str(name)
             yield from _changes(old.get(name, _ABSENT), new.get(name, _ABSENT), inner)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for number, (before, after) in enumerate(zip(old, new, strict=True)):
-            yield from _changes(before, after, f"{key}[{number}]")
+        for number, pair in enumerate(zip(old, new, strict=True)):
+            yield from _changes(*pair, f"{key}[{number}]")
     else:
-        yield key, *("not set" if one is _ABSENT else json.dumps(one) for one in (old, new))
+        before, after = ("not set" if one is _ABSENT else json.dumps(one) for one in (old, new))
+        yield key, before, after
 
 
 def _line(key: str, old: str, new: str) -> str:
@@ -111,8 +112,10 @@ def _line(key: str, old: str, new: str) -> str:
     old, new = (_cut(value, begin) for value in (old, new))
     width = max(_NARROWEST, shutil.get_terminal_size().columns)
     text = f"{key}: {old} -> {new}"
-    indents = {"initial_indent": "  ", "subsequent_indent": "      "}
-    return textwrap.fill(text, width, **indents, break_on_hyphens=False)
+    first, then = "  ", "      "
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=then, break_on_hyphens=False
+    )
 
 
 def _cut(value: str, begin: int) -> str:

@@ -3,6 +3,7 @@
     turnrl play runs/quickstart/version_0 "What country is Utrecht in?"
     turnrl play runs/quickstart                  the newest run; questions one by one
     turnrl play quickstart                       the bundled recipe's policy before training
+    turnrl play RECIPE --checkpoint RUN          a run made from Python, by a recipe that acts so
     turnrl play RUN "QUESTION" --answer Netherlands --estimators
 
 Turns, calls and results are printed as they come. With --estimators the agent takes several
@@ -19,7 +20,6 @@ from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 from turnrl_recipes.agents import find_agent
-from turnrl_recipes.folders import LATEST
 from turnrl_recipes.given import read_given, refuse_unknown
 
 from turnrl import (
@@ -63,7 +63,10 @@ def add_play_command(commands: Any) -> None:
     )
     parser.add_argument("--temperature", type=float, help="of the samples (default: the recipe's)")
     parser.add_argument(
-        "--checkpoint", choices=LATEST, help="checkpoint of the run (default: best, or else last)"
+        "--checkpoint",
+        metavar="CHECKPOINT",
+        help="best or last of the run (default: best, or else last); after a recipe, a run or a "
+        "checkpoint whose weights it takes",
     )
     parser.add_argument("--device", default="cpu", help="where it plays (default: %(default)s)")
     parser.add_argument(
@@ -83,12 +86,13 @@ def _run(args: argparse.Namespace) -> None:
         args.samples = 8
     agent = find_agent(args.agent, args.checkpoint)
     file = agent.weights()  # a mistake is told before torch is loaded
-    if file is None:
+    if agent.is_recipe:
         refuse_unknown(read_given("fit", ["--config", str(agent.recipe)]))
     print(f"turnrl play: {agent}", file=sys.stderr, flush=True)
     from turnrl import load
 
-    module = load(file or agent.recipe, args.device)
+    word, weights = (agent.recipe, file) if agent.is_recipe else (file or agent.recipe, None)
+    module = load(word, args.device, weights)
     if args.question:
         question = Question("1", args.question)
         if args.answer:

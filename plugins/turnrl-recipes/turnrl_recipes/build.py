@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import lightning as L
 import torch
@@ -37,7 +37,7 @@ from turnrl import (
     TurnRLError,
     installed,
 )
-from turnrl_recipes.agents import find_agent
+from turnrl_recipes.agents import Agent, find_agent
 from turnrl_recipes.by_recipe import ByRecipe
 from turnrl_recipes.explain import explain, explain_class, explain_section, parameters
 from turnrl_recipes.given import (
@@ -100,7 +100,12 @@ def build(arguments: Sequence[str]) -> Built:
     return make(read_given("fit", arguments))
 
 
-def load(path: str | Path, device: str = "cpu", checkpoint: str | None = None) -> MTGRPO:
+def load(
+    path: str | Path,
+    device: str = "cpu",
+    checkpoint: str | Path | None = None,
+    module: MTGRPO | None = None,
+) -> MTGRPO:
     """A policy to `ask`, and whatever else its recipe says: a module with its weights loaded.
 
     Args:
@@ -108,26 +113,60 @@ def load(path: str | Path, device: str = "cpu", checkpoint: str | None = None) -
             whose policy it is as it was before any training.
         device: Where the weights go.
         checkpoint: Which one of the run, `best` or `last`; None for the best one, or else the last.
+            After a recipe: a run or a checkpoint whose weights it takes.
+        module: Takes the weights, in place of a module that the recipe describes: for a run that
+            was made from Python, which has none.
     Raises:
-        CheckpointError: If there is no such run or checkpoint, or it holds no recipe.
+        CheckpointError: If there is no such run or checkpoint, it is of another policy, or it holds
+            no recipe and there is no module to take it.
         RecipeError: If there is no such recipe, or it describes no `MTGRPO`.
     """
-    agent = find_agent(path, checkpoint)
-    file, kept = agent.weights(), None
-    if file is None:
-        given = read_given("fit", ["--config", str(agent.recipe)])
-        refuse_unknown(given, _homes)
-        recipe = given.contents
-        # classes of one's own; none beside a checkpoint
-        sys.path += [str(agent.recipe.absolute().parent)]
-    else:
-        kept = torch.load(file, map_location="cpu", weights_only=True)
-        if "recipe" not in kept:
+    agent = find_agent(path, None if checkpoint is None else str(checkpoint))
+    file = agent.weights()
+    saved = None
+    if file is not None and not file.is_dir():
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+    if module is not None and file is None:
+        what = f"{str(path)!r} is a recipe, and has no trained weights for the module to take"
+        raise RecipeError(f"{what}. Give a run, or a checkpoint.")
+    if module is None:
+        module = _made(_recipe_of(agent, saved))
+    module.policy.load(device)
+    if saved is not None:
+        module.on_load_checkpoint(saved)
+    elif file is not None:
+        module.policy.take(file)
+    module.load_state_dict({} if saved is None else saved["state_dict"])
+    return module.to(device)
+
+
+def _recipe_of(agent: Agent, saved: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The recipe of an agent: the one that was given, or that of its checkpoint, or of its run.
+
+    Raises:
+        CheckpointError: If it has none.
+    """
+    file = agent.checkpoint
+    if file is not None and not agent.is_recipe:
+        if saved is not None and "recipe" in saved:
+            relocate = partial(relocated, file)
+            return cast(Mapping[str, Any], each_text(yaml.safe_load(saved["recipe"]), relocate))
+        if not agent.recipe.is_file() or agent.recipe == file:
             raise CheckpointError(
-                f"{str(file)!r} holds no recipe: it was made from Python. Give what it was made of "
-                "to MTGRPO.load_from_checkpoint(path, policy=..., rollout=..., rewards=...)."
+                f"{str(file)!r} holds no recipe: it was made from Python, and nothing here says "
+                f"how it acts. Give a recipe: 'turnrl play RECIPE --checkpoint {agent.word}'. Or "
+                "make its module in Python: "
+                f"turnrl.load({agent.word!r}, module=module).ask('a question')."
             )
-        recipe = each_text(yaml.safe_load(kept["recipe"]), partial(relocated, file))
+    given = read_given("fit", ["--config", str(agent.recipe)])
+    refuse_unknown(given, _homes)
+    # classes of one's own; none beside a checkpoint
+    sys.path += [str(agent.recipe.absolute().parent)]
+    return given.contents
+
+
+def _made(recipe: Mapping[str, Any]) -> MTGRPO:
+    """The module that a recipe describes."""
     _prepare()
     sys.path += [str(Path.cwd())]
     model = recipe.get("model", {})
@@ -138,14 +177,10 @@ def load(path: str | Path, device: str = "cpu", checkpoint: str | None = None) -
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--model", type=MTGRPO)
     try:
-        module: MTGRPO = parser.instantiate_classes(parser.parse_object({"model": model})).model
+        made = parser.instantiate_classes(parser.parse_object({"model": model})).model
     except (ArgumentError, ValueError, TypeError) as error:
         raise _told(error, {"model": model}, {}) from error
-    module.policy.load(device)
-    if kept is not None:
-        module.on_load_checkpoint(kept)
-        module.load_state_dict(kept["state_dict"])
-    return module.to(device)
+    return cast(MTGRPO, made)
 
 
 def _refuse(given: Given) -> None:
@@ -323,6 +358,8 @@ def _prepare() -> None:
         installed(hook)  # a short name is known once its class is imported
     transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning on torch 2.13
+    # what Lightning's own callback for checkpoints, which every trainer in Python has, remembers
+    warnings.filterwarnings("ignore", r".*provided during.*: \[\"ModelCheckpoint\{[^\"]*\"\]")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda record: not re.search("litlogger|^.PU available: ", record.getMessage())
     )

@@ -26,7 +26,8 @@ RUNS = Path("runs")
 _LOST = 100
 """Times that a folder of runs may vanish while a run begins in it."""
 _PARTS = ("record", "checkpoints", "transcripts", *EXPORTED)
-_FILES = ("config.yaml", "metrics.csv", "record", *(f"checkpoints/{name}.ckpt" for name in LATEST))
+_FILES = ("config.yaml", "metrics.csv", "record")
+_KEPT = "checkpoints/*.ckpt"
 _GIVE = "Give the folder of a run, such as runs/quickstart/version_0."
 _RECORD = ("record/*.parquet", "*.parquet")
 """Files of a record, which may have been copied without their run."""
@@ -77,7 +78,7 @@ def held(run: Path, needs: str) -> Path:
 def _lack(run: Path, needs: str) -> str:
     """Phrase about what a run does not have, and the next step."""
     if needs == "recipe":
-        step = "Give a recipe, and a checkpoint of the run as --ckpt_path."
+        step = f"Give a recipe, and the run after it: RECIPE --ckpt_path {run}"
         return f"no config.yaml: it was made from Python, or moved without it. {step}"
     why = "record/ is empty" if (run / "record").is_dir() else "there is no record/"
     more = " and no metrics.csv" if needs == "figures" else ""
@@ -113,7 +114,7 @@ def run_in(place: Path) -> Path | None:
 
 def _is_run(folder: Path) -> bool:
     there = any((folder / name).exists() for name in _FILES)
-    return there or any(folder.glob(_RECORD[1]))
+    return there or any(any(folder.glob(kind)) for kind in (_RECORD[1], _KEPT))
 
 
 def runs_in(home: Path) -> list[Path]:
@@ -123,7 +124,7 @@ def runs_in(home: Path) -> list[Path]:
 
 
 def _has_trained(run: Path) -> bool:
-    return any(run.glob("checkpoints/*.ckpt"))
+    return any(run.glob(_KEPT))
 
 
 def _began(run: Path) -> float:
@@ -251,29 +252,57 @@ def checkpoint_to_ask(run: Path, names: Iterable[str] = LATEST) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
+def newest_kept(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder or in its `checkpoints`, by any name: a run from Python has
+    those of Lightning's own callback. None if there is none."""
+    files = [*folder.glob(_KEPT), *folder.glob("*.ckpt")]
+    return max(files, key=lambda file: (file.stat().st_mtime_ns, file.name), default=None)
+
+
+def exported_in(folder: Path) -> Path | None:
+    """The folder itself, or its `model` or `adapter`, if it holds the files of an exported policy;
+    None if none does."""
+    for place in (folder, *(folder / name for name in EXPORTED)):
+        if any((place / name).is_file() for name in ("config.json", "adapter_config.json")):
+            return place
+    return None
+
+
 def checkpoint_to_resume(path: str) -> str:
-    """The checkpoint that a path means: the file itself, or the `last.ckpt` of a run's folder.
+    """The checkpoint that a path means: the file itself; or that of a run's folder, or of its
+    `model` or `adapter`: its `last.ckpt`, or else its newest.
 
     Raises:
         CheckpointError: If there is none, or the file is no checkpoint.
     """
     if "://" in path or zipfile.is_zipfile(path):
         return path
-    if Path(path).is_file():
+    folder = Path(path)
+    if folder.is_file():
         raise CheckpointError(f"{path!r} is not a checkpoint. Give a last.ckpt of a run.")
-    if Path(path).is_dir():
-        for file in (Path(path, "checkpoints", "last.ckpt"), Path(path, "last.ckpt")):
-            if file.is_file():
+    if folder.is_dir():
+        home = folder.parent if folder.name in EXPORTED else folder
+        for file in (_checkpoint(home, "last"), home / "last.ckpt", newest_kept(home)):
+            if file is not None and file.is_file():
                 return checkpoint_to_resume(str(file))
-        raise CheckpointError(f"no checkpoints/last.ckpt in {path!r}. {checkpoints_in(Path(path))}")
+        raise CheckpointError(f"no checkpoint in {path!r}. {_instead(folder)}")
     near = did_you_mean(path, LATEST) or " Runs keep theirs in their checkpoints/."
     raise CheckpointError(f"no checkpoint at {path!r}.{near}")
 
 
-def checkpoints_in(folder: Path) -> str:
-    """`It has kept/checkpoints/epoch=0.ckpt.`: the next step where a folder has no `last.ckpt`."""
-    if runs := sorted(str(file.parents[1]) for file in folder.glob("*/checkpoints/last.ckpt")):
-        return f"Runs in it: {', '.join(runs)}."
-    if others := sorted(map(str, folder.glob("checkpoints/*.ckpt"))):
-        return f"It has {', '.join(others)}."
-    return "Give the folder of a run that has one."
+def _instead(folder: Path) -> str:
+    """The next step where a folder has no checkpoint."""
+    exported = exported_in(folder)
+    if exported is None:
+        return runs_with_checkpoints(folder)
+    if (exported / "config.json").is_file():
+        step = f"Take its model as the policy: --ckpt_path null --model.policy.model {exported}"
+    else:
+        step = f"It has an adapter, which 'turnrl play RECIPE --checkpoint {exported}' takes."
+    return step
+
+
+def runs_with_checkpoints(folder: Path) -> str:
+    """`Runs in it: runs/quickstart/version_0.`: the next step where a folder is no run."""
+    runs = sorted({str(file.parents[1]) for file in folder.glob(f"*/{_KEPT}")})
+    return f"Runs in it: {', '.join(runs)}." if runs else "Give the folder of a run that has one."
