@@ -12,6 +12,7 @@ triton_pages  a kernel that reads pages in place
 ways          which of them work here
 decode        passes that only sample, recorded as CUDA graphs
 dense         an adapter beside its base as dense weights
+stops         stop strings, looked for as tokens are sampled
 sampling      one token of each turn
 transfer      numbers on their way between host and device
 """
