@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from turnrl_slots import Slots
-from turnrl_slots.sampling import _cut, _limits
+from turnrl_slots.sampling import _cut, _limits, draw
 from turnrl_slots.transfer import pack
 
 from conftest import greedy_reference
@@ -166,6 +167,46 @@ def test_forced_tokens_are_taken_and_have_the_models_log_probabilities(tiny_poli
     cut = replace(forced, top_k=1)
     found = run(started(tiny_policy).open(PROMPTS[0]).generate([], cut))
     assert found.logprobs == pytest.approx(drawn.logprobs, abs=1e-5)
+
+
+class Tree(TorchDispatchMode):
+    """Within it a cumulative sum adds as a GPU's scan does: pairs, then pairs of pairs, in
+    float32."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is not torch.ops.aten.cumsum_.default:
+            return func(*args, **(kwargs or {}))
+        (sums, _), step = args, 1
+        while step < sums.shape[-1]:
+            sums[:, step:] = sums[:, step:] + sums[:, :-step]
+            step *= 2
+        return sums
+
+
+def test_a_token_that_was_cut_is_never_drawn_however_a_sum_was_rounded():
+    torch.manual_seed(0)
+    sampling, tokens = Sampling(1, top_p=0.9, top_k=700), 3000
+    logits = torch.randn(tokens)
+    log_p = _cut(logits.log_softmax(-1)[None], *map(torch.tensor, _limits([sampling], tokens)))[0]
+    kept = log_p.isfinite()
+    with Tree():
+        sums = log_p.exp()[None].cumsum_(-1)[0]
+    # draws that end at a token of no probability, because the sum is largest so far there
+    highest = sums.cummax(-1).values
+    wide = ~kept & (sums > highest.roll(1)).index_fill(0, torch.tensor(0), False)
+    assert wide.sum() > 100
+    points = (sums[wide].double() / sums[-1].double()).tolist()
+    missed = torch.searchsorted(sums, torch.tensor(points) * sums[-1])
+    assert (~kept[missed]).sum() > 50, "no draw shows what rounding does"
+    rows = len(points)
+    with Tree():
+        drawn, logprobs = draw(logits.repeat(rows, 1), [sampling] * rows, points, [None] * rows)
+    assert kept[drawn].all()
+    assert torch.equal(logprobs, log_p[drawn])
+    places = kept.nonzero()[:, 0].tolist()
+    for token, one in zip(missed.tolist(), drawn.tolist(), strict=True):
+        if not kept[token]:
+            assert abs(one - token) == min(abs(place - token) for place in places)
 
 
 def test_distributions_are_cut_as_a_loop_over_tokens_cuts_them():

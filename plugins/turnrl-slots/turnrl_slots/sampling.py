@@ -98,6 +98,10 @@ def draw(
         cumulative = torch.exp(log_p, out=logits).cumsum_(-1)
         draws = points[:, None] * cumulative[:, -1:]
         tokens = torch.searchsorted(cumulative, draws)[:, 0].clamp(max=logits.shape[-1] - 1)
+        if cut:
+            for some in rows.long().split(at_once):
+                left = log_p.index_select(0, some) > -torch.inf
+                tokens.index_copy_(0, some, _nearest(tokens.index_select(0, some), left))
         if greedy is not None:
             tokens = torch.where(is_greedy > 0, greedy, tokens)
     logprobs = log_p.gather(-1, tokens[:, None])[:, 0]
@@ -126,3 +130,14 @@ def _cut(log_p: Tensor, top_k: Tensor, min_p: Tensor, top_p: Tensor) -> Tensor:
     kept &= before < top_p * p.sum(-1, keepdim=True)
     left = ranked.masked_fill_(kept.logical_not_(), -torch.inf).log_softmax(-1)
     return p.scatter_(-1, order, left)
+
+
+def _nearest(tokens: Tensor, left: Tensor) -> Tensor:
+    """The tokens, (R,), each moved to the nearest of those that are left of its row, (R, V).
+
+    A token that was cut has no probability. But a GPU adds up a cumulative sum as a tree, and
+    rounds otherwise at each token, so that such a token may be as wide as an error of rounding.
+    """
+    places = torch.arange(left.shape[-1], dtype=torch.int32, device=left.device)
+    away = (places - tokens[:, None].int()).abs_()
+    return away.masked_fill_(left.logical_not_(), left.shape[-1]).argmin(-1)
