@@ -3,20 +3,25 @@
 import contextlib
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import bitsandbytes  # noqa: F401 - its operators are to be there
+import lightning as L
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from turnrl_slots import Slots
 
 import foreign
 import turnrl
 import turnrl.module
 from commands import RECIPE, fails, save
-from foreign import LEDGER, counting
-from runs import TIMINGS
+from foreign import LEDGER, Far, counting
+from runs import TIMINGS, data, module
+from turnrl import Question
 from turnrl.cli import main
 
 foreign.take_kernels("bitsandbytes")
@@ -129,6 +134,24 @@ def test_a_run_goes_on_there_and_leaves_weights_that_others_load(tiny, whole):
     fit("plain", tiny, *FAR, "--trainer.max_epochs", "1")
     made = AutoModelForCausalLM.from_pretrained("runs/plain/version_0/model")
     assert all(p.isfinite().all() for p in made.parameters())
+
+
+def test_a_policy_that_a_trainer_has_trained_is_asked_on_its_device(tiny_model):
+    strategy = SingleDeviceStrategy("far", Far())  # leaves the weights on the CPU, as on a GPU
+    run = L.Trainer(
+        strategy=strategy, max_epochs=1, logger=False, enable_progress_bar=False,
+        enable_checkpointing=False, enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    agent = module(tiny_model, engine=Slots(kv_memory="20MB", prefill_tokens=512))
+    run.fit(agent, data())
+    assert agent.device.type == "cpu"
+    with counting():
+        (found,) = agent.ask(["Number 7?"])
+    assert LEDGER.peak > 1e6, "it acted on the CPU"
+    assert agent.device.type == "far"
+    agent.cpu()
+    agent.scores([replace(found, question=Question("7", "Number 7?", ("7",)))])
+    assert agent.device.type == "far"  # a reward may read the policy
 
 
 @pytest.mark.parametrize(

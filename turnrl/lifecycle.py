@@ -218,7 +218,8 @@ class PolicyModule(L.LightningModule, ABC):
         seed: int = 0,
         temperature: float | None = None,
     ) -> list[Trajectory]:
-        """Let the policy answer questions of your own. Needs no Trainer.
+        """Let the policy answer questions of your own. Needs no Trainer. After one, the policy acts
+        on the Trainer's device.
 
         Args:
             questions: Texts, or questions with their accepted answers; or one of them.
@@ -235,6 +236,7 @@ class PolicyModule(L.LightningModule, ABC):
             self.collector.check()
             self.configure_model()
             self.collector.forget()  # nobody counts the steps behind the weights
+        self._return()
         key, (_, version) = (_ASK, self.seed, seed), self.iteration_and_version
         bar = self.bar("asking")
         return ask(self.collector, questions, samples, temperature, key, version, bar)
@@ -251,4 +253,12 @@ class PolicyModule(L.LightningModule, ABC):
             DataError: If a question has no accepted answer, as one that was asked as a text.
             PluginError: If a reward raises, or gives something that is not a finite number.
         """
+        self._return()
         return scores(self.collector, trajectories)
+
+    def _return(self) -> None:
+        """Back to the device of the Trainer, which moves weights to the CPU when it ends."""
+        if self._trainer is None or self.policy.network is None:
+            return
+        if self.device != (device := self._trainer.strategy.root_device):
+            self.to(device)
