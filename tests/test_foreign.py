@@ -164,6 +164,9 @@ def test_a_policy_that_a_trainer_has_trained_is_asked_on_its_device(tiny_model):
 def test_memory_that_is_too_small_is_told_at_the_start_with_its_phase(
     capsys, monkeypatch, tiny, room, phase, step
 ):
+    grows = phase == "learning"
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "expandable_segments:True" if grows else "")
     LEDGER.limit = LEDGER.now + room
     small = [word for option, value in SMALL.items() for word in (option, str(value))]
     began = []
@@ -175,6 +178,7 @@ def test_memory_that_is_too_small_is_told_at_the_start_with_its_phase(
     )
     assert f"memory ran out while {phase}" in told
     assert step in told
+    assert ("Start Python with PYTORCH_ALLOC_CONF=expandable_segments:True." in told) is not grows
     assert not began
 
 

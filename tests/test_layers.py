@@ -139,6 +139,26 @@ def test_importing_turnrl_and_its_plugins_loads_no_torch():
     assert found.strip() == "set()"
 
 
+def test_a_command_lets_a_gpus_memory_grow_unless_its_user_says_otherwise(monkeypatch):
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    code = (
+        "import contextlib, os, sys\n"
+        f"names, before = {names}, dict(os.environ)\n"
+        "import turnrl, turnrl.cli, turnrl.__main__\n"
+        "assert dict(os.environ) == before, 'importing turnrl changed the environment'\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(sys.stderr):\n"
+        "    turnrl.__main__.main(['--version'])\n"
+        "print([os.environ.get(name) for name in names])"
+    )
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert run(code).strip() == str(["expandable_segments:True", None])
+    monkeypatch.setenv(names[1], "max_split_size_mb:128")
+    assert run(code).strip() == str([None, "max_split_size_mb:128"])
+    monkeypatch.setenv(names[0], "")
+    assert run(code).strip() == str(["", "max_split_size_mb:128"])
+
+
 def test_importing_turnrl_takes_little_longer_than_what_it_imports_of_python():
     def seconds(names):
         took = "import time; t = time.process_time(); import {}; print(time.process_time() - t)"

@@ -1,6 +1,7 @@
 """The boundary to a device's memory: the most that was held, and the phase in which it ran out."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 
@@ -15,6 +16,11 @@ _LOWERS = {
     "learning": "model.minibatch_tokens",
 }
 """Settings that lower the memory of a phase, the first to change first."""
+
+
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables with settings of torch's allocator. torch 2.11 to 2.13 read either, and 2.11 warns that
+the second is deprecated."""
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -56,7 +62,9 @@ class Memory:
             planned, setting = self.planned.get(name, (None, setting or _LOWERS[name]))
             plan = "" if planned is None else f", planned with {planned / 1e9:.1f} GB"
             first = str(error).strip().partition(". GPU")[0].partition("\n")[0]
+            grows = any("expandable_segments" in os.environ.get(one, "") for one in _ALLOCATOR)
+            start = "" if grows else " Start Python with PYTORCH_ALLOC_CONF=expandable_segments:True."
             raise DeviceMemoryError(
                 f"the GPU's memory ran out while {name}{plan} ({first}). Lower {setting}, or see "
-                "'turnrl doctor RECIPE' for what takes how much."
+                f"'turnrl doctor RECIPE' for what takes how much.{start}"
             ) from error
