@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import GemmaConfig, LlamaConfig, MistralConfig, Qwen2Config
 from turnrl_doctor import plan as planning
-from turnrl_doctor.memory import MemoryPlan, given_settings, work_of
+from turnrl_doctor.memory import _ENGINE, MemoryPlan, given_settings, work_of
 from turnrl_doctor.plan import (
     NAMES,
     PHASES,
@@ -35,9 +35,11 @@ from turnrl_doctor.plan import (
 import turnrl.module
 import turnrl.policy.layout
 import turnrl.policy.model
+from commands import RECIPE, save
 from counting import META, Traffic, counted
 from runs import data, module
 from turnrl import Lora, RecipeError, Start, parse_bytes
+from turnrl.cli import main
 from turnrl.testing import ScriptedEngine
 
 SEVEN = Shape(3584, 18_944, 28, 28, 4, 128, 152_064, False)
@@ -353,6 +355,59 @@ def test_a_module_is_planned_once(tiny_model):
     MemoryPlan().settle(start)
     assert start.module.memory.planned == planned
     assert vars(start.module.engine) == engine
+
+
+def sampled_with(module):
+    """What a plan may settle of a module, but for how it learns."""
+    engine = {name: getattr(module.engine, name) for name in (*_ENGINE, "keep_memory")}
+    return {**engine, "minibatch_tokens": module.minibatch_tokens}
+
+
+def test_an_evaluation_and_a_policy_that_is_asked_sample_as_the_run_did(
+    tiny_model, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
+    # 12 x 4 trajectories, and so less memory for keys and values than by default, 16 x 4
+    contents["data"] |= {"questions_per_iteration": 12, "val_limit": 2}
+    contents["trainer"]["max_epochs"] = 1
+    contents["model"]["profile"] = "2GB"
+    save(contents)
+    found = {}
+
+    def keep(self):
+        found[self.trainer.state.fn.value] = sampled_with(self)
+
+    monkeypatch.setattr(turnrl.MTGRPO, "on_validation_epoch_end", keep, raising=False)
+    assert main(["fit", "recipe.yaml"]) == 0
+    assert "memory plan for 2GB" in capsys.readouterr().out
+    given = ["--questions", "worlds.Numbers"]
+    for options in ([], given):
+        assert main(["eval", "runs/recipe/version_0", *options]) == 0
+        assert found.pop("validate") == found["fit"], options
+    assert "memory plan" not in capsys.readouterr().out
+    loaded = turnrl.load("runs/recipe/version_0")
+    assert sampled_with(loaded) == found["fit"]
+    assert found["fit"]["slots"] == 48
+    assert loaded.ask("Number 7?")
+
+
+def test_a_policy_that_no_run_could_train_here_is_asked_all_the_same(tiny_model):
+    start = started(tiny_model, profile="500MB")
+    with pytest.raises(RecipeError, match="does not fit"):
+        MemoryPlan().settle(start)
+    replace(start, learns=False).settle()
+    made = start.module
+    assert (made.engine.kv_memory, made.memory.planned) == ("auto", {})
+
+
+def test_a_small_model_gets_the_little_memory_that_all_its_trajectories_need(tiny_model):
+    start = started(tiny_model, profile="2GB")
+    MemoryPlan().settle(start)
+    work = work_of(start)
+    whole = work.trajectories * work.max_tokens * work.kv_bytes
+    assert whole < 10**8
+    assert 0.9 * whole < parse_bytes(start.module.engine.kv_memory, "") <= whole
 
 
 def test_one_trajectory_at_a_time_is_planned():

@@ -79,6 +79,18 @@ def check_trainer(trainer: L.Trainer) -> None:
         )
 
 
+def _start_of(module: L.LightningModule, folder: Path | None, learns: bool = True) -> Start:
+    run: Any = module.trainer
+    device, data = run.strategy.root_device, getattr(run, "datamodule", None)
+    return Start(device, module, data, folder, run.world_size, run.max_epochs, learns)
+
+
+def settle_evaluation(module: L.LightningModule, folder: Path | None) -> None:
+    """Have installed checks settle what a recipe leaves open, as they do for a run: an evaluation
+    samples as the run's own validation does."""
+    _start_of(module, folder, learns=False).settle()
+
+
 def examine_run(module: L.LightningModule, folder: Path | None) -> None:
     """Have installed checks settle the settings that a recipe leaves open, and stop at a failure.
 
@@ -86,9 +98,7 @@ def examine_run(module: L.LightningModule, folder: Path | None) -> None:
         RecipeError: With the text of the check that failed.
     """
     run: Any = module.trainer
-    data = getattr(run, "datamodule", None)
-    start = Start(run.strategy.root_device, module, data, folder, run.world_size, run.max_epochs)
-    for finding in start.examine():
+    for finding in _start_of(module, folder).examine():
         text = f"{finding.name}: {finding.text}. {finding.step}".strip()
         if finding.status == "fail":
             raise RecipeError(text)

@@ -19,7 +19,7 @@ from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
 from turnrl.asking import ask, scores
 from turnrl.callbacks import callbacks_of_a_run
-from turnrl.checks import check_trainer, examine_run
+from turnrl.checks import check_trainer, examine_run, settle_evaluation
 from turnrl.collection import Collector
 from turnrl.errors import RecipeError, TrainingError, blaming
 from turnrl.policy.memory import Memory
@@ -96,6 +96,8 @@ class PolicyModule(L.LightningModule, ABC):
         self.folder = run_folder(self.trainer)
         if stage == "fit":
             examine_run(self, self.folder)
+        else:
+            settle_evaluation(self, self.folder)
         self.collector.check()
 
     def configure_model(self) -> None:

@@ -63,8 +63,10 @@ class Memory:
             plan = "" if planned is None else f", planned with {planned / 1e9:.1f} GB"
             first = str(error).strip().partition(". GPU")[0].partition("\n")[0]
             grows = any("expandable_segments" in os.environ.get(one, "") for one in _ALLOCATOR)
-            start = "" if grows else " Start Python with PYTORCH_ALLOC_CONF=expandable_segments:True."
+            more = (
+                "" if grows else " Start Python with PYTORCH_ALLOC_CONF=expandable_segments:True."
+            )
             raise DeviceMemoryError(
                 f"the GPU's memory ran out while {name}{plan} ({first}). Lower {setting}, or see "
-                f"'turnrl doctor RECIPE' for what takes how much.{start}"
+                f"'turnrl doctor RECIPE' for what takes how much.{more}"
             ) from error

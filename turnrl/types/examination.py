@@ -46,6 +46,7 @@ class Start:
         folder: Where the run will write; None if it will not.
         processes: How many learn together.
         iterations: The most that it takes; None, or -1, if it has no such limit.
+        learns: False if the policy only acts, as in an evaluation.
     """
 
     device: torch.device
@@ -54,6 +55,20 @@ class Start:
     folder: Path | None = None
     processes: int = 1
     iterations: int | None = None
+    learns: bool = True
+
+    def settle(self) -> list[Check]:
+        """Let all installed checks settle what a recipe leaves open.
+
+        Returns:
+            The checks.
+        Raises:
+            RecipeError: From a check that can settle nothing that would do.
+        """
+        checks: list[Check] = [check() for check in installed("turnrl_checks").values()]
+        for check in checks:
+            check.settle(self)
+        return checks
 
     def examine(self) -> Iterator[Finding]:
         """Settle what a recipe leaves open, then give what the quick ones of all installed checks
@@ -62,10 +77,7 @@ class Start:
         Raises:
             RecipeError: From a check that can settle nothing that would do.
         """
-        checks: list[Check] = [check() for check in installed("turnrl_checks").values()]
-        for check in checks:
-            check.settle(self)
-        for check in checks:
+        for check in self.settle():
             if check.quick:
                 yield from check.run(self)
 
@@ -81,7 +93,8 @@ class Check(ABC):
     quick: bool = True
 
     def settle(self, start: Start) -> None:  # noqa: B027 - optional: most checks only look
-        """Fill in settings that the recipe leaves open (null). Called before any check is run.
+        """Fill in settings that the recipe leaves open (null). Called before any check is run, and
+        alone before a policy acts without learning.
 
         Raises:
             RecipeError: If no value would do.

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from turnrl import MTGRPO, Check, Finding, Start, parse_bytes
+from turnrl import MTGRPO, Check, Finding, RecipeError, Start, parse_bytes
 from turnrl_doctor.plan import Card, Plan, Work, card_of, choose, gigabytes, shape_of, table
 
 _ENGINE = ("slots", "prefill_tokens", "kv_memory", "decode_weights")
@@ -135,10 +135,11 @@ class MemoryPlan(Check):
         self._why = "the run has no GPU, and model.profile gives no size"
 
     def settle(self, start: Start) -> None:
-        """Choose what the recipe leaves to `profile`, and print the plan.
+        """Choose what the recipe leaves to `profile`, and print the plan. A policy that only acts
+        gets what a run would choose on this card, or nothing if no run fits it.
 
         Raises:
-            RecipeError: If nothing fits the card.
+            RecipeError: If a run would learn, and nothing fits the card.
         """
         module = start.module
         if not isinstance(module, MTGRPO):
@@ -156,9 +157,15 @@ class MemoryPlan(Check):
         except LookupError as error:
             self._why = str(error)
             return
-        self._plan = choose(work, card, given_settings(module, work))
+        try:
+            self._plan = choose(work, card, given_settings(module, work))
+        except RecipeError:
+            if start.learns:
+                raise
+            return
         apply(self._plan, module)
-        rank_zero_only(print)(table(self._plan), flush=True)
+        if start.learns:
+            rank_zero_only(print)(table(self._plan), flush=True)
 
     def run(self, start: Start) -> Iterable[Finding]:
         """One line: the phase that needs most, or why there is no plan."""

@@ -692,7 +692,8 @@ def _with_pages(plan: Plan) -> Plan | None:
         size = min(room, max(work.trajectories * work.max_tokens * work.kv_bytes, least))
         if size < least:
             return None
-        size = max(size // 10**8 * 10**8, least)
+        unit = 10**8 if size >= 10**9 else 10**6  # a number to read, and not one that is 0
+        size = max(size // unit * unit, least)
     fitted = replace(plan, choice=replace(plan.choice, kv_memory=size))
     return fitted if fitted.most <= plan.card.usable else None
 

@@ -53,6 +53,7 @@ class _Named(IterationData):
     def __init__(self, data: QuestionData, name: str) -> None:
         super().__init__()
         self.data, self.split = data, name
+        self.questions_per_iteration = data.questions_per_iteration
 
     def setup(self, stage: str) -> None:
         self.data.trainer = self.trainer
@@ -173,6 +174,7 @@ def _data_sets(data: QuestionData, settings: Mapping[str, Any]) -> dict[str, Que
             fields=data.fields if "fields" in opened.uses else None,
             config=data.config if "config" in opened.uses else None,
             answers=data.rule,
+            questions_per_iteration=data.questions_per_iteration,
             val_limit=data.val_limit,
             val_batch_size=data.val_batch_size,
         )

@@ -106,7 +106,8 @@ def load(
     checkpoint: str | Path | None = None,
     module: MTGRPO | None = None,
 ) -> MTGRPO:
-    """A policy to `ask`, and whatever else its recipe says: a module with its weights loaded.
+    """A policy to `ask`, and whatever else its recipe says: a module with its weights loaded. On a
+    GPU it samples with the settings that a memory plan would choose for a run of its recipe.
 
     Args:
         path: A run (see `turnrl.find_run`), a checkpoint, or a recipe, by its path or its name,
@@ -129,8 +130,13 @@ def load(
     if module is not None and file is None:
         what = f"{str(path)!r} is a recipe, and has no trained weights for the module to take"
         raise RecipeError(f"{what}. Give a run, or a checkpoint.")
+    asked = QuestionData()
     if module is None:
-        module = _made(_recipe_of(agent, saved))
+        recipe = _recipe_of(agent, saved)
+        module, data = _made(recipe), recipe.get("data") or {}
+        if count := data.get("init_args", data).get("questions_per_iteration"):
+            asked = QuestionData(questions_per_iteration=count)
+    Start(torch.device(device), module, asked, learns=False).settle()
     module.policy.load(device)
     if saved is not None:
         module.on_load_checkpoint(saved)
