@@ -1,5 +1,10 @@
 """Adapters, heads and layers as they are computed, each beside a plain reading of its equation."""
 
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
 import peft
 import pytest
 import torch
@@ -238,3 +243,12 @@ def test_what_says_no_to_a_kernel_is_told_from_what_breaks_the_device():
         assert of_the_device(error) is expected
     assert not of_the_device(RuntimeError("paged attention takes FlashAttention 3"))
     assert of_the_device(ValueError("Pointer argument (at 0) cannot be accessed (cpu tensor?)"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is not None, reason="Liger is there")
+def test_the_extra_that_is_named_where_liger_is_missing_brings_it():
+    told = fuse(None, torch.device("cuda"))
+    (extra,) = re.findall(r"pip install 'turnrl\[(\w+)\]'", told)
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    (wanted,) = project["optional-dependencies"][extra]
+    assert wanted.startswith("liger-kernel>=")

@@ -419,6 +419,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--split none": Runs(("300 passages",), before=f"{BUILD} corpus.jsonl --index i2 "),
     },
     "docs/howto/gpu.md": {
+        "pip install 'turnrl[gpu]'": NotRun("the package index; the tests use what is installed"),
         "turnrl doctor": NotRun("the hub and a search server; test_doctor.py has smaller recipes"),
         "--model.profile 24GB": NotRun("the hub and a GPU; test_plan.py applies a profile"),
         "memory plan for": Elsewhere(

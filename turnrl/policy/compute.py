@@ -305,7 +305,7 @@ def fuse(network: Any, device: torch.device) -> str:
     if device.type != "cuda":
         return "none on this device"
     if importlib.util.find_spec("liger_kernel") is None:
-        return "none (pip install liger-kernel would bring them)"
+        return "none (pip install 'turnrl[gpu]' would bring them)"
     ids = torch.arange(1, 9, device=device)[None]
     options = {"cross_entropy": False, "fused_linear_cross_entropy": False}
     try:

@@ -60,7 +60,7 @@ class Policy(nn.Module):
             nothing else (but for `Lora.dropout`, which then drops what is shared for all alike); a
             model whose code does not allow it reads each from its first token.
         fused_kernels: On a GPU, use the fused norms, rotations and activations of Liger, if
-            `liger-kernel` is installed and knows the architecture.
+            `liger-kernel` is installed (`pip install 'turnrl[gpu]'`) and knows the architecture.
 
     Attributes:
         minibatch_tokens: The most tokens computed at once; the recipe's, once the module has loaded
