@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,13 +88,41 @@ def test_a_mistake_in_the_triton_kernel_is_seen(tmp_path):
         assert gap > 0.01, name
 
 
-@pytest.mark.slow
-def test_the_triton_kernel_compiles_for_cards_that_are_not_here(tmp_path):
-    found = by_triton("compiled", TRITON_CACHE_DIR=str(tmp_path))["compiled"]
-    for card, code in found.items():
-        assert code["products on tensor cores"], card
-        assert code["loads ahead"], card
-        assert code["shared"] < 99 * 1024  # the least of the cards that have bfloat16
+HEADS = [(28, 4, 128), (28, 4, 64), (32, 8, 96), (16, 16, 80), (32, 8, 256), (34, 2, 128)]
+HEADS += [(4, 2, 8)]
+"""Query heads, key-value heads and the size of a head: groups of 1 to 17, some padded."""
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "heads", "dtypes", "parts"),
+    [
+        ((80, 90), HEADS[:1], ("bfloat16",), (8,)),
+        pytest.param(
+            (80, 86, 89, 90, 120), HEADS, ("bfloat16", "float16"), (1, 8), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["two", "all"],
+)
+def test_the_triton_kernels_compile_for_cards_that_are_not_here(
+    capabilities, heads, dtypes, parts, tmp_path, monkeypatch
+):
+    pytest.importorskip("triton")
+    from compiling import SHARED, compiled
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    lines = []
+    for capability, dtype, shape, count in product(capabilities, dtypes, heads, parts):
+        attend, weigh = compiled(capability, *shape, getattr(torch, dtype), count)
+        name = f"sm_{capability}, {dtype}, heads {shape}, {count} parts"
+        lines.append(f"{name}: {attend.shared / 1024:.0f} KB shared, {attend.registers} registers")
+        assert attend.shared <= SHARED[capability] * 1024, name
+        assert attend.registers <= 168, name  # three programs of 128 threads to a processor
+        assert attend.spilled == 0, name
+        assert "mma.sync" in attend.ptx or "wgmma" in attend.ptx, f"{name}: no tensor cores"
+        assert shape[2] < 16 or "cp.async" in attend.ptx, f"{name}: no loads ahead"
+        assert (weigh is None) == (count == 1)
+        assert weigh is None or weigh.spilled == 0, name
+    print("\n".join(lines))  # `pytest -rP` shows them, to compare a change with
 
 
 def test_few_long_rows_are_divided_until_they_fill_a_card():

@@ -1,6 +1,6 @@
-"""Computes with the engine's Triton kernel on a CPU, by Triton's interpreter, or compiles it for
-GPUs that are not there. Run by test_engine_gpu.py, because the interpreter is chosen by an
-environment variable that is read when a kernel is defined. Prints one JSON object."""
+"""Computes with the engine's Triton kernel on a CPU, by Triton's interpreter. Run by
+test_engine_gpu.py, because the interpreter is chosen by an environment variable that is read when a
+kernel is defined. Prints one JSON object."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ CASES = {
     "28/4 heads, divided": (28, 4, 64, torch.float16, 2, [7, 70]),
     "4/4 heads": (4, 4, 64, torch.float32, 1, [64, 65, 127, 128, 129]),
     "4/4 heads, divided": (4, 4, 64, torch.float32, 4, [1, 64, 65, 256, 257]),
+    "width 8": (4, 2, 8, torch.float32, 2, [5, 130]),
     "width 80": (2, 1, 80, torch.float32, 2, [5, 130]),
     "width 96": (2, 1, 96, torch.float32, 1, [5, 130]),
     "width 256": (2, 1, 256, torch.float32, 8, [5, 130]),
@@ -115,39 +116,6 @@ def sampled(model):
     turns = asyncio.run(scenario())
     right = [h[-n:] == greedy_reference(policy, h[:-n], n) for h, n in turns]
     return {"way": engine.pool.kernel, "right": right, **engine.in_force}
-
-
-def compiled():
-    """Shared memory of the kernel in bfloat16 for some cards, in bytes, and what its code uses."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    kernel = turnrl_slots.triton_pages._attend
-    names, found = kernel.arg_names, {}
-    for capability, size in ((80, 128), (90, 256)):
-        constants = {"GROUP": 7, "GROUP_PAD": 16, "SIZE": size, "SIZE_PAD": size, "PAGE": PAGE}
-        constants |= {"KEYS": 2 * PAGE, "WHOLE": False, "PRECISION": "tf32"}
-        types = dict.fromkeys(names, "i32") | dict.fromkeys(constants, "constexpr")
-        types |= dict.fromkeys(("out", "query", "keys", "values"), "*bf16")
-        types |= dict.fromkeys(("parts", "sums"), "*fp32") | {"scale": "fp32"}
-        types |= dict.fromkeys(("table", "used"), "*i32")
-        whole = ["out", "query", "keys", "values", "table", "parts", "sums", "used"]
-        whole += ["query_row", "query_head", "page_stride", "token_stride", "head_stride"]
-        aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
-        at = {(names.index(name),): value for name, value in constants.items()}
-        built = triton.compile(
-            ASTSource(kernel, types, at, aligned),
-            target=GPUTarget("cuda", capability, 32),
-            options={"num_warps": 4, "num_stages": 3 if size <= 128 else 2},
-        )
-        code = built.asm["ptx"]
-        found[f"sm_{capability}, width {size}"] = {
-            "shared": built.metadata.shared,
-            "products on tensor cores": "mma.sync" in code or "wgmma" in code,
-            "loads ahead": "cp.async" in code,
-        }
-    return found
 
 
 if __name__ == "__main__":

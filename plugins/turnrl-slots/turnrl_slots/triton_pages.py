@@ -133,6 +133,31 @@ def parts_of(rows: int, heads: int, width: int, programs: int) -> int:
     return 1 << (max(wanted, 1).bit_length() - 1)
 
 
+def settings(
+    group: int, size: int, dtype: torch.dtype, parts: int
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """What `_attend` is compiled with: its constants and the compiler's options.
+
+    Args:
+        group: Query heads that share a key-value head.
+        size: D, of a head. Products take 16 numbers at least, so smaller heads are padded.
+        dtype: Of queries, keys and values.
+        parts: Parts that each row's keys are divided into.
+    """
+    padded = max(16, triton.next_power_of_2(size))
+    constants = {
+        "GROUP": group,
+        "GROUP_PAD": max(16, triton.next_power_of_2(group)),
+        "SIZE": size,
+        "SIZE_PAD": padded,
+        "PAGE": PAGE,
+        "KEYS": KEYS,
+        "WHOLE": parts == 1,
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+    }
+    return constants, {"num_warps": 4, "num_stages": 3 if padded <= 128 else 2}
+
+
 def attend_rows(
     query: Tensor,
     keys: Tensor,
@@ -167,16 +192,14 @@ def attend_rows(
     if parts > 1:
         some = torch.empty(rows, asking, parts, size, dtype=torch.float32, device=query.device)
         logs = torch.empty(rows, asking, parts, dtype=torch.float32, device=query.device)
-    padded = triton.next_power_of_2(size)
+    constants, options = settings(group, size, query.dtype, parts)
+    padded = constants["SIZE_PAD"]
     with torch.cuda.device_of(query):  # Triton launches on the thread's own GPU
         _attend[(rows, heads, parts)](
             out, some, logs, query, keys, values, table, used,
             scale * 1.4426950408889634, asking, width, parts,
             query.stride(0), query.stride(1), *keys.stride()[:3],
-            GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
-            SIZE=size, SIZE_PAD=padded, PAGE=PAGE, KEYS=KEYS, WHOLE=parts == 1,
-            PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-            num_warps=4, num_stages=3 if padded <= 128 else 2,
+            **constants, **options,
         )  # fmt: skip
         if parts > 1:
             _weigh[(rows * asking,)](
