@@ -1,28 +1,52 @@
 #!/usr/bin/env bash
-# The first run on a GPU, in under 25 minutes: the tests for GPUs, the quickstart to 0.9 in float32
-# and in bfloat16 with LoRA, the benchmark, and a 1.5B policy that is killed and resumed.
+# The first run on a GPU, step by step. Each step takes less than ten minutes, and all of them take
+# about 25. From the repository, with turnrl, pytest and pytest-timeout installed:
 #
-#   bash docs/first_gpu.sh RESULTS        from the repository, with turnrl and its dev extra installed
-#   bash docs/first_gpu.sh RESULTS cpu    a rehearsal on a CPU, in small shapes
+#   bash docs/first_gpu.sh                     the steps
+#   bash docs/first_gpu.sh STEP [RESULTS]      one step; RESULTS is the folder first-gpu by default
+#   bash docs/first_gpu.sh all [RESULTS]       all of them, unless the first one fails
+#   bash docs/first_gpu.sh STEP RESULTS cpu    a rehearsal on a CPU, in small shapes
 #
-# RESULTS gets a log for each step, bench-gpu.json, train.json and verdicts.txt. A step that fails
-# stops no other. The exit code is the number of steps that failed. $PYTHON and $TURNRL name the
-# programs, if they are not `python` and `turnrl`.
+# RESULTS gets verdicts.txt, a log for each line of it, bench-gpu.json and train.json, which grow as
+# each part finishes. A step that is repeated measures what is missing. The exit code is the number
+# of lines that failed. $PYTHON and $TURNRL are the programs, if they are not `python` and `turnrl`:
+# TURNRL="python -m turnrl".
 set -u
 
-out=${1:?"usage: bash docs/first_gpu.sh RESULTS [cpu]"}
-where=${2:-gpu}
-python=${PYTHON:-python}
-turnrl=${TURNRL:-turnrl}
+steps="check speed iteration tests training"
+about() {
+    case $1 in
+        check) echo "the doctor, and an iteration of a tiny policy in 4 bits, with graphs and kernels" ;;
+        speed) echo "7B: sampling each way, a minibatch, a profile" ;;
+        iteration) echo "7B: a whole iteration, its memory as planned and as measured" ;;
+        tests) echo "the tests that need a GPU, file by file" ;;
+        training) echo "a 1.5B run killed and resumed; the quickstart in bfloat16 with LoRA" ;;
+    esac
+}
+
+chosen=${1:-}
+case " $steps all " in
+    *" ${chosen:-none} "*) ;;
+    *)
+        [ -z "$chosen" ] || echo "first_gpu.sh: no step '$chosen'. The steps are:" >&2
+        for name in $steps; do printf '%-10s %s\n' "$name" "$(about "$name")"; done
+        printf '%-10s %s\n' all "all of these, in this order"
+        [ -z "$chosen" ]
+        exit $((2 * $?))
+        ;;
+esac
+out=${2:-first-gpu}
+where=${3:-gpu}
+read -ra python <<< "${PYTHON:-python}"
+read -ra turnrl <<< "${TURNRL:-turnrl}"
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 export TURNRL_DEBUG=1  # a log has the whole traceback
-: > "$out/verdicts.txt"
-failed=0
+passed=0 failed=0
 
-# step NAME SECONDS CHECK COMMAND...: runs the command, then the check, which says what came of it
+# try NAME SECONDS CHECK COMMAND...: runs the command, then the check, which says what came of it
 # in a line and fails if that is not enough. Prints one line.
-step() {
+try() {
     local name=$1 limit=$2 check=$3 begun=$SECONDS code verdict said
     shift 3
     timeout -k 15 "$limit" "$@" > "$out/$name.log" 2>&1
@@ -30,6 +54,7 @@ step() {
     said=$("$check" "$name" 2>> "$out/$name.log")
     if [ $? -eq 0 ] && [ $code -eq 0 ]; then
         verdict=PASS
+        passed=$((passed + 1))
     else
         verdict=FAIL
         failed=$((failed + 1))
@@ -39,8 +64,24 @@ step() {
             said="$said (exit code $code; see $name.log)"
         fi
     fi
-    printf '%s  %-16s %4d s  %s\n' "$verdict" "$name" $((SECONDS - begun)) "$said" \
+    printf '%s  %-20s %4d s  %s\n' "$verdict" "$name" $((SECONDS - begun)) "$said" \
         | tee -a "$out/verdicts.txt"
+}
+
+# ----------------------------------------------------------------------------------- checks
+
+# What the doctor says of graphs and kernels; on a GPU all of these have to be in force.
+in_force() {
+    local missing=0
+    for wanted in "CUDA graphs: on" "pages read in place" "torch's varlen kernel"; do
+        if grep -qF "$wanted" "$out/$1.log"; then
+            printf '%s: yes; ' "$wanted"
+        else
+            printf '%s: no; ' "$wanted"
+            missing=1
+        fi
+    done
+    [ $missing = 0 ] || [ "$where" = cpu ]
 }
 
 # The last line of pytest's; tests that were all skipped are no success.
@@ -49,56 +90,99 @@ tests_ran() {
     grep -q '[1-9][0-9]* passed' "$out/$1.log"
 }
 
-# The best val/exact_match of a run, at least 0.9.
+# The best val/exact_match of a run, at least $2.
 learnt() {
-    "$python" - "$out/$1" <<'PYTHON'
+    "${python[@]}" - "$out/$1" "${2:-0.9}" <<'PYTHON'
 import csv, pathlib, sys
 
 files = sorted(pathlib.Path(sys.argv[1]).glob("**/metrics.csv"))
 rows = [row for file in files for row in csv.DictReader(file.open())]
 values = [float(row["val/exact_match"]) for row in rows if row.get("val/exact_match")]
 print(f"val/exact_match {max(values):.3f}" if values else "no validation")
-sys.exit(not values or max(values) < 0.9)
+sys.exit(not values or max(values) < float(sys.argv[2]))
 PYTHON
 }
 
-# What each part of a benchmark came to.
+# An iteration was learned from, whatever came of it.
+went_round() {
+    learnt "$1" 0 && grep -qE '^iteration +1/1' "$out/$1.log"
+}
+
+# parts_done NAME PARTS [all]: what each part of a benchmark came to, and of an iteration its memory
+# beside the plan's. With `all` every case counts.
 parts_done() {
-    "$python" - "$out/$1.json" <<'PYTHON'
+    "${python[@]}" - "$out/$1.json" "$2" "${3:-}" <<'PYTHON'
 import json, pathlib, sys
 
-file = pathlib.Path(sys.argv[1])
+file, names, whole = pathlib.Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3] == "all"
 parts = json.loads(file.read_text())["parts"] if file.exists() else {}
-print(", ".join(f"{name} {part['status']}" for name, part in parts.items()) or "no results")
-sys.exit(not parts or any(part["status"] in ("error", "waiting") for part in parts.values()))
+parts = {name: parts.get(name, {"status": "not there"}) for name in names}
+told = [f"{name} {part['status']}" for name, part in parts.items()]
+for case in parts.get("iteration", {}).get("cases", {}).values():
+    for phase, measured in case.get("memory", {}).items():
+        plan, size = case.get("plan"), measured.get("peak_bytes")
+        planned = f"{plan[phase][0] / 1e9:.1f}" if isinstance(plan, dict) and phase in plan else "no"
+        told.append(f"{phase} {planned} GB planned, {(size or 0) / 1e9:.1f} measured")
+print(", ".join(told))
+good = ("done",) if whole else ("done", "partial", "skipped")
+sys.exit(any(part["status"] not in good for part in parts.values()))
 PYTHON
 }
 
-# The same, where every case counts.
-all_done() {
-    parts_done "$1" && ! grep -qE '"status": "(error|partial|skipped)"' "$out/$1.json"
-}
+measured() { parts_done bench-gpu "$parts"; }
+resumed() { parts_done train train all; }
 
-quickstart() {
-    local name=$1
-    shift
-    step "$name" 160 learnt "$turnrl" fit recipes/quickstart.yaml \
-        --trainer.accelerator "$where" --trainer.max_epochs 20 --data.val_limit 256 \
-        --trainer.logger.init_args.save_dir "$out/$name" "$@"
-}
+# ------------------------------------------------------------------------------------ steps
 
-nvidia-smi > "$out/nvidia-smi.txt" 2>&1 || echo "no nvidia-smi" > "$out/nvidia-smi.txt"
 tiny=()
 [ "$where" = cpu ] && tiny=(--tiny)
+four_bit=(--model.policy.quantization nf4 --model.policy.lora.r 16)
+recipe=(recipes/quickstart.yaml --trainer.accelerator "$where")
 
-step tests 270 tests_ran "$python" -m pytest -m gpu -q tests
-quickstart float32
-quickstart bfloat16 --model.policy.dtype bfloat16 --model.policy.lora.r 16 \
-    --model.optimizer.init_args.lr 2e-3
-step bench-gpu 525 parts_done "$turnrl" bench gpu --minutes 8 --resume \
-    --json "$out/bench-gpu.json" ${tiny[@]+"${tiny[@]}"}
-step train 285 all_done "$turnrl" bench gpu --parts train --minutes 4 --resume \
-    --json "$out/train.json" ${tiny[@]+"${tiny[@]}"}
+check() {
+    nvidia-smi > "$out/nvidia-smi.txt" 2>&1 || echo "no nvidia-smi" > "$out/nvidia-smi.txt"
+    try doctor 120 in_force "${turnrl[@]}" doctor "${recipe[@]}" "${four_bit[@]}"
+    try tiny-4-bit 180 went_round "${turnrl[@]}" fit "${recipe[@]}" "${four_bit[@]}" \
+        --trainer.max_epochs 1 --trainer.callbacks null --data.val_limit 16 \
+        --data.questions_per_iteration 4 --trainer.logger.class_path CSVLogger \
+        --trainer.logger.init_args.save_dir "$out/tiny-4-bit"
+}
 
-echo "$((5 - failed)) of 5 passed; results in $out"
+# gpu NAME SECONDS MINUTES PARTS
+gpu() {
+    parts=$4
+    try "$1" "$2" measured "${turnrl[@]}" bench gpu --parts "$parts" --minutes "$3" --resume \
+        --json "$out/bench-gpu.json" ${tiny[@]+"${tiny[@]}"}
+}
+
+speed() { gpu speed 540 8 machine,decoding,learning,profile; }
+
+iteration() { gpu iteration 400 5.5 iteration; }
+
+tests() {
+    local file
+    for file in test_engine_graphs test_engine_gpu test_gpu; do
+        try "$file" 170 tests_ran "${python[@]}" -m pytest -m gpu -q -p no:cacheprovider \
+            "tests/$file.py"
+    done
+}
+
+training() {
+    try train 300 resumed "${turnrl[@]}" bench gpu --parts train --minutes 4 --resume \
+        --json "$out/train.json" ${tiny[@]+"${tiny[@]}"}
+    try bfloat16 230 learnt "${turnrl[@]}" fit "${recipe[@]}" --trainer.max_epochs 20 \
+        --model.policy.dtype bfloat16 --model.policy.lora.r 16 \
+        --model.optimizer.init_args.lr 2e-3 --trainer.logger.class_path CSVLogger \
+        --trainer.logger.init_args.save_dir "$out/bfloat16"
+}
+
+[ "$chosen" = all ] || steps=$chosen
+for name in $steps; do
+    "$name"
+    if [ "$chosen" = all ] && [ "$name" = check ] && [ $failed -gt 0 ]; then
+        echo "the check failed, and so would what comes after it"
+        break
+    fi
+done
+echo "$passed of $((passed + failed)) passed; results in $out"
 exit $failed

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -394,72 +393,6 @@ def test_a_slice_that_does_not_fit_is_halved(bench, monkeypatch):
     found = generating._turn(bench, cases, 0)
     assert tried == [4, 2, 1, 1, 1, 1]
     assert (found["rows"], found["rows_at_once"], found["generate_s"]) == (4, 1, 2)
-
-
-# ------------------------------------------------------------------- the first run on a GPU
-
-STUB = r"""#!/usr/bin/env bash
-# a turnrl whose first quickstart learns and whose second does not, and whose training crashes
-echo "$@" >> "$CALLED"
-for word in "$@"; do
-    [ "$before" = --json ] && file=$word
-    [ "$before" = --trainer.logger.init_args.save_dir ] && folder=$word/v
-    before=$word
-done
-case "$*" in
-    *--parts\ train*) exit 3 ;;
-    bench*) echo '{"parts": {"machine": {"status": "done"}}}' > "$file" ;;
-    *) mkdir -p "$folder"
-       case "$*" in *dtype\ bfloat16*) best=0.5 ;; *) best=0.953 ;; esac
-       printf 'epoch,val/exact_match\n0,0.1\n9,%s\n19,\n' "$best" > "$folder/metrics.csv" ;;
-esac
-"""
-PYTHON = """#!/usr/bin/env bash
-if [ "$2" = pytest ]; then echo "8 skipped in 1 s"; exit 0; fi
-exec "$REAL" "$@"
-"""
-
-
-def test_the_script_for_a_first_gpu_goes_on_after_what_fails_and_says_what_did(tmp_path):
-    for name, text in (("turnrl", STUB), ("python", PYTHON)):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    results, called = tmp_path / "results", tmp_path / "called"
-    environment = {
-        **os.environ,
-        "TURNRL": str(tmp_path / "turnrl"),
-        "PYTHON": str(tmp_path / "python"),
-        "REAL": sys.executable,
-        "CALLED": str(called),
-    }
-    command = ["bash", str(ROOT / "docs" / "first_gpu.sh"), str(results)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    lines = [line.split() for line in (results / "verdicts.txt").read_text().splitlines()]
-    assert [line[:2] for line in lines] == [
-        ["FAIL", "tests"],  # all skipped
-        ["PASS", "float32"],
-        ["FAIL", "bfloat16"],
-        ["PASS", "bench-gpu"],
-        ["FAIL", "train"],
-    ], done.stderr
-    assert done.returncode == 3
-    assert "2 of 5 passed" in done.stdout
-    text = (results / "verdicts.txt").read_text()
-    for told in ("8 skipped", "exact_match 0.953", "exact_match 0.500", "machine done", "code 3"):
-        assert told in text
-    calls = called.read_text().splitlines()
-    assert len(calls) == 4
-    assert "--trainer.accelerator gpu" in calls[0]
-    assert "--parts train" in calls[3]
-
-
-def test_the_steps_of_the_script_take_less_than_25_minutes_together():
-    script = (ROOT / "docs" / "first_gpu.sh").read_text()
-    limits = [int(n) for n in re.findall(r"^ *step \S+ (\d+) ", script, re.MULTILINE)]
-    assert len(limits) == 4
-    assert all(limit < 9 * 60 for limit in limits)
-    tests, quickstart, gpu, train = (limits[1], limits[0], *limits[2:])
-    assert tests + 2 * quickstart + gpu + train + 5 * 15 < 25 * 60  # 15 s to end after each
 
 
 # --------------------------------------------------------------------------------- training

@@ -425,6 +425,23 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "memory plan for": Elsewhere(
             "test_plan.test_the_tables_on_the_page_are_what_the_plan_computes"
         ),
+        "first_gpu.sh  ": Elsewhere(
+            "test_first_gpu.test_the_script_lists_its_steps_and_refuses_another"
+        ),
+        "first_gpu.sh all": Elsewhere(
+            "test_first_gpu.test_the_script_goes_on_after_what_fails_and_says_what_did"
+        ),
+        "first_gpu.sh check": Elsewhere("test_first_gpu.test_a_step_is_rehearsed_on_a_cpu"),
+        "--cuda 13.0": Elsewhere("test_first_gpu.test_kernels_of_other_cards_are_left_behind"),
+        "pip list": Elsewhere(
+            "test_first_gpu.test_what_is_packed_installs_without_a_network_and_runs"
+        ),
+        "first_gpu_pack.py": Elsewhere(
+            "test_first_gpu.test_what_is_packed_installs_without_a_network_and_runs"
+        ),
+        "carried/install.sh": Elsewhere(
+            "test_first_gpu.test_what_is_packed_installs_without_a_network_and_runs"
+        ),
     },
     "docs/index.md": {
         "capital of Netherlands": AS_IN_README,
