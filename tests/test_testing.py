@@ -5,6 +5,7 @@ import itertools
 import math
 import threading
 import time
+import traceback
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def test_a_good_tool_passes(tool):
         ),
         (
             {"run": lambda calls: None},
-            r"^a rollout with Upper raised ToolError: .* returned NoneType for 1 calls",
+            r"^tool 'upper' \(Upper\) returned NoneType for 1 calls",
         ),
         ({"run": lambda calls: [ToolResult("A")]}, "returned 1 for 2 calls; run.. gives one"),
         ({"run": lambda calls: ["A" for _ in calls]}, "returned str; run.. gives ToolResults"),
@@ -175,17 +176,17 @@ class SleepsClosing(Stateful, Quick):
 @pytest.mark.parametrize(
     ("tool", "what"),
     [
-        (Sleeps, "did not answer to run on 1 calls.* within timeout_s = 0.5"),
-        (SleepsOnTheLoop, "did not answer to run on 1 calls.* within timeout_s = 0.5"),
+        (Sleeps, "did not answer to run on upper with arguments .* within timeout_s = 0.5"),
+        (SleepsOnTheLoop, "did not answer to run on upper with .* within timeout_s = 0.5"),
         (BlocksTheLoop, r"stands still on \[{'text': 'a'}\]: a coroutine of the tool's blocks"),
-        (SleepsInAThreadOfTheLoop, "did not answer to run on 1 calls.* within timeout_s = 0.5"),
-        (SleepsOpening, "did not answer to open within timeout_s = 0.5"),
+        (SleepsInAThreadOfTheLoop, "did not answer to run on upper with .* within timeout_s = 0.5"),
+        (SleepsOpening, "did not answer to open for question 'q' .* within timeout_s = 0.5"),
         (SleepsClosing, "did not answer to close within timeout_s = 0.5"),
     ],
 )
 def test_a_tool_that_hangs_fails_in_its_time(tool, what):
     before = time.monotonic()
-    with pytest.raises(AssertionError, match=f"^a rollout with {tool.__name__} .*{what}"):
+    with pytest.raises(AssertionError, match=rf"^tool 'upper' \({tool.__name__}\) .*{what}"):
         check_tool(tool(), GOOD)
     assert time.monotonic() - before < 5
 
@@ -247,11 +248,11 @@ def late(calls):
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (fails, "raised ValueError: no in run on 1 calls; the first had arguments .*a"),
+        (fails, "raised ValueError: no in run on upper with arguments .*a"),
         (lambda calls: len(calls) > 1 and fails(), "raised ValueError: no in run on 2 calls"),
-        (leaves, "raised RuntimeError: SystemExit: bye in run on 1 calls"),
-        (stops, "raised RuntimeError: StopIteration:  in run on 1 calls"),
-        (late, "did not answer to run on 1 calls.* within timeout_s = 0.5"),
+        (leaves, "raised RuntimeError: SystemExit: bye in run on upper"),
+        (stops, "raised RuntimeError: StopIteration:  in run on upper"),
+        (late, "did not answer to run on upper with arguments .* within timeout_s = 0.5"),
     ],
 )
 def test_every_session_is_closed_whatever_run_does(run, message):
@@ -268,9 +269,8 @@ def test_every_session_is_closed_whatever_run_does(run, message):
 def test_sessions_are_closed_when_another_cannot_be_opened_or_closed():
     tool = Paged()
     tool.open = lambda question: Page(tool.pages) if len(tool.pages) < 1 else fails()
-    with pytest.raises(
-        AssertionError, match=r"^a rollout with Paged .*raised ValueError: no in open\."
-    ):
+    told = r"^tool 'upper' \(Paged\) raised ValueError: no in open for question 'q'"
+    with pytest.raises(AssertionError, match=told):
         check_tool(tool, GOOD)
     assert not tool.pages
 
@@ -284,9 +284,50 @@ def test_sessions_are_closed_when_another_cannot_be_opened_or_closed():
         check_tool(tool, GOOD)
     assert not tool.pages
     tool.does = fails  # which is what to mend first
-    with pytest.raises(AssertionError, match="raised ValueError: no in run on 1 calls"):
+    with pytest.raises(AssertionError, match="raised ValueError: no in run on upper with"):
         check_tool(tool, GOOD)
     assert not tool.pages
+
+
+class Aimed(Stateful, Upper):
+    """Opens a session for the goal of a question."""
+
+    def open(self, question):
+        return Aim(question.metadata["goal"])
+
+    def run(self, calls):
+        assert {call.session.goal for call in calls} == {"north"}
+        return Upper.run(self, calls)
+
+
+class Aim(ToolSession):
+    def __init__(self, goal):
+        self.goal = goal
+
+
+def test_sessions_are_opened_for_a_question_of_ones_own():
+    question = Question("north", "Where to?", ("north",), {"goal": "north"})
+    check_tool(Aimed(), GOOD, BAD, question=question)
+    told = r"^tool 'upper' \(Aimed\) raised KeyError: 'goal' in open for question 'q' \(further co"
+    with pytest.raises(AssertionError, match=told):
+        check_tool(Aimed(), GOOD)
+
+
+def test_a_failure_shows_the_frames_of_the_tool_and_none_between():
+    with pytest.raises(AssertionError) as raised:
+        check_tool(Aimed(), GOOD)
+    lines = traceback.format_exception(raised.value.__cause__)
+    assert [line for line in lines if line.startswith("  File")] == [lines[1]]
+    assert "in open\n" in lines[1]
+    assert lines[-1] == "KeyError: 'goal'\n"
+    # what no code of the tool's raised has no cause to show
+    with pytest.raises(AssertionError, match="did not answer") as raised:
+        check_tool(Sleeps(), GOOD)
+    assert raised.value.__cause__ is None
+    assert (
+        len(raised.getrepr(style="short", funcargs=False, chain=False).reprtraceback.reprentries)
+        == 1
+    )
 
 
 def test_the_coroutines_of_a_session_share_an_event_loop():
@@ -323,7 +364,7 @@ def test_what_a_tool_raises_before_it_is_called_is_told():
     assert isinstance(raised.value.__cause__, ValueError)
     tool = Upper()
     tool.parameters = {"type": "object", "properties": 7}
-    told = r"^a rollout with Upper raised .* no JSON Schema: 7 is not of type"
+    told = r"^tool 'upper' \(Upper\) has parameters that are no JSON Schema: 7 is not of type"
     with pytest.raises(AssertionError, match=told):
         check_tool(tool, GOOD)
 

@@ -143,7 +143,9 @@ class ToolSessions:
         """
         for batcher in self._box.batchers:
             if isinstance(batcher.toolset, Stateful):
-                await self._keep(batcher, "open", batcher.toolset.open, question)
+                columns = ", ".join(map(str, question.metadata)) or "none"
+                on = f" for question {question.id!r} (further columns: {columns})"
+                await self._keep(batcher, "open", batcher.toolset.open, question, on=on)
 
     @property
     def prompt(self) -> str:
@@ -174,13 +176,13 @@ class ToolSessions:
         return replace(result, content=content, ok=ok, metadata=_read(result, len(content)))
 
     async def _keep(
-        self, batcher: _Batcher, verb: str, make: Callable[..., Any], *arguments: Any
+        self, batcher: _Batcher, verb: str, make: Callable[..., Any], *arguments: Any, on: str = ""
     ) -> None:
         """Have a toolset make a session, and keep it; its making is not cut short, because whatever
         comes of it has to be closed like any other."""
 
         async def work() -> None:
-            session = await run_tool(batcher.toolset, verb, make, *arguments)
+            session = await run_tool(batcher.toolset, verb, make, *arguments, on=on)
             if not isinstance(session, ToolSession) or not isinstance(session.prompt, str):
                 wanted = "it gives a ToolSession, whose prompt is a text"
                 raise ToolError(f"{batcher.toolset} gave {session!r} from {verb}; {wanted}.")
@@ -314,7 +316,8 @@ class _Batcher:
         await asyncio.sleep(_GATHER_S)
         self._calls = []
         example = json.dumps(dict(calls[0].arguments), ensure_ascii=False, default=str)[:200]
-        on = f" on {len(calls)} calls; the first had arguments {example}"
+        one = f"{calls[0].name} with arguments {example}"
+        on = f" on {one}" if len(calls) == 1 else f" on {len(calls)} calls; the first is {one}"
         results = await run_tool(self.toolset, "run", self.toolset.run, calls, on=on)
         what = f"{self.toolset} returned"
         if not isinstance(results, Sequence) or len(results) != len(calls):
@@ -356,7 +359,7 @@ async def run_tool(
         verb: What is done, for messages.
         function: Its code.
         arguments: The function's arguments.
-        on: On what it is done, for messages; begins with ` on`.
+        on: On what it is done, for messages; begins with a space.
     Raises:
         ToolError: If it raises, or takes longer than `timeout_s`.
     """
@@ -374,6 +377,8 @@ async def run_tool(
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         advice = "Fix the tool; for a mistake of the policy it should return ToolResult(ok=False)."
+        if verb == "open":
+            advice = "Fix the tool, or name data that have what it needs."
         what = f"{tool} raised {type(error).__name__}: {error} in {verb}{on}"
         raise ToolError(f"{what}. {advice}") from error
 
