@@ -477,6 +477,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "class Page(ForkableToolSession)": EXAMPLE,
         "class Walk(ForkableToolSession)": EXAMPLE,
         "class Compiler(Check)": EXAMPLE,
+        "class Mail(Tool)": Elsewhere(
+            "test_plugins.test_the_rehearsal_of_the_docs_answers_in_place_of_the_tool"
+        ),
         "class Rewards(L.Callback)": EXAMPLE,
         "def show(built": EXAMPLE,
         "turnrl show": Elsewhere(

@@ -15,7 +15,7 @@ import torch
 import yaml
 from turnrl_doctor import checks
 from turnrl_doctor.command import diagnose, lines_of
-from turnrl_doctor.trial import miniature
+from turnrl_doctor.miniature import miniature
 
 import turnrl
 from commands import RECIPE, save
@@ -79,13 +79,19 @@ def test_a_recipe_that_is_well_passes_every_line(recipe, doctor):
     assert (code, failed(told)) == (0, set())
     assert set(told) >= {
         "versions", "GPU", "run folder", "disk", "model", "window", "chat template",
-        "memory plan", "sharing", "sampling", "learning",
+        "memory plan", "data train", "data val", "tool echo", "sharing", "sampling", "rewards",
+        "learning",
     }  # fmt: skip
     assert f"torch {torch.__version__}" in told["versions"][1]
     if not torch.cuda.is_available():
         assert "kernels, graphs and a GPU's attention are not examined" in told["GPU"][1]
-    assert "8 turns by Slots" in told["sampling"][1]
-    assert not Path("runs").exists()  # it writes nothing
+    assert re.match(r"\d+ turns by Slots", told["sampling"][1])
+    assert told["rewards"][1].startswith("Answered, Called score 20 attempts at 3 questions")
+    # a call for each of three questions, in two sessions
+    shown = '6 of 6 calls succeed, such as echo {"text": "Number 0?"}: 9 letters'
+    assert told["tool echo"][1] == shown
+    assert "credit by TurnLevel, " in told["learning"][1]
+    assert [path.name for path in Path().iterdir()] == ["recipe.yaml"]  # it writes nothing
 
 
 def test_without_a_recipe_the_machine_alone_is_examined(doctor):
@@ -128,6 +134,9 @@ def test_a_model_folder_that_lacks_its_weights_is_named(recipe, doctor, tiny_mod
     assert (code, failed(told)) == (1, {"model"})
     assert "has no model.safetensors" in told["model"][1]
     assert "Copy the model's folder again" in told["model"][1]
+    # the rest is tried without them
+    tried = ("tool echo", "sampling", "rewards", "learning")
+    assert {told[line][0] for line in tried} == {"pass"}
 
 
 def test_a_file_of_weights_that_was_cut_short_is_named(recipe, doctor, tiny_model, tmp_path):
@@ -205,7 +214,7 @@ def test_an_index_that_a_run_will_build_is_not_built(recipe, doctor):
     tool = {"class_path": "WikiSearch", "init_args": settings}
     code, told = doctor(recipe(model__rollout__tools=[tool, "worlds.Echo"]))
     assert code == 0
-    assert "'indexes/later' will be built from Atlas" in told["tool search"][1]
+    assert "calls succeed" in told["tool search"][1]
     assert not Path("indexes").exists()
 
 
@@ -307,6 +316,124 @@ def test_a_card_without_a_recipe_or_a_size_is_a_mistake(capsys):
     assert "--card: expected one argument" in capsys.readouterr().err
     assert main(["doctor", "recipe.yaml", "--card", "24"]) == 2
     assert "--card is '24'; give a size with its unit, such as '24GB'" in capsys.readouterr().err
+
+
+FORGETS = "{% for m in messages[-1:] %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+SEARCH = {"backend": "elasticsearch", "index": "wiki", "url": "http://localhost:9"}
+JUDGE = {"base_url": "http://localhost:9/v1", "model": "judge", "patience_s": 0}
+CANNOT_RUN = {
+    "a tool that raises": (
+        {"model__rollout__tools": ["worlds.Raises"]},
+        "tool echo",
+        "raised ZeroDivisionError: division by zero in run on echo with arguments {",
+        "Fix the tool",
+    ),
+    "a reward that raises": (
+        {"model__rewards": ["worlds.Answered", "worlds.Unfair"]},
+        "reward Unfair",
+        "reward Unfair on question 'n0' raised TypeError: ",
+        "A reward must score any trajectory",
+    ),
+    "a session that cannot open": (
+        {"model__rollout__tools": ["worlds.Shut"]},
+        "tool echo",
+        "raised OSError: no room is left in open for question 'n0'",
+        "Fix the tool",
+    ),
+    "a column that the data lack": (
+        {"model__rollout__tools": ["worlds.Aims"], "data__train": "aims.jsonl"},
+        "tool echo",
+        "raised KeyError: 'goal' in open for question 'b' (further columns: room)",
+        "name data that have what it needs",
+    ),
+    "a server that is down": (
+        {"model__rollout__tools": [{"class_path": "WikiSearch", "init_args": SEARCH}]},
+        "tool search",
+        "http://localhost:9 does not answer",
+        "Start it",
+    ),
+    "a judge that is down": (
+        {"model__rewards": [{"class_path": "LLMJudge", "init_args": {"server": JUDGE}}]},
+        "reward LLMJudge",
+        "the judge 'judge' at http://localhost:9/v1 does not answer",
+        "Start it",
+    ),
+    "memory that is too small": (
+        {"model__profile": "1MB"},
+        "memory plan",
+        "needs at least",
+        "Lower model.rollout.max_tokens",
+    ),
+    "a chat template that forgets": (
+        {"model__policy__chat_template": "forgets.jinja"},
+        "template",
+        "is not prefix-preserving",
+        "policy.chat_template",
+    ),
+    "a model with too few positions": (
+        {"model__rollout__max_tokens": 4096},
+        "window",
+        "4096",
+        "Set it to 2048 or less",
+    ),
+    "a question that leaves no room": (
+        {"data__train": "aims.jsonl", "model__rollout__max_tokens": 64},
+        "attempts",
+        "question 'a' makes a prompt of ",
+        "Raise it",
+    ),
+    "a file that is missing": (
+        {"data__train": "gone.jsonl"},
+        "data train",
+        "no file",
+        "Check data.train",
+    ),
+    "a file that is empty": (
+        {"data__train": "empty.jsonl"},
+        "data train",
+        "no usable question",
+        "Name another source",
+    ),
+    "a plugin that is broken": ({}, "recipe", "broken-plugin", "TURNRL_LOAD_PLUGINS"),
+}
+
+
+@pytest.mark.parametrize("what", CANNOT_RUN)
+def test_a_recipe_that_cannot_run_fails_with_the_next_step(what, recipe, doctor, broken_plugin):
+    changes, line, seen, step = CANNOT_RUN[what]
+    rows = [
+        {"id": "a", "question": "Where? " * 40, "answers": ["here"], "goal": 1, "room": 2},
+        {"id": "c", "question": "Why?", "answers": ["thus"], "goal": 1, "room": 2},
+        {"id": "b", "question": "When?", "answers": ["now"], "room": 2},
+    ]
+    Path("aims.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("empty.jsonl").touch()
+    Path("forgets.jinja").write_text(FORGETS)
+    if "plugin" in what:
+        broken_plugin()
+    code, told = doctor(recipe(**changes))
+    assert (code > 0, told[line][0]) == (True, "fail")
+    assert len(failed(told)) == 1, told  # it is told once, and all others are examined
+    said, _, next_step = told[line][1].partition(" | ")
+    assert seen in said
+    assert step in next_step
+
+
+@pytest.fixture
+def broken_plugin(tmp_path, monkeypatch):
+    """A function that installs a plugin which cannot be imported."""
+
+    def install():
+        monkeypatch.syspath_prepend(tmp_path)
+        info = tmp_path / "broken_plugin-1.dist-info"
+        info.mkdir()
+        Path("broken_plugin.py").write_text("import nothing_of_this_name\n")
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1\n")
+        (info / "entry_points.txt").write_text("[turnrl]\nbroken = broken_plugin\n")
+        turnrl.load_plugins.cache_clear()
+
+    yield install
+    turnrl.load_plugins.cache_clear()
 
 
 class Broken(Check):

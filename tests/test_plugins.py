@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from turnrl_doctor.rehearsal import Rehearsal
 
 import turnrl
 from commands import forget
@@ -427,6 +428,15 @@ def test_the_examples_in_the_docs_run(examples):
     examples["test_the_notes_keep_to_their_contract"]()
     examples["test_the_corridor_keeps_to_its_contract"]()
     examples["test_the_engine_keeps_to_its_contract"]()
+
+
+def test_the_rehearsal_of_the_docs_answers_in_place_of_the_tool(examples, tiny_model):
+    it = module(tiny_model)
+    it.rollout.tools[:] = [examples["Mail"]()]
+    start = turnrl.Start(torch.device("cpu"), it, data())
+    told = {found.name: found.text for found in Rehearsal().run(start)}
+    assert told["tool mail"].endswith(": not sent: a rehearsal")
+    assert "learning" in told
 
 
 def test_the_command_of_the_docs_takes_a_recipe_and_options_of_its_own(examples, recipe, capsys):

@@ -673,6 +673,43 @@ def test_another_version_of_an_index_is_never_answered_from_the_cache(tmp_path):
     ] == ["9"]
 
 
+def rehearsed(tool):
+    """Whether calls of the rehearsal found something."""
+    with tool.rehearsal() as search:
+        search.check()
+        (result,) = search.run([ToolCall("search", {"query": "Utrecht lighthouse"})])
+        assert result.ok
+        return "Nothing" not in result.content
+
+
+def test_a_rehearsal_builds_a_small_index_of_its_own_and_leaves_nothing(tmp_path):
+    source = tmp_path / "rows.jsonl"
+    rows = ({"id": n, "title": "", "text": "The lighthouse stands."} for n in range(300))
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    index = tmp_path / "index"
+    assert rehearsed(WikiSearch(str(index), build_from=str(source)))
+    # of the hub, where it would be downloaded: a made-up passage
+    assert rehearsed(WikiSearch(str(index), build_from="wikimedia/wikipedia"))
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+    with pytest.raises(DataError, match=r"no file '.*gone\.jsonl'"):
+        rehearsed(WikiSearch(str(index), build_from=str(tmp_path / "gone.jsonl")))
+    with pytest.raises(ToolError, match="no search index in"):
+        rehearsed(WikiSearch(str(index)))
+
+
+def test_a_rehearsal_adds_nothing_to_a_cache_and_asks_it_nothing_new(small_index, tmp_path):
+    cache = tmp_path / "cache.sqlite"
+    assert rehearsed(WikiSearch(str(small_index), cache=str(cache))) is not None
+    assert not cache.exists()
+    replay = WikiSearch(str(small_index), cache=str(cache), offline=True)
+    with pytest.raises(ToolError, match="has never seen"):
+        rehearsed(replay)
+    WikiSearch(str(small_index), cache=str(cache)).check()
+    before = cache.read_bytes()
+    assert rehearsed(replay)
+    assert cache.read_bytes() == before
+
+
 def test_a_cache_that_is_no_cache_is_named(small_index, tmp_path):
     (tmp_path / "notes.txt").write_text("not a database, but long enough to be taken for one" * 30)
     with pytest.raises(ToolError, match=r"search cache '.*notes\.txt' cannot be used"):

@@ -11,9 +11,11 @@ from turnrl import (
     QuestionSource,
     Reading,
     Segmenter,
+    Stateful,
     Tool,
     ToolCall,
     ToolResult,
+    ToolSession,
     TurnReward,
 )
 
@@ -53,7 +55,9 @@ class Echo(Tool):
 
     name = "echo"
     description = "Repeats a text."
-    parameters = json.loads('{"type": "object", "properties": {"text": {"type": "string"}}}')
+    parameters = json.loads(
+        '{"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}'
+    )
 
     def run(self, calls):
         return [ToolResult(f"{len(call.arguments['text'])} letters") for call in calls]
@@ -78,6 +82,28 @@ class Raises(Echo):
 
     def run(self, calls):
         raise ZeroDivisionError("division by zero")
+
+
+class Shut(Stateful, Echo):
+    """Opens no session."""
+
+    def open(self, question):
+        raise OSError("no room is left")
+
+
+class Aims(Stateful, Echo):
+    """Opens a session for the goal that a question has."""
+
+    def open(self, question):
+        self.goal = question.metadata["goal"]
+        return ToolSession()
+
+
+class Unfair(OutcomeReward):
+    """Raises for an attempt that gave no answer."""
+
+    def score(self, trajectory):
+        return float(len(trajectory.answer))
 
 
 class Hangs(Echo):

@@ -208,7 +208,9 @@ class MTGRPO(PolicyModule):
         )
 
     def _mean(self, value: Tensor) -> Tensor:
-        """The mean over processes."""
+        """The mean over processes; without a Trainer there is one."""
+        if self._trainer is None:
+            return value
         strategy = self.trainer.strategy
         return cast(Tensor, strategy.reduce(value.to(self.device), reduce_op="mean"))
 
@@ -255,15 +257,15 @@ class MTGRPO(PolicyModule):
         sums: dict[str, Tensor] = {}
         with wait():
             for minibatch in batch[:-1]:
-                self._loss(minibatch, sums).backward()
-        loss = self._loss(batch[-1], sums)
+                self.loss(minibatch, sums).backward()
+        loss = self.loss(batch[-1], sums)
         watched = dict(zip(sums, torch.stack([*sums.values()]).tolist(), strict=True))
         loss_alone = {"train/loss": Tally(watched.pop("loss"), 1)}
         tokens = sum(map(len, batch))
         self.metrics.log(loss_alone | {f"train/{k}": Tally(v, tokens) for k, v in watched.items()})
         return loss
 
-    def _loss(self, batch: Minibatch, watched: dict[str, Tensor]) -> Tensor:
+    def loss(self, batch: Minibatch, watched: dict[str, Tensor]) -> Tensor:
         """The loss of one minibatch: the sum over its sampled tokens of
         -w min(ratio A, clip(ratio) A), with A the advantage of the token's turn, and w its share of
         the whole step's loss. Sums over its tokens are added to `watched`.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -36,11 +38,14 @@ class ToolSpec:
         name: The name the policy calls it by.
         description: One sentence that the prompt shows to the policy.
         parameters: JSON Schema of the arguments object; calls are validated before they are run.
+        examples: Arguments of calls that work, for `turnrl doctor` to try. The policy never sees
+            them. Without any the doctor makes some from the schema.
     """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
+    examples: Sequence[Mapping[str, Any]] = ()
 
 
 class ToolSession(ABC):  # noqa: B024 - all of it is optional
@@ -120,6 +125,16 @@ class Toolset(ABC):
             ToolError: Naming what is missing, and the next step.
         """
 
+    def rehearsal(self) -> AbstractContextManager[Toolset]:
+        """What `turnrl doctor` checks and calls in place of this set: by default the set itself.
+        Override it if a call changes the world, or if a run has to build something large first.
+
+        Returns:
+            A context that gives a set with the same `specs`, and takes back at its end whatever it
+            made.
+        """
+        return contextlib.nullcontext(self)
+
 
 class Tool(Toolset):
     """Something the policy can call. Subclass it, set the three attributes, write `run`.
@@ -128,16 +143,18 @@ class Tool(Toolset):
         name: The name the policy calls it by.
         description: One sentence that the prompt shows to the policy.
         parameters: JSON Schema of the arguments object; calls are validated before `run` sees them.
+        examples: Arguments of calls that work; see `ToolSpec`.
     """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
+    examples: Sequence[Mapping[str, Any]] = ()
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
         """The tool itself."""
-        return (ToolSpec(self.name, self.description, self.parameters),)
+        return (ToolSpec(self.name, self.description, self.parameters, self.examples),)
 
     def __str__(self) -> str:
         return f"tool {self.name!r} ({type(self).__name__})"
@@ -228,6 +245,15 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
         Raises:
             RewardError: If the world that it needs is broken, such as a judge. The run stops.
         """
+
+    def rehearsal(self) -> AbstractContextManager[Reward]:
+        """What `turnrl doctor` scores with in place of this reward: by default the reward itself.
+        Override it if scoring leaves something behind, or waits long for a server that is away.
+
+        Returns:
+            A context that gives a reward of the same kind.
+        """
+        return contextlib.nullcontext(self)
 
 
 class TurnReward(Reward):

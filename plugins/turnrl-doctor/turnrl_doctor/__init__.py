@@ -1,10 +1,12 @@
 """`turnrl doctor [RECIPE]`: what can fail later is examined now, and a GPU's memory planned.
 
-command   the command line
-checks    what is examined, as `Check`s, of which `turnrl fit` runs the quick ones too
-trial     a few tokens sampled and learned from by a miniature of the recipe's model
-memory    the plan, applied to a recipe
-plan      the plan itself: functions of numbers
+command    the command line
+checks     what is examined, as `Check`s, of which `turnrl fit` runs the quick ones too
+rehearsal  the recipe's own parts, tried on a few questions
+arguments  what a tool is called with
+miniature  the recipe's model and engine, small enough for any machine
+memory     the plan, applied to a recipe
+plan       the plan itself: functions of numbers
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def turnrl_checks() -> Iterable[type[Check]]:
     """Checks of `turnrl doctor`, in the order in which they are shown."""
     from turnrl_doctor import checks
     from turnrl_doctor.memory import MemoryPlan
-    from turnrl_doctor.trial import Trial
+    from turnrl_doctor.rehearsal import Rehearsal
 
     return [
         checks.Versions,
@@ -36,10 +38,8 @@ def turnrl_checks() -> Iterable[type[Check]]:
         checks.RunFolder,
         checks.Disk,
         checks.ModelFiles,
-        checks.Questions,
         checks.Window,
         checks.Template,
-        checks.Tools,
         MemoryPlan,
-        Trial,
+        Rehearsal,
     ]

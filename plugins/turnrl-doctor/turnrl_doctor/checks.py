@@ -21,15 +21,10 @@ from turnrl import (
     MTGRPO,
     Check,
     Finding,
-    QuestionData,
     RecipeError,
     Start,
-    Tool,
-    load_questions,
-    open_source,
     writable_part,
 )
-from turnrl_doctor.command import of_error
 from turnrl_doctor.memory import work_of
 from turnrl_doctor.plan import gigabytes
 
@@ -266,32 +261,6 @@ def weights_in(folder: Path) -> tuple[list[Path], str]:
     return files, lacks
 
 
-class Questions(Check):
-    """The questions to train on and to evaluate with, as a run would read them."""
-
-    quick = False  # a run reads them at its start
-
-    def run(self, start: Start) -> Iterable[Finding]:
-        if not isinstance(start.data, QuestionData):
-            return
-        data = start.data
-        for role, source in data.sources.items():
-            if source is None:
-                continue
-            name = f"data {role}"
-            try:
-                opened = open_source(source, data.fields, data.config)
-                split = data.splits[role] or opened.default_splits[role]
-                if split is None or opened.at_hand(split):
-                    count = len(load_questions(opened, split, role=role, rule=data.rule))
-                    yield Finding("pass", name, f"{count} questions")
-                else:
-                    text = f"{source} is on the hub, and will be downloaded"
-                    yield Finding("pass", name, text)
-            except Exception as error:  # a source is anybody's code, and both are to be seen
-                yield of_error(name, error)
-
-
 class Window(Check):
     """Trajectories against the model's positions and windows, and what the engine says early."""
 
@@ -322,25 +291,3 @@ class Template(Check):
         dataclasses.replace(module.rollout, tools=tools).check(module.chat)
         name = type(module.rollout.segmenter).__name__
         yield Finding("pass", "chat template", f"takes the messages of {name}")
-
-
-class Tools(Check):
-    """Each tool: its index is there, its server answers."""
-
-    quick = False
-
-    def run(self, start: Start) -> Iterable[Finding]:
-        module = recipe_of(start)
-        for tool in module.rollout.tools if module is not None else ():
-            name = f"tool {tool.name}" if isinstance(tool, Tool) else str(tool)
-            source, index = (getattr(tool, key, None) for key in ("build_from", "index"))
-            if source and isinstance(index, str) and not Path(index).exists():
-                text = f"the index {index!r} will be built from {source} when a run starts"
-                yield Finding("pass", name, text)
-                continue
-            try:
-                tool.check()
-            except Exception as error:  # a tool is anybody's code, and others are to be seen too
-                yield of_error(name, error)
-            else:
-                yield Finding("pass", name, f"{type(tool).__name__} can work")

@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -28,10 +28,12 @@ from turnrl import (
 _USAGE = "turnrl doctor [RECIPE ...] [--card SIZE] [--key value ...]"
 _TOLD = """\
 Examine this machine and, with a RECIPE as of 'turnrl fit', everything of it that can fail later.
-No weights are loaded. Each line is pass, warn or fail, with the next step below it. The exit code
-is 1 if a line says fail, and 2 if the recipe is wrong. Settings are as of 'turnrl fit' too."""
+A few questions are tried: tools are called, attempts scored, and a miniature of the model learns a
+step. The model's own weights are not loaded, and nothing is written. Each line is pass, warn or
+fail, with the next step below it. The exit code is 1 if a line says fail, and 2 if the recipe is
+wrong. Settings are as of 'turnrl fit' too."""
 _NAME = 13
-_HERE = ("versions", "GPU", "4", "run", "disk", "model", "data", "tool")
+_HERE = ("versions", "GPU", "4", "run", "disk", "model", "data", "tool", "reward")
 """Beginnings of lines that are about this machine, and what it has or reaches."""
 
 
@@ -56,7 +58,7 @@ def _run(parsed: argparse.Namespace) -> int:
         parse_bytes(card, "--card")
     import torch  # here, because listing commands does not need it
 
-    code, start = 0, None
+    code, start, mistakes = 0, None, list[Finding]()
     with _quiet():
         if words:
             start, mistakes = _built(words, card)
@@ -65,7 +67,7 @@ def _run(parsed: argparse.Namespace) -> int:
             raise RecipeError("--card plans a recipe's memory, and there is none. Name a recipe.")
         if start is None:
             start = Start(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-        findings = diagnose(start)
+        findings = diagnose(start, mistakes)
         return max(code, _shown(map(_of_another_machine, findings) if card else findings, 1))
 
 
@@ -94,16 +96,18 @@ def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Findi
         return None, mistakes
 
 
-def diagnose(start: Start) -> Iterator[Finding]:
+def diagnose(start: Start, known: Iterable[Finding] = ()) -> Iterator[Finding]:
     """Run all installed checks. One that raises is a line itself, and hides no other.
 
     Args:
         start: What is examined.
+        known: Failures that are told already.
     """
-    shown: set[str] = set()
+    shown = {finding.text for finding in known}
 
     def once(finding: Finding) -> Finding:
-        """A failure that others share (the model's configuration is missing, say) is told once."""
+        """A failure that several checks meet (the model's configuration is missing, say) is told
+        once."""
         if finding.status != "fail" or finding.text not in shown:
             shown.add(finding.text)
             return finding
@@ -113,7 +117,7 @@ def diagnose(start: Start) -> Iterator[Finding]:
     try:
         classes = installed("turnrl_checks")
     except TurnRLError as error:
-        yield of_error("plugins", error)
+        yield once(of_error("plugins", error))
         return
     for name, cls in classes.items():
         try:
@@ -129,7 +133,7 @@ def diagnose(start: Start) -> Iterator[Finding]:
             for finding in check.run(start):
                 if not isinstance(finding, Finding) or finding.status not in get_args(Status):
                     raise PluginError(f"{name}.run gave {finding!r}, which is no Finding. Fix it.")
-                yield finding
+                yield once(finding)
         except (Exception, SystemExit) as error:  # the same
             yield once(_raised(name, error))
 

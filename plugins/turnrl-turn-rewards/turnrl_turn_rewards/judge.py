@@ -5,7 +5,9 @@ Both ask any server that speaks OpenAI's chat completions, all at once before an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import final
 
@@ -41,6 +43,13 @@ class LLMJudge(OutcomeReward):
         places = ("question", "answers", "answer")
         self._verdicts = Verdicts(server, prompt or ANSWER_PROMPT, places)
 
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[LLMJudge]:
+        """The same judge, without its file of verdicts and without patience."""
+        rehearsed = copy.copy(self)
+        rehearsed._verdicts = self._verdicts.rehearsal()
+        yield rehearsed
+
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
         self._verdicts.ask(map(self._case, trajectories))
 
@@ -62,6 +71,13 @@ class JudgedState(StateScore):
     def __init__(self, server: Server, prompt: str | None = None) -> None:
         places = ("question", "answers", "transcript")
         self._verdicts = Verdicts(server, prompt or STATE_PROMPT, places)
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[JudgedState]:
+        """The same judge, without its file of verdicts and without patience."""
+        rehearsed = copy.copy(self)
+        rehearsed._verdicts = self._verdicts.rehearsal()
+        yield rehearsed
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
         self._verdicts.ask(

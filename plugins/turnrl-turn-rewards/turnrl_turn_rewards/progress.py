@@ -10,8 +10,11 @@ policy moves to last states that score high, and by nothing else.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import final
 
 from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, answer_in_results
@@ -24,6 +27,10 @@ class StateScore(ABC):
         self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
     ) -> None:
         """See all trajectories before any of their states is scored; see `Reward.prepare`."""
+
+    def rehearsal(self) -> AbstractContextManager[StateScore]:
+        """What `turnrl doctor` scores with in place of this; see `Reward.rehearsal`."""
+        return contextlib.nullcontext(self)
 
     @abstractmethod
     def score(self, trajectory: Trajectory, turns: int) -> float:
@@ -44,6 +51,13 @@ class Difference(TurnReward):
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
         self.state.prepare(trajectories, policy)
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[Difference]:
+        """The same difference, of the score's rehearsal."""
+        rehearsed = copy.copy(self)
+        with self.state.rehearsal() as rehearsed.state:
+            yield rehearsed
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         after = self.state.score(trajectory, turn + 1)

@@ -13,6 +13,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ _CONTROL = re.compile(r"<[|｜][^<>]*[|｜]>|\[/?INST\]|</?s>|<(?:start|end)_of_
 """Control tokens of the chat templates that judges have."""
 
 _MOST_CHARACTERS = 20_000
+_REHEARSAL_S = 5.0
+"""Patience with a server that is away while a run is rehearsed."""
 
 Case = Mapping[str, str]
 """Texts for the places of a prompt, by their names."""
@@ -50,8 +53,16 @@ class Verdicts:
             raise RecipeError(f"prompt lacks {{{places[-1]}}}, which is to be judged")
         self._server = server
         self._prompt = prompt
+        self._places = places
         self._tags = sorted({tag.lower() for tag in _TAG.findall(prompt)})
         self._known: dict[bytes, float] = {}
+
+    def rehearsal(self) -> Verdicts:
+        """The same question to the same judge, for `turnrl doctor`: no verdict is kept, and a
+        server that is away is not waited for."""
+        patience_s = min(self._server.patience_s, _REHEARSAL_S)
+        server = replace(self._server, cache=None, patience_s=patience_s)
+        return Verdicts(server, self._prompt, self._places)
 
     def ask(self, cases: Iterable[Case | None]) -> None:
         """Ask about those cases for which there is no verdict yet, all at once.

@@ -11,7 +11,7 @@ import operator
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,8 @@ _HUB_ADVICE = (
     "Write it as NAME[:CONFIG[:SPLIT]], check the connection, or give a local .jsonl, .parquet or "
     ".csv file."
 )
+_SAMPLE = 200
+"""Passages that a search is tried with."""
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
 _SENTENCE_END = re.compile(r"""([.!?]["'”’)\]]*)\s+(?=["'“‘(\[]*[A-Z0-9])|\n""")
 _ABBREVIATIONS = frozenset(
@@ -247,6 +249,12 @@ class _Installed(_Rows):
         self._source = source
         self._passages: Iterator[Passage] = iter(())
 
+    @property
+    def at_hand(self) -> bool:
+        """True if its passages can be read without downloading them."""
+        splits = self._source.default_splits.values()
+        return all(self._source.at_hand(split) for split in splits if split is not None)
+
     def _rows(self, skip: int) -> Iterator[Mapping[str, Any]]:
         self._passages = iter(self._source.passages())
         for passage in self._passages:
@@ -357,6 +365,36 @@ def open_source(source: str | QuestionSource) -> Source:
         f"{', *'.join(_SUFFIXES)}), a hub data set such as wikimedia/wikipedia:20231101.en, or an "
         f"installed corpus (found: {', '.join(corpora) or 'none'})."
     )
+
+
+class _Sample(_Rows):
+    """Some passages."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self.name, self.identity = "a sample", {}
+        self._passages = passages
+
+    def _rows(self, skip: int) -> Iterator[Mapping[str, Any]]:
+        return (vars(passage) for passage in self._passages[skip:])
+
+
+def sample_of(source: str | QuestionSource | None) -> Source:
+    """The first passages of a source; a made-up one if they are not on this machine, or if there is
+    no source.
+
+    Raises:
+        DataError: If there is no such source, or it has no passages.
+    """
+    words = source if isinstance(source, str) else ""
+    local = words.lstrip().startswith("{") or words.endswith(_SUFFIXES) or Path(words).is_dir()
+    opened = None
+    if source is not None and (local or "/" not in words):
+        opened = open_source(source)
+        if isinstance(opened, _Installed) and not opened.at_hand:
+            opened = None
+    if opened is None:
+        return _Sample([Passage("1", "Utrecht", "Utrecht is a city in the Netherlands.")])
+    return _Sample(list(islice(opened.read(), _SAMPLE)))
 
 
 def _made(text: str) -> QuestionSource:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import re
+import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -15,7 +18,7 @@ from turnrl_wiki_search.elastic import ElasticIndex, Server
 from turnrl_wiki_search.elastic.faults import longest_answer_s
 from turnrl_wiki_search.index import Backend, Hit, SearchIndex, build_command, clean_query, say
 from turnrl_wiki_search.progress import Progress
-from turnrl_wiki_search.sources import Corpus, open_source, source_name
+from turnrl_wiki_search.sources import Corpus, open_source, sample_of, source_name
 
 _BETWEEN = "\n\n"
 _CHARACTERS_PER_TOKEN = 4
@@ -120,6 +123,27 @@ class WikiSearch(Tool):
         if self._source is not None and not self._offline:
             self._build(self._source)
         self._opened().info()
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[WikiSearch]:
+        """This search, which keeps no answers. If a run would build the index first, it searches
+        a few passages of the source, in a folder of its own; a made-up one where they would have to
+        be downloaded, or where answers come from a cache, which knows no new queries."""
+        rehearsed = copy.copy(self)
+        rehearsed._open, rehearsed._lock, rehearsed._cache = None, threading.Lock(), None
+        if not self._offline and (self._source is None or Path(self.index).exists()):
+            yield rehearsed
+            return
+        if self._offline:
+            self.check()
+        from turnrl_wiki_search import embedded  # which loads tantivy
+
+        with tempfile.TemporaryDirectory() as folder:
+            sample = sample_of(None if self._offline else self._source)
+            rehearsed.backend, rehearsed.index = "embedded", str(Path(folder, "index"))
+            rehearsed._source = None
+            embedded.build(rehearsed.index, Corpus(sample))
+            yield rehearsed
 
     def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
         """Search for all calls at once; see `Tool.run`."""

@@ -1,0 +1,190 @@
+"""Arguments that a tool's JSON Schema allows, to try the tool with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from turnrl import PluginError, ToolSpec
+
+_FORMATS = {
+    "date": "2024-01-31",
+    "time": "12:00:00Z",
+    "date-time": "2024-01-31T12:00:00Z",
+    "email": "somebody@example.com",
+    "hostname": "example.com",
+    "ipv4": "127.0.0.1",
+    "uri": "https://example.com/",
+    "uuid": "123e4567-e89b-42d3-a456-426614174000",
+}
+_DEEPEST = 3
+"""Below so many levels a schema gets no property that it does not require: it may hold itself."""
+
+
+def arguments_of(spec: ToolSpec, text: str) -> Sequence[Mapping[str, Any]]:
+    """Arguments to call a tool with: its `examples`, or two that its schema allows, one with all
+    properties and one with the required ones alone.
+
+    Args:
+        spec: The tool.
+        text: A question of the data, for properties that take any text.
+    Raises:
+        PluginError: If an example does not fit the schema, or nothing was found that does.
+    """
+    validator = Draft202012Validator(spec.parameters)
+    for example in spec.examples:
+        for error in validator.iter_errors(dict(example)):
+            raise PluginError(
+                f"tool {spec.name!r} has the example {dict(example)!r}, which does not fit its "
+                f"parameters: {error.message}. Correct its examples."
+            )
+    if spec.examples:
+        return spec.examples
+    maker = _Maker(validator, text)
+    made: list[Mapping[str, Any]] = []
+    for whole in (True, False):
+        schema = {"type": "object", **spec.parameters}
+        fits = (one for one in maker.values(schema, whole) if isinstance(one, dict))
+        value = next((one for one in fits if validator.is_valid(one)), None)
+        if value is not None and value not in made:
+            made.append(value)
+    if not made:
+        raise PluginError(
+            f"no arguments were found that the parameters of tool {spec.name!r} allow. Give it "
+            "examples, arguments of calls that work."
+        )
+    return made
+
+
+class _Maker:
+    """Makes values that may fit a schema, the likeliest first.
+
+    Args:
+        validator: Of the whole schema, which `$ref` looks into.
+        text: Stands for any text.
+    """
+
+    def __init__(self, validator: Draft202012Validator, text: str) -> None:
+        self._validator, self._text = validator, text
+
+    def values(self, schema: Any, whole: bool, depth: int = 0) -> Iterator[Any]:
+        """Values that a schema may allow.
+
+        Args:
+            schema: A part of the schema.
+            whole: Give objects the properties too that are not required.
+            depth: Levels above it.
+        """
+        if not isinstance(schema, Mapping):  # `true` allows anything
+            yield self._text
+            return
+        yield from schema.get("examples", ())
+        yield from (schema[key] for key in ("default", "const") if key in schema)
+        yield from schema.get("enum", ())
+        if depth > 2 * _DEEPEST:
+            return
+        if (ref := schema.get("$ref")) is not None:
+            yield from self.values(self._looked_up(ref), whole, depth + 1)
+        for key in ("anyOf", "oneOf"):
+            for part in schema.get(key, ()):
+                yield from self.values({**_rest(schema, key), **part}, whole, depth + 1)
+        if parts := schema.get("allOf"):
+            yield from self.values(_merged([_rest(schema, "allOf"), *parts]), whole, depth + 1)
+        kinds = schema.get("type", _likely(schema))
+        for kind in [kinds] if isinstance(kinds, str) else kinds:
+            yield from self._of_kind(kind, schema, whole, depth)
+
+    def _of_kind(self, kind: str, schema: Any, whole: bool, depth: int) -> Iterator[Any]:
+        if kind == "object":
+            yield self._object(schema, whole, depth)
+        elif kind == "array":
+            yield self._array(schema, whole, depth)
+        elif kind == "string":
+            least, most = schema.get("minLength", 0), schema.get("maxLength", 10_000)
+            texts = (_FORMATS.get(schema.get("format", "")), self._text, "a", "A", "1")
+            yield from (one[:most].ljust(least, "a") for one in texts if one is not None)
+        elif kind in ("integer", "number"):
+            yield from _numbers(schema, kind)
+        else:
+            yield {"boolean": True, "null": None}.get(kind)
+
+    def _object(self, schema: Any, whole: bool, depth: int) -> dict[str, Any]:
+        properties, required = schema.get("properties", {}), schema.get("required", ())
+        names = dict.fromkeys([*properties, *required] if whole and depth < _DEEPEST else required)
+        return {
+            name: value
+            for name in names
+            for value in self._fitting(properties.get(name, True), whole, depth, 1)
+        }
+
+    def _array(self, schema: Any, whole: bool, depth: int) -> list[Any]:
+        first = [
+            value
+            for part in schema.get("prefixItems", ())
+            for value in self._fitting(part, whole, depth, 1)
+        ]
+        wanted = max(schema.get("minItems", 0), min(1, schema.get("maxItems", 1))) - len(first)
+        more = list(self._fitting(schema.get("items", True), whole, depth, max(wanted, 0)))
+        if more and not schema.get("uniqueItems"):
+            more = (more * wanted)[:wanted]
+        return first + more
+
+    def _fitting(self, schema: Any, whole: bool, depth: int, count: int) -> Iterator[Any]:
+        """At most so many values, all different, that a part of the schema allows."""
+        given: list[Any] = []
+        validator = self._validator.evolve(schema=schema)
+        for value in self.values(schema, whole, depth + 1):
+            if len(given) == count:
+                return
+            if value not in given and validator.is_valid(value):
+                given.append(value)
+                yield value
+
+    def _looked_up(self, ref: str) -> Any:
+        """The part of the whole schema that a `$ref` such as `#/$defs/place` means."""
+        part: Any = self._validator.schema
+        for name in ref.lstrip("#/").split("/") if ref.startswith("#") else ():
+            part = part.get(name.replace("~1", "/").replace("~0", "~"), {}) if name else part
+        return part
+
+
+def _numbers(schema: Any, kind: str) -> Iterator[float]:
+    unit = schema.get("multipleOf", 1)
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    yield from (unit, 0)
+    if low is not None:
+        yield from (unit * (math.floor(low / unit) + n) for n in (1, 2))
+        yield low
+    if high is not None:
+        yield from (unit * (math.ceil(high / unit) - n) for n in (1, 2))
+        yield high
+    if kind == "number" and low is not None and high is not None:
+        yield (low + high) / 2
+
+
+def _likely(schema: Any) -> str:
+    """The type that a schema means which names none."""
+    if {"properties", "required"} & schema.keys():
+        return "object"
+    if {"items", "prefixItems"} & schema.keys():
+        return "array"
+    numeric = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+    return "number" if numeric & schema.keys() else "string"
+
+
+def _rest(schema: Any, key: str) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if name != key}
+
+
+def _merged(parts: Sequence[Any]) -> dict[str, Any]:
+    """One schema of several that all hold."""
+    merged: dict[str, Any] = {}
+    for part in parts:
+        both = {**merged.get("properties", {}), **part.get("properties", {})}
+        required = [*merged.get("required", ()), *part.get("required", ())]
+        merged |= {**part, "properties": both, "required": required}
+    return merged

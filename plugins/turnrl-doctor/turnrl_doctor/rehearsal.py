@@ -1,0 +1,413 @@
+"""A rehearsal: the recipe's own parts do on a few questions what a run does with them.
+
+    data        the questions are read, and a few of them chosen
+    tools       a session is opened for each question, and every tool is called
+    attempts    scripted ones, with real calls and results
+    sampling    more of them, by the recipe's engine and a miniature of the recipe's model
+    rewards     each of them scores all attempts
+    learning    one iteration of a few attempts: credit, and its optimiser step
+
+What fails is a line, and what comes after it goes on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from turnrl_testing import ScriptedEngine
+
+from turnrl import (
+    MTGRPO,
+    Check,
+    Finding,
+    Message,
+    PluginError,
+    Policy,
+    Question,
+    QuestionData,
+    Reading,
+    Reward,
+    Rollout,
+    Segmenter,
+    Start,
+    Stateful,
+    Tool,
+    ToolCall,
+    ToolError,
+    ToolResult,
+    Toolset,
+    ToolSpec,
+    Trajectory,
+    call_tools,
+    load_questions,
+    on_loop,
+    open_source,
+    score_group,
+)
+from turnrl_doctor.arguments import arguments_of
+from turnrl_doctor.command import of_error
+from turnrl_doctor.miniature import miniature, small_engine
+
+_ATTEMPTS = 4
+_TURN_TOKENS = 12
+_ROOM = 512
+"""Tokens of a trajectory beyond the longest scripted one, where the engine is tried."""
+_OF_SIZE = ("keys and values", "turns at once")
+_SHOWN = 60
+
+
+class Rehearsal(Check):
+    """The recipe, run on a small scale: real questions, the recipe's tools, rewards, estimator and
+    engine, and a miniature of its model, two layers of its kind with random weights. It writes
+    nothing, trains nothing that stays, and leaves random numbers as they were."""
+
+    quick = False
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        with _same_randomness(start.device):
+            known = dict[str, list[Question]]()
+            if isinstance(start.data, QuestionData):
+                yield from _read(start.data, known)
+            if isinstance(start.module, MTGRPO):
+                yield from _rehearsed(start, start.module, _chosen(known))
+
+
+@contextlib.contextmanager
+def _same_randomness(device: torch.device) -> Iterator[None]:
+    """Leave the random streams of torch, numpy and Python as they were."""
+    others = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(0)
+            yield
+    finally:
+        random.setstate(others[0])
+        np.random.set_state(others[1])
+
+
+# ------------------------------------------------------------------------ questions
+
+
+def _read(data: QuestionData, known: dict[str, list[Question]]) -> Iterator[Finding]:
+    """Read the questions of each role into `known`, as a run would."""
+    for role, source in data.sources.items():
+        if source is None:
+            continue
+        name = f"data {role}"
+        try:
+            opened = open_source(source, data.fields, data.config)
+            split = data.splits[role] or opened.default_splits[role]
+            if split is None or opened.at_hand(split):
+                known[role] = load_questions(opened, split, role=role, rule=data.rule)
+                yield Finding("pass", name, f"{len(known[role])} questions")
+            else:
+                yield Finding("pass", name, f"{source} is on the hub, and will be downloaded")
+        except Exception as error:  # a source is anybody's code, and both are to be seen
+            yield of_error(name, error)
+
+
+def _chosen(known: dict[str, list[Question]]) -> list[Question]:
+    """Of each role the first question, the longest one, and the one with the fewest columns: a run
+    stumbles over these soonest."""
+    chosen = dict[tuple[str, str], Question]()
+    for role, questions in known.items():
+        longest = max(questions, key=lambda q: len(q.text))
+        barest = min(questions, key=lambda q: len(q.metadata))
+        chosen |= {(role, q.id): q for q in (questions[0], longest, barest)}
+    return list(chosen.values())
+
+
+# ------------------------------------------------------------------------ the parts in order
+
+
+def _rehearsed(start: Start, module: MTGRPO, questions: list[Question]) -> Iterator[Finding]:
+    asked = questions or [Question("example", "What is asked?", ("an answer",))]
+    with contextlib.ExitStack() as stack:
+        tools = list[Toolset]()
+        for toolset in module.rollout.tools:
+            found, tried = _tried(toolset, asked, bool(questions), stack)
+            yield found
+            tools.append(tried)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        policy = miniature(module.policy, folder)
+        small = _small(module, policy, replace(module.rollout, tools=tools))
+        policy.load(start.device)
+        policy.to(start.device)
+        yield _attention(policy, module.policy)
+        attempts = list[list[Trajectory]]()
+        yield from _guarded("attempts", _scripted(module, small, tools, asked, attempts))
+        if not attempts:
+            return
+        yield from _guarded("sampling", _sampled(module, small, tools, asked[:2], attempts))
+        rewards = list[Reward]()
+        for reward in module.rewards:
+            name = f"reward {type(reward).__name__}"
+            try:
+                rehearsed = stack.enter_context(reward.rehearsal())
+                for some in attempts:
+                    score_group(some, [rehearsed], policy=policy)
+            except Exception as error:  # anybody's code
+                yield of_error(name, error)
+            else:
+                rewards.append(rehearsed)
+        if not rewards:
+            return
+        names = ", ".join(type(reward).__name__ for reward in rewards)
+        text = f"{names} score {sum(map(len, attempts))} attempts at {len(asked)} questions"
+        yield Finding("pass", "rewards", text)
+        small.rewards = rewards
+        yield from _guarded("learning", _learned(start, module, small, tools, asked[0]))
+
+
+def _guarded(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Findings of a part; what it raises is one too, and hides no other."""
+    try:
+        yield from findings
+    except Exception as error:  # anybody's code
+        yield of_error(name, error, "A run would stop there too. Mend it first.")
+
+
+def _small(module: MTGRPO, policy: Policy, rollout: Rollout) -> MTGRPO:
+    """The recipe's module with a miniature of its policy and a few attempts at a question."""
+    return MTGRPO(
+        policy,
+        rollout,
+        module.rewards,
+        module.estimator,
+        module.objective,
+        ScriptedEngine(policy.tokenizer, lambda session, turn: "a"),
+        max(_ATTEMPTS, module.estimator.min_group_size),
+        optimizer=module.optimizer,
+        scheduler=module.scheduler,
+        minibatch_tokens=module.minibatch_tokens,
+        seed=module.seed,
+        profile=None,
+    )
+
+
+def _attention(policy: Policy, asked: Policy) -> Finding:
+    text = "; ".join(f"{name}: {value}" for name, value in policy.in_force.items())
+    if asked.share_prefixes and not policy.share_prefixes:
+        step = "Learning takes longer than it could. Report the model and the versions above."
+        return Finding("warn", "sharing", f"not in force; {text}", step)
+    return Finding("pass", "sharing", text)
+
+
+# ------------------------------------------------------------------------ tools
+
+
+class _StandIn(Toolset):
+    """Answers in place of tools that failed, so that what comes after them is examined too."""
+
+    def __init__(self, toolset: Toolset) -> None:
+        self._specs = toolset.specs
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        return self._specs
+
+    def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        return [ToolResult("a result") for _ in calls]
+
+
+def _tried(
+    toolset: Toolset, questions: list[Question], real: bool, stack: contextlib.ExitStack
+) -> tuple[Finding, Toolset]:
+    """Check tools and call them, and say who is to answer from here on.
+
+    Args:
+        toolset: The tools.
+        questions: For each a session is opened.
+        real: Whether they are of the recipe's data.
+        stack: Keeps the toolset's rehearsal open.
+    """
+    name = f"tool {toolset.name}" if isinstance(toolset, Tool) else str(toolset)
+    try:
+        tools = stack.enter_context(toolset.rehearsal())
+        tools.check()
+        if isinstance(tools, Stateful) and not real:
+            text = "can work; no session was opened, because the questions are not here yet"
+            return Finding("pass", name, text), _StandIn(toolset)
+        try:
+            calls = {question.id: _calls(tools, question) for question in questions}
+        except PluginError as error:  # which stops no run
+            return replace(of_error(name, error), status="warn"), tools
+        replies = list[tuple[ToolCall, ToolResult]]()
+        for question in questions:
+            replies += _replies(tools, question, calls[question.id])
+    except Exception as error:  # a tool is anybody's code, and others are to be seen too
+        return of_error(name, error), _StandIn(toolset)
+    good = [reply for reply in replies if reply[1].ok]
+    call, result = (good or replies)[0]
+    said = " ".join(result.content.split())
+    shown = json.dumps(dict(call.arguments), ensure_ascii=False, default=str)
+    verdict = f"{len(good)} of {len(replies)} calls succeed"
+    text = f"{verdict}, such as {call.name} {_cut(shown)}: {_cut(said)}"
+    if not good:
+        text = f"no call succeeds, as {call.name} {_cut(shown)}: {_cut(said)}"
+    return Finding("pass", name, text), tools
+
+
+def _replies(
+    tools: Toolset, question: Question, calls: list[ToolCall]
+) -> list[tuple[ToolCall, ToolResult]]:
+    """Each call with its reply, twice: in two sessions, so that calls come in batches as they do in
+    a run.
+
+    Raises:
+        ToolError: If the world of the tools is broken; of one call where one is enough.
+    """
+    try:
+        answers = on_loop(call_tools([tools], question, [calls, calls]))
+    except ToolError:
+        for call in calls:
+            on_loop(call_tools([tools], question, [[call]]))
+        raise
+    return [pair for results in answers for pair in zip(calls, results, strict=True)]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _calls(toolset: Toolset, question: Question) -> list[ToolCall]:
+    return [
+        ToolCall(spec.name, dict(arguments))
+        for spec in toolset.specs
+        for arguments in arguments_of(spec, question.text)
+    ]
+
+
+# ------------------------------------------------------------------------ attempts
+
+
+class _Staged(Segmenter):
+    """The recipe's turn scheme, in which whatever is written is read as what is to be tried: calls,
+    right and wrong answers, and turns that say nothing.
+
+    Args:
+        rollout: The recipe's, whose segmenter writes the messages.
+        question: What is asked.
+        calls: What is called.
+    """
+
+    def __init__(self, rollout: Rollout, question: Question, calls: Sequence[ToolCall]) -> None:
+        self._rollout = rollout
+        real = rollout.segmenter
+        self.max_turns, self.stop, self.tags = real.max_turns, real.stop, real.tags
+        self.tools_in_template = real.tools_in_template
+        right = Reading(answer=next(iter(question.answers), "an answer"))
+        wrong, nothing = Reading(answer="a wrong answer"), Reading(format_error="nothing was done")
+        acts = Reading(tuple(calls)) if calls else nothing
+        self._earlier = itertools.cycle((acts, acts, right, nothing))
+        self._last = itertools.cycle((right, wrong, nothing, right))
+
+    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
+        messages: list[Message] = self._rollout.consult("prompt", question, tools)
+        return messages
+
+    def read(self, text: str, turn: int, cut: bool) -> Reading:
+        self._rollout.consult("read", text, turn, cut)
+        return next(self._last if turn + 1 == self.max_turns else self._earlier)
+
+    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
+        messages: list[Message] = self._rollout.consult("observe", reading, results)
+        return messages
+
+
+def _stage(small: MTGRPO, rollout: Rollout, tools: list[Toolset], question: Question) -> None:
+    """Let the next attempts be scripted ones at a question."""
+    calls = list[ToolCall]()
+    for toolset in tools:
+        with contextlib.suppress(PluginError):  # told where the tools are tried
+            calls += _calls(toolset, question)
+    small.rollout = replace(rollout, tools=tools, segmenter=_Staged(rollout, question, calls))
+
+
+def _scripted(
+    module: MTGRPO,
+    small: MTGRPO,
+    tools: list[Toolset],
+    questions: list[Question],
+    attempts: list[list[Trajectory]],
+) -> Iterator[Finding]:
+    """Add scripted attempts at each question to `attempts`, with probes where the estimator asks
+    for them. A line only if one fails: sessions that cannot be copied, a question that leaves no
+    room to act."""
+    size, probes = small.group_size, small.estimator.probes
+    for question in questions:
+        _stage(small, module.rollout, tools, question)
+        (some,), (branches,) = small.collector.explore([question], size, (0,), 0, probes=probes)
+        attempts.append([*some, *(probe.trajectory for probe in branches)])
+    yield from ()
+
+
+def _sampled(
+    module: MTGRPO,
+    small: MTGRPO,
+    tools: list[Toolset],
+    questions: list[Question],
+    attempts: list[list[Trajectory]],
+) -> Iterator[Finding]:
+    """Add attempts of the miniature by the recipe's engine, read by the recipe's own segmenter."""
+    small.collector.close()
+    script, small.engine = small.engine, small_engine(module.engine)
+    rollout, longest = module.rollout, max(len(t.token_ids) for some in attempts for t in some)
+    small.rollout = replace(
+        rollout,
+        tools=tools,
+        max_tokens=min(rollout.max_tokens, longest + _ROOM),
+        max_turn_tokens=min(rollout.max_turn_tokens, _TURN_TOKENS),
+    )
+    engine, device = small.engine, small.policy.device
+    try:
+        sampled, _ = small.collector.explore(questions, small.group_size, (0,), 0)
+        attempts += sampled
+        turns = sum(len(t.turns) for some in sampled for t in some)
+        # not of this small engine's size, which is not the run's
+        kept = (f"{k}: {v}" for k, v in engine.in_force.items() if k not in _OF_SIZE)
+        text = f"{turns} turns by {type(engine).__name__} on {device}"
+        yield Finding("pass", "sampling", "; ".join((text, *kept)))
+    finally:
+        small.collector.close()
+        small.engine = script
+
+
+def _learned(
+    start: Start, module: MTGRPO, small: MTGRPO, tools: list[Toolset], question: Question
+) -> Iterator[Finding]:
+    """An iteration of scripted attempts at one question."""
+    data, device = start.data, start.device
+    if isinstance(data, QuestionData):
+        module.steps(max(data.questions_per_iteration // start.processes, 1))
+    _stage(small, module.rollout, tools, question)
+    (optimizer,), schedules = small.configure_optimizers()
+    assert small.policy.network is not None
+    small.policy.network.train()
+    for step in small.iterate([question], 0):
+        for minibatch in step:
+            small.loss(move_data_to_device(minibatch, device), {}).backward()
+    small.collector.close()
+    trained = small.policy.trainable_parameters()
+    gradients = [p.grad for p in trained.values() if p.grad is not None]
+    if not gradients or not all(bool(g.isfinite().all()) for g in gradients):
+        text = f"{len(gradients)} of {len(trained)} weights got a gradient, or it is not finite"
+        yield Finding("fail", "learning", text, "Report the model and the versions above.")
+        return
+    optimizer.step()
+    for schedule in schedules:
+        schedule["scheduler"].step()
+    names = type(small.estimator).__name__, type(optimizer).__name__
+    text = f"a step on {device}: credit by {names[0]}, {len(gradients)} gradients, {names[1]}"
+    kinds = sorted({str(p.dtype).removeprefix("torch.") for p in small.policy.parameters()})
+    yield Finding("pass", "learning", f"{text}, {', '.join(kinds)}")

@@ -1,0 +1,247 @@
+"""The rehearsal of `turnrl doctor`: what it calls tools with, and what it leaves behind."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from jsonschema import Draft202012Validator
+from turnrl_doctor.arguments import arguments_of
+from turnrl_doctor.rehearsal import Rehearsal
+from turnrl_estimators import Branched, Tree, TurnCritic
+from turnrl_turn_rewards import LLMJudge, LLMJudgeTurn, Server
+
+from runs import data, module, rows, trainer, weights
+from test_toolbox import Counter
+from turnrl import Lora, PluginError, Start, ToolResult, ToolSession, ToolSpec
+from turnrl.cli import main
+from worlds import Aims, Echo
+
+CPU = torch.device("cpu")
+TEXT = "What is the capital of Peru?"
+
+
+def told(module, data):
+    """What the rehearsal says, by name."""
+    return {found.name: found for found in Rehearsal().run(Start(CPU, module, data))}
+
+
+# ------------------------------------------------------------------------- arguments
+
+TREE = {"$ref": "#/$defs/node", "$defs": {"node": {
+    "type": "object", "required": ["name"],
+    "properties": {"name": {"type": "string"}, "left": {"$ref": "#/$defs/node"}},
+}}}  # fmt: skip
+SCHEMAS = [
+    {"text": {"type": "string"}},
+    {"text": {"type": "string", "maxLength": 5}},
+    {"text": {"type": "string", "minLength": 60}},
+    {"text": {"type": "string", "pattern": "^[0-9]$"}},
+    {"unit": {"enum": ["metre", "mile"]}},
+    {"kind": {"const": 3}},
+    {"n": {"type": "integer", "minimum": 5, "maximum": 6}},
+    {"n": {"type": "integer", "exclusiveMinimum": -3, "maximum": -2}},
+    {"n": {"type": "number", "minimum": 0.25, "exclusiveMaximum": 0.5}},
+    {"n": {"type": "integer", "multipleOf": 7, "minimum": 50}},
+    {"n": {"minimum": 10}},
+    {"yes": {"type": "boolean"}, "none": {"type": "null"}, "any": True},
+    {"many": {"type": "array", "items": {"type": "integer"}, "minItems": 3}},
+    {"many": {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 2, "uniqueItems": True}},
+    {"pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]}},
+    {"either": {"anyOf": [{"type": "null"}, {"type": "string"}]}},
+    {"one": {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 0.5}]}},
+    {"both": {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 3}]}},
+    {"day": {"type": "string", "format": "date", "pattern": "^....-..-..$"}},
+    {"maybe": {"type": ["integer", "null"]}},
+    {"tree": TREE["$defs"]["node"]},
+]
+
+
+@pytest.mark.parametrize("properties", SCHEMAS, ids=str)
+def test_arguments_fit_the_schema_whole_and_as_short_as_it_allows(properties):
+    schema = {"type": "object", "properties": properties, "required": list(properties)[:1]}
+    schema |= {"$defs": TREE["$defs"], "additionalProperties": False}
+    spec = ToolSpec("try", "Tries.", schema)
+    made = arguments_of(spec, TEXT)
+    assert made
+    assert all(Draft202012Validator(schema).is_valid(one) for one in made)
+    assert set(made[0]) == set(properties)
+    assert set(made[-1]) == set(schema["required"])
+
+
+def test_arguments_are_what_the_tool_or_its_schema_names_first():
+    query = {"type": "string", "examples": ["time zone of Utrecht"]}
+    schema = {"type": "object", "properties": {"query": query, "n": {"default": 4}}}
+    of_schema = [{"query": "time zone of Utrecht", "n": 4}, {}]
+    assert arguments_of(ToolSpec("find", "Finds.", schema), TEXT) == of_schema
+    given = [{"query": "1 + 2"}]
+    assert arguments_of(ToolSpec("find", "Finds.", schema, given), TEXT) == given
+    assert arguments_of(ToolSpec("look", "Looks.", {"type": "object"}), TEXT) == [{}]
+    assert arguments_of(ToolSpec("look", "Looks.", {}), TEXT) == [{}]
+    assert arguments_of(ToolSpec("grow", "Grows.", TREE), TEXT)[-1] == {"name": TEXT}
+
+
+def test_an_example_that_does_not_fit_and_a_schema_that_nothing_is_found_for_are_told():
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    with pytest.raises(PluginError, match=r"example \{'n': 'x'\}, which does not fit its par"):
+        arguments_of(ToolSpec("add", "Adds.", schema, [{"n": "x"}]), TEXT)
+    code = {"type": "string", "pattern": "^XQ-[0-9]{4}$"}
+    odd = {"properties": {"code": code}, "required": ["code"]}
+    with pytest.raises(PluginError, match=r"no arguments were found .*Give it examples"):
+        arguments_of(ToolSpec("open", "Opens.", odd), TEXT)
+
+
+def test_a_tool_that_cannot_be_called_is_a_warning(tiny_model):
+    class Vault(Echo):
+        parameters = {
+            "type": "object",
+            "properties": {"code": {"type": "string", "pattern": "^XQ-[0-9]{4}$"}},
+            "required": ["code"],
+        }
+
+    it = module(tiny_model)
+    it.rollout.tools[:] = [Vault()]
+    found = told(it, data())
+    assert found["tool echo"].status == "warn"
+    assert found["tool echo"].step == "Give it examples, arguments of calls that work."
+    assert found["learning"].status == "pass"
+    Vault.examples = [{"code": "XQ-1234", "text": "abc"}]
+    found = told(it, data())
+    assert found["tool echo"].text.startswith("6 of 6 calls succeed")
+
+
+def test_a_call_with_the_required_arguments_alone_is_tried(tiny_model):
+    class Careless(Echo):
+        parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
+
+    it = module(tiny_model)
+    it.rollout.tools[:] = [Careless()]
+    found = told(it, data())["tool echo"]
+    assert found.status == "fail"
+    assert found.text.endswith("raised KeyError: 'text' in run on echo with arguments {}")
+
+
+# ------------------------------------------------------------------------- whole recipes
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"estimator": Branched(probes=1)},
+        {"estimator": Tree(probes=1)},
+        {"estimator": TurnCritic(), "policy": {"lora": Lora(r=4)}},
+        {"group_size": 2},
+    ],
+    ids=["probes", "tree", "critic", "small groups"],
+)
+def test_a_recipe_of_another_kind_passes(tiny_model, settings):
+    found = told(module(tiny_model, **settings), data())
+    assert {one.status for one in found.values()} == {"pass"}
+    assert {"rewards", "sampling", "learning"} <= set(found)
+
+
+def test_sessions_that_cannot_be_copied_are_told_where_the_estimator_branches(tiny_model):
+    class Once(Counter):
+        """Its sessions cannot be copied."""
+
+        def open(self, question):
+            return ToolSession()
+
+        def add(self, call):
+            return ToolResult("added")
+
+    it = module(tiny_model, estimator=Branched(probes=1))
+    it.rollout.tools[:] = [Once()]
+    found = told(it, data())
+    assert found["tool add"].status == "pass"
+    assert found["attempts"].status == "fail"
+    assert "which cannot be copied" in found["attempts"].text
+
+
+def test_no_session_is_opened_for_a_question_that_is_made_up(tiny_model):
+    it = module(tiny_model)
+    it.rollout.tools[:] = [Aims()]
+    found = told(it, None)
+    assert found["tool echo"].status == "pass"
+    assert "no session was opened" in found["tool echo"].text
+    assert found["learning"].status == "pass"
+    assert told(it, data())["tool echo"].status == "fail"
+
+
+def test_every_session_is_closed(tiny_model):
+    it, tool = module(tiny_model), Counter()
+    it.rollout.tools[:] = [tool]
+    assert told(it, data())["tool add"].status == "pass"
+    tool.check_closed(len(tool.opened))
+
+
+def test_more_steps_than_attempts_are_told(tiny_model):
+    found = told(module(tiny_model, steps_per_update=99), data())["learning"]
+    assert (found.status, "Lower it" in found.step) == ("fail", True)
+
+
+def test_an_optimiser_that_cannot_be_made_is_told(tiny_model):
+    def broken(weights):
+        raise TypeError("no such option")
+
+    found = told(module(tiny_model, optimizer=broken), data())["learning"]
+    assert found.status == "fail"
+    assert "model.optimizer raised TypeError: no such option" in found.text
+
+
+def test_a_run_after_the_rehearsal_has_the_same_digits(tiny_model, tmp_path):
+    def run(folder, rehearsed):
+        it, questions = module(tiny_model), data()
+        made = trainer(folder)
+        if rehearsed:
+            before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+            assert told(it, questions)["learning"].status == "pass"
+            after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+            assert bool((before[0] == after[0]).all())
+            assert before[1:] == after[1:]
+            assert it.policy.network is None
+        made.fit(it, questions)
+        return rows(folder), weights(it.policy)
+
+    figures, learned = run(tmp_path / "plain", False)
+    same, again = run(tmp_path / "rehearsed", True)
+    assert figures == same
+    assert torch.equal(learned, again)
+
+
+def test_the_quickstart_passes_in_an_empty_folder_and_leaves_it_empty(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "quickstart"]) == 0
+    out = capsys.readouterr().out
+    assert "fail" not in out
+    assert "calls succeed, such as search {" in out
+    assert "pass  learning " in out
+    assert not [*Path().iterdir()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["atlas_react", "atlas_starter"])
+def test_the_recipes_of_a_laptop_pass(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", recipe]) == 0
+    assert "fail" not in capsys.readouterr().out
+    assert not [*Path().iterdir()]
+
+
+# ------------------------------------------------------------------------- rehearsals
+
+
+@pytest.mark.parametrize("kind", [LLMJudge, LLMJudgeTurn])
+def test_a_judge_is_rehearsed_without_patience_and_without_its_file(kind):
+    judge = kind(Server("http://localhost:9/v1", "judge", patience_s=300, cache="verdicts.db"))
+    with judge.rehearsal() as rehearsed:
+        parts = [one._verdicts if kind is LLMJudge else one.state._verdicts
+                 for one in (judge, rehearsed)]  # fmt: skip
+    assert [part._server.cache for part in parts] == ["verdicts.db", None]
+    assert parts[0]._server.patience_s == 300
+    assert parts[1]._server.patience_s <= 5
