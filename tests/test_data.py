@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from datetime import date
 from pathlib import Path
 
 import huggingface_hub
@@ -97,7 +98,75 @@ def test_fields_name_other_columns_nested_ones_by_a_dotted_path(tmp_path):
     rows = [{"ask": "Who?", "gold": {"text": ["Ada"], "start": [3]}, "aka": [{"name": "A. L."}]}]
     path = write_jsonl(tmp_path / "q.jsonl", rows)
     fields = Fields(None, "ask", ["gold.text", "aka.name"])
-    assert load_questions(path, fields=fields) == [Question("0", "Who?", ("Ada", "A. L."))]
+    # what else a mapping holds is not lost
+    assert load_questions(path, fields=fields) == [
+        Question("0", "Who?", ("Ada", "A. L."), {name: rows[0][name] for name in ("gold", "aka")})
+    ]
+
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("prompt", CHAT, "a list of chat messages, [{'role': 'system', 'content': 'Be brief.'}, {"),
+        ("prompt", ["Who?"], "a list, ['Who?'], and no text. Write a text there."),
+        (
+            "prompt",
+            {"text": "Who?"},
+            "Set data.fields.question to a path into it, such as prompt.t",
+        ),
+        ("prompt", b"Who?", "bytes, b'Who?', and no text. Decode them,"),
+        ("prompt", {1, 2}, "a set, {1, 2}, and no text."),
+        ("gold", CHAT, "Set data.fields.answers to a path into it, such as gold.role."),
+        ("gold", [["Ada"], [b"A. L."]], "bytes, b'A. L.', and no text."),
+        ("key", [7], "a list, [7], and no text."),
+    ],
+)
+def test_what_is_no_text_is_named_with_its_source_row_and_column(name, value, told):
+    good = {"key": "a", "prompt": "When?", "gold": "1843"}
+    with pytest.raises(DataError) as caught:
+        load_questions([good, good | {name: value}], fields=Fields("key", "prompt", "gold"))
+    assert str(caught.value).startswith(f"the list of rows, row 2: {name!r} is ")
+    assert told in str(caught.value)
+
+
+def test_a_question_in_the_form_of_a_chat_trains_nothing(recipe, capsys, tmp_path):
+    path = write_jsonl(tmp_path / "chat.jsonl", [{"question": CHAT, "answers": "Ada"}])
+    told = fails(capsys, ["fit", "recipe.yaml", "--data.train", path])
+    assert f"{path}, row 1: 'question' is a list of chat messages" in told
+    assert "Write what the user asks there, as one text." in told
+    for question, name in ((("1", CHAT), "text"), ((1, "Who?"), "id")):
+        with pytest.raises(DataError, match=rf"^the {name} of question '?1'? is the .*Give a text"):
+            Question(*question)
+
+
+def test_numbers_dates_arrays_and_gaps_are_read_as_what_they_are():
+    numpy = pytest.importorskip("numpy")
+    rows = [
+        {"question": 7, "answers": numpy.array(["b", "c"])},
+        {"question": "Who?", "answers": ("d", None, float("nan"), numpy.float64(1.5))},
+        {"question": "When?", "answers": date(1999, 5, 4)},
+        {"question": float("nan"), "answers": "e"},
+    ]
+    read = [(q.text, q.answers) for q in load_questions(rows)]
+    assert read == [("7", ("b", "c")), ("Who?", ("d", "1.5")), ("When?", ("1999-05-04",))]
+
+
+INFO = {"task": "sort", "cases": [{"in": [3, 1], "out": [1, 3]}, None], "depth": {"a": {"b": 1.5}}}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "rows"])
+def test_other_columns_become_metadata_whatever_they_hold(tmp_path, kind):
+    more = {"info": INFO, "tags": [["x"], []], "n": 3, "ok": False, "level": "hard"}
+    rows = [{"id": "a", "question": "?", "answers": "x", **more, "gone": None}]
+    source = {"jsonl": tmp_path / "q.jsonl", "parquet": tmp_path / "q.parquet", "rows": rows}[kind]
+    if kind == "jsonl":
+        write_jsonl(source, rows)
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
+    assert load_questions(source) == [Question("a", "?", ("x",), more)]
 
 
 # ------------------------------------------------------- the answer within a field
@@ -314,14 +383,13 @@ HUB_ROWS = {
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_maps_the_rows_of_its_data_set(name, tmp_path):
+def test_a_preset_maps_the_rows_of_its_data_set(name, monkeypatch):
+    import datasets
+
     row, question = HUB_ROWS[name]
-    path = tmp_path / "hub.parquet"
-    # through Arrow, which is how the rows arrive from the hub
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
-    preset = PRESETS[name]
-    (loaded,) = load_questions(str(path), fields=preset.fields, rule=preset.rule)
-    assert loaded == question
+    rows = datasets.Dataset.from_list([row])  # through Arrow, as they arrive from the hub
+    monkeypatch.setattr("turnrl_questions.open_hub", lambda *_: rows)
+    assert load_questions(name) == [question]
 
 
 def test_a_preset_says_how_its_answers_compare(monkeypatch):
@@ -485,7 +553,7 @@ def test_a_missing_field_is_answered_with_those_there_are(tmp_path):
     with pytest.raises(DataError, match=r"no field 'question'.*Set data.fields.question"):
         load_questions(path, fields=Fields(None))
     with pytest.raises(
-        DataError, match=r"are nested. Set data.fields.answers to a path such as gold.text"
+        DataError, match=r"row 1: 'gold' is a mapping, .* to a path into it, such as gold.text"
     ):
         load_questions(path, fields=Fields(None, "query", "gold"))
 

@@ -47,11 +47,13 @@ class Question:
         text: The question itself.
         answers: Accepted answers, the preferred one first; a text is the only one. Left out where
             none are known: such a question can be asked, and no answer to it is right.
-        metadata: Whatever else the data set says about it.
+        metadata: Whatever else the data set says about it: of rows every other column that is not
+            null, mappings and lists too. The policy never sees it, and the record does not keep it.
         rule: How its answers compare; a name or a function stands for what `answer_rule` makes of
             it.
     Raises:
-        DataError: If the answers are no texts, or there are none in what is given.
+        DataError: If the id or the question is no text, the answers are no texts, or there are
+            none in what is given.
         RecipeError: If there is no such rule.
     """
 
@@ -62,6 +64,10 @@ class Question:
     rule: AnswerRule = _PHRASE
 
     def __post_init__(self) -> None:
+        for name, part in (("id", self.id), ("text", self.text)):
+            if not isinstance(part, str):
+                kind = f"the {type(part).__name__} {part!r:.60}"
+                raise DataError(f"the {name} of question {self.id!r} is {kind}. Give a text.")
         given: Any = self.answers
         if isinstance(given, str):
             object.__setattr__(self, "answers", (given,))

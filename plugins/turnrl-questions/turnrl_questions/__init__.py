@@ -45,6 +45,8 @@ class Preset:
         train: Split to train on, or None.
         val: Split with public answers to evaluate on.
         rule: The name of the rule that its answers compare by.
+        without: Columns that become no metadata of its questions: pages and paragraphs, which are
+            most of a row, and what holds the accepted answers.
     """
 
     path: str
@@ -53,6 +55,7 @@ class Preset:
     train: str | None = "train"
     val: str = "validation"
     rule: str = "phrase"
+    without: Sequence[str] = ()
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -63,12 +66,19 @@ PRESETS: Mapping[str, Preset] = {
             "question_id", answers=["answer.value", "answer.aliases", "answer.normalized_aliases"]
         ),
         config="unfiltered.nocontext",
+        without=("answer", "entity_pages", "search_results"),
     ),
     "nq_open": Preset("google-research-datasets/nq_open", Fields(None, answers="answer")),
-    "hotpotqa": Preset("hotpotqa/hotpot_qa", Fields(answers="answer"), config="distractor"),
+    "hotpotqa": Preset(
+        "hotpotqa/hotpot_qa", Fields(answers="answer"), config="distractor", without=("context",)
+    ),
     # a copy in Parquet: `datasets` no longer runs the loading script of the original
-    "2wikimultihopqa": Preset("framolfese/2WikiMultihopQA", Fields(answers="answer")),
-    "musique": Preset("dgslibisey/MuSiQue", Fields(answers=["answer", "answer_aliases"])),
+    "2wikimultihopqa": Preset(
+        "framolfese/2WikiMultihopQA", Fields(answers="answer"), without=("context",)
+    ),
+    "musique": Preset(
+        "dgslibisey/MuSiQue", Fields(answers=["answer", "answer_aliases"]), without=("paragraphs",)
+    ),
     "gsm8k": Preset(
         "openai/gsm8k",
         Fields(None, answers="answer", answer_pattern="#### (.*)"),
@@ -165,8 +175,8 @@ class HubDataset(QuestionSource):
 
     def questions(self, split: str) -> Iterable[Question]:
         preset, rule = self._preset, answer_rule(self._preset.rule)
-        rows = read_hub(open_hub(preset.path, preset.config, split))
-        questions = questions_of(rows, preset.fields, f"{preset.path} ({split})")
+        rows, where = read_hub(open_hub(preset.path, preset.config, split)), preset.path
+        questions = questions_of(rows, preset.fields, f"{where} ({split})", without=preset.without)
         return (replace(question, rule=rule) for question in questions)
 
     def at_hand(self, split: str) -> bool:

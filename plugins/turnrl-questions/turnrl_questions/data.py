@@ -59,6 +59,10 @@ class QuestionData(IterationData):
     the questions themselves. From Python it may also be a `datasets.Dataset`, a `DatasetDict`, or
     rows as a list of mappings.
 
+    Columns that `fields` does not name become `question.metadata`, for tools and rewards: texts,
+    numbers, lists and mappings, as the row has them. Null is left out, and so are the pages and
+    paragraphs of the presets.
+
     Args:
         train: Source of the questions to train on.
         val: Source of the questions to evaluate with; none by default.

@@ -9,10 +9,13 @@ import ast
 import csv
 import itertools
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -256,20 +259,59 @@ def _at(row: Any, path: str) -> Any:
     return _at(row[head], rest) if rest and head in row else _ABSENT
 
 
-def _texts(value: Any, setting: str) -> Iterator[str]:
-    """The answers in a value: a text, a number, a list of them, or a list in a text."""
-    if isinstance(value, str):
-        value = _cell(value)
+_WORDS = (str, int, float, Decimal, date, time)
+"""What has one way to be written as a text."""
+
+
+def _missing(value: Any) -> bool:
+    """True if a row has nothing there; NaN is what pandas has in an empty cell."""
+    return value is _ABSENT or value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _native(value: Any) -> Any:
+    """The list or the number that an array of numpy, its number, or a tuple stands for."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _written(value: Any, path: str, place: str, setting: str) -> str:
+    """The text in a field that has to be one; empty if nothing is there.
+
+    Args:
+        value: What is there.
+        path: The field.
+        place: The source and the row, for messages.
+        setting: The setting that names the field, for messages.
+    Raises:
+        DataError: If it is neither a text nor a number nor a date.
+    """
+    if _missing(value := _native(value)):
+        return ""
+    if isinstance(value, _WORDS):
+        return str(value)
+    kind, step = f"a {type(value).__name__}", "Write a text there."
+    if isinstance(value, Mapping):
+        inner = next(iter(value), "text")
+        kind, step = "a mapping", f"Set {setting} to a path into it, such as {path}.{inner}."
+    elif isinstance(value, bytes | bytearray):
+        kind, step = "bytes", "Decode them, and write a text there."
+    elif isinstance(value, list) and any(isinstance(m, Mapping) and "role" in m for m in value):
+        kind = "a list of chat messages"
+        step = (
+            "Write what the user asks there, as one text. The segmenter makes the messages; what a "
+            "system message says goes into its instructions."
+        )
+    raise DataError(f"{place}: {path!r} is {kind}, {value!r:.60}, and no text. {step}")
+
+
+def _answers(value: Any, path: str, place: str, setting: str) -> Iterator[str]:
+    """The answers in a field: a text, a number, a list of them, or a list in a text."""
+    value = _cell(value) if isinstance(value, str) else _native(value)
     if isinstance(value, list):
         for item in value:
-            if isinstance(item, Mapping):
-                raise DataError(
-                    f"the answers are lists of objects. Set {setting}.answers to a path into "
-                    f"them, such as answers.{next(iter(item), 'text')!s}."
-                )
-            yield from _texts(item, setting)
-    elif value is not None:
-        yield str(value)
+            yield from _answers(item, path, place, setting)
+    elif not _missing(value):
+        yield _written(value, path, place, setting)
 
 
 def _answer_in(text: str, pattern: str) -> str | None:
@@ -287,8 +329,10 @@ def questions_of(
     where: str,
     setting: str = "data.fields",
     needs_id: bool = False,
+    without: Sequence[str] = (),
 ) -> Iterator[Question]:
-    """Rows as questions; what no field names and is plain, or a plain list, becomes metadata.
+    """Rows as questions. Every other column becomes metadata as it is: a text, a number, a list, a
+    mapping. One with null is left out, for Arrow has null where a row lacks the column.
 
     Args:
         rows: Rows in their order, read once.
@@ -297,40 +341,36 @@ def questions_of(
         setting: The setting that `fields` is, for messages.
         needs_id: Refuse rows of which none has an `id`, as the source knows its questions by it.
             Otherwise they are numbered.
+        without: Columns that become no metadata, because they are large.
     Raises:
-        DataError: If no row has a field that is needed (at the end, when all have been seen), or
-            answers are nested.
+        DataError: If no row has a field that is needed (at the end, when all have been seen); or
+            naming the row whose question or answer is no text.
     """
     of_answers = [fields.answers] if isinstance(fields.answers, str) else list(fields.answers)
     paths = [("id", fields.id)] if fields.id else []
     paths += [("question", fields.question), *(("answers", path) for path in of_answers)]
-    used = {path.split(".")[0] for _, path in paths}
+    used = {*(path for _, path in paths), *without}
     missing, names, number = paths, set[str](), -1
-    without: str | None = None
+    without_match: str | None = None
     matched = False
     for number, row in enumerate(rows):
         missing = [(name, path) for name, path in missing if _at(row, path) is _ABSENT]
         if missing and number < 100:
             names.update(_names(row))
-        answers = [_at(row, path) for path in of_answers]
-        nested = next((a for a in answers if isinstance(a, Mapping)), None)
-        if nested is not None:
-            raise DataError(
-                f"the answers of {where} are nested. Set {setting}.answers to a path such as "
-                f"{of_answers[0]}.{next(iter(nested), 'text')!s}."
-            )
-        texts = [t for a in answers if a is not _ABSENT for t in _texts(a, setting)]
+        place = f"{where}, row {number + 1}"
+        texts = [
+            text
+            for path in of_answers
+            for text in _answers(_at(row, path), path, place, f"{setting}.answers")
+        ]
         found_in = (_answer_in(text, fields.answer_pattern) for text in texts)
         accepted = [answer for answer in found_in if answer is not None]
         matched = matched or bool(accepted)
-        without = without or next(iter(texts), None)
-        question = Question(
-            id=str(number if fields.id is None else _known(_at(row, fields.id), number)),
-            text=str(_known(_at(row, fields.question), "")).strip(),
-            metadata={
-                name: value for name, value in row.items() if name not in used and _is_plain(value)
-            },
-        )
+        without_match = without_match or next(iter(texts), None)
+        own = _written(_at(row, fields.id), fields.id, place, f"{setting}.id") if fields.id else ""
+        text = _written(_at(row, fields.question), fields.question, place, f"{setting}.question")
+        metadata = {k: v for k, v in row.items() if k not in used and v is not None}
+        question = Question(own or str(number), text.strip(), metadata=metadata)
         yield replace(question, answers=tuple(accepted)) if accepted else question
     if not needs_id:  # rows are numbered, unless the user named a field of ids
         missing = [one for one in missing if one != ("id", Fields.id)]
@@ -342,21 +382,11 @@ def questions_of(
             f"It has: {', '.join(sorted(names))}. "
             f"Set {setting}.{name} to the one that holds it{numbered}."
         )
-    if without is not None and not matched:
+    if without_match is not None and not matched:
         raise DataError(
             f"{setting}.answer_pattern {fields.answer_pattern!r} is in no answer of {where}, of "
-            f"which the first ends with {without[-60:]!r}. Fix the pattern, or leave it out."
+            f"which the first ends with {without_match[-60:]!r}. Fix the pattern, or leave it out."
         )
-
-
-def _is_plain(value: Any) -> bool:
-    """True if it is a text or a number, or a list of them (ids of supporting passages, say)."""
-    several = value if isinstance(value, list) else [value]
-    return all(isinstance(one, str | int | float) for one in several)
-
-
-def _known(value: Any, default: Any) -> Any:
-    return default if value is _ABSENT or value is None else value
 
 
 def _names(row: Mapping[str, Any]) -> Iterator[str]:
