@@ -184,6 +184,29 @@ def test_a_run_is_shown_as_far_as_it_is_there(tmp_path, capsys):
     assert (tmp_path / "out.html").stat().st_size > 50_000
 
 
+def test_a_record_that_somebody_else_wrote_without_json_is_reported(tmp_path):
+    folder = recorded.run(tmp_path / "run", iterations=1, turns=(2, 2))
+    (file,) = record.files(folder)
+    read = record.read(file)
+    texts = iter(('{"query": ', "[1]", None, "[" * 100_000, '"a text"'))
+    for row, text in zip(read, texts, strict=False):
+        row["turns"][0]["calls"] = [dict.fromkeys(("error", "mended")) | {"name": "look"}]
+        row["turns"][0]["calls"][0]["arguments"] = text
+        row["turns"][0]["results"] = [{"content": "seen", "ok": True, "metadata": "{"}]
+        row["estimator"] = "TurnLevel()"
+    write(read, file)
+    calls = [t.turns[0].reading.calls[0] for t in record.group(read[:4]).trajectories]
+    assert [call.arguments for call in calls] == [{}] * 4
+    assert calls[0].error == """no JSON object: '{"query": '"""
+    assert calls[2].error is None  # without arguments
+    report([folder], tmp_path / "out.html")
+    first = unpacked(tmp_path / "out.html", "d0")[0]
+    assert first["rows"][0]["turns"][0]["calls"][0]["arguments"] == '{"query": '
+    lost = "cannot be rebuilt: the record has no JSON of it, but 'TurnLevel()'"
+    assert first["why"][0]["unexplained"] == lost
+    assert "Merged" in [one["name"] for one in first["why"]]
+
+
 def test_a_group_whose_attempts_took_no_turn_is_reported(tmp_path):
     report([recorded.run(tmp_path / "run", turns=(0, 0))], tmp_path / "out.html")
     (first, *_) = unpacked(tmp_path / "out.html", "d0")

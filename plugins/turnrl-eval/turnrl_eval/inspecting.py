@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,9 +124,10 @@ def _messages(row: record.Row) -> Iterator[Any]:
 
     yield ChatMessageUser(content=row["question"])
     for k, turn in enumerate(row["turns"]):
+        made = map(record.call, turn["calls"])
         calls = [
-            ToolCall(f"{k}.{i}", call["name"], json.loads(call["arguments"]), call["error"])
-            for i, call in enumerate(turn["calls"])
+            ToolCall(f"{k}.{i}", call.name, dict(call.arguments), call.error)
+            for i, call in enumerate(made)
         ]
         yield ChatMessageAssistant(content=turn["text"], tool_calls=calls or None)
         for call, result in zip(calls, turn["results"], strict=False):  # or none was answered

@@ -292,13 +292,27 @@ def _trajectory(row: Row) -> Trajectory:
     return Trajectory(question, prompt, turns, row["ended_by"], row["begins"] or 0)
 
 
+def call(part: Mapping[str, Any]) -> ToolCall:
+    """The call that a part of a row's `calls` is the record of. If somebody else wrote it with
+    arguments that are no JSON object, it is a call that could not be read, as its `error` says."""
+    arguments = json_object(part["arguments"])
+    unread = None if arguments is not None else f"no JSON object: {part['arguments']!r:.200}"
+    return ToolCall(part["name"], arguments or {}, part["error"] or unread, part["mended"])
+
+
+def json_object(text: str | None) -> dict[str, Any] | None:
+    """The JSON object that a column holds; None if it holds none."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def _turn(turn: Row) -> Turn:
-    calls = tuple(
-        ToolCall(call["name"], json.loads(call["arguments"]), call["error"], call["mended"])
-        for call in turn["calls"]
-    )
+    calls = tuple(map(call, turn["calls"]))
     results = tuple(
-        ToolResult(one["content"], one["ok"], json.loads(one["metadata"] or "{}"))
+        ToolResult(one["content"], one["ok"], json_object(one["metadata"]) or {})
         for one in turn["results"]
     )
     ids = (0,) * turn["tokens"]

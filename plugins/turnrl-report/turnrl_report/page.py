@@ -156,7 +156,7 @@ def _detail(members: Sequence[record.Row]) -> dict[str, Any]:
     return {
         "mean": first["group_mean"],
         "std": first["group_std"],
-        "estimator": json.loads(first["estimator"]) if first["estimator"] else None,
+        "estimator": record.json_object(first["estimator"]) if first["estimator"] else None,
         "rows": [_row(row) for row in members],
         "why": _why(members),
     }
@@ -183,7 +183,9 @@ def _recorded(estimator: str | None) -> tuple[str, Made]:
     """The name of the run's estimator, and the estimator made again, or why it cannot be."""
     if estimator is None:
         return "the estimator", LookupError("the record does not say which it was")
-    told = json.loads(estimator)
+    told = record.json_object(estimator)
+    if told is None or "name" not in told or not isinstance(told.get("arguments"), dict):
+        return "the estimator", LookupError(f"the record has no JSON of it, but {estimator[:60]!r}")
     kind = _class_of(told)
     if kind is None:
         return told["name"], LookupError("it is not installed here")
