@@ -871,6 +871,39 @@ def test_nothing_that_a_trajectory_says_runs_or_leaves_its_element(tmp_path, ope
 
 
 @browser_only
+@pytest.mark.parametrize("letters", ["\u0633\u0644\u0627\u0645", "\x07", "ab"])
+def test_a_long_text_without_a_space_is_laid_out_at_once(tmp_path, opened, letters):
+    folder = recorded.run(tmp_path / "run", iterations=1, groups=1)
+    (file,) = record.files(folder)
+    long = "".join(random.Random(0).choices(letters, k=20_000))
+    for row in (read := record.read(folder)):
+        row.update(answer=long, question=long, answers=[long])
+        for turn in row["turns"]:
+            turn["format_error"] = long
+    write(read, file)
+    report([folder], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html")
+    for route in ("#/list", "#/g/0/train/0/0", "#/t/0/train/0/0/0"):
+        go(page, route)
+        lines = page.locator("main bdi").evaluate_all("all => all.map(one => one.textContent)")
+        # a control is named, U+0007 with a space, and what is cut ends with three dots
+        assert max(map(len, lines)) <= 7 * 1000 + 4
+    seconds = page.evaluate(
+        """() => {
+            const began = performance.now();
+            document.querySelector("main").style.width = "50%";
+            document.body.offsetHeight;
+            return (performance.now() - began) / 1000;
+        }"""
+    )
+    assert seconds < 1.5  # in one line of facts controls take 20 s, at 20,000
+    shown = page.get_by_role("group", name="answer", exact=True)
+    page.get_by_role("button", name="Show all 20,000 characters").nth(2).click()
+    told = shown.evaluate("one => one.textContent")
+    assert told == (" ".join(["U+0007"] * 20_000) if letters == "\x07" else long)
+
+
+@browser_only
 @pytest.mark.slow
 def test_five_thousand_trajectories_of_four_turns_open_at_once(tmp_path, opened):
     draw = random.Random(0)

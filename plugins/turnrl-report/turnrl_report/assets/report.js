@@ -19,7 +19,7 @@
   }
 
   // controls, marks of direction, and what has no width: shown, because a page must not act on them
-  const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\uffff]|[\u{e0000}-\u{e007f}]|[\ud800-\udfff]/gu;
+  const HIDDEN = /(?:[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\uffff]|[\u{e0000}-\u{e007f}]|[\ud800-\udfff])+/gu;
 
   /** A text as nodes, with what cannot be seen named. */
   function visible(text) {
@@ -27,8 +27,8 @@
     let last = 0;
     for (const match of text.matchAll(HIDDEN)) {
       nodes.push(text.slice(last, match.index));
-      const code = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-      nodes.push(el("span", { class: "ctl" }, "U+" + code));
+      const codes = Array.from(match[0], (one) => "U+" + one.codePointAt(0).toString(16).toUpperCase().padStart(4, "0"));
+      nodes.push(el("span", { class: "ctl" }, codes.join(" ")));
       last = match.index + match[0].length;
     }
     nodes.push(text.slice(last));
@@ -49,8 +49,17 @@
     return el("div", {}, made, more);
   }
 
+  const LINE = 1000;
+  const cut = (text) => (text.length > LINE ? text.slice(0, LINE) + " ..." : text);
+
+  /** A text in a line. A long one is cut there: layout of one inside a flexible box takes quadratic time. */
   function bdi(text) {
-    return el("bdi", {}, visible(text));
+    return el("bdi", {}, visible(cut(text)));
+  }
+
+  /** The whole of a text that is cut in its line; nothing if it is not. */
+  function whole(text, name) {
+    return text !== null && text !== undefined && text.length > LINE ? [el("p", { class: "label" }, name), block(text, name)] : null;
   }
 
   const number = (value, digits = 3) => (value === null || value === undefined ? "-" : Number(value).toFixed(digits).replace(/^-(0\.?0*)$/, "$1"));
@@ -236,8 +245,8 @@
   ];
 
   function overview() {
-    const problems = data.runs.flatMap((run) => run.problems.map((text) => el("p", { class: "problem" }, el("strong", {}, bdi(run.name), ": "), bdi(text))));
-    const alarms = data.runs.flatMap((run) => run.alarms.map((alarm) => el("p", { class: "problem" }, el("strong", {}, bdi(run.name), ", alarm: "), bdi(alarm.text))));
+    const problems = data.runs.flatMap((run) => run.problems.map((text) => el("p", { class: "problem" }, el("strong", {}, bdi(run.name), ": "), el("bdi", {}, visible(text)))));
+    const alarms = data.runs.flatMap((run) => run.alarms.map((alarm) => el("p", { class: "problem" }, el("strong", {}, bdi(run.name), ", alarm: "), el("bdi", {}, visible(alarm.text)))));
     const every = [...new Set(data.runs.flatMap((run) => run.metrics.flatMap((row) => Object.keys(row))))].sort();
     const bands = data.experiments.some((members) => members.length > 1);
     const legend = el("ul", { class: "legend", "aria-label": "Lines" }, data.experiments.map((members, n) => el("li", {}, sample(n), bdi(experimentName(members)))));
@@ -416,14 +425,17 @@
     const members = membersOf(first);
     chosen = members;
     return [
-      el("h1", {}, visible(asked(first)[1])),
+      el("h1", {}, bdi(asked(first)[1])),
+      whole(asked(first)[1], "question"),
       groupFacts(first, detail),
+      whole(accepted(detail), "accepted"),
       el("p", {}, `${members.length} attempt${members.length > 1 ? "s" : ""} at one question, side by side.`),
       el("div", { class: "attempts", tabindex: "0", role: "region", "aria-label": "Attempts" }, members.map((i, n) => {
         const row = detail.rows[n];
         return el("section", { class: "attempt" },
           el("header", {}, el("h2", {}, el("a", { href: link(i) }, `Attempt ${n + 1}`)), verdict(i)),
           facts([["total", number(at("total", i))], ["ended by", at("ended_by", i)], ["answer", row.answer === null ? "none" : bdi(row.answer)]]),
+          whole(row.answer, "answer"),
           row.turns.map((turn, k) => el("div", {},
             el("p", { class: "label" }, `turn ${k + 1} `, advantage(turn.advantage), ` reward ${number(turn.reward)}`),
             block(turn.text, `Turn ${k + 1} of attempt ${n + 1}`),
@@ -436,11 +448,13 @@
     return at("exact_match", i) === 1 ? el("span", { class: "right" }, "right") : el("span", { class: "bad" }, "wrong");
   }
 
+  const accepted = (detail) => (detail.rows[0].answers || []).slice(0, 8).join(" | ");
+
   function groupFacts(i, detail) {
     const run = data.runs[at("run", i)];
     return facts([
       ["run", bdi(run.name)], ["split", at("split", i)], ["iteration", String(at("iteration", i))],
-      ["accepted", bdi((detail.rows[0].answers || []).slice(0, 8).join(" | "))],
+      ["accepted", bdi(accepted(detail))],
       detail.mean === null ? null : ["total reward of the group", `mean ${number(detail.mean)}, deviation ${number(detail.std)}`],
       detail.estimator ? ["estimator", bdi(detail.estimator.name)] : null,
     ]);
@@ -460,10 +474,13 @@
     const step = (by, text) => { const to = chosen[here + by]; return to === undefined ? el("span", { class: "dim" }, text) : el("a", { href: link(to) }, text); };
     return [
       el("nav", { class: "pager", "aria-label": "Trajectories" }, step(-1, "Previous"), step(1, "Next"), members.length > 1 ? el("a", { href: groupLink(i) }, `Group of ${members.length}`) : null, el("a", { href: "#/list" }, "List")),
-      el("h1", {}, visible(asked(i)[1])),
+      el("h1", {}, bdi(asked(i)[1])),
+      whole(asked(i)[1], "question"),
       groupFacts(i, detail),
+      whole(accepted(detail), "accepted"),
       facts([["attempt", `${n + 1} of ${members.length}`], ["answer", row.answer === null ? "none" : bdi(row.answer)], ["", verdict(i)], ["ended by", at("ended_by", i)],
         ["outcome", exact(at("outcome", i), 6)], ["total", exact(at("total", i), 6)], ["sampled tokens", String(at("tokens", i))]]),
+      whole(row.answer, "answer"),
       (row.rewards || []).length ? table("Rewards of the whole trajectory", ["reward", "value"], row.rewards.map((r) => [bdi(r.name), num(exact(r.value))])) : null,
       (row.figures || []).length ? table("Figures of its tools", ["figure", "values"], row.figures.map((f) => [bdi(f.name), num(f.values.map(exact).join(", "))])) : null,
       row.turns.map((turn, k) => turnCard(turn, k, n, row, detail)),
@@ -477,8 +494,10 @@
       shared ? el("p", { class: "dim" }, "Shared with the trajectory that this one branched off: learned from there.") : null,
       el("p", { class: "label" }, "said"), block(turn.text, `Turn ${k + 1}, said`),
       turn.format_error ? el("p", {}, el("span", { class: "bad" }, "form: "), bdi(turn.format_error)) : null,
+      whole(turn.format_error, "form"),
       turn.calls.map((call, c) => [
         el("p", { class: "label" }, "called ", el("code", {}, bdi(call.name || "?")), call.error ? [" ", el("span", { class: "bad" }, bdi(call.error))] : "", call.mended ? [" ", el("span", { class: "bad" }, bdi(call.mended))] : ""),
+        whole(call.name, "name of the tool"), whole(call.error, "error of the call"), whole(call.mended, "what was wrong with the call"),
         block(call.arguments || "", "Arguments of the call"),
         turn.results[c] ? [el("p", { class: "label" }, turn.results[c].ok ? "read" : el("span", { class: "bad" }, "read, an error")), block(turn.results[c].content, "Result of the call")] : el("p", { class: "label" }, "not run: nothing would have read the result"),
       ]),
