@@ -98,11 +98,24 @@ def test_nothing_that_an_agent_says_acts_on_the_terminal(capsys):
 
     telling = Telling(Plain())
     telling.read("\x1b[2J\u202eabc\n", 0, False)
-    telling.observe(Reading(), [ToolResult("\x07\x9b31m", ok=False)])
+    telling.observe(Reading(format_error="\x1b]0;x"), [ToolResult("\x07\x9b31m", ok=False)])
     printed = capsys.readouterr().out
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", printed)
-    assert r"\x1b[2J\x202eabc" in printed
+    assert r"\x1b[2J\u202eabc" in printed
+    assert r"form: \x1b]0;x" in printed
     assert r"error: \x07\x9b31m" in printed
+
+
+def test_nor_does_the_question_or_an_attempt(recipe, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "worlds.Letters.read", lambda *_: Reading(answer="\x9bx", format_error="\x07")
+    )
+    words = ["recipe.yaml", "Number\x1b[2J 7\u202e?", "--answer", "x\x07", "--samples", "2"]
+    for more in ([], ["--estimators"]):
+        printed = said(capsys, *words, *more)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", printed)
+        assert r"question   Number\x1b[2J 7\u202e?" in printed
+        assert r"form: \x07" in printed
 
 
 def test_a_typo_at_the_top_of_a_recipe_is_told_before_torch_is_loaded(recipe):

@@ -198,7 +198,7 @@ def test_a_run_that_fails_is_shown_and_ends_no_other_and_is_tried_again(sweep):
     assert "done    tools=[worlds.Echo], seed 0" in text
     assert "FAILED  tools=[test_sweep.Mended], seed 0: exit code 1. " in text
     assert "          | turnrl: ToolError: " in text
-    assert "the world is  [31mbroken" in text  # nothing that a terminal would obey
+    assert r"the world is \x1b[31mbroken" in text  # nothing that a terminal would obey
     (log,) = re.findall(r"the whole log: (.*)", text)
     assert "Traceback" not in text
     assert "the world is" in Path(log).read_text()

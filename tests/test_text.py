@@ -1,18 +1,28 @@
+import random
 import re
 import time
+import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from turnrl_record.recording import rows
 
+import recorded
 from turnrl import (
+    DataError,
     Question,
+    ToolError,
     contained_answer,
     contains_answer,
     exact_match,
+    in_short,
     neutralise,
     normalize_answer,
+    record,
+    visible,
 )
+from turnrl.cli import main
 
 TAGS = ("tool", "result", "answer")
 HAGUE = Question("q", "Where?", ("Den Haag", "The Hague"))
@@ -119,3 +129,59 @@ def test_no_tag_and_no_control_token_survives(text):
     wrapped = f"<result>{inert}</result>"
     assert re.findall(r"</?(?:tool|result|answer)>", wrapped) == ["<result>", "</result>"]
     assert neutralise(inert, TAGS, CONTROL) == inert
+
+
+# ------------------------------------------------------------- what people can see of a text
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07 \x9b31m \u202eright to left\u2069 \r\b \u200b \ud800 \U000e0041"
+ACTS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff]"
+)
+
+
+def test_what_would_act_on_a_terminal_is_written_as_python_writes_it():
+    assert visible(HOSTILE) == (
+        r"\x1b[2J\x1b]0;title\x07 \x9b31m \u202eright to left\u2069 \r\x08 \u200b \ud800 \U000e0041"
+    )
+    readable = "Zürich, 東京\u3000駅: 5\u00a0km\n\tسلام नमस्ते e\u0301 😀 \\x1b"
+    assert visible(readable) == readable
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_a_visible_text_has_nothing_that_acts_and_loses_nothing(text):
+    shown = visible(text)
+    assert not ACTS.search(shown)
+    shown.encode()  # a terminal takes it
+    kinds = ((one, unicodedata.category(one)) for one in text)
+    assert shown == "".join(
+        one
+        if one in "\n\t" or (kind[0] != "C" and kind not in ("Zl", "Zp"))
+        else one.encode("unicode_escape").decode()
+        for one, kind in kinds
+    )
+
+
+def test_trajectories_transcripts_and_errors_are_visible(recipe, capsys, monkeypatch):
+    draw = random.Random(1)
+    group = recorded.group(draw, 0, turns=(3, 3), text=lambda: HOSTILE)
+    for trajectory in group.trajectories:
+        for text in (str(trajectory), *map(str, trajectory.turns), repr(trajectory)):
+            assert not ACTS.search(text)
+        assert visible(HOSTILE) in str(trajectory)
+    for row in rows([group], [None], "val", 0, 0):
+        text = record.transcript(row)
+        assert not ACTS.search(text)
+        assert text.startswith(f"question   {visible(row['question'])}\n")
+    for error in (DataError(HOSTILE), ToolError(HOSTILE), OSError(HOSTILE)):
+        assert not ACTS.search(in_short(error))
+    assert str(ToolError(HOSTILE)) == visible(HOSTILE)
+
+    def breaks(*_):
+        raise OSError(HOSTILE)
+
+    monkeypatch.setattr("worlds.Echo.run", breaks)
+    monkeypatch.setattr("worlds.Letters.read", breaks)
+    assert main(["fit", "recipe.yaml"]) == 2
+    told = capsys.readouterr().err
+    assert r"raised OSError: \x1b[2J\x1b]0;title" in told
+    assert not ACTS.search(told.replace("\r", ""))

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -734,6 +735,19 @@ def test_the_command_builds_describes_and_searches(tmp_path, capsys):
     assert turnrl("index", "search", "dom tower", "--index", index, "-k", 1, "--json") == 0
     hits = json.loads(capsys.readouterr().out)
     assert [(h["id"], h["title"]) for h in hits] == [("1", "Utrecht")]
+
+
+def test_nothing_in_a_passage_acts_on_the_terminal(tmp_path, capsys):
+    hostile = {"id": "\x07", "title": "\u202eTower", "text": "A tower \x1b[2J \x9b31m."}
+    index = tmp_path / "index"
+    rows = write_rows(tmp_path / "rows.jsonl", [hostile])
+    assert turnrl("index", "build", "--source", rows, "--index", index) == 0
+    capsys.readouterr()
+    for more in ((), ("--json",)):
+        assert turnrl("index", "search", "tower", "--index", index, *more) == 0
+        found = capsys.readouterr().out
+        assert r"\u202eTower" in found
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", found)
 
 
 def test_the_command_scores_a_file_of_questions(tmp_path, small_index, capsys, caplog):

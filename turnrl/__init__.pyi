@@ -58,6 +58,7 @@ from turnrl.errors import WorldError as WorldError
 from turnrl.errors import at_least as at_least
 from turnrl.errors import did_you_mean as did_you_mean
 from turnrl.errors import in_short as in_short
+from turnrl.errors import parse_bytes as parse_bytes
 from turnrl.errors import within as within
 from turnrl.loader import IterationData as IterationData
 from turnrl.module import MTGRPO as MTGRPO
@@ -84,7 +85,7 @@ from turnrl.scoring import score_group as score_group
 from turnrl.text import contained_answer as contained_answer
 from turnrl.text import neutralise as neutralise
 from turnrl.text import normalize_answer as normalize_answer
-from turnrl.text import parse_bytes as parse_bytes
+from turnrl.text import visible as visible
 from turnrl.types.contracts import AdvantageEstimator as AdvantageEstimator
 from turnrl.types.contracts import Attempts as Attempts
 from turnrl.types.contracts import Critic as Critic

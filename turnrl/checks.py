@@ -7,9 +7,9 @@ from typing import Any
 
 import lightning as L
 
-from turnrl.errors import RecipeError, at_least
+from turnrl.errors import RecipeError, at_least, parse_bytes
 from turnrl.scoring import component_name
-from turnrl.text import parse_bytes
+from turnrl.text import visible
 from turnrl.types import AdvantageEstimator, Reward, Start
 
 _logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def examine_run(module: L.LightningModule, folder: Path | None) -> None:
     """
     run: Any = module.trainer
     for finding in _start_of(module, folder).examine():
-        text = f"{finding.name}: {finding.text}. {finding.step}".strip()
+        text = visible(f"{finding.name}: {finding.text}. {finding.step}".strip())
         if finding.status == "fail":
             raise RecipeError(text)
         if finding.status == "warn" and run.is_global_zero:

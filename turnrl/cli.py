@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from turnrl.errors import PluginError, RecipeError, TurnRLError, WorldError, did_you_mean
 from turnrl.plugins import LOAD_VARIABLE, Plugin, load_plugins
 from turnrl.signals import stopping
+from turnrl.text import visible
 
 _DEBUG = "TURNRL_DEBUG"
 _USUAL = ("fit", "eval", "recipes", "doctor")
@@ -53,7 +54,7 @@ def _report(error: BaseException) -> int:
         message = " ".join(message.split())[:600]
     if of_a_package or not isinstance(error, TurnRLError):
         message += f" ({_DEBUG}=1 shows where.)"
-    print(f"turnrl: {type(error).__name__}: {message}", file=sys.stderr)
+    print(f"turnrl: {type(error).__name__}: {visible(message)}", file=sys.stderr)
     return error.exit_code if isinstance(error, TurnRLError) else 1
 
 

@@ -8,13 +8,23 @@ prints the message alone, without a traceback, and exits with `exit_code`.
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable, Iterator
+
+from turnrl.text import visible
+
+_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 class TurnRLError(Exception):
-    """Base of every error that turnrl raises on purpose."""
+    """Base of every error that turnrl raises on purpose. It may quote a policy, a tool or data, so
+    its text is `visible`."""
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 class RecipeError(TurnRLError, ValueError):
@@ -102,9 +112,28 @@ def within(low: float, high: float, where: str, owner: object, *names: str) -> N
             raise RecipeError(f"{where}{name} is {value}; it must be from {low:g} to {high:g}")
 
 
+def parse_bytes(text: str, setting: str, instead: str = "") -> int:
+    """Bytes of `4GB`, `512MiB` and the like.
+
+    Args:
+        text: The size.
+        setting: Where it is given, for the message.
+        instead: What else may stand there, such as "'auto', or ".
+    Raises:
+        RecipeError: If it is no size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", str(text), re.IGNORECASE)
+    if match is None or not (size := int(float(match[1]) * _UNITS[match[2].upper()])):
+        raise RecipeError(
+            f"{setting} is {text!r}; give {instead}a size with its unit, such as '24GB' or "
+            "'512MiB' (KB to TB, KiB to TiB)"
+        )
+    return size
+
+
 def in_short(error: BaseException) -> str:
     """The kind of an error and the first line of its text."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return f"{type(error).__name__}: {visible(str(error).strip().partition(chr(10))[0])}"
 
 
 @contextlib.contextmanager

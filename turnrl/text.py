@@ -1,5 +1,5 @@
-"""Rules about text that rewards, metrics and rollouts share: phrases and neutralising; and sizes as
-recipes give them.
+"""Rules about text that rewards, metrics and rollouts share: phrases, neutralising, and what people
+can see of a text.
 
 Phrases are normalised as SQuAD does it (Rajpurkar et al. 2016, arXiv 1606.05250, evaluation
 script): lower case, no punctuation, no articles, single spaces. Unlike there, a text of which that
@@ -9,13 +9,10 @@ hit by accident.
 
 import re
 import string
+import unicodedata
 from collections.abc import Iterable, Sequence
 
-from turnrl.errors import RecipeError
-
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -61,20 +58,19 @@ def neutralise(text: str, tags: Iterable[str], control_tokens: Sequence[str]) ->
     return text
 
 
-def parse_bytes(text: str, setting: str, instead: str = "") -> int:
-    """Bytes of `4GB`, `512MiB` and the like.
+def visible(text: str) -> str:
+    r"""`text` for people to read, on a terminal or in a file: what would act there, or cannot be
+    seen, is written as Python writes it, `\x1b` or `\u202e`.
 
-    Args:
-        text: The size.
-        setting: Where it is given, for the message.
-        instead: What else may stand there, such as "'auto', or ".
-    Raises:
-        RecipeError: If it is no size.
+    These are controls but for the line's end and the tab, marks of direction, what has no width,
+    and halves of surrogate pairs. Whatever a policy, a tool, a server or a data set wrote goes
+    through this before it is printed.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", str(text), re.IGNORECASE)
-    if match is None or not (size := int(float(match[1]) * _UNITS[match[2].upper()])):
-        raise RecipeError(
-            f"{setting} is {text!r}; give {instead}a size with its unit, such as '24GB' or "
-            "'512MiB' (KB to TB, KiB to TiB)"
-        )
-    return size
+    if text.isprintable():
+        return text
+    return "".join(
+        one
+        if one.isprintable() or one in "\n\t" or unicodedata.category(one) == "Zs"
+        else one.encode("unicode_escape").decode()
+        for one in text
+    )

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from turnrl.errors import DataError, RecipeError
+from turnrl.text import visible
 from turnrl.types.rules import AnswerRule, Phrase, answer_rule
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ class Turn:
     def __str__(self) -> str:
         lines = [f"   {'result' if r.ok else 'error'}: {r.content}" for r in self.results]
         form = [f"   form: {self.reading.format_error}"] if self.reading.format_error else []
-        return "\n".join([self.text, *lines, *form])
+        return visible("\n".join([self.text, *lines, *form]))
 
 
 @final
@@ -226,7 +227,7 @@ class Trajectory:
     def __str__(self) -> str:
         turns = (f"-- turn {k}\n{turn}" for k, turn in enumerate(self.turns, 1))
         asked, ending = f"question   {self.question.text}", f"ended by   {self.ended_by}"
-        return "\n".join([asked, *turns, ending])
+        return "\n".join([visible(asked), *turns, ending])
 
     @property
     def answer(self) -> str | None:

@@ -17,6 +17,8 @@ from dataclasses import asdict
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from turnrl import visible
+
 if TYPE_CHECKING:
     from turnrl_record.statistics import Difference
 
@@ -210,5 +212,5 @@ def _question(first: Side, second: Side, question: str) -> Iterator[str]:
 
 def _cut(text: str, width: int = _WIDTH) -> str:
     """One line of a text that somebody else wrote, without what a terminal would obey."""
-    line = "".join(c if c.isprintable() else " " for c in text)
+    line = visible(text).replace("\n", " ").replace("\t", " ")
     return line if len(line) <= width else line[: width - 3] + "..."

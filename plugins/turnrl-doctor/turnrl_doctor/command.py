@@ -23,6 +23,7 @@ from turnrl import (
     TurnRLError,
     installed,
     parse_bytes,
+    visible,
 )
 
 _USAGE = "turnrl doctor [RECIPE ...] [--card SIZE] [--key value ...]"
@@ -189,7 +190,7 @@ def lines_of(finding: Finding, columns: int | None) -> list[str]:
     width = sys.maxsize if columns is None else max(columns, 40)
     return [
         line
-        for head, text in ((begin, finding.text), (indent, finding.step))
+        for head, text in ((begin, visible(finding.text)), (indent, visible(finding.step)))
         for line in textwrap.wrap(text, width, initial_indent=head, subsequent_indent=indent)
     ]
 

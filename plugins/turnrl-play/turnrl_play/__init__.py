@@ -32,6 +32,7 @@ from turnrl import (
     ToolSpec,
     Trajectory,
     hookimpl,
+    visible,
 )
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _lines() -> Iterator[str]:
 
 def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
     """Let the agent answer a question, and print what it does."""
-    print(f"question   {question.text}", flush=True)
+    print(f"question   {visible(question.text)}", flush=True)
     if args.samples is None:
         plain, module.rollout = module.rollout, _telling(module)
         try:
@@ -131,7 +132,7 @@ def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
     for number, attempt in enumerate(attempts, 1):
         print(f"\n== attempt {number}")
         for k, turn in enumerate(attempt.turns, 1):
-            print(f"-- turn {k}\n{_visible(str(turn))}")
+            print(f"-- turn {k}\n{turn}")
         print(_end(attempt))
     if args.estimators:
         print("\n".join(_credit(module, attempts)))
@@ -177,22 +178,17 @@ class Telling(Segmenter):
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
         self._reads = True
-        print(f"-- turn {turn + 1}\n{_visible(text)}", flush=True)
+        print(f"-- turn {turn + 1}\n{visible(text)}", flush=True)
         return self.inside.read(text, turn, cut)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
         told, self._reads = self._reads, False
         for result in results if told else ():  # a check of the scheme comes without a turn
             kind = "result" if result.ok else "error"
-            print(f"   {kind}: {_visible(result.content)}", flush=True)
+            print(f"   {kind}: {visible(result.content)}", flush=True)
         if told and reading.format_error:
-            print(f"   form: {reading.format_error}", flush=True)
+            print(f"   form: {visible(reading.format_error)}", flush=True)
         return self.inside.observe(reading, results)
-
-
-def _visible(text: str) -> str:
-    """A text without anything that a terminal would act on."""
-    return "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 # ------------------------------------------------------------------------------ credit
@@ -212,7 +208,7 @@ def _credit(module: MTGRPO, attempts: Sequence[Trajectory]) -> Iterator[str]:
     own = module.estimator
     for one in applied(group, own, repr(own) if is_dataclass(own) else type(own).__name__):
         name = f"{one.name}, this run" if one.own else one.name
-        yield f"\n{name}: {one.reason}" if one.reason else f"\n{name}"
+        yield visible(f"\n{name}: {one.reason}" if one.reason else f"\n{name}")
         for i, row in one.advantages.items():
             turns = " ".join(f"{advantage:+6.2f}" for advantage in row)
             yield f"           {i + 1:7}             {turns}"

@@ -86,6 +86,7 @@ from turnrl import (
     find_run,
     in_short,
     normalize_answer,
+    visible,
 )
 from turnrl_record.statistics import interval as interval
 
@@ -426,7 +427,7 @@ def _figure(values: Sequence[float | None]) -> Figure:
 
 def transcript(row: Mapping[str, Any]) -> str:
     """One trajectory as text to read: the question, each turn with its rewards and its advantage,
-    and the rewards of the whole."""
+    and the rewards of the whole. See `turnrl.visible` for characters that nobody would see."""
     lines = [
         f"question   {row['question']}",
         f"accepted   {' | '.join(row['answers'][:5])}",
@@ -438,7 +439,7 @@ def transcript(row: Mapping[str, Any]) -> str:
         results = tuple(ToolResult(r["content"], r["ok"]) for r in turn["results"])
         shown = Turn(turn["text"], (), (), Reading(format_error=turn["format_error"]), results)
         lines += [f"-- turn {k}   reward {turn['reward']:.3f}{parts}{credit}", str(shown)]
-    return "\n".join([*lines, _parts(row["rewards"])])
+    return visible("\n".join([*lines, _parts(row["rewards"])]))
 
 
 def _parts(rewards: Iterable[Mapping[str, Any]]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from turnrl_recipes.folders import is_beginning
 
-from turnrl import DataError, whole_file
+from turnrl import DataError, visible, whole_file
 
 _EVERY_S = 2.0
 """Time between two looks at the runs that are watched."""
@@ -92,7 +92,7 @@ def write(
         raise DataError(f"cannot write {str(file)!r}: {error.strerror}. Name another.") from error
     for run in opened:
         for problem in run.problems:
-            print(f"{run.name}: {problem}")
+            print(visible(f"{run.name}: {problem}"))
 
 
 def _wait(runs: Sequence[str]) -> None:

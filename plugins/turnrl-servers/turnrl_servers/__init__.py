@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar, final
 
-from turnrl import WorldError
+from turnrl import WorldError, visible
 
 __all__ = ["LONGEST_PAUSE_S", "Patience", "Request", "Unavailable", "pause_s"]
 
@@ -172,7 +172,7 @@ class Patience:
             self._away_since, self._said = None, False
 
     def _say(self, news: str) -> None:
-        print(f"turnrl: {self._name} {news}", file=sys.stderr, flush=True)
+        print(f"turnrl: {self._name} {visible(news)}", file=sys.stderr, flush=True)
 
 
 @final

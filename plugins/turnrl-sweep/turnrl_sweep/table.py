@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from turnrl_record.statistics import Difference, mean_over_seeds, over_seeds
 
-from turnrl import record
+from turnrl import record, visible
 from turnrl_sweep.matrix import Cell, title
 from turnrl_sweep.results import Result
 
@@ -260,8 +260,7 @@ def _notes(table: Table, letters: Sequence[str]) -> Iterator[str]:
 
 
 def _wrapped(text: str, begin: str = "") -> list[str]:
-    line = "".join(c if c.isprintable() else " " for c in text)
-    return wrap(line, _WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin))
+    return wrap(visible(text), _WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin))
 
 
 def _letter(number: int) -> str:

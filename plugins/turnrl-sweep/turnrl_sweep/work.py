@@ -14,7 +14,7 @@ from turnrl_console.lines import duration
 from turnrl_record.runs import open_runs
 from turnrl_report.curves import draw
 
-from turnrl import DataError, TurnRLError
+from turnrl import DataError, TurnRLError, visible
 from turnrl_sweep import results
 from turnrl_sweep.folders import checkpoint, settle
 from turnrl_sweep.jobs import Job, Jobs, Places
@@ -71,7 +71,7 @@ class Work:
         except TurnRLError as error:
             _say(f"FAILED  {job.cell}: {error}. {self._still(took)}")
             for line in job.said(_TAIL):
-                print(f"          | {_printable(line)}")
+                print(f"          | {visible(line)}")
             print(f"          the whole log: {job.log}", flush=True)
             return
         self._keep(result)
@@ -124,7 +124,3 @@ def _ended(code: int) -> str:
     name = signal.Signals(-code).name
     more = ", as by the system if memory runs out" if name == "SIGKILL" else ""
     return f"killed by {name}{more}"
-
-
-def _printable(line: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in line)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from turnrl import Question, RecipeError, contains_answer
+from turnrl import Question, RecipeError, contains_answer, visible
 from turnrl_wiki_search import elastic
 from turnrl_wiki_search.elastic.access import Server, explained
 from turnrl_wiki_search.index import Analyzer, Backend, IndexInfo, SearchIndex, clean_query
@@ -147,9 +147,10 @@ def _build(args: argparse.Namespace) -> int:
 def _info(args: argparse.Namespace) -> int:
     info = _open(args).info()
     if args.json:
-        print(json.dumps(dataclasses.asdict(info), ensure_ascii=False))
+        print(json.dumps(dataclasses.asdict(info)))
     else:
-        print("\n".join(f"{name:9} {value}" for name, value in dataclasses.asdict(info).items()))
+        said = (f"{name:9} {value}" for name, value in dataclasses.asdict(info).items())
+        print(visible("\n".join(said)))
     return 0
 
 
@@ -172,14 +173,12 @@ def _search(args: argparse.Namespace) -> int:
         (hits,) = index.search([query], args.k)
     if args.json:
         shown = [{**dataclasses.asdict(hit.passage), "score": hit.score} for hit in hits]
-        print(json.dumps(shown, ensure_ascii=False))
+        print(json.dumps(shown))
     else:
-        print(
-            "\n\n".join(
-                f"{h.score:.2f}  {h.passage.title}  [{h.passage.id}]\n{h.passage.text}"
-                for h in hits
-            )
+        said = (
+            f"{h.score:.2f}  {h.passage.title}  [{h.passage.id}]\n{h.passage.text}" for h in hits
         )
+        print(visible("\n\n".join(said)))
         if not hits:
             print(f"nothing found for {query!r}", file=sys.stderr)
     return 0
