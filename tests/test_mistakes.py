@@ -4,17 +4,41 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import lightning as L
+import numpy as np
 import pytest
+import torch
 import yaml
 from turnrl_recipes.given import read_given
+from turnrl_slots import Slots
 
+import recorded
 from commands import fails, save
+from runs import module, trainer
+from turnrl import (
+    MTGRPO,
+    AdvantageEstimator,
+    DataError,
+    Lora,
+    OutcomeOnly,
+    OutcomeReward,
+    PluginError,
+    Policy,
+    QuestionData,
+    RecipeError,
+    Rollout,
+    assign_credit,
+    load_questions,
+    score_group,
+)
 from turnrl.cli import main
+from worlds import Answered, Echo, Idle, Letters, Numbers
 
 SPARE = {"class_path": "ExactMatch", "weight": 2}
 WIKI = {"class_path": "WikiSearch", "init_args": {"index": "x"}}
@@ -652,3 +676,166 @@ def test_a_path_with_a_variable_that_is_not_set_is_refused(path, monkeypatch, re
     monkeypatch.delenv("NOWHERE", raising=False)
     told = fails(capsys, ["fit", "recipe.yaml", "--data.train", path])
     assert f"data.train is {path!r}, and no variable NOWHERE is set. Run 'export NOWHERE=" in told
+
+
+# what is given from Python
+
+
+def pays(trajectory):
+    return 1.0
+
+
+ADAMW = torch.optim.AdamW([torch.zeros(1)])
+ARGUMENTS = [
+    # of what, what is given, and the whole message
+    (Rollout, {"tools": [Echo]},
+     "tools[0] is the class Echo. In Python, pass an instance: Echo()."),
+    (Rollout, {"tools": [Echo(), Idle]},
+     "tools[1] is the class Idle. In Python, pass an instance: Idle()."),
+    (Rollout, {"tools": Echo()}, "tools is an Echo, and no list. Pass a list: tools=[Echo(...)]."),
+    (Rollout, {"tools": "WikiSearch"},
+     "tools is the string 'WikiSearch', and no list. Pass a list: tools=[WikiSearch()]."),
+    (Rollout, {"tools": None}, "tools is None, and no list. Pass a list: tools=[...]."),
+    (Rollout, {"tools": [pays]},
+     "tools[0] is the function pays. Pass an instance of a class that extends Tool or Toolset."),
+    (Rollout, {"segmenter": Letters},
+     "segmenter is the class Letters. In Python, pass an instance: segmenter=Letters()."),
+    (Rollout, {"segmenter": "ReAct"},
+     "segmenter is the string 'ReAct'. In Python, pass an instance: segmenter=ReAct()."),
+    (Rollout, {"temperature": "1"}, "rollout.temperature is the string '1'; it must be a number"),
+    (Rollout, {"max_tokens": [9]}, "rollout.max_tokens is a list; it must be a number"),
+    (MTGRPO, {"policy": "models/tiny"},
+     "policy is the string 'models/tiny'. In Python, pass an instance: "
+     "policy=Policy('models/tiny')."),
+    (MTGRPO, {"policy": torch.nn.Linear(1, 1)},
+     "policy is a Linear. In Python, pass an instance: policy=Policy(...)."),
+    (MTGRPO, {"rollout": Letters()},
+     "rollout is a Letters. In Python, pass an instance: rollout=Rollout(...)."),
+    (MTGRPO, {"rewards": [Answered]},
+     "rewards[0] is the class Answered. In Python, pass an instance: Answered()."),
+    (MTGRPO, {"rewards": Answered()},
+     "rewards is an Answered, and no list. Pass a list: rewards=[Answered(...)]."),
+    (MTGRPO, {"rewards": [pays]},
+     "rewards[0] is the function pays. Pass an instance of a class that extends TurnReward or "
+     "OutcomeReward."),
+    (MTGRPO, {"estimator": OutcomeOnly},
+     "estimator is the class OutcomeOnly. In Python, pass an instance: "
+     "estimator=OutcomeOnly()."),
+    (MTGRPO, {"estimator": "OutcomeOnly"},
+     "estimator is the string 'OutcomeOnly'. In Python, pass an instance: "
+     "estimator=OutcomeOnly()."),
+    (MTGRPO, {"estimator": Answered()},
+     "estimator is an Answered. Pass an instance of a class that extends AdvantageEstimator."),
+    (MTGRPO, {"engine": Slots},
+     "engine is the class Slots. In Python, pass an instance: engine=Slots()."),
+    (MTGRPO, {"engine": "Slots"},
+     "engine is the string 'Slots'. In Python, pass an instance: engine=Slots()."),
+    (MTGRPO, {"objective": {"kl_coef": 1}},
+     "objective is a dict. In Python, pass an instance: objective=ClippedSurrogate(...)."),
+    (MTGRPO, {"optimizer": ADAMW},
+     "optimizer is an AdamW, and no function of the parameters. Pass a class or a function: "
+     "optimizer=lambda parameters: AdamW(parameters, lr=1e-5)."),
+    (MTGRPO, {"scheduler": "StepLR"},
+     "scheduler is the string 'StepLR', and no function of the optimiser. Pass a class or a "
+     "function: scheduler=lambda optimizer: CosineAnnealingLR(optimizer, T_max=100)."),
+    (MTGRPO, {"group_size": "16"}, "model.group_size is the string '16'; it must be a number"),
+    (Policy, {"lora": {"r": 8}}, "lora is a dict. In Python, pass an instance: lora=Lora(...)."),
+    (Policy, {"lora": Lora},
+     "lora is the class Lora. In Python, pass an instance: lora=Lora(...)."),
+    (QuestionData, {"fields": {"question": "q"}},
+     "fields is a dict. In Python, pass an instance: fields=Fields(...)."),
+    (QuestionData, {"questions_per_iteration": "4"},
+     "data.questions_per_iteration is the string '4'; it must be a number"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cls", "wrong", "told"),
+    ARGUMENTS,
+    ids=range(len(ARGUMENTS)),
+)
+def test_an_argument_of_another_kind_is_told_with_what_to_write(tiny_model, cls, wrong, told):
+    right = {
+        Rollout: lambda: {"segmenter": Letters(), "tools": [Echo()]},
+        Policy: lambda: {"model": str(tiny_model)},
+        QuestionData: dict,
+    }
+    right[MTGRPO] = lambda: {
+        "policy": Policy(**right[Policy]()),
+        "rollout": Rollout(**right[Rollout]()),
+        "rewards": [Answered()],
+    }
+    cls(**right[cls]())
+    with pytest.raises(RecipeError) as caught:
+        cls(**(right[cls]() | wrong))
+    assert str(caught.value) == told
+    assert isinstance(caught.value, TypeError)
+
+
+def test_a_class_is_no_data_set():
+    with pytest.raises(DataError, match=r"^the class Numbers is no data set\. Pass an instance"):
+        load_questions(Numbers)
+
+
+def test_a_loader_of_rows_is_told_before_any_weights_are_loaded(tiny_model, tmp_path):
+    loader = torch.utils.data.DataLoader([{"question": "Who?", "answers": "Ada"}] * 4)
+    texts = torch.utils.data.DataLoader(["Who?"], collate_fn=list)
+    it = module(tiny_model)
+    with pytest.raises(
+        TypeError, match=r"no data module.*fit\(module, QuestionData\(train=rows\)\)"
+    ):
+        trainer(tmp_path, 1).fit(it, loader, loader)
+    assert it.policy.network is None
+    for rows, came in ((loader, "a dict"), (texts, r"a list with the string 'Who\?'")):
+        told = rf"a batch to evaluate is {came}, and no list of Question\. Give QuestionData\(val"
+        with pytest.raises(TypeError, match=told):
+            trainer(tmp_path, 1).validate(it, rows, verbose=False)
+
+    class Loads(L.LightningDataModule):
+        def train_dataloader(self):
+            return loader
+
+        val_dataloader = train_dataloader
+
+    with pytest.raises(TypeError, match=r"a batch to learn from is a dict, and no list of Mini"):
+        trainer(tmp_path, 1, limit_val_batches=0).fit(module(tiny_model), Loads())
+
+
+@pytest.mark.parametrize("given", [None, "1.0", [1.0], torch.ones(2), float("nan"), 1e12, {}])
+def test_a_reward_that_gives_no_number_is_named_with_what_it_gave(given):
+    class Gives(OutcomeReward):
+        def score(self, trajectory):
+            return given
+
+    group = recorded.group(random.Random(0), 0)
+    with pytest.raises(PluginError) as caught:
+        score_group(group.trajectories, [Gives()])
+    told = (
+        f"reward Gives on question 'q0' gave {given!r:.80} from score, which is not a finite number"
+    )
+    assert str(caught.value).startswith(told)
+    assert str(caught.value).endswith("Return one, such as 0.0 where it has nothing to pay for.")
+
+
+@pytest.mark.parametrize("given", [1, 0.5, True, torch.tensor(2.0), np.float32(0.25)])
+def test_a_reward_may_give_any_number(given):
+    class Gives(OutcomeReward):
+        def score(self, trajectory):
+            return given
+
+    group = recorded.group(random.Random(0), 0)
+    assert score_group(group.trajectories, [Gives()]).outcome.tolist() == [float(given)] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "came"), [(None, "None"), ([0.5], "a float"), ("x", "the string")]
+)
+def test_an_estimator_that_gives_no_tensor_is_named_with_what_to_return(given, came):
+    class Gives(AdvantageEstimator):
+        def __call__(self, group):
+            return given
+
+    group = recorded.group(random.Random(0), 0, turns=(2, 2))
+    told = rf"Gives on a group of 4 with 2 turns gave {came}.* Return a tensor \(4, 2\), or a tuple"
+    with pytest.raises(PluginError, match=told):
+        assign_credit(group, Gives())

@@ -122,7 +122,9 @@ def test_an_estimator_that_breaks_its_contract_is_the_plugins_fault():
         assign_credit(group, Gives(torch.zeros(2, 3)))
     with pytest.raises(PluginError, match=r"\(finite: False\)"):
         assign_credit(group, Gives(torch.full((2, 2), math.nan)))
-    with pytest.raises(PluginError, match="Gives on a group of 2 with 2 turns raised Type"):
+    with pytest.raises(
+        PluginError, match=r"^Gives on a group of 2 with 2 turns gave None\. Return a"
+    ):
         assign_credit(group, Gives(None))
 
 

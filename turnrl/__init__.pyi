@@ -44,6 +44,7 @@ from turnrl.credit import returns_to_go as returns_to_go
 from turnrl.credit import standardize as standardize
 from turnrl.device import of_the_device as of_the_device
 from turnrl.device import out_of_memory as out_of_memory
+from turnrl.errors import ArgumentTypeError as ArgumentTypeError
 from turnrl.errors import CheckpointError as CheckpointError
 from turnrl.errors import DataError as DataError
 from turnrl.errors import DeviceMemoryError as DeviceMemoryError
@@ -58,6 +59,7 @@ from turnrl.errors import WorldError as WorldError
 from turnrl.errors import at_least as at_least
 from turnrl.errors import did_you_mean as did_you_mean
 from turnrl.errors import in_short as in_short
+from turnrl.errors import instance_of as instance_of
 from turnrl.errors import parse_bytes as parse_bytes
 from turnrl.errors import within as within
 from turnrl.loader import IterationData as IterationData

@@ -7,12 +7,49 @@ from typing import Any
 
 import lightning as L
 
-from turnrl.errors import RecipeError, at_least, parse_bytes
+from turnrl.agent.rollout import Rollout
+from turnrl.errors import (
+    ArgumentTypeError,
+    RecipeError,
+    at_least,
+    function_of,
+    instance_of,
+    instances_of,
+    kind_of,
+    parse_bytes,
+)
+from turnrl.objective import ClippedSurrogate
+from turnrl.policy.model import Policy
 from turnrl.scoring import component_name
 from turnrl.text import visible
-from turnrl.types import AdvantageEstimator, Reward, Start
+from turnrl.types import AdvantageEstimator, Engine, MessageSampler, Reward, Start
 
 _logger = logging.getLogger(__name__)
+
+
+def check_parts(module: Any) -> None:
+    """Refuse parts of an `MTGRPO` that are none, as they can be given from Python.
+
+    Raises:
+        ArgumentTypeError: Naming the argument, what came, and what to write.
+        RecipeError: If the engine only samples messages.
+    """
+    instance_of(Policy, "policy", module.policy)
+    instance_of(Rollout, "rollout", module.rollout)
+    instances_of(Reward, "rewards", module.rewards, "TurnReward or OutcomeReward")
+    instance_of(AdvantageEstimator, "estimator", module.estimator)
+    instance_of(ClippedSurrogate, "objective", module.objective)
+    if isinstance(module.engine, MessageSampler):
+        raise RecipeError(
+            f"model.engine is a {type(module.engine).__name__}, which is no Engine: nothing can be "
+            "learned without token ids. Name an engine, such as Slots; Rollout.play takes a "
+            "sampler of messages."
+        )
+    instance_of(Engine, "engine", module.engine)
+    adamw = "lambda parameters: AdamW(parameters, lr=1e-5)"
+    function_of("the parameters", "optimizer", module.optimizer, adamw)
+    cosine = "lambda optimizer: CosineAnnealingLR(optimizer, T_max=100)"
+    function_of("the optimiser", "scheduler", module.scheduler, cosine)
 
 
 def check_settings(module: Any) -> None:
@@ -61,12 +98,37 @@ def _check_rewards(rewards: Sequence[Reward]) -> None:
         )
 
 
+def check_batch(batch: Any, kind: type, use: str, advice: str) -> None:
+    """Refuse a batch of another loader than the module's data gives.
+
+    Args:
+        batch: The batch.
+        kind: What it is to be a list of.
+        use: `learn from`, for example.
+        advice: The next step, as a sentence.
+    Raises:
+        ArgumentTypeError: Naming what came.
+    """
+    others = [one for one in batch if not isinstance(one, kind)] if isinstance(batch, list) else []
+    if others or not isinstance(batch, list):
+        came = f"a list with {kind_of(others[0])}" if others else kind_of(batch)
+        fault = f"a batch to {use} is {came}, and no list of {kind.__name__}"
+        raise ArgumentTypeError(f"{fault}. {advice}")
+
+
 def check_trainer(trainer: L.Trainer) -> None:
     """Refuse settings of a Trainer that the module replaces by its own.
 
     Raises:
         RecipeError: Naming the setting of the module.
+        ArgumentTypeError: If what it is to train on is no data module.
     """
+    data = getattr(trainer, "datamodule", None)
+    if trainer.state.fn == "fit" and data is None:
+        raise ArgumentTypeError(
+            "Trainer.fit has no data module, but a DataLoader, a list or nothing, which cannot say "
+            "what an iteration asks. Pass one: trainer.fit(module, QuestionData(train=rows))."
+        )
     if trainer.precision != "32-true":
         raise RecipeError(
             f"trainer.precision is {trainer.precision!r}, but what is trained is kept in "

@@ -24,7 +24,7 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from turnrl.errors import PluginError, RecipeError, blaming, within
+from turnrl.errors import PluginError, RecipeError, blaming, kind_of, within
 from turnrl.types import AdvantageEstimator, Group, Trajectory
 
 Baseline = Literal["mean", "leave_one_out"]
@@ -217,6 +217,10 @@ def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
     what = f"{type(estimator).__name__} on a group of {size} with {turns} turns"
     with blaming(PluginError, what, "Fix the estimator."):
         given = estimator(group)
+        several = given if isinstance(given, tuple | list) else [given]
+        if others := [one for one in several if not isinstance(one, Tensor)]:
+            kinds = f"a tensor ({size}, {turns}), or a tuple with one for each trajectory"
+            raise PluginError(f"{what} gave {kind_of(others[0])}. Return {kinds}.")
         parts = [given] if isinstance(given, Tensor) else given
         finite = all(bool(part.isfinite().all()) for part in parts)
         shape = [tuple(part.shape) for part in given]

@@ -8,8 +8,10 @@ prints the message alone, without a traceback, and exits with `exit_code`.
 
 import contextlib
 import difflib
+import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Real
 
 from turnrl.text import visible
 
@@ -29,6 +31,11 @@ class TurnRLError(Exception):
 
 class RecipeError(TurnRLError, ValueError):
     """The recipe, or an argument given from Python, asks for something that cannot be."""
+
+
+class ArgumentTypeError(RecipeError, TypeError):
+    """An argument given from Python is of another kind than is asked for: a class where an instance
+    belongs, a string where YAML takes one. A recipe cannot have this fault."""
 
 
 class PluginError(TurnRLError, ImportError):
@@ -95,6 +102,7 @@ def at_least(minimum: float, where: str, owner: object, *names: str) -> None:
     Raises:
         RecipeError: Naming the setting and its value.
     """
+    numbers(where, owner, *names)
     for name in names:
         value = getattr(owner, name)
         if value is not None and not value >= minimum:
@@ -107,9 +115,90 @@ def within(low: float, high: float, where: str, owner: object, *names: str) -> N
     Raises:
         RecipeError: Naming the setting and its value.
     """
+    numbers(where, owner, *names)
     for name in names:
         if not low <= (value := getattr(owner, name)) <= high:
             raise RecipeError(f"{where}{name} is {value}; it must be from {low:g} to {high:g}")
+
+
+def numbers(where: str, owner: object, *names: str) -> None:
+    """Refuse settings that are no numbers; None passes. See `at_least` for the arguments.
+
+    Raises:
+        ArgumentTypeError: Naming the setting and what came.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and not isinstance(value, Real):
+            raise ArgumentTypeError(f"{where}{name} is {kind_of(value)}; it must be a number")
+
+
+def instance_of(kind: type, name: str, value: object, extends: str = "") -> None:
+    """Refuse an argument from Python that is no instance of a class.
+
+    Args:
+        kind: The class.
+        name: The argument, such as `estimator`, or an item of one, `rewards[0]`.
+        value: What was given.
+        extends: The classes that one's own may extend, if `kind` is not to be extended itself.
+    Raises:
+        ArgumentTypeError: Naming the argument, what came, and what to write.
+    """
+    if not isinstance(value, kind):
+        advice = f"Pass an instance of a class that extends {extends or kind.__name__}."
+        if call := _call(kind, value, extends):
+            keyword = "" if name.endswith("]") else f"{name}="
+            advice = f"In Python, pass an instance: {keyword}{call}."
+        raise ArgumentTypeError(f"{name} is {kind_of(value)}. {advice}")
+
+
+def instances_of(kind: type, name: str, value: object, extends: str = "") -> None:
+    """Refuse an argument from Python that is no list of instances; see `instance_of`."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        one = f"{type(value).__name__}(...)" if isinstance(value, kind) else ""
+        example = f"{name}=[{one or _call(kind, value, extends) or '...'}]"
+        raise ArgumentTypeError(f"{name} is {kind_of(value)}, and no list. Pass a list: {example}.")
+    for number, item in enumerate(value):
+        instance_of(kind, f"{name}[{number}]", item, extends)
+
+
+def function_of(what: str, name: str, value: object, example: str) -> None:
+    """Refuse an argument from Python that cannot be called.
+
+    Args:
+        what: What it is called with, such as `the parameters`.
+        name: The argument.
+        value: What was given; None passes.
+        example: What to write.
+    Raises:
+        ArgumentTypeError: Naming the argument, what came, and what to write.
+    """
+    if value is not None and not callable(value):
+        fault = f"{name} is {kind_of(value)}, and no function of {what}"
+        raise ArgumentTypeError(f"{fault}. Pass a class or a function: {name}={example}.")
+
+
+def kind_of(value: object) -> str:
+    """`the class TurnLevel`, `the string 'x'`, `a dict`: what an argument is, in words."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, str):
+        return f"the string {value!r:.80}"
+    if inspect.isroutine(value):
+        return f"the function {value.__name__}"
+    noun = type(value).__name__
+    return "None" if value is None else f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
+
+
+def _call(kind: type, value: object, extends: str) -> str:
+    """The call that makes what a class, its name, or whatever else was given stands for; empty if
+    nobody can tell."""
+    if not extends and not inspect.isabstract(kind):  # a class that is not there to be extended
+        return f"{kind.__name__}({repr(value)[:80] if isinstance(value, str) else '...'})"
+    named = value.rpartition(".")[2] if isinstance(value, str) else ""
+    if isinstance(value, type) and issubclass(value, kind):
+        named = value.__name__
+    return f"{named}()" if named.isidentifier() else ""
 
 
 def parse_bytes(text: str, setting: str, instead: str = "") -> int:

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from turnrl import scoring
 from turnrl.agent.rollout import Rollout, stream_seed
-from turnrl.checks import check_settings
+from turnrl.checks import check_batch, check_parts, check_settings
 from turnrl.collection import Collector, Experience
 from turnrl.credit import TurnLevel, assign_credit
 from turnrl.errors import RecipeError
@@ -109,17 +109,13 @@ class MTGRPO(PolicyModule):
         profile: str | None = "auto",
     ) -> None:
         paper = partial(AdamW, lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0)
-        super().__init__(policy, rollout, optimizer or paper, scheduler, minibatch_tokens, seed)
+        optimizer = paper if optimizer is None else optimizer
+        super().__init__(policy, rollout, optimizer, scheduler, minibatch_tokens, seed)
         self.rewards = rewards
         self.estimator = estimator if estimator is not None else TurnLevel()
         self.objective = objective if objective is not None else ClippedSurrogate()
         self.engine = engine if engine is not None else _default_engine()
-        if not isinstance(self.engine, Engine):
-            raise RecipeError(
-                f"model.engine is a {type(self.engine).__name__}, which is no Engine: nothing "
-                "can be learned without token ids. Name an engine, such as Slots; Rollout.play "
-                "takes a sampler of messages."
-            )
+        check_parts(self)
         self.group_size = group_size
         self.redraws = redraws
         self.updates_per_iteration = updates_per_iteration
@@ -236,6 +232,8 @@ class MTGRPO(PolicyModule):
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
         """Log what was collected, once an iteration."""
+        advice = "Give Trainer.fit a data module: QuestionData(train=rows), or an IterationData."
+        check_batch(batch, Minibatch, "learn from", advice)
         if self.experience is not None and not self._logged:
             self._logged = True
             self.metrics.log(self.experience.tallies(self.rewards))
@@ -311,6 +309,8 @@ class MTGRPO(PolicyModule):
     def validation_step(self, batch: list[Question], batch_idx: int) -> None:
         """Score trajectories, by default a greedy one per question; a process may have no question
         in a batch."""
+        advice = "Give QuestionData(val=rows), or a loader of lists of turnrl.Question."
+        check_batch(batch, Question, "evaluate", advice)
         split = self.split
         groups = self._scored(batch, batch_idx) if batch else ()
         self.evaluated += groups

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,9 +112,14 @@ def _scored(
 def _value(reward: Any, trajectory: Trajectory, *turn: int) -> float:
     what = f"reward {type(reward).__name__} on question {trajectory.question.id!r}"
     with blaming(PluginError, what, "A reward must score any trajectory."):
-        value = float(reward.score(trajectory, *turn))
+        given = reward.score(trajectory, *turn)
+    value = math.nan
+    if not isinstance(given, str):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # None, arrays, tensors
+            value = float(given)
     if not -1e9 < value < 1e9:
-        raise PluginError(f"{what} gave {value}, which is not a finite number")
+        gave = f"{what} gave {given!r:.80} from score, which is not a finite number"
+        raise PluginError(f"{gave}. Return one, such as 0.0 where it has nothing to pay for.")
     return value
 
 

@@ -23,7 +23,17 @@ from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
 from turnrl.agent.explore import Exploration, Opening, State, on_loop
 from turnrl.agent.toolbox import Toolbox, check_tools
-from turnrl.errors import DataError, PluginError, RecipeError, ToolError, at_least, blaming, within
+from turnrl.errors import (
+    DataError,
+    PluginError,
+    RecipeError,
+    ToolError,
+    at_least,
+    blaming,
+    instance_of,
+    numbers,
+    within,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -164,6 +174,8 @@ class Rollout:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
+        instance_of(types.Segmenter, "segmenter", self.segmenter)
+        numbers("rollout.", self, "temperature", "top_p")
         if not self.temperature > 0:
             raise RecipeError(f"rollout.temperature is {self.temperature}; it must be above 0")
         if not 0 < self.top_p <= 1:

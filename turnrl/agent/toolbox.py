@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast, final
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 
-from turnrl.errors import RecipeError, ToolError, TurnRLError
+from turnrl.errors import RecipeError, ToolError, TurnRLError, instances_of
 from turnrl.types import (
     ForkableToolSession,
     Question,
@@ -52,9 +52,10 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
     """Refuse tools that no policy could call.
 
     Raises:
-        RecipeError: If one lacks an attribute, two share a name, parameters are no JSON Schema, or
-            `open` would never be called.
+        RecipeError: If they are no list of tools, one lacks an attribute, two share a name,
+            parameters are no JSON Schema, or `open` would never be called.
     """
+    instances_of(Toolset, "tools", toolsets, "Tool or Toolset")
     owners: dict[str, Toolset] = {}
     for toolset in toolsets:
         for attribute, example in _ATTRIBUTES.items() if isinstance(toolset, Tool) else ():

@@ -20,7 +20,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from turnrl.errors import CheckpointError, RecipeError, in_short
+from turnrl.errors import CheckpointError, RecipeError, in_short, instance_of
 from turnrl.policy.adapter import Lora, read_adapter, take_adapter, with_adapter
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
@@ -82,6 +82,8 @@ class Policy(nn.Module):
         fused_kernels: bool = True,
     ) -> None:
         super().__init__()
+        if lora is not None:
+            instance_of(Lora, "lora", lora)
         if quantization == "nf4" and lora is None:
             raise RecipeError(
                 "policy.quantization is 'nf4', whose weights cannot be trained themselves. Add "

@@ -24,6 +24,7 @@ from turnrl import (
     answer_rule,
     at_least,
     contributed,
+    instance_of,
 )
 from turnrl_questions.sources import Fields, Role, Source, load_questions, open_source
 
@@ -102,6 +103,8 @@ class QuestionData(IterationData):
                 raise RecipeError(f"data.{name}_split is {split!r}, but data.{name} is not set.")
         self.sources: dict[Role, Source | None] = {"train": train, "val": val}
         self.splits: dict[Role, str | None] = {"train": train_split, "val": val_split}
+        if fields is not None:
+            instance_of(Fields, "fields", fields)
         self.fields = fields
         self.config = config
         self.rule = None if answers is None else answer_rule(answers)

@@ -160,6 +160,9 @@ def open_source(
         return name
     if isinstance(name, os.PathLike):
         name = os.fspath(name)
+    if isinstance(name, type):
+        call = f"{name.__name__}(...)"
+        raise DataError(f"the class {name.__name__} is no data set. Pass an instance: {call}.")
     several: Any = name if isinstance(name, Sequence) and not isinstance(name, str) else [name]
     if all(isinstance(one, Question) for one in several):
         return GivenQuestions(several)
