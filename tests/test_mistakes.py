@@ -15,25 +15,34 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.loggers import Logger
+from torch.optim.lr_scheduler import LRScheduler
+from turnrl_recipes.explain import _classes, parameters
 from turnrl_recipes.given import read_given
+from turnrl_recipes.keys import _Source
 from turnrl_slots import Slots
 
 import recorded
 from commands import fails, save
 from runs import module, trainer
 from turnrl import (
+    KINDS,
     MTGRPO,
     AdvantageEstimator,
     DataError,
+    Fields,
     Lora,
     OutcomeOnly,
     OutcomeReward,
     PluginError,
     Policy,
+    Question,
     QuestionData,
     RecipeError,
     Rollout,
     assign_credit,
+    installed,
+    load,
     load_questions,
     score_group,
 )
@@ -83,8 +92,22 @@ MISTAKES = [
      "model.policy.lora.rank:4", "a space follows the colon"),
     ("a typo in a mapping", {"data.fields": {"qestion": "x"}}, "unknown key", "data.fields.qestion",
      "Did you mean question"),
-    ("a setting of no section", {"model.lr": 1e-3}, "unknown key", "model.lr",
+    ("a setting of no section", {"model.horizon": 3}, "unknown key", "model.horizon",
      "MTGRPO has the keys policy, rollout,"),
+    ("TRL's name for the size of a group", {"model.num_generations": 8}, "unknown key",
+     "model.num_generations", "Set model.group_size instead."),
+    ("a rate in another section", "fit recipe.yaml --model.learning_rate 1e-5", "unknown key",
+     "model.learning_rate", "Set model.optimizer.lr instead."),
+    ("TRL's name for KL, in no section", "fit recipe.yaml --beta 0.1", "unknown key", "'beta'",
+     "Set model.objective.kl_coef instead."),
+    ("a setting of the rollout", {"model.temperature": 0.7}, "unknown key", "model.temperature",
+     "Set model.rollout.temperature instead."),
+    ("verl's name for questions", "fit recipe.yaml --data.train_batch_size 8", "unknown key",
+     "data.train_batch_size", "Set data.questions_per_iteration instead."),
+    ("verl's name for epochs", {"trainer.total_epochs": 3}, "unknown key", "trainer.total_epochs",
+     "Set trainer.max_epochs (of iterations) instead."),
+    ("verl's whole path", "fit recipe.yaml --actor_rollout_ref.rollout.n 5", "unknown key",
+     "actor_rollout_ref", "Set model.group_size instead of n."),
     ("an optimiser's other name", {"model.optimizer.init_args.learning_rate": 1}, "unknown key",
      "model.optimizer.learning_rate", "AdamW has the keys lr, betas,"),
     ("eval's setting in fit", {"split": "test"}, "unknown key", "split",
@@ -413,12 +436,96 @@ def test_a_path_that_is_too_long(recipe, capsys, name, code):
     assert "File name too long" in message
 
 
-def test_a_typo_at_the_top_is_told_before_torch_is_loaded(recipe):
-    words = ["fit", "recipe.yaml", "--modell.group_size", "4"]
-    program = f"import sys, turnrl.cli; print(turnrl.cli.main({words}), 'torch' in sys.modules)"
+EARLY = {
+    "--modell.group_size 4": "'modell'. Did you mean model?",
+    "--model.group_sise 4": "'model.group_sise'. Did you mean group_size?",
+    "--model.num_generations 4": "'model.num_generations'. Set model.group_size instead.",
+    "--trainer.max_epoch 4": "'trainer.max_epoch'. Did you mean max_epochs or min_epochs?",
+    "--data.fields.qestion x": "'data.fields.qestion'. Did you mean question?",
+    "--model.policy.lora.alfa 3": "'model.policy.lora.alfa'. Did you mean alpha?",
+    "--model.rollout.tols []": "'model.rollout.tols'. Did you mean tools?",
+    "--model.rollout.segmenter ReAct --model.rollout.segmenter.init_args.max_turn 3": (
+        "'model.rollout.segmenter.max_turn'. Did you mean max_turns?"
+    ),
+    "--model.rollout.tools+ WikiSearch --model.rollout.tools.topk 3": "Did you mean top_k?",
+    "--model.rollout.tools+ WikiSearch --model.rollout.tools.wait 3": "Did you mean wait_s?",
+    "--model.rewards+ ExactMatch --model.rewards.wait 1": "'model.rewards[2].wait'. Did you mean",
+    "--model.estimator TurnLevel --model.estimator.gama 1": "Did you mean gamma?",
+    "--model.estimator turnrl.TurnLevel --model.estimator.gama 1": "Did you mean gamma?",
+    "--model.optimizer torch.optim.AdamW --model.optimizer.rate 1": "AdamW has the keys lr, betas",
+    "--model.scheduler CosineAnnealingLR --model.scheduler.tmax 1": "Did you mean T_max?",
+    "--trainer.callbacks+ EarlyStopping --trainer.callbacks.monitr x": "Did you mean monitor?",
+    "--model.engine mine.Engine --model.engine.colour x": "Did you mean color?",
+}
+
+
+def test_a_typo_at_any_depth_is_told_before_torch_is_loaded(recipe):
+    Path("mine.py").write_text(
+        "import torch\nfrom turnrl import Engine as Base\n"
+        "class Engine(Base):\n    def __init__(self, *, color: str = ''): ...\n"
+    )
+    recipes = [["fit", "recipe.yaml", *options.split()] for options in EARLY]
+    program = f"""
+import sys, turnrl.cli
+for words in {recipes}:
+    print(turnrl.cli.main(words), 'torch' in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["2 False"], done.stderr
-    assert "unknown key 'modell'. Did you mean model?" in done.stderr
+    assert done.stdout.splitlines() == ["2 False"] * len(EARLY), done.stderr
+    for told, (options, wanted) in zip(done.stderr.splitlines(), EARLY.items(), strict=True):
+        assert "turnrl: RecipeError: unknown key '" in told, options
+        assert wanted in told, options
+
+
+def test_classes_are_read_from_source_as_python_sees_them():
+    for hook in KINDS:
+        installed(hook)
+    source = _Source(())
+    kinds = (*KINDS.values(), torch.optim.Optimizer, LRScheduler, L.Callback, Logger)
+    named = {name: cls for kind in kinds for name, cls in _classes(kind).items()}
+    roots = (L.Trainer, MTGRPO, QuestionData, Policy, Rollout, Lora, Fields, Question)
+    read, unread = [], set()
+    for cls in (*named.values(), *roots):
+        there = source._at(f"{cls.__module__}.{cls.__qualname__}")
+        known = None if there is None else source._parameters(there)
+        if known is None:
+            unread.add(cls.__name__)
+        elif "kwargs" not in known:
+            assert [*known] == [*parameters(cls)], cls
+            read.append(cls.__name__)
+    ours = {name for name, cls in named.items() if cls.__module__.startswith("turnrl")}
+    assert not unread & {*ours, *(cls.__name__ for cls in roots)}
+    assert len(read) > 100
+    # and a short name is that of the class that Python would take
+    for name in ours:
+        short = source._short(name)
+        assert short is None or short.module == named[name].__module__
+    assert source._short("TurnLevel").module == "turnrl.credit"
+
+
+BROKEN = {"broken": "class Broken(Tool)\n", "raising": "raise RuntimeError('not today')\n"}
+
+
+@pytest.mark.parametrize(("module", "cause"), [
+    ("broken", "SyntaxError: expected ':' (broken.py, line 1)"),
+    ("raising", "RuntimeError: not today"),
+])  # fmt: skip
+@pytest.mark.parametrize(("key", "place"), [
+    ("model.rollout.tools", "model.rollout.tools[0]"), ("model.rewards", "model.rewards[0]"),
+    ("model.rollout.segmenter", "model.rollout.segmenter"), ("model.engine", "model.engine"),
+    ("trainer.callbacks", "trainer.callbacks[0]"),
+])  # fmt: skip
+def test_a_module_that_cannot_be_imported_is_told_with_its_key(
+    recipe, capsys, module, cause, key, place
+):
+    Path(f"{module}.py").write_text(BROKEN[module])
+    name = f"{module}.Broken"
+    set_in(recipe, **{key: [name] if place.endswith("]") else name})
+    told = fails(capsys, ["fit", "recipe.yaml"])
+    assert f"{place} names {name!r}, which cannot be taken: {cause}. Fix the module" in told
+    if key.startswith("model"):
+        with pytest.raises(RecipeError, match=f"Fix the module {module}"):
+            load("recipe.yaml")
 
 
 def test_a_recipe_that_may_not_be_read(recipe, capsys, monkeypatch):

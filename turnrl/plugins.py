@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import pluggy
 
-from turnrl.errors import PluginError, did_you_mean
+from turnrl.errors import PluginError, did_you_mean, in_short
 
 GROUP = "turnrl"
 LOAD_VARIABLE = "TURNRL_LOAD_PLUGINS"
@@ -216,7 +216,8 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
                 f"it lacks {lacks}. Define what is missing, or extend a class that does"
             )
     except Exception as error:  # a module may do anything
-        cause = str(error) or type(error).__name__
+        ours = isinstance(error, ImportError | AttributeError | KeyError | TypeError)
+        cause = (str(error) if ours else in_short(error)) or type(error).__name__
         why = f"cannot be taken: {cause}" if module else "is not installed"
         some = f" Installed: {', '.join(known) or 'none'}. Or give a path, such as package.MyClass."
         if not module and (chosen := os.environ.get(LOAD_VARIABLE)) is not None:
@@ -224,5 +225,6 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
         near = did_you_mean(attribute, known)
         if isinstance(error, ModuleNotFoundError) and error.name == module:
             near = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
-        raise LookupError(f"which {why}.{near or some}") from error
+        fix = "" if ours else f" Fix the module {module}."
+        raise LookupError(f"which {why}.{fix or near or some}") from error
     return cls

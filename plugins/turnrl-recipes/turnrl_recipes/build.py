@@ -184,8 +184,11 @@ def _made(recipe: Mapping[str, Any]) -> MTGRPO:
     parser.add_argument("--model", type=MTGRPO)
     try:
         made = parser.instantiate_classes(parser.parse_object({"model": model})).model
-    except (ArgumentError, ValueError, TypeError) as error:
-        raise _told(error, {"model": model}, {}) from error
+    except Exception as error:
+        described = {"model": model}
+        if isinstance(error, ArgumentError | ValueError | TypeError) or any(_faults(described, {})):
+            raise _told(error, described, {}) from error
+        raise
     return cast(MTGRPO, made)
 
 
@@ -393,8 +396,9 @@ def make(given: Given) -> Built:
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )
-    except (ValueError, TypeError) as error:
-        # of a component's constructor, wrapped by jsonargparse, or of a null in a number's place
+    except Exception as error:
+        # of a component's constructor, wrapped by jsonargparse; of a null in a number's place; or
+        # of a module that cannot be imported
         wrapped = "Union subtypes" in str(error) or any(_faults(contents, given.settings))
         if isinstance(error, TurnRLError) or not wrapped:
             raise

@@ -13,10 +13,11 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentParser
 from torch import Tensor
 
 from turnrl import did_you_mean, find_class
+from turnrl_recipes.keys import unknown_key
 
 _NAMES = {
     bool: "true or false",
@@ -27,10 +28,6 @@ _NAMES = {
     dict: "a mapping",
     types.NoneType: "null",
 }
-
-
-_MOVED = {"minibatch_tokens": "model.minibatch_tokens", "trunk": "trains_policy"}
-"""Keys of earlier recipes, and what to set in their place."""
 
 
 def explain(value: Any, kind: Any, key: str) -> str | None:
@@ -77,7 +74,7 @@ def _fits(value: Any, kind: Any) -> bool:
     try:
         parser.add_argument("--it", type=kind)
         parser.parse_object({"it": copy.deepcopy(value)})  # it writes into what it is given
-    except (ArgumentError, ValueError, TypeError, KeyError):
+    except Exception:  # a module that the value names may do anything while it is imported
         return False
     return True
 
@@ -119,7 +116,9 @@ def _named(kind: Any) -> str:
     return _NAMES.get(get_origin(kind) or kind, few)
 
 
-def explain_section(value: Mapping[str, Any], cls: Any, key: str, skip: int = 0) -> str | None:
+def explain_section(
+    value: Mapping[str, Any], cls: Any, key: str, skip: int = 0, component: bool = False
+) -> str | None:
     """Explain the fault in the settings of a class; see `explain`.
 
     Args:
@@ -127,6 +126,7 @@ def explain_section(value: Mapping[str, Any], cls: Any, key: str, skip: int = 0)
         cls: Whose they are.
         key: Where they stand.
         skip: How many of its first parameters are not the recipe's business.
+        component: Whether the recipe named the class.
     """
     known = dict(list(parameters(cls).items())[skip:])
     has = f"{cls.__name__} has the keys {', '.join(known) or 'none'}."
@@ -134,10 +134,7 @@ def explain_section(value: Mapping[str, Any], cls: Any, key: str, skip: int = 0)
         return f"{key} names {value['class_path']!r}, but there is no class to choose. {has}"
     for name, item in value.items():
         if name not in known:
-            near = did_you_mean(str(name), known) or f" {has}"
-            near += f" Set {_MOVED[name]} instead." if name in _MOVED else ""
-            colon = " In YAML a space follows the colon." if ":" in str(name) else ""
-            return f"unknown key '{key}.{name}'.{colon}{near}"
+            return unknown_key(f"{key}.{name}", known, cls.__name__, component)
         fault = explain(item, known[name].annotation, f"{key}.{name}")
         if fault and item is not known[name].default:
             return fault
@@ -199,7 +196,7 @@ def explain_class(value: Any, kind: Any, key: str) -> str | None:
         return f"{key} names {name!r}, {error}"
     fault = explain(settings, dict, f"{key}.init_args")
     # the first parameter of what is to be called is what it is called with
-    return fault or explain_section(settings, cls, key, skip=int(base is not kind))
+    return fault or explain_section(settings, cls, key, skip=int(base is not kind), component=True)
 
 
 def _classes(base: Any) -> dict[str, type]:

@@ -22,6 +22,7 @@ from turnrl import RecipeError, did_you_mean
 from turnrl_recipes.agents import Agent, find_agent
 from turnrl_recipes.bundled import find_recipe, recipe_like
 from turnrl_recipes.folders import LATEST, RUNS, checkpoint_to_resume, held, newest, next_version
+from turnrl_recipes.keys import named_elsewhere, refuse_unknown_below
 
 SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path")
 """The top of a recipe."""
@@ -259,20 +260,24 @@ def _recipe_of(agent: Agent, command: str) -> str:
 
 
 def refuse_unknown(given: Given, homes: Callable[[str], Sequence[str]] | None = None) -> None:
-    """Refuse a key at the top that the command does not know.
+    """Refuse a key that the command does not know.
 
     Args:
         given: Recipes and options, put together.
-        homes: Settings further down that a key may mean. Without it only a key that is spelt nearly
-            as a known one is refused.
+        homes: Settings further down that a key at the top may mean. Without it, as before torch is
+            imported, a key at the top is refused only if something known is near; and one below
+            the top if source code tells that its class does not have it.
     Raises:
         RecipeError: If there is one.
     """
     known = [*SECTIONS, *given.settings]
-    for key in map(str, given.contents):
+    for key, value in ((str(key), value) for key, value in given.contents.items()):
         near = did_you_mean(key, [*known, *(homes(key) if homes else ())])
+        near = named_elsewhere(key, value) or near
         if key not in known and (near or homes):
             raise RecipeError(f"unknown key {key!r}.{near} There are {', '.join(known)}.")
+    if homes is None:
+        refuse_unknown_below(given.contents, given.files)
 
 
 def _recipe(path: str, command: str, flags: Flags) -> dict[str, Any]:
