@@ -74,6 +74,7 @@ from turnrl.plugins import installed as installed
 from turnrl.plugins import load_plugins as load_plugins
 from turnrl.policy.adapter import Lora as Lora
 from turnrl.policy.compute import adapted_layers as adapted_layers
+from turnrl.policy.compute import recompute as recompute
 from turnrl.policy.hub import reach_hub as reach_hub
 from turnrl.policy.layout import takes_ragged as takes_ragged
 from turnrl.policy.model import Policy as Policy

@@ -6,10 +6,12 @@ float32, and so do sums that would lose them. On a GPU every product runs on its
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from turnrl.device import of_the_device
@@ -333,10 +335,22 @@ def fuse(network: Any, device: torch.device) -> str:
     return "Liger's"
 
 
-def recompute(network: Any, layers: bool | int) -> None:
+def recompute(network: nn.Module, layers: bool | int) -> None:
     """Recompute activations of the first so many decoder layers in the backward pass; True for
-    all of them."""
-    network.activation_checkpointing_enable({"use_reentrant": False})
+    all of them, False for none.
+
+    The layers are set here, because the method of transformers that does so has another name in
+    later versions than in 5.17.
+
+    Raises:
+        RecipeError: If none of the network's layers can be recomputed.
+    """
     blocks = [part for part in network.modules() if isinstance(part, GradientCheckpointingLayer)]
-    for block in blocks[len(blocks) if layers is True else layers :]:
-        block.gradient_checkpointing = False
+    if layers and not blocks:
+        raise RecipeError(
+            "policy.gradient_checkpointing is on, and this model has no layers that transformers "
+            "can recompute. Set it to false."
+        )
+    for place, block in enumerate(blocks):
+        block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        block.gradient_checkpointing = layers is True or place < layers

@@ -202,8 +202,6 @@ class Policy(nn.Module):
             network = with_adapter(network, self.lora, self.quantization == "nf4")
         if self.gradient_checkpointing:
             recompute(network, self.gradient_checkpointing)
-            if self.lora is not None:
-                network.enable_input_require_grads()
         self.network = network
         self._fingerprint = fingerprint(self.folder, self.revision)
         network.train()  # transformers loads in eval mode; engines switch to it while they sample

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 
-from turnrl import Policy, TokenRow
+from turnrl import Policy, TokenRow, recompute
 from turnrl_bench.gpu import device, floors
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.results import Cases
@@ -54,21 +54,11 @@ def sizes_of(layout: Any) -> tuple[int, int, int]:
 @contextlib.contextmanager
 def recomputing(policy: Policy, again: bool) -> Iterator[None]:
     """Within it activations are computed again in the backward pass, or all are kept."""
-    base = policy.base
-
-    def switch(on: bool) -> None:
-        if on:
-            base.activation_checkpointing_enable({"use_reentrant": False})
-            base.enable_input_require_grads()
-        else:
-            base.activation_checkpointing_disable()
-
-    before = bool(base.is_gradient_checkpointing)
-    switch(again)
+    recompute(policy.base, again)
     try:
         yield
     finally:
-        switch(before)
+        recompute(policy.base, policy.gradient_checkpointing or False)
 
 
 def step(policy: Policy, layout: Any) -> Found:
