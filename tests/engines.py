@@ -12,6 +12,7 @@ import torch
 import turnrl_slots.kernel
 import turnrl_slots.ways
 from tokenizers import Tokenizer, decoders, models, normalizers
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedTokenizerFast
 from turnrl_slots import Slots
 from turnrl_slots.pages import PAGE
@@ -108,7 +109,6 @@ def naive_varlen(query, key, value, begins, reach, most, most_keys, **options):
     keys in pages or one after the other, of which the first `seqused_k` count, and the last query
     of each sequence on a level with the last of them."""
     table, used = options.pop("block_table"), options.pop("seqused_k")
-    assert options.pop("enable_gqa")
     left, right = options.pop("window_size")
     scale = options.pop("scale")
     assert not options
@@ -143,6 +143,39 @@ def takes_no_pages(*arguments, **options):
     if options["block_table"] is not None:
         raise RuntimeError("paged attention takes FlashAttention 3")
     return naive_varlen(*arguments, **options)
+
+
+def varlen_of_torch_2_11(
+    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *,
+    return_aux=None, scale=None, window_size=(-1, -1),
+):  # fmt: skip
+    """torch 2.11's `varlen_attn`, by its signature, one sequence at a time, with what its kernel
+    checks and expects."""
+    assert return_aux is None
+    assert {cu_seq_q.dtype, cu_seq_k.dtype} == {torch.int32}
+    assert cu_seq_q.is_contiguous()
+    assert cu_seq_k.is_contiguous()
+    assert cu_seq_q.shape == cu_seq_k.shape
+    assert int(cu_seq_q.diff().max()) <= max_q
+    assert int(cu_seq_k.diff().max()) <= max_k
+    assert (int(cu_seq_q[-1]), int(cu_seq_k[-1])) == (len(query), len(key))
+    assert query.shape[1] % key.shape[1] == 0
+    left, right = window_size
+    if max_q == 1 and query.shape[1] > key.shape[1] and left < 0 and right < 0:
+        assert len(query) == len(cu_seq_q) - 1  # it packs the heads of a query of each sequence
+    (asked, laid), out = ((ends.tolist() for ends in (cu_seq_q, cu_seq_k)), [])
+    for begin, end, first, last in zip(asked, asked[1:], laid, laid[1:], strict=False):
+        q, k, v = query[begin:end], key[first:last], value[first:last]
+        # the last query on a level with the last key
+        level = torch.arange(len(q))[:, None] + len(k) - len(q)
+        place = torch.arange(len(k))
+        seen = (place <= level + right) | (right < 0)
+        seen &= (place >= level - left) | (left < 0)
+        parts = (side.transpose(0, 1)[None] for side in (q, k, v))
+        if len(q):
+            read = scaled_dot_product_attention(*parts, seen, scale=scale, enable_gqa=True)
+            out.append(read[0].transpose(0, 1))
+    return torch.cat(out)
 
 
 KERNELS = {"pages": naive_varlen, "gathered": takes_no_pages}

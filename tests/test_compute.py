@@ -8,9 +8,10 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from turnrl_bench.gpu.learning import recomputing
 
-from turnrl import Lora, Policy
+from turnrl import Lora, Policy, RecipeError, recompute
 from turnrl.device import of_the_device, out_of_memory
 from turnrl.policy.compute import adapt_in_place, dense_weight, fuse, head_logits, wide_mm
 from turnrl.policy.layout import lay_out
@@ -160,12 +161,37 @@ def test_wide_products_lose_nothing():
 
 @pytest.mark.parametrize(("setting", "again"), [(None, 0), (True, 2), (1, 1), (0, 0), (2, 2)])
 def test_as_many_layers_as_asked_are_recomputed(tiny_model, setting, again):
-    policy = adapted(tiny_model, gradient_checkpointing=setting)
+    assert recomputed(adapted(tiny_model, gradient_checkpointing=setting)) == again
+
+
+def recomputed(policy):
+    """How many layers are computed again in a backward pass, of two."""
     passes = []
-    for layer in policy.network.base_model.model.model.layers:
+    for layer in policy.base.model.layers:
         layer.mlp.register_forward_pre_hook(lambda *_: passes.append(1))
     value_and_gradients(policy)
-    assert len(passes) == 2 + again
+    return len(passes) - 2
+
+
+def test_layers_are_recomputed_whatever_transformers_calls_it(tiny_model, monkeypatch):
+    # the first is of later versions than 5.17, the other ends with 6
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
+        monkeypatch.delattr(PreTrainedModel, name, raising=False)
+    policy = adapted(tiny_model, gradient_checkpointing=True)
+    assert recomputed(policy) == 2
+    layers = policy.base.model.layers
+    policy.gradient_checkpointing = 1  # as a plan of memory sets it
+    for again in (False, True):
+        with recomputing(policy, again):
+            assert [layer.gradient_checkpointing for layer in layers] == [again] * 2
+        assert [layer.gradient_checkpointing for layer in layers] == [True, False]
+
+
+def test_a_model_without_layers_to_recompute_is_refused():
+    plain = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    recompute(plain, False)
+    with pytest.raises(RecipeError, match=r"gradient_checkpointing is on.* Set it to false"):
+        recompute(plain, 1)
 
 
 def test_mixed_precision_trains_float32_weights_through_bfloat16_products(tiny_model):

@@ -492,16 +492,58 @@ def test_fit_runs_the_quick_half_first(recipe, capsys, monkeypatch):
 # ------------------------------------------------------------------------- parts
 
 
-def test_a_library_out_of_its_range_fails_with_the_command_that_mends_it(monkeypatch):
+@pytest.fixture
+def installed_versions(monkeypatch):
+    """A function that says other versions of libraries are installed; None: not at all."""
     real = checks.importlib.metadata.version
-    wrong = {"torch": "1.13.0"}
-    monkeypatch.setattr(
-        checks.importlib.metadata, "version", lambda name: wrong.get(name) or real(name)
+
+    def say(**versions):
+        def version(name):
+            found = versions.get(name, real(name))
+            if found is None:
+                raise checks.importlib.metadata.PackageNotFoundError(name)
+            return found
+
+        monkeypatch.setattr(checks.importlib.metadata, "version", version)
+        return list(checks.Versions().run(Start(torch.device("cpu"))))
+
+    return say
+
+
+def test_versions_that_nobody_tried_are_one_warning(installed_versions):
+    (found,) = installed_versions(torch="1.13.0", transformers="6.1.0")
+    assert (found.status, found.name) == ("warn", "versions")
+    assert found.text == "turnrl was not tried with torch 1.13.0, transformers 6.1.0"
+    assert re.fullmatch(
+        r"If something fails, run pip install 'torch<[\d.]+,>=[\d.]+' 'transformers<6,>=[\d.]+'",
+        found.step,
     )
-    (found,) = checks.Versions().run(Start(torch.device("cpu")))
-    assert (found.status, found.name) == ("fail", "versions")
-    assert found.text.startswith("torch 1.13.0; turnrl needs")
-    assert found.step.startswith("pip install 'torch")
+
+
+@pytest.mark.parametrize("torch_", ["2.11.0", "2.11.0+cu130", "2.13.1"])
+@pytest.mark.parametrize("transformers", ["5.17.0", "5.24.0"])
+def test_versions_that_were_tried_pass(installed_versions, torch_, transformers):
+    (found,) = installed_versions(torch=torch_, transformers=transformers)
+    assert found.status == "pass"
+    assert f"torch {torch_}," in found.text
+
+
+def test_a_library_that_is_not_installed_fails_with_the_command_that_mends_it(installed_versions):
+    missing, warned = installed_versions(tantivy=None, torch="2.99")
+    assert (missing.status, warned.status) == ("fail", "warn")
+    assert missing.text.startswith("tantivy is not installed; turnrl needs tantivy")
+    assert missing.step.startswith("pip install 'tantivy")
+
+
+def test_a_run_with_a_version_that_nobody_tried_says_so_once_and_goes_on(
+    recipe, caplog, installed_versions
+):
+    installed_versions(torch="2.99.0")
+    assert main(["fit", recipe()]) == 0
+    (said,) = (r.message for r in caplog.records if "not tried" in r.message)
+    wanted = "versions: turnrl was not tried with torch 2.99.0. If something fails, run pip install"
+    assert said.startswith(wanted)
+    assert "\n" not in said
 
 
 def test_4_bit_kernels_that_compute_something_else_fail(monkeypatch):

@@ -77,6 +77,7 @@ def test_the_triton_kernel_attends_to_pages_in_place(tiny_model):
     sampled = found["sampled"]
     assert sampled["way"] == "triton"
     assert sampled["right"] == [True] * 3
+    assert sampled["replayed"]
     assert sampled["attention while sampling"].startswith("Triton kernel, pages read in place")
 
 

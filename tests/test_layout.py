@@ -104,7 +104,6 @@ def naive_varlen(query, key, value, own, reach, longest_own, longest_reach, **op
     assert (own.dtype, reach.dtype) == (torch.int32, torch.int32)
     assert int(own.diff().max()) == longest_own
     assert int(reach.diff().max()) == longest_reach
-    assert options.pop("enable_gqa")
     left, right = options.pop("window_size")
     assert right == 0
     found = []

@@ -89,19 +89,22 @@ def mutants(folder):
 
 
 def sampled(model):
-    """Turns of several sessions by the engine, some begun while others are sampled."""
+    """Turns of several sessions by the engine, some begun while others are sampled, with what
+    torch 2.11 has for prompts."""
     from turnrl_slots import Slots
 
+    import turnrl.policy.varlen
     from conftest import greedy_reference
-    from engines import takes_no_pages
+    from engines import Recorder, varlen_of_torch_2_11
     from turnrl import Policy, Sampling
 
     turnrl_slots.ways.takes_ragged = lambda *_: True
-    turnrl_slots.kernel.varlen_attn = takes_no_pages
+    turnrl.policy.varlen.torch_varlen_attn = varlen_of_torch_2_11
     policy = Policy(model)
     policy.load()
     engine = Slots(slots=2, attention="auto")
     engine.start(policy, 128)
+    engine.decoder.graphs = graphs = Recorder()
 
     async def converse(n):
         session, history = engine.open([n + 1] * (PAGE - 3 + n)), [n + 1] * (PAGE - 3 + n)
@@ -115,7 +118,8 @@ def sampled(model):
 
     turns = asyncio.run(scenario())
     right = [h[-n:] == greedy_reference(policy, h[:-n], n) for h, n in turns]
-    return {"way": engine.pool.kernel, "right": right, **engine.in_force}
+    replayed = graphs.replayed > 0
+    return {"way": engine.pool.kernel, "right": right, "replayed": replayed, **engine.in_force}
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ from turnrl.policy.compute import recompute as recompute
 from turnrl.policy.hub import reach_hub as reach_hub
 from turnrl.policy.layout import takes_ragged as takes_ragged
 from turnrl.policy.model import Policy as Policy
+from turnrl.policy.varlen import varlen_attn as varlen_attn
 from turnrl.run.announce import announce as announce
 from turnrl.run.folders import is_trial as is_trial
 from turnrl.run.folders import run_folder as run_folder

@@ -345,7 +345,9 @@ def recompute(network: nn.Module, layers: bool | int) -> None:
     Raises:
         RecipeError: If none of the network's layers can be recomputed.
     """
-    blocks = [part for part in network.modules() if isinstance(part, GradientCheckpointingLayer)]
+    blocks: list[Any] = [
+        part for part in network.modules() if isinstance(part, GradientCheckpointingLayer)
+    ]
     if layers and not blocks:
         raise RecipeError(
             "policy.gradient_checkpointing is on, and this model has no layers that transformers "

@@ -20,10 +20,8 @@ whose code takes no attention but its own.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 import torch
@@ -31,16 +29,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
+from turnrl.policy.varlen import varlen_attn
 from turnrl.types import TokenRow
-
-try:  # where this torch was built with it, and with all that is asked of it here
-    from torch.nn.attention.varlen import varlen_attn
-
-    inspect.signature(varlen_attn).bind(
-        *[None] * 7, scale=None, window_size=(-1, 0), enable_gqa=True
-    )
-except (ImportError, TypeError):
-    varlen_attn = None  # type: ignore[assignment]
 
 _WASTE, _CALL = 1.03, 2**14
 """Scores that a batch of segments may have for each that is needed, and what a batch more costs."""
@@ -140,7 +130,7 @@ class Layout:
         """See `Attend`."""
         query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
         if (it := self.ragged) is not None:
-            attended = varlen_attn(
+            return varlen_attn(
                 query,
                 key[it.keys],
                 value[it.keys],
@@ -149,9 +139,7 @@ class Layout:
                 *it.longest,
                 scale=scale,
                 window_size=(-1 if window is None else window - 1, 0),
-                enable_gqa=True,
-            )
-            return cast(Tensor, attended)[None]
+            )[None]
         reads = []
         for some in self.segments:
             parts = (query[some.queries], key[some.keys], value[some.keys])
@@ -205,8 +193,7 @@ def passes(
 
 def takes_ragged(device: torch.device, dtype: torch.dtype) -> bool:
     """True if the kernel for sequences of any length is made for this device and type."""
-    half = dtype in (torch.bfloat16, torch.float16)
-    return varlen_attn is not None and device.type == "cuda" and half
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
 def lay_out(rows: Sequence[TokenRow], share: bool = True, kernel: bool = False) -> Layout:

@@ -43,26 +43,31 @@ def recipe_of(start: Start) -> MTGRPO | None:
 
 
 class Versions(Check):
-    """Installed libraries against what turnrl was made for."""
+    """Installed libraries against the versions that turnrl was tried with."""
 
     def run(self, start: Start) -> Iterable[Finding]:
-        wrong = False
+        untried, tried = [], []
+        missing = False
         for line in importlib.metadata.requires("turnrl") or ():
             wanted = Requirement(line)
             if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
                 continue
+            known = f"{wanted.name}{wanted.specifier}"
             try:
                 there = importlib.metadata.version(wanted.name)
             except importlib.metadata.PackageNotFoundError:
-                there = ""
-            if there and wanted.specifier.contains(there, prereleases=True):
+                missing = True
+                text = f"{wanted.name} is not installed; turnrl needs {known}"
+                yield Finding("fail", "versions", text, f"pip install '{known}'")
                 continue
-            wrong = True
-            text = f"{wanted.name} {there or 'is not installed'}; turnrl needs {wanted.specifier}"
-            yield Finding(
-                "fail", "versions", text, f"pip install '{wanted.name}{wanted.specifier}'"
-            )
-        if not wrong:
+            if not wanted.specifier.contains(there, prereleases=True):
+                untried.append(f"{wanted.name} {there}")
+                tried.append(f"'{known}'")
+        if untried:
+            text = f"turnrl was not tried with {', '.join(untried)}"
+            step = f"If something fails, run pip install {' '.join(tried)}"
+            yield Finding("warn", "versions", text, step)
+        elif not missing:
             shown = (f"{name} {importlib.metadata.version(name)}" for name in _SHOWN)
             yield Finding("pass", "versions", ", ".join(shown))
 

@@ -4,7 +4,7 @@ A forward pass is then a call or two a layer, of sequences of one token (those b
 several (those being read), each over all pages of its own. There are three ways to it:
 
 pages     torch's `varlen_attn` takes pages as they lie, where FlashAttention 3 or 4 is installed
-          and active (`torch.nn.attention.activate_flash_attention_impl`).
+          and active (`torch.nn.attention.activate_flash_attention_impl`). Not that of torch 2.11.
 triton    A kernel of our own (`triton_pages`) takes them as they lie for sequences of one token.
           For the others, torch's kernel is given those in use gathered, in each layer.
 gathered  torch's kernel is given all that are in use gathered, in each layer.
@@ -20,20 +20,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from turnrl import varlen_attn
 from turnrl_slots.attention import Feed
 from turnrl_slots.pages import PAGE, Pool, Way, pages_of, rectangle
 from turnrl_slots.transfer import pack
-
-try:  # where this torch was built with it
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:
-    varlen_attn = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,7 @@ def attend(
         gathered = table.flatten()
         keys, values = (side.index_select(0, gathered).flatten(0, 1) for side in (keys, values))
         reach = torch.arange(count + 1, dtype=torch.int32, device=table.device) * (width * PAGE)
-    attended = varlen_attn(
+    return varlen_attn(
         query,
         keys,
         values,
@@ -101,11 +96,9 @@ def attend(
         scale=scale,
         # a token alone sees all that is there; said so, the queries that share a head are packed
         window_size=(-1, 0 if of.longest > 1 else -1),
-        enable_gqa=True,
         seqused_k=used,
         block_table=pages,
     )
-    return cast(Tensor, attended)
 
 
 class KernelPass:

@@ -1,0 +1,85 @@
+"""The suite with the oldest versions that `pyproject.toml` allows.
+
+    .venv/bin/python tests/oldest.py [REQUIREMENT ...]
+
+Makes a virtual environment in `build/oldest`, has uv install the lowest version of each direct
+dependency there, says which versions these are, and runs the suite. A requirement goes before the
+lowest version: `torch==2.13.0` where an older torch cannot be installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+HOME = ROOT / "build" / "oldest"
+PYTHON = HOME / ("Scripts" if os.name == "nt" else "bin") / "python"
+
+# what old libraries say of newer ones that they use is no fault of turnrl
+_DEPRECATED = ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+
+
+def lower_bounds(project: dict, extra: str) -> dict[str, str]:
+    """By package, the oldest version that a project allows; empty where it names none.
+
+    Args:
+        project: The table `project` of its `pyproject.toml`.
+        extra: An optional group that is installed with it.
+    """
+    found: dict[str, str] = {}
+    for wanted in _requirements(project, extra):
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
+            continue
+        bounds = [one.version for one in wanted.specifier if one.operator in (">=", "~=", "==")]
+        found[canonicalize_name(wanted.name)] = bounds[0].removesuffix(".*") if bounds else ""
+    return found
+
+
+def _requirements(project: dict, extra: str) -> Iterator[Requirement]:
+    yield from map(Requirement, project["dependencies"])
+    for line in project["optional-dependencies"][extra]:
+        wanted = Requirement(line)
+        if wanted.name == project["name"]:  # another group of its own
+            for group in wanted.extras:
+                yield from map(Requirement, project["optional-dependencies"][group])
+        else:
+            yield wanted
+
+
+def main(given: list[str]) -> int:
+    """Make the environment and run the suite in it; pytest's exit code."""
+    venv.create(HOME, with_pip=True, clear=True)
+    _python("-m", "pip", "install", "-q", "uv")
+    _python(
+        *("-m", "uv", "pip", "install", "--python", PYTHON, "--resolution", "lowest-direct"),
+        *("--editable", f"{ROOT}[dev]", *given),
+    )
+    listed = json.loads(_python("-m", "pip", "list", "--format", "json", output=True))
+    there = {canonicalize_name(one["name"]): one["version"] for one in listed}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for name, bound in sorted(lower_bounds(project, "dev").items()):
+        print(f"{name} {there[name]} (at least {bound or 'any'})", flush=True)
+    ignored = [word for kind in _DEPRECATED for word in ("-W", f"default::{kind}")]
+    suite = [PYTHON, "-m", "pytest", "-q", "-n", "auto", "--dist", "loadfile", *ignored]
+    return subprocess.run(suite, cwd=ROOT).returncode
+
+
+def _python(*words: str | Path, output: bool = False) -> str:
+    done = subprocess.run(
+        [PYTHON, *words], check=True, text=True, stdout=subprocess.PIPE if output else None
+    )
+    return done.stdout or ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

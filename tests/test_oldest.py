@@ -1,0 +1,49 @@
+"""The range of versions: the oldest ones are read from `pyproject.toml`, and plugins take them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from oldest import lower_bounds
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def test_lower_bounds_are_those_of_all_that_is_installed():
+    project = {
+        "name": "thing",
+        "dependencies": ["one>=1.5,<3", "Two_words[more]<9,>=2", "three"],
+        "optional-dependencies": {
+            "dev": ["four==1.16.*", "thing[docs]", "gone>=7; python_version < '3'"],
+            "docs": ["five~=2.4"],
+            "other": ["six>=6"],
+        },
+    }
+    assert lower_bounds(project, "dev") == {
+        **{"one": "1.5", "two-words": "2", "three": ""},
+        **{"four": "1.16", "five": "2.4"},
+    }
+
+
+def test_the_oldest_torch_and_transformers_are_those_of_many_gpu_machines():
+    found = lower_bounds(PROJECT, "dev")
+    assert (found["torch"], found["transformers"]) == ("2.11", "5.17")
+    # every direct dependency has a lowest version, but for types that only mypy reads
+    assert [name for name, bound in found.items() if not bound and name[:6] != "types-"] == []
+
+
+@pytest.mark.parametrize("plugin", sorted(p.name for p in (ROOT / "plugins").glob("turnrl-*")))
+def test_a_plugin_takes_the_oldest_versions_too(plugin):
+    file = ROOT / "plugins" / plugin / "pyproject.toml"
+    lines = tomllib.loads(file.read_text("utf-8"))["project"]["dependencies"]
+    bounds = lower_bounds(PROJECT, "dev")
+    for wanted in map(Requirement, lines):
+        name = canonicalize_name(wanted.name)
+        if not name.startswith("turnrl"):
+            assert wanted.specifier.contains(bounds[name]), f"{wanted} and {name} {bounds[name]}"

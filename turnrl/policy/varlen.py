@@ -1,0 +1,86 @@
+"""torch's attention of sequences of any length, as torch 2.13 has it, on torch 2.11 too.
+
+torch 2.11 has the same kernel and fewer arguments to it:
+
+enable_gqa    It takes query heads that share keys without being told.
+seqused_k     What a sequence does not use of its keys becomes a sequence of its own here, one
+              without queries.
+block_table   It reads no pages in place.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn as torch_varlen_attn
+
+
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+) -> Tensor:
+    """Attention of S sequences, the last query of each on a level with its last key.
+
+    Args:
+        query: (N, heads, D), one sequence after the other.
+        key: (M, key-value heads, D), one sequence after the other; (pages, page, key-value heads,
+            D) with a `block_table`.
+        value: The same.
+        cu_seq_q: (S + 1,), int32, where each one's queries begin, and the end.
+        cu_seq_k: The same for its keys; None with a `block_table`.
+        max_q: The most queries of a sequence, at least.
+        max_k: The most keys of a sequence, at least.
+        scale: Factor of the scores; None for the square root of 1 / D.
+        window_size: How many keys before its own each query sees, and how many after; -1 for all.
+        seqused_k: (S,), int32, how many of its keys each sequence uses; None for all. There is no
+            gradient with it.
+        block_table: (S, W), int32, the pages of each sequence in order.
+    Returns:
+        (N, heads, D).
+    Raises:
+        RuntimeError: If this torch reads no pages in place, and there is a `block_table`.
+    """
+    takes = _arguments(torch_varlen_attn)
+    options: dict[str, object] = {"enable_gqa": True} if "enable_gqa" in takes else {}
+    if block_table is not None and "block_table" not in takes:
+        raise RuntimeError(f"torch {torch.__version__} reads no pages in place")
+    if "seqused_k" in takes:
+        options |= {"seqused_k": seqused_k, "block_table": block_table}
+    elif seqused_k is not None:
+        assert cu_seq_k is not None
+        begins, end = cu_seq_k[:-1], cu_seq_k[-1:]
+        cu_seq_k = torch.cat([torch.stack([begins, begins + seqused_k], 1).flatten(), end])
+        cu_seq_q = torch.stack([cu_seq_q, cu_seq_q], 1).flatten()[1:]
+        # without an end to the window, the kernel expects a query in every sequence
+        window_size = (window_size[0], 0)
+    attended = torch_varlen_attn(
+        query,
+        key,
+        value,
+        cu_seq_q,
+        cast(Tensor, cu_seq_k),
+        max_q,
+        max_k,
+        scale=scale,
+        window_size=window_size,
+        **cast(Any, options),
+    )
+    return cast(Tensor, attended)
+
+
+@functools.cache
+def _arguments(function: Callable[..., object]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
