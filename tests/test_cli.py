@@ -525,7 +525,8 @@ def test_a_command_starts_without_the_plugins_that_have_nothing_to_do_with_it(tm
         "print(sorted(name for name in sys.modules if name.startswith('turnrl_')))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = [f"turnrl_recipes.{name}" for name in ("agents", "bundled", "fit", "folders", "given")]
+    names = ("agents", "bundled", "fit", "folders", "given", "keys")
+    loaded = [f"turnrl_recipes.{name}" for name in names]
     assert done.stdout.strip() == str(["turnrl_recipes", *loaded])
 
 
