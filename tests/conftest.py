@@ -4,6 +4,7 @@ a tool that looks things up."""
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -21,6 +22,10 @@ from filelock import FileLock
 
 from nodes import LOCKED, Node
 from nursery import Nursery
+
+# pytest before 9 sees only what reaches the root logger
+for _name in ("lightning.pytorch", "lightning.fabric"):
+    logging.getLogger(_name).propagate = True
 
 T = TypeVar("T")
 

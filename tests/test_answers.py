@@ -394,10 +394,10 @@ def test_an_option_is_read_as_people_write_it(text, option):
 
 
 @pytest.mark.parametrize(
-    "piece", ["1", "1 ", "1,", "1(", "10^", "1*", "-", "*", "\\frac{", "A. ", "so ", "½", " ", "{"]
+    "part", ["1", "1 ", "1,", "1(", "10^", "1*", "-", "*", "\\frac{", "A. ", "so ", "½", " ", "{"]
 )
-def test_an_answer_of_any_length_is_read_in_time(piece):
-    text = f"A. {piece * (20_000 // len(piece))} 5"
+def test_an_answer_of_any_length_is_read_in_time(part):
+    text = f"A. {part * (20_000 // len(part))} 5"
     started = time.process_time()
     for rule in (Number(), Choice()):
         rule.read(text)

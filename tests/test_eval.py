@@ -456,7 +456,7 @@ def test_mistakes_of_an_evaluation_are_told_with_the_next_step(recipe, tiny_mode
     Path("runs/young/version_0").mkdir(parents=True)
     save(recipe, "runs/young/version_0/config.yaml")
     told = fails(capsys, ["eval", "young"])
-    assert "has no best.ckpt and no last.ckpt in checkpoints/. Wait for its first" in told
+    assert "has no checkpoint, no model/ and no adapter/. Wait for its first" in told
     # its recipe alone can be scored, as the message says
     assert main(["eval", told.rsplit(" ", 1)[1], "--data.val_limit", "1"]) == 0
 
@@ -508,7 +508,8 @@ def test_a_merged_adapter_is_scored_as_its_run(recipe, capsys):
     merged = ["--model.policy.model", "merged", "--model.policy.lora", "null"]
     assert scored(capsys, "recipe.yaml", *merged)["figures"] == by_run["figures"]
     told = fails(capsys, ["eval", "adapter", *merged])
-    assert "It holds an adapter. Give the run that trained it, or merge it" in told
+    assert "It holds an adapter: 'turnrl play RECIPE --checkpoint adapter' asks it. To" in told
+    assert told.endswith("To score it, give its run, or merge it into its base.")
 
 
 def test_the_help_explains_the_settings_of_an_evaluation(recipe, capsys):

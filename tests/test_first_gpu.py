@@ -184,7 +184,7 @@ def test_each_step_of_the_script_ends_within_ten_minutes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["check", "speed", "iteration", "training"])
+@pytest.mark.parametrize("step", ["check", "speed", "iteration"])
 def test_a_step_is_rehearsed_on_a_cpu(step, tmp_path):
     program = f"{sys.executable} -m turnrl"
     environment = {"TURNRL": program, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}

@@ -32,6 +32,7 @@ from turnrl_doctor.plan import (
     table,
 )
 
+import foreign  # noqa: F401 - its device is to be there
 import turnrl.module
 import turnrl.policy.layout
 import turnrl.policy.model
@@ -370,7 +371,7 @@ def test_an_evaluation_and_a_policy_that_is_asked_sample_as_the_run_did(
     contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
     # 12 x 4 trajectories, and so less memory for keys and values than by default, 16 x 4
     contents["data"] |= {"questions_per_iteration": 12, "val_limit": 2}
-    contents["trainer"]["max_epochs"] = 1
+    contents["trainer"] |= {"max_epochs": 1, "accelerator": "far", "strategy": "far"}
     contents["model"]["profile"] = "2GB"
     save(contents)
     found = {}
@@ -386,17 +387,19 @@ def test_an_evaluation_and_a_policy_that_is_asked_sample_as_the_run_did(
         assert main(["eval", "runs/recipe/version_0", *options]) == 0
         assert found.pop("validate") == found["fit"], options
     assert "memory plan" not in capsys.readouterr().out
-    loaded = turnrl.load("runs/recipe/version_0")
+    loaded = turnrl.load("runs/recipe/version_0", "far")
     assert sampled_with(loaded) == found["fit"]
     assert found["fit"]["slots"] == 48
     assert loaded.ask("Number 7?")
+    # pages for a card may not fit into the memory of another machine
+    assert turnrl.load("runs/recipe/version_0").engine.kv_memory == "auto"
 
 
 def test_a_policy_that_no_run_could_train_here_is_asked_all_the_same(tiny_model):
     start = started(tiny_model, profile="500MB")
     with pytest.raises(RecipeError, match="does not fit"):
         MemoryPlan().settle(start)
-    replace(start, learns=False).settle()
+    replace(start, learns=False, device=torch.device("far")).settle()
     made = start.module
     assert (made.engine.kv_memory, made.memory.planned) == ("auto", {})
 

@@ -159,6 +159,7 @@ def test_sessions_that_cannot_be_copied_are_told_where_the_estimator_branches(ti
     assert found["tool add"].status == "pass"
     assert found["attempts"].status == "fail"
     assert "which cannot be copied" in found["attempts"].text
+    assert found["sampling"].status == found["rewards"].status == "pass"
 
 
 def test_no_session_is_opened_for_a_question_that_is_made_up(tiny_model):

@@ -136,7 +136,7 @@ class MemoryPlan(Check):
 
     def settle(self, start: Start) -> None:
         """Choose what the recipe leaves to `profile`, and print the plan. A policy that only acts
-        gets what a run would choose on this card, or nothing if no run fits it.
+        gets what a run would choose on this card; on a CPU, or if no run fits, it gets nothing.
 
         Raises:
             RecipeError: If a run would learn, and nothing fits the card.
@@ -150,6 +150,8 @@ class MemoryPlan(Check):
         if module.profile is None:
             self._why = "model.profile is null"
             return
+        if not start.learns and start.device.type == "cpu":
+            return  # it was trained elsewhere, perhaps, and pages of a GPU's size may not fit here
         if (card := card_for(start.device, module.profile)) is None:
             return
         try:

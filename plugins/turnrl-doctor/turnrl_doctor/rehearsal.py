@@ -145,9 +145,7 @@ def _rehearsed(start: Start, module: MTGRPO, questions: list[Question]) -> Itera
         policy.to(start.device)
         yield _attention(policy, module.policy)
         attempts = list[list[Trajectory]]()
-        yield from _guarded("attempts", _scripted(module, small, tools, asked, attempts))
-        if not attempts:
-            return
+        yield from _scripted(module, small, tools, asked, attempts)
         yield from _guarded("sampling", _sampled(module, small, tools, asked[:2], attempts))
         rewards = list[Reward]()
         for reward in module.rewards:
@@ -160,7 +158,7 @@ def _rehearsed(start: Start, module: MTGRPO, questions: list[Question]) -> Itera
                 yield of_error(name, error)
             else:
                 rewards.append(rehearsed)
-        if not rewards:
+        if not rewards or not attempts:
             return
         names = ", ".join(type(reward).__name__ for reward in rewards)
         text = f"{names} score {sum(map(len, attempts))} attempts at {len(asked)} questions"
@@ -247,6 +245,8 @@ def _tried(
             replies += _replies(tools, question, calls[question.id])
     except Exception as error:  # a tool is anybody's code, and others are to be seen too
         return of_error(name, error), _StandIn(toolset)
+    if not replies:
+        return Finding("pass", name, "has nothing to call"), tools
     good = [reply for reply in replies if reply[1].ok]
     call, result = (good or replies)[0]
     said = " ".join(result.content.split())
@@ -342,14 +342,20 @@ def _scripted(
     attempts: list[list[Trajectory]],
 ) -> Iterator[Finding]:
     """Add scripted attempts at each question to `attempts`, with probes where the estimator asks
-    for them. A line only if one fails: sessions that cannot be copied, a question that leaves no
+    for them. A line for the first that fails: its sessions cannot be copied, say, or it leaves no
     room to act."""
     size, probes = small.group_size, small.estimator.probes
+    failed = False
     for question in questions:
         _stage(small, module.rollout, tools, question)
-        (some,), (branches,) = small.collector.explore([question], size, (0,), 0, probes=probes)
-        attempts.append([*some, *(probe.trajectory for probe in branches)])
-    yield from ()
+        try:
+            (some,), (branches,) = small.collector.explore([question], size, (0,), 0, probes=probes)
+        except Exception as error:  # of a tool, or of the turn scheme
+            if not failed:
+                yield of_error("attempts", error)
+            failed = True
+        else:
+            attempts.append([*some, *(probe.trajectory for probe in branches)])
 
 
 def _sampled(
@@ -362,7 +368,8 @@ def _sampled(
     """Add attempts of the miniature by the recipe's engine, read by the recipe's own segmenter."""
     small.collector.close()
     script, small.engine = small.engine, small_engine(module.engine)
-    rollout, longest = module.rollout, max(len(t.token_ids) for some in attempts for t in some)
+    rollout = module.rollout
+    longest = max((len(t.token_ids) for some in attempts for t in some), default=rollout.max_tokens)
     small.rollout = replace(
         rollout,
         tools=tools,

@@ -94,8 +94,8 @@ def _evaluate(built: Built, out: TextIO) -> None:
     if not parts.trainer.is_global_zero:
         return
     if _chose_itself(built):
-        print("best.ckpt was chosen by its score on these questions, so its figures are")
-        print("optimistic: take others by --questions, or the last one by --ckpt_path last")
+        print("best.ckpt was chosen by its score on these questions: its figures are optimistic")
+        print("take others by --questions, or the last checkpoint by --ckpt_path last")
     samples = parts.module.samples
     figures = report_of(rows, samples is not None)
     if "json" in built.given.raised:

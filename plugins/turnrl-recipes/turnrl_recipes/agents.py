@@ -173,7 +173,9 @@ def _no_run(folder: Path) -> str:
         step = f"It holds a model: {play}, and {score}."
     if (folder / "adapter_config.json").is_file():
         step = f"It holds an adapter: {play}. To score it, give its run, or merge it into its base."
-    return f"no run and no checkpoint in {str(folder)!r}. {step}"
+    here = repr(str(folder))
+    what = f"no run and no checkpoint in {here}: the folder {here} has no config.yaml"
+    return f"{what}. {step}"
 
 
 def _runs_of_name(word: str) -> str | None:
