@@ -77,7 +77,8 @@ def group(draw, number, size=4, turns=(1, 4), text=None):
         turn_rewards[i, :count] = torch.tensor([draw.randint(0, 5) / 10 for _ in range(count)])
     outcome = torch.tensor([draw.randint(0, 10) / 10 for _ in range(size)])
     parts = {"turn/paid": turn_rewards.double(), "outcome/right": outcome.double()}
-    return Group(question, trajectories, turn_rewards, outcome, reached, parts)
+    bounds = {"outcome/right": (0.0, 1.0)}
+    return Group(question, trajectories, turn_rewards, outcome, reached, parts, bounds=bounds)
 
 
 def noted(read):

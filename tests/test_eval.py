@@ -69,8 +69,8 @@ def test_eval_scores_a_split_prints_it_with_intervals_and_records_every_trajecto
     printed = capsys.readouterr().out
     assert "no --ckpt_path: this scores the policy as the recipe names it" in printed
     assert "3 questions" in printed
-    # Wilson's interval of 0 of 3 ends at z^2 / (3 + z^2), z = 1.95996
-    assert re.search(r"val/exact_match +0\.0000  \[0\.0000, 0\.5615\]", printed)
+    # at a rate of 1 - .05^(1/3), 0 of 3 have a chance of 5 %
+    assert re.search(r"val/exact_match +0\.0000  \[0\.0000, 0\.6316\]", printed)
     (row, *_) = rows = record.read("runs/recipe-eval/version_1/record")
     assert (len(rows), row["split"], row["policy_version"]) == (3, "val", 0)
 

@@ -553,7 +553,7 @@ def test_an_evaluation_in_several_batches_gives_each_question_a_number(tiny_mode
 
 
 def test_figures_are_means_over_questions_with_their_intervals():
-    def row(group, found, *rewards, split="val"):
+    def row(group, found, *rewards, split="val", declared=None):
         curves = dict.fromkeys((*record.CURVES, "f1"), 1.0) | {"answer_in_results": found}
         size = {"turns": [{"calls": [{}], "tokens": 3}] * 2, "prompt_tokens": 5}
         parts = [{"name": f"outcome/{n}", "value": v} for n, v in enumerate(rewards)]
@@ -563,6 +563,7 @@ def test_figures_are_means_over_questions_with_their_intervals():
             "group": group,
             "member": 0,
             "rewards": parts,
+            "reward_bounds": declared,
             **curves,
             **size,
         }
@@ -575,11 +576,24 @@ def test_figures_are_means_over_questions_with_their_intervals():
     size = ["turns", "calls", "sampled_tokens"]
     assert [*found] == [*record.CURVES, "f1", *rewards, *size]
     assert [found[name].mean for name in size] == [2, 2, 6]
-    assert found["exact_match"] == record.Figure(1.0, *record.interval([1.0, 1.0]), 2)
-    assert found["answer_in_results"] == record.Figure(0.5, *record.interval([0.5]), 1)
+    assert found["exact_match"] == record.Figure(1.0, *record.interval([1.0, 1.0], (0, 1)), 2)
+    assert found["answer_in_results"] == record.Figure(0.5, *record.interval([0.5], (0, 1)), 1)
+    # one turn or call less and one more than was seen are possible
+    assert found["turns"] == record.Figure(2.0, *record.interval([2.0, 2.0], (1, 3)), 2)
+    assert found["calls"] == record.Figure(2.0, *record.interval([2.0, 2.0], (1, 3)), 2)
     assert found["reward/outcome/0"] == record.Figure(0.75, *record.interval([0.5, 1.0]), 2)
     assert found["reward/total"] == record.Figure(1.5, *record.interval([1.0, 2.0]), 2)
     assert record.figures([row(1, None)])["answer_in_results"] == record.Figure(None, None, None, 0)
+    # rewards that say what they can be, and their total if all do
+    ends = [{"name": f"outcome/{n}", "low": -n, "high": 1.0} for n in range(2)]
+    for some, total in ((ends, (-1, 2)), (ends[:1], None)):
+        found = record.figures([row(n, None, 1.0, 0.5, declared=some) for n in range(9)])
+        wanted = record.Figure(1.0, *record.interval([1.0] * 9, (0, 1)), 9)
+        assert found["reward/outcome/0"] == wanted
+        wanted = record.Figure(0.5, *record.interval([0.5] * 9, (-1, 1) if total else None), 9)
+        assert found["reward/outcome/1"] == wanted
+        wanted = record.Figure(1.5, *record.interval([1.5] * 9, total), 9)
+        assert found["reward/total"] == wanted
     # a question of another split is another one
     assert record.figures([row(0, 1.0), row(0, 1.0, split="test")])["format"].questions == 2
     assert record.figures([]) == {}

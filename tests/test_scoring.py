@@ -239,3 +239,20 @@ def test_a_group_is_of_one_question_and_of_one_attempt_at_least():
     asked = [replace(SEARCHED, question=Question("0", text, ("x",))) for text in ("A?", "B?")]
     with pytest.raises(DataError, match=r"'A\?' and at 'B\?'"):
         score_group(asked, [Calls()])
+
+
+def test_the_bounds_of_rewards_are_kept_in_order_and_refused_if_they_are_none():
+    class Cost(OutcomeReward):
+        def __init__(self, bounds):
+            self.bounds = bounds
+
+        def score(self, trajectory):
+            return -0.5
+
+    some = [SEARCHED]
+    assert score_group(some, [Cost((0, -0.5)), Calls()]).bounds == {"outcome/cost": (-0.5, 0)}
+    assert score_group(some, [Cost(None)]).bounds == {}
+    with pytest.raises(PluginError, match=r"Cost\.bounds raised TypeError: .* Give two numbers"):
+        score_group(some, [Cost(3)])
+    with pytest.raises(PluginError, match=r"Cost\.bounds is \(0\.0, inf\)\. Give two finite"):
+        score_group(some, [Cost((0, math.inf))])

@@ -94,6 +94,7 @@ def _scored(
     for i, trajectory in enumerate(trajectories):
         reached[i, trajectory.begins : len(trajectory.turns)] = True
     components: dict[str, Tensor] = {}
+    bounds: dict[str, tuple[float, float]] = {}
     for reward in rewards:
         name, by_turn = component_name(reward), isinstance(reward, TurnReward)
         values = torch.zeros((size, turns) if by_turn else size, dtype=torch.float64)
@@ -105,8 +106,10 @@ def _scored(
                 values[i] = _value(reward, trajectory)
         (turn_rewards if by_turn else outcome).add_(values.float())
         components[name] = components[name] + values if name in components else values
+        if reward.bounds is not None:
+            bounds[name] = _bounds(reward, reward.bounds)
     some = tuple(trajectories)
-    return Group(some[0].question, some, turn_rewards, outcome, reached, components)
+    return Group(some[0].question, some, turn_rewards, outcome, reached, components, bounds=bounds)
 
 
 def _value(reward: Any, trajectory: Trajectory, *turn: int) -> float:
@@ -121,6 +124,15 @@ def _value(reward: Any, trajectory: Trajectory, *turn: int) -> float:
         gave = f"{what} gave {given!r:.80} from score, which is not a finite number"
         raise PluginError(f"{gave}. Return one, such as 0.0 where it has nothing to pay for.")
     return value
+
+
+def _bounds(reward: Reward, given: Sequence[float]) -> tuple[float, float]:
+    what = f"{type(reward).__name__}.bounds"
+    with blaming(PluginError, what, "Give two numbers, or None."):
+        low, high = sorted(map(float, given))
+    if not -1e9 < low <= high < 1e9:
+        raise PluginError(f"{what} is ({low}, {high}). Give two finite numbers, or None.")
+    return low, high
 
 
 def curves(trajectory: Trajectory) -> dict[str, float | None]:

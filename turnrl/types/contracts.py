@@ -233,6 +233,10 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
     name: ClassVar[str] = ""
     """Name in metrics; the class name in snake_case if empty."""
 
+    bounds: tuple[float, float] | None = None
+    """The two values that one `score` lies between, in either order; None if that is not known. The
+    intervals of `turnrl eval` end there, unless several turns together earned more."""
+
     def prepare(  # noqa: B027 - optional: most rewards look at one trajectory alone
         self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
     ) -> None:

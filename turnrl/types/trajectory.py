@@ -317,6 +317,8 @@ class Group:
             tokens before it is sampled. Given to an estimator with a `critic`.
         parents: For each trajectory the member that it branched off, at the beginning of the turn
             `begins`; its own number if it did not. Given to an estimator that `trains_probes`.
+        bounds: The least and the most that one score of a reward can be, by its name, of the
+            rewards that say so (`Reward.bounds`).
     """
 
     question: Question
@@ -328,6 +330,7 @@ class Group:
     state_values: Tensor | None = None
     token_values: tuple[Tensor, ...] = ()
     parents: tuple[int, ...] = ()
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def trunks(self) -> list[int]:

@@ -23,7 +23,7 @@ from turnrl import DataError, find_run, record
 
 _COLUMNS = (
     *("iteration", "policy_version", "split", "group", "member"),
-    *("question_id", "question", "answers", "answer", "rewards"),
+    *("question_id", "question", "answers", "answer", "rewards", "reward_bounds"),
     *("turns", "prompt_tokens", *record.CURVES, "f1"),
 )
 _TOTAL = "reward/total"
@@ -265,11 +265,13 @@ def _compared(first: Side, second: Side) -> Comparison:
             else " Take --iteration N for the same of all."
         )
         notes.append(f"the iterations differ ({', '.join(map(str, after))}).{step}")
+    rows = (row for one in every for question in questions for row in one.questions[question])
+    possible = {name: ends for name, ends in record.bounds(rows).items() if name not in SIZES}
     figures = {}
     for name in _FIGURES:
         if name == _TOTAL and (why := _other_rewards(first.one, second.one)):
             notes.append(f"{name} is left out: {why}")
-        elif found := _figure(first, second, questions, name):
+        elif found := _figure(first, second, questions, name, possible.get(name)):
             figures[name] = found
         elif name not in _NOT_EVERYWHERE:
             notes.append(f"{name} is left out: it says nothing about any question in common.")
@@ -352,7 +354,13 @@ def _mean(side: Side, question: str, name: str) -> float:
     return fmean(one.value(question, name) or 0.0 for one in side.evaluations)
 
 
-def _figure(first: Side, second: Side, questions: Iterable[str], name: str) -> Difference | None:
+def _figure(
+    first: Side,
+    second: Side,
+    questions: Iterable[str],
+    name: str,
+    possible: tuple[float, float] | None,
+) -> Difference | None:
     """A figure of both sides, over the questions of which it says something in every run."""
     every = (*first.evaluations, *second.evaluations)
     columns: list[list[float]] = [[] for _ in every]
@@ -365,11 +373,12 @@ def _figure(first: Side, second: Side, questions: Iterable[str], name: str) -> D
         return None
     seeds = len(first.evaluations)
     if seeds == 1:
-        return difference(*columns)
+        return difference(*columns, possible=possible)
     means = [fmean(column) for column in columns]
     found = over_seeds(means[:seeds], means[seeds:])
     if found.low < found.high:
         return found
     # every seed differs by the same, which does not tell how seeds vary: over questions, then
     halves = (columns[:seeds], columns[seeds:])
-    return difference(*([fmean(values) for values in zip(*half, strict=True)] for half in halves))
+    both = [[fmean(values) for values in zip(*half, strict=True)] for half in halves]
+    return difference(*both, possible=possible)

@@ -38,6 +38,7 @@ class ToolExecuted(TurnReward):
 
     def __init__(self, weight: float = 0.2) -> None:
         self.weight = weight
+        self.bounds = (0.0, weight)
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         taken = trajectory.turns[turn]
@@ -59,6 +60,7 @@ class AnswerRetrieved(TurnReward):
 
     def __init__(self, weight: float = 0.5) -> None:
         self.weight = weight
+        self.bounds = (0.0, weight)
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         answered = answer_in_results(trajectory.turns[turn].results, trajectory.question)
@@ -82,6 +84,7 @@ class AnswerPresent(OutcomeReward):
 
     def __init__(self, weight: float = 0.5) -> None:
         self.weight = weight
+        self.bounds = (0.0, weight)
 
     def score(self, trajectory: Trajectory) -> float:
         given, question = trajectory.answer or "", trajectory.question
@@ -103,6 +106,7 @@ class ExactMatch(OutcomeReward):
 
     def __init__(self, weight: float = 1.0) -> None:
         self.weight = weight
+        self.bounds = (0.0, weight)
 
     def score(self, trajectory: Trajectory) -> float:
         return self.weight if exact_match(trajectory.answer, trajectory.question) else 0.0
@@ -121,6 +125,7 @@ class WellFormed(OutcomeReward):
 
     def __init__(self, weight: float = 0.4) -> None:
         self.weight = weight
+        self.bounds = (0.0, weight)
 
     def score(self, trajectory: Trajectory) -> float:
         if says_nothing(trajectory.answer, trajectory.question):

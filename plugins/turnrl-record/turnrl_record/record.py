@@ -26,6 +26,8 @@ The columns:
     prompt_tokens   tokens of the prompt; null if a `MessageSampler` wrote the turns
     outcome         outcome reward
     rewards         each component's total: a list of {name, value}
+    reward_bounds   the least and the most that one score of a component can be, of those that say
+                    so (`Reward.bounds`): a list of {name, low, high}
     figures         numbers that tool sessions handed over: a list of {name, values}, with one
                     value, or one per turn
     group_mean, group_std       of the total reward over the group; null where there was no group
@@ -98,6 +100,9 @@ _Some = TypeVar("_Some", bound=Mapping[str, Any])
 CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
 """Columns of the paper's four curves; see `turnrl.curves`."""
 
+_SHARE = (0.0, 1.0)
+"""The range of a share."""
+
 TOKENS = ("token_ids", "turn_index", "sampler_logprobs", "learner_logprobs", "entropies")
 """Columns that `model.record_tokens` adds."""
 
@@ -125,6 +130,9 @@ _COLUMNS = {
     "answers": pa.list_(pa.string()),
     "prompt_tokens": pa.int64(),
     "rewards": _REWARDS,
+    "reward_bounds": pa.list_(
+        pa.struct({"name": pa.string(), "low": pa.float64(), "high": pa.float64()})
+    ),
     "figures": pa.list_(pa.struct({"name": pa.string(), "values": pa.list_(pa.float64())})),
     "estimator": pa.string(),
     "turns": pa.list_(pa.struct(_TURN)),
@@ -380,15 +388,38 @@ def figures(rows: Iterable[Row]) -> dict[str, Figure]:
     """The figures of some trajectories, by the names of `scores`.
 
     Trajectories of one group are averaged first, because they share their question: the interval is
-    over questions. Branches do not count, as in `metrics.csv`.
+    over questions. Branches do not count, as in `metrics.csv`. An interval lies within what its
+    figure can be; for numbers of turns and calls, one less and one more than was seen.
     """
     trunks = [row for row in rows if row.get("parent") is None and not row.get("begins")]
     scored = [[scores(row) for row in members] for members in groups(trunks)]
     names = dict.fromkeys(name for members in scored for row in members for name in row)
+    possible = bounds(trunks)
     return {
-        name: _figure([_mean(row.get(name) for row in members) for members in scored])
+        name: _figure(
+            [_mean(row.get(name) for row in members) for members in scored], possible.get(name)
+        )
         for name in names
     }
+
+
+def bounds(rows: Iterable[Row]) -> dict[str, tuple[float, float]]:
+    """The least and the most that figures can be, by the names of `scores`, as far as the rows tell
+    it: shares, the rewards that declare it, and their total if all do. For numbers of turns and
+    calls, it is one less and one more than was seen."""
+    some = list(rows)
+    ends = dict.fromkeys((*CURVES, "f1"), _SHARE)
+    for row in some:
+        for part in row.get("reward_bounds") or ():
+            ends[f"reward/{part['name']}"] = (float(part["low"]), float(part["high"]))
+    rewards = {f"reward/{part['name']}" for row in some for part in row["rewards"]}
+    if rewards <= {*ends}:
+        low, high = zip((0.0, 0.0), *(ends[name] for name in rewards), strict=True)
+        ends["reward/total"] = (sum(low), sum(high))
+    for name in ("turns", "calls") if some else ():
+        counts = [scores(row)[name] or 0.0 for row in some]
+        ends[name] = (max(min(counts) - 1, 0.0), max(counts) + 1)
+    return ends
 
 
 def passes(rows: Iterable[Row]) -> dict[str, Figure]:
@@ -404,10 +435,10 @@ def passes(rows: Iterable[Row]) -> dict[str, Figure]:
     right = [[row["exact_match"] for row in members] for members in groups(rows)]
     n = min(map(len, right), default=0)
     ks = [2**i for i in range(1, n.bit_length()) if 2**i < n] + [n] * bool(n)
-    found = {f"mean@{n}": _figure([_mean(one) for one in right])} if n else {}
+    found = {f"mean@{n}": _figure([_mean(one) for one in right], _SHARE)} if n else {}
     for k in ks:
         missed = [math.comb(n - round(sum(one)), k) / math.comb(n, k) for one in right]
-        found[f"pass@{k}"] = _figure([1.0 - share for share in missed])
+        found[f"pass@{k}"] = _figure([1.0 - share for share in missed], _SHARE)
     return found
 
 
@@ -416,9 +447,9 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(some) / len(some) if some else None
 
 
-def _figure(values: Sequence[float | None]) -> Figure:
+def _figure(values: Sequence[float | None], possible: tuple[float, float] | None) -> Figure:
     some = [value for value in values if value is not None]
-    low, high = interval(some) if some else (None, None)
+    low, high = interval(some, possible) if some else (None, None)
     return Figure(_mean(some), low, high, len(some))
 
 

@@ -187,6 +187,9 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
         "prompt_tokens": None if prompt is None else len(prompt),
         "outcome": float(group.outcome[i]),
         "rewards": _rewards({name: part[i] for name, part in group.component_totals.items()}),
+        "reward_bounds": [
+            {"name": name, "low": low, "high": high} for name, (low, high) in group.bounds.items()
+        ],
         "figures": [
             {"name": name, "values": value if isinstance(value, Sequence) else [value]}
             for name, value in trajectory.figures.items()

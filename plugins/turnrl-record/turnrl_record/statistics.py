@@ -1,8 +1,9 @@
 """95 % intervals of figures: of one run over its questions, and of two runs that were asked the
 same ones.
 
-    interval          a figure of one run: Wilson's for rates, a bootstrap for other means
-    difference        two runs on the same questions: Newcombe's for rates, a bootstrap for others
+    interval          a figure of one run: Wilson's for rates, the score interval for other means
+    difference        two runs on the same questions: Newcombe's for rates, the score interval of
+                      the differences for other means
     over_seeds        several seeds of two recipes: Student's t over the differences per seed
     mean_over_seeds   several seeds of one recipe: Student's t
 
@@ -10,16 +11,19 @@ The unit is the question. If a question was asked several times, average its att
 share the question, and the spread of the averages already contains the noise of sampling
 (Miller, arXiv 2411.00640).
 
-Coverage, exact for rates and simulated for the rest by `tests/test_statistics.py`:
+Coverage, exact for rates and for three values, and simulated for the rest by
+`tests/test_statistics.py` and `tests/intervals.py`, from 20 questions on:
 
-    Wilson        .978 at a rate of .02 or .98 and 30 questions, .94 to .965 from 250 questions on
-    Newcombe      .95 to .957 at a rate of .5 from 250 questions on, .95 to 1.0 at .02 and .98
-    bootstrap     .95 at 256 questions if many of them differ. It is too narrow if few do: .89
-                  where 3 % of 256 questions differ, so read the list of questions as well
-    turns         .98 to 1.0 at 30 and 100 questions where 1 or 2 % of them take three turns and
-                  the others two, .985 at 256, .96 to .976 at 1,000: many samples have no third
-                  turn, and then the rule of three holds the mean (see `interval`)
+    rates         .929 or more for any rate, .95 to .96 on average over the rates
+    Newcombe      .947 or more; .95 to .957 at a rate of .5 from 250 questions on
+    score         .94 to .97 on average over 64 distributions, .93 or more for each. The page "Score
+                  a policy" has a table
+    differences   .94 or more, and up to 1 where few questions differ
     Student's t   .95 for 5, 8 and 10 seeds
+
+If one of three values is expected less than once among the questions, the score interval may hold
+the mean only .87 to .93 of the time: where that value is seen by chance, it draws the interval with
+it.
 """
 
 from __future__ import annotations
@@ -31,9 +35,8 @@ from typing import Any, Literal
 import numpy as np
 
 _Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
-_DIGITS = 6
-_SAME = 10.0**-_DIGITS  # rewards are sums of float32, so smaller differences are rounding
-_DRAWN = 4_000_000  # numbers that the bootstrap holds at once
+_SAME = 1e-6  # rewards are sums of float32, so smaller differences are rounding
+_DIFFER = 10  # questions that have to differ before their differences tell how large one can be
 
 
 def wilson(successes: Any, count: Any) -> tuple[Any, Any]:
@@ -51,8 +54,32 @@ def wilson(successes: Any, count: Any) -> tuple[Any, Any]:
     middle = rate + _Z**2 / (2 * count)
     half = _Z * np.sqrt(rate * (1 - rate) / count + _Z**2 / (4 * count**2))
     scale = 1 + _Z**2 / count
-    # rounding must not put an end beyond the rate itself at 0 and at 1
-    return np.minimum((middle - half) / scale, rate), np.maximum((middle + half) / scale, rate)
+    # rounding must not put an end beyond the rate itself, or beyond 0 and 1
+    low, high = (middle - half) / scale, (middle + half) / scale
+    return np.clip(low, 0, rate), np.clip(high, rate, 1)
+
+
+def rate(successes: int, count: int) -> tuple[float, float]:
+    """The interval of a rate: Wilson's (`wilson`), drawn out at an end where k or more successes
+    (or k or fewer) would have a chance above 5 %.
+
+    Wilson's alone holds a rate p as seldom as .84 where n p is about 0.2: then one success in n
+    begins above p. Brown, Cai and DasGupta, Statistical Science 16 (2001) 101-133, mend the
+    intervals of 1, 2 and 3 by the Poisson distribution. Here the binomial mends those of any k.
+
+    Args:
+        successes: k.
+        count: n, at least 1.
+    """
+    from scipy import stats
+
+    low, high = map(float, wilson(successes, count))
+    failures = count - successes
+    if successes:
+        low = min(low, float(stats.beta.ppf(0.05, successes, failures + 1)))
+    if failures:
+        high = max(high, float(stats.beta.ppf(0.95, successes + 1, failures)))
+    return low, high
 
 
 def newcombe(both: Any, gained: Any, lost: Any, neither: Any) -> tuple[Any, Any]:
@@ -106,26 +133,37 @@ def mcnemar(gained: int, lost: int) -> float:
     return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of a mean over questions: Wilson's for a rate, the bootstrap's (BCa) for
-    anything else.
+def interval(
+    values: Sequence[float], possible: tuple[float, float] | None = None
+) -> tuple[float, float]:
+    """The 95 % interval of a mean over questions. It lies within what is possible.
 
-    A figure that is 0 or one other value is a rate too, times this value: a reward of weight 0.4
-    that is all or nothing. If all values are the same c, and neither 0 nor 1, nothing is left to
-    draw from: 250 trajectories of two turns do not exclude one of three. Then the interval is
-    c -+ (1 - .05^(1/n)) |c|, the rule of three as in `difference`.
+    If all values are at one end of the range or the other, this is a rate (`rate`). Anything else
+    has the score interval of a mean (`_score`), which is Wilson's for more than two kinds of value.
+
+    Without a known range, 0 and one other value are its ends: a reward of weight 0.4 that is all or
+    nothing. (Values that are all 0 may be 1 elsewhere.) More kinds of values say less about their
+    range. Then it ends with the values, and the interval is wider the more kinds there are, up to
+    Student's quantile in place of the normal one where no two values are the same.
 
     Args:
         values: One per question, at least one.
+        possible: The least and the most that a value can be; None if it is not known. Values beyond
+            it extend it.
+    Raises:
+        ValueError: If there is no value, or one is not finite.
     """
-    rounded = _rounded(values)
-    unit = _unit(rounded)
-    if unit is None:
-        mean = float(np.mean(values))
-        return _bootstrap(values, mean - abs(mean), mean + abs(mean))
-    low, high = wilson(rounded.count(unit), len(values))
-    ends = sorted((float(low) * unit, float(high) * unit))
-    return ends[0], ends[1]
+    # sorted, so that the order in which processes scored them changes no digit
+    seen = np.sort(np.asarray(values, float))
+    if not len(seen) or not np.isfinite(seen).all():
+        raise ValueError(f"an interval of {len(seen)} values, not all finite. Give at least one.")
+    if (ends := _range(seen, possible)) is None:
+        return _score(seen, float(seen[0]), float(seen[-1]), _squared(seen))
+    least, most = ends
+    if not _all_or_nothing(seen, ends):
+        return _score(seen, least, most, _Z**2)
+    low, high = rate(int((most - seen < _SAME).sum()), len(seen))
+    return least + low * (most - least), min(least + high * (most - least), most)
 
 
 @dataclass(frozen=True)
@@ -160,34 +198,40 @@ class Difference:
         return self.second - self.first
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+def difference(
+    first: Sequence[float],
+    second: Sequence[float],
+    *,
+    possible: tuple[float, float] | None = None,
+) -> Difference:
     """The difference of a figure between two runs, paired by question.
 
-    Rates have `newcombe` and `mcnemar`, other means the bootstrap of the differences per question.
-    If all questions differ by the same d, nothing is left to draw from. Then the rule of three
-    gives the interval: with 95 % confidence, at most p = 1 - .05^(1/n) of questions, about 3/n,
-    would differ otherwise, and by between -R and R, the range of the values:
-
-        low, high = d - p (R + d), d + p (R - d)
+    Rates have `newcombe` and `mcnemar`. Other means have the score interval (`_score`) of the
+    differences per question. Often most questions do not differ. While fewer than 10 do, they do
+    not tell by how much others could: another may differ by the whole range R of the values, either
+    way. From 10 on, it may differ by as much as the largest difference, either way.
 
     Args:
         first: Values of the first run, one per question, at least one.
         second: Values of the second run, of the same questions in the same order.
+        possible: The least and the most that a value can be; None if it is not known. Then 0 and
+            the values of both runs are.
     Raises:
         ValueError: If there is none, or they are not equally many.
     """
     pairs, counts = _paired(first, second)
-    rounded = _rounded(first), _rounded(second)
-    unit = _unit([*rounded[0], *rounded[1]])
-    p = None
-    if unit is not None:
-        both = sum(a == b == unit for a, b in zip(*rounded, strict=True))
-        gained, lost = counts if unit > 0 else counts[::-1]
-        ends = newcombe(both, gained, lost, len(pairs) - both - gained - lost)
-        (low, high), p = sorted(float(end) * unit for end in ends), mcnemar(gained, lost)
+    every, p = np.array([first, second], float), None
+    ends = _range(every, possible)
+    if ends is not None and _all_or_nothing(every, ends):
+        both = int((ends[1] - every < _SAME).all(0).sum())
+        found = newcombe(both, *counts, len(pairs) - both - sum(counts))
+        low, high = (float(end) * (ends[1] - ends[0]) for end in found)
+        p = mcnemar(*counts)
     else:
-        reach = float(np.ptp([0.0, *first, *second]))
-        low, high = _bootstrap(pairs, -reach, reach)
+        few = sum(counts) < _DIFFER or np.ptp(pairs) < _SAME
+        span = np.ptp([*(possible or (0.0,)), *first, *second])
+        reach = float(span if few else np.abs(pairs).max())
+        low, high = _score(np.sort(pairs), -reach, reach, _squared(pairs))
     means = float(np.mean(first)), float(np.mean(second))
     return Difference(*means, low, high, p, *counts, len(pairs), "questions")
 
@@ -241,40 +285,84 @@ def _paired(first: Sequence[float], second: Sequence[float]) -> tuple[Any, tuple
     return pairs, (int((pairs > _SAME).sum()), int((pairs < -_SAME).sum()))
 
 
-def _rounded(values: Sequence[float]) -> list[float]:
-    """Values without the digits that are rounding: 0.1 + 0.2 and 0.3 are one value."""
-    return [float(value) for value in np.round(np.asarray(values, float), _DIGITS)]
-
-
-def _unit(values: Sequence[float]) -> float | None:
-    """The one value that a rate has beside 0, 1 if it is alone; None of anything that is no
-    rate."""
-    known = {*values}
-    others = known - {0.0}
-    if len(others) > 1 or (len(known) == 1 and known - {0.0, 1.0}):
+def _range(values: Any, possible: tuple[float, float] | None) -> tuple[float, float] | None:
+    """The least and the most that a value can be, without which 0 and one other value are it; None
+    if the values do not tell it."""
+    if possible is None and _kinds([0.0, *values.flat]) > 2:
         return None
-    return others.pop() if others else 1.0
+    least, most = possible or (0.0, 0.0 if np.abs(values).max() >= _SAME else 1.0)
+    return min(least, float(values.min())), max(most, float(values.max()))
 
 
-def _bootstrap(values: Any, least: float, most: float) -> tuple[float, float]:
-    """The bias-corrected and accelerated bootstrap of a mean (Efron, JASA 82 (1987) 171-185), with
-    the same draws every time. Values that are all equal have no distribution to draw from, and get
-    the rule of three.
+def _all_or_nothing(values: Any, ends: tuple[float, float]) -> bool:
+    """True if each value is at one end of the range or the other."""
+    least, most = ends
+    apart = most - least >= _SAME
+    return apart and bool(((values - least < _SAME) | (most - values < _SAME)).all())
 
-    Args:
-        values: At least one.
-        least: The least that another value could be, where these are all equal.
-        most: The most.
-    """
+
+def _kinds(values: Any) -> int:
+    """How many of the values differ by more than rounding."""
+    return 1 + int((np.diff(np.sort(values)) >= _SAME).sum())
+
+
+def _squared(values: Any) -> float:
+    """The squared quantile for values of unknown range: the normal distribution's for values that
+    are all the same, t(.975, n - 1)^2 n / (n - 1) for values that all differ, and in between in
+    proportion to their kinds."""
     from scipy import stats
 
-    # sorted, so that the order in which processes scored them changes no digit
-    drawn = np.sort(np.asarray(values, float))
-    if np.ptp(drawn) < _SAME:
-        mean, others = float(drawn.mean()), float(1 - 0.05 ** (1 / len(drawn)))
-        return mean - others * (mean - least), mean + others * (most - mean)
-    batch = max(1, _DRAWN // len(drawn))
-    found = stats.bootstrap(
-        [drawn], lambda v, axis: v.mean(axis), method="BCa", rng=0, batch=batch
-    ).confidence_interval
-    return float(found.low), float(found.high)
+    others, further = len(values) - 1, _kinds(values) - 1
+    if not further:
+        return _Z**2
+    student = float(stats.t.ppf(0.975, others)) ** 2 * (others + 1) / others
+    return _Z**2 + (student - _Z**2) * further / others
+
+
+def _score(values: Any, least: float, most: float, squared: float) -> tuple[float, float]:
+    """The score interval of a mean: all mu with n (m - mu)^2 / v(mu) <= z^2.
+
+    m is the mean of the n values x, and v(mu) the variance of the distribution that makes them
+    likeliest, of all with mean mu on the values and on the two ends of their range. For two values
+    v(mu) is mu (1 - mu), and the interval is Wilson's. The distribution is that of empirical
+    likelihood: an x has the weight 1 / (n (1 + lambda (x - mu))), and an end that was never seen
+    may have weight too. With these weights the statistic is n (A / H - 1), where A and H are the
+    arithmetic and the harmonic mean of the gaps t - x, and t > max(x) stands for lambda. So
+
+        high = (n m + z^2 max(t, most)) / (n + z^2),   A / H = 1 + z^2 / n at t
+
+    It is as if z^2 more values lay at t, or at the end of the range. `low` mirrors it.
+
+    Sources: the score test, Rao, Proc. Cambridge Phil. Soc. 44 (1948) 50-57; the weights, Owen,
+    Biometrika 75 (1988) 237-249; the end never seen, Honda and Takemura, COLT 2010, 67-79.
+
+    Args:
+        values: (n,), sorted.
+        least: The least that a value can be, at most the least of them.
+        most: The most.
+        squared: z^2.
+    """
+    mean = float(values.mean())
+    high = _upper(values, most, squared)
+    low = -_upper(-values[::-1], -least, squared)
+    # rounding must not put an end beyond the range, or beyond the mean
+    return max(min(low, mean), least), min(max(high, mean), most)
+
+
+def _upper(values: Any, most: float, squared: float) -> float:
+    """The upper end of `_score`."""
+    from scipy import optimize
+
+    count, mean, top = len(values), float(values.mean()), float(values[-1])
+    below = top - values
+
+    def excess(beyond: float) -> float:
+        """A / H - 1 - z^2 / n at t = top + beyond, which falls as t rises."""
+        return float((beyond + below.mean()) * (1 / (beyond + below)).mean()) - 1 - squared / count
+
+    reach = most - top
+    if below[0] >= _SAME and (reach <= 0 or excess(reach) > 0):
+        # A / H - 1 is at least (mean gap / beyond + 1) / n - 1, and at most variance / beyond^2
+        first, last = below.mean() / (count + squared), below.std() * (count / squared) ** 0.5
+        reach = optimize.brentq(excess, first, last, xtol=1e-14 * below[0], rtol=1e-14)
+    return (count * mean + squared * (top + reach)) / (count + squared)

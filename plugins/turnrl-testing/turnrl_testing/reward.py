@@ -16,7 +16,8 @@ def check_reward(
     trajectories: Mapping[str, Trajectory] | None = None,
     policy: SampledPolicy | None = None,
 ) -> None:
-    """Check a reward: finite numbers, the same each time, and nothing to gain by garbage.
+    """Check a reward: finite numbers within its bounds, the same each time, and nothing to gain by
+    garbage.
 
     Args:
         reward: A turn reward or an outcome reward.
@@ -44,6 +45,9 @@ def check_reward(
                 first, again = score(trajectory, *at), score(trajectory, *at)
                 finite = isinstance(first, int | float) and math.isfinite(first)
                 require(finite, f"gives {first!r}, which is not a finite number")
+                low, high = sorted(reward.bounds or (first, first))
+                inside = low - 1e-9 <= first <= high + 1e-9
+                require(inside, f"gives {first!r}, and {name}.bounds is {reward.bounds}")
                 require(first == again, f"gives {first!r}, and the second time {again!r}")
                 totals[label] = totals.get(label, 0.0) + first
     least = max(0.0, min(totals.values()))

@@ -26,6 +26,7 @@ class F1(OutcomeReward):
 
     def __init__(self, weight: float = 1.0) -> None:
         self.weight = weight
+        self.bounds = (0.0, weight)
 
     def score(self, trajectory: Trajectory) -> float:
         from turnrl import record  # which loads Arrow

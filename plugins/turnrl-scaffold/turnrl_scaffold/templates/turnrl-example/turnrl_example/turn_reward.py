@@ -17,6 +17,7 @@ class ExampleNewlyFound(TurnReward):
 
     def __init__(self, weight: float = 0.5) -> None:
         self.weight = weight
+        self.bounds = (0.0, weight)  # where intervals of its mean end
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         # later turns are there to be seen as well, but a turn's reward shall not depend on them
