@@ -199,7 +199,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             ("tests collected",), clone=True, slow=True, after=" --collect-only"
         ),
         "ruff check": Runs(("no issues found",), clone=True, slow=True),
-        "tests/oldest.py": Elsewhere("test_oldest.test_lower_bounds_are_those_of_all_that_is_installed"),
+        "tests/oldest.py": Elsewhere(
+            "test_oldest.test_lower_bounds_are_those_of_all_that_is_installed"
+        ),
         "sphinx-build": Elsewhere("test_site.built"),
     },
     "docs/changelog.md": {

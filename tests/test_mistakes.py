@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import random
@@ -19,7 +20,7 @@ from lightning.pytorch.loggers import Logger
 from torch.optim.lr_scheduler import LRScheduler
 from turnrl_recipes.explain import _classes, parameters
 from turnrl_recipes.given import read_given
-from turnrl_recipes.keys import _Source
+from turnrl_recipes.keys import _Source, refuse_unknown_below
 from turnrl_slots import Slots
 
 import recorded
@@ -946,3 +947,62 @@ def test_an_estimator_that_gives_no_tensor_is_named_with_what_to_return(given, c
     told = rf"Gives on a group of 4 with 2 turns gave {came}.* Return a tensor \(4, 2\), or a tuple"
     with pytest.raises(PluginError, match=told):
         assign_credit(group, Gives())
+
+
+HOMES = """
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass
+class Place:
+    name: str = ""
+
+
+class Base:
+    def __init__(self, weight: float = 1.0) -> None: ...
+
+
+class Pops(Base):
+    def __init__(self, **rest) -> None:
+        self.extra = rest.pop("extra", 1)
+        super().__init__(**rest)
+
+
+class Passes(Base):
+    def __init__(self, place: Place | None = None, **rest) -> None:
+        super().__init__(**rest)
+
+
+class Named(Base):
+    def __init__(
+        self,
+        places: dict[str, Place] | None = None,
+        either: Place | dict[str, int] | None = None,
+        listed: "list[Place]" = (),
+    ) -> None: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "refused"),
+    [
+        ("Pops", {"extra": 2}, ""),
+        ("Named", {"places": {"home": {"name": "x"}}}, ""),
+        ("Named", {"either": {"zzz": 1}}, ""),
+        ("Named", {"listed": [{"nam": "x"}]}, ""),  # a type in quotes is not read
+        ("Passes", {"weight": 2.0, "place": {"name": "x"}}, ""),
+        ("Passes", {"wait": 2.0}, "model.wait"),
+        ("Passes", {"place": {"nam": "x"}}, "model.place.nam"),
+    ],
+)
+def test_a_key_is_refused_from_source_code_only_where_that_is_certain(
+    tmp_path, name, settings, refused
+):
+    (tmp_path / "homes.py").write_text(HOMES)
+    contents = {"model": {"class_path": f"homes.{name}", "init_args": settings}}
+    told = contextlib.nullcontext()
+    if refused:
+        told = pytest.raises(RecipeError, match=f"unknown key '{refused}'")
+    with told:
+        refuse_unknown_below(contents, [str(tmp_path / "recipe.yaml")])

@@ -101,7 +101,7 @@ def test_a_source_without_a_corpus_says_so():
 def test_every_error_is_a_turnrl_error_and_one_of_the_standard_library():
     names = [name for name in turnrl.__all__ if name.endswith("Error")]
     errors = [getattr(turnrl, name) for name in names]
-    assert len(errors) == 11
+    assert len(errors) == 12
     for error in errors:
         assert issubclass(error, TurnRLError)
         assert error.exit_code in (1, 2)

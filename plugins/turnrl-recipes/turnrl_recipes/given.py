@@ -272,8 +272,8 @@ def refuse_unknown(given: Given, homes: Callable[[str], Sequence[str]] | None = 
     """
     known = [*SECTIONS, *given.settings]
     for key, value in ((str(key), value) for key, value in given.contents.items()):
-        near = did_you_mean(key, [*known, *(homes(key) if homes else ())])
-        near = named_elsewhere(key, value) or near
+        near = did_you_mean(key, known) or named_elsewhere(key, value)
+        near = near or did_you_mean(key, homes(key) if homes else ())
         if key not in known and (near or homes):
             raise RecipeError(f"unknown key {key!r}.{near} There are {', '.join(known)}.")
     if homes is None:

@@ -83,6 +83,8 @@ _SEVERAL = ("Adafactor",)
 """Short names that two libraries have."""
 _EMPTY = ("ABC", "object", "Generic", "Protocol")
 """Bases whose instances are made without arguments."""
+_OPEN = ("dict", "Mapping", "MutableMapping", "Any", "object")
+"""Types whose values may be a mapping with any keys."""
 _PLAIN = ("final", "dataclass", "contract")
 """Decorators of classes that leave the arguments as they are written."""
 
@@ -206,7 +208,10 @@ class _Source:
             called = kind is not None and ast.unparse(kind).startswith("Callable[")
             self.refuse(item, key, skip=int(called))
         elif not _PARTS & {*item} and kind is not None:
-            named = (self._meant(module, node) for node in ast.walk(kind))
+            members = [*_members(kind)]
+            if any(isinstance(one, ast.Subscript) or _last(one) in _OPEN for one in members):
+                return  # a dictionary may be meant
+            named = (self._meant(module, one) for one in members)
             plain = {"final", "dataclass"}  # any other has a class_path
             sections = [one for one in named if one is not None and _decorators(one) & plain]
             if len(sections) == 1:
@@ -247,13 +252,18 @@ class _Source:
         return inherited
 
     def _passed_on(self, owner: _Class, init: ast.FunctionDef) -> _Parameters | None:
-        """What a constructor takes by `**settings`, if it passes that on to one other."""
+        """What a constructor takes by `**settings`, if it does nothing but pass that on to one
+        other."""
+        assert init.args.kwarg is not None
+        rest = init.args.kwarg.arg
+        if any(_takes_out(one, rest) for one in ast.walk(init)):
+            return None
         passed = [
             call.func
             for call in ast.walk(init)
             if isinstance(call, ast.Call)
             for one in call.keywords
-            if one.arg is None and init.args.kwarg and _last(one.value) == init.args.kwarg.arg
+            if one.arg is None and _last(one.value) == rest
         ]
         if len(passed) != 1:
             return None
@@ -347,6 +357,29 @@ def _last(node: ast.AST) -> str:
     """The last name of `final`, `typing.final` or `contract("...")`."""
     node = node.func if isinstance(node, ast.Call) else node
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _takes_out(node: ast.AST, rest: str) -> bool:
+    """True if code takes a setting of its own out of others: `rest.pop(...)`, `rest["size"]`,
+    `"size" in rest`."""
+    if isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant):
+        return any(_last(one) == rest for one in node.comparators)
+    if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
+        return False
+    return isinstance(node, ast.Attribute | ast.Subscript) and _last(node.value) == rest
+
+
+def _members(kind: ast.expr) -> Iterator[ast.expr]:
+    """The types that a value may have: of a union each, of a list that of its items."""
+    if isinstance(kind, ast.BinOp):
+        yield from _members(kind.left)
+        yield from _members(kind.right)
+    elif isinstance(kind, ast.Subscript) and _last(kind.value) in ("Optional", "Union", "list"):
+        inner = kind.slice
+        for one in inner.elts if isinstance(inner, ast.Tuple) else [inner]:
+            yield from _members(one)
+    else:
+        yield kind
 
 
 def _decorators(owner: _Class) -> set[str]:
