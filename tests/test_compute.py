@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from turnrl_bench.gpu.learning import recomputing
 
-from turnrl import Lora, Policy, RecipeError, recompute
+from turnrl import Lora, Policy, RecipeError, adapted_layers, recompute
 from turnrl.device import of_the_device, out_of_memory
 from turnrl.policy.compute import adapt_in_place, dense_weight, fuse, head_logits, wide_mm
 from turnrl.policy.layout import lay_out
@@ -105,6 +105,14 @@ def test_dropout_is_of_what_enters_the_adapter_alone_as_in_peft(tiny_model, trai
     assert torch.allclose(found, wanted, atol=1e-5)
     for name, gradient in gradients.items():
         assert (gradient - others[name]).norm() < 1e-4 * others[name].norm(), name
+
+
+def test_a_model_may_add_in_place_to_what_an_adapted_layer_gives(tiny_model):
+    layer = adapted_layers(adapted(tiny_model).network)[0]
+    x = torch.randn(2, 3, layer.base.in_features, requires_grad=True)
+    (wanted,) = torch.autograd.grad((layer(x) + 1).square().sum(), x)
+    (found,) = torch.autograd.grad(layer(x).add_(1).square().sum(), x)
+    assert torch.allclose(found, wanted, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from jsonschema import Draft202012Validator
+from transformers import FalconConfig, GPT2Config, GPTNeoXConfig, LlamaConfig
 from turnrl_doctor.arguments import arguments_of
+from turnrl_doctor.miniature import _network
 from turnrl_doctor.rehearsal import Rehearsal
 from turnrl_estimators import Branched, Tree, TurnCritic
 from turnrl_turn_rewards import LLMJudge, LLMJudgeTurn, Server
@@ -246,3 +248,26 @@ def test_a_judge_is_rehearsed_without_patience_and_without_its_file(kind):
     assert [part._server.cache for part in parts] == ["verdicts.db", None]
     assert parts[0]._server.patience_s == 300
     assert parts[1]._server.patience_s <= 5
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(hidden_size=576, num_attention_heads=9, num_key_value_heads=3, vocab_size=99),
+        GPTNeoXConfig(hidden_size=768, num_attention_heads=12, vocab_size=99),
+        GPT2Config(vocab_size=99, bos_token_id=0, eos_token_id=0),
+        FalconConfig(hidden_size=256, num_attention_heads=4, vocab_size=99, num_hidden_layers=4),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_miniature_is_made_of_models_with_wishes_of_their_own(config):
+    network = _network(config)
+    assert network.config.num_hidden_layers == 2
+    assert network.config.num_attention_heads == config.num_attention_heads
+    assert network.config.hidden_size <= config.hidden_size
+
+
+def test_a_model_of_which_no_miniature_can_be_made_is_named():
+    config = LlamaConfig(hidden_size=80, num_attention_heads=10, vocab_size=99, hidden_act="none")
+    with pytest.raises(ValueError, match="no miniature of llama can be made"):
+        _network(config)

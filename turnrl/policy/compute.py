@@ -128,8 +128,8 @@ def joint_product(
 
 
 class _Adapted(torch.autograd.Function):
-    """y = base(x) + s (d A^T) B^T, with A and B in float32 and all products in x's precision; d is
-    x, or x after dropout.
+    """y = base(x) + s (d A^T) B^T for rows x, (M, K), with A and B in float32 and all products in
+    x's precision; d is x, or x after dropout.
 
     peft computes the same from float32 copies of the activations; here they are read and written
     once, and in half precision base and adapter are one sum (`joint_product`).
@@ -145,33 +145,26 @@ class _Adapted(torch.autograd.Function):
         base: nn.Linear,
         scale: float,
     ) -> Tensor:
-        rows = x.flatten(0, -2)
-        entered = rows if dropped is None else dropped.flatten(0, -2)
+        entered = x if dropped is None else dropped
         narrow = entered @ down.to(x.dtype).t()
-        if x.dtype == torch.float32:
-            out = torch.addmm(base(rows), narrow, up.t(), alpha=scale)
-        else:
-            weight = dense_weight(base).to(x.dtype)
-            out = joint_product(rows, weight, base.bias, narrow, (scale * up).to(x.dtype))
         ctx.save_for_backward(entered, narrow, down, up)
-        ctx.base, ctx.scale, ctx.shape = base, scale, x.shape
-        # a model may add to what it is given, which autograd forbids for a view
-        return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
+        ctx.base, ctx.scale = base, scale
+        if x.dtype == torch.float32:
+            return torch.addmm(base(x), narrow, up.t(), alpha=scale)
+        weight = dense_weight(base).to(x.dtype)
+        return joint_product(x, weight, base.bias, narrow, (scale * up).to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         entered, narrow, down, up = ctx.saved_tensors
-        gradient = gradient.flatten(0, -2)
         back = (gradient @ up.to(entered.dtype)) * ctx.scale
         to_x = to_dropped = None
         if ctx.needs_input_grad[0]:
             to_x = gradient @ dense_weight(ctx.base).to(entered.dtype)
         if ctx.needs_input_grad[1]:
-            to_dropped = (back @ down.to(entered.dtype)).view(ctx.shape)
+            to_dropped = back @ down.to(entered.dtype)
         elif to_x is not None:
             to_x.addmm_(back, down.to(entered.dtype))
-        if to_x is not None:
-            to_x = to_x.view(ctx.shape)
         to_up = wide_mm(gradient.t(), narrow) * ctx.scale
         return to_x, to_dropped, wide_mm(back.t(), entered), to_up, None, None
 
@@ -226,9 +219,11 @@ class AdaptedLayer:
         layer, name = self.layer, self._name
         if layer.disable_adapters or layer.merged:
             return layer.base_layer(x)  # type: ignore[no-any-return]
-        dropout = layer.lora_dropout[name]
-        dropped = dropout(x) if isinstance(dropout, nn.Dropout) and dropout.training else None
-        return _Adapted.apply(x, dropped, *self.factors, self.base, layer.scaling[name])  # type: ignore[no-any-return, no-untyped-call]
+        dropout, rows = layer.lora_dropout[name], x.flatten(0, -2)
+        dropped = dropout(rows) if isinstance(dropout, nn.Dropout) and dropout.training else None
+        # reshaped here, where autograd sees it: a model may add to what it is given in place
+        out: Tensor = _Adapted.apply(rows, dropped, *self.factors, self.base, layer.scaling[name])  # type: ignore[no-untyped-call]
+        return out.view(*x.shape[:-1], -1)
 
     @property
     def base(self) -> nn.Linear:

@@ -139,7 +139,12 @@ def _rehearsed(start: Start, module: MTGRPO, questions: list[Question]) -> Itera
             yield found
             tools.append(tried)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        policy = miniature(module.policy, folder)
+        try:
+            policy = miniature(module.policy, folder)
+        except ValueError as error:
+            step = "A run itself will show whether it samples and learns."
+            yield Finding("warn", "rehearsal", str(error), step)
+            return
         small = _small(module, policy, replace(module.rollout, tools=tools))
         policy.load(start.device)
         policy.to(start.device)
