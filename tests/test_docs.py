@@ -155,6 +155,7 @@ SHOWN_FILE = Elsewhere("test_plugins.test_the_files_in_the_docs_are_those_that_t
 EXAMPLE = Elsewhere("test_plugins.test_the_examples_in_the_docs_run")
 TAUGHT = Elsewhere("test_docs.test_the_policy_learns_the_calculator_as_the_page_shows")
 CALCULATOR = "test_docs.test_the_calculator_and_the_rows_of_the_page_fit_together"
+FROM_PYTHON = "test_ask.test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe"
 NAMED = "test_recipes.test_a_recipe_is_given_by_its_name_wherever_one_is"
 LISTED = "test_recipes.test_every_recipe_is_listed_with_its_command_and_its_row"
 COPIED = "test_recipes.test_a_copy_is_a_file_to_change_and_replaces_none"
@@ -210,6 +211,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             "test_scaffold.test_a_tool_comes_with_questions_that_it_knows_the_answers_to"
         ),
         "--model.optimizer torch.optim.SGD": Fits(),
+        "pip install 'turnrl[gpu]'": NotRun("the package index; the tests use what is installed"),
+        "turnrl play RECIPE": Elsewhere(FROM_PYTHON),
+        "turnrl eval RECIPE": Elsewhere(FROM_PYTHON),
+        "turnrl report --watch": Elsewhere("test_report.test_a_run_that_goes_on_is_watched"),
         "pip install -e .": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "turnrl doctor RECIPE": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "plugin new --with engine": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
