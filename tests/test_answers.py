@@ -782,3 +782,17 @@ def test_a_mistake_about_the_rule_is_told_at_the_start(recipe, capsys, setting, 
     message = fails(capsys, ["fit", "recipe.yaml"])
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        *((one, None) for one in ("18 pi", "2 + pi", "2 - π", "2/pi", "18π", "1010₂", "18 crore")),
+        *(
+            (one, 12)
+            for one in (r"12 \blacksquare", r"12 \ldots", r"12 \square", "12 pizza", "12 pie")
+        ),
+    ],
+)
+def test_what_stands_behind_a_number_is_a_part_of_it_or_an_ornament(text, wanted):
+    assert Number().read(text) == wanted

@@ -41,6 +41,7 @@ _LATEX: _Steps = [
     # separators of thousands, and other thin spaces
     (r"(?<=[0-9])(?:\{,\}|,\\!|\\,)(?=[0-9]{3}(?![0-9]))", ","),
     (r"\\(?:[,:;! ()\[\]#&]|q?quad(?![A-Za-z])|displaystyle(?![A-Za-z]))", " "),
+    (r"\\(?:blacksquare|square|hfill|l?dots)(?![A-Za-z])", " "),
     (r"\\([$%])", r"\1"),
     (r"\\(?:left|right)(?![A-Za-z])", ""),
     (rf"\\(?:{_FONTS})\s?\{{([^{{}}]*)\}}", r" \1 "),
@@ -210,11 +211,13 @@ _MINUS_FOLLOWS = re.compile(r"(?:[=:({\[\"'“‘≈]|\b(?:is|are|was|equals))[ 
 _GOES_ON = re.compile(
     r"\s?(?:[×^÷<>≤≥≠±√∛∜]|/(?!\s?[^\W\d]{2}))"  # an operator, but for a rate: 18/day
     r"|\s?\\[A-Za-z]"
+    r"|[₀-₉]|\s?(?:[-+/]\s?)?(?:π|pi(?![\w']))"  # another base; 18 pi, 2 + pi
     r"|[.,]?\d"
     r"|[-+](?:[({\[\\$.]|[A-Za-z](?![\w']))|\s[-+]\s(?:[({\[\\$.\d]|[b-zB-HJ-Z](?![\w']))"
     r"|\((?:[A-Za-z]\)|[^()]{0,24}[-+×/^])"
     r"|[kKMB](?!\w)"
-    r"|(?i:\s?(?:hundred|thousand|[mb]illion|trillion|[mb]n\b|dozen|squared|cubed|factorial))"
+    r"|(?i:\s?(?:hundred|thousand|lakh|crore|[mb]illion|(?:quad|t)rillion|[mb]n\b|dozen))"
+    r"|(?i:\s?(?:squared|cubed|factorial))"
     r"|(?i:\sand\s(?:a|one|two|three|1)[\s-](?:hal|third|quarter|fourth|fifth))"
 )
 
