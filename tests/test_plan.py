@@ -364,6 +364,7 @@ def sampled_with(module):
     return {**engine, "minibatch_tokens": module.minibatch_tokens}
 
 
+@pytest.mark.slow
 def test_an_evaluation_and_a_policy_that_is_asked_sample_as_the_run_did(
     tiny_model, tmp_path, monkeypatch, capsys
 ):
