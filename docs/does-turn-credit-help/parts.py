@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from os.path import relpath
 from pathlib import Path
 
@@ -74,19 +75,26 @@ class Sweep:
             "--seeds",
             self.seeds,
             "--set",
-            self._set,
+            self.set,
             *self.options,
         ]
 
-    def cells(self) -> list[tuple[str, Cell]]:
+    def cells(self) -> Sequence[tuple[str, Cell]]:
         """Each run, with the name of its estimator."""
-        names = {ESTIMATORS[name]: name for name in self.estimators}
-        cells = read_cells([*self.recipes, *self.options], self.seeds, [self._set])[1]
-        return [(names[cell.settings["model.estimator"]], cell) for cell in cells]
+        return _cells(self)
 
     @property
-    def _set(self) -> str:
+    def set(self) -> str:
+        """The value of `--set`."""
         return f"model.estimator={','.join(ESTIMATORS[name] for name in self.estimators)}"
+
+
+@cache
+def _cells(sweep: Sweep) -> Sequence[tuple[str, Cell]]:
+    """Read once, as many parts stand beside the same runs."""
+    names = {ESTIMATORS[name]: name for name in sweep.estimators}
+    cells = read_cells([*sweep.recipes, *sweep.options], sweep.seeds, [sweep.set])[1]
+    return [(names[cell.settings["model.estimator"]], cell) for cell in cells]
 
 
 @dataclass(frozen=True)

@@ -335,15 +335,32 @@ class _Source:
         return file if file.suffix == ".py" and file.is_file() else None
 
     def _read(self, module: str) -> list[ast.stmt]:
-        """The statements of a module, those under conditions too; `turnrl` lists its names in a
-        file of types beside it."""
+        """The classes and imports of a module, those under conditions too; `turnrl` lists its names
+        in a file of types beside it."""
         file = self._file(module)
         files = [] if file is None else [file, file.with_suffix(".pyi")]
         try:
-            parsed = [ast.parse(one.read_bytes()) for one in files if one.is_file()]
+            return [one for kept in files if kept.is_file() for one in _parsed(kept.read_bytes())]
         except (OSError, ValueError, SyntaxError):
             return []
-        return [inner for tree in parsed for one in tree.body for inner in _flat(one)]
+
+
+@functools.lru_cache(maxsize=512)
+def _parsed(source: bytes) -> Sequence[ast.stmt]:
+    """The classes and imports of a source, and of its classes what says how they are made: a
+    command that reads many recipes parses each file once, and holds little of it."""
+    found = [one for statement in ast.parse(source).body for one in _flat(statement)]
+    for one in found:
+        if isinstance(one, ast.ClassDef):
+            one.body = [inner for inner in one.body if _tells(inner)]
+    return [one for one in found if isinstance(one, ast.ClassDef | ast.Import | ast.ImportFrom)]
+
+
+def _tells(statement: ast.stmt) -> bool:
+    """Whether a statement of a class says how it is made."""
+    if isinstance(statement, ast.FunctionDef):
+        return statement.name in ("__init__", "__new__")
+    return isinstance(statement, ast.AnnAssign)
 
 
 def _flat(statement: ast.stmt) -> Iterator[ast.stmt]:
