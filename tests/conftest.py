@@ -4,6 +4,7 @@ a tool that looks things up."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import shutil
@@ -40,6 +41,12 @@ WORDS = (
     '{"name": "look", "args": {"query": "Paris"}} What is the capital of France? '
     "I know. Paris London Rome"
 )
+
+
+def pytest_collection_finish() -> None:
+    """What the tests import stays, and no collection of garbage looks through it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
