@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal, final
 
@@ -91,8 +92,12 @@ def ask(place: Place, fact: str, template: int) -> Question:
         fact: Which of `place.facts`.
         template: Which of `QUESTIONS[fact]`.
     """
-    name, text = f"{place.id}-{fact}-{template}", QUESTIONS[fact][template].format(place.name)
-    return _question(name, text, fact, place)
+    text = QUESTIONS[fact][template].format(place.name)
+    return _question(_id(place, fact, template), text, fact, place)
+
+
+def _id(place: Place, fact: str, template: int) -> str:
+    return f"{place.id}-{fact}-{template}".replace(" ", "-")
 
 
 def ask_two_hop(city: Place, country: Place, fact: str, template: int) -> Question:
@@ -243,20 +248,22 @@ def _known(split: str, source: QuestionSource) -> Asked:
 
 @functools.cache
 def _questions(split: Asked) -> tuple[Question, ...]:
-    famous: list[Question] = []
-    others: list[Question] = []
+    # of the many that could be asked about other places most never are, and are not made
+    famous: list[tuple[int, Place, str, int]] = []
+    others: list[tuple[int, Place, str, int]] = []
     for place in places():
         if place.asked == split:
+            some = famous if place.famous else others
             for fact in place.facts:
                 for template in range(len(QUESTIONS[fact])):
-                    (famous if place.famous else others).append(ask(place, fact, template))
-    famous.sort(key=_order)
-    others.sort(key=_order)
+                    some.append((_checksum(_id(place, fact, template)), place, fact, template))
+    famous.sort(key=itemgetter(0))
+    others.sort(key=itemgetter(0))
     if split == "train":
         fifths = zip(*(famous[i::4] for i in range(4)), others, strict=False)
-        return tuple(question for fifth in fifths for question in fifth)
+        return tuple(ask(*one[1:]) for fifth in fifths for one in fifth)
     asked = famous if split == "famous" else others
-    return tuple(asked[: _HELD_OUT_QUESTIONS[split]])
+    return tuple(ask(*one[1:]) for one in asked[: _HELD_OUT_QUESTIONS[split]])
 
 
 @functools.cache
