@@ -14,6 +14,7 @@ import yaml
 
 import turnrl
 import turnrl.testing
+from nursery import command as started
 from turnrl.cli import main
 from turnrl.plugins import KINDS
 
@@ -259,16 +260,17 @@ RUNS = {
 
 
 @pytest.fixture(scope="module")
-def columns(tmp_path_factory) -> dict[str, list[str]]:
+def columns(tmp_path_factory, nursery) -> dict[str, list[str]]:
     """The columns that real runs write, by run."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
     recipe = str(ROOT / "recipes" / "quickstart.yaml")
     last = ["--ckpt_path", "runs/quickstart/version_0"]
     commands = [["fit", recipe, *SMALL, *options] for options in RUNS.values()]
     commands.append(["eval", recipe, *SMALL[:-1], *last, *RUNS["critic"]])
-    for command in commands:
+    environment = {**os.environ, **nursery.environment}
+    for words in commands:
         ran = subprocess.run(
-            [sys.executable, "-m", "turnrl", *command], cwd=folder, capture_output=True, text=True
+            started(*words), cwd=folder, env=environment, capture_output=True, text=True
         )
         assert ran.returncode == 0, ran.stderr
     for file in sorted(folder.rglob("metrics.csv")):
