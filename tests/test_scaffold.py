@@ -1,6 +1,7 @@
 """`turnrl plugin new`: a package that passes its own tests and trains, with the kinds asked for."""
 
 import csv
+import gc
 import importlib
 import itertools
 import os
@@ -46,6 +47,7 @@ def here(tmp_path, monkeypatch):
     for name in set(sys.modules) - known:
         if name.startswith(("turnrl_", "test_contracts")):
             del sys.modules[name]
+    gc.collect()  # and its classes, which messages of other tests would list
 
 
 def new(*arguments):
