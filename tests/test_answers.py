@@ -161,6 +161,7 @@ def test_numbers_compare_as_a_naive_reading_compares_them(tolerance):
         *(("5 m²", 5), (r"5\text{ cm}", 5), (r"5\,\mathrm{cm}^2", 5), (r"20^\circ", 20)),
         *((r"\boxed{\text{Answer: }5}", 5), (r"-\boxed{5}", -5), (r"\$5", 5), (r"50\%", 50)),
         *((r"1{,}000", 1000), (r"1,\!000", 1000), (r"1\,000", 1000), ("1'000", 1000)),
+        *(("5kg", 5), ("18km", 18), ("$5kg$", 5), ("On day 5, 5kg", 5), ("18 cm$^2$", 18)),
         # fractions, mixed numbers, powers of ten
         *((r"\frac{1}{2}", HALF), (r"\boxed{\frac{3}{4}}", HALF * 3 / 2), (r"$\frac12$", HALF)),
         *((r"-\dfrac{1}{2}", -HALF), (r"\frac{-1}{2}", -HALF), (r"$-2\tfrac{1}{2}$", -5 * HALF)),
@@ -177,13 +178,15 @@ def test_numbers_compare_as_a_naive_reading_compares_them(tolerance):
         *(("5 + 3i", None), ("-(5)", None), ("2(2)", None), ("|-5|", None)),
         *(("5!", None), ("> 5", None), ("half of 10", None), ("5 and a half", None)),
         *(("10^{3.5}", None), ("max(3, 5)", None), ("$5M", None), ("5 10/2", None)),
-        *(("In 3 cities 5 million", None), ("On day 3, 5kg", None), ("Total - 5", None)),
+        *(("In 3 cities 5 million", None), ("On day 3, 5k", None), ("Total - 5", None)),
         *(("$x$ - 5", None), ("- 5\n- 6", None), ("Answer:\n- 5", None), ("The answer is - 5", -5)),
         # two candidates, or none
         *(("42 or 43", None), ("10-4", None), ("3\N{EN DASH}5", None), ("1 000", None)),
         *(("five", None), ("nan", None), ("-inf", None), ("", None), ("1/0", None)),
         # digits that are parts of something else
         *(("2x", None), ("B52", None), ("COVID-19", None), ("5th", None), ("2^3", None)),
+        *(("18 x", None), ("3 fourths", None), ("one less than 18", None), ("18xy", None)),
+        *(("5kg(2)", None), ("more than 5", 5), ("$5m", None)),
         *(("sqrt(2)", None), ("√2", None), ("f(-5)", None), ("5/12/2020", None), ("10:30", None)),
         *(("1.2.3", None), ("1,5", None), ("2 thousand", None), ("5 million", None)),
         # which would take for ever

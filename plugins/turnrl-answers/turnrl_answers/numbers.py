@@ -190,15 +190,16 @@ def _ratio(top: Fraction, bottom: Fraction) -> Fraction:
 # ------------------------------------------------------------------------- what stands around it
 
 _FUNCTIONS = "sqrt|cbrt|root|logarithm|log|ln|lg|exp|sin|cos|tan|factorial|half|twice|double|triple"
-_ENDINGS = {"of", *_FUNCTIONS.split("|")}
+_ENDINGS = {"of", "than", *_FUNCTIONS.split("|")}
 _OPEN = r"[({\[]"
 _ARGUMENT = re.compile(
     # of a command such as \sqrt, also of its index; of a function that is written out; of a share
     rf"\\[A-Za-z]+\s?[_^]?\s?{_OPEN}*\Z"
     rf"|(?i:(?<![A-Za-z])(?:{_FUNCTIONS})(?:_?\{{?\w{{0,9}}\}}?)[\s({{\[]*(?:of\s)?\Z)"
     r"|(?i:(?:thirds?|quarters?|fifths?|percent|%)\sof\s\Z)"
+    r"|(?i:\b(?:one|two|three|four|five|ten|half|[0-9]+)\s(?:less|fewer|more)\sthan\s\Z)"
 )
-_PART_OF_WORD = re.compile(rf"(?:[^\W\d]|_)(?:\s?\^\s?)?{_OPEN}+\Z|[^\W\d]\s?\^\s?\Z")
+_PART_OF_WORD = re.compile(rf"(?:[^\W\d]|_)(?:\s?\^\s?)?{_OPEN}+\Z|[^\W\d]\s?\$?\^\s?{_OPEN}?\Z")
 _OPERAND = re.compile(
     rf"[×/^÷<>≤≥≠±∓√∛∜∑∫]\s?{_OPEN}*\Z"  # second operand
     rf"|[-+]\s?{_OPEN}*\Z|{_OPEN}{{4}}\Z"  # a sum in brackets, or a second sign
@@ -217,9 +218,15 @@ _GOES_ON = re.compile(
     r"|\((?:[A-Za-z]\)|[^()]{0,24}[-+×/^])"
     r"|[kKMB](?!\w)"
     r"|(?i:\s?(?:hundred|thousand|lakh|crore|[mb]illion|(?:quad|t)rillion|[mb]n\b|dozen))"
-    r"|(?i:\s?(?:squared|cubed|factorial))"
+    r"|(?i:\s?(?:squared|cubed|factorial|halves|thirds|fourths|fifths|sixths|eighths|tenths))"
+    r"|\s[xyz](?!\w)"  # 18 x
     r"|(?i:\sand\s(?:a|one|two|three|1)[\s-](?:hal|third|quarter|fourth|fifth))"
 )
+_UNIT = re.compile(
+    r"(?:[cdkm]m|km/h|mph|[km]?g|lbs?|oz|ft|in|[cdm]?l|L|hrs?|h|mins?|secs?|ms|[kMG]?Hz|k?Wh?|[kMGT]B)"
+    r"(?![\w(])"
+)
+"""Units that people write without a space behind a number: 5kg."""
 
 
 def _check(before: str, match: re.Match[str], after: str) -> None:
@@ -251,8 +258,8 @@ def _check(before: str, match: re.Match[str], after: str) -> None:
         raise _Unreadable
     if re.match(r"(?i)(?:st|nd|rd|th)\b", after):
         raise _NoNumber  # the 5th
-    if after[:1].isalpha() or after[:1] == "_":
-        raise _Unreadable  # 2x, 5kg
+    if (after[:1].isalpha() or after[:1] == "_") and not _UNIT.match(after):
+        raise _Unreadable  # 2x
 
 
 def _is_prose(before: str) -> bool:
