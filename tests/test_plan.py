@@ -348,6 +348,16 @@ def test_mixed_precision_is_planned_with_float32_weights(tiny_model):
         assert one - other == rounded
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dense_weights_are_planned_at_the_size_that_they_take(tiny_model, dtype):
+    it = module(tiny_model, policy={"dtype": dtype, "lora": Lora(r=4)})
+    work = work_of(Start(torch.device("cpu"), it, data()))
+    layers = turnrl.adapted_layers(it.policy.load())
+    assert work.dense_copy == sum(layer.dense_bytes for layer in layers)
+    sampled = memory(work, Choice(decode_weights="dense"))["sampling"]
+    assert sampled["dense weights"] == work.dense_copy
+
+
 def test_a_module_is_planned_once(tiny_model):
     start = started(tiny_model, profile="24GB")
     MemoryPlan().settle(start)

@@ -180,7 +180,8 @@ class Work:
     @property
     def dense_copy(self) -> int:
         """Bytes of these matrices as dense weights with the adapter beside them."""
-        return 2 * self.shape.layers * sum((a + self._beside) * b for a, b in self._wanted)
+        weights = sum((a + self._beside) * b for a, b in self._wanted)
+        return self.size * self.shape.layers * weights
 
     @property
     def _beside(self) -> int:
@@ -486,7 +487,7 @@ def _weights_s(work: Work, rows: float, dense: bool, card: Card) -> float:
     are first written in bfloat16."""
     weights = work.shape.dense
     product = 2 * weights * rows / card.flops
-    spent = max(weights * (2 if dense else work.size) / card.bandwidth, product)
+    spent = max(weights * work.size / card.bandwidth, product)
     if work.four_bit and not dense:
         spent += weights * 2.5 / (0.85 * card.bandwidth)
     return spent + work.joined(int(rows), dense) / card.bandwidth

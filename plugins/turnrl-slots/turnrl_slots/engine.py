@@ -138,9 +138,10 @@ class Slots(Engine):
             is free on a GPU once the weights are loaded.
         decode_weights: What a policy with an adapter is sampled with: `adapter`, the base as it is
             kept and the adapter, as in learning; `dense`, the base as dense weights with the
-            adapter beside it. `dense` computes the same with fewer operations: a step reads 2 bytes
-            a weight, where `adapter` dequantises a 4-bit base anew in every step. With 7 billion
-            weights it takes 13 GB beside what is learned. `auto` is `adapter`, unless a memory
+            adapter beside it. `dense` computes the same with fewer operations: a step reads each
+            weight once (2 bytes in half precision), where `adapter` dequantises a 4-bit base anew
+            in every step. With 7 billion weights it takes 13 GB in half precision, beside what is
+            learned. `auto` is `adapter`, unless a memory
             plan has room for the other.
         cuda_graphs: Record the passes that sample a token of each turn, and replay them, where the
             attention is a GPU's own kernel (half precision on CUDA). Elsewhere, on a CPU for one,
