@@ -368,6 +368,20 @@ def test_a_module_is_planned_once(tiny_model):
     assert vars(start.module.engine) == engine
 
 
+@pytest.mark.parametrize("first_learns", [True, False], ids=["fit twice", "validate, then fit"])
+def test_a_plan_is_printed_by_the_first_run_that_learns_and_passes_in_each(
+    tiny_model, capsys, first_learns
+):
+    start = started(tiny_model, profile="24GB")
+    replace(start, learns=first_learns, device=torch.device("far")).settle()
+    assert ("memory plan for" in capsys.readouterr().out) == first_learns
+    check = MemoryPlan()
+    check.settle(start)
+    (line,) = check.run(start)
+    assert (line.status, "needs most" in line.text) == ("pass", True)
+    assert ("memory plan for" in capsys.readouterr().out) == (not first_learns)
+
+
 def sampled_with(module):
     """What a plan may settle of a module, but for how it learns."""
     engine = {name: getattr(module.engine, name) for name in (*_ENGINE, "keep_memory")}

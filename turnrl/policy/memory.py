@@ -39,10 +39,14 @@ class Memory:
     Attributes:
         planned: For each phase that a plan was made for, its bytes and the setting that lowers
             them.
+        plan: The plan itself, as the check that made it keeps it; None without one.
+        plan_shown: True once a run has printed it.
     """
 
     def __init__(self) -> None:
         self.planned: dict[str, tuple[int, str]] = {}
+        self.plan: object = None
+        self.plan_shown = False
 
     @contextlib.contextmanager
     def phase(self, name: str, setting: str | None = None) -> Iterator[None]:

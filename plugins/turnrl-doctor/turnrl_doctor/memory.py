@@ -114,6 +114,7 @@ def given_settings(module: MTGRPO, work: Work) -> dict[str, Any]:
 
 def apply(plan: Plan, module: MTGRPO) -> None:
     """Set what the recipe leaves open, and note what was planned."""
+    module.memory.plan = plan
     for name, owner in _owners(module, plan.work.sampled).items():
         value = getattr(plan.choice, name)
         if name == "gradient_checkpointing":
@@ -144,30 +145,37 @@ class MemoryPlan(Check):
         module = start.module
         if not isinstance(module, MTGRPO):
             return
-        if module.memory.planned:
-            self._why = "made when the module was first set up"
+        if (plan := module.memory.plan) is None:
+            plan = self._made(start, module)
+        if not isinstance(plan, Plan):
             return
+        self._plan = plan
+        if start.learns and not module.memory.plan_shown:
+            module.memory.plan_shown = True
+            rank_zero_only(print)(table(plan), flush=True)
+
+    def _made(self, start: Start, module: MTGRPO) -> Plan | None:
+        """A plan, applied to a module that has none yet; None if there is none to make."""
         if module.profile is None:
             self._why = "model.profile is null"
-            return
+            return None
         if not start.learns and start.device.type == "cpu":
-            return  # it was trained elsewhere, perhaps, and pages of a GPU's size may not fit here
+            return None  # perhaps trained elsewhere: pages of a GPU's size may not fit here
         if (card := card_for(start.device, module.profile)) is None:
-            return
+            return None
         try:
             work = work_of(start)
         except LookupError as error:
             self._why = str(error)
-            return
+            return None
         try:
-            self._plan = choose(work, card, given_settings(module, work))
+            plan = choose(work, card, given_settings(module, work))
         except RecipeError:
             if start.learns:
                 raise
-            return
-        apply(self._plan, module)
-        if start.learns:
-            rank_zero_only(print)(table(self._plan), flush=True)
+            return None
+        apply(plan, module)
+        return plan
 
     def run(self, start: Start) -> Iterable[Finding]:
         """One line: the phase that needs most, or why there is no plan."""
