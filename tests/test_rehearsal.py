@@ -18,7 +18,7 @@ from turnrl_turn_rewards import LLMJudge, LLMJudgeTurn, Server
 
 from runs import data, module, rows, trainer, weights
 from test_toolbox import Counter
-from turnrl import Lora, PluginError, Start, ToolResult, ToolSession, ToolSpec
+from turnrl import Lora, PluginError, QuestionData, Start, ToolResult, ToolSession, ToolSpec
 from turnrl.cli import main
 from worlds import Aims, Echo
 
@@ -59,6 +59,10 @@ SCHEMAS = [
     {"day": {"type": "string", "format": "date", "pattern": "^....-..-..$"}},
     {"maybe": {"type": ["integer", "null"]}},
     {"tree": TREE["$defs"]["node"]},
+    {"any": {"anyOf": [True]}},
+    {"all": {"allOf": [True, {"type": "integer"}]}},
+    {"a": {"anyOf": [{"const": "x"}]}, "b": {"$ref": "#/properties/a/anyOf/0"}},
+    {"both": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "uniqueItems": True}},
 ]
 
 
@@ -92,8 +96,10 @@ def test_an_example_that_does_not_fit_and_a_schema_that_nothing_is_found_for_are
         arguments_of(ToolSpec("add", "Adds.", schema, [{"n": "x"}]), TEXT)
     code = {"type": "string", "pattern": "^XQ-[0-9]{4}$"}
     odd = {"properties": {"code": code}, "required": ["code"]}
-    with pytest.raises(PluginError, match=r"no arguments were found .*Give it examples"):
-        arguments_of(ToolSpec("open", "Opens.", odd), TEXT)
+    lost = {"properties": {"code": {"$ref": "#/anyOf/9"}}, "required": ["code"], "anyOf": [True]}
+    for schema in (odd, lost):
+        with pytest.raises(PluginError, match=r"no arguments were found .*Give it examples"):
+            arguments_of(ToolSpec("open", "Opens.", schema), TEXT)
 
 
 def test_a_tool_that_cannot_be_called_is_a_warning(tiny_model):
@@ -124,6 +130,35 @@ def test_a_call_with_the_required_arguments_alone_is_tried(tiny_model):
     found = told(it, data())["tool echo"]
     assert found.status == "fail"
     assert found.text.endswith("raised KeyError: 'text' in run on echo with arguments {}")
+
+
+def test_a_tool_is_called_with_the_text_of_the_question_that_its_session_is_for(tiny_model):
+    class Heard(Echo):
+        heard = []
+
+        def run(self, calls):
+            self.heard += [call.arguments["text"] for call in calls]
+            return super().run(calls)
+
+    asked = [{"id": "1", "question": f"{role}?", "answers": ["it"]} for role in ("train", "val")]
+    it = module(tiny_model)
+    it.rollout.tools[:] = [Heard()]
+    told(it, QuestionData(train=asked[:1], val=asked[1:]))
+    assert Heard.heard[:4] == ["train?", "train?", "val?", "val?"]
+
+
+def test_examples_of_which_none_works_are_a_warning(tiny_model):
+    class Locked(Echo):
+        def run(self, calls):
+            return [ToolResult("locked", ok=False) for _ in calls]
+
+    it = module(tiny_model)
+    it.rollout.tools[:] = [Locked()]
+    assert told(it, data())["tool echo"].status == "pass"  # made-up arguments may be no use
+    Locked.examples = [{"text": "open"}]
+    found = told(it, data())["tool echo"]
+    assert (found.status, found.step) == ("warn", "Correct its examples, or the tool.")
+    assert found.text.startswith("no call succeeds")
 
 
 # ------------------------------------------------------------------------- whole recipes

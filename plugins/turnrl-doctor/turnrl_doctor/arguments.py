@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ _FORMATS = {
     "uuid": "123e4567-e89b-42d3-a456-426614174000",
 }
 _DEEPEST = 3
-"""Below so many levels a schema gets no property that it does not require: it may hold itself."""
+"""Deeper than this, only required properties are filled in, because a schema may contain itself."""
 
 
 def arguments_of(spec: ToolSpec, text: str) -> Sequence[Mapping[str, Any]]:
@@ -45,12 +46,13 @@ def arguments_of(spec: ToolSpec, text: str) -> Sequence[Mapping[str, Any]]:
         return spec.examples
     maker = _Maker(validator, text)
     made: list[Mapping[str, Any]] = []
-    for whole in (True, False):
-        schema = {"type": "object", **spec.parameters}
-        fits = (one for one in maker.values(schema, whole) if isinstance(one, dict))
-        value = next((one for one in fits if validator.is_valid(one)), None)
-        if value is not None and value not in made:
-            made.append(value)
+    with contextlib.suppress(Exception):  # of a schema that no maker foresees
+        for whole in (True, False):
+            schema = {"type": "object", **spec.parameters}
+            fits = (one for one in maker.values(schema, whole) if isinstance(one, dict))
+            value = next((one for one in fits if validator.is_valid(one)), None)
+            if value is not None and value not in made:
+                made.append(value)
     if not made:
         raise PluginError(
             f"no arguments were found that the parameters of tool {spec.name!r} allow. Give it "
@@ -89,7 +91,7 @@ class _Maker:
         if (ref := schema.get("$ref")) is not None:
             yield from self.values(self._looked_up(ref), whole, depth + 1)
         for key in ("anyOf", "oneOf"):
-            for part in schema.get(key, ()):
+            for part in filter(_says_something, schema.get(key, ())):
                 yield from self.values({**_rest(schema, key), **part}, whole, depth + 1)
         if parts := schema.get("allOf"):
             yield from self.values(_merged([_rest(schema, "allOf"), *parts]), whole, depth + 1)
@@ -109,7 +111,7 @@ class _Maker:
         elif kind in ("integer", "number"):
             yield from _numbers(schema, kind)
         else:
-            yield {"boolean": True, "null": None}.get(kind)
+            yield from {"boolean": (True, False)}.get(kind, (None,))
 
     def _object(self, schema: Any, whole: bool, depth: int) -> dict[str, Any]:
         properties, required = schema.get("properties", {}), schema.get("required", ())
@@ -147,7 +149,10 @@ class _Maker:
         """The part of the whole schema that a `$ref` such as `#/$defs/place` means."""
         part: Any = self._validator.schema
         for name in ref.lstrip("#/").split("/") if ref.startswith("#") else ():
-            part = part.get(name.replace("~1", "/").replace("~0", "~"), {}) if name else part
+            if isinstance(part, list):
+                part = part[int(name)]
+            elif name:
+                part = part.get(name.replace("~1", "/").replace("~0", "~"), {})
         return part
 
 
@@ -180,10 +185,15 @@ def _rest(schema: Any, key: str) -> dict[str, Any]:
     return {name: value for name, value in schema.items() if name != key}
 
 
+def _says_something(schema: Any) -> bool:
+    """False for `true`, which allows anything, and `false`, which allows nothing."""
+    return isinstance(schema, Mapping)
+
+
 def _merged(parts: Sequence[Any]) -> dict[str, Any]:
     """One schema of several that all hold."""
     merged: dict[str, Any] = {}
-    for part in parts:
+    for part in filter(_says_something, parts):
         both = {**merged.get("properties", {}), **part.get("properties", {})}
         required = [*merged.get("required", ()), *part.get("required", ())]
         merged |= {**part, "properties": both, "required": required}

@@ -242,12 +242,12 @@ def _tried(
             text = "can work; no session was opened, because the questions are not here yet"
             return Finding("pass", name, text), _StandIn(toolset)
         try:
-            calls = {question.id: _calls(tools, question) for question in questions}
+            calls = [_calls(tools, question) for question in questions]
         except PluginError as error:  # which stops no run
             return replace(of_error(name, error), status="warn"), tools
         replies = list[tuple[ToolCall, ToolResult]]()
-        for question in questions:
-            replies += _replies(tools, question, calls[question.id])
+        for question, some in zip(questions, calls, strict=True):
+            replies += _replies(tools, question, some)
     except Exception as error:  # a tool is anybody's code, and others are to be seen too
         return of_error(name, error), _StandIn(toolset)
     if not replies:
@@ -258,8 +258,11 @@ def _tried(
     shown = json.dumps(dict(call.arguments), ensure_ascii=False, default=str)
     verdict = f"{len(good)} of {len(replies)} calls succeed"
     text = f"{verdict}, such as {call.name} {_cut(shown)}: {_cut(said)}"
-    if not good:
-        text = f"no call succeeds, as {call.name} {_cut(shown)}: {_cut(said)}"
+    if good:
+        return Finding("pass", name, text), tools
+    text = f"no call succeeds, as {call.name} {_cut(shown)}: {_cut(said)}"
+    if any(spec.examples for spec in tools.specs):
+        return Finding("warn", name, text, "Correct its examples, or the tool."), tools
     return Finding("pass", name, text), tools
 
 
