@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -244,6 +245,15 @@ class Engine(Sampler):
         """The choices that the engine made when it started, for people to read: which attention,
         with CUDA graphs or without. Empty before it starts."""
         return {}
+
+    def rehearsal(self) -> AbstractContextManager[Engine]:
+        """What `turnrl doctor` samples a small model with in place of this engine: by default the
+        engine itself, which is closed afterwards. Override it if it would take a run's memory.
+
+        Returns:
+            A context that gives an engine which samples in the same way.
+        """
+        return contextlib.nullcontext(self)
 
     @abstractmethod
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:

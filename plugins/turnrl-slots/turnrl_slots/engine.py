@@ -18,7 +18,8 @@ import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Literal, final
 
 import numpy as np
@@ -182,6 +183,8 @@ class Slots(Engine):
         self._was_training: bool | None = None
         self._stopping = False
         self._closed = False
+        self._rehearses = False
+        """True of a small engine in place of a run's, which does not tell its own size."""
         self._samples_dense = False
         """As it was decided at the start, when there was room for them, or none."""
         self._planned: list[Request] = []
@@ -210,6 +213,12 @@ class Slots(Engine):
             raise _dense_already()
         if budget is not None and (shapes := least_shapes(policy)) is not None:
             check_room(self.kv_memory, budget, shapes.page_bytes, 0, max_tokens)
+
+    def rehearsal(self) -> AbstractContextManager[Slots]:
+        """See `Engine.rehearsal`. An engine with the same options, but for its memory."""
+        small = replace(self, slots=8, prefill_tokens=512, kv_memory="256MB")
+        small._rehearses = True
+        return contextlib.nullcontext(small)
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. The policy is used in eval mode, whatever mode it is in."""
@@ -255,15 +264,18 @@ class Slots(Engine):
         graphs = self.decoder is not None and self.decoder.graphs is not None
         dense = self._samples_dense
         weights = "base and adapter" if adapted_layers(self._network) else "the policy's own"
-        return {
+        chosen = {
             "attention while sampling": NAMES[pool.kernel],
             "CUDA graphs": "on" if graphs else "off",
             "weights while sampling": "base, dense, and adapter" if dense else weights,
-            "keys and values": f"{pool.bytes / 1e9:.2f} GB, {pool.count * PAGE} tokens, at least "
-            f"{self._least} sessions",
-            "turns at once": str(min(self._slots, pool.count)),
             "memory between collections": "kept" if self.keep_memory else "given back",
         }
+        tokens = f"{pool.count * PAGE} tokens, at least {self._least} sessions"
+        sizes = {
+            "keys and values": f"{pool.bytes / 1e9:.2f} GB, {tokens}",
+            "turns at once": str(min(self._slots, pool.count)),
+        }
+        return chosen if self._rehearses else chosen | sizes
 
     @property
     def capacity(self) -> int | None:  # type: ignore[override]
