@@ -14,13 +14,14 @@ import pytest
 import torch
 import yaml
 from turnrl_doctor import checks
-from turnrl_doctor.command import diagnose, lines_of
+from turnrl_doctor.command import _of_another_machine, diagnose, lines_of
 from turnrl_doctor.miniature import miniature
 
 import turnrl
+import worlds
 from commands import RECIPE, save
 from runs import data, module
-from turnrl import Check, Finding, Lora, Policy, RecipeError, Start
+from turnrl import Check, Finding, Lora, Policy, RecipeError, Start, ToolError, Toolset
 from turnrl.cli import main
 
 Usage = namedtuple("Usage", "total used free")
@@ -305,6 +306,31 @@ def test_what_this_machine_lacks_is_no_failure_of_a_card_elsewhere(
     code, told = doctor(recipe)
     assert code == 1
     assert "model" in failed(told)
+
+
+class Away(Toolset):
+    """A toolset whose server is down."""
+
+    specs = ()
+
+    def check(self):
+        raise ToolError("its server does not answer. Start it.")
+
+    def run(self, calls):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("tool", "status"), [(Away, "warn"), (worlds.Raises, "fail")], ids=["outage", "own fault"]
+)
+def test_a_card_elsewhere_excuses_an_outage_of_tools_and_no_fault_of_theirs(
+    recipe, tiny_model, tool, status
+):
+    it = module(tiny_model)
+    it.rollout.tools[:] = [tool()]
+    found = diagnose(Start(torch.device("cpu"), it, data()))
+    (line,) = [one for one in map(_of_another_machine, found) if one.name.startswith("tool")]
+    assert line.status == status
 
 
 def test_a_card_without_a_recipe_or_a_size_is_a_mistake(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,23 @@ from turnrl_doctor.arguments import arguments_of
 from turnrl_doctor.miniature import _network
 from turnrl_doctor.rehearsal import Rehearsal
 from turnrl_estimators import Branched, Tree, TurnCritic
+from turnrl_slots import Slots
 from turnrl_turn_rewards import LLMJudge, LLMJudgeTurn, Server
 
 from runs import data, module, rows, trainer, weights
 from test_toolbox import Counter
-from turnrl import Lora, PluginError, QuestionData, Start, ToolResult, ToolSession, ToolSpec
+from turnrl import (
+    Lora,
+    PluginError,
+    Policy,
+    QuestionData,
+    Start,
+    ToolResult,
+    ToolSession,
+    ToolSpec,
+)
 from turnrl.cli import main
+from turnrl.testing import ScriptedEngine
 from worlds import Aims, Echo
 
 CPU = torch.device("cpu")
@@ -207,6 +219,22 @@ def test_no_session_is_opened_for_a_question_that_is_made_up(tiny_model):
     assert "no session was opened" in found["tool echo"].text
     assert found["learning"].status == "pass"
     assert told(it, data())["tool echo"].status == "fail"
+
+
+def test_an_engine_that_cannot_be_copied_is_rehearsed_itself(tiny_model):
+    engine = ScriptedEngine(Policy(str(tiny_model)).tokenizer, lambda session, turn: "a")
+    engine.lock = threading.Lock()
+    found = told(module(tiny_model, engine=engine), data())["sampling"]
+    assert (found.status, "by ScriptedEngine" in found.text) == ("pass", True)
+
+
+def test_a_slots_engine_is_rehearsed_small_with_its_other_options(tiny_model):
+    it = module(tiny_model, engine=Slots(slots=999, kv_memory="900GB", keep_memory=True))
+    found = told(it, data())["sampling"]
+    assert found.status == "pass"
+    assert "memory between collections: kept" in found.text
+    assert "keys and values" not in found.text
+    assert (it.engine.slots, it.engine.kv_memory) == (999, "900GB")
 
 
 def test_every_session_is_closed(tiny_model):

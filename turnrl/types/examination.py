@@ -27,12 +27,15 @@ class Finding:
         name: The thing that was examined: `GPU`, `index`.
         text: What was seen, in one line.
         step: The next step for the user; empty for `pass`.
+        about: `machine` if it is about what this machine has or reaches, such as a disk or a
+            server, and may differ on another; `recipe` for the rest.
     """
 
     status: Status
     name: str
     text: str
     step: str = ""
+    about: Literal["machine", "recipe"] = "recipe"
 
 
 @dataclass

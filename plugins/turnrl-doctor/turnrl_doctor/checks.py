@@ -25,6 +25,7 @@ from turnrl import (
     Start,
     writable_part,
 )
+from turnrl_doctor.command import of_error
 from turnrl_doctor.memory import work_of
 from turnrl_doctor.plan import gigabytes
 
@@ -58,7 +59,7 @@ class Versions(Check):
             except importlib.metadata.PackageNotFoundError:
                 missing = True
                 text = f"{wanted.name} is not installed; turnrl needs {known}"
-                yield Finding("fail", "versions", text, f"pip install '{known}'")
+                yield Finding("fail", "versions", text, f"pip install '{known}'", "machine")
                 continue
             if not wanted.specifier.contains(there, prereleases=True):
                 untried.append(f"{wanted.name} {there}")
@@ -90,7 +91,7 @@ class Gpu(Check):
         unseen = "so driver, kernels, graphs and a GPU's attention are not examined"
         if driver_line() and torch.version.cuda is None:
             text = f"there is a driver, and torch {torch.__version__} is a build for CPUs"
-            return Finding("fail", "GPU", text, "Install a CUDA build of torch.")
+            return Finding("fail", "GPU", text, "Install a CUDA build of torch.", "machine")
         if module is not None and module.policy.quantization == "none":
             return Finding("pass", "GPU", f"none; the run is on the CPU, {unseen}")
         step = "Run the doctor on the machine with the GPU; --card 24GB plans its memory here."
@@ -109,7 +110,7 @@ class Gpu(Check):
         if half and card.major < 8:
             step = "Set model.policy.dtype to float32, or take a card from Ampere on."
             text = f"{card.name} has compute capability {capability}; bfloat16 needs 8.0"
-            yield Finding("fail", "GPU", text, step)
+            yield Finding("fail", "GPU", text, step, "machine")
         elif free < 0.9 * total:
             step = "End the other process (nvidia-smi names it), or the plan has less to give."
             yield Finding("warn", "GPU", seen, step)
@@ -150,7 +151,7 @@ class FourBit(Check):
         if not gap < 0.2:  # 4 bits alone make some 0.1
             text = f"bitsandbytes {version} on {where}: a 4-bit product is off by {gap:.2g}"
             step = "Install another version of bitsandbytes, or set quantization to none."
-            yield Finding("fail", "4 bit", text, step)
+            yield Finding("fail", "4 bit", text, step, "machine")
         else:
             text = f"bitsandbytes {version} quantises and multiplies on {where}"
             yield Finding("pass", "4 bit", text)
@@ -161,8 +162,12 @@ class RunFolder(Check):
 
     def run(self, start: Start) -> Iterable[Finding]:
         if start.folder is not None:
-            writable_part(start.folder)
-            yield Finding("pass", "run folder", f"{start.folder} can be written")
+            try:
+                writable_part(start.folder)
+            except RecipeError as error:
+                yield of_error("run folder", error, about="machine")
+            else:
+                yield Finding("pass", "run folder", f"{start.folder} can be written")
 
 
 _RECORD = 30_000
@@ -194,7 +199,7 @@ class Disk(Check):
         )
         step = "Free some, or set trainer.logger.init_args.save_dir to a larger disk."
         status: Any = "fail" if free < needed else "warn" if free < 2 * needed else "pass"
-        yield Finding(status, "disk", text, "" if status == "pass" else step)
+        yield Finding(status, "disk", text, "" if status == "pass" else step, "machine")
 
 
 class ModelFiles(Check):
@@ -226,7 +231,7 @@ class ModelFiles(Check):
             lacks = f"has a broken file, {file}: {error}"
         if lacks:
             step = "Copy the model's folder again, whole."
-            yield Finding("fail", "model", f"{folder} {lacks}", step)
+            yield Finding("fail", "model", f"{folder} {lacks}", step, "machine")
         else:
             size = gigabytes(sum(file.stat().st_size for file in files))
             text = f"{name}: {len(files)} files of weights, {size} GB, complete"
@@ -236,18 +241,18 @@ class ModelFiles(Check):
         step = "Run once with the hub in reach, or set policy.model to a folder."
         if constants.HF_HUB_OFFLINE:
             text = f"{name} is not in the cache, and the hub is switched off or out of reach"
-            return Finding("fail", "model", text, step)
+            return Finding("fail", "model", text, step, "machine")
         try:
             answer = get_session().head(
                 hf_hub_url(name, "config.json", revision=revision), timeout=5
             )
         except Exception as error:  # whatever its transport raises
             text = f"{name} is not cached, the hub not in reach ({type(error).__name__})"
-            return Finding("fail", "model", text, step)
+            return Finding("fail", "model", text, step, "machine")
         if answer.status_code >= 400:
             text = f"{name} is not in the cache, and the hub answers {answer.status_code}"
             step = "Check policy.model, and your access (hf auth login)."
-            return Finding("fail", "model", text, step)
+            return Finding("fail", "model", text, step, "machine")
         return Finding("pass", "model", f"{name} is on the hub, and will be downloaded")
 
 

@@ -11,7 +11,7 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from turnrl import (
     Check,
@@ -34,8 +34,6 @@ step. The model's own weights are not loaded, and nothing is written. Each line 
 fail, with the next step below it. The exit code is 1 if a line says fail, and 2 if the recipe is
 wrong. Settings are as of 'turnrl fit' too."""
 _NAME = 13
-_HERE = ("versions", "GPU", "4", "run", "disk", "model", "data", "tool", "reward")
-"""Beginnings of lines that are about this machine, and what it has or reaches."""
 
 
 def add_doctor_command(commands: Any) -> None:
@@ -75,8 +73,8 @@ def _run(parsed: argparse.Namespace) -> int:
 def _of_another_machine(finding: Finding) -> Finding:
     """A finding where a card is planned for that is elsewhere: what this machine lacks is no
     failure of the plan."""
-    here = finding.name.split()[0] in _HERE
-    return replace(finding, status="warn") if here and finding.status == "fail" else finding
+    lacks = finding.about == "machine" and finding.status == "fail"
+    return replace(finding, status="warn") if lacks else finding
 
 
 def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Finding]]:
@@ -139,19 +137,22 @@ def diagnose(start: Start, known: Iterable[Finding] = ()) -> Iterator[Finding]:
             yield once(_raised(name, error))
 
 
-def of_error(name: str, error: BaseException, step: str = "") -> Finding:
+def of_error(
+    name: str, error: BaseException, step: str = "", about: Literal["machine", "recipe"] = "recipe"
+) -> Finding:
     """A failure as a line: the first sentence is what was seen, the rest the next step.
 
     Args:
         name: The line's name.
         error: What was raised.
         step: The next step if the error names none.
+        about: As in `Finding`.
     """
     message = " ".join(str(error).split())
     if not isinstance(error, TurnRLError):
         message = f"{type(error).__name__}: {message}"
     text, _, own_step = message.partition(". ")
-    return Finding("fail", name, text.rstrip("."), own_step or step)
+    return Finding("fail", name, text.rstrip("."), own_step or step, about)
 
 
 def _raised(name: str, error: BaseException) -> Finding:
@@ -182,7 +183,7 @@ def lines_of(finding: Finding, columns: int | None) -> list[str]:
     """A finding as lines: status, name, text; and the next step below.
 
     Args:
-        found: The finding.
+        finding: The finding.
         columns: The most of a line; None for any number.
     """
     indent = " " * (6 + _NAME + 2)

@@ -1,4 +1,4 @@
-"""A miniature of the recipe's own model and engine, which a machine of any size can run."""
+"""A miniature of the recipe's own model, which a machine of any size can run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from turnrl import Engine, Policy, in_short
+from turnrl import Policy, in_short
 
 _WIDTH = 128
 
@@ -34,7 +34,7 @@ def miniature(policy: Policy, folder: Path) -> Policy:
         policy.quantization,
         policy.lora,
         policy.dtype,
-        policy.gradient_checkpointing and True,
+        policy.gradient_checkpointing and True,  # a number is of the recipe's layers, not of two
         share_prefixes=policy.share_prefixes,
         fused_kernels=policy.fused_kernels,
     )
@@ -74,12 +74,3 @@ def _sizes(text: Any) -> Iterator[dict[str, int]]:
     yield {**layers, **narrow, "hidden_size": even, "head_dim": head}
     yield {**layers, **narrow, "hidden_size": even}
     yield layers
-
-
-def small_engine(engine: Engine) -> Engine:
-    """The recipe's engine with its options, but for memory and slots."""
-    small: Any = copy.deepcopy(engine)
-    for name, value in {"slots": 8, "prefill_tokens": 512, "kv_memory": "256MB"}.items():
-        if hasattr(small, name):
-            setattr(small, name, value)
-    return small  # type: ignore[no-any-return]

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ from turnrl import (
     Toolset,
     ToolSpec,
     Trajectory,
+    WorldError,
     call_tools,
     load_questions,
     on_loop,
@@ -56,13 +58,12 @@ from turnrl import (
 )
 from turnrl_doctor.arguments import arguments_of
 from turnrl_doctor.command import of_error
-from turnrl_doctor.miniature import miniature, small_engine
+from turnrl_doctor.miniature import miniature
 
 _ATTEMPTS = 4
 _TURN_TOKENS = 12
 _ROOM = 512
 """Tokens of a trajectory beyond the longest scripted one, where the engine is tried."""
-_OF_SIZE = ("keys and values", "turns at once")
 _SHOWN = 60
 
 
@@ -104,16 +105,19 @@ def _read(data: QuestionData, known: dict[str, list[Question]]) -> Iterator[Find
         if source is None:
             continue
         name = f"data {role}"
+        about: Literal["machine", "recipe"] = "machine"  # it may lie elsewhere
         try:
             opened = open_source(source, data.fields, data.config)
             split = data.splits[role] or opened.default_splits[role]
-            if split is None or opened.at_hand(split):
+            here = split is None or opened.at_hand(split)
+            about = "recipe"
+            if here:
                 known[role] = load_questions(opened, split, role=role, rule=data.rule)
                 yield Finding("pass", name, f"{len(known[role])} questions")
             else:
                 yield Finding("pass", name, f"{source} is on the hub, and will be downloaded")
         except Exception as error:  # a source is anybody's code, and both are to be seen
-            yield of_error(name, error)
+            yield of_error(name, error, about=about)
 
 
 def _chosen(known: dict[str, list[Question]]) -> list[Question]:
@@ -151,7 +155,7 @@ def _rehearsed(start: Start, module: MTGRPO, questions: list[Question]) -> Itera
         yield _attention(policy, module.policy)
         attempts = list[list[Trajectory]]()
         yield from _scripted(module, small, tools, asked, attempts)
-        yield from _guarded("sampling", _sampled(module, small, tools, asked[:2], attempts))
+        yield from _guarded("sampling", _sampled(module, small, tools, asked[:2], attempts, stack))
         rewards = list[Reward]()
         for reward in module.rewards:
             name = f"reward {type(reward).__name__}"
@@ -159,6 +163,8 @@ def _rehearsed(start: Start, module: MTGRPO, questions: list[Question]) -> Itera
                 rehearsed = stack.enter_context(reward.rehearsal())
                 for some in attempts:
                     score_group(some, [rehearsed], policy=policy)
+            except WorldError as error:  # a judge that is down
+                yield of_error(name, error, about="machine")
             except Exception as error:  # anybody's code
                 yield of_error(name, error)
             else:
@@ -177,7 +183,7 @@ def _guarded(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     try:
         yield from findings
     except Exception as error:  # anybody's code
-        yield of_error(name, error, "A run would stop there too. Mend it first.")
+        yield of_error(name, error, "A run would stop there too. Fix it first.")
 
 
 def _small(module: MTGRPO, policy: Policy, rollout: Rollout) -> MTGRPO:
@@ -236,8 +242,11 @@ def _tried(
     """
     name = f"tool {toolset.name}" if isinstance(toolset, Tool) else str(toolset)
     try:
-        tools = stack.enter_context(toolset.rehearsal())
-        tools.check()
+        try:
+            tools = stack.enter_context(toolset.rehearsal())
+            tools.check()
+        except WorldError as error:  # a server that is down, an index that lies elsewhere
+            return of_error(name, error, about="machine"), _StandIn(toolset)
         if isinstance(tools, Stateful) and not real:
             text = "can work; no session was opened, because the questions are not here yet"
             return Finding("pass", name, text), _StandIn(toolset)
@@ -372,10 +381,11 @@ def _sampled(
     tools: list[Toolset],
     questions: list[Question],
     attempts: list[list[Trajectory]],
+    stack: contextlib.ExitStack,
 ) -> Iterator[Finding]:
     """Add attempts of the miniature by the recipe's engine, read by the recipe's own segmenter."""
     small.collector.close()
-    script, small.engine = small.engine, small_engine(module.engine)
+    script, small.engine = small.engine, stack.enter_context(module.engine.rehearsal())
     rollout = module.rollout
     longest = max((len(t.token_ids) for some in attempts for t in some), default=rollout.max_tokens)
     small.rollout = replace(
@@ -389,10 +399,9 @@ def _sampled(
         sampled, _ = small.collector.explore(questions, small.group_size, (0,), 0)
         attempts += sampled
         turns = sum(len(t.turns) for some in sampled for t in some)
-        # not of this small engine's size, which is not the run's
-        kept = (f"{k}: {v}" for k, v in engine.in_force.items() if k not in _OF_SIZE)
+        chosen = (f"{name}: {value}" for name, value in engine.in_force.items())
         text = f"{turns} turns by {type(engine).__name__} on {device}"
-        yield Finding("pass", "sampling", "; ".join((text, *kept)))
+        yield Finding("pass", "sampling", "; ".join((text, *chosen)))
     finally:
         small.collector.close()
         small.engine = script

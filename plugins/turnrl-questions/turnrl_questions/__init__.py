@@ -21,6 +21,7 @@ from turnrl_questions.rows import (
     FILE_KINDS,
     Row,
     cached_hub,
+    file_here,
     is_saved,
     open_hub,
     open_saved,
@@ -113,6 +114,9 @@ class QuestionFile(QuestionSource):
     def questions(self, split: str) -> Iterable[Question]:
         refuse_split(self._path, split)
         return questions_of(read_file(self._path), self._fields, self._path)
+
+    def at_hand(self, split: str) -> bool:
+        return file_here(self._path)
 
 
 @final

@@ -21,6 +21,7 @@ from turnrl_questions.rows import (
     FILE_KINDS,
     Row,
     cached_hub,
+    file_here,
     open_hub,
     questions_of,
     read_file,
@@ -85,7 +86,9 @@ class HotpotParagraphs(QuestionSource):
         return questions_of(named, fields, where, setting, needs_id=True)
 
     def at_hand(self, split: str) -> bool:
-        return self._is_file or cached_hub(self.path, self._config, split)
+        if self._is_file:
+            return file_here(self.path)
+        return cached_hub(self.path, self._config, split)
 
     def passages(self) -> Iterator[Passage]:
         """The distinct paragraphs, in the order in which they first appear.

@@ -41,10 +41,7 @@ def read_file(source: str) -> Iterator[Row]:
         DataError: If it is no file of one of `FILE_KINDS`, or cannot be read.
     """
     path, kind = Path(source), Path(source).suffix.lower()
-    if not path.is_file():
-        raise DataError(
-            f"no file {source!r} in {path.absolute().parent}. Check {' and '.join(NAMED_BY.get())}."
-        )
+    file_here(source)
     if kind not in FILE_KINDS:
         raise DataError(f"cannot tell the format of {source!r}. Name it {', '.join(FILE_KINDS)}.")
     try:
@@ -60,6 +57,20 @@ def read_file(source: str) -> Iterator[Row]:
             raise
         step = ". Save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
         raise DataError(f"cannot read {source!r}: {error}{step}") from error
+
+
+def file_here(source: str) -> bool:
+    """True: the file is here.
+
+    Raises:
+        DataError: If it is not.
+    """
+    path = Path(source)
+    if not path.is_file():
+        raise DataError(
+            f"no file {source!r} in {path.absolute().parent}. Check {' and '.join(NAMED_BY.get())}."
+        )
+    return True
 
 
 def refuse_split(path: str, split: str) -> None:
