@@ -45,6 +45,14 @@ def run(tiny_model, tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_a_recipe_whose_data_have_no_settings_is_loaded(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
+    contents["data"] = {"class_path": "turnrl.QuestionData", "init_args": None}
+    save(contents)
+    assert turnrl.load("recipe.yaml").policy.network is not None
+
+
 def test_a_checkpoint_is_asked_questions_of_ones_own(run, capsys):
     agent = turnrl.load("runs/recipe/version_0/checkpoints/last.ckpt")
     first, second = agent.ask(["Number 7?", Question("x", "Number 8?", ("8",))])

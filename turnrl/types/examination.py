@@ -50,6 +50,7 @@ class Start:
         processes: How many learn together.
         iterations: The most that it takes; None, or -1, if it has no such limit.
         learns: False if the policy only acts, as in an evaluation.
+        questions: Questions of an iteration, over all processes; by default those of `data`, or 16.
     """
 
     device: torch.device
@@ -59,6 +60,10 @@ class Start:
     processes: int = 1
     iterations: int | None = None
     learns: bool = True
+    questions: int = 0
+
+    def __post_init__(self) -> None:
+        self.questions = self.questions or getattr(self.data, "questions_per_iteration", 16)
 
     def settle(self) -> list[Check]:
         """Let all installed checks settle what a recipe leaves open.

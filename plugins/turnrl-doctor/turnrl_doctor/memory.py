@@ -9,7 +9,17 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from turnrl import MTGRPO, Check, Finding, RecipeError, Start, parse_bytes
-from turnrl_doctor.plan import Card, Plan, Work, card_of, choose, gigabytes, shape_of, table
+from turnrl_doctor.plan import (
+    CONTEXT,
+    Card,
+    Plan,
+    Work,
+    card_of,
+    choose,
+    gigabytes,
+    shape_of,
+    table,
+)
 
 _ENGINE = ("slots", "prefill_tokens", "kv_memory", "decode_weights")
 """Attributes of an engine whose memory the plan knows: those of Slots."""
@@ -30,7 +40,7 @@ def card_for(device: torch.device, profile: str) -> Card | None:
     free, _ = torch.cuda.mem_get_info(device)
     # a context is there by now; the plan counts it as its own
     reserved = torch.cuda.memory_reserved(device)
-    size = min(properties.total_memory, free + reserved + 500_000_000)
+    size = min(properties.total_memory, free + reserved + CONTEXT)
     return card_of(properties.name, size)
 
 
@@ -46,8 +56,7 @@ def work_of(start: Start) -> Work:
         raise LookupError(f"{type(module).__name__} is not MTGRPO")
     policy, rollout, estimator = module.policy, module.rollout, module.estimator
     lora, turns = policy.lora, rollout.segmenter.max_turns
-    questions = getattr(start.data, "questions_per_iteration", 16)
-    trajectories = -(-questions // start.processes) * module.group_size
+    trajectories = -(-start.questions // start.processes) * module.group_size
     half = policy.dtype_on("cuda") == torch.bfloat16
     targets = None
     if lora is not None and lora.target_modules != "all-linear":

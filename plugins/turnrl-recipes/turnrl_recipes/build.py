@@ -130,13 +130,13 @@ def load(
     if module is not None and file is None:
         what = f"{str(path)!r} is a recipe, and has no trained weights for the module to take"
         raise RecipeError(f"{what}. Give a run, or a checkpoint.")
-    asked = QuestionData()
+    questions = 0
     if module is None:
         recipe = _recipe_of(agent, saved)
         module, data = _made(recipe), recipe.get("data") or {}
-        if count := data.get("init_args", data).get("questions_per_iteration"):
-            asked = QuestionData(questions_per_iteration=count)
-    Start(torch.device(device), module, asked, learns=False).settle()
+        settings = data.get("init_args", data) or {}
+        questions = settings.get("questions_per_iteration") or 0
+    Start(torch.device(device), module, learns=False, questions=questions).settle()
     module.policy.load(device)
     if saved is not None:
         module.on_load_checkpoint(saved)
