@@ -298,6 +298,7 @@ def test_what_cannot_fit_is_refused_with_the_numbers_and_the_first_setting(work,
         ("NVIDIA A100-SXM4-40GB", True, 230e12),
         ("NVIDIA GeForce RTX 4090", True, 140e12),
         ("NVIDIA L4", True, 55e12),
+        ("NVIDIA A10G", True, 60e12),
         ("80GB", False, 550e12),
         ("Some Other Card", False, 140e12),
     ],
@@ -436,6 +437,16 @@ def test_a_small_model_gets_the_little_memory_that_all_its_trajectories_need(tin
     whole = work.trajectories * work.max_tokens * work.kv_bytes
     assert whole < 10**8
     assert 0.9 * whole < parse_bytes(start.module.engine.kv_memory, "") <= whole
+
+
+def test_a_start_says_how_many_questions_an_iteration_has(tiny_model):
+    it = module(tiny_model)
+    for start, questions in (
+        (Start(torch.device("cpu"), it), 16),
+        (Start(torch.device("cpu"), it, data()), 4),
+        (Start(torch.device("cpu"), it, questions=6), 6),
+    ):
+        assert work_of(start).trajectories == questions * it.group_size
 
 
 def test_one_trajectory_at_a_time_is_planned():
