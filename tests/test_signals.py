@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from lightning.pytorch.callbacks import Callback
 
 from nursery import command
 from test_processes import TWO, recipe
+from turnrl.signals import stopping
 from worlds import Echo
 
 TESTS = Path(__file__).parent
@@ -138,6 +140,7 @@ def test_an_interrupt_inside_of_exec_gives_the_same_exit_code(tmp_path):
     # classes of the standard library are made by `exec`, so imports are full of it
     (tmp_path / "stopped.py").write_text("""
 import sys
+import threading
 import turnrl.cli
 turnrl.cli._dispatch = lambda arguments: exec("raise KeyboardInterrupt")
 sys.exit(turnrl.cli.main(["fit"]))
@@ -220,3 +223,19 @@ def test_an_interrupt_while_the_command_line_is_imported_is_one_line(tmp_path, p
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "\nturnrl: stopped by Ctrl-C\n")
+
+
+def test_a_thread_that_hears_no_signal_leaves_the_hook_alone(monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+
+    def mine(what):
+        pass
+
+    def within():
+        with stopping():
+            sys.unraisablehook = mine
+
+    thread = threading.Thread(target=within)
+    thread.start()
+    thread.join()
+    assert sys.unraisablehook is mine

@@ -46,7 +46,8 @@ def stopping() -> Iterator[list[int]]:
         else:
             tell(what)
 
-    if threading.current_thread() is threading.main_thread():
+    heard = threading.current_thread() is threading.main_thread()
+    if heard:
         sys.unraisablehook = lost
         take(signal.SIGTERM)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -54,7 +55,8 @@ def stopping() -> Iterator[list[int]]:
     try:
         yield came
     finally:
-        sys.unraisablehook = tell
+        if heard:
+            sys.unraisablehook = tell
         if came:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
