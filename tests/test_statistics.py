@@ -528,3 +528,11 @@ def test_intervals_cover_as_often_as_the_table_says():
     for (case, n), (covered, _) in found.items():
         if case.rarest * n >= 3 and case.kind.endswith("values"):
             assert covered <= 0.98, (case, n)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_difference_of_values_that_are_not_finite_is_refused(odd):
+    with pytest.raises(ValueError, match="not all finite"):
+        difference([0.1, odd], [0.2, 0.3])
+    with pytest.raises(ValueError, match="not all finite"):
+        over_seeds([0.1, 0.2], [0.2, odd])

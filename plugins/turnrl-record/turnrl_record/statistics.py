@@ -1,7 +1,8 @@
 """95 % intervals of figures: of one run over its questions, and of two runs that were asked the
 same ones.
 
-    interval          a figure of one run: Wilson's for rates, the score interval for other means
+    interval          a figure of one run: for rates Wilson's, drawn out where it is too narrow
+                      (`rate`); the score interval for other means
     difference        two runs on the same questions: Newcombe's for rates, the score interval of
                       the differences for other means
     over_seeds        several seeds of two recipes: Student's t over the differences per seed
@@ -217,7 +218,7 @@ def difference(
         possible: The least and the most that a value can be; None if it is not known. Then 0 and
             the values of both runs are.
     Raises:
-        ValueError: If there is none, or they are not equally many.
+        ValueError: If there is none, one is not finite, or they are not equally many.
     """
     pairs, counts = _paired(first, second)
     every, p = np.array([first, second], float), None
@@ -282,6 +283,8 @@ def _paired(first: Sequence[float], second: Sequence[float]) -> tuple[Any, tuple
     if not first or len(first) != len(second):
         raise ValueError(f"{len(first)} and {len(second)} values. Give one of each per pair.")
     pairs = np.asarray(second, float) - np.asarray(first, float)
+    if not np.isfinite(pairs).all():
+        raise ValueError(f"{len(pairs)} differences, not all finite. Give finite values.")
     return pairs, (int((pairs > _SAME).sum()), int((pairs < -_SAME).sum()))
 
 
@@ -308,8 +311,8 @@ def _kinds(values: Any) -> int:
 
 def _squared(values: Any) -> float:
     """The squared quantile for values of unknown range: the normal distribution's for values that
-    are all the same, t(.975, n - 1)^2 n / (n - 1) for values that all differ, and in between in
-    proportion to their kinds."""
+    are all the same, t(.975, n - 1)^2 n / (n - 1) for values that all differ. In between it grows
+    in proportion to their kinds, which is our own choice and has no source."""
     from scipy import stats
 
     others, further = len(values) - 1, _kinds(values) - 1
