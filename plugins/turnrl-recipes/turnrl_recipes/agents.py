@@ -10,6 +10,7 @@ from __future__ import annotations
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from turnrl import CheckpointError, RecipeError, did_you_mean
 from turnrl_recipes.bundled import bundled_recipes, find_recipe
@@ -36,6 +37,7 @@ class Agent:
 
     Args:
         word: As it was given.
+        kind: What it means. A `checkpoint` may lie in a run, or in none.
         recipe: A file of YAML. Of a run it is its `config.yaml`, which a run made from Python
             lacks. Of a checkpoint in no run it is the checkpoint itself, which holds its recipe.
         run: The folder of the run; None for a recipe, and for a checkpoint in no run.
@@ -45,6 +47,7 @@ class Agent:
     """
 
     word: str
+    kind: Literal["recipe", "run", "checkpoint"]
     recipe: Path
     run: Path | None = None
     checkpoint: Path | None = None
@@ -52,7 +55,7 @@ class Agent:
     @property
     def is_recipe(self) -> bool:
         """True if the word means a recipe, and no run and no checkpoint."""
-        return self.run is None and self.recipe != self.checkpoint
+        return self.kind == "recipe"
 
     def weights(self, name: str | None = None) -> Path | None:
         """The checkpoint to load, or the folder of an exported policy; None for a recipe.
@@ -83,7 +86,7 @@ class Agent:
         if self.is_recipe:
             what = f"{self.word!r} is a recipe, and has no {name}.ckpt"
             raise RecipeError(f"{what}. Give a run: {_runs_of_name(self.word) or RUNS / 'NAME'}.")
-        if self.run is None or self.checkpoint == Path(self.word):
+        if self.run is None or self.kind == "checkpoint":
             raise CheckpointError(f"{self.word!r} is one checkpoint already. Leave {name!r} out.")
         if name not in LATEST:
             near = did_you_mean(name, LATEST) or " Give best or last."
@@ -122,8 +125,8 @@ def find_agent(word: str | Path, name: str | None = None) -> Agent:
         return agent
     if not agent.is_recipe or name in LATEST:
         return replace(agent, checkpoint=agent.weights(name))
-    if run_in(Path(name)) is None and exported_in(Path(name)) is not None:
-        return replace(agent, checkpoint=exported_in(Path(name)))
+    if run_in(Path(name)) is None and (exported := exported_in(Path(name))) is not None:
+        return replace(agent, checkpoint=exported)
     other = _agent_at(name)
     if other.is_recipe:
         step = "Give a run, or a checkpoint."
@@ -134,19 +137,19 @@ def find_agent(word: str | Path, name: str | None = None) -> Agent:
 def _agent_at(word: str) -> Agent:
     place = Path(word)
     if word.endswith(_YAML) or word in bundled_recipes():
-        return Agent(word, Path(find_recipe(word)))
+        return Agent(word, "recipe", Path(find_recipe(word)))
     run = run_in(place) if place.is_file() else run_at(word)
     if place.is_file() and _is_checkpoint(place):
-        return Agent(word, run / "config.yaml" if run else place, run, place)
+        return Agent(word, "checkpoint", run / "config.yaml" if run else place, run, place)
     if run is not None:
-        return Agent(word, run / "config.yaml", run, _kept(place, run))
+        return Agent(word, "run", run / "config.yaml", run, _kept(place, run))
     if place.is_dir():
         last = place / "last.ckpt"
         if (kept := last if last.is_file() else newest_kept(place)) is not None:
-            return Agent(word, kept, None, kept)
+            return Agent(word, "checkpoint", kept, None, kept)
         raise CheckpointError(_no_run(place))
     if place.exists():
-        return Agent(word, place)
+        return Agent(word, "recipe", place)
     near = run_like(word, bundled_recipes())
     step = "Give the folder of a run, the name of its runs, or a recipe."
     raise CheckpointError(f"no run, no recipe and no checkpoint at {word!r}.{near} {step}")
