@@ -1006,3 +1006,10 @@ def test_a_key_is_refused_from_source_code_only_where_that_is_certain(
         told = pytest.raises(RecipeError, match=f"unknown key '{refused}'")
     with told:
         refuse_unknown_below(contents, [str(tmp_path / "recipe.yaml")])
+
+
+@pytest.mark.parametrize("name", ["MTGRPO", "turnrl.MTGRPO", "turnrl.module.MTGRPO"])
+def test_a_class_that_is_named_though_it_is_meant_anyway_keeps_the_synonyms(name):
+    contents = {"model": {"class_path": name, "init_args": {"num_generations": 8}}}
+    with pytest.raises(RecipeError, match=r"Set model\.group_size instead"):
+        refuse_unknown_below(contents, [])

@@ -1,4 +1,4 @@
-"""Unknown keys of a recipe, told before torch is imported, whatever their depth.
+"""Finds unknown keys in a recipe, at any depth, before torch is imported.
 
 The classes that a recipe describes are read from their source code, and nothing is imported. Where
 that leaves a doubt (a class that passes settings on, a name that two classes have) no fault is
@@ -133,12 +133,15 @@ def refuse_unknown_below(contents: Mapping[str, Any], recipes: Sequence[str]) ->
     Raises:
         RecipeError: Naming the key, and what would do.
     """
-    places = tuple(str(Path(one).absolute().parent) for one in ("here", *recipes))
+    places = (str(Path.cwd()), *(str(Path(file).absolute().parent) for file in recipes))
     source = _Source(places)
     for section, default in _ROOTS.items():
         value = contents.get(section) or {}
-        described = value if "class_path" in value else {"class_path": default, "init_args": value}
-        source.refuse(described, section, component="class_path" in value)
+        described = {"class_path": default, "init_args": value}
+        if "class_path" in value:
+            described = value
+        own = str(described["class_path"]).rpartition(".")[2] != default.rpartition(".")[2]
+        source.refuse(described, section, component=own)
 
 
 @dataclass(frozen=True)
