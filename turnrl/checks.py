@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 def check_parts(module: Any) -> None:
-    """Refuse parts of an `MTGRPO` that are none, as they can be given from Python.
+    """Check the types of `MTGRPO`'s arguments; only Python callers can get them wrong.
 
     Raises:
         ArgumentTypeError: Naming the argument, what came, and what to write.

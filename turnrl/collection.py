@@ -125,8 +125,8 @@ class Experience:
         They are means over the trajectories, without branches, except for `rollout/tokens_per_s`
         and the two times. A group is degenerate if all its advantages are zero.
 
-        What the policy does is told of the first draw: groups that were kept because their attempts
-        differ say less of it. What is learned from, and what it cost, counts every draw.
+        Metrics of behaviour describe the first draw. Redrawing keeps groups whose attempts differ,
+        so they would be biased. What is learned from, and what it cost, counts every draw.
         """
         drawn = self.first or self
         tallies = {

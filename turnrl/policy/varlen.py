@@ -1,4 +1,4 @@
-"""torch's attention of sequences of any length, as torch 2.13 has it, on torch 2.11 too.
+"""torch 2.13's variable-length attention, also for torch 2.11.
 
 torch 2.11 has the same kernel and fewer arguments to it:
 

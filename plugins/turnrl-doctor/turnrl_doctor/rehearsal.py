@@ -7,7 +7,7 @@
     rewards     each of them scores all attempts
     learning    one iteration of a few attempts: credit, and its optimiser step
 
-What fails is a line, and what comes after it goes on without it.
+Each failure prints one line, and later steps run without the part that failed.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _read(data: QuestionData, known: dict[str, list[Question]]) -> Iterator[Find
 
 
 def _chosen(known: dict[str, list[Question]]) -> list[Question]:
-    """Of each role the first question, the longest one, and the one with the fewest columns: a run
-    stumbles over these soonest."""
+    """Pick three questions of each role: the first, the longest, and the one with the fewest
+    columns. A run trips over these first."""
     chosen = dict[tuple[str, str], Question]()
     for role, questions in known.items():
         longest = max(questions, key=lambda q: len(q.text))
