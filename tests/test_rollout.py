@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from turnrl_qa_rewards import AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed
@@ -289,20 +290,25 @@ def test_no_more_trajectories_are_under_way_than_the_engine_holds(chat, capacity
         assert not engine.open_sessions
 
 
-def test_groups_stay_whole_once_there_is_room_for_them(chat):
+@pytest.mark.parametrize(
+    # for two groups of four at once, or for just one
+    ("capacity", "ends"),
+    [(8, [1, 8, 16, 20]), (4, [1, 4, 8, 12, 16, 20])],
+)
+def test_groups_stay_whole_once_there_is_room_for_them(chat, capacity, ends):
     engine = ScriptedEngine(chat.tokenizer, lambda session, k: ('[look {"query": "x"}]', "=x")[k])
     engine.capacity = 1
     ask = engine.says
 
     def says(session, k):
-        engine.capacity = 8  # it turns out to hold more
+        engine.capacity = capacity  # it turns out to hold more
         return ask(session, k)
 
     engine.says = says
     questions = [replace(QUESTION, id=f"q{i}") for i in range(5)]
     Rollout(Brackets(), [Look()]).play(engine, chat, questions, 4, (0,))
     asked = [number for number, *_ in engine.asked]
-    waves = [range(1), range(1, 8), range(8, 16), range(16, 20)]
+    waves = [range(begin, end) for begin, end in pairwise([0, *ends])]
     assert asked == [i for wave in waves for _ in range(2) for i in wave]
 
 

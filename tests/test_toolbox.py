@@ -36,7 +36,7 @@ from turnrl import (
 )
 from turnrl.agent.explore import Opening
 from turnrl.agent.rollout import Agent
-from turnrl.agent.toolbox import Toolbox, ToolSessions, run_tool
+from turnrl.agent.toolbox import MAX_RESULT_CHARACTERS, Toolbox, ToolSessions, run_tool
 from turnrl.testing import ScriptedEngine, check_tool
 
 
@@ -714,6 +714,19 @@ def test_tools_that_no_policy_could_call_are_refused_before_a_session_is_opened(
     with pytest.raises(RecipeError, match="two tools are called 'add'"):
         asyncio.run(call_tools(tools, QUESTIONS[0], [[ToolCall("add", {"n": 1})]]))
     assert not tools[0].opened
+
+
+def test_a_result_may_have_as_many_characters_as_are_accepted_and_no_more():
+    most = MAX_RESULT_CHARACTERS
+
+    def brings(count):
+        tool, call = Look(lambda query: "x" * count), ToolCall("look", {"query": "x"})
+        ((result,),) = asyncio.run(call_tools([tool], QUESTIONS[0], [[call]]))
+        return len(result.content)
+
+    assert brings(most) == most
+    with pytest.raises(ToolError, match=r"a result of 1,000,001 characters"):
+        brings(most + 1)
 
 
 # ------------------------------------------------------------------- the kit agrees
