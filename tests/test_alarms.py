@@ -236,6 +236,9 @@ def test_the_reward_rises_while_exact_match_falls():
 def test_where_no_answer_was_ever_right_exact_match_says_nothing():
     never = {"match": [0.0] * 6}
     assert not alarms(series(groups=[0.1, 0.1, *[0.6] * 4], **never))
+    # and says something from the first one on
+    (one,) = alarms(series(groups=[0.1, 0.1, *[0.6] * 4], match=[*[0.0] * 5, 0.1]))
+    assert (one.name, one.began, one.noticed) == ("groups", 3, 6)
     assert not alarms(series(entropy=[0.5, 0.5, 0.5, *[0.01] * 3], **never))
     longer = [100, 100, 100, 250, 250, 250]
     assert not alarms(series(tokens=longer, reward=[1, 1, 1, 2, 2, 2], **never))
