@@ -600,6 +600,26 @@ def test_probes_of_groups_that_are_sampled_anew_are_counted(tiny_model, tmp_path
     assert twice.probe_tokens == once.probe_tokens + again > once.probe_tokens > 0
 
 
+def test_branches_of_groups_that_are_sampled_anew_are_no_trajectories_of_theirs(
+    tiny_model, tmp_path
+):
+    class Bushy(Fussy):
+        probes = 1
+        trains_probes = True
+
+        def prepare(self, attempts, scorer):
+            return trees(attempts, scorer)
+
+        def __call__(self, group):
+            self.asked += 1
+            return group.reached.float() * (self.asked > self.patience)
+
+    it = module(tiny_model, estimator=Bushy(4), redraws=1)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    assert all(len(group.trajectories) > len(group.trunks) for group in it.experience.groups)
+    assert column(tmp_path, "rollout/redrawn_groups") == [1.0]
+
+
 class Prepares(ToGo):
     """Prepares groups as a test says."""
 
