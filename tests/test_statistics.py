@@ -511,6 +511,16 @@ def test_differences_of_which_many_are_none_are_covered(n, kinds, likely):
     assert covered >= 0.945
 
 
+def test_from_ten_questions_that_differ_on_they_tell_by_how_much_others_could():
+    def width(differ):
+        changes = [0.1 if i % 2 else -0.05 for i in range(differ)] + [0.0] * (40 - differ)
+        found = difference([0.5] * 40, [0.5 + change for change in changes], possible=(0, 1))
+        assert found.gained + found.lost == differ
+        return found.high - found.low
+
+    assert width(9) > 3 * width(10)
+
+
 @pytest.mark.slow
 def test_intervals_cover_as_often_as_the_table_says():
     found = {(case, n): measure(case, n) for n in SIZES for case in cases()}
