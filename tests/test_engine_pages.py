@@ -182,6 +182,21 @@ def test_what_a_turn_did_not_come_to_need_is_free_and_more_sessions_are_expected
     assert engine.capacity == 4
 
 
+def test_sessions_that_come_to_need_all_do_not_lower_what_fits_whatever_they_need(tiny_policy):
+    engine = started(tiny_policy, 4 * PAGE, kv_memory=f"{16 * PAGE_BYTES / 1e3}KB")
+
+    async def scenario():
+        session = engine.open([5] * 10)
+        await session.generate([], Sampling(4 * PAGE - 10, 0))
+        left = engine.pool.available
+        session.close()
+        return left
+
+    assert engine.capacity == 4
+    assert run(scenario()) == 12
+    assert engine.capacity == 4  # and not nine tenths of that
+
+
 def test_nobody_is_to_read_again_for_a_turn_that_still_does_not_fit(tiny_policy):
     policy = Watched(tiny_policy)
     engine = started(policy, 5 * PAGE, kv_memory=f"{6 * PAGE_BYTES / 1e3}KB")
@@ -202,6 +217,64 @@ def test_nobody_is_to_read_again_for_a_turn_that_still_does_not_fit(tiny_policy)
         return policy.read
 
     # the last token of the turn before, and the new one
+    assert run(scenario()) == [(1, 2)]
+
+
+def test_whoever_waits_for_a_turn_keeps_its_pages_before_one_that_has_not_asked(tiny_policy):
+    policy = Watched(tiny_policy)
+    engine = started(policy, 4 * PAGE, kv_memory=f"{4 * PAGE_BYTES / 1e3}KB", slots=1)
+
+    async def scenario():
+        long, idle, waits = (engine.open([n] * PAGE) for n in (3, 4, 5))
+        for session in (idle, waits):
+            await session.generate([], Sampling(1, seed=1))  # a page each
+        policy.read.clear()
+        await together(  # three pages, of which two are free; and its turn comes after
+            long.generate([], Sampling(2 * PAGE + 1, seed=2)),
+            waits.generate([7], Sampling(1, seed=1)),
+        )
+        return policy.read
+
+    first, *_, last = run(scenario())
+    assert first == (1, PAGE)
+    # the last token of the turn before, and the new one
+    assert last == (1, 2)
+
+
+def test_a_turn_for_which_there_is_no_room_waits_and_does_not_give_up_its_own_pages(tiny_policy):
+    policy = Watched(tiny_policy)
+    engine = started(policy, 4 * PAGE, kv_memory=f"{4 * PAGE_BYTES / 1e3}KB")
+
+    async def scenario():
+        busy, large = (engine.open([n] * PAGE) for n in (3, 4))
+        await large.generate([], Sampling(1, seed=1))  # a page
+        policy.read.clear()
+        first = asyncio.create_task(busy.generate([], Sampling(PAGE, seed=2)))  # two pages
+        while not policy.read:
+            await asyncio.sleep(0.001)
+        # two pages more: one is free, and it holds one
+        async with asyncio.timeout(30):
+            await asyncio.gather(first, large.generate([7], Sampling(PAGE, seed=3)))
+        return policy.read
+
+    # when `busy` has had all its tokens: the last token of the turn before, and the new one
+    assert run(scenario())[PAGE] == (1, 2)
+
+
+def test_nobody_gives_up_pages_for_a_turn_that_takes_just_what_is_free(tiny_policy):
+    policy = Watched(tiny_policy)
+    engine = started(policy, 3 * PAGE, kv_memory=f"{3 * PAGE_BYTES / 1e3}KB")
+
+    async def scenario():
+        idle, other = engine.open([3] * 10), engine.open([4] * PAGE)
+        await idle.generate([], Sampling(PAGE - 9, seed=1))  # fills a page
+        assert engine.pool.available == 2
+        await other.generate([], Sampling(PAGE + 1, seed=2))  # takes two
+        other.close()
+        policy.read.clear()
+        await idle.generate([7], Sampling(1, seed=1))
+        return policy.read
+
     assert run(scenario()) == [(1, 2)]
 
 
@@ -263,6 +336,53 @@ def test_what_prompts_begin_with_is_read_once_for_all_questions(tiny_policy):
         assert list(found.token_ids) == greedy_reference(tiny_policy, prompt, 12)
     # the first reads all of its prompt, and the others what is no full page of it
     assert policy.read[:2] == [(1, len(prompts[0])), (1, 1 + 3 * 9)]
+
+
+def test_a_turn_that_goes_on_within_a_page_is_not_taken_for_the_beginning_of_one(tiny_policy):
+    engine = started(tiny_policy)
+
+    async def scenario():
+        session = engine.open([5] * 10)
+        await session.generate([], Sampling(3, forced_ids=(1, 2, 6)))
+        await session.generate([7, 8], GREEDY)  # reads 6, 7 and 8, as the page's tokens 12 to 14
+        return await engine.open([6, 7, 9]).generate([], GREEDY)
+
+    assert list(run(scenario()).token_ids) == greedy_reference(tiny_policy, [6, 7, 9], 12)
+
+
+def test_of_what_is_kept_for_others_the_end_goes_before_the_beginning(tiny_policy):
+    policy = Watched(tiny_policy)
+    engine = started(policy, 4 * PAGE, kv_memory=f"{4 * PAGE_BYTES / 1e3}KB")
+    prompt = [(7 * i) % 300 for i in range(3 * PAGE + 1)]
+
+    async def read(prompt, count):
+        policy.read.clear()
+        session = engine.open(prompt)
+        await session.generate([], Sampling(count, seed=1))
+        session.close()
+        return policy.read[0]
+
+    async def scenario():
+        assert await read(prompt, 1) == (1, 3 * PAGE + 1)  # three pages are kept, and one is free
+        await read([9] * 2, PAGE)  # takes two
+        return await read(prompt, 1)
+
+    assert run(scenario()) == (1, PAGE + 1)
+
+
+@pytest.mark.parametrize(("prefill_tokens", "passes"), [(8, [8, 2 + 4]), (7, [4, 1 + 4, 2 + 4])])
+def test_no_more_is_read_in_one_pass_than_is_said_and_as_much_as_that(
+    tiny_policy, prefill_tokens, passes
+):
+    policy = Watched(tiny_policy)
+    engine = started(policy, prefill_tokens=prefill_tokens)
+    policy.read.clear()
+
+    async def scenario():
+        await together(*(engine.open([n] * 4).generate([], GREEDY) for n in (3, 4, 5)))
+
+    run(scenario())
+    assert policy.read[: len(passes)] == [(1, tokens) for tokens in passes]
 
 
 def test_pages_are_forgotten_when_the_weights_change(tiny_model):
