@@ -14,6 +14,7 @@ import threading
 import warnings
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 import yaml
@@ -267,6 +268,26 @@ def test_an_evaluation_and_a_second_fit_leave_the_rows_that_were_there(tiny_mode
     policy.configure_model()
     policy.on_load_checkpoint(torch.load(tmp_path / "later.ckpt", weights_only=True))
     assert policy.iteration_and_version == (2, 4)
+
+
+class SavesEarly(L.Callback):
+    """Saves in the first iteration, before anything is learned."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 0:
+            trainer.save_checkpoint(self.file)
+
+
+def test_a_policy_that_was_saved_before_its_first_step_is_of_no_iteration(tiny_model, tmp_path):
+    file = tmp_path / "early.ckpt"
+    trainer(tmp_path, 1, [SavesEarly(file)], limit_val_batches=0).fit(module(tiny_model), data())
+    policy = module(tiny_model)
+    policy.configure_model()
+    policy.on_load_checkpoint(torch.load(file, weights_only=True))
+    assert policy.iteration_and_version == (0, 0)
 
 
 class Shared(Elsewhere):
