@@ -5,11 +5,11 @@ import functools
 import lightning as L
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from turnrl_atlas import Atlas
-from turnrl_qa_rewards import AnswerRetrieved, ExactMatch, ToolExecuted
-from turnrl_two_turn import TwoTurn
 
 from turnrl import MTGRPO, Policy, QuestionData, Rollout, Tool, ToolResult, TurnLevel
+from turnrl_atlas import Atlas
+from turnrl_rewards.qa import AnswerRetrieved, ExactMatch, ToolExecuted
+from turnrl_segmenters.two_turn import TwoTurn
 
 
 class Gazetteer(Tool):

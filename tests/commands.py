@@ -6,10 +6,10 @@ import gc
 import sys
 from pathlib import Path
 
-import turnrl_recipes.build  # noqa: F401 - what is there when first imported is never collected
 import yaml
 
 import turnrl
+import turnrl.recipe.build
 from turnrl.cli import main
 
 RECIPE = {

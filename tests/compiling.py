@@ -11,6 +11,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
 from turnrl_slots import triton_pages
 
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 120: 99}

@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-import turnrl_slots.kernel
-import turnrl_slots.ways
 from tokenizers import Tokenizer, decoders, models, normalizers
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedTokenizerFast
-from turnrl_slots import Slots
-from turnrl_slots.pages import PAGE
 
+import turnrl_slots.kernel
+import turnrl_slots.ways
 from conftest import greedy_reference
 from turnrl import Lora, Policy, Sampling
+from turnrl_slots import Slots
+from turnrl_slots.pages import PAGE
 
 PROMPTS = [[5, 9, 33, 71, 120, 8], [44, 2, 301], [7] * 40, [250, 251, 252, 253, 254, 255, 256]]
 GREEDY = Sampling(max_tokens=12, temperature=0)

@@ -5,9 +5,8 @@ import faulthandler
 import os
 import sys
 
-from turnrl_slots import Slots
-
 from runs import data, module, trainer
+from turnrl_slots import Slots
 
 
 def collects(it):

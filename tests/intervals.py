@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
-from turnrl_record.statistics import difference, interval, rate
+
+from turnrl.run.statistics import difference, interval, rate
 
 SIZES = (20, 64, 250)
 RUNS = 20_000
@@ -124,7 +125,7 @@ def cases() -> Iterator[Case]:
 
 def ends(case: Case, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where the intervals of many samples (runs, n) begin and end: the equations of
-    `turnrl_record.statistics` for all at once, and its functions on the first of them."""
+    `turnrl.run.statistics` for all at once, and its functions on the first of them."""
     runs, n = drawn.shape
     student = stats.t.ppf(0.975, n - 1) ** 2 * n / (n - 1)
     kinds = (np.diff(np.sort(drawn, 1), axis=1) > 1e-6).sum(1)

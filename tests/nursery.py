@@ -82,8 +82,8 @@ def serve(owner: int) -> None:
     if os.fork():  # whoever started it goes on: it can be asked, though it has imported nothing yet
         os._exit(0)
     import matplotlib.backends.backend_svg  # noqa: F401  each run draws its curves
-    import turnrl_recipes.build  # noqa: F401
 
+    import turnrl.recipe.build  # noqa: F401
     from turnrl.plugins import load_plugins
 
     load_plugins()

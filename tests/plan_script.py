@@ -18,9 +18,9 @@ import peft  # noqa: F401  as all imports, before the count begins
 import torch
 import transformers
 from bitsandbytes import functional  # noqa: F401
-from turnrl_doctor import plan as planning
 
 from turnrl import Lora, Policy
+from turnrl_doctor import plan as planning
 
 LENGTH, PROMPT = 512, 64
 

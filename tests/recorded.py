@@ -8,8 +8,6 @@ from pathlib import Path
 
 import torch
 import yaml
-from turnrl_estimators import DiscountedReturn, GroupInGroup, PaperExact, PerTurnIndex
-from turnrl_record.recording import rows, write
 
 from turnrl import (
     Credit,
@@ -26,6 +24,8 @@ from turnrl import (
     TurnLevel,
     assign_credit,
 )
+from turnrl.run.recording import rows, write
+from turnrl_estimators import DiscountedReturn, GroupInGroup, PaperExact, PerTurnIndex
 
 RULES = [
     rule

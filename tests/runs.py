@@ -11,8 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 
-from turnrl import MTGRPO, Policy, QuestionData, Rollout
-from turnrl.callbacks import LastCheckpoint
+from turnrl import MTGRPO, LastCheckpoint, Policy, QuestionData, Rollout
 from worlds import Answered, Called, Echo, Letters
 
 TIMINGS = (

@@ -15,14 +15,13 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.callbacks import ProgressBar
-from turnrl_alarms import Alarms, alarms
-from turnrl_alarms.rules import FIGURES
-from turnrl_record.runs import open_runs
 
 from commands import fails
 from runs import column, data, last, module, trainer
-from turnrl import Rollout, TrainingError
+from turnrl import Alarms, Rollout, TrainingError, alarms
 from turnrl.cli import main
+from turnrl.run.alarms.rules import FIGURES
+from turnrl.run.runs import open_runs
 from worlds import Echo, Letters
 
 DATA = Path(__file__).parent / "data" / "metrics"
@@ -393,7 +392,7 @@ def test_a_recipe_stops_at_an_alarm_with_an_exit_code(recipe, capsys):
         "limit_val_batches": 0,
         "callbacks": [
             {"class_path": "test_alarms.Silence"},
-            {"class_path": "turnrl_alarms.Alarms", "init_args": {"stop": True}},
+            {"class_path": "turnrl.Alarms", "init_args": {"stop": True}},
         ],
     }
     Path("recipe.yaml").write_text(yaml.safe_dump(recipe))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from turnrl_console.lines import IterationLines
-from turnrl_questions.also import AlsoScore
-from turnrl_questions.data import QuestionData
 
 from runs import column, data, module, rows, trainer
 from turnrl import DataError, Question, RecipeError
+from turnrl.data.also import AlsoScore
+from turnrl.data.questions import QuestionData
+from turnrl.run.console.lines import IterationLines
 
 
 def test_other_questions_have_their_curves_in_every_row_with_a_validation(tiny_model, tmp_path):

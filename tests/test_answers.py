@@ -15,15 +15,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-import turnrl_answers
 from hypothesis import given
 from hypothesis import strategies as st
-from turnrl_answers import Choice, Math, Number
-from turnrl_estimators import rollouts
-from turnrl_qa_rewards import AnswerPresent, AnswerRetrieved, ExactMatch, WellFormed
-from turnrl_turn_rewards import F1, FirstHit
-from turnrl_turn_rewards.belief import _accepted
 
+import turnrl_rewards
 from commands import fails, save
 from turnrl import (
     AnswerRule,
@@ -51,7 +46,13 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.plugins import load_plugins
+from turnrl.recipe.moved import renamed
 from turnrl.scoring import Tally, curves, group_tallies
+from turnrl_estimators import rollouts
+from turnrl_rewards import F1, FirstHit
+from turnrl_rewards.answers import Choice, Math, Number
+from turnrl_rewards.belief import _accepted
+from turnrl_rewards.qa import AnswerPresent, AnswerRetrieved, ExactMatch, WellFormed
 
 PAIRS = 10_000
 
@@ -440,7 +441,7 @@ def broken(given_answer, accepted):
 
 def test_a_rule_is_named_given_or_a_function_of_ones_own():
     assert answer_rule("number") == Number()
-    assert answer_rule("Choice") == answer_rule("turnrl.Choice") == Choice()
+    assert answer_rule("Choice") == Choice()
     assert answer_rule(Number(0.1)) == Number(0.1)
     for named in (same_length, f"{__name__}.same_length"):
         rule = answer_rule(named)
@@ -449,12 +450,9 @@ def test_a_rule_is_named_given_or_a_function_of_ones_own():
         assert not can_be_found(asking("xyz", rule=rule))
 
 
-def test_a_rule_is_found_where_it_was_before_it_lay_in_a_package_of_its_own():
-    # as a run of 0.7 saved it in its recipe, and as Python pickled it
-    assert answer_rule("turnrl.Number") == answer_rule("turnrl.answers.Number") == Number()
-    old = pickle.dumps(Number(0.5)).replace(b"turnrl_answers", b"turnrl.answers")
-    assert old != pickle.dumps(Number(0.5))
-    assert pickle.loads(old) == Number(0.5)
+def test_a_rule_is_found_under_the_path_that_version_0_8_saved():
+    assert renamed("turnrl_answers.Number") == "turnrl_rewards.Number"
+    assert answer_rule(renamed("turnrl_answers.Number")) == Number()
     assert pickle.loads(pickle.dumps(asking("5", rule=Number()))).rule == Number()
 
 
@@ -468,7 +466,7 @@ class Reversed(AnswerRule):
 def test_a_package_brings_a_rule_that_recipes_know_by_its_name(monkeypatch):
     with pytest.raises(RecipeError, match="'reversed', which is no rule"):
         answer_rule("reversed")
-    monkeypatch.setattr(turnrl_answers, "turnrl_answers", hookimpl(lambda: [Reversed]))
+    monkeypatch.setattr(turnrl_rewards, "turnrl_answers", hookimpl(lambda: [Reversed]))
     load_plugins.cache_clear()
     try:
         assert isinstance(answer_rule("reversed"), Reversed)

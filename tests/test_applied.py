@@ -9,8 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from turnrl_estimators.applied import applied, make
-from turnrl_estimators.why import compares, terms
 
 import recorded
 from turnrl import (
@@ -22,6 +20,8 @@ from turnrl import (
     assign_credit,
     installed,
 )
+from turnrl.applied import applied, make
+from turnrl.why import compares, terms
 
 
 class Plain(AdvantageEstimator):
@@ -63,7 +63,7 @@ def test_the_runs_own_estimator_comes_first_and_no_other_gives_the_same():
 
 def test_an_estimator_has_credit_or_a_reason_and_terms_or_why_there_are_none(monkeypatch):
     some = {kind.__name__: kind for kind in (Unmade, Raises, Obscure, Plain, Merged)}
-    monkeypatch.setattr("turnrl_estimators.applied.installed", lambda hook: some)
+    monkeypatch.setattr("turnrl.applied.installed", lambda hook: some)
     group = recorded.group(random.Random(0), 0)
     found = {one.name: one for one in applied(group, LookupError("it is gone"), "mine")}
     for one in found.values():

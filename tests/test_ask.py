@@ -21,6 +21,7 @@ from commands import RECIPE, fails, save
 from runs import adamw, column, data, last, module, rows, trainer, weights
 from turnrl import (
     MTGRPO,
+    BestCheckpoint,
     CheckpointError,
     Lora,
     Policy,
@@ -29,7 +30,6 @@ from turnrl import (
     RecipeError,
     Rollout,
 )
-from turnrl.callbacks import BestCheckpoint
 from turnrl.cli import main
 from turnrl.types import OutcomeReward
 from worlds import Answered, Called, Echo, Letters, Numbers

@@ -11,12 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import turnrl_atlas
 import yaml
-from turnrl_atlas import STARTER, Atlas, AtlasTwoHop, ask, page, places, query
-from turnrl_atlas.forms import listing
-from turnrl_two_turn import TwoTurn
 
+import turnrl_atlas
 from turnrl import (
     DataError,
     Question,
@@ -27,6 +24,9 @@ from turnrl import (
     installed,
 )
 from turnrl.cli import main
+from turnrl_atlas import STARTER, Atlas, AtlasTwoHop, ask, page, places, query
+from turnrl_atlas.forms import listing
+from turnrl_segmenters.two_turn import TwoTurn
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "atlas_starter.yaml"
 
@@ -267,9 +267,9 @@ def test_an_unknown_kind_of_demonstration_is_named_with_those_there_are():
 
 def test_packed_traces_have_the_loss_of_separate_ones(phases, starter):
     import torch
-    from turnrl_atlas.forms import encode
 
     from turnrl import ChatFormat, Policy
+    from turnrl_atlas.forms import encode
 
     model, tokenizer = starter
     chat, rng = ChatFormat(tokenizer), random.Random(3)
@@ -322,9 +322,9 @@ def test_pages_are_short_and_prompts_too(starter):
 
 def test_the_starter_continues_a_good_call_by_reading_its_result(starter):
     import torch
-    from turnrl_atlas.forms import INSTRUCTIONS
 
     from turnrl import ChatFormat
+    from turnrl_atlas.forms import INSTRUCTIONS
 
     model, tokenizer = starter
     chat, segmenter = ChatFormat(tokenizer), TwoTurn(INSTRUCTIONS)
@@ -352,10 +352,9 @@ def test_the_starter_continues_a_good_call_by_reading_its_result(starter):
 
 
 def test_what_the_policy_does_is_measured(starter, tmp_path, monkeypatch):
+    from turnrl import Policy
     from turnrl_atlas.figures import Measured
     from turnrl_atlas.forms import FORMS, TWO_TURN
-
-    from turnrl import Policy
 
     monkeypatch.chdir(tmp_path)
     it = Measured(Policy(str(STARTER)), questions=16, samples=2)

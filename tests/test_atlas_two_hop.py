@@ -11,10 +11,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from turnrl_atlas import STARTER, TWO_HOP_FACTS, Atlas, AtlasTwoHop, places
-from turnrl_react import ReAct
-from turnrl_slots import Slots
-from turnrl_wiki_search import WikiSearch
 
 from turnrl import (
     ChatFormat,
@@ -31,6 +27,10 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.testing import ScriptedEngine
+from turnrl_atlas import STARTER, TWO_HOP_FACTS, Atlas, AtlasTwoHop, places
+from turnrl_segmenters import ReAct
+from turnrl_slots import Slots
+from turnrl_wiki_search import WikiSearch
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "plugins" / "turnrl-atlas" / "README.md"

@@ -13,14 +13,12 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from turnrl_card import export
-from turnrl_card.card import base_name, write_card
 
 import turnrl
 from commands import save
-from runs import data, last, module, trainer
+from turnrl import export
 from turnrl.cli import main
-from turnrl.plugins import load_plugins
+from turnrl.run.card.card import base_name, write_card
 
 HUB = "Qwen/Qwen2.5-7B"
 IDS = torch.tensor([[5, 9, 33, 71, 120, 8]])
@@ -108,18 +106,6 @@ def test_a_run_is_found_again_from_elsewhere_and_after_a_move(
         assert space["tokenizer"]("text")["input_ids"]
 
 
-def test_without_the_plugin_a_run_leaves_its_checkpoints_and_no_export(
-    tiny_model, tmp_path, monkeypatch
-):
-    load_plugins.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setenv("TURNRL_LOAD_PLUGINS", "slots")
-        trainer(tmp_path, 1, limit_val_batches=0).fit(module(tiny_model), data())
-    load_plugins.cache_clear()
-    assert Path(last(tmp_path)).is_file()
-    assert not (tmp_path / "version_0" / "model").exists()
-
-
 def test_a_policy_alone_writes_no_card_and_its_export_from_python_does(tiny_model, tmp_path):
     policy = turnrl.Policy(str(tiny_model))
     policy.load()
@@ -131,7 +117,7 @@ def test_a_policy_alone_writes_no_card_and_its_export_from_python_does(tiny_mode
 
 
 def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypatch):
-    from turnrl_recipes.given import each_text, relocated
+    from turnrl.recipe.given import each_text, relocated
 
     run = tmp_path / "old" / "runs" / "x" / "last.ckpt"
     for path in ("old/indexes/mine", "old/models/base", "here/models/base", "old/a"):

@@ -20,7 +20,6 @@ import pytest
 import torch
 import yaml
 from transformers import AutoModelForCausalLM
-from turnrl_recipes.bundled import find_recipe
 
 import turnrl
 from commands import fails, save
@@ -28,7 +27,7 @@ from runs import TIMINGS
 from test_rollout import FORGETFUL
 from turnrl import PluginError, WorldError, cli, command_line, find_class, record
 from turnrl.cli import main
-from turnrl.plugins import load_plugins
+from turnrl.recipe.bundled import find_recipe
 
 ROOT = Path(__file__).parent.parent
 FAMILIES = Path(turnrl.__file__).parent / "agent" / "chat_templates" / "families.json"
@@ -205,14 +204,14 @@ def test_plugins_are_listed_with_distribution_version_hooks_and_components(capsy
     assert main(["plugins"]) == 0
     printed = capsys.readouterr().out
     for word in (
-        "two-turn",
+        "segmenters",
         f"(turnrl {turnrl.__version__})",
         "turnrl_segmenters",
         "core",
         "turnrl_estimators  TurnLevel, OutcomeOnly, Merged",
         "turnrl_engines     Slots",
         "turnrl_openers     a file (.jsonl,",
-        "turnrl_commands    plugin, plugins",
+        "turnrl_commands    doctor",
         "TwoTurn",
         "WikiSearch",
         "ExactMatch",
@@ -396,30 +395,11 @@ def test_a_command_in_a_program_keeps_none_of_its_objects_from_being_collected(r
 
 
 def test_a_plugin_that_is_not_installed_is_named(tmp_path):
-    asked = command("plugins", TURNRL_LOAD_PLUGINS="two-turn,wikki")
+    asked = command("plugins", TURNRL_LOAD_PLUGINS="segmenters,wikki")
     _, told = asked.communicate(timeout=60)
     assert asked.returncode == 2
     assert "TURNRL_LOAD_PLUGINS asks for wikki" in told
     assert "Traceback" not in told
-
-
-def test_without_its_plugin_a_run_keeps_no_record_and_eval_names_it(recipe, monkeypatch, capsys):
-    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
-    load_plugins.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setenv("TURNRL_LOAD_PLUGINS", "alarms,eval,fit,slots")
-        assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
-        told = fails(capsys, ["eval", "recipe.yaml"])
-    load_plugins.cache_clear()
-    assert "the plugin 'record' is not loaded. Install turnrl-record, and add record to" in told
-    first, second = (Path("runs", "recipe", f"version_{n}") for n in (0, 1))
-    for folder in ("record", "transcripts"):
-        assert (first / folder).is_dir()
-        assert not (second / folder).exists()
-    texts = [(run / "metrics.csv").read_text() for run in (first, second)]
-    timed = dict.fromkeys(TIMINGS)
-    kept, other = ([r | timed for r in csv.DictReader(text.splitlines())] for text in texts)
-    assert kept == other
 
 
 def test_a_logger_whose_package_is_missing_is_told_without_a_traceback(recipe, capsys):
@@ -522,23 +502,20 @@ def test_a_command_starts_without_the_plugins_that_have_nothing_to_do_with_it(tm
         "import sys\n"
         "from turnrl.cli import main\n"
         "main(['fit', 'no.yaml'])\n"
-        "print(sorted(name for name in sys.modules if name.startswith('turnrl_')))\n"
+        "others = ('turnrl_', 'turnrl.commands.')\n"
+        "print(sorted(name for name in sys.modules if name.startswith(others)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = ("agents", "bundled", "fit", "folders", "given", "keys")
-    loaded = [f"turnrl_recipes.{name}" for name in names]
-    assert done.stdout.strip() == str(["turnrl_recipes", *loaded])
+    assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("verb", ["fit", "eval"])
+@pytest.mark.parametrize("verb", ["doctor", "index"])
 def test_a_command_that_the_variable_leaves_out_is_told_with_the_way_back(verb, nursery, tmp_path):
-    environment = {**os.environ, **nursery.environment, "TURNRL_LOAD_PLUGINS": "two-turn"}
+    environment = {**os.environ, **nursery.environment, "TURNRL_LOAD_PLUGINS": "segmenters"}
     arguments = [nursery.bin / "turnrl", verb, "quickstart"]
     asked = subprocess.run(arguments, env=environment, capture_output=True, text=True)
     assert asked.returncode == 2
-    told = (
-        f"no command {verb!r}. No plugin brings any. TURNRL_LOAD_PLUGINS is 'two-turn': add {verb},"
-    )
+    told = f". TURNRL_LOAD_PLUGINS is 'segmenters': add {verb}, or the plugin that brings it."
     assert told in asked.stderr
 
 
@@ -556,32 +533,13 @@ def test_the_cause_of_a_package_can_be_seen_with_its_traceback(monkeypatch, caps
 
 
 def test_a_short_name_that_the_variable_leaves_out_is_told_with_the_way_back(monkeypatch):
-    monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "two-turn")
-    wanted = "not installed. TURNRL_LOAD_PLUGINS is 'two-turn': add the plugin that brings it."
+    monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "segmenters")
+    wanted = "not installed. TURNRL_LOAD_PLUGINS is 'segmenters': add the plugin that brings it."
     with pytest.raises(LookupError, match=re.escape(wanted)):
         find_class("WikiSearch", {}, turnrl.Tool)
 
 
 def test_the_commands_of_every_day_are_listed_first_with_a_short_line_each(capsys):
     commands = command_line()._subparsers._group_actions[0]._choices_actions
-    assert [one.dest for one in commands][:5] == ["fit", "eval", "export", "recipes", "doctor"]
+    assert [one.dest for one in commands][:5] == ["fit", "eval", "recipes", "doctor", "compare"]
     assert all(len(one.help) <= 56 and ":" not in one.help for one in commands)
-
-
-def test_names_of_a_package_beside_the_core_say_so_where_it_is_missing():
-    code = (
-        "import sys\n"
-        "import turnrl\n"
-        "class Lacks:\n"
-        "    def find_spec(name, *_):\n"
-        "        if name == 'turnrl_recipes':\n"
-        "            raise ModuleNotFoundError(name=name)\n"
-        "sys.meta_path.insert(0, Lacks)\n"
-        "try:\n"
-        "    turnrl.load('last.ckpt')\n"
-        "except turnrl.PluginError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    lacks = "turnrl.load is of turnrl-recipes, which is not installed"
-    assert done.stdout == f"{lacks}. Run 'pip install turnrl-recipes'.\n"

@@ -11,16 +11,16 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from turnrl_compare.command import as_text
-from turnrl_compare.pairing import compare, open_sides
-from turnrl_record import recording
-from turnrl_record.runs import open_runs
-from turnrl_record.statistics import difference, over_seeds
-from turnrl_report.page import page
 
 from commands import fails
 from turnrl import DataError, record
 from turnrl.cli import main
+from turnrl.commands.compare.command import as_text
+from turnrl.commands.compare.pairing import compare, open_sides
+from turnrl.commands.report.page import page
+from turnrl.run import recording
+from turnrl.run.runs import open_runs
+from turnrl.run.statistics import difference, over_seeds
 
 
 def row(number, right, **more):
@@ -533,18 +533,6 @@ def test_a_run_of_a_newer_turnrl_names_the_update(capsys):
     told = fails(capsys, ["compare", a, b])
     assert "has version 99 of the record" in told
     assert "pip install --upgrade turnrl" in told
-
-
-def test_runs_of_older_versions_are_compared():
-    old = Path(__file__).parent / "data" / "records"
-    places = []
-    for name in ("0.5.0", "0.7.0"):
-        places.append(saved(name, [row(0, 1)]))
-        Path(name, "record", "val-000004-0.parquet").unlink()
-        (source,) = old.joinpath(name).glob("val-*.parquet")
-        Path(name, "record", source.name).write_bytes(source.read_bytes())
-    (found,) = compare(open_sides(places))
-    assert (found.figures["exact_match"].second, found.figures["exact_match"].pairs) == (1, 1)
 
 
 def test_a_run_without_its_settings_is_compared_and_says_so(capsys):

@@ -9,12 +9,12 @@ import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from turnrl_bench.gpu.learning import recomputing
 
 from turnrl import Lora, Policy, RecipeError, adapted_layers, recompute
 from turnrl.device import of_the_device, out_of_memory
 from turnrl.policy.compute import adapt_in_place, dense_weight, fuse, head_logits, wide_mm
 from turnrl.policy.layout import lay_out
+from turnrl_bench.gpu.learning import recomputing
 
 ROWS = [([5, 6, 7, 8, *rest], [False] * 5 + [True] * 3) for rest in ([9, 10, 11, 12], [13] * 4)]
 

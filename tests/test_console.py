@@ -29,10 +29,6 @@ from lightning.pytorch.callbacks import (
     TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger
-from turnrl_console.health import reason
-from turnrl_console.lines import IterationLines, duration
-from turnrl_console.resumed import _changes, _line
-from turnrl_recipes.given import read_given
 
 import turnrl.agent.rollout
 from commands import save
@@ -40,7 +36,10 @@ from runs import adamw, data, last, module, rows, trainer
 from turnrl import OutcomeReward
 from turnrl.agent.rollout import Rollout
 from turnrl.cli import main
-from turnrl.plugins import load_plugins
+from turnrl.recipe.given import read_given
+from turnrl.run.console.health import reason
+from turnrl.run.console.lines import IterationLines, duration
+from turnrl.run.console.resumed import _changes, _line
 from worlds import Answered, Echo, Letters
 
 HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0, on the CPU"]
@@ -387,21 +386,6 @@ def test_a_module_prints_beside_the_lines(tiny_model, tmp_path, capsys):
     assert "spoken" in lines[:line]
 
 
-def test_without_the_plugin_a_run_shows_lightnings_bar_and_goes_on(recipe, monkeypatch, capsys):
-    fit(capsys, "--trainer.max_epochs", "1")
-    load_plugins.cache_clear()
-    try:
-        with monkeypatch.context() as patch:
-            patch.setenv("TURNRL_LOAD_PLUGINS", "fit,slots")
-            printed = "\n".join(fit(capsys, "--ckpt_path", "last"))
-    finally:
-        load_plugins.cache_clear()
-    assert "Epoch 1/1" in printed
-    assert "iteration   2/2" not in printed
-    with Path("runs/recipe/version_1/metrics.csv").open() as file:
-        assert [row["iteration"] for row in csv.DictReader(file)] == ["2"]
-
-
 def test_no_bar_no_lines(tiny_model, tmp_path, capsys):
     trainer(tmp_path, 1, limit_val_batches=0).fit(module(tiny_model), data())
     assert capsys.readouterr().out == ""
@@ -427,7 +411,7 @@ def test_the_device_is_the_one_that_is_asked_for(recipe, asked, named):
 def test_a_card_is_named_unless_it_is_hidden(recipe, monkeypatch, tmp_path):
     information = tmp_path / "information"
     information.write_text("Model: \t\t NVIDIA H200\nIRQ:   35\n")
-    monkeypatch.setattr("turnrl_recipes.given.Path.glob", lambda *_: iter([information]))
+    monkeypatch.setattr("turnrl.recipe.given.Path.glob", lambda *_: iter([information]))
     arguments = ["recipe.yaml", "--trainer.accelerator", "auto"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert read_given("fit", arguments).device == "NVIDIA H200"
@@ -556,7 +540,7 @@ def test_a_run_that_is_finished_says_so_and_how_to_go_on_and_leaves_no_folder(re
     ):  # fmt: skip
         assert main(["fit", "recipe.yaml", "--ckpt_path", "last", *options]) == 0
         out, err = capsys.readouterr()
-        assert f"turnrl: this run is finished: {told}" in err
+        assert err.endswith(f"turnrl: this run is finished: {told}")  # below Lightning's lines
         assert "goes on with" not in err
         assert "ask it" not in out
         assert [path.name for path in Path("runs/recipe").iterdir()] == ["version_0"]

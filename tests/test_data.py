@@ -19,7 +19,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
-from turnrl_questions import PRESETS, Preset
 
 from commands import fails, save
 from turnrl import (
@@ -33,6 +32,7 @@ from turnrl import (
     load_questions,
     reach_hub,
 )
+from turnrl.data.known import PRESETS, Preset
 
 SQUAD = Path(__file__).parents[2] / "shared/data/squad/dev.jsonl"
 
@@ -180,7 +180,7 @@ def test_a_pattern_finds_the_answer_within_a_field(tmp_path, caplog):
     rows = solved("7 of 6 are <<7*6=42>>42.\n#### 42", "So #### 1,000 ", "It is lost.")
     path = write_jsonl(tmp_path / "q.jsonl", rows)
     fields = Fields(None, answers="answer", answer_pattern="#### (.*)")
-    with caplog.at_level(logging.WARNING, "turnrl_questions.sources"):
+    with caplog.at_level(logging.WARNING, "turnrl.data.sources"):
         assert [q.answers for q in load_questions(path, fields=fields)] == [("42",), ("1,000",)]
     assert "left out 1 of 3 rows" in caplog.text
     whole = Fields(None, answers="answer", answer_pattern="[0-9,]+$")
@@ -388,7 +388,7 @@ def test_a_preset_maps_the_rows_of_its_data_set(name, monkeypatch):
 
     row, question = HUB_ROWS[name]
     rows = datasets.Dataset.from_list([row])  # through Arrow, as they arrive from the hub
-    monkeypatch.setattr("turnrl_questions.open_hub", lambda *_: rows)
+    monkeypatch.setattr("turnrl.data.known.open_hub", lambda *_: rows)
     assert load_questions(name) == [question]
 
 
@@ -396,7 +396,7 @@ def test_a_preset_says_how_its_answers_compare(monkeypatch):
     import datasets
 
     rows = datasets.Dataset.from_list([HUB_ROWS["gsm8k"][0]])
-    monkeypatch.setattr("turnrl_questions.open_hub", lambda *_: rows)
+    monkeypatch.setattr("turnrl.data.known.open_hub", lambda *_: rows)
     (question,) = load_questions("gsm8k")
     assert question == HUB_ROWS["gsm8k"][1]
     (question,) = load_questions("gsm8k", rule=Phrase())  # a recipe's rule goes first
@@ -509,7 +509,7 @@ def test_a_split_that_the_hub_lacks_is_answered_with_those_there_are(tmp_path, m
         ("nowhere.jsonl", r"no file 'nowhere.jsonl' in .*Check data.train"),
         (
             "trivia_qa",
-            r"no data set 'trivia_qa'. Did you mean triviaqa\?.*, HotpotParagraphs, triviaqa, nq",
+            r"no data set 'trivia_qa'. Did you mean triviaqa\?.*HotpotParagraphs, .*, triviaqa, nq",
         ),
         ("no.such.Source", r"data.val names 'no.such.Source', which .*: No module named 'no'"),
         ("turnrl.errors.gone", r"data.val names 'turnrl.errors.gone', .* no attribute 'gone'"),
@@ -611,7 +611,7 @@ def test_rows_that_cannot_be_used_are_counted_in_one_warning(tmp_path, caplog):
         ROWS[0],
     ]
     path = write_jsonl(tmp_path / "q.jsonl", rows)
-    with caplog.at_level(logging.WARNING, "turnrl_questions.sources"):
+    with caplog.at_level(logging.WARNING, "turnrl.data.sources"):
         assert len(load_questions(path)) == 3
     (record,) = caplog.records
     assert (

@@ -19,7 +19,6 @@ import shlex
 import shutil
 import statistics
 import subprocess
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -33,7 +32,6 @@ import pytest
 import torch
 import yaml
 from markdown_it import MarkdownIt
-from turnrl_atlas import Atlas
 
 from nursery import Nursery, command
 from pages import ROOT, Done, Piece, Terminal, pieces, snippet_of
@@ -49,6 +47,7 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.testing import check_tool
+from turnrl_atlas import Atlas
 
 PAGES = [
     "README.md",
@@ -150,6 +149,7 @@ BUILD = "turnrl index build --source"
 FINISHED = 'ask it: turnrl.load("'
 NOTHING_LEFT = "this run is finished"
 FULL_SIZE = Elsewhere("test_docs.test_the_tutorial_at_its_full_size_prints_what_it_shows")
+COMPARED = Elsewhere("test_bench.test_every_comparison_of_the_page_is_one_of_the_script")
 AS_IN_README = Elsewhere("test_docs.test_the_first_page_of_the_site_shows_what_the_readme_shows")
 SHOWN_FILE = Elsewhere("test_plugins.test_the_files_in_the_docs_are_those_that_the_command_writes")
 EXAMPLE = Elsewhere("test_plugins.test_the_examples_in_the_docs_run")
@@ -187,7 +187,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl credit-check": Elsewhere(
             "test_estimators.test_the_table_has_every_installed_estimator_within_80_columns"
         ),
-        "turnrl plugins": Runs(("two-turn  (turnrl", "WikiSearch")),
+        "turnrl plugins": Runs(("segmenters  (turnrl", "WikiSearch")),
         "turnrl doctor": Runs(("pass  tool search", "pass  learning")),
         "plugin new weather": Runs(("Next:",), ("turnrl-weather/recipe.yaml",)),
         "turnrl index search": Runs(("Utrecht is a city",)),
@@ -206,6 +206,8 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "sphinx-build": Elsewhere("test_site.built"),
     },
     "docs/changelog.md": {
+        "--trainer.callbacks+": Fits(),
+        "--model.record_per_iteration 0": Fits(),
         "turnrl --help": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "plugin new --with tool": Elsewhere(
             "test_scaffold.test_a_tool_comes_with_questions_that_it_knows_the_answers_to"
@@ -223,7 +225,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "plugin new NAME": Elsewhere("test_scaffold.test_a_package_has_its_own_name_everywhere"),
         "OutcomeOnly": Fits(),
         "--ckpt_path last": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
-        "python -m turnrl": Runs(("two-turn  (turnrl",), after=" plugins"),
+        "python -m turnrl": Runs(("segmenters  (turnrl",), after=" plugins"),
         "turnrl fit recipes": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "index build | info | search": NotRun(
             "three names, each in docs/howto/wikipedia-search.md"
@@ -251,23 +253,21 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "SNR = mean": Elsewhere("test_estimators.test_signal_is_what_comes_back_in_another_group"),
     },
     "docs/design.md": {
-        "atlas         react": Elsewhere(
+        "atlas         segmenters": Elsewhere(
             "test_layers.test_the_design_names_every_plugin_that_takes_names_of_another"
         ),
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "errors      every": Elsewhere(
-            "test_layers.test_a_module_imports_only_from_its_own_room_and_those_above_it"
+            "test_layers.test_the_list_of_rooms_names_every_module_and_folder_and_no_other"
         ),
-        "turnrl-two-turn  ": Elsewhere(
-            "test_docs.test_the_design_lists_the_plugins_that_there_are"
-        ),
+        "turnrl-segmenters  ": Elsewhere("test_layers.test_the_design_lists_every_plugin"),
     },
     "docs/howto/alarms.md": {
         "iteration   5/40": Elsewhere(
             "test_alarms.test_a_run_that_went_wrong_raises_its_alarms_where_they_began"
         ),
-        "turnrl_alarms.Alarms, init_args": Fits(),
-        "from turnrl_alarms import alarms": Elsewhere(
+        "turnrl.Alarms, init_args": Fits(),
+        "from turnrl import alarms": Elsewhere(
             "test_alarms.test_the_example_on_the_page_reads_a_run"
         ),
     },
@@ -326,6 +326,8 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--trajectories 500": Elsewhere("test_report.test_runs_are_reported_by_name"),
     },
     "docs/howto/runs.md": {
+        "--trainer.callbacks+": Fits(),
+        "--trainer.enable_progress_bar": Fits(),
         "turnrl play RECIPE": Elsewhere("test_ask." + BY_DOORS),
         "turnrl eval RECIPE": Elsewhere("test_ask." + BY_DOORS),
         "turnrl eval recipes/quickstart.yaml --ckpt_path best": Runs(("8 questions, greedy",)),
@@ -344,7 +346,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             f" --trainer.max_epochs 80 --ckpt_path {LAST}",
             slow=True,
         ),
-        "from turnrl_card import export": Runs((), ("best/README.md", "best/model.safetensors")),
+        "from turnrl import export": Runs((), ("best/README.md", "best/model.safetensors")),
         "pandas.read_csv": Runs(("iteration",)),
         "record.transcript(": Runs(("question   ", " questions")),
         "record.table(": Runs(("exact_match_mean", "train-00000")),
@@ -376,6 +378,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "results.read": Runs(("{'model.estimator': 'OutcomeOnly'} 0 [(0, ",)),
     },
     "docs/howto/evaluate.md": {
+        "turnrl.AlsoScore": Fits(),
         "turnrl fit": Runs((FINISHED,)),
         "turnrl eval recipes/quickstart.yaml": Runs(("no --ckpt_path", "8 questions, greedy")),
         "turnrl eval runs/quickstart/version_0": Runs(("checkpoints/best.ckpt", "val/f1")),
@@ -457,20 +460,22 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "docs/explanation/performance.md": {
         "pip install 'turnrl[bench]'": NotRun("the package index; the tests use what is installed"),
-        "turnrl bench trl": Elsewhere(
-            "test_bench.test_trl_and_turnrl_do_equal_work_in_a_small_case"
-        ),
+        "compare.py trl": Elsewhere("test_bench.test_trl_and_turnrl_do_equal_work_in_a_small_case"),
         "vllm serve": NotRun("vLLM has an environment of its own"),
-        "turnrl bench engine": Elsewhere("test_bench.test_an_engine_is_measured_alone"),
-        "turnrl bench learn": Elsewhere("test_bench.test_learning_is_measured"),
-        "turnrl bench tools": Elsewhere("test_bench.test_lockstep_is_measured"),
-        "turnrl bench scale": Elsewhere("test_bench.test_many_trajectories_are_measured"),
+        "compare.py engine": COMPARED,
+        "compare.py learn": COMPARED,
+        "compare.py tools": COMPARED,
+        "compare.py scale": Elsewhere(
+            "test_bench.test_the_script_measures_a_collection_in_a_process_of_its_own"
+        ),
         "turnrl bench gpu": Elsewhere(
             "test_bench_gpu.test_every_part_runs_without_a_gpu_and_every_case_is_there"
         ),
-        "--": Elsewhere("test_bench.test_the_options_on_the_page_are_those_of_the_help_pages"),
+        "--": Elsewhere("test_bench.test_the_command_has_help_pages"),
     },
     "docs/howto/plugins.md": {
+        "Patience(": Elsewhere("test_servers.test_the_example_of_the_page_waits"),
+        "answers again": Elsewhere("test_servers.test_the_example_of_the_page_waits"),
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "plugin new weather": Runs(("Next:",), ("turnrl-weather/turnrl_weather/estimator.py",)),
         "weather --with tool source": Runs(("with tool, source",), alone=True),
@@ -590,16 +595,6 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--data.val_split test": Fits(),
         "--data.val Atlas": Fits(),
     },
-    "plugins/turnrl-alarms/README.md": {
-        "iteration   5/40": Elsewhere(
-            "test_alarms.test_a_run_that_went_wrong_raises_its_alarms_where_they_began"
-        ),
-        "turnrl_alarms.Alarms, init_args": Fits(),
-    },
-    "plugins/turnrl-answers/README.md": {
-        "answers: {class_path: Number": Fits(),
-        "from turnrl_answers import Number": Runs(("True",)),
-    },
     "plugins/turnrl-atlas/README.md": {
         "train: Atlas": Fits(),
         "atlas_starter.yaml": Runs(
@@ -612,37 +607,11 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
     },
     "plugins/turnrl-bench/README.md": {
-        "turnrl bench": Elsewhere("test_bench.test_every_measurement_has_a_help_page"),
+        "turnrl bench": Elsewhere("test_bench.test_the_command_has_help_pages"),
+        "compare.py": COMPARED,
         "import Forced": Elsewhere("test_bench.test_the_example_in_the_readme_forces_tokens"),
     },
-    "plugins/turnrl-card/README.md": {},
-    "plugins/turnrl-checkpoints/README.md": {"LastCheckpoint()": Runs(slow=True)},
-    "plugins/turnrl-compare/README.md": {
-        "turnrl compare quickstart@0": Elsewhere(
-            "test_docs.test_a_command_does_what_its_page_says"
-        ),
-        "turnrl compare --json": Elsewhere(
-            "test_compare.test_as_json_it_is_an_object_a_comparison"
-        ),
-    },
-    "plugins/turnrl-completion/README.md": {"completion bash": Runs(("complete -o bashdefault",))},
-    "plugins/turnrl-console/README.md": {
-        "iteration   1/40 ": Elsewhere(
-            "test_console.test_lines_say_the_split_the_time_left_and_fit_into_80_columns"
-        ),
-        "--trainer.callbacks+": Fits(),
-        "--trainer.enable_progress_bar": Fits(),
-    },
     "plugins/turnrl-doctor/README.md": {"turnrl doctor": Runs(("pass  learning",))},
-    "plugins/turnrl-endpoint/README.md": {
-        "from turnrl_endpoint import": Elsewhere(
-            "test_endpoint.test_the_example_on_the_page_scores_a_vendors_model"
-        ),
-    },
-    "plugins/turnrl-eval/README.md": {
-        "turnrl eval quickstart": NotRun("docs/howto/evaluate.md runs it on a smaller recipe"),
-        "turnrl eval runs/": NotRun("docs/howto/evaluate.md runs it, option by option"),
-    },
     "plugins/turnrl-estimators/README.md": {
         "class_path: GroupInGroup": Fits("model"),
         "import applied": Elsewhere(
@@ -650,45 +619,25 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
     },
-    "plugins/turnrl-play/README.md": {
-        "turnrl play runs": Elsewhere("test_docs.test_a_command_does_what_its_page_says")
-    },
-    "plugins/turnrl-qa-rewards/README.md": {"rewards:": Fits("model")},
-    "plugins/turnrl-questions/README.md": {"turnrl_questions.also.AlsoScore": Fits()},
-    "plugins/turnrl-react/README.md": {"class_path: ReAct": Fits("model.rollout")},
-    "plugins/turnrl-recipes/README.md": {
-        "turnrl recipes": Elsewhere(LISTED),
-        "turnrl recipes copy": Elsewhere(COPIED),
-        "turnrl fit quickstart": Elsewhere(NAMED),
-    },
-    "plugins/turnrl-record/README.md": {},
-    "plugins/turnrl-report/README.md": {
-        "turnrl report --watch": Elsewhere("test_report.test_a_run_that_goes_on_is_watched"),
-    },
-    "plugins/turnrl-scaffold/README.md": {
-        "plugin new weather": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
-    },
-    "plugins/turnrl-servers/README.md": {
-        "Patience(": Elsewhere("test_servers.test_the_example_in_the_readme_waits"),
-        "answers again": Elsewhere("test_servers.test_the_example_in_the_readme_waits"),
-    },
-    "plugins/turnrl-slots/README.md": {"class_path: Slots": Fits("model")},
-    "plugins/turnrl-sweep/README.md": {
-        "turnrl sweep quickstart": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
-        "--set model": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
-    },
-    "plugins/turnrl-testing/README.md": {
-        "check_segmenter(TwoTurn())": Elsewhere(
-            "test_two_turn.test_two_turn_keeps_to_the_contract"
+    "plugins/turnrl-openai/README.md": {
+        "from turnrl_openai import": Elsewhere(
+            "test_endpoint.test_the_example_on_the_page_scores_a_vendors_model"
         ),
     },
-    "plugins/turnrl-turn-rewards/README.md": {
+    "plugins/turnrl-rewards/README.md": {
+        "rewards:": Fits("model"),
         "class_path: SupportSeen": Fits("model"),
         "class PassagesSeen": Elsewhere("test_turn_rewards.test_the_score_in_the_readme_scores"),
         "measure: probability": Fits("model"),
         "class_path: LLMJudge": Fits("model"),
+        "answers: {class_path: Number": Fits(),
+        "from turnrl_rewards import Number": Runs(("True",)),
     },
-    "plugins/turnrl-two-turn/README.md": {"segmenter: TwoTurn": Fits("model.rollout")},
+    "plugins/turnrl-segmenters/README.md": {
+        "segmenter: TwoTurn": Fits("model.rollout"),
+        "class_path: ReAct": Fits("model.rollout"),
+    },
+    "plugins/turnrl-slots/README.md": {"class_path: Slots": Fits("model")},
     "plugins/turnrl-wiki-search/README.md": {
         "index build": Runs(("300 passages",)),
         "index info": Runs(("passages  300",)),
@@ -1130,7 +1079,7 @@ def test_the_files_that_a_page_lists_are_there(piece, claim, following):
 def put_plugin(folder: Path, name: str) -> str:
     """Make the template of `turnrl plugin new` an installed package, for processes that have this
     `PYTHONPATH`."""
-    templates = ROOT / "plugins/turnrl-scaffold/turnrl_scaffold/templates"
+    templates = ROOT / "turnrl/commands/scaffold/templates"
     info = folder / f"{name}-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
@@ -1193,17 +1142,6 @@ def test_settings_that_a_page_shows_are_accepted(
 
 
 # ------------------------------------------------------------------ single promises
-
-
-def test_the_design_lists_the_plugins_that_there_are():
-    (block,) = (p for p in pieces("docs/design.md") if "turnrl-two-turn  " in p.text)
-    named = re.findall(r"turnrl-[\w-]+", block.text)
-    folders = [p for p in (ROOT / "plugins").iterdir() if p.is_dir()]
-    assert sorted(named) == sorted(p.name for p in folders)
-    # a plugin a line, in the words of its package
-    projects = [tomllib.loads((p / "pyproject.toml").read_text())["project"] for p in folders]
-    lines = [line.split(maxsplit=1) for line in block.text.splitlines()]
-    assert lines == sorted([one["name"], one["description"]] for one in projects)
 
 
 @pytest.mark.filterwarnings("default")  # a script of one's own shows Lightning's warnings

@@ -13,9 +13,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from turnrl_doctor import checks
-from turnrl_doctor.command import _of_another_machine, diagnose, lines_of
-from turnrl_doctor.miniature import miniature
 
 import turnrl
 import worlds
@@ -23,6 +20,9 @@ from commands import RECIPE, save
 from runs import data, module
 from turnrl import Check, Finding, Lora, Policy, RecipeError, Start, ToolError, Toolset
 from turnrl.cli import main
+from turnrl_doctor import checks
+from turnrl_doctor.command import _of_another_machine, diagnose, lines_of
+from turnrl_doctor.miniature import miniature
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -193,7 +193,7 @@ def test_a_data_set_that_is_not_there_yet_is_not_downloaded(recipe, doctor, monk
         asked.append(path)
         return SimpleNamespace(cache_dir="nothing/here")
 
-    monkeypatch.setattr("turnrl_questions.rows.reach_hub", lambda: None)
+    monkeypatch.setattr("turnrl.data.rows.reach_hub", lambda: None)
     monkeypatch.setattr("datasets.load_dataset_builder", builder)
     monkeypatch.setattr("datasets.load_dataset", None)
     code, told = doctor(recipe(data__train="owner/name"))

@@ -23,11 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from turnrl_wiki_search import WikiSearch, elastic, embedded
-from turnrl_wiki_search.command import add_index_command, score_retrieval
-from turnrl_wiki_search.elastic import ElasticIndex, Server
-from turnrl_wiki_search.elastic.access import explained
-from turnrl_wiki_search.sources import Corpus, open_source
 
 from nodes import PASSWORD
 from turnrl import (
@@ -40,6 +35,11 @@ from turnrl import (
     ToolResult,
     TurnRLError,
 )
+from turnrl_wiki_search import WikiSearch, elastic, embedded
+from turnrl_wiki_search.command import add_index_command, score_retrieval
+from turnrl_wiki_search.elastic import ElasticIndex, Server
+from turnrl_wiki_search.elastic.access import explained
+from turnrl_wiki_search.sources import Corpus, open_source
 
 pytestmark = pytest.mark.elasticsearch
 

@@ -11,10 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
-from turnrl_endpoint import Endpoint, EndpointError, Server
-from turnrl_qa_rewards import ExactMatch, ToolExecuted
-from turnrl_react import ReAct
-from turnrl_record import recording
 
 from pages import pieces
 from runs import module
@@ -31,7 +27,11 @@ from turnrl import (
     score_group,
 )
 from turnrl.learning import TokenColumns
+from turnrl.run import recording
 from turnrl.scoring import curves
+from turnrl_openai import Endpoint, EndpointError, Server
+from turnrl_rewards.qa import ExactMatch, ToolExecuted
+from turnrl_segmenters import ReAct
 
 CALL = '[look {"query": "x"}]'
 
@@ -317,7 +317,7 @@ def test_a_branch_goes_on_from_the_messages_of_its_trajectory(chat):  # noqa: F8
 
 def test_the_example_on_the_page_scores_a_vendors_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (example,) = (p.text for p in pieces("plugins/turnrl-endpoint/README.md") if p.kind == "python")
+    (example,) = (p.text for p in pieces("plugins/turnrl-openai/README.md") if p.kind == "python")
     with vendor(lambda messages, number: "<answer>Lima</answer>") as server:
         exec(example.replace("https://api.example.com/v1", server.url), {})
     assert len(server.bodies) == 20

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 import torch
-from turnrl_slots import Slots
 
 from conftest import greedy_reference
 from engines import GREEDY, PROMPTS, Watched, raises, run, started, together
 from turnrl import Policy, RecipeError, Sampling
+from turnrl_slots import Slots
 
 
 def test_batched_greedy_tokens_are_those_of_full_forward_passes(tiny_policy):

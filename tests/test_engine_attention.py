@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+
 import turnrl_slots.kernel
 import turnrl_slots.ways
-from turnrl_slots.attention import Feed, Pass, Plan
-from turnrl_slots.pages import PAGE, Pool, Shapes
-
 from conftest import greedy_reference
 from engines import GREEDY, PAGE_BYTES, PROMPTS, kernel, naive_varlen, run, started, together
+from turnrl_slots.attention import Feed, Pass, Plan
+from turnrl_slots.pages import PAGE, Pool, Shapes
 
 __all__ = ["kernel"]  # fixtures
 

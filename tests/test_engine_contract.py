@@ -8,11 +8,11 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from turnrl_slots import Slots
 
 from engines import PAGE_BYTES, falling_back, model
 from turnrl import Engine, Session
 from turnrl.testing import check_engine
+from turnrl_slots import Slots
 
 __all__ = ["falling_back", "model"]  # fixtures
 

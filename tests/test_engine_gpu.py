@@ -16,20 +16,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
 import turnrl_slots.engine
 import turnrl_slots.kernel
 import turnrl_slots.memory
 import turnrl_slots.sampling
 import turnrl_slots.transfer
 import turnrl_slots.ways
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from turnrl_slots import Slots
-from turnrl_slots.memory import auto_memory
-from turnrl_slots.sampling import draw
-from turnrl_slots.trial import fill
-from turnrl_slots.triton_pages import parts_of
-from turnrl_slots.ways import find_way
-
 from conftest import greedy_reference
 from engines import (
     GREEDY,
@@ -48,6 +42,12 @@ from engines import (
     together,
 )
 from turnrl import Lora, Policy, RecipeError, Sampling
+from turnrl_slots import Slots
+from turnrl_slots.memory import auto_memory
+from turnrl_slots.sampling import draw
+from turnrl_slots.trial import fill
+from turnrl_slots.triton_pages import parts_of
+from turnrl_slots.ways import find_way
 
 __all__ = ["adapted", "kernel", "model"]  # fixtures
 
@@ -675,7 +675,6 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA dev
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_triton_kernel_attends_on_a_gpu(dtype, size, parts):
     import turnrl_slots.triton_pages
-
     from triton_script import gap
 
     used = [1, 31, 32, 33, 64, 65, 700, 2048, *range(100, 164)]

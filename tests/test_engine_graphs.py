@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from turnrl_slots.decode import Decoder, padded
-from turnrl_slots.kernel import Tables
-from turnrl_slots.pages import PAGE, Pool, Shapes
 
 from engines import (
     GREEDY,
@@ -21,6 +18,9 @@ from engines import (
     together,
 )
 from turnrl import Lora, Policy, Sampling
+from turnrl_slots.decode import Decoder, padded
+from turnrl_slots.kernel import Tables
+from turnrl_slots.pages import PAGE, Pool, Shapes
 
 __all__ = ["kernel"]  # fixtures
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from turnrl_slots import Slots
 
 from conftest import greedy_reference
 from engines import GREEDY, PROMPTS, model, run, started, together
 from turnrl import RecipeError, Sampling
+from turnrl_slots import Slots
 
 __all__ = ["model"]  # fixtures
 

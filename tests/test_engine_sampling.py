@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from turnrl_slots import Slots
-from turnrl_slots.sampling import _cut, _limits, draw
-from turnrl_slots.transfer import pack
 
 from conftest import greedy_reference
 from engines import PIECES, PROMPTS, Watched, falling_back, run, started, together
 from turnrl import Policy, Sampling
+from turnrl_slots import Slots
+from turnrl_slots.sampling import _cut, _limits, draw
+from turnrl_slots.transfer import pack
 
 __all__ = ["falling_back"]  # a fixture
 

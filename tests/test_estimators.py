@@ -21,19 +21,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
-from turnrl_estimators import (
-    Branched,
-    DiscountedReturn,
-    GroupInGroup,
-    PaperExact,
-    PerTurnIndex,
-    Tree,
-    TurnCritic,
-    toy,
-)
-from turnrl_estimators.anchored import anchors
-from turnrl_estimators.rollouts import signals
-from turnrl_estimators.toy import Skipped, Toy, check, figures
 
 import turnrl
 from commands import fails, save
@@ -58,6 +45,19 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.testing import check_estimator
+from turnrl_estimators import (
+    Branched,
+    DiscountedReturn,
+    GroupInGroup,
+    PaperExact,
+    PerTurnIndex,
+    Tree,
+    TurnCritic,
+    toy,
+)
+from turnrl_estimators.anchored import anchors
+from turnrl_estimators.rollouts import signals
+from turnrl_estimators.toy import Skipped, Toy, check, figures
 
 QUESTION = Question("q", "What?", ("x",))
 BOTH = list(itertools.product(["mean", "leave_one_out"], ["std", "none"]))

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from turnrl_record.runs import differences, experiments, open_runs
 
 from commands import fails, save
 from pages import pieces
 from test_endpoint import vendor
 from turnrl import Question, normalize_answer, record
 from turnrl.cli import main
+from turnrl.run.runs import differences, experiments, open_runs
 
 ROOT = Path(__file__).parent.parent
 BRACKETS = (
@@ -380,7 +380,7 @@ def test_a_server_is_asked_greedily_unless_samples_are_wanted(recipe, capitals, 
 
 def test_the_servers_may_stand_in_a_recipe_of_its_own(recipe, capitals, capsys):
     with vendor(lambda messages, n: "=London") as server:
-        (page,) = (p.text for p in pieces("docs/howto/evaluate.md") if p.kind == "yaml")
+        page = next(p.text for p in pieces("docs/howto/evaluate.md") if "endpoint:" in p.text)
         Path("vendor.yaml").write_text(page.replace("https://api.example.com/v1", server.url))
         assert main(["eval", "recipe.yaml", "vendor.yaml", *BRACKETS, "--questions", capitals]) == 0
     printed = capsys.readouterr().out

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from turnrl_estimators.valued import state_values, trees, with_state_values
 
 from runs import adamw, column, data, last, module, rows, trainer, weights
 from test_rollout import Brackets, Look, chat  # noqa: F401 - a fixture
@@ -51,6 +50,7 @@ from turnrl.collection import Collected, Experience
 from turnrl.policy.layout import lay_out
 from turnrl.scoring import CURVES
 from turnrl.testing import ScriptedEngine
+from turnrl_estimators.valued import state_values, trees, with_state_values
 
 QUESTIONS = [Question(f"q{i}", f"Number {i}?", ("x",)) for i in range(2)]
 CALL = '[look {"query": "x"}]'

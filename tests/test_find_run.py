@@ -11,17 +11,17 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from turnrl_eval.asked import prepare
-from turnrl_recipes.agents import Agent, find_agent
-from turnrl_recipes.folders import checkpoint_to_ask, newest, run_at
-from turnrl_recipes.given import read_given
-from turnrl_record.runs import open_runs
 
 import recorded
 import turnrl
 from commands import fails, save
 from turnrl import CheckpointError, DataError, RecipeError, find_run, record
 from turnrl.cli import main
+from turnrl.commands.eval.asked import prepare
+from turnrl.recipe.agents import Agent, find_agent
+from turnrl.recipe.folders import checkpoint_to_ask, newest, run_at
+from turnrl.recipe.given import read_given
+from turnrl.run.runs import open_runs
 
 ONE = ("--trainer.max_epochs", "1")
 

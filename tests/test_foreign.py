@@ -14,7 +14,6 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
-from turnrl_slots import Slots
 
 import foreign
 import turnrl
@@ -24,6 +23,7 @@ from foreign import LEDGER, Far, counting
 from runs import TIMINGS, data, module
 from turnrl import Question
 from turnrl.cli import main
+from turnrl_slots import Slots
 
 foreign.take_kernels("bitsandbytes")
 

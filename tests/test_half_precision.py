@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 import torch
-from turnrl_slots import Slots
 
 from turnrl import Lora, Policy, Sampling, adapted_layers
 from turnrl.policy.compute import joint_product
+from turnrl_slots import Slots
 
 PROMPT, ASKED, ROWS, STEPS = 8, 32, 80, (5, 80)
 

@@ -12,12 +12,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import yaml
-from turnrl_questions import HotpotParagraphs
-from turnrl_turn_rewards import Progress, SupportSeen
-from turnrl_wiki_search import WikiSearch, embedded, tool
-from turnrl_wiki_search.command import add_index_command
-from turnrl_wiki_search.progress import Progress as BuildProgress
-from turnrl_wiki_search.sources import Corpus, open_source, source_name
 
 from turnrl import (
     DataError,
@@ -33,7 +27,13 @@ from turnrl import (
     load_questions,
 )
 from turnrl.cli import main
+from turnrl.data.known import HotpotParagraphs
 from turnrl.testing import check_source
+from turnrl_rewards import Progress, SupportSeen
+from turnrl_wiki_search import WikiSearch, embedded, tool
+from turnrl_wiki_search.command import add_index_command
+from turnrl_wiki_search.progress import Progress as BuildProgress
+from turnrl_wiki_search.sources import Corpus, open_source, source_name
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "hotpotqa_qwen2.5_1.5b.yaml"

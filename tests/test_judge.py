@@ -22,8 +22,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from turnrl_turn_rewards import JudgedState, LLMJudge, LLMJudgeTurn, Server
-from turnrl_turn_rewards.verdicts import read_verdict
 
 from runs import column, data, module, trainer
 from turnrl import (
@@ -39,6 +37,8 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.testing import check_reward
+from turnrl_rewards import JudgedState, LLMJudge, LLMJudgeTurn, Server
+from turnrl_rewards.verdicts import read_verdict
 
 NAMES = ("Rome", "Oslo", "Lima", "Bonn", "Bern", "Kyiv", "Baku", "Riga")
 KEY = "sk-aVerySecretKey123"
@@ -369,7 +369,7 @@ def test_faults_that_pass_are_waited_out(serve, capsys):
 
 
 def test_a_server_that_dies_and_comes_back_costs_no_verdict(serve, capsys, monkeypatch):
-    monkeypatch.setattr("turnrl_turn_rewards.asking._QUIET_S", 0.2)
+    monkeypatch.setattr("turnrl_rewards.asking._QUIET_S", 0.2)
     judge = serve(lambda prompt, number: judge.hang(prompt, number) if number else verdict(0.5))
     some = reward(judge, patience_s=30, concurrency=3)
     with ThreadPoolExecutor(1) as pool:
@@ -566,7 +566,7 @@ INTERRUPTED = """
 import sys
 from turnrl import Question, Reading, Trajectory, Turn
 from turnrl.signals import stopping
-from turnrl_turn_rewards import LLMJudge, Server
+from turnrl_rewards import LLMJudge, Server
 
 turn = Turn("text", (7,), (-0.5,), Reading(answer="Rome"))
 some = Trajectory(Question("q", "?", ("Paris",)), (1,), (turn,), "answer")
@@ -644,7 +644,7 @@ def test_a_run_stops_on_an_outage_and_leaves_no_key_anywhere(recipe, serve, capf
     judge.says = lambda prompt, n: verdict(1) if "Number 10" in prompt else (500, KEY, {})
     options = {"base_url": judge.url, "model": "wise", "patience_s": 0.5}
     recipe["model"]["rewards"] = [
-        {"class_path": "turnrl_turn_rewards.LLMJudge", "init_args": {"server": options}}
+        {"class_path": "turnrl_rewards.LLMJudge", "init_args": {"server": options}}
     ]
     Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert main(["fit", "recipe.yaml"]) == 1

@@ -6,7 +6,6 @@ import inspect
 import re
 import subprocess
 import sys
-import tomllib
 from abc import ABC
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -16,24 +15,43 @@ import pytest
 
 import turnrl
 import turnrl.types  # its contracts declare hooks
-from turnrl.plugins import HOOKS
 
 ROOT = Path(__file__).parents[1]
 DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 LIST = re.search(r"^## Rooms\n.*?^```\n(.*?)^```$", DESIGN, re.DOTALL | re.MULTILINE)
 ROOMS = re.findall(r"^\S+", LIST.group(1), re.MULTILINE) if LIST else []
+DOORS = re.findall(r"^- `(turnrl\.[\w.]+)`", DESIGN, re.MULTILINE)
 CORE = ROOT / "turnrl"
-MODULES = [path for path in sorted(CORE.rglob("*.py")) if path != CORE / "__init__.py"]
-FOUND = sorted((ROOT / "plugins").glob("*/turnrl_*/**/*.py"))
-# the one plugin that the core names: plugin authors look for its checks in `turnrl.testing`, and no
-# hook could bring them there, because a test imports them by name
-FACADE = {CORE / "testing.py": "turnrl_testing"}
-# the tests of the package that `turnrl plugin new` writes may use what is there for tests
-PLUGINS = [path for path in FOUND if path.parent.name != "tests"]
+TEMPLATES = CORE / "commands" / "scaffold" / "templates"
+MODULES = [
+    path
+    for path in sorted(CORE.rglob("*.py"))
+    if path != CORE / "__init__.py" and not path.is_relative_to(TEMPLATES)
+]
+FOLDERS = sorted((ROOT / "plugins").glob("turnrl-*"))
+PACKAGES = {one.name.replace("-", "_"): one for one in FOLDERS}
+PLUGINS = [path for name, one in PACKAGES.items() for path in sorted((one / name).rglob("*.py"))]
+# what `turnrl plugin new` writes, whose tests may use what is there for tests
+WRITTEN = [path for path in sorted(TEMPLATES.rglob("*.py")) if path.parent.name != "tests"]
+# `turnrl eval` scores a model behind a server beside the policy's
+NAMED = {
+    "turnrl_openai": {CORE / "commands" / "eval" / name for name in ("command.py", "evaluating.py")}
+}
+
+
+def name_of(path: Path) -> str:
+    """The dotted name of a module."""
+    home = (
+        ROOT if path.is_relative_to(CORE) else path.parents[len(path.relative_to(ROOT).parts) - 3]
+    )
+    return ".".join(path.relative_to(home).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {name_of(path): path for path in [*MODULES, *PLUGINS]}
 
 
 def imports(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Modules that a file imports, for types too, and the names it takes."""
+    """Modules that a file imports, anywhere in it and for types too, and the names it takes."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
@@ -42,10 +60,14 @@ def imports(path: Path) -> Iterator[tuple[str, str | None]]:
             yield from ((node.module or "", alias.name) for alias in node.names)
 
 
-def part(module: str) -> str | None:
-    """`credit` of `turnrl.credit`; None of other packages and of `turnrl` itself."""
-    names = module.split(".")
-    return names[1] if names[0] == "turnrl" and len(names) > 1 else None
+def taken(path: Path) -> Iterator[str]:
+    """The files of this repository that a file imports, by their dotted names. A name of `turnrl`
+    is of the file that has it."""
+    for module, name in imports(path):
+        module = turnrl._HOMES.get(name or "", module) if module == "turnrl" else module
+        found = next((one for one in (f"{module}.{name}", module) if one in FILES), None)
+        if found is not None and FILES[found] != path:
+            yield found
 
 
 def room(path: Path) -> str:
@@ -58,71 +80,48 @@ def test_the_list_of_rooms_names_every_module_and_folder_and_no_other():
     assert sorted(ROOMS) == sorted({room(path) for path in MODULES})
 
 
-def plugin_of(module: str, name: str | None) -> str | None:
-    """`record` if a name is one of turnrl-record's, also where `turnrl` passes it on."""
-    if module == "turnrl" and name is not None:
-        module = turnrl._HOMES.get(name, "")
-    package, _, _ = module.partition(".")
-    known = package.startswith("turnrl_") and package != "turnrl_example"  # which is written
-    return package.removeprefix("turnrl_").replace("_", "-") if known else None
+def test_files_import_each_other_in_no_circle():
+    graph = {name: set(taken(path)) for name, path in FILES.items()}
+    assert sum(map(len, graph.values())) > 500
+    assert list(TopologicalSorter(graph).static_order())  # an error that names the circle
+
+
+def test_the_framework_imports_no_plugin_but_where_it_is_said():
+    for path in MODULES:
+        for module, _ in imports(path):
+            plugin = module.partition(".")[0]
+            assert plugin not in PACKAGES or path in NAMED.get(plugin, ()), f"{path}: {module}"
+
+
+@pytest.mark.parametrize("path", [*PLUGINS, *WRITTEN], ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_plugin_imports_only_public_names(path):
+    for module, name in imports(path):
+        if module == "turnrl" and name is not None:
+            assert name in turnrl.__all__, f"{path} imports turnrl.{name}, which is not public"
+        elif module.startswith("turnrl."):
+            assert module in DOORS, f"{path} imports {module}, which is not public"
 
 
 def test_the_design_names_every_plugin_that_takes_names_of_another():
     (block,) = re.findall(r"<!-- edges -->\n```\n(.*?)^```$", DESIGN, re.DOTALL | re.MULTILINE)
     told = {name: others for name, *others in map(str.split, block.splitlines())}
     found: dict[str, set[str]] = {}
-    for path in PLUGINS:
-        own = path.relative_to(ROOT / "plugins").parts[0].removeprefix("turnrl-")
-        taken = {plugin_of(*one) for one in imports(path)} - {None, own}
-        found.setdefault(own, set()).update(filter(None, taken))
-    edges = {name: sorted(others) for name, others in sorted(found.items()) if others}
-    assert told == edges
-    assert list(TopologicalSorter(told).static_order())  # an error if there is a circle
-    for name in found:
-        project = (ROOT / "plugins" / f"turnrl-{name}" / "pyproject.toml").read_text()
-        needs = tomllib.loads(project)["project"]["dependencies"]
-        declared = [one.removeprefix("turnrl-") for one in needs if one.startswith("turnrl-")]
-        assert sorted(declared) == edges.get(name, []), f"the dependencies of turnrl-{name}"
+    for own, folder in PACKAGES.items():
+        paths = (folder / own).rglob("*.py")
+        names = {module.partition(".")[0] for path in paths for module, _ in imports(path)}
+        found[folder.name] = {PACKAGES[one].name for one in names - {own} if one in PACKAGES}
+    short = {
+        name.removeprefix("turnrl-"): sorted(one.removeprefix("turnrl-") for one in others)
+        for name, others in found.items()
+        if others
+    }
+    assert told == short
 
 
-def test_the_design_names_the_modules_of_recipes_that_other_plugins_import():
-    (sentence,) = re.findall(r"of its modules are for other plugins: (.*?)\. ", DESIGN, re.DOTALL)
-    told = set(re.findall(r"`(\w+)`", sentence))
-    others = [path for path in PLUGINS if "turnrl-recipes" not in path.parts]
-    taken = {module for path in others for module, _ in imports(path)}
-    home = "turnrl_recipes."
-    assert told == {name.removeprefix(home) for name in taken if name.startswith(home)}
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_imports_only_from_its_own_room_and_those_above_it(path):
-    own = room(path)
-    within = [name.rstrip("/") for name in ROOMS[: ROOMS.index(own) + 1]]
-    for module, name in imports(path):
-        plugin = module.startswith("turnrl_") and module != FACADE.get(path)
-        assert not plugin, f"{path} names the plugin {module}"
-        other = name if module == "turnrl" else part(module)
-        assert other is None or other in within, f"{own} imports {other}, which is not above"
-
-
-@pytest.mark.parametrize("path", PLUGINS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_plugin_imports_only_public_names(path):
-    for module, name in imports(path):
-        assert part(module) is None, f"{path} imports {module}, which is not public"
-        if module == "turnrl" and name is not None:
-            assert name in turnrl.__all__, f"{path} imports turnrl.{name}, which is not public"
-
-
-def test_the_core_names_no_plugin_but_the_checks_of_turnrl_testing():
-    names = [path.name for path in (ROOT / "plugins").glob("turnrl-*")]
-    assert names
-    for path in MODULES:
-        text = path.read_text(encoding="utf-8")
-        for name in names:
-            assert name not in text, f"{path} names {name}"
-            module = name.replace("-", "_")
-            known = module in HOOKS or module == FACADE.get(path)
-            assert known or module not in text, f"{path} names {name}"
+def test_the_design_lists_every_plugin():
+    listed = re.findall(r"^(turnrl-[\w-]+)  +\S", DESIGN, re.MULTILINE)
+    assert listed == [folder.name for folder in FOLDERS]
+    assert all((folder / "README.md").is_file() for folder in FOLDERS)
 
 
 def run(code: str) -> str:
@@ -169,14 +168,10 @@ def test_importing_turnrl_takes_little_longer_than_what_it_imports_of_python():
 
 
 def owned_classes() -> set[type]:
-    """The classes of the core and of the plugins. The templates of `turnrl plugin new` are left
-    out: they are no package here."""
-    modules = [path.relative_to(ROOT) for path in MODULES if path.stem != "__main__"]
-    modules += [Path(*path.relative_to(ROOT).parts[2:]) for path in PLUGINS]
+    """The classes of the framework and of the plugins."""
     found: set[type] = set()
-    for path in modules:
-        if "templates" not in path.parts:
-            name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    for name in FILES:
+        if not name.endswith("__main__"):
             classes = vars(importlib.import_module(name)).values()
             found |= {value for value in classes if isinstance(value, type)}
     return {cls for cls in found if cls.__module__.startswith("turnrl")}

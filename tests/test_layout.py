@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
-from turnrl_estimators import TurnCritic
 
 import turnrl.policy.layout
 from runs import adamw, column, data, module, trainer
 from turnrl import ClippedSurrogate, Lora, Policy
 from turnrl.policy.layout import Layout, lay_out, passes
+from turnrl_estimators import TurnCritic
 
 few = st.lists(st.integers(0, 2), min_size=1, max_size=9)
 sequences = st.lists(few, min_size=1, max_size=8)

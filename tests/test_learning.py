@@ -13,7 +13,6 @@ from functools import partial
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from turnrl_slots import Slots
 
 from engines import move
 from runs import adamw, column, data, module, trainer, weights
@@ -30,6 +29,7 @@ from turnrl import (
 )
 from turnrl.learning import OldLogprobs, Plan, TokenColumns
 from turnrl.policy.layout import lay_out, passes
+from turnrl_slots import Slots
 
 # ----------------------------------------------------------------------------------- streams
 

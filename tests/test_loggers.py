@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
-from turnrl_record.loggers import Shown, by_turn, fenced, show
-from turnrl_record.recording import rows as recorded_rows
 
 import recorded
 from runs import data, last, module, trainer
 from turnrl import TurnLevel, assign_credit, record
+from turnrl.run.loggers import Shown, by_turn, fenced, show
+from turnrl.run.recording import rows as recorded_rows
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -5,10 +5,6 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from oldest import lower_bounds
 
 ROOT = Path(__file__).parents[1]
@@ -36,14 +32,3 @@ def test_the_oldest_torch_and_transformers_are_those_of_many_gpu_machines():
     assert (found["torch"], found["transformers"]) == ("2.11", "5.17")
     # every direct dependency has a lowest version, but for types that only mypy reads
     assert [name for name, bound in found.items() if not bound and name[:6] != "types-"] == []
-
-
-@pytest.mark.parametrize("plugin", sorted(p.name for p in (ROOT / "plugins").glob("turnrl-*")))
-def test_a_plugin_takes_the_oldest_versions_too(plugin):
-    file = ROOT / "plugins" / plugin / "pyproject.toml"
-    lines = tomllib.loads(file.read_text("utf-8"))["project"]["dependencies"]
-    bounds = lower_bounds(PROJECT, "dev")
-    for wanted in map(Requirement, lines):
-        name = canonicalize_name(wanted.name)
-        if not name.startswith("turnrl"):
-            assert wanted.specifier.contains(bounds[name]), f"{wanted} and {name} {bounds[name]}"

@@ -21,14 +21,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from turnrl_wiki_search import elastic
-from turnrl_wiki_search.elastic import Server
 
 from nodes import PASSWORD
 from runs import TIMINGS
 from test_elasticsearch import API_KEY, ask, corpus_of, search_tool, write_rows
 from turnrl import ToolError, ToolResult
 from turnrl.cli import main
+from turnrl_wiki_search import elastic
+from turnrl_wiki_search.elastic import Server
 
 pytestmark = pytest.mark.elasticsearch
 

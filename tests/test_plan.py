@@ -14,6 +14,17 @@ import numpy as np
 import pytest
 import torch
 from transformers import GemmaConfig, LlamaConfig, MistralConfig, Qwen2Config
+
+import foreign  # noqa: F401 - its device is to be there
+import turnrl.module
+import turnrl.policy.layout
+import turnrl.policy.model
+from commands import RECIPE, save
+from counting import META, Traffic, counted
+from runs import data, module
+from turnrl import Lora, RecipeError, Start, parse_bytes
+from turnrl.cli import main
+from turnrl.testing import ScriptedEngine
 from turnrl_doctor import plan as planning
 from turnrl_doctor.memory import _ENGINE, MemoryPlan, given_settings, work_of
 from turnrl_doctor.plan import (
@@ -31,17 +42,6 @@ from turnrl_doctor.plan import (
     shape_of,
     table,
 )
-
-import foreign  # noqa: F401 - its device is to be there
-import turnrl.module
-import turnrl.policy.layout
-import turnrl.policy.model
-from commands import RECIPE, save
-from counting import META, Traffic, counted
-from runs import data, module
-from turnrl import Lora, RecipeError, Start, parse_bytes
-from turnrl.cli import main
-from turnrl.testing import ScriptedEngine
 
 SEVEN = Shape(3584, 18_944, 28, 28, 4, 128, 152_064, False)
 TRIVIA = Work(SEVEN, True, 2, 16, None, 336, 2048, 512, 2, 512, 2, True)
@@ -117,13 +117,12 @@ def test_an_architecture_that_is_not_known_is_said_to_be():
 def engine_bytes(policy, count, tokens, rows):
     """Counted bytes of reading so many tokens beside so many rows, of a step of these rows, and of
     drawing a token for each."""
+    from turnrl import Sampling
     from turnrl_slots import sampling
     from turnrl_slots.attention import Feed
     from turnrl_slots.decode import _Step
     from turnrl_slots.kernel import Tables
     from turnrl_slots.pages import Pool, Shapes, pages_of
-
-    from turnrl import Sampling
 
     shapes = Shapes()
     with torch.inference_mode():

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from turnrl_play import Telling
 
 from commands import save
 from turnrl import AdvantageEstimator, Reading, ToolResult, TurnLevel, installed
 from turnrl.cli import main
+from turnrl.commands.play import Telling
 
 
 def said(capsys, *arguments):

@@ -1,11 +1,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from turnrl_qa_rewards import AnswerPresent, AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed
-from turnrl_two_turn import TwoTurn
 
 from turnrl import Question, ToolResult, Trajectory, Turn
 from turnrl.testing import check_reward
+from turnrl_rewards.qa import AnswerPresent, AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed
+from turnrl_segmenters.two_turn import TwoTurn
 
 CALL = '<reasoning>t</reasoning><tool>{"name": "search", "args": {"query": "q"}}</tool>'
 ANSWER = "<reasoning>t</reasoning><answer>Paris</answer>"

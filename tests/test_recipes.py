@@ -6,14 +6,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import turnrl_recipes.bundled
 import yaml
-from turnrl_recipes.bundled import find_recipe
-from turnrl_recipes.given import read_given
 
 import turnrl
+import turnrl.recipe.bundled
 from commands import fails
 from turnrl.cli import main
+from turnrl.recipe.bundled import find_recipe
+from turnrl.recipe.given import read_given
+from turnrl_rewards import ExactMatch, Number, SearchCost
+from turnrl_segmenters import TwoTurn
 
 ROOT = Path(__file__).parents[1]
 FILES = {
@@ -101,15 +103,40 @@ def test_an_installed_turnrl_has_its_recipes(tmp_path, monkeypatch, capsys):
     from hatchling.builders.wheel import WheelBuilder
 
     (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
-    package = tmp_path / "site" / "turnrl_recipes"
+    package = tmp_path / "site" / "turnrl" / "recipe"
     with zipfile.ZipFile(wheel) as archive:
-        recipes = [
-            name for name in archive.namelist() if name.startswith("turnrl_recipes/recipes/")
-        ]
-        archive.extractall(package.parent, recipes)
-    monkeypatch.setattr(turnrl_recipes.bundled, "__file__", str(package / "bundled.py"))
+        recipes = [name for name in archive.namelist() if name.startswith("turnrl/recipe/recipes/")]
+        archive.extractall(tmp_path / "site", recipes)
+    monkeypatch.setattr(turnrl.recipe.bundled, "__file__", str(package / "bundled.py"))
     assert turnrl.bundled_recipes() == {
         name: package / "recipes" / f"{name}.yaml" for name in FILES
     }
     assert main(["recipes"]) == 0
     assert "turnrl fit quickstart\n    reproduces  MT-GRPO" in capsys.readouterr().out
+
+
+def test_a_recipe_with_the_class_paths_of_version_0_8_makes_what_it_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = yaml.safe_load(FILES["quickstart"].read_text("utf-8"))
+    recipe["model"]["rewards"] = [
+        {"class_path": "turnrl_qa_rewards.ExactMatch"},
+        {"class_path": "turnrl_turn_rewards.calls.SearchCost", "init_args": {"weight": 0.3}},
+    ]
+    recipe["model"]["rollout"]["segmenter"] = {"class_path": "turnrl_react.ReAct"}
+    recipe["data"]["answers"] = {"class_path": "turnrl_answers.Number"}
+    recipe["trainer"]["callbacks"] = [
+        {"class_path": "turnrl_alarms.Alarms", "init_args": {"stop": True}},
+        {
+            "class_path": "turnrl_questions.also.AlsoScore",
+            "init_args": {"name": "famous", "split": "famous"},
+        },
+    ]
+    Path("old.yaml").write_text(yaml.safe_dump(recipe))
+    built = turnrl.build(["old.yaml", "--model.rollout.segmenter", "turnrl_two_turn.TwoTurn"])
+    exact, cost = built.module.rewards
+    assert (type(exact), type(cost), cost.weight) == (ExactMatch, SearchCost, 0.3)
+    assert type(built.module.rollout.segmenter) is TwoTurn
+    assert type(built.data.rule) is Number
+    there = {type(one): one for one in built.trainer.callbacks}
+    assert there[turnrl.Alarms].stop
+    assert there[turnrl.AlsoScore].name == "famous"

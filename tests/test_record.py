@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from turnrl_record import recording
 
 import recorded
 from runs import data, last, module, trainer
@@ -38,10 +37,11 @@ from turnrl import (
     record,
     visible,
 )
+from turnrl.run import recording
 from turnrl.scoring import curves, score_group
 from turnrl.types import Critic
 
-OLD = Path(__file__).parent / "data" / "records"
+OLD = Path(__file__).parent / "data" / "records" / "0.7.0"
 """Records of a group of two and of an evaluation, as older versions wrote them."""
 
 
@@ -441,7 +441,7 @@ def test_a_file_that_is_torn_foreign_or_newer_is_refused(run, tmp_path):
     newer = tmp_path / "newer.parquet"
     table = pq.read_table(file)
     pq.write_table(table.replace_schema_metadata({"turnrl.record": "3"}), newer)
-    with pytest.raises(DataError, match=r"has version 3 of the record, and this .* up to 2\. Upd"):
+    with pytest.raises(DataError, match=r"has version 3 of the record, and this .* reads 2\. Upd"):
         record.read(newer)
 
 
@@ -452,40 +452,14 @@ def test_a_record_is_read_while_its_next_file_is_being_written(tmp_path):
     assert [r["group"] for r in record.read(tmp_path)] == [1]
 
 
-@pytest.mark.parametrize(("version", "first"), [("0.5.0", 0), ("0.7.0", 1)])
-def test_records_of_older_versions_are_read_with_null_for_what_they_lack(version, first):
-    *sampled, scored = record.read(OLD / version, split="train") + record.read(
-        OLD / version, split="val"
-    )
-    assert [(r["iteration"], r["policy_version"]) for r in sampled] == [(first, 0)] * 2
-    assert (scored["iteration"], scored["policy_version"]) == (first, 1)
-    for row in (*sampled, scored):
-        assert row.keys() == set(record.SCHEMA.names)
-        assert [row[name] for name in (*record.TOKENS, "estimator")] == [None] * 6
-        assert {turn["rewards"] for turn in row["turns"]} == {None}
-    played = sampled[0]
-    assert (played["question"], played["answers"], played["answer"]) == (
-        *("Capital of Peru?", ["Lima"], "Lima"),
-    )
-    assert played["turns"][0]["results"] == [
-        {"content": "Lima is its capital.", "ok": True, "metadata": None}
-    ]
-    assert played["turns"][0]["calls"][0]["arguments"] == '{"query": "Peru"}'
-    assert played["rewards"] == [
-        {"name": "turn/called", "value": 0.2},
-        {"name": "outcome/answered", "value": 1.0},
-    ]
-    assert "-- turn 1   reward 0.200   advantage" in record.transcript(played)
-    assert record.figures([scored])["reward/total"].mean == 1.2
-    ended = record.table(OLD / version, ["ended_by"]).to_pydict()["ended_by"]
-    assert ended == [row["stop"] for file in record.files(OLD / version) for row in rows_of(file)]
-    assert set(ended) <= {"answer", "turns", "length"}
-    assert record.table(OLD / version, ["estimator"]).to_pydict() == {"estimator": [None] * 3}
+def test_a_record_of_before_version_0_8_is_refused_with_what_reads_it():
+    with pytest.raises(DataError, match=r"of turnrl 0\.5, 0\.6 or 0\.7.* turnrl==0\.8"):
+        record.read(OLD)
 
 
-def test_reading_a_record_loads_no_torch():
+def test_reading_a_record_loads_no_torch(run):
     code = "import sys, turnrl; turnrl.record.read(sys.argv[1]); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code, str(OLD / "0.5.0")], check=True)
+    subprocess.run([sys.executable, "-c", code, str(run[0])], check=True)
 
 
 def test_an_evaluation_of_a_checkpoint_is_recorded_as_of_its_iteration(run, tmp_path, tiny_model):

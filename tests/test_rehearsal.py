@@ -11,12 +11,6 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 from transformers import FalconConfig, GPT2Config, GPTNeoXConfig, LlamaConfig
-from turnrl_doctor.arguments import arguments_of
-from turnrl_doctor.miniature import _network
-from turnrl_doctor.rehearsal import Rehearsal
-from turnrl_estimators import Branched, Tree, TurnCritic
-from turnrl_slots import Slots
-from turnrl_turn_rewards import LLMJudge, LLMJudgeTurn, Server
 
 from runs import data, module, rows, trainer, weights
 from test_toolbox import Counter
@@ -32,6 +26,12 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.testing import ScriptedEngine
+from turnrl_doctor.arguments import arguments_of
+from turnrl_doctor.miniature import _network
+from turnrl_doctor.rehearsal import Rehearsal
+from turnrl_estimators import Branched, Tree, TurnCritic
+from turnrl_rewards import LLMJudge, LLMJudgeTurn, Server
+from turnrl_slots import Slots
 from worlds import Aims, Echo
 
 CPU = torch.device("cpu")

@@ -13,7 +13,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from turnrl_qa_rewards import AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed
 
 from turnrl import (
     ChatFormat,
@@ -35,6 +34,7 @@ from turnrl.agent.rollout import Agent
 from turnrl.agent.toolbox import MAX_RESULT_CHARACTERS
 from turnrl.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
+from turnrl_rewards.qa import AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed
 
 QUESTION = Question("q1", "What is the capital of France?", ("Paris",))
 

@@ -21,16 +21,15 @@ import yaml
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, Logger
-from turnrl_recipes.folders import claimed
-from turnrl_recipes.given import listed, read_given
-from turnrl_record.recording import write
 
 import turnrl
 from commands import fails
 from runs import column, data, last, module, rows, trainer
-from turnrl import CheckpointError, RecipeError, record
-from turnrl.callbacks import BestCheckpoint
+from turnrl import BestCheckpoint, CheckpointError, RecipeError, record
 from turnrl.cli import main
+from turnrl.recipe.folders import claimed
+from turnrl.recipe.given import listed, read_given
+from turnrl.run.recording import write
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ def test_half_a_record_is_removed(tmp_path, monkeypatch):
         Path(where).write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("turnrl_record.recording.pq.write_table", fails)
+    monkeypatch.setattr("turnrl.run.recording.pq.write_table", fails)
     with pytest.raises(OSError, match="No space left"):
         write([dict.fromkeys(record.SCHEMA.names)], tmp_path / "record" / "train.parquet")
     assert list((tmp_path / "record").iterdir()) == []

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from turnrl_atlas import places
-from turnrl_scaffold import COMPONENTS, TEMPLATE
 
 import turnrl
 from nursery import command
 from turnrl.cli import main
+from turnrl.commands.scaffold.command import COMPONENTS, TEMPLATE
 from turnrl.plugins import KINDS
+from turnrl_atlas import places
 
 HOOKS = {
     "tool": "turnrl_tools",
@@ -174,7 +174,7 @@ def test_the_next_steps_are_printed_to_be_pasted(here, capsys, monkeypatch):
         (["7up"], "'7up' cannot be the name of a plugin"),
         (["../up"], "'../up' cannot be the name of a plugin"),
         (["turnrl_atlas"], "a plugin 'atlas' is installed already, of turnrl "),
-        (["two_turn"], "a plugin 'two-turn' is installed already, of turnrl "),
+        (["wiki_search"], "a plugin 'wiki-search' is installed already, of turnrl "),
         (["turnrl-core"], "a plugin 'core' is installed already, of turnrl itself."),
         (["new", "--with", "tol"], "--with: no kind 'tol'. Did you mean tool? Kinds: tool, segm"),
         (["new", "--with", "tool", "xyz"], "--with: no kind 'xyz'. Kinds: tool, segmenter, turn"),

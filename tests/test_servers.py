@@ -18,9 +18,9 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
-from turnrl_servers import LONGEST_PAUSE_S, Patience, Unavailable, pause_s
 
 from turnrl import EngineError, RecipeError
+from turnrl.servers import LONGEST_PAUSE_S, Patience, Unavailable, pause_s
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -288,7 +288,7 @@ def test_an_outage_that_nobody_waited_for_to_its_end_is_forgotten(serve):
 
 WAITING = """
 from turnrl import ToolError
-from turnrl_servers import Patience, Unavailable
+from turnrl.servers import Patience, Unavailable
 
 def attempt():
     print("asked", flush=True)
@@ -298,9 +298,10 @@ Patience("it", 300, ToolError).ask(attempt)
 """
 
 
-def test_the_example_in_the_readme_waits(serve, capsys):
-    readme = Path(__file__).parents[1] / "plugins" / "turnrl-servers" / "README.md"
-    block, lines = re.findall(r"```(?:python)?\n(.*?)```", readme.read_text(), re.DOTALL)
+def test_the_example_of_the_page_waits(serve, capsys):
+    page = Path(__file__).parents[1] / "docs" / "howto" / "plugins.md"
+    (section,) = re.findall(r"^## A server\n(.*?)^## ", page.read_text(), re.DOTALL | re.MULTILINE)
+    block, lines = re.findall(r"```(?:python)?\n(.*?)```", section, re.DOTALL)
     server, names = serve(), {}
     exec(block.replace("8000", str(server.server_port)), names)
     server.replies = [(503, {})]

@@ -13,7 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import optimize, stats
-from turnrl_record.statistics import (
+
+from intervals import DIFFERENCES, SIZES, cases, measure, rows
+from turnrl import record
+from turnrl.run.statistics import (
     difference,
     interval,
     mcnemar,
@@ -23,9 +26,6 @@ from turnrl_record.statistics import (
     rate,
     wilson,
 )
-
-from intervals import DIFFERENCES, SIZES, cases, measure, rows
-from turnrl import record
 
 GUIDE = Path(__file__).parents[1] / "docs" / "howto" / "evaluate.md"
 

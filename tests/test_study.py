@@ -18,13 +18,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from scipy import stats
-from turnrl_atlas import Atlas
-from turnrl_qa_rewards import AnswerRetrieved
-from turnrl_recipes.given import read_given
-from turnrl_sweep.results import Result
 
 from turnrl import Group, Question, Reading, ToolCall, ToolResult, Trajectory, Turn, TurnRLError
 from turnrl.cli import main
+from turnrl.commands.sweep.results import Result
+from turnrl.recipe.given import read_given
+from turnrl_atlas import Atlas
+from turnrl_rewards.qa import AnswerRetrieved
 
 HERE = Path(__file__).parents[1] / "docs" / "does-turn-credit-help"
 

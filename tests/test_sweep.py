@@ -18,15 +18,15 @@ import pytest
 import yaml
 from filelock import FileLock
 from scipy import stats
-from turnrl_compare.pairing import compare, open_sides
-from turnrl_record.runs import open_runs
-from turnrl_sweep import folders, jobs, matrix, results, table
 
 from commands import fails, save
 from nursery import command
 from runs import TIMINGS
 from turnrl import RecipeError, build
 from turnrl.cli import main
+from turnrl.commands.compare.pairing import compare, open_sides
+from turnrl.commands.sweep import folders, jobs, matrix, results, table
+from turnrl.run.runs import open_runs
 from worlds import Echo
 
 TESTS = Path(__file__).parent

@@ -9,8 +9,6 @@ import traceback
 
 import pytest
 import torch
-from turnrl_atlas import Atlas
-from turnrl_questions.sources import GivenQuestions
 
 from turnrl import (
     AdvantageEstimator,
@@ -34,6 +32,7 @@ from turnrl import (
     TurnReward,
     open_source,
 )
+from turnrl.data.sources import GivenQuestions
 from turnrl.testing import (
     ScriptedEngine,
     check_estimator,
@@ -43,6 +42,7 @@ from turnrl.testing import (
     check_tool,
     example_trajectories,
 )
+from turnrl_atlas import Atlas
 
 
 class Upper(Tool):

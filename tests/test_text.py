@@ -6,7 +6,6 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from turnrl_record.recording import rows
 
 import recorded
 from turnrl import (
@@ -23,6 +22,7 @@ from turnrl import (
     visible,
 )
 from turnrl.cli import main
+from turnrl.run.recording import rows
 
 TAGS = ("tool", "result", "answer")
 HAGUE = Question("q", "Where?", ("Den Haag", "The Hague"))

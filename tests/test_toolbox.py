@@ -14,8 +14,6 @@ from collections import Counter as Tally
 from dataclasses import replace
 
 import pytest
-from turnrl_estimators.anchored import retrieved
-from turnrl_turn_rewards import SupportSeen
 
 from test_rollout import QUESTION, Brackets, Look, collect
 from turnrl import (
@@ -38,6 +36,8 @@ from turnrl.agent.explore import Opening
 from turnrl.agent.rollout import Agent
 from turnrl.agent.toolbox import MAX_RESULT_CHARACTERS, Toolbox, ToolSessions, run_tool
 from turnrl.testing import ScriptedEngine, check_tool
+from turnrl_estimators.anchored import retrieved
+from turnrl_rewards import SupportSeen
 
 
 @pytest.fixture

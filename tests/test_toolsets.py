@@ -6,7 +6,6 @@ import asyncio
 import math
 
 import pytest
-from turnrl_record import recording
 
 from test_rollout import QUESTION, Brackets, Look, chat, collect  # noqa: F401 - a fixture
 from turnrl import (
@@ -25,6 +24,7 @@ from turnrl import (
     record,
     score_group,
 )
+from turnrl.run import recording
 from turnrl.testing import ScriptedEngine, check_tool
 
 INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

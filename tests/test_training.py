@@ -17,8 +17,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, Timer
-from turnrl_estimators import Branched
-from turnrl_slots import Slots
 
 import turnrl.module
 from runs import adamw, column, data, last, module, rows, trainer, warmup, weights
@@ -44,6 +42,8 @@ from turnrl import (
 )
 from turnrl.learning import OldLogprobs
 from turnrl.testing import check_engine
+from turnrl_estimators import Branched
+from turnrl_slots import Slots
 from worlds import Letters
 
 

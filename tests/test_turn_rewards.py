@@ -15,20 +15,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from turnrl_turn_rewards import (
-    F1,
-    AnswerLikelihood,
-    AnswerSeen,
-    FirstHit,
-    InformationGain,
-    KLPenalty,
-    Progress,
-    Repetition,
-    SearchCost,
-    StateScore,
-    SupportSeen,
-    passages_shown,
-)
 
 import turnrl.policy.model
 from runs import column, data, module, trainer
@@ -47,6 +33,20 @@ from turnrl import (
     score_group,
 )
 from turnrl.testing import check_reward
+from turnrl_rewards import (
+    F1,
+    AnswerLikelihood,
+    AnswerSeen,
+    FirstHit,
+    InformationGain,
+    KLPenalty,
+    Progress,
+    Repetition,
+    SearchCost,
+    StateScore,
+    SupportSeen,
+    passages_shown,
+)
 from worlds import Echo, Letters
 
 ROOT = Path(__file__).parents[1]
@@ -174,8 +174,8 @@ def test_stalling_and_going_back_and_forth_earn_nothing():
 
 
 def test_the_score_in_the_readme_scores():
-    readme = ROOT / "plugins" / "turnrl-turn-rewards" / "README.md"
-    (block,) = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    readme = ROOT / "plugins" / "turnrl-rewards" / "README.md"
+    block, _ = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
     names = {}
     exec(block, names)
     # one passage, one in a result that failed, two, and the same two
@@ -541,7 +541,7 @@ def test_garbage_that_names_the_answer_gains_nothing_by_the_error_it_reads(tiny_
 
 def test_importing_the_plugin_loads_neither_torch_nor_an_http_client():
     heavy = "{'torch', 'transformers', 'httpx2', 'asyncio'}"
-    code = f"import sys, turnrl_turn_rewards; print({heavy} & set(sys.modules))"
+    code = f"import sys, turnrl_rewards; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"
 

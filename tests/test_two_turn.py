@@ -3,10 +3,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from turnrl_two_turn import TwoTurn
 
 from turnrl import Question, Tool, ToolCall, ToolResult
 from turnrl.testing import check_segmenter
+from turnrl_segmenters.two_turn import TwoTurn
 
 CALL = '<tool>{"name": "search", "args": {"query": "Utrecht"}}</tool>'
 THOUGHT = "<reasoning>think</reasoning>"

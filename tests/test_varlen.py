@@ -7,12 +7,12 @@ import inspect
 
 import pytest
 import torch
-import turnrl_slots.ways
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import turnrl.policy.trials
 import turnrl.policy.varlen
+import turnrl_slots.ways
 from engines import Recorder, converse_by_steps, started, varlen_of_torch_2_11
 from turnrl import Lora, Policy, RecipeError, takes_ragged, varlen_attn
 from turnrl.policy.layout import lay_out

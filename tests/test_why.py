@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from turnrl_estimators import GroupInGroup
-from turnrl_estimators.why import terms
 
 import recorded
 from recorded import RULES
 from turnrl import AdvantageEstimator, OutcomeOnly, assign_credit, installed
+from turnrl.why import terms
+from turnrl_estimators import GroupInGroup
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+
 import turnrl_slots.kernel
 import turnrl_slots.triton_pages
 from turnrl_slots.pages import PAGE, Pool, Shapes
@@ -91,12 +92,11 @@ def mutants(folder):
 def sampled(model):
     """Turns of several sessions by the engine, some begun while others are sampled, with what
     torch 2.11 has for prompts."""
-    from turnrl_slots import Slots
-
     import turnrl.policy.varlen
     from conftest import greedy_reference
     from engines import Recorder, varlen_of_torch_2_11
     from turnrl import Policy, Sampling
+    from turnrl_slots import Slots
 
     turnrl_slots.ways.takes_ragged = lambda *_: True
     turnrl.policy.varlen.torch_varlen_attn = varlen_of_torch_2_11

@@ -8,9 +8,6 @@ used, so that `import turnrl` is done at once: nothing can catch a Ctrl-C before
 # pathlib takes longer to import than all of this; a line is `from HOME import NAME as NAME`
 with open(f"{__file__}i", encoding="utf-8") as _listed:  # noqa: PTH123
     _HOMES = {line.split()[3]: line.split()[1] for line in _listed if line.startswith("from ")}
-_MOVED = dict.fromkeys(("Choice", "Compared", "Math", "Number"), "turnrl_answers")
-"""Public before 0.8, and named by recipes that runs have saved. Modules that had some of these, or
-of the names above, in those days take `__getattr__` from here."""
 
 __all__ = sorted(_HOMES)
 
@@ -20,19 +17,10 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("turnrl")
-    if (home := _HOMES.get(name) or _MOVED.get(name)) is None:
+    if (home := _HOMES.get(name)) is None:
         raise AttributeError(f"module 'turnrl' has no attribute {name!r}")
     __import__("turnrl.types")  # each contract makes its hook known
-    try:
-        return getattr(__import__(home, fromlist=[name]), name)  # a name, or a module in a package
-    except ModuleNotFoundError as error:
-        if error.name != home.partition(".")[0]:
-            raise
-        from turnrl.errors import PluginError
-
-        package = error.name.replace("_", "-")
-        lacks = f"turnrl.{name} is of {package}, which is not installed"
-        raise PluginError(f"{lacks}. Run 'pip install {package}'.") from error
+    return getattr(__import__(home, fromlist=[name]), name)  # a name, or a module in a package
 
 
 def __dir__() -> list[str]:

@@ -1,29 +1,8 @@
-"""The public interface: every name of `turnrl`, and the module that it comes from.
-
-The first names are of packages beside the core, which come with it.
-"""
-
-from turnrl_checkpoints import BestCheckpoint as BestCheckpoint
-from turnrl_checkpoints import LastCheckpoint as LastCheckpoint
-from turnrl_questions.data import QuestionData as QuestionData
-from turnrl_questions.sources import Fields as Fields
-from turnrl_questions.sources import SourceOpener as SourceOpener
-from turnrl_questions.sources import load_questions as load_questions
-from turnrl_questions.sources import open_source as open_source
-from turnrl_react.json_call import read_call as read_call
-from turnrl_recipes.build import Built as Built
-from turnrl_recipes.build import build as build
-from turnrl_recipes.build import load as load
-from turnrl_recipes.bundled import bundled_recipes as bundled_recipes
-from turnrl_recipes.bundled import recipe_like as recipe_like
-from turnrl_recipes.by_recipe import ByRecipe as ByRecipe
-from turnrl_recipes.fit import add_recipe_command as add_recipe_command
-from turnrl_recipes.folders import find_run as find_run
-from turnrl_recipes.folders import writable_part as writable_part
-from turnrl_record import record as record
+"""The public interface: every name of `turnrl`, and the module that it comes from."""
 
 from turnrl.agent.chat import ChatFormat as ChatFormat
 from turnrl.agent.explore import on_loop as on_loop
+from turnrl.agent.json_call import read_call as read_call
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.toolbox import call_tools as call_tools
 from turnrl.agent.toolbox import result_of as result_of
@@ -42,6 +21,11 @@ from turnrl.credit import TurnLevel as TurnLevel
 from turnrl.credit import assign_credit as assign_credit
 from turnrl.credit import returns_to_go as returns_to_go
 from turnrl.credit import standardize as standardize
+from turnrl.data.questions import QuestionData as QuestionData
+from turnrl.data.sources import Fields as Fields
+from turnrl.data.sources import SourceOpener as SourceOpener
+from turnrl.data.sources import load_questions as load_questions
+from turnrl.data.sources import open_source as open_source
 from turnrl.device import of_the_device as of_the_device
 from turnrl.device import out_of_memory as out_of_memory
 from turnrl.errors import ArgumentTypeError as ArgumentTypeError
@@ -79,10 +63,22 @@ from turnrl.policy.hub import reach_hub as reach_hub
 from turnrl.policy.layout import takes_ragged as takes_ragged
 from turnrl.policy.model import Policy as Policy
 from turnrl.policy.varlen import varlen_attn as varlen_attn
+from turnrl.recipe.build import Built as Built
+from turnrl.recipe.build import build as build
+from turnrl.recipe.build import load as load
+from turnrl.recipe.bundled import bundled_recipes as bundled_recipes
+from turnrl.recipe.bundled import recipe_like as recipe_like
+from turnrl.recipe.by_recipe import ByRecipe as ByRecipe
+from turnrl.recipe.fit import add_recipe_command as add_recipe_command
+from turnrl.recipe.folders import find_run as find_run
+from turnrl.recipe.folders import writable_part as writable_part
+from turnrl.run import record as record
 from turnrl.run.announce import announce as announce
 from turnrl.run.folders import is_trial as is_trial
 from turnrl.run.folders import run_folder as run_folder
 from turnrl.run.folders import whole_file as whole_file
+from turnrl.run.kept import BestCheckpoint as BestCheckpoint
+from turnrl.run.kept import LastCheckpoint as LastCheckpoint
 from turnrl.scoring import Tally as Tally
 from turnrl.scoring import curves as curves
 from turnrl.scoring import score_group as score_group
@@ -93,7 +89,6 @@ from turnrl.text import visible as visible
 from turnrl.types.contracts import AdvantageEstimator as AdvantageEstimator
 from turnrl.types.contracts import Attempts as Attempts
 from turnrl.types.contracts import Critic as Critic
-from turnrl.types.contracts import ForkableToolSession as ForkableToolSession
 from turnrl.types.contracts import OutcomeReward as OutcomeReward
 from turnrl.types.contracts import QuestionSource as QuestionSource
 from turnrl.types.contracts import Reward as Reward
@@ -101,7 +96,6 @@ from turnrl.types.contracts import Scorer as Scorer
 from turnrl.types.contracts import Segmenter as Segmenter
 from turnrl.types.contracts import Stateful as Stateful
 from turnrl.types.contracts import Tool as Tool
-from turnrl.types.contracts import ToolSession as ToolSession
 from turnrl.types.contracts import Toolset as Toolset
 from turnrl.types.contracts import ToolSpec as ToolSpec
 from turnrl.types.contracts import TurnReward as TurnReward
@@ -119,20 +113,28 @@ from turnrl.types.examination import Check as Check
 from turnrl.types.examination import Finding as Finding
 from turnrl.types.examination import Start as Start
 from turnrl.types.examination import Status as Status
-from turnrl.types.rules import AnswerRule as AnswerRule
-from turnrl.types.rules import Phrase as Phrase
-from turnrl.types.rules import answer_rule as answer_rule
+from turnrl.types.questions import AnswerRule as AnswerRule
+from turnrl.types.questions import Phrase as Phrase
+from turnrl.types.questions import Question as Question
+from turnrl.types.questions import answer_rule as answer_rule
+from turnrl.types.sessions import ForkableToolSession as ForkableToolSession
+from turnrl.types.sessions import ToolFigures as ToolFigures
+from turnrl.types.sessions import ToolSession as ToolSession
 from turnrl.types.trajectory import Group as Group
 from turnrl.types.trajectory import Message as Message
 from turnrl.types.trajectory import Passage as Passage
 from turnrl.types.trajectory import Probe as Probe
-from turnrl.types.trajectory import Question as Question
 from turnrl.types.trajectory import Reading as Reading
 from turnrl.types.trajectory import TokenRow as TokenRow
 from turnrl.types.trajectory import ToolCall as ToolCall
-from turnrl.types.trajectory import ToolFigures as ToolFigures
 from turnrl.types.trajectory import ToolResult as ToolResult
 from turnrl.types.trajectory import Trajectory as Trajectory
 from turnrl.types.trajectory import Turn as Turn
 
 __version__: str
+from turnrl.data.also import AlsoScore as AlsoScore
+from turnrl.data.paragraphs import HotpotParagraphs as HotpotParagraphs
+from turnrl.run.alarms.rules import Alarm as Alarm
+from turnrl.run.alarms.rules import alarms as alarms
+from turnrl.run.alarms.watch import Alarms as Alarms
+from turnrl.run.card.card import export as export

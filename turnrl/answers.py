@@ -6,13 +6,9 @@ answers does it in the same way. A recipe sets the rule of a question set in `da
 
 from collections.abc import Iterable
 
-import turnrl
 from turnrl.errors import PluginError
 from turnrl.text import normalize_answer
 from turnrl.types import AnswerRule, Question, ToolResult
-
-__getattr__ = turnrl.__getattr__
-"""Rules were here before 0.8, and recipes and pickles name them so."""
 
 
 def _rule(question: Question, function: str) -> AnswerRule:

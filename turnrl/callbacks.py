@@ -5,13 +5,9 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
 
-import turnrl
 from turnrl.plugins import load_plugins
 from turnrl.run.folders import is_trial
 from turnrl.run.metrics import PolicyRows
-
-__getattr__ = turnrl.__getattr__
-"""Checkpoints were here before 0.8, and recipes name them so."""
 
 
 def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:

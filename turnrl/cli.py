@@ -8,10 +8,11 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
+from turnrl.commands import COMMANDS, adder
 from turnrl.errors import PluginError, RecipeError, TurnRLError, WorldError, did_you_mean
 from turnrl.plugins import LOAD_VARIABLE, Plugin, load_plugins
 from turnrl.signals import stopping
@@ -19,7 +20,7 @@ from turnrl.text import visible
 
 _DEBUG = "TURNRL_DEBUG"
 _USUAL = ("fit", "eval", "recipes", "doctor")
-"""Plugins whose commands `turnrl --help` lists first."""
+"""Commands that `turnrl --help` lists first."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,11 +70,11 @@ def _stopped(number: int) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    # a plugin that is called as the command brings it: a command starts without the other plugins
+    # a plugin that is called as the command brings it: a command starts without the others
     name = arguments[0] if arguments else "--help"
-    parser, commands = _parser(load_plugins(name))
+    parser, commands = _parser([name], [] if name in COMMANDS else load_plugins(name))
     if name not in commands.choices:
-        parser, commands = _parser(load_plugins())
+        parser, commands = _parser(COMMANDS, load_plugins())
     if not arguments:
         parser.print_help()
         return 2
@@ -91,7 +92,7 @@ def _dispatch(arguments: list[str]) -> int:
 def command_line() -> argparse.ArgumentParser:
     """The parser of `turnrl` with the commands of all installed plugins, for what describes them:
     tab completion, a page of documentation."""
-    return _parser(load_plugins())[0]
+    return _parser(COMMANDS, load_plugins())[0]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -111,15 +112,17 @@ class _Parser(argparse.ArgumentParser):
         raise RecipeError(f"{message}{stop} '{self.prog} --help' lists what there is.")
 
 
-def _parser(plugins: Sequence[Plugin]) -> tuple[argparse.ArgumentParser, Any]:
-    """The parser with the commands of these plugins, and its sub-parsers."""
+def _parser(own: Iterable[str], plugins: Sequence[Plugin]) -> tuple[argparse.ArgumentParser, Any]:
+    """The parser with some of the framework's own commands and those of plugins, and its
+    sub-parsers."""
     parser = _Parser(
         prog="turnrl",
         description="Train agents that use tools over several turns, with credit turn by turn.",
     )
     parser.add_argument("--version", action="version", version=f"turnrl {version('turnrl')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for plugin in sorted(plugins, key=lambda one: (*_USUAL, one.name).index(one.name)):
-        for add in plugin.brings("turnrl_commands"):
-            add(commands)
+    adders = [(name, adder(name)) for name in own if name in COMMANDS]
+    adders += [(one.name, add) for one in plugins for add in one.brings("turnrl_commands")]
+    for _, add in sorted(adders, key=lambda pair: (*_USUAL, pair[0]).index(pair[0])):
+        add(commands)
     return parser, commands

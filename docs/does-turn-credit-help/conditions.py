@@ -10,8 +10,6 @@ from typing import final
 
 import torch
 from torch import Tensor
-from turnrl_atlas import Atlas
-from turnrl_qa_rewards import AnswerRetrieved
 
 from turnrl import (
     AdvantageEstimator,
@@ -26,6 +24,8 @@ from turnrl import (
     TurnReward,
 )
 from turnrl.credit import returns_to_go, standardize
+from turnrl_atlas import Atlas
+from turnrl_rewards.qa import AnswerRetrieved
 
 
 @final

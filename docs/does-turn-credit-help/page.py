@@ -12,10 +12,10 @@ import numpy as np
 from measures import HABITS, NEVER, Column, area, end
 from parts import OURS
 from rows import Row, Rows
-from turnrl_record.statistics import Difference
-from turnrl_sweep.results import Result
 
 from turnrl import TurnRLError
+from turnrl.commands.sweep.results import Result
+from turnrl.run.statistics import Difference
 
 Table = Iterator[str]
 NOT_RUN = "Not run yet."

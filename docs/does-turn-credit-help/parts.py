@@ -9,9 +9,9 @@ from os.path import relpath
 from pathlib import Path
 
 from measures import Column, learned, learned_and_kept, learned_by_tokens
-from turnrl_sweep.matrix import Cell, read_cells
 
 from turnrl import TurnRLError
+from turnrl.commands.sweep.matrix import Cell, read_cells
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"

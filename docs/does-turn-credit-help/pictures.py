@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from measures import CALLS, FAMOUS, ITERATION, MATCH
 from parts import ESTIMATORS, FIVE
 from rows import Rows
-from turnrl_record.statistics import mean_over_seeds
-from turnrl_sweep.results import Result
+
+from turnrl.commands.sweep.results import Result
+from turnrl.run.statistics import mean_over_seeds
 
 TITLES = {
     MATCH: "exact match, held-out places",

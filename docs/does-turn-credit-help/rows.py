@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from measures import MATCH, Column, area, end
 from parts import OURS, Part
-from turnrl_record.statistics import Difference, over_seeds
-from turnrl_sweep import results
-from turnrl_sweep.results import Result
+
+from turnrl.commands.sweep import results
+from turnrl.commands.sweep.results import Result
+from turnrl.run.statistics import Difference, over_seeds
 
 Done = Mapping[tuple[str, int], Result]
 """Finished runs, by the digest of their recipe and their seed."""

@@ -29,10 +29,10 @@ from page import TABLES, bare, changes, fill, marks
 from parts import CONDITIONS, HERE, PARTS, Part
 from pictures import curves, forest
 from rows import Rows, done, rows
-from turnrl_sweep.matrix import read_seeds
 
 from turnrl import TurnRLError
 from turnrl.cli import main as turnrl
+from turnrl.commands.sweep.matrix import read_seeds
 
 CURVES = ("one-hop", "two-hop", "split", "paid-hops")
 """The parts that have a picture of their curves."""

@@ -11,18 +11,15 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, final
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar, final
 
 from tqdm.auto import tqdm
 
 from turnrl import types
 from turnrl.agent.conversation import Conversation
-from turnrl.agent.toolbox import ToolSessions
-
-if TYPE_CHECKING:
-    from turnrl.agent.rollout import Agent
+from turnrl.agent.toolbox import Toolbox, ToolSessions
 
 T = TypeVar("T")
 
@@ -97,6 +94,25 @@ class State:
         return types.Trajectory(question, ids, self.turns, self.ended_by, begins, self.figures)
 
 
+class Acts(Protocol):
+    """What begins trajectories and takes their turns.
+
+    Attributes:
+        tools: The tools that all of them call.
+    """
+
+    tools: Toolbox
+
+    def begin(self, openings: Iterable[Opening]) -> Iterator[State]:
+        """The states that trajectories start from, in order."""
+
+    async def turn(self, state: State) -> State:
+        """Take one turn."""
+
+    async def close(self) -> None:
+        """Give back what all trajectories shared."""
+
+
 @dataclass(eq=False)
 class _Track:
     """A trajectory or a probe on its way.
@@ -133,7 +149,7 @@ class Exploration:
         bar: Counts the trajectories that have ended; closed at the end.
     """
 
-    agent: Agent
+    agent: Acts
     at_once: Callable[[], int | None]
     questions: Sequence[types.Question]
     group_size: int

@@ -1,21 +1,45 @@
 """Trials of a loaded policy: its head, the fastest attention that is right here, its memory."""
 
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from turnrl.device import of_the_device
 from turnrl.errors import RecipeError, in_short
-from turnrl.policy.layout import Layout, lay_out, takes_ragged
-from turnrl.types import TokenRow
-
-if TYPE_CHECKING:
-    from turnrl.policy.model import Policy
+from turnrl.policy.layout import Layout, Pass, lay_out, takes_ragged
+from turnrl.types import TokenRow, TokenScores
 
 _logger = logging.getLogger(__name__)
+
+
+class Tried(Protocol):
+    """What a trial needs of a loaded policy. See `turnrl.Policy`."""
+
+    model: str
+    share_prefixes: bool
+
+    @property
+    def base(self) -> Any: ...
+    @property
+    def config(self) -> PretrainedConfig: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def compute_dtype(self) -> torch.dtype: ...
+    def precision(self) -> AbstractContextManager[Any]: ...
+    @property
+    def hidden(self) -> Callable[..., Tensor]: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...
+    def passes(self, rows: Sequence[TokenRow], budget: int | None) -> Iterator[Pass]: ...
+    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
+    @property
+    def __call__(self) -> Callable[..., TokenScores]: ...
 
 
 class Way(NamedTuple):
@@ -33,7 +57,7 @@ class Way(NamedTuple):
 
 
 @torch.no_grad()
-def check_head(policy: "Policy") -> None:
+def check_head(policy: Tried) -> None:
     """Some architectures scale or cap logits after the head; taking them by hand would be
     silently wrong."""
     base = policy.base
@@ -48,7 +72,7 @@ def check_head(policy: "Policy") -> None:
         )
 
 
-def choose_way(policy: "Policy") -> Way:
+def choose_way(policy: Tried) -> Way:
     """Find the fastest way to read sequences that works here, and say which it is: beginnings
     shared, by the kernel of a GPU or in batches; or padded rows."""
     if not policy.share_prefixes:
@@ -72,7 +96,7 @@ def choose_way(policy: "Policy") -> Way:
     return Way(False, False, f"padded rows, each sequence from its first token ({why})")
 
 
-def check_sharing(policy: "Policy", kernel: bool) -> str | None:
+def check_sharing(policy: Tried, kernel: bool) -> str | None:
     """Read two texts with one beginning in both ways, and back; why they cannot share it, if
     so. Errors of memory and of devices are raised: they say nothing about the model."""
     kinds = set(getattr(policy.config.get_text_config(), "layer_types", None) or ())
@@ -111,7 +135,7 @@ def check_sharing(policy: "Policy", kernel: bool) -> str | None:
     return None if gap < limit else f"log-probabilities were {gap:.2g} nats apart"
 
 
-def try_out(policy: "Policy", tokens: int, longest: int) -> None:
+def try_out(policy: Tried, tokens: int, longest: int) -> None:
     """Compute log-probabilities of made-up sequences and their gradient, and drop both.
 
     Args:

@@ -20,5 +20,6 @@ Axes, wherever tensors appear: B batch, G group, K turn, T token.
 from turnrl.types.contracts import *  # noqa: F403
 from turnrl.types.engine import *  # noqa: F403
 from turnrl.types.examination import *  # noqa: F403
-from turnrl.types.rules import *  # noqa: F403
+from turnrl.types.questions import *  # noqa: F403
+from turnrl.types.sessions import *  # noqa: F403
 from turnrl.types.trajectory import *  # noqa: F403

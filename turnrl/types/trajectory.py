@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from turnrl.errors import DataError, RecipeError
+from turnrl.errors import RecipeError
 from turnrl.text import visible
-from turnrl.types.rules import AnswerRule, Phrase, answer_rule
+from turnrl.types.questions import Question
+from turnrl.types.sessions import ToolFigures, ToolSession
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from turnrl.types.contracts import ToolSession
 
 Message = dict[str, str]
 """A chat message: `{"role": "system" | "user" | "assistant" | "tool", "content": text}`."""
@@ -24,63 +24,8 @@ TokenRow = tuple[Sequence[int], Sequence[bool]]
 """Token ids of a sequence, and which of them are asked for; never the first."""
 
 
-ToolFigures = Mapping[str, float | Sequence[float]]
-"""Numbers by name; or for a name a number per turn."""
-
-
 Ending = Literal["answer", "turns", "length"]
 """Why a trajectory ended: it answered, it used all its turns, or it ran out of tokens."""
-
-
-_PHRASE = Phrase()
-
-
-class _Unknown(tuple[str, ...]):
-    """No answers, because none are known."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question and every answer that counts as right.
-
-    Args:
-        id: Unique within its data set.
-        text: The question itself.
-        answers: Accepted answers, the preferred one first; a text is the only one. Left out where
-            none are known: such a question can be asked, and no answer to it is right.
-        metadata: Whatever else the data set says about it: of rows every other column that is not
-            null, mappings and lists too. The policy never sees it, and the record does not keep it.
-        rule: How its answers compare; a name or a function stands for what `answer_rule` makes of
-            it.
-    Raises:
-        DataError: If the id or the question is no text, the answers are no texts, or there are
-            none in what is given.
-        RecipeError: If there is no such rule.
-    """
-
-    id: str
-    text: str
-    answers: tuple[str, ...] = _Unknown()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    rule: AnswerRule = _PHRASE
-
-    def __post_init__(self) -> None:
-        for name, part in (("id", self.id), ("text", self.text)):
-            if not isinstance(part, str):
-                kind = f"the {type(part).__name__} {part!r:.60}"
-                raise DataError(f"the {name} of question {self.id!r} is {kind}. Give a text.")
-        given: Any = self.answers
-        if isinstance(given, str):
-            object.__setattr__(self, "answers", (given,))
-        elif isinstance(given, list):
-            object.__setattr__(self, "answers", tuple(given))
-        texts = isinstance(self.answers, tuple) and all(isinstance(a, str) for a in self.answers)
-        if not texts or (not self.answers and not isinstance(given, _Unknown)):
-            raise DataError(
-                f"question {self.id!r} has the answers {given!r}. Give a text or a tuple of texts, "
-                "or leave answers out if none are known."
-            )
-        object.__setattr__(self, "rule", answer_rule(self.rule))
 
 
 @dataclass(frozen=True)

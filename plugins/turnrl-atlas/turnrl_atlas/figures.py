@@ -15,9 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from statistics import mean
 
-from turnrl_slots import Slots
-from turnrl_wiki_search import WikiSearch
-
 from turnrl import (
     ChatFormat,
     Policy,
@@ -31,6 +28,8 @@ from turnrl_atlas.demonstrators import LOOK_UP, shown
 from turnrl_atlas.forms import REACT, SEARCH, TWO_TURN, Form
 from turnrl_atlas.made_up_tools import drawn_task
 from turnrl_atlas.world import Atlas, AtlasTwoHop, ask, places, query
+from turnrl_slots import Slots
+from turnrl_wiki_search import WikiSearch
 
 _MAX_TOKENS = 512
 

@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from turnrl_react import ReAct
-from turnrl_two_turn import TwoTurn
-from turnrl_wiki_search import WikiSearch
-
 from turnrl import ChatFormat, Message, Question, Segmenter, ToolResult, ToolSpec
+from turnrl_segmenters import ReAct
+from turnrl_segmenters.two_turn import TwoTurn
+from turnrl_wiki_search import WikiSearch
 
 SEARCH = WikiSearch("atlas").specs[0]
 """The tool of Atlas."""

@@ -25,7 +25,6 @@ from typing import Literal
 import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from turnrl_testing import ScriptedEngine
 
 from turnrl import (
     MTGRPO,
@@ -56,6 +55,7 @@ from turnrl import (
     open_source,
     score_group,
 )
+from turnrl.testing import ScriptedEngine
 from turnrl_doctor.arguments import arguments_of
 from turnrl_doctor.command import of_error
 from turnrl_doctor.miniature import miniature

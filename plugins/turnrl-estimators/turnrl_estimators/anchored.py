@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from turnrl import Group, GroupRelative, Merged, RecipeError, Turn, returns_to_go, within
+from turnrl.why import Contrast, compares
 from turnrl_estimators.relative import rewards_and_outcome
-from turnrl_estimators.why import Contrast, compares
 
 
 def retrieved(turn: Turn) -> frozenset[str]:

@@ -148,7 +148,7 @@ def _opened(args: argparse.Namespace, words: Sequence[str]) -> tuple[MTGRPO, lis
 def _print_rollouts(
     classes: Mapping[str, type], module: MTGRPO, questions: list[Question], as_json: bool
 ) -> None:
-    from turnrl_estimators.applied import one_line, usable
+    from turnrl.applied import one_line, usable
     from turnrl_estimators.rollouts import signals
     from turnrl_estimators.toy import variants
 

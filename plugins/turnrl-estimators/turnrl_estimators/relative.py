@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from turnrl import AdvantageEstimator, Group, GroupRelative, TurnLevel, returns_to_go, within
-from turnrl_estimators.why import Contrast, compares
+from turnrl.why import Contrast, compares
 
 
 def rewards_and_outcome(turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from turnrl import (
     Turn,
     assign_credit,
 )
-from turnrl_estimators.applied import Made, make, one_line
+from turnrl.applied import Made, make, one_line
 
 QUESTION = Question("toy", "How many searches does it take?", ("right",))
 MOST_GROUPS = 10_000

@@ -4,7 +4,7 @@ loaded."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import Any, NoReturn, Protocol, get_args
 
 import torch
 from transformers import PretrainedConfig
@@ -13,11 +13,23 @@ from turnrl import RecipeError, SampledPolicy, parse_bytes
 from turnrl_slots.pages import PAGE, Shapes, pages_of
 from turnrl_slots.ways import Attention
 
-if TYPE_CHECKING:
-    from turnrl_slots.engine import Slots
+
+class Options(Protocol):
+    """The options of `Slots`, as a recipe gives them."""
+
+    @property
+    def slots(self) -> int | None: ...
+    @property
+    def prefill_tokens(self) -> int | None: ...
+    @property
+    def kv_memory(self) -> str: ...
+    @property
+    def decode_weights(self) -> str: ...
+    @property
+    def attention(self) -> str: ...
 
 
-def budget_of(engine: Slots) -> int | None:
+def budget_of(engine: Options) -> int | None:
     """Check the options of an engine, as its attributes are now: a memory plan may have filled in
     some that the recipe leaves open.
 

@@ -17,9 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from turnrl_questions.rows import hub_errors, json_rows
-
 from turnrl import DataError, Passage, QuestionSource, RecipeError, did_you_mean, installed
+from turnrl.data.rows import hub_errors, json_rows
 
 HUB_CONFIGS = {"wikimedia/wikipedia": "20231101.en"}
 """The configuration meant when a data set is named without one."""
@@ -409,7 +408,7 @@ def _made(text: str) -> QuestionSource:
         parts = yaml.safe_load(text)
         checked = parser.parse_object({"source": parts})
     except (yaml.YAMLError, jsonargparse.ArgumentError, TypeError) as error:
-        from turnrl_recipes.explain import explain  # which loads torch
+        from turnrl.recipe.explain import explain  # which loads torch
 
         fault = parts and explain(parts, QuestionSource, "source")
         told = (fault or " ".join(str(error).split())).rstrip(".")

@@ -10,9 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from turnrl_servers import Unavailable, pause_s
-
 from turnrl import Passage, ToolError
+from turnrl.servers import Unavailable, pause_s
 from turnrl_wiki_search.elastic.access import Access, Server
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
 from turnrl_wiki_search.elastic.search import check_version, describe

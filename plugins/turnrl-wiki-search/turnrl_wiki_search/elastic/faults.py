@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from turnrl_servers import LONGEST_PAUSE_S, Patience, Unavailable
-
 from turnrl import ToolError
+from turnrl.servers import LONGEST_PAUSE_S, Patience, Unavailable
 from turnrl_wiki_search.elastic.access import MAJORS, Access, Server
 
 RETRIED = (429, 502, 503, 504)

@@ -8,9 +8,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from turnrl_servers import Patience, Unavailable
-
 from turnrl import Passage, ToolError, on_loop, result_of
+from turnrl.servers import Patience, Unavailable
 from turnrl_wiki_search.elastic.access import MAJORS, Access, Server
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, build_command, described

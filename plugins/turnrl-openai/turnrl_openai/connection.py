@@ -1,0 +1,140 @@
+"""`Connection`: requests to a server of chat completions, and what its faults mean.
+
+The key is read from the environment when the server is asked, lives in the client alone, and is
+struck out of every message. An outage is never a reply: the request is sent again, or it is an
+error, which stops the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx2
+
+from turnrl import WorldError
+from turnrl.servers import Patience, Unavailable
+from turnrl_openai.server import ChatServer
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Connection:
+    """A server, as all who ask it see it. It belongs to one event loop between two `close`.
+
+    Args:
+        server: How to reach it.
+        label: Its name in messages.
+        error: The error that stops the run, made of a text.
+        request: The next step when the server refuses a request, and neither the key nor the
+            address is wrong.
+        quiet_s: An outage shorter than this is not worth a line.
+    """
+
+    server: ChatServer
+    label: str
+    error: Callable[[str], WorldError]
+    request: str
+    quiet_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        wait_s, quiet_s = self.server.patience_s, self.quiet_s
+        self._patience = Patience(
+            self.label, wait_s, self._away, quiet_s=quiet_s, setting="patience_s"
+        )
+        self._client: httpx2.AsyncClient | None = None
+
+    async def ask(
+        self, body: Mapping[str, Any], read: Callable[[httpx2.Response], Awaitable[T]]
+    ) -> T:
+        """Send a request until it is answered.
+
+        Args:
+            body: Body of the request.
+            read: Reads a successful response as it is written.
+        Returns:
+            What was read.
+        Raises:
+            WorldError: If the server is away for `patience_s`, or refuses.
+        """
+
+        async def attempt() -> T:
+            client, url = self._connected(), self.server.url
+            in_time = asyncio.timeout(self.server.timeout_s)
+            try:
+                async with in_time, client.stream("POST", url, json=body) as response:
+                    if response.is_success:
+                        return await read(response)
+                    await response.aread()
+            except TimeoutError:
+                late = f"no whole answer within timeout_s = {self.server.timeout_s:g}"
+                raise Unavailable(late) from None
+            except httpx2.RequestError as error:
+                raise Unavailable(self.clean(error) or type(error).__name__) from None
+            raise self._refusal(response)
+
+        return await self._patience.ask_async(attempt)
+
+    async def close(self) -> None:
+        """Close the connections; the next request opens new ones."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    def _connected(self) -> httpx2.AsyncClient:
+        if self._client is None:
+            if not re.fullmatch(r"[!-~]*", self._key):  # the client would show what it cannot send
+                variable = f"the environment variable {self.server.api_key_env}"
+                what = f"cannot be asked: {variable} holds something that is no key. Correct it."
+                raise self.fault(what)
+            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            limits = httpx2.Limits(max_connections=self.server.concurrency)
+            # each request is timed as a whole instead: a server that sends a byte now and then
+            # would never be late
+            self._client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=None)
+        return self._client
+
+    def _refusal(self, response: httpx2.Response) -> Exception:
+        """The meaning of a response that is no success."""
+        status, variable = response.status_code, self.server.api_key_env
+        told = f"status {status}: {self.clean(_complaint(response))}"
+        if status in (408, 429) or status >= 500:
+            return Unavailable(told, response.headers.get("retry-after"))
+        advice = self.request
+        if status in (401, 403):
+            held = "holds the wrong key" if self._key else "is not set"
+            named = f"the environment variable {variable} {held}" if variable else "no key is sent"
+            advice = f"Correct it: {named} (api_key_env)."
+        elif status in (404, 405) or 300 <= status < 400:
+            advice = "Correct base_url, or model."
+        return self.fault(f"refused a request ({told}). {advice}")
+
+    def _away(self, told: str) -> WorldError:
+        return self.fault(f"{told} Start it, correct base_url, or raise patience_s.")
+
+    @property
+    def _key(self) -> str:
+        return os.environ.get(self.server.api_key_env or "", "").strip()
+
+    def clean(self, text: object) -> str:
+        """A text in one line, short and without the key."""
+        shown = " ".join(str(text).split())
+        return (shown.replace(self._key, "***") if self._key else shown)[:300]
+
+    def fault(self, what: str) -> WorldError:
+        """The error that stops the run, for a fault of the server."""
+        return self.error(f"{self.label} {what}")
+
+
+def _complaint(response: httpx2.Response) -> object:
+    """Clearest message of a response that is an error."""
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        told = response.json()["error"]
+        return told["message"] if isinstance(told, Mapping) else told
+    return response.text or response.headers.get("location", "")

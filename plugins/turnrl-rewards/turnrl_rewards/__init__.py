@@ -1,0 +1,76 @@
+"""Rewards for turns and outcomes, and the rules by which answers are compared.
+
+    qa         the paper's: `ToolExecuted`, `AnswerRetrieved`, `ExactMatch`, `AnswerPresent`,
+               `WellFormed`
+    calls      what calls cost: `SearchCost`, `Repetition`
+    progress   a score of the state turned into differences: `Progress`, `FirstHit`
+    belief     what the policy itself holds likely: `InformationGain`, `KLPenalty`
+    outcome    `F1`
+    judge      a language model's verdict: `LLMJudge`, `LLMJudgeTurn`
+    verdicts   prompts filled in, replies read, verdicts kept
+    server     where a judge is, as a recipe says it
+    asking     many requests at once
+    answers    answers compared: `Number`, `Choice`, `Math`, `Compared`
+    numbers    numbers in a text
+
+Importing this package loads neither torch nor an HTTP client; each is imported when it is first
+used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from turnrl import AnswerRule, Reward, hookimpl
+from turnrl_rewards.answers import Choice as Choice
+from turnrl_rewards.answers import Compared as Compared
+from turnrl_rewards.answers import Math as Math
+from turnrl_rewards.answers import Number as Number
+from turnrl_rewards.belief import AnswerLikelihood as AnswerLikelihood
+from turnrl_rewards.belief import InformationGain as InformationGain
+from turnrl_rewards.belief import KLPenalty as KLPenalty
+from turnrl_rewards.calls import Repetition as Repetition
+from turnrl_rewards.calls import SearchCost as SearchCost
+from turnrl_rewards.judge import JudgedState as JudgedState
+from turnrl_rewards.judge import LLMJudge as LLMJudge
+from turnrl_rewards.judge import LLMJudgeTurn as LLMJudgeTurn
+from turnrl_rewards.outcome import F1 as F1
+from turnrl_rewards.progress import AnswerSeen as AnswerSeen
+from turnrl_rewards.progress import FirstHit as FirstHit
+from turnrl_rewards.progress import Progress as Progress
+from turnrl_rewards.progress import StateScore as StateScore
+from turnrl_rewards.progress import SupportSeen as SupportSeen
+from turnrl_rewards.progress import passages_shown as passages_shown
+from turnrl_rewards.qa import AnswerPresent as AnswerPresent
+from turnrl_rewards.qa import AnswerRetrieved as AnswerRetrieved
+from turnrl_rewards.qa import ExactMatch as ExactMatch
+from turnrl_rewards.qa import ToolExecuted as ToolExecuted
+from turnrl_rewards.qa import WellFormed as WellFormed
+from turnrl_rewards.server import Server as Server
+
+
+@hookimpl
+def turnrl_rewards() -> Iterable[type[Reward]]:
+    """The rewards of this package."""
+    return [
+        ToolExecuted,
+        AnswerRetrieved,
+        AnswerPresent,
+        ExactMatch,
+        WellFormed,
+        SearchCost,
+        Repetition,
+        FirstHit,
+        Progress,
+        InformationGain,
+        KLPenalty,
+        LLMJudgeTurn,
+        F1,
+        LLMJudge,
+    ]
+
+
+@hookimpl
+def turnrl_answers() -> Iterable[type[AnswerRule]]:
+    """The rules of this package."""
+    return [Number, Choice, Math, Compared]

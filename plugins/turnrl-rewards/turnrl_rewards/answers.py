@@ -1,0 +1,291 @@
+"""Rules that say which answers are the same, beside SQuAD's phrases: `data.answers` of a recipe.
+
+Number      numbers, within a tolerance
+Choice      the letter of an option
+Math        expressions, compared by the package `math-verify`
+Compared    a function of one's own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import inspect
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from turnrl import AnswerRule, Phrase, PluginError, Question, RecipeError
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+# patterns are texts, compiled when they are first used: every command imports this module
+
+
+class _Kind(AnswerRule):
+    """A rule that can tell answers of its kind from phrases.
+
+    Attributes:
+        pattern: An accepted answer that is no phrase but of this kind.
+        as_phrases: What such answers are, and what comes of comparing them as phrases.
+    """
+
+    pattern: ClassVar[str]
+    as_phrases: ClassVar[str]
+
+    @classmethod
+    def advice(cls, questions: Sequence[Question]) -> str | None:
+        """Advice to set this rule if most questions have answers of its kind, and no rule."""
+        of_phrases = [q.answers for q in questions if isinstance(q.rule, Phrase)]
+        kind = re.compile(cls.pattern, re.DOTALL)
+        count = sum(all(kind.fullmatch(a.strip()) for a in some) for some in of_phrases)
+        if 2 * count <= len(questions):
+            return None
+        what = f"{count} of {len(questions)} accepted answers are {cls.as_phrases}"
+        step = f"Set data.answers to {cls.__name__.lower()}, or to phrase if that is meant."
+        return f"{what}. {step}"
+
+
+# none of the rules is final: to jsonargparse a final class has no `class_path`
+@dataclass(frozen=True)
+class Number(_Kind):
+    r"""Numbers: |given - accepted| <= max(tolerance, relative x |accepted|), computed exactly.
+
+    An answer is a number if one number stands in it, whatever words stand around it: `$1,000`,
+    `1000 dollars`, `-5`, `1.5e3`, `10^{3}`, `2 1/2`, `\frac{1}{2}`, `50%` (which is 50). Two
+    different numbers are a list of candidates, and no answer. What is computed with them is none
+    either (`5 + 3 = 8`, `\sqrt{2}`, `2^5`, `5 million`, `2x`): a part of it would be a wrong
+    number. Digits in words (`B52`), dates and times are passed over. Number words, NaN and infinity
+    are no numbers.
+
+    Args:
+        tolerance: How far apart two numbers may be that are the same.
+        relative: The same as a share of the accepted one.
+    """
+
+    tolerance: float = 0.0
+    relative: float = 0.0
+
+    seeks: ClassVar[bool] = True
+    unreadable: ClassVar[str] = "an answer that is no number"
+    # years and other whole numbers are right as phrases, but for a sign
+    pattern: ClassVar[str] = r"[-+\N{MINUS SIGN}]?[$€£]?[0-9][0-9.,]*(?:\s?/\s?[0-9]+)?\s?%?"
+    as_phrases: ClassVar[str] = (
+        "numbers, and are compared as phrases, to which 1.5 is 15 and -5 is 5"
+    )
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value < float("inf"):
+                raise RecipeError(f"Number.{name} is {value}; it must be 0 or more, and finite.")
+
+    def read(self, text: str) -> Fraction | None:
+        from turnrl_rewards.numbers import numbers
+
+        found: Fraction | None = None
+        for number in numbers(text):
+            if number is None or found not in (None, number):
+                return None
+            found = number
+        return found
+
+    def same(self, given: str, accepted: str) -> bool:
+        return self._near(self.read(given), self.read(accepted))
+
+    def stands_in(self, text: str, accepted: str) -> bool:
+        from turnrl_rewards.numbers import numbers
+
+        wanted = self.read(accepted)
+        return any(self._near(number, wanted) for number in numbers(text))
+
+    def _near(self, given: Fraction | None, accepted: Fraction | None) -> bool:
+        if given is None or accepted is None:
+            return False
+        from fractions import Fraction
+
+        share = Fraction(str(self.relative)) * abs(accepted)
+        return abs(given - accepted) <= max(Fraction(str(self.tolerance)), share)
+
+
+_LEAD = (
+    r"(?i)(?:(?:so|therefore|thus|hence),?\s+)?(?:the\s+|my\s+)?"
+    r"(?:(?:correct|right|best|final)\s+)*(?:answer|option|choice)\b\s*(?:is\b\s*|[:=]\s*)*"
+    r"(?:option\s+|choice\s+)?"
+)
+_OPTION = r"(?s)([A-Za-z]|[0-9]{1,2})(?:\s*[)\]]|\s*[.:](?=\s|$)|\s+[-–—](?=\s)|\s*$)(.*)"
+_MARK = r"[.:](?=\s|$)|\s[-–—](?=\s)"
+_CONCLUSION = (
+    r"(?i:\b(?:so|thus|therefore|hence|but|instead|rather|answer|option|choice|choose|pick)\b)"
+    r"[\s,:]{{0,2}}(?i:(?:it|that|the|correct|right|answer|option|is)\s){{0,5}}"
+    r"[(\[]?(?P<name>{kind})(?=[)\].,;:!]|\sis\b|$)"
+)
+"""Where a text comes to the name of an option after all."""
+
+_KINDS = ("[A-Z]", "[a-z]", "[0-9]{1,2}")
+"""Ways to name options; a text names all of them in one."""
+
+
+@dataclass(frozen=True)
+class Choice(_Kind):
+    """The letter of an option, or its number: `B`, `b`, `(B)`, `B.`, `B) Paris`, `Answer: B` and
+    `The correct answer is B` are the same.
+
+    The option's text alone is no letter. Neither is an article (`A dog`), nor a text that names
+    several options: `A or B`, a list of them (`A. Paris B. Rome`, `1) one 2) two`), or one that
+    ends at another (`A. Paris is wrong, so B`).
+    """
+
+    unreadable: ClassVar[str] = "an answer that is no option's letter"
+    pattern: ClassVar[str] = r"\(?[A-Za-z][.)]?"
+    as_phrases: ClassVar[str] = (
+        "single letters, and are compared as phrases, to which the letter A is an article"
+    )
+
+    def read(self, text: str) -> str | None:
+        bare = re.sub(r"\\boxed\b|\\text\b|[*_{}$`\"']", " ", text)
+        said = "\n".join(" ".join(line.split()) for line in bare.splitlines()).strip()
+        said = said[lead.end() :] if (lead := re.match(_LEAD, said)) else said
+        match = re.fullmatch(_OPTION, said.lstrip("([ "))
+        if match is None:
+            return None
+        name, rest = match.groups()
+        return None if _names_another(name, rest) else name.upper()
+
+
+def _names_another(name: str, text: str) -> bool:
+    """True if the text behind an option's name names another option in the same way.
+
+    A bracket behind a letter names an option anywhere. A point, a colon or a dash does so at the
+    beginning of a line, and within a line if the two are neighbours: `C. George W. Bush` is one.
+    """
+    kind = next(kind for kind in _KINDS if re.fullmatch(kind, name))
+    mark = rf"(?:^|[\s,;])[(\[]?(?P<name>{kind})(?:(?P<bracket>[)\]])|{_MARK})"
+    for found in re.finditer(mark, text):
+        begins_line = "\n" in text[found.start() : found.start("name")]
+        near = abs(_place(found["name"]) - _place(name)) == 1 and found.end() < len(text)
+        if found["name"] != name and (found["bracket"] or begins_line or near):
+            return True
+    ends = re.search(_CONCLUSION.format(kind=kind), text)
+    return ends is not None and ends["name"] != name
+
+
+def _place(name: str) -> int:
+    """The place of an option in a list."""
+    return int(name) if name.isdecimal() else ord(name)
+
+
+@dataclass(frozen=True)
+class Math(_Kind):
+    r"""Expressions, compared by the package `math-verify`: `\frac{1}{2}`, `0.5` and `$1/2$` are the
+    same, and so are `(x+1)^2` and `x^2+2x+1`.
+
+    One comparison may take 5 s, after which it is no match; outside of a program's main thread the
+    package keeps no time.
+
+    Raises:
+        RecipeError: If the package is not installed.
+    """
+
+    pattern: ClassVar[str] = r".*(?:\\[A-Za-z]|\$.+\$|\^).*"
+    as_phrases: ClassVar[str] = (
+        "mathematics, and are compared as phrases, without any sign or bracket"
+    )
+
+    def __post_init__(self) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            raise RecipeError(
+                "the answers are compared as expressions by the package 'math-verify', which is "
+                "not installed. Install it: pip install 'turnrl[math]'."
+            )
+
+    def read(self, text: str) -> str | None:
+        return text.strip() or None
+
+    def same(self, given: str, accepted: str) -> bool:
+        if not given.strip() or not accepted.strip():
+            return False
+        return given.strip() == accepted.strip() or _same_expression(given, accepted)
+
+
+@functools.lru_cache(maxsize=4096)
+def _same_expression(given: str, accepted: str) -> bool:
+    import math_verify  # takes a second, and few need it
+
+    limit = 5 if threading.current_thread() is threading.main_thread() else None
+
+    def parse(text: str) -> list[object]:
+        # what is not marked as mathematics is searched for a number alone, so an answer that is
+        # nothing but an expression is marked
+        marked = re.search(r"\$|\\[(\[]|\\boxed", text)
+        words = re.search(r"(?<![\\A-Za-z{])[A-Za-z]{2,}", text)
+        both = [text] if marked or words else [f"${text}$", text]
+        return next((p for t in both if (p := math_verify.parse(t, parsing_timeout=limit))), [])
+
+    equal = math_verify.verify(parse(accepted), parse(given), timeout_seconds=limit)
+    return bool(equal)
+
+
+@dataclass(frozen=True)
+class Compared(AnswerRule):
+    """A function of one's own decides.
+
+    Args:
+        function: Given the policy's answer and an accepted one, says whether they are the same.
+        name: What it is called in messages.
+    """
+
+    function: Callable[[str, str], bool]
+    name: str = "function"
+
+    goes_by: ClassVar[str] = "the path of a function of two texts, such as my_package.same"
+
+    def read(self, text: str) -> str | None:
+        return text.strip() or None
+
+    def same(self, given: str, accepted: str) -> bool:
+        if not given.strip():
+            return False
+        what = f"data.answers {self.name} on {given!r} and {accepted!r}"
+        try:
+            verdict: object = self.function(given, accepted)
+        except (Exception, SystemExit) as error:  # of anybody's code
+            cause = f"raised {type(error).__name__}: {error}"
+            raise PluginError(f"{what} {cause}. It must compare any two texts.") from error
+        if type(verdict).__name__ not in ("bool", "bool_"):  # NumPy's has either name
+            raise PluginError(f"{what} returned {verdict!r}. It must return True or False.")
+        return bool(verdict)
+
+    @classmethod
+    def named(cls, given: object) -> AnswerRule | None:
+        """The rule that a function is, or that the path of a rule or of a function leads to.
+
+        Raises:
+            RecipeError: If there is nothing at the path, or no function that takes two texts.
+        """
+        function, name = given, getattr(given, "__name__", type(given).__name__)
+        if isinstance(given, str):
+            module, _, attribute = given.rpartition(".")
+            if not module:
+                return None
+            try:
+                function, name = getattr(importlib.import_module(module), attribute), given
+                if inspect.isclass(function) and issubclass(function, AnswerRule):
+                    return function()
+            except Exception as error:  # a module may do anything
+                cause = str(error) or type(error).__name__
+                what = f"data.answers names {given!r}, which cannot be taken: {cause}"
+                raise RecipeError(f"{what}. Give a rule, or {cls.goes_by}.") from error
+        try:
+            if inspect.isclass(function) or not callable(function):
+                raise TypeError("it is no function")
+            with contextlib.suppress(ValueError):  # one of C, say, that does not tell
+                inspect.signature(function).bind("", "")
+        except TypeError as error:
+            what = f"data.answers is {name!r} ({function!r}), which cannot be taken: {error}"
+            step = "Give a rule, its name, or a function of two texts, the given and the accepted"
+            raise RecipeError(f"{what}. {step} one.") from error
+        return cls(function, name)

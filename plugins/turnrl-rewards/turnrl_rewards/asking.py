@@ -1,0 +1,87 @@
+"""Asking a judge: many requests at once, and the verdicts in their replies.
+
+What an outage produced is never a verdict: it is tried again, or it is a `RewardError`, which stops
+the run (`turnrl_openai.connection`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from turnrl import RewardError, on_loop
+from turnrl_openai.connection import Connection
+from turnrl_rewards.server import Server
+
+_QUIET_S = 5.0
+"""An outage that is over before is not worth a line."""
+
+
+def ask_all(
+    server: Server,
+    prompts: Mapping[bytes, str],
+    read: Callable[[str], float | None],
+    keep: Callable[[bytes, float], None],
+) -> None:
+    """Ask a judge about prompts, `server.concurrency` of them at a time.
+
+    Args:
+        server: Whom to ask.
+        prompts: What to ask, by keys.
+        read: The verdict in a reply, or None if it holds none.
+        keep: Called with the key and the verdict of each prompt, as they come, in another thread.
+    Raises:
+        RewardError: If the server is away for too long, refuses, or twice gives no verdict. What
+            came before it was kept.
+    """
+    judge = Connection(
+        server,
+        f"the judge {server.model!r} at {server.base_url}",
+        RewardError,
+        "Correct model, max_tokens or extra.",
+        _QUIET_S,
+    )
+    todo = iter(prompts.items())
+
+    async def lane() -> None:
+        for key, prompt in todo:  # lanes take from one iterator, each what comes next
+            keep(key, await _verdict(judge, server.body(prompt), read))
+
+    async def work() -> None:
+        lanes = [asyncio.create_task(lane()) for _ in range(min(server.concurrency, len(prompts)))]
+        try:
+            await asyncio.gather(*lanes)
+        finally:
+            for one in lanes:
+                one.cancel()
+            await asyncio.gather(*lanes, return_exceptions=True)
+            await judge.close()
+
+    on_loop(work())
+
+
+async def _verdict(
+    judge: Connection, body: Mapping[str, Any], read: Callable[[str], float | None]
+) -> float:
+    """The judge's verdict on a prompt, whatever it takes."""
+    answer = ""
+    for _ in range(2):
+        whole = await judge.ask(body, lambda response: response.aread())
+        answer, reply = judge.clean(whole.decode(errors="replace")), _content(whole)
+        score = None if reply is None else read(reply)
+        if score is not None:
+            return score
+    raise judge.fault(
+        f"was asked twice and gave no verdict; it sent {answer!r}. Ask for one in 'prompt' as JSON "
+        "({\"score\": 0.5}), raise 'max_tokens' if the reply is cut, or take another model."
+    )
+
+
+def _content(response: bytes) -> str | None:
+    try:
+        content = json.loads(response)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return content if isinstance(content, str) else None

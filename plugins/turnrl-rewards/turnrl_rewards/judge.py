@@ -1,0 +1,127 @@
+"""A language model as the judge: `LLMJudge` of answers, `LLMJudgeTurn` of how far turns came.
+
+Both ask any server that speaks OpenAI's chat completions, all at once before anything is scored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import final
+
+from turnrl import OutcomeReward, SampledPolicy, Trajectory, says_nothing
+from turnrl_rewards.progress import Difference, StateScore, informed
+from turnrl_rewards.server import Server
+from turnrl_rewards.verdicts import Case, Verdicts
+
+_HERE = Path(__file__).parent
+ANSWER_PROMPT = (_HERE / "answer_prompt.txt").read_text(encoding="utf-8")
+STATE_PROMPT = (_HERE / "state_prompt.txt").read_text(encoding="utf-8")
+
+
+@final
+class LLMJudge(OutcomeReward):
+    """weight x the score, 0 to 1, that a language model gives the answer; 0 without an answer, for
+    which nothing is asked. In units of reward.
+
+    An outcome of its own, not a shaping. Each distinct question and answer is asked about once, at
+    temperature 0, before anything is scored. While the server is away the run waits for it; after
+    `patience_s` it stops, and nothing is trained on the outage. A reply without a verdict is asked
+    for once more, then stops the run too.
+
+    Args:
+        server: How to reach the judge.
+        weight: Reward of an answer that is right.
+        prompt: What is asked, with {question}, {answers} and {answer}; by default `ANSWER_PROMPT`.
+            What is filled in can write none of the tags that stand in it.
+    """
+
+    def __init__(self, server: Server, weight: float = 1.0, prompt: str | None = None) -> None:
+        self.weight = weight
+        self.bounds = (0.0, weight)
+        places = ("question", "answers", "answer")
+        self._verdicts = Verdicts(server, prompt or ANSWER_PROMPT, places)
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[LLMJudge]:
+        """The same judge, without its file of verdicts and without patience."""
+        rehearsed = copy.copy(self)
+        rehearsed._verdicts = self._verdicts.rehearsal()
+        yield rehearsed
+
+    def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
+        self._verdicts.ask(map(self._case, trajectories))
+
+    def score(self, trajectory: Trajectory) -> float:
+        return self.weight * self._verdicts.of(self._case(trajectory))
+
+    def _case(self, trajectory: Trajectory) -> Case | None:
+        answer = trajectory.answer
+        if answer is None or says_nothing(answer, trajectory.question):
+            return None
+        return {**_asked(trajectory), "answer": answer}
+
+
+@final
+class JudgedState(StateScore):
+    """Share of what is needed that a language model finds in the text read so far, 0 to 1; see
+    `LLMJudgeTurn`."""
+
+    def __init__(self, server: Server, prompt: str | None = None) -> None:
+        places = ("question", "answers", "transcript")
+        self._verdicts = Verdicts(server, prompt or STATE_PROMPT, places)
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[JudgedState]:
+        """The same judge, without its file of verdicts and without patience."""
+        rehearsed = copy.copy(self)
+        rehearsed._verdicts = self._verdicts.rehearsal()
+        yield rehearsed
+
+    def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
+        self._verdicts.ask(
+            self._case(trajectory, turns)
+            for trajectory in trajectories
+            for turns in range(len(trajectory.turns) + 1)
+        )
+
+    def score(self, trajectory: Trajectory, turns: int) -> float:
+        return self._verdicts.of(self._case(trajectory, turns))
+
+    def _case(self, trajectory: Trajectory, turns: int) -> Case | None:
+        turns_read = informed(trajectory, turns)
+        if not turns_read:
+            return None
+        some = enumerate(trajectory.turns[:turns_read], 1)
+        transcript = "\n".join(f"-- turn {number}\n{turn}" for number, turn in some)
+        return {**_asked(trajectory), "transcript": transcript}
+
+
+@final
+class LLMJudgeTurn(Difference):
+    """r_k = weight x (phi(s_{k+1}) - phi(s_k)), with phi the share, 0 to 1, of what is needed to
+    answer that a language model finds in what the tools returned so far. In units of reward.
+
+    It judges states and pays for differences, so turns that add nothing earn nothing however well
+    they read, and the sum over a trajectory is weight x the last score: potential-based, see
+    `turnrl_rewards.progress`. A state without any successful result scores 0 and is not asked
+    about. The transcript shows everything up to the last successful result. Everything else is as
+    with `LLMJudge`; a trajectory of K turns costs up to K requests.
+
+    Args:
+        server: How to reach the judge.
+        weight: Reward of going from nothing to all that is needed.
+        prompt: What is asked, with {question}, {answers} and {transcript}; by default
+            `STATE_PROMPT`. What is filled in can write none of the tags that stand in it.
+    """
+
+    def __init__(self, server: Server, weight: float = 1.0, prompt: str | None = None) -> None:
+        super().__init__(JudgedState(server, prompt), weight)
+
+
+def _asked(trajectory: Trajectory) -> Case:
+    question = trajectory.question
+    answers = "\n".join(f"- {answer}" for answer in question.answers) or "(none are known)"
+    return {"question": question.text, "answers": answers}

@@ -1,0 +1,131 @@
+"""Rewards of an agent that looks things up and answers (Zeng et al., arXiv 2505.11821).
+
+    turn      ToolExecuted 0.2, AnswerRetrieved 0.5
+    outcome   ExactMatch 1.0, AnswerPresent up to 0.5, WellFormed up to 0.4
+
+The magnitudes are the paper's. Its released code differs: there an error counts as a tool result,
+a list of candidates earns what the right one earns, any text earns something for its form, and
+weights are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from turnrl import (
+    OutcomeReward,
+    Phrase,
+    Trajectory,
+    TurnReward,
+    answer_in_results,
+    contained_answer,
+    exact_match,
+    normalize_answer,
+    says_nothing,
+)
+
+
+@final
+class ToolExecuted(TurnReward):
+    """weight x successful calls / attempted calls of the turn; 0 without a call.
+
+    Args:
+        weight: Reward of a turn whose calls all succeed.
+    """
+
+    def __init__(self, weight: float = 0.2) -> None:
+        self.weight = weight
+        self.bounds = (0.0, weight)
+
+    def score(self, trajectory: Trajectory, turn: int) -> float:
+        taken = trajectory.turns[turn]
+        attempted = len(taken.reading.calls)
+        successful = sum(result.ok for result in taken.results)
+        return self.weight * successful / attempted if attempted else 0.0
+
+
+@final
+class AnswerRetrieved(TurnReward):
+    """weight if an accepted answer stands in a successful result of the turn, else 0.
+
+    Nothing is paid where finding it says nothing (`turnrl.can_be_found`): the answer is yes or no,
+    say, or stands in the question.
+
+    Args:
+        weight: Reward of a turn that brought an accepted answer.
+    """
+
+    def __init__(self, weight: float = 0.5) -> None:
+        self.weight = weight
+        self.bounds = (0.0, weight)
+
+    def score(self, trajectory: Trajectory, turn: int) -> float:
+        answered = answer_in_results(trajectory.turns[turn].results, trajectory.question)
+        return self.weight if answered else 0.0
+
+
+@final
+class AnswerPresent(OutcomeReward):
+    """weight x words of the accepted answer / words of the given answer it stands in, else 0.
+
+    The paper pays in full for an accepted answer anywhere in the given one, which pays for naming
+    every candidate. The share of words makes that useless: if candidate i has w_i words and is
+    right with probability p_i, naming all earns sum(p_i w_i) / sum(w_i), a weighted mean of the
+    p_i, and so never more than naming the likeliest.
+
+    An answer that is no phrase (`data.answers`) has no parts: it earns weight if it is right.
+
+    Args:
+        weight: Reward of an answer that is nothing but an accepted one.
+    """
+
+    def __init__(self, weight: float = 0.5) -> None:
+        self.weight = weight
+        self.bounds = (0.0, weight)
+
+    def score(self, trajectory: Trajectory) -> float:
+        given, question = trajectory.answer or "", trajectory.question
+        if not isinstance(question.rule, Phrase):
+            return self.weight if exact_match(given, question) else 0.0
+        accepted = contained_answer(given, question.answers)
+        if accepted is None:
+            return 0.0
+        return self.weight * len(accepted.split()) / len(normalize_answer(given).split())
+
+
+@final
+class ExactMatch(OutcomeReward):
+    """weight if the given answer is an accepted one, by the question's rule, else 0.
+
+    Args:
+        weight: Reward of a right answer.
+    """
+
+    def __init__(self, weight: float = 1.0) -> None:
+        self.weight = weight
+        self.bounds = (0.0, weight)
+
+    def score(self, trajectory: Trajectory) -> float:
+        return self.weight if exact_match(trajectory.answer, trajectory.question) else 0.0
+
+
+@final
+class WellFormed(OutcomeReward):
+    """weight x share of turns without a format error if the trajectory ends with an answer, else 0.
+
+    The paper's format and tag-use rewards (0.2 each) in one. There each tag earns a part for
+    itself, so that a text of no form at all still earns 0.04.
+
+    Args:
+        weight: Reward of a trajectory that is well formed throughout.
+    """
+
+    def __init__(self, weight: float = 0.4) -> None:
+        self.weight = weight
+        self.bounds = (0.0, weight)
+
+    def score(self, trajectory: Trajectory) -> float:
+        if says_nothing(trajectory.answer, trajectory.question):
+            return 0.0
+        good = sum(turn.reading.format_error is None for turn in trajectory.turns)
+        return self.weight * good / len(trajectory.turns)

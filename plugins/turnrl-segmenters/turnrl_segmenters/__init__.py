@@ -1,0 +1,22 @@
+"""Turn schemes: what a turn is, how it is read, and how the conversation goes on.
+
+two_turn    `TwoTurn`: the paper's agent, one tool call and then the answer
+react       `ReAct`: thought and action until the answer, with the calls of Qwen and Hermes
+search_r1   `SearchR1`: the same with the tags of Search-R1
+calls       tool calls of `ReAct` read, and mended where it is lenient
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from turnrl import Segmenter, hookimpl
+from turnrl_segmenters.react import ReAct as ReAct
+from turnrl_segmenters.search_r1 import SearchR1 as SearchR1
+from turnrl_segmenters.two_turn import TwoTurn as TwoTurn
+
+
+@hookimpl
+def turnrl_segmenters() -> Iterable[type[Segmenter]]:
+    """The segmenters of this package."""
+    return [ReAct, SearchR1, TwoTurn]

@@ -1,0 +1,126 @@
+"""One `<tool_call>`: the call in it, and exactly what is wrong with it.
+
+What is nearly JSON is rewritten as JSON and read by `turnrl.read_call` like any other, so that
+mending cannot let anything in that it would refuse. Not `ast.literal_eval`: Python's own compiler
+can exhaust the stack on the text of a policy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+from turnrl import ToolCall, read_call
+
+_KEYS = ("arguments", "args", "parameters")
+
+# A string in double quotes, in single ones, a comma before a bracket, a word of Python's. Strings
+# may lack their end, so that each is found in one pass.
+_SLIP = re.compile(
+    r"""("(?:[^"\\]|\\.)*"?)|'((?:[^'\\]|\\.)*)'?|(,)(?=\s*[\]}])|\b(True|False|None)\b""",
+    re.DOTALL,
+)
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+def read_tool_call(body: str, fault: str | None, lenient: bool) -> ToolCall:
+    """The call in a block.
+
+    Args:
+        body: The content of the block.
+        fault: What is wrong with the block, if anything is.
+        lenient: Whether a call of bad form is `mended` if it is plain what it means; otherwise the
+            same goes into its `error`.
+    """
+    call = read_call(body, _KEYS[:1])
+    if call.error is None and fault is None:
+        return call
+    mended, slips = _mend(body)
+    if mended is None:
+        return ToolCall("", error=fault or _reason(body, str(call.error)))
+    told = "; ".join([fault, *slips] if fault else slips)
+    return replace(mended, mended=told) if lenient else ToolCall("", error=told)
+
+
+def _mend(body: str) -> tuple[ToolCall | None, list[str]]:
+    """Call that a block means though it is no JSON of a call, and how it differs; None if that is
+    not plain."""
+    text, slips = body.strip(), dict[str, None]()
+    if "name" not in text or not text.endswith(("}", "```")):  # spares most of them six readings
+        return None, []
+    if len(text) > 6 and text.startswith("```") and text.endswith("```"):
+        text = re.sub(r"\A\w*", "", text[3:-3])
+        slips["code fences around the JSON"] = None
+
+    def put(slip: re.Match[str]) -> str:
+        double, single, comma, word = slip.groups()
+        if double is not None:
+            return double
+        if comma:
+            slips["a trailing comma"] = None
+            return ""
+        if word:
+            slips["True, False or None, where JSON has true, false or null"] = None
+            return _WORDS[word]
+        slips["single quotes, where JSON has double ones"] = None
+        return f'"{re.sub(_ESCAPE, _requoted, single)}"'
+
+    text = _SLIP.sub(put, text)
+    quoted = "the arguments are JSON in a string, not an object"
+    for candidate, unquoted in ((text, []), (_unquoted(text), [quoted])):
+        for key in _KEYS:
+            call = read_call(candidate, (key,))
+            if call.error is None:
+                named = [] if key == _KEYS[0] else [f'"{key}", which must be called "{_KEYS[0]}"']
+                return call, [*slips, *named, *unquoted]
+    return None, []
+
+
+_ESCAPE = re.compile(r'\\(.)|"', re.DOTALL)
+
+
+def _requoted(piece: re.Match[str]) -> str:
+    """Rewrite a piece of a single-quoted text as it stands in double quotes."""
+    return {'"': r"\"", r"\'": "'"}.get(piece[0], piece[0])
+
+
+def _unquoted(text: str) -> str:
+    """The object with its arguments spelt out where they are JSON in a string; else nothing."""
+    try:
+        # all pairs, not a dictionary: of two that have one key, neither may be lost
+        pairs = json.loads(text, object_pairs_hook=tuple)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(pairs, tuple):
+        return ""
+    spelt = (
+        f"{json.dumps(k)}: {v if k != 'name' and isinstance(v, str) else json.dumps(v)}"
+        for k, v in pairs
+    )
+    return f"{{{', '.join(spelt)}}}"
+
+
+def _reason(body: str, told: str) -> str:
+    """Reason that a call is wrong, where `read_call` says no more than that it is bad JSON."""
+    if not told.startswith("bad JSON"):
+        return told
+    body = body.strip()
+    try:
+        value, end = json.JSONDecoder().raw_decode(body)
+        json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError:
+        return told
+    except UnicodeEncodeError:
+        return "bad JSON: half a surrogate pair is no text"
+    except (ValueError, RecursionError):
+        return "bad JSON: a number is too long"
+    rest = body[end:].lstrip(", \n")
+    if rest:
+        more = rest.startswith("{")
+        return "more than one call in a tool_call" if more else "text after the JSON of the call"
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return "bad JSON: NaN, Infinity, or a number too large for any"
+    return "bad JSON: a key stands twice in an object"

@@ -1,0 +1,161 @@
+"""The paper's agent (Zeng et al., arXiv 2505.11821): one tool call, then the answer.
+
+    turn 1   <reasoning>...</reasoning><tool>{"name": "search", "args": {"query": "..."}}</tool>
+    reply    <result>...</result>, or <error>...</error>
+    turn 2   <reasoning>...</reasoning><answer>...</answer>
+
+Turn 1 may answer at once, which ends the trajectory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from turnrl import (
+    Message,
+    Question,
+    Reading,
+    Segmenter,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    read_call,
+)
+
+_TAG = re.compile(r"<(/?)(reasoning|tool|result|answer|error)>")
+
+_ACTIONS = ("tool", "answer")
+
+_INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text(encoding="utf-8")
+
+
+@final
+class TwoTurn(Segmenter):
+    """One tool call, then the answer, in the paper's tags.
+
+    Args:
+        instructions: The system message, word for word; empty for none. By default it explains the
+            task, the tags and the tools.
+    """
+
+    max_turns = 2
+    stop = ("</tool>", "</answer>")
+    tags = ("reasoning", "tool", "result", "answer", "error")
+
+    def __init__(self, instructions: str | None = None) -> None:
+        self.instructions = instructions
+
+    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
+        """The instructions as system message (none if empty), the question as user message."""
+        system = self.instructions
+        if system is None:
+            listing = "\n\n".join(map(_describe, tools))
+            example = _example(tools[0]) if tools else '{"name": "...", "args": {}}'
+            system = _INSTRUCTIONS.format(
+                example=example, tools=f"Tools:\n\n{listing}" if tools else "There are no tools."
+            )
+        opening = [{"role": "system", "content": system}] if system else []
+        return [*opening, {"role": "user", "content": question.text}]
+
+    def read(self, text: str, turn: int, cut: bool) -> Reading:
+        """Read the call or the answer of one turn.
+
+        The first `<tool>` or `<answer>` that is closed counts, as sampling stops there. Whatever
+        else is wrong with the turn is a format error that leaves it in force; but a block with tags
+        inside, or one that is never closed (so none that was cut short), is not used. A call that
+        cannot be used was still attempted: it carries an `error`. A call in the second turn is a
+        format error and no call: there is no turn left in which to read its result.
+        """
+        kind, body, end = _action(text)
+        error = _form_error(text, kind, body, end)
+        if kind == "answer" and body is not None and body.strip():
+            return Reading(answer=body.strip(), format_error=error)
+        if kind != "tool":
+            return Reading(format_error=error)
+        if turn >= self.max_turns - 1:
+            return Reading(format_error=error or "the last turn must give an answer")
+        unusable = ToolCall("", error="tags inside tool, or it is not closed")
+        call = unusable if body is None else read_call(body, ("args", "arguments"))
+        return Reading(calls=(call,), format_error=error or call.error)
+
+    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
+        """A user message: the result or error of each call; without a call, what is wrong with the
+        turn."""
+        replies = [("result" if result.ok else "error", result.content) for result in results]
+        replies = replies or [("error", reading.format_error or "no tool call or answer")]
+        text = "\n".join(f"<{tag}>{content}</{tag}>" for tag, content in replies)
+        return [{"role": "user", "content": text}]
+
+
+def _action(text: str) -> tuple[str | None, str | None, int]:
+    """Action of a turn: "tool", "answer" or None; its content, None if unusable; where it ends."""
+    tags = list(_TAG.finditer(text))
+    close = next((n for n, tag in enumerate(tags) if tag[1] and tag[2] in _ACTIONS), None)
+    if close is None:
+        opened = next((tag[2] for tag in tags if not tag[1] and tag[2] in _ACTIONS), None)
+        return opened, None, len(text)
+    kind, end = tags[close][2], tags[close].end()
+    if f"<{kind}>" not in (tag.group() for tag in tags[:close]):
+        return None, None, end
+    opening = tags[close - 1]
+    body = text[opening.end() : tags[close].start()] if opening.group() == f"<{kind}>" else None
+    return kind, body, end
+
+
+def _form_error(text: str, kind: str | None, body: str | None, end: int) -> str | None:
+    """Gravest fault in a turn's form, or None."""
+    tags = [tag.group() for tag in _TAG.finditer(text)]
+    if any(tag in tags for tag in ("<result>", "</result>", "<error>", "</error>")):
+        return "results are not yours to write"
+    if kind is None:
+        return "no tool call or answer"
+    if body is None:
+        closed = text[:end].endswith(f"</{kind}>")
+        return f"tags inside {kind}" if closed else f"{kind} is not closed"
+    if kind == "answer" and not body.strip():
+        return "the answer is empty"
+    if text[end:].strip():
+        return f"text after the {kind}"
+    expected = ["<reasoning>", "</reasoning>", f"<{kind}>", f"</{kind}>"]
+    if tags != expected:
+        return "misplaced tags" if "<reasoning>" in tags else "no reasoning"
+    before, reasoning, between = re.split(r"</?reasoning>", text[: text.index(expected[2])])
+    if before.strip() or between.strip():
+        return "text outside the tags"
+    return None if reasoning.strip() else "the reasoning is empty"
+
+
+def _describe(tool: ToolSpec) -> str:
+    return (
+        f"{tool.name}: {tool.description}\n"
+        f"Arguments (JSON Schema): {json.dumps(tool.parameters, ensure_ascii=False)}\n"
+        f"Example: <tool>{_example(tool)}</tool>"
+    )
+
+
+def _example(tool: ToolSpec) -> str:
+    """A call with the required arguments of a tool, or with all if none is required."""
+    properties: Mapping[str, Mapping[str, Any]] = tool.parameters.get("properties", {})
+    names = tool.parameters.get("required") or list(properties)
+    args = {name: _example_value(properties.get(name, {})) for name in names}
+    return json.dumps({"name": tool.name, "args": args}, ensure_ascii=False)
+
+
+def _example_value(schema: Mapping[str, Any]) -> Any:
+    for key in ("examples", "enum"):
+        if schema.get(key):
+            return schema[key][0]
+    samples = {
+        "integer": 1,
+        "number": 1.0,
+        "boolean": True,
+        "array": [],
+        "object": {},
+        "null": None,
+    }
+    kind = schema.get("type")
+    return samples.get(kind, "...") if isinstance(kind, str) else "..."

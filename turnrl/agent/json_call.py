@@ -1,0 +1,54 @@
+"""`turnrl.read_call`, for all turn schemes: a call of a tool, read from the JSON of a policy."""
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from turnrl.types.trajectory import ToolCall
+
+_DEEPEST = 100
+"""Brackets of a call within each other; many more exhaust the stack of whoever writes it down."""
+_NO_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[^][{}"]+', re.DOTALL)
+
+
+def read_call(text: str, keys: Sequence[str] = ("arguments", "args")) -> ToolCall:
+    """The call that a JSON object of a name and arguments spells, for segmenters; total.
+
+    Args:
+        text: The object, and nothing else.
+        keys: What it may call the arguments, the preferred name first.
+    Returns:
+        The call, of which every text can be encoded; or one without a name, whose `error` says what
+        is wrong.
+    """
+    depths = itertools.accumulate(1 if b in "[{" else -1 for b in _NO_BRACKET.sub("", text))
+    if max(depths, default=0) > _DEEPEST:
+        return ToolCall("", error="the call is nested too deeply")
+    try:
+        value = json.loads(text, object_pairs_hook=_no_duplicates)
+        # a lone surrogate ("\ud800") is valid JSON but no text, and 1e999 no finite number: neither
+        # could be sent to any server
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except json.JSONDecodeError as error:
+        return ToolCall("", error=f"bad JSON at character {error.pos}")
+    except (ValueError, RecursionError):
+        return ToolCall("", error="bad JSON")
+    if not isinstance(value, dict):
+        return ToolCall("", error="the call must be a JSON object")
+    key = next((key for key in keys if {*value} == {"name", key}), None)
+    if key is None:
+        return ToolCall("", error=f'the call must have "name" and "{keys[0]}"')
+    if not isinstance(value["name"], str) or not value["name"]:
+        return ToolCall("", error='"name" must be a tool name')
+    if not isinstance(value[key], dict):
+        return ToolCall("", error=f'"{keys[0]}" must be an object')
+    return ToolCall(value["name"], value[key])
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("duplicate key")
+    return value

@@ -1,0 +1,40 @@
+"""The framework's own commands. Plugins bring others: `doctor`, `index`, `credit-check`, `bench`.
+
+eval/       a recipe, a run or a server scored on questions; and the export to inspect_ai
+recipes     the recipes that come with turnrl, listed and copied
+play        a trained agent in a terminal
+report/     runs as a page to look at
+compare/    runs on the same questions
+sweep/      a recipe trained with several seeds and settings
+scaffold/   the beginning of a plugin, and the list of the installed ones
+completion  the tab key
+
+`fit` is `turnrl.recipe.fit`, because every command that takes a recipe is made there.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+COMMANDS: Mapping[str, str] = {
+    "fit": "turnrl.recipe.fit:add_fit_command",
+    "eval": "turnrl.commands.eval.command:add_eval_command",
+    "recipes": "turnrl.commands.recipes:add_recipes_command",
+    "compare": "turnrl.commands.compare.command:add_compare_command",
+    "completion": "turnrl.commands.completion:add_completion_command",
+    "export": "turnrl.commands.eval.command:add_export_command",
+    "play": "turnrl.commands.play:add_play_command",
+    "plugin": "turnrl.commands.scaffold.command:add_plugin_command",
+    "plugins": "turnrl.commands.scaffold.listing:add_plugins_command",
+    "report": "turnrl.commands.report.command:add_report_command",
+    "sweep": "turnrl.commands.sweep.command:add_sweep_command",
+}
+"""Where each command is: the module, which is imported only for it, and the function that adds it
+to argparse's sub-parsers."""
+
+
+def adder(name: str) -> Callable[[Any], Any]:
+    """The function that adds a command to argparse's sub-parsers."""
+    module, _, function = COMMANDS[name].partition(":")
+    add: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
+    return add

@@ -1,0 +1,384 @@
+"""Evaluations of runs, paired by question or by seed.
+
+sides = open_sides(["runs/a/version_0", "runs/b/version_0"])
+(comparison,) = compare(sides)
+print(comparison.figures["exact_match"].low)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from turnrl.commands.report.links import link
+from turnrl.errors import DataError
+from turnrl.recipe.folders import find_run, run_at
+from turnrl.run import record
+from turnrl.run.runs import SEEDS, Run, experiments, open_runs, was_evaluated
+from turnrl.run.statistics import Difference, difference, over_seeds
+
+_COLUMNS = (
+    *("iteration", "policy_version", "split", "group", "member"),
+    *("question_id", "question", "answers", "answer", "rewards", "reward_bounds"),
+    *("turns", "prompt_tokens", *record.CURVES, "f1"),
+)
+_TOTAL = "reward/total"
+SIZES = ("turns", "calls", "sampled_tokens")
+"""Figures of which neither more nor less is better."""
+_FIGURES = (*record.CURVES, "f1", _TOTAL, *SIZES)
+_NOT_EVERYWHERE = ("f1", "sampled_tokens")
+"""Figures that a run may lack: answers that are no words, and a server that counts no tokens."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of one run.
+
+    Args:
+        run: The run.
+        number: Number of the run among those that were given, as in a report of them.
+        iteration: Iterations behind the policy.
+        questions: The rows of each question, by its id.
+    """
+
+    run: Run
+    number: int
+    iteration: int
+    questions: Mapping[str, Sequence[record.Row]]
+
+    @property
+    def seed(self) -> tuple[object, ...]:
+        """The seeds that the recipe sets."""
+        return tuple(self.run.settings.get(name) for name in SEEDS)
+
+    def value(self, question: str, name: str) -> float | None:
+        """A figure of one question, averaged over its attempts; None where it says nothing."""
+        known = [value for one in self._scores[question] if (value := one[name]) is not None]
+        return fmean(known) if known else None
+
+    @cached_property
+    def _scores(self) -> Mapping[str, Sequence[Mapping[str, float | None]]]:
+        return {q: [record.scores(row) for row in rows] for q, rows in self.questions.items()}
+
+    def address(self, question: str) -> str:
+        """Where a report of the same runs shows the attempt at a question, or all attempts."""
+        rows = self.questions[question]
+        return link(self.number, rows[0], attempt=len(rows) == 1)
+
+
+@dataclass(frozen=True)
+class Side:
+    """Evaluations that are compared as one: of one run, or of runs that differ in their seeds.
+
+    Args:
+        name: The name of the run, or the names of the runs.
+        evaluations: One per seed.
+    """
+
+    name: str
+    evaluations: Sequence[Evaluation]
+
+    @property
+    def one(self) -> Evaluation:
+        """Its first evaluation."""
+        return self.evaluations[0]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides on the questions that both answered.
+
+    Args:
+        first: The baseline, with the evaluations that were paired.
+        second: What is compared with it, with the same number of evaluations in the same order.
+        questions: The ids of the questions in common.
+        asked: Questions that the first run of each side answered, in common or not.
+        figures: By the names of `turnrl.record.scores`.
+        won: Questions with a higher exact match on the second side, in the order of the first.
+        lost: Those with a lower one.
+        notes: What cannot be read or was left out, and why, as sentences.
+    """
+
+    first: Side
+    second: Side
+    questions: Sequence[str]
+    asked: tuple[int, int]
+    figures: Mapping[str, Difference]
+    won: Sequence[str]
+    lost: Sequence[str]
+    notes: Sequence[str]
+
+
+def open_sides(
+    places: Sequence[str], split: str = "val", iteration: int | None = None
+) -> list[Side]:
+    """The evaluations at some places, by what is compared with what.
+
+    Runs that differ in their seeds alone are one side, unless there would be no other.
+
+    Args:
+        places: Runs, as `turnrl.find_run` takes them. `quickstart@10` is the policy after
+            iteration 10.
+        split: What was evaluated.
+        iteration: Take the evaluations after this iteration, where a place names none; None for the
+            last of each run.
+    Raises:
+        DataError: If there is no run or no such evaluation, or nothing to compare.
+    """
+    placed = [_placed(place, iteration) for place in places]
+    folders = [find_run(place, "figures") for place, _ in placed]
+    homes = {folder.resolve(): folder for folder in reversed(folders)}  # as it was first named
+    order = [*dict.fromkeys(folder.resolve() for folder in folders)]
+    runs = open_runs([homes[home] for home in order])
+    found = []
+    for folder, (_, wanted) in zip(folders, placed, strict=True):
+        number = order.index(folder.resolve())
+        found.append((_evaluation(runs[number], number, split, wanted), wanted))
+    _refuse_one(places, [one for one, _ in found], split)
+    alike = {number: n for n, some in enumerate(experiments(runs)) for number in some}
+    sides: dict[object, list[Evaluation]] = {}
+    for one, wanted in found:
+        sides.setdefault((alike[one.number], wanted), []).append(one)
+    if len(sides) == 1:
+        sides = {n: [one] for n, (one, _) in enumerate(found)}
+    several = len(runs) < len(found)
+    return [_side(some, several) for some in sides.values()]
+
+
+def _placed(place: str, iteration: int | None) -> tuple[str, int | None]:
+    """The run of `run@10`, and its iteration. A run may have such a name itself."""
+    run, at, number = place.rpartition("@")
+    named = bool(at) and number.isdigit() and run_at(place) is None
+    return (run, int(number)) if named else (place, iteration)
+
+
+def _refuse_one(places: Sequence[str], found: Sequence[Evaluation], split: str) -> None:
+    """Refuse one evaluation alone, or one that two words mean."""
+    if len(found) < 2:
+        step = "'turnrl compare quickstart@0 quickstart' for two policies of one run"
+        raise DataError(f"there is one evaluation. Name two runs or more, or say {step}.")
+    first: dict[tuple[int, int], str] = {}
+    for place, one in zip(places, found, strict=True):
+        key = (one.number, one.iteration)
+        if key not in first:
+            first[key] = place
+            continue
+        after = f"that of {one.run.name} after iteration {one.iteration}"
+        what = f"an evaluation is named twice: {first[key]!r} and {place!r} both mean {after}"
+        others = sorted(_iterations(one.run, split) - {one.iteration})
+        run, _ = _placed(place, None)
+        step = "Give another of that run: " + ", ".join(f"{run}@{n}" for n in others) + "."
+        if not others:
+            step = f"It is the only one of {split!r} there. Train on, or give another run."
+        raise DataError(f"{what}. {step}")
+
+
+def _iterations(run: Run, split: str) -> set[int]:
+    """The iterations after which a run was evaluated, as far as its files can be read."""
+    found: set[int] = set()
+    for file in record.files(run.folder, split):
+        with contextlib.suppress(DataError):
+            found |= {*record.table(file, ["iteration"])["iteration"].to_pylist()}
+    return found
+
+
+def _side(evaluations: Sequence[Evaluation], several: bool) -> Side:
+    """
+    Args:
+        evaluations: One per seed.
+        several: Whether a run has several evaluations here, which its name does not tell apart.
+    """
+    for n, one in enumerate(evaluations):
+        for other in evaluations[:n]:
+            if one.seed == other.seed:
+                what = f"{other.run.name} and {one.run.name} have the same settings and seeds"
+                raise DataError(f"{what}. Leave one out, or compare them alone.")
+    names = (one.run.name + f"@{one.iteration}" * several for one in evaluations)
+    return Side(", ".join(names), evaluations)
+
+
+def _evaluation(run: Run, number: int, split: str, wanted: int | None) -> Evaluation:
+    """The last evaluation, or the last one after an iteration, which may have several
+    (`trainer.val_check_interval`). A file that cannot be read becomes one of the run's problems,
+    and the evaluation before it is taken."""
+    rows: list[record.Row] = []
+    seen: dict[int, None] = {}
+    for file in reversed(record.files(run.folder, split)):  # the newest policy first
+        try:
+            here = record.read(file, _COLUMNS)
+        except DataError as error:
+            run.problems.append(f"left out: {error}")
+            continue
+        if not here:
+            continue
+        after = here[0]["iteration"]
+        seen.setdefault(after)
+        wanted = after if wanted is None else wanted
+        if after == wanted and (not rows or rows[0]["policy_version"] == here[0]["policy_version"]):
+            rows = here + rows
+        elif rows:
+            break
+    if wanted is None:  # no file could be read
+        raise DataError(f"{run.name}: {' '.join(run.problems) or 'its record is empty.'}")
+    if not rows:
+        there = ", ".join(map(str, sorted(seen))) or "none that can be read"
+        what = f"{run.name} has no evaluation of {split!r} after iteration {wanted}"
+        raise DataError(f"{what}. There are those after {there}.")
+    questions: dict[str, list[record.Row]] = {}
+    for row in rows:
+        questions.setdefault(row["question_id"] or row["question"], []).append(row)
+    return Evaluation(run, number, wanted, questions)
+
+
+# ------------------------------------------------------------------------------ two sides
+
+
+def compare(sides: Sequence[Side]) -> list[Comparison]:
+    """Compare every side with the first.
+
+    Args:
+        sides: Two or more.
+    Raises:
+        DataError: If two sides were not asked the same, or no seed pairs them.
+    """
+    return [_compared(sides[0], side) for side in sides[1:]]
+
+
+def _compared(first: Side, second: Side) -> Comparison:
+    notes: list[str] = []
+    first, second = _by_seed(first, second, notes)
+    every = (*first.evaluations, *second.evaluations)
+    notes += (f"{one.run.name}: {problem}" for one in every for problem in one.run.problems)
+    questions = [q for q in first.one.questions if all(q in one.questions for one in every)]
+    _same_questions(first, second, questions)
+    asked = (len(first.one.questions), len(second.one.questions))
+    after = [one.iteration for one in every]
+    if len({*after}) > 1 and len({one.number for one in every}) > 1:
+        # an evaluation by `turnrl eval` has one iteration
+        step = (
+            ""
+            if any(was_evaluated(e.run) for e in every)
+            else " Take --iteration N for the same of all."
+        )
+        notes.append(f"the iterations differ ({', '.join(map(str, after))}).{step}")
+    rows = (row for one in every for question in questions for row in one.questions[question])
+    possible = {name: ends for name, ends in record.bounds(rows).items() if name not in SIZES}
+    figures = {}
+    for name in _FIGURES:
+        if name == _TOTAL and (why := _other_rewards(first.one, second.one)):
+            notes.append(f"{name} is left out: {why}")
+        elif found := _figure(first, second, questions, name, possible.get(name)):
+            figures[name] = found
+        elif name not in _NOT_EVERYWHERE:
+            notes.append(f"{name} is left out: it says nothing about any question in common.")
+    match = {q: [_mean(side, q, "exact_match") for side in (first, second)] for q in questions}
+    won = [q for q, (a, b) in match.items() if b > a]
+    lost = [q for q, (a, b) in match.items() if b < a]
+    return Comparison(first, second, questions, asked, figures, won, lost, notes)
+
+
+def _by_seed(first: Side, second: Side, notes: list[str]) -> tuple[Side, Side]:
+    """The sides with the seeds that both have, in the same order."""
+    if len(first.evaluations) == len(second.evaluations) == 1:
+        return first, second
+    theirs = {one.seed: one for one in second.evaluations}
+    pairs = [(one, theirs[one.seed]) for one in first.evaluations if one.seed in theirs]
+    if not pairs:
+        what = f"{first.name} and {second.name} have no seed in common, and one has several"
+        raise DataError(f"{what}. Name runs of the same seeds, or one run of each recipe.")
+    kept = [one.run.name for pair in pairs for one in pair]
+    for one in (*first.evaluations, *second.evaluations):
+        if one.run.name not in kept:
+            notes.append(f"{one.run.name} is left out: the other side has no run of its seed.")
+    mine, other = zip(*pairs, strict=True)
+    return Side(first.name, mine), Side(second.name, other)
+
+
+def _same_questions(first: Side, second: Side, questions: Sequence[str]) -> None:
+    """Refuse what was not asked the same."""
+    step = "Evaluate both on the same data: 'turnrl eval RECIPE --ckpt_path RUN'."
+    one = first.one
+    for other in (*first.evaluations[1:], *second.evaluations):
+        names = f"{one.run.name} and {other.run.name}"
+        rules = [_rule(evaluation.run) for evaluation in (one, other)]
+        if None not in rules and rules[0] != rules[1]:
+            what = " and ".join(json.dumps(rule) for rule in rules)
+            raise DataError(f"{names} compare answers by two rules: {what}. {step}")
+        shared = [q for q in one.questions if q in other.questions]
+        if not shared:
+            counts = f"{len(one.questions)} and {len(other.questions)}"
+            raise DataError(f"{names} have no question in common ({counts}). {step}")
+        for column in ("question", "answers"):
+            differ = [q for q in shared if _said(one, q, column) != _said(other, q, column)]
+            if differ:
+                q = differ[0]
+                what = f"{_said(one, q, column)!r} and {_said(other, q, column)!r}"
+                count = f"in {len(differ)} of {len(shared)} questions of {names}"
+                where = f"the {column} differ" + "s" * (column == "question")
+                raise DataError(f"{where} {count}: {q} has {what}. {step}")
+    if not questions:
+        every = f"{first.name} and {second.name}"
+        raise DataError(f"no question is common to all of {every}. {step}")
+
+
+def _rule(run: Run) -> dict[str, object] | None:
+    """The settings of `data.answers`; None if nothing is known of the run's settings."""
+    if not run.settings:
+        return None
+    return {name: v for name, v in run.settings.items() if name.startswith("data.answers")}
+
+
+def _said(evaluation: Evaluation, question: str, column: str) -> object:
+    return evaluation.questions[question][0][column]
+
+
+def _other_rewards(first: Evaluation, second: Evaluation) -> str:
+    """Why the totals of two runs cannot be compared; empty if they can."""
+    weights = [one.run.settings.get("model.rewards") for one in (first, second)]
+    names = [
+        {part["name"] for rows in one.questions.values() for part in rows[0]["rewards"]}
+        for one in (first, second)
+    ]
+    if alone := sorted(names[0] ^ names[1]):
+        return f"only one of the runs has {', '.join(alone)}."
+    differ = None not in weights and weights[0] != weights[1]
+    return "model.rewards differ in their settings." if differ else ""
+
+
+def _mean(side: Side, question: str, name: str) -> float:
+    """The mean over seeds of a figure that is never missing."""
+    return fmean(one.value(question, name) or 0.0 for one in side.evaluations)
+
+
+def _figure(
+    first: Side,
+    second: Side,
+    questions: Iterable[str],
+    name: str,
+    possible: tuple[float, float] | None,
+) -> Difference | None:
+    """A figure of both sides, over the questions of which it says something in every run."""
+    every = (*first.evaluations, *second.evaluations)
+    columns: list[list[float]] = [[] for _ in every]
+    for question in questions:
+        values = [one.value(question, name) for one in every]
+        if None not in values:
+            for column, value in zip(columns, values, strict=True):
+                column.append(float(value or 0))
+    if not columns[0]:
+        return None
+    seeds = len(first.evaluations)
+    if seeds == 1:
+        return difference(*columns, possible=possible)
+    means = [fmean(column) for column in columns]
+    found = over_seeds(means[:seeds], means[seeds:])
+    if found.low < found.high:
+        return found
+    # every seed differs by the same, which does not tell how seeds vary: over questions, then
+    halves = (columns[:seeds], columns[seeds:])
+    both = [[fmean(values) for values in zip(*half, strict=True)] for half in halves]
+    return difference(*both, possible=possible)

@@ -1,0 +1,63 @@
+"""`turnrl completion SHELL`: a script with which the tab key completes commands, recipes and
+settings."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from typing import Any
+
+import shtab
+
+from turnrl.cli import command_line
+from turnrl.recipe.bundled import bundled_recipes
+
+
+def add_completion_command(commands: Any) -> None:
+    """Add `completion` to argparse's sub-parsers."""
+    parser = commands.add_parser("completion", help="print a script for tab completion")
+    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
+    parser.set_defaults(run=lambda parsed: print(_script(parsed.shell)))
+
+
+def _recipe() -> dict[str, Any]:
+    """Completion of a recipe: files and the names of those that come with turnrl, in shells that
+    can mix the two."""
+    names, function = " ".join(bundled_recipes()), "_turnrl_recipe_file"
+    bash = f"{function}() {{ compgen -W '{names}' -- $1; compgen -f -- $1; }}"
+    zsh = f"{function}() {{ compadd -- {names}; _files; }}"
+    fish = f"{shtab.FILE['fish']} {names}"
+    ours = {"bash": function, "zsh": function, "fish": fish}
+    return {**shtab.FILE, **ours, "preamble": {"bash": bash, "zsh": zsh}}
+
+
+def _script(shell: str) -> str:
+    every: Any = command_line()
+    (commands,) = every._subparsers._group_actions
+    for parser in commands.choices.values():
+        for action in [action for action in parser._actions if action.dest == "recipe"]:
+            action.complete = _recipe()
+            if action.nargs == argparse.REMAINDER:  # a recipe's settings follow
+                action.nargs, parser.prefix_chars = "*", "-"
+                known = {option for one in parser._actions for option in one.option_strings}
+                for option in sorted({f"--{key}" for key in _settings()} - known):
+                    parser.add_argument(option)
+    return str(shtab.complete(every, shell))
+
+
+@functools.cache
+def _settings() -> set[str]:
+    """Every setting of a recipe that names no classes of its own, by its dotted key."""
+    import lightning as L
+    from lightning.pytorch.cli import LightningArgumentParser
+
+    from turnrl.data.questions import QuestionData
+    from turnrl.module import MTGRPO
+
+    parser = LightningArgumentParser()
+    sections = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
+    for section, cls in sections.items():
+        parser.add_lightning_class_args(cls, section)
+    known = {action.dest for action in parser._actions if ".help" not in action.dest}
+    top = {"seed_everything", "ckpt_path", "split"}
+    return (known | top) - {"help", "config", "print_config", *sections}

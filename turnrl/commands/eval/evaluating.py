@@ -1,0 +1,246 @@
+"""Evaluating: the questions of each data set, asked of the policy or of a server, and the rows of
+the record that come of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextvars import copy_context
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import torch
+from lightning.pytorch.cli import SaveConfigCallback
+
+from turnrl.commands.eval.figures import Figures, as_json, lines, report_of
+from turnrl.data.questions import QuestionData
+from turnrl.data.sources import NAMED_BY, open_source
+from turnrl.errors import RecipeError
+from turnrl.loader import IterationData
+from turnrl.module import MTGRPO
+from turnrl.recipe.build import Built
+from turnrl.run import record, recording
+from turnrl.scoring import score_group
+from turnrl.types.engine import MessageSampler
+from turnrl.types.questions import Question
+from turnrl_openai import Endpoint, Server
+
+
+class _Parts(NamedTuple):
+    """What is evaluated.
+
+    Args:
+        module: The recipe's module.
+        sets: The data sets, by the names that the record knows them by.
+        trainer: The recipe's trainer.
+    """
+
+    module: MTGRPO
+    sets: dict[str, QuestionData]
+    trainer: Any
+
+
+class _Named(IterationData):
+    """A data set under a name of its own, which is its split in the record and in metrics."""
+
+    def __init__(self, data: QuestionData, name: str) -> None:
+        super().__init__()
+        self.data, self.split = data, name
+        self.questions_per_iteration = data.questions_per_iteration
+
+    def setup(self, stage: str) -> None:
+        self.data.trainer = self.trainer
+        self.data.setup(stage)
+
+    def iteration_questions(self, iteration: int, rank: int, world_size: int) -> list[Question]:
+        return self.data.iteration_questions(iteration, rank, world_size)
+
+    def val_dataloader(self) -> Iterable[list[Question]]:
+        return self.data.val_dataloader()
+
+
+def evaluate(built: Built, out: TextIO) -> None:
+    """Score the questions of one data set or of several, and print figures.
+
+    Args:
+        built: What the recipe makes. Without a checkpoint, the policy is scored as the recipe names
+            it.
+        out: Where JSON goes, if it is asked for.
+    Raises:
+        RecipeError: If it is no `MTGRPO` on `QuestionData`, or there is nothing to score.
+        PluginError: If the plugin that keeps the record is not loaded.
+    """
+    context = copy_context()
+    if built.settings["questions"] is not None:  # no data set is named anywhere else
+        context.run(NAMED_BY.set, ("--questions",))
+    context.run(_evaluate, built, out)
+
+
+def _evaluate(built: Built, out: TextIO) -> None:
+    parts, server = _parts(built), built.settings["endpoint"]
+    if server is None:
+        rows = _by_policy(parts, built.checkpoint)
+    else:
+        rows = _by_server(parts, server, built.given.folder)
+    if not any(rows.values()):
+        raise RecipeError("nothing to score. Set data.val; leave out limit_val_batches 0.")
+    if not parts.trainer.is_global_zero:
+        return
+    if _chose_itself(built):
+        print("best.ckpt was chosen by its score on these questions: its figures are optimistic")
+        print("take others by --questions, or the last checkpoint by --ckpt_path last")
+    samples = parts.module.samples
+    figures = report_of(rows, samples is not None)
+    if "json" in built.given.raised:
+        asked = {
+            "recipe": built.given.files,
+            "checkpoint": built.checkpoint,
+            "endpoint": server and {"base_url": server.base_url, "model": server.model},
+            "samples": samples,
+            "folder": built.given.folder and str(built.given.folder),
+        }
+        print(as_json(asked, figures), file=out)
+        return
+    how = "greedy" if samples is None else f"{samples} sampled of each"
+    print("\n".join(lines(figures, how)))
+    if built.given.folder:
+        print(f"written to {built.given.folder / 'metrics.csv'}; every trajectory in record/")
+
+
+def _chose_itself(built: Built) -> bool:
+    """True if the best checkpoint of a run is scored on the validation that chose it: the run's
+    recipe, as it was."""
+    given, settings = built.given, built.settings
+    if built.checkpoint is None or Path(built.checkpoint).name != "best.ckpt":
+        return False
+    own = Path(built.checkpoint).absolute().parents[1] / "config.yaml"
+    recipes = [Path(file).absolute() for file in given.files]
+    changed = any(word.startswith("--data") for word in given.arguments)
+    return (
+        recipes == [own]
+        and not changed
+        and settings["split"] == "val"
+        and settings["questions"] is None
+    )
+
+
+def _parts(built: Built) -> _Parts:
+    """The parts of an evaluation, checked before any weights are loaded."""
+    module, data, settings = built.module, built.data, built.settings
+    if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
+        has = f"{type(module).__name__} and {type(data).__name__}"
+        raise RecipeError(f"'turnrl eval' scores MTGRPO on QuestionData, not {has}.")
+    samples, server = settings["samples"], settings["endpoint"]
+    if samples is not None and samples < 1:
+        raise RecipeError(
+            f"samples is {samples}; it must be 1 or more. Leave it out for one greedy trajectory."
+        )
+    if server is not None and built.checkpoint is not None:
+        raise RecipeError(
+            f"ckpt_path is {built.checkpoint!r}, and the endpoint {server.model!r} acts in place "
+            "of the policy. Leave one of them out."
+        )
+    module.samples = samples
+    return _Parts(module, _data_sets(data, settings), built.trainer)
+
+
+def _data_sets(data: QuestionData, settings: Mapping[str, Any]) -> dict[str, QuestionData]:
+    """The data sets to score: those asked for, or the recipe's own."""
+    split, given = settings["split"], settings["questions"]
+    if given is None:
+        if split == "val" and data.sources["val"] is None:
+            raise RecipeError(
+                "data.val is not set, so there are no questions to score. Set it, or name some: "
+                "--questions FILE."
+            )
+        data.split = split
+        return {split: data}
+    sets: dict[str, QuestionData] = {}
+    for source in given if isinstance(given, list) else [given]:
+        opened = open_source(source, data.fields, data.config)
+        one = QuestionData(
+            val=source,
+            val_split=None if split == "val" else split,
+            fields=data.fields if "fields" in opened.uses else None,
+            config=data.config if "config" in opened.uses else None,
+            answers=data.rule,
+            questions_per_iteration=data.questions_per_iteration,
+            val_limit=data.val_limit,
+            val_batch_size=data.val_batch_size,
+        )
+        name = _name(source, type(opened).__name__)
+        sets[f"{name}-{len(sets) + 1}" if name in sets else name] = one
+    return sets
+
+
+def _name(source: object, kind: str) -> str:
+    """A short name of a data set, for columns and files: `dev` of `data/dev.jsonl`.
+
+    Args:
+        source: As it was given.
+        kind: The class that it is of.
+    """
+    if not isinstance(source, str) or source.rpartition(".")[2] == kind:
+        return kind
+    file = Path(source)
+    return re.sub(r"\W+", "_", file.stem if file.is_file() else file.name) or "questions"
+
+
+def _by_policy(parts: _Parts, checkpoint: str | None) -> dict[str, list[record.Row]]:
+    """The rows of each data set, by the policy, over all processes."""
+    module, trainer = parts.module, parts.trainer
+    if checkpoint is None and trainer.is_global_zero:
+        print("no --ckpt_path: this scores the policy as the recipe names it, before any training")
+    rows: dict[str, list[record.Row]] = {}
+    for name, data in parts.sets.items():
+        named = data if data.split == name else _Named(data, name)
+        # a checkpoint is data from somewhere: no code in it is run
+        options = {"ckpt_path": checkpoint, "verbose": False, "weights_only": True}
+        trainer.validate(module, datamodule=named, **options)
+        checkpoint = None  # its weights are loaded
+        (own,) = (c.evaluated for c in trainer.callbacks if isinstance(c, recording.Recorder))
+        shares = [own] * trainer.world_size
+        if trainer.world_size > 1:
+            torch.distributed.all_gather_object(shares, own)
+        rows[name] = [row for share in shares for row in share]
+    return rows
+
+
+def _by_server(parts: _Parts, server: Server, folder: Path | None) -> dict[str, list[record.Row]]:
+    """The rows of each data set, by a model behind a server. No weights are loaded."""
+    module, trainer = parts.module, parts.trainer
+    sampler: MessageSampler = Endpoint(server)
+    size, greedy = module.samples or 1, module.samples is None
+    # nothing that a server says can be repeated, so no trajectory waits for another's turn
+    rollout = replace(module.rollout, lockstep=False)
+    rollout.check(module.chat)
+    print(f"asking {server.model!r} at {server.base_url}")
+    rows: dict[str, list[record.Row]] = {}
+    for name, data in parts.sets.items():
+        data.setup("validate")
+        questions = data.eval_questions()
+        attempts = rollout.play(sampler, module.chat, questions, size, (0,), greedy, "evaluating")
+        turns = rollout.segmenter.max_turns
+        groups = [score_group(group, module.rewards, turns) for group in attempts]
+        rows[name] = list(recording.rows(groups, [None] * len(groups), name, 0, 0))
+        _keep(trainer, module, report_of({name: rows[name]}, not greedy))
+        if folder is not None:
+            recording.write(rows[name], folder / "record" / str(record.FileName(name, 0)))
+    return rows
+
+
+def _keep(trainer: Any, module: MTGRPO, figures: Figures) -> None:
+    """Leave the recipe and the metrics of an evaluation that no trainer ran."""
+    row = {"iteration": 0, "epoch": 0} | {
+        f"{name}/{key}": figure.mean
+        for name, of_set in figures.items()
+        for key, figure in of_set.items()
+        if figure.mean is not None
+    }
+    for logger in trainer.loggers:  # first: one warns of a folder that is there already
+        logger.log_metrics(row, 0)
+        logger.save()
+    for one in trainer.callbacks:
+        if isinstance(one, SaveConfigCallback):
+            one.setup(trainer, module, "validate")

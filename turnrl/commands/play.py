@@ -1,0 +1,200 @@
+"""`turnrl play RUN_OR_RECIPE ["QUESTION"]`: talk to an agent in a terminal.
+
+    turnrl play runs/quickstart/version_0 "What country is Utrecht in?"
+    turnrl play runs/quickstart                  the newest run; questions one by one
+    turnrl play quickstart                       the bundled recipe's policy before training
+    turnrl play RECIPE --checkpoint RUN          a run made from Python, by a recipe that acts so
+    turnrl play RUN "QUESTION" --answer Netherlands --estimators
+
+Turns, calls and results are printed as they come. With --estimators the agent takes several
+attempts, and the agent's own estimator, then each installed one, says what credit their turns
+would get.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass, replace
+from typing import TYPE_CHECKING, Any, final
+
+from turnrl.errors import RecipeError
+from turnrl.recipe.agents import find_agent
+from turnrl.recipe.given import read_given, refuse_unknown
+from turnrl.text import visible
+from turnrl.types.contracts import Segmenter, ToolSpec
+from turnrl.types.questions import Question
+from turnrl.types.trajectory import Message, Reading, ToolResult, Trajectory
+
+if TYPE_CHECKING:
+    from turnrl.module import MTGRPO
+
+
+def add_play_command(commands: Any) -> None:
+    """Add `play` to argparse's sub-parsers."""
+    parser = commands.add_parser(
+        "play",
+        help="talk to an agent in a terminal",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = "a run or a checkpoint; or a recipe, for its policy before training"
+    parser.add_argument("agent", metavar="RUN_OR_RECIPE", help=what)
+    parser.add_argument("question", nargs="?", metavar="QUESTION", help="(default: from the input)")
+    parser.add_argument(
+        "--answer", action="append", default=[], help="an answer that counts as right; repeatable"
+    )
+    parser.add_argument(
+        "--samples", type=int, metavar="N", help="attempts to sample (default: one, greedy)"
+    )
+    parser.add_argument("--temperature", type=float, help="of the samples (default: the recipe's)")
+    parser.add_argument(
+        "--checkpoint",
+        metavar="CHECKPOINT",
+        help="best or last of the run (default: best, or else last); after a recipe, a run or a "
+        "checkpoint whose weights it takes",
+    )
+    parser.add_argument("--device", default="cpu", help="where it plays (default: %(default)s)")
+    parser.add_argument(
+        "--estimators",
+        action="store_true",
+        help="print the credit of several attempts by each estimator (default: 8 attempts)",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> None:
+    if args.estimators and not (args.question and args.answer):
+        raise RecipeError("--estimators scores attempts. Give a QUESTION and its --answer.")
+    if args.answer and not args.question:
+        raise RecipeError("--answer is of one question. Give the QUESTION too.")
+    if args.estimators and args.samples is None:
+        args.samples = 8
+    agent = find_agent(args.agent, args.checkpoint)
+    file = agent.weights()  # a mistake is told before torch is loaded
+    if agent.is_recipe:
+        refuse_unknown(read_given("fit", ["--config", str(agent.recipe)]))
+    print(f"turnrl play: {agent}", file=sys.stderr, flush=True)
+    from turnrl.recipe.build import load
+
+    word, weights = (agent.recipe, file) if agent.is_recipe else (file or agent.recipe, None)
+    module = load(word, args.device, weights)
+    if args.question:
+        question = Question("1", args.question)
+        if args.answer:
+            question = replace(question, answers=tuple(args.answer))
+        _play(module, question, args)
+        return
+    for number, text in enumerate(_lines(), 1):
+        _play(module, Question(str(number), text), args)
+
+
+def _lines() -> Iterator[str]:
+    """Questions from the input, until it ends."""
+    if sys.stdin.isatty():
+        print("Ask a question, then press Enter. Ctrl-D ends this.")
+    while True:
+        try:
+            text = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return
+        if text:
+            yield text
+
+
+def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
+    """Let the agent answer a question, and print what it does."""
+    print(f"question   {visible(question.text)}", flush=True)
+    if args.samples is None:
+        plain, module.rollout = module.rollout, _telling(module)
+        try:
+            (trajectory,) = module.ask(question, temperature=args.temperature)
+        finally:
+            module.rollout = plain
+        print(_end(trajectory), flush=True)
+        return
+    attempts = module.ask(question, args.samples, temperature=args.temperature)
+    for number, attempt in enumerate(attempts, 1):
+        print(f"\n== attempt {number}")
+        for k, turn in enumerate(attempt.turns, 1):
+            print(f"-- turn {k}\n{turn}")
+        print(_end(attempt))
+    if args.estimators:
+        print("\n".join(_credit(module, attempts)))
+
+
+def _end(trajectory: Trajectory) -> str:
+    answer = "none" if trajectory.answer is None else repr(trajectory.answer)
+    right = ""
+    if trajectory.question.answers:
+        from turnrl.answers import exact_match
+
+        right = ", right" if exact_match(trajectory.answer, trajectory.question) else ", wrong"
+    return f"answer     {answer}{right}; ended by {trajectory.ended_by}"
+
+
+# ------------------------------------------------------------------------ as they come
+
+
+def _telling(module: MTGRPO) -> Any:
+    """The module's rollout, whose turns are printed as they come."""
+    return replace(module.rollout, segmenter=Telling(module.rollout.segmenter))
+
+
+@final
+class Telling(Segmenter):
+    """A turn scheme that prints what it reads and observes.
+
+    Args:
+        inside: Does the work.
+    """
+
+    def __init__(self, inside: Segmenter) -> None:
+        self.inside = inside
+        self.max_turns, self.stop, self.tags = inside.max_turns, inside.stop, inside.tags
+        self.tools_in_template = inside.tools_in_template
+        self._reads = False
+
+    def check(self, tools: Sequence[ToolSpec]) -> None:
+        self.inside.check(tools)
+
+    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
+        return self.inside.prompt(question, tools)
+
+    def read(self, text: str, turn: int, cut: bool) -> Reading:
+        self._reads = True
+        print(f"-- turn {turn + 1}\n{visible(text)}", flush=True)
+        return self.inside.read(text, turn, cut)
+
+    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
+        told, self._reads = self._reads, False
+        for result in results if told else ():  # a check of the scheme comes without a turn
+            kind = "result" if result.ok else "error"
+            print(f"   {kind}: {visible(result.content)}", flush=True)
+        if told and reading.format_error:
+            print(f"   form: {visible(reading.format_error)}", flush=True)
+        return self.inside.observe(reading, results)
+
+
+# ------------------------------------------------------------------------------ credit
+
+
+def _credit(module: MTGRPO, attempts: Sequence[Trajectory]) -> Iterator[str]:
+    """The rewards of some attempts, and the credit of each estimator, as lines."""
+    from turnrl.scoring import score_group
+
+    group = score_group(attempts, module.rewards, None, module.policy)
+    yield "\nrewards    attempt   outcome   turns"
+    for i, attempt in enumerate(attempts):
+        turns = " ".join(f"{float(r):6.2f}" for r in group.turn_rewards[i, : len(attempt.turns)])
+        yield f"           {i + 1:7}   {float(group.outcome[i]):7.2f}   {turns}"
+    from turnrl.applied import applied
+
+    own = module.estimator
+    for one in applied(group, own, repr(own) if is_dataclass(own) else type(own).__name__):
+        name = f"{one.name}, this run" if one.own else one.name
+        yield visible(f"\n{name}: {one.reason}" if one.reason else f"\n{name}")
+        for i, row in one.advantages.items():
+            turns = " ".join(f"{advantage:+6.2f}" for advantage in row)
+            yield f"           {i + 1:7}             {turns}"

@@ -1,0 +1,176 @@
+"""`turnrl plugin new NAME [--with KIND ...] [--folder DIR]`: the beginning of a plugin.
+
+It is `templates/turnrl-example`, a real package with a component of every kind, under another name
+and without the kinds that were not asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from turnrl.errors import RecipeError, did_you_mean
+
+TEMPLATE = Path(__file__).parent / "templates" / "turnrl-example"
+
+COMPONENTS: Mapping[str, tuple[str, str]] = {
+    "tool": (
+        "ExampleLookup",
+        "class_path: WikiSearch\n"
+        "        init_args: {index: indexes/atlas, build_from: Atlas, top_k: 1}",
+    ),
+    "segmenter": ("ExampleTurns", "TwoTurn"),
+    "turn-reward": ("ExampleNewlyFound", "ToolExecuted, AnswerRetrieved"),
+    "outcome-reward": ("ExampleLookedUp", "ExactMatch, WellFormed"),
+    "source": ("ExampleQuestions", "Atlas"),
+    "estimator": ("ExampleToGo", "TurnLevel"),
+    "engine": ("ExampleEngine", "Slots"),
+}
+"""The kinds: the template's class, and what the recipe has in its place if it is left out."""
+
+_SHARED = {"facts.py": {"tool", "source"}, "countries.csv": {"tool", "source"}}
+"""Files that several kinds need."""
+
+
+def add_plugin_command(commands: Any) -> None:
+    """Add `plugin` to argparse's sub-parsers."""
+    parser = commands.add_parser("plugin", help="begin a plugin of your own")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="{new}")
+    new = actions.add_parser(
+        "new", help="write a package that passes its tests and trains", description=__doc__
+    )
+    new.add_argument("name", metavar="NAME", help="weather, for the distribution turnrl-weather")
+    new.add_argument(
+        "--with",
+        dest="kinds",
+        nargs="+",
+        action="extend",
+        metavar="KIND",
+        help=f"what it brings: {', '.join(COMPONENTS)} (default: all); a tool brings a source too",
+    )
+    new.add_argument("--folder", help="where to write it (default: turnrl-NAME, here)")
+    new.set_defaults(run=_new)
+
+
+def _new(args: argparse.Namespace) -> int:
+    name, kinds = plugin_name(args.name), {*(args.kinds or COMPONENTS)}
+    for kind in sorted(kinds):
+        if kind not in COMPONENTS:
+            hint = did_you_mean(kind, COMPONENTS)
+            raise RecipeError(f"--with: no kind {kind!r}.{hint} Kinds: {', '.join(COMPONENTS)}.")
+    if "tool" in kinds:  # or the recipe would ask what the tool does not know
+        kinds.add("source")
+    folder = Path(args.folder or f"turnrl-{name}")
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        what = "is a folder that is not empty" if folder.is_dir() else "is a file"
+        raise RecipeError(f"{str(folder)!r} {what}. Name another with --folder, or move it away.")
+    for path, text in package(name, kinds).items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    print(f"{folder}: a plugin with {', '.join(k for k in COMPONENTS if k in kinds)}. Next:\n")
+    here, where = _programs(), shlex.quote(str(folder))
+    print(f"    {here}pip install -e {shlex.quote(f'{folder}[dev]')}")
+    print(f"    {here}python -m pytest {where}")
+    print(f"    {here}turnrl fit {shlex.quote(str(folder / 'recipe.yaml'))}")
+    return 0
+
+
+def _programs() -> str:
+    """Prefix of `pip` that calls this environment's: empty if it is on the path."""
+    folder, python = Path(sys.executable).parent, shutil.which("python")
+    if python and Path(python).parent == folder:
+        return ""
+    here = Path.cwd()
+    return shlex.quote(f"{folder.relative_to(here) if folder.is_relative_to(here) else folder}/")
+
+
+def plugin_name(given: str) -> str:
+    """The name of a plugin, `weather` for `turnrl-weather` too, if it can be had.
+
+    Raises:
+        RecipeError: If it is no name of a package, or an installed plugin has it.
+    """
+    name = given.replace("_", "-").removeprefix("turnrl-")
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+        raise RecipeError(
+            f"{given!r} cannot be the name of a plugin. Take lower-case letters, digits and single "
+            "dashes, a letter first, such as 'weather'."
+        )
+    brought = {point.name: point.dist for point in importlib.metadata.entry_points(group="turnrl")}
+    if name == "core" or name in brought:
+        owner = brought.get(name)
+        of = f"{owner.name} {owner.version}" if owner else "turnrl itself"
+        raise RecipeError(f"a plugin {name!r} is installed already, of {of}. Take another name.")
+    return name
+
+
+def package(name: str, kinds: Iterable[str]) -> dict[Path, str]:
+    """The files of a new plugin, by their paths within it.
+
+    Args:
+        name: As `plugin_name` gives it.
+        kinds: Keys of `COMPONENTS`.
+    """
+    left_out = {kind: COMPONENTS[kind] for kind in COMPONENTS if kind not in set(kinds)}
+    classes = [cls for cls, _ in left_out.values()]
+    skipped = {f"{kind.replace('-', '_')}.py" for kind in left_out}
+    skipped |= {file for file, users in _SHARED.items() if users <= set(left_out)}
+    files = {}
+    for path in sorted(TEMPLATE.rglob("*")):
+        if path.is_dir() or path.parent.name.startswith((".", "__")) or path.name in skipped:
+            continue
+        text = path.read_text(encoding="utf-8")
+        if path.name in ("__init__.py", "test_contracts.py"):
+            text = without(text, classes)
+        elif path.name == "README.md":
+            lines = text.splitlines(keepends=True)
+            text = "".join(line for line in lines if not any(cls in line for cls in classes))
+        elif path.name == "recipe.yaml":
+            for cls, stand_in in left_out.values():
+                text = text.replace(cls, stand_in)
+        files[Path(renamed(str(path.relative_to(TEMPLATE)), name))] = renamed(text, name)
+    return files
+
+
+def without(source: str, classes: Iterable[str]) -> str:
+    """A module without some classes: without the functions that mention one, unless it can be taken
+    out of a list, and without the imports that nothing needs then.
+
+    It relies on the form that the template's modules have: imports of one line, and two empty lines
+    between functions.
+    """
+    for cls in classes:
+        source = source.replace(f"{cls}, ", "").replace(f", {cls}", "")
+    head, *functions = source.split("\n\n\n")
+    functions = [text for text in functions if not any(cls in text for cls in classes)]
+    body = "\n\n\n".join(functions)
+    lines = []
+    for line in head.split("\n"):
+        if match := re.fullmatch(r"(from \S+ import )(.+)", line):
+            used = [name for name in match[2].split(", ") if re.search(rf"\b{name}\b", body)]
+            if not used:
+                continue
+            line = match[1] + ", ".join(used)
+        lines.append(line)
+    return "\n".join(lines) + "\n\n\n" + body.rstrip("\n") + "\n"
+
+
+def renamed(text: str, name: str) -> str:
+    """A text of the template, or a path in it, with the plugin's name in place of `example`."""
+    words = {
+        "turnrl_example": f"turnrl_{name.replace('-', '_')}",
+        "turnrl-example": f"turnrl-{name}",
+        "example = ": f"{name} = ",  # the entry point
+        "Example": "".join(word.capitalize() for word in name.split("-")),
+    }
+    for old, new in words.items():
+        text = text.replace(old, new)
+    return text

@@ -1,0 +1,32 @@
+"""`turnrl plugins`: the installed plugins, and what they bring."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from turnrl.plugins import HOOKS, load_plugins
+
+
+def add_plugins_command(commands: Any) -> None:
+    """Add `plugins` to argparse's sub-parsers."""
+    listing = commands.add_parser("plugins", help="list installed plugins and what they bring")
+    listing.set_defaults(run=_list)
+
+
+def _list(_: argparse.Namespace) -> None:
+    """Print each plugin with its distribution, version, hooks and components."""
+    for plugin in load_plugins():
+        print(f"{plugin.name}  ({plugin.distribution} {plugin.version})")
+        for hook in sorted(HOOKS):
+            brought = plugin.brings(hook)
+            if hook == "turnrl_commands":
+                subparsers = argparse.ArgumentParser().add_subparsers()
+                for add in brought:
+                    add(subparsers)
+                names = list(subparsers.choices)
+            else:
+                said = "takes" if hook == "turnrl_openers" else "__name__"
+                names = [getattr(thing, said, repr(thing)) for thing in brought]
+            if names:
+                print(f"    {hook:18} {', '.join(names)}")

@@ -1,0 +1,220 @@
+"""Runs side by side: a process for each, with its share of the cores or a GPU.
+
+A run has its own session, so Ctrl-C reaches the sweep alone, which stops its runs. None outlives
+it: see `child`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from turnrl.commands.sweep.matrix import Cell
+from turnrl.errors import RecipeError
+
+_THREADS = (
+    "OMP_NUM_THREADS",
+    *("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"),
+)
+ONE = (None, "auto", 1, "1", -1, "-1")
+"""Values of `trainer.devices` with which a run may have one GPU."""
+_GRACE_S = 30.0
+"""Time that a run has to stop: its engine waits for the pass under way."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where runs are at work.
+
+    Args:
+        devices: For each run at a time, its GPU as `CUDA_VISIBLE_DEVICES` names it, or None.
+        threads: Threads of each.
+    """
+
+    devices: Sequence[str | None]
+    threads: int
+
+    def environment(self, device: str | None) -> dict[str, str]:
+        """The environment of a run."""
+        own = {name: str(self.threads) for name in _THREADS}
+        own |= {"PYTHONUNBUFFERED": "1"}  # so that a log ends with what a killed run said last
+        if device is not None:
+            own["CUDA_VISIBLE_DEVICES"] = device
+        return {**os.environ, **own}
+
+
+def places(jobs: int | None, devices: str | None, kind: str, several: object) -> Places:
+    """Share out the cores or GPUs of this machine.
+
+    Args:
+        jobs: Runs at a time; None for one on each GPU, and without GPUs one on each core.
+        devices: `0,1`, of which each run gets one; None for all GPUs that the recipe may use.
+        kind: Where the recipe would run: `cpu`, `cuda` or another.
+        several: The recipe's `trainer.devices`. A recipe that asks for several gets all GPUs.
+    Raises:
+        RecipeError: If the machine has no such GPU, or the numbers make no sense.
+    """
+    if jobs is not None and jobs < 1:
+        raise RecipeError(f"--jobs is {jobs}; it must be 1 or more.")
+    one_each = several in ONE
+    here = _gpus() if kind == "cuda" or devices is not None else []
+    named: list[str | None] = [*here] if one_each and kind == "cuda" else []
+    if devices is not None:
+        named = [*_named(devices, here)]
+        if not one_each:
+            what = f"--devices gives each run one GPU, and trainer.devices is {several!r}"
+            raise RecipeError(f"{what}. Leave one of them out.")
+    cores = _cores()
+    if jobs is None:
+        jobs = len(named) or (cores if kind == "cpu" else 1)
+    # a user's own number of threads stays
+    own = os.environ.get(_THREADS[0], "")
+    threads = int(own) if own.isdigit() else max(1, cores // jobs)
+    return Places([named[n % len(named)] if named else None for n in range(jobs)], threads)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpus() -> list[str]:
+    """The GPUs that this process may use."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    names = [*map(str, range(count))] if visible is None else visible.split(",")
+    return [name.strip() for name in names[:count]]
+
+
+def _named(devices: str, here: Sequence[str]) -> list[str]:
+    names = [name.strip() for name in devices.split(",")]
+    for name in names:
+        if name not in here:
+            there = f"GPUs {', '.join(here)}" if here else "no GPU"
+            step = "Name some of them" if here else "Leave --devices out"
+            raise RecipeError(f"--devices is {devices!r}, and this machine has {there}. {step}.")
+    return names
+
+
+# ---------------------------------------------------------------------------------------- one run
+
+
+@dataclass
+class Job:
+    """A run that is at work.
+
+    Args:
+        cell: The run.
+        log: The file of all that its attempts printed.
+        words: What follows `turnrl`.
+        environment: Of its process.
+        device: Its GPU.
+        resumed: True if it goes on from a checkpoint.
+    """
+
+    cell: Cell
+    log: Path
+    words: Sequence[str]
+    environment: dict[str, str]
+    device: str | None = None
+    resumed: bool = False
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as out:
+            self._from = out.tell()
+            program = [sys.executable, str(Path(__file__).with_name("child.py"))]
+            self._process = subprocess.Popen(
+                [*program, *self.words],
+                stdin=subprocess.PIPE,  # which ends when this process does
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,
+            )
+
+    def ended(self) -> int | None:
+        """The exit code, negative for a signal; None while it is at work."""
+        code, pipe = self._process.poll(), self._process.stdin
+        if code is not None and pipe is not None and not pipe.closed:
+            self.signal(signal.SIGKILL)  # what it started and left behind
+            pipe.close()
+        return code
+
+    def kill(self) -> None:
+        """End it at once."""
+        while self.ended() is None:
+            self.signal(signal.SIGKILL)
+            time.sleep(0.01)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to its process and to those that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, of the dead
+            os.killpg(self._process.pid, number)
+
+    def said(self, lines: int) -> list[str]:
+        """The last lines of this attempt."""
+        with self.log.open("rb") as file:
+            file.seek(self._from)
+            text = file.read().decode("utf-8", "replace")
+        whole = (line.split("\r")[-1].rstrip() for line in text.splitlines())
+        return [line for line in whole if line][-lines:]
+
+
+class Jobs:
+    """Runs at work, of which none is left when the block ends.
+
+    Args:
+        where: Their places.
+    """
+
+    def __init__(self, where: Places) -> None:
+        self._free = [*where.devices]
+        self._where = where
+        self.running: list[Job] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            for job in self.running:
+                job.signal(signal.SIGTERM)
+            deadline = time.monotonic() + _GRACE_S
+            while time.monotonic() < deadline and any(job.ended() is None for job in self.running):
+                time.sleep(0.05)
+        finally:  # also after a second Ctrl-C
+            for job in self.running:
+                job.kill()
+
+    @property
+    def full(self) -> bool:
+        """True if every place is taken."""
+        return not self._free
+
+    def begin(self, cell: Cell, log: Path, words: Sequence[str], resumed: bool) -> None:
+        """Start a run in a free place."""
+        device = self._free.pop(0)
+        environment = self._where.environment(device)
+        self.running.append(Job(cell, log, words, environment, device, resumed))
+
+    def wait(self, pause_s: float = 0.1) -> list[tuple[Job, int]]:
+        """Wait for a moment, and take the runs that have ended, with their exit codes."""
+        time.sleep(pause_s)
+        ended = [(job, code) for job in self.running if (code := job.ended()) is not None]
+        for job, _ in ended:
+            self.running.remove(job)
+            self._free.append(job.device)
+        return ended

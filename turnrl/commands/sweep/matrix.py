@@ -1,0 +1,278 @@
+"""The runs of a sweep: seeds times settings, read as `turnrl fit` reads a recipe.
+
+    turnrl sweep quickstart --seeds 0..1 --set model.estimator=OutcomeOnly,TurnLevel
+
+is `turnrl fit quickstart --model.estimator OutcomeOnly --seed_everything 0`, and three more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnrl.errors import RecipeError, did_you_mean
+from turnrl.recipe.folders import RUNS
+from turnrl.recipe.given import SECTIONS, Given, listed, read_given, refuse_unknown
+
+_SEEDS_LIMIT = 10_000
+_PLACES = ("trainer.logger", "trainer.default_root_dir")
+"""Settings that say where a run writes, which the sweep decides."""
+_NAME_LENGTH = 60
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a recipe with settings and a seed.
+
+    Args:
+        settings: The values of `--set`, by key.
+        seed: The seed of everything.
+        digest: Of the recipe with the settings, without its seed and its place. Runs with the same
+            one differ in their seeds alone.
+        arguments: The recipes and options of `turnrl fit`.
+        loggers: The loggers of the recipe but for the one that keeps the folder of a run.
+        devices: Its `trainer.devices`.
+    """
+
+    settings: Mapping[str, str]
+    seed: int
+    digest: str
+    arguments: tuple[str, ...]
+    loggers: tuple[Mapping[str, Any], ...]
+    devices: object
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        parts = [f"{key.split('.')[-1]}_{value}" for key, value in self.settings.items()]
+        values = re.sub(r"[^\w.+-]+", "-", "-".join(parts))[:_NAME_LENGTH].strip("-.")
+        return "-".join(filter(None, [values, f"seed_{self.seed}", self.digest[:8]]))
+
+    def __str__(self) -> str:
+        parts = [f"{key.split('.')[-1]}={value}" for key, value in self.settings.items()]
+        return ", ".join([*parts, f"seed {self.seed}"])
+
+    def words(self, folder: Path) -> list[str]:
+        """The words after `turnrl fit` for a run in a folder of the sweep's.
+
+        Args:
+            folder: The sweep's folder. The run is in `NAME/version_0` there.
+        """
+        place = {"save_dir": str(folder), "name": self.name}
+        others = [dict(one) for one in self.loggers]
+        for one in others:  # they keep their files beside those of the run
+            settings = {**one.get("init_args", {})}
+            if "save_dir" in settings:
+                one["init_args"] = {**settings, "save_dir": str(folder / self.name)}
+        loggers = [{"class_path": "CSVLogger", "init_args": place}, *others]
+        logger = f"--trainer.logger={json.dumps(loggers if others else loggers[0])}"
+        return [*self.arguments, f"--seed_everything={self.seed}", logger]
+
+
+def title(settings: Mapping[str, str]) -> str:
+    """Settings as a user gave them, in one line."""
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
+
+
+def read_cells(
+    words: Sequence[str], seeds: str | None, sets: Sequence[str]
+) -> tuple[Given, list[Cell]]:
+    """The runs of a sweep, the first seed of every setting first.
+
+    Args:
+        words: Recipes, then options for every run, as they follow `turnrl fit`.
+        seeds: `0..4`, or `0,2,5`; None for the seed of the recipe.
+        sets: Each a key with its values, `model.estimator=OutcomeOnly,Merged`.
+    Returns:
+        The recipes and options as they are without any of the settings, and the runs.
+    Raises:
+        RecipeError: If a recipe cannot be read, or the seeds and settings make no sweep. Values
+            are only read here; see `check`.
+    """
+    given = read_given("sweep", words)
+    if given.asks_for_help:
+        asked = given.asks_for_help[0]
+        raise RecipeError(f"{asked} is of 'turnrl fit'. 'turnrl sweep --help' describes a sweep.")
+    own = given.contents.get("seed_everything", 0)
+    numbers = read_seeds(str(own) if seeds is None else seeds)
+    keys = [read_set(text) for text in sets]
+    for number, (key, _) in enumerate(keys):
+        if key in [other for other, _ in keys[:number]]:
+            raise RecipeError(f"--set {key} is given twice. Give all of its values in one.")
+    cells = []
+    known: dict[str, Mapping[str, str]] = {}
+    for values in itertools.product(*(values for _, values in keys)):
+        settings = {key: value for (key, _), value in zip(keys, values, strict=True)}
+        words = [*given.arguments, *(f"--{key}={value}" for key, value in settings.items())]
+        read = read_given("fit", words)
+        refuse_unknown(read)
+        _refuse(read.contents)
+        digest = _digest(read.contents)
+        if (other := known.setdefault(digest, settings)) is not settings:
+            what = f"{title(other)} and {title(settings)} are the same recipe"
+            raise RecipeError(f"{what}. Leave one out.")
+        more = (
+            tuple(read.arguments),
+            tuple(_others(read)),
+            read.contents["trainer"].get("devices"),
+        )
+        cells += [Cell(settings, seed, digest, *more) for seed in numbers]
+    return given, sorted(cells, key=lambda cell: numbers.index(cell.seed))
+
+
+def read_seeds(text: str) -> list[int]:
+    """The seeds that a text names: `0..4`, `0,2,5`, or both, `0..4,7`.
+
+    Raises:
+        RecipeError: If it names none, one twice, or something that is no seed.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,10})(?:\.\.(\d{1,10}))?\s*", part)
+        if ends is None:
+            what = f"--seeds is {text!r}, and {part!r} is neither a seed nor a range of seeds"
+            raise RecipeError(f"{what}. Give 0..4, or 0,2,5.")
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if last < first:
+            raise RecipeError(f"--seeds is {text!r}, which counts down. Give {last}..{first}.")
+        if last >= 2**32 or len(seeds) + last - first >= _SEEDS_LIMIT:
+            most = f"at most {_SEEDS_LIMIT} seeds, each below {2**32}"
+            raise RecipeError(f"--seeds is {text!r}; there can be {most}.")
+        seeds += range(first, last + 1)
+    twice = [seed for number, seed in enumerate(seeds) if seed in seeds[:number]]
+    if twice:
+        raise RecipeError(f"--seeds is {text!r}, which names {twice[0]} twice. Name it once.")
+    return seeds
+
+
+def read_set(text: str) -> tuple[str, list[str]]:
+    """The key and the values of one `--set`. Commas inside brackets part no values.
+
+    Raises:
+        RecipeError: If it has no key or value, one value twice, or a key that a sweep decides.
+    """
+    key, _, rest = text.partition("=")
+    values = [value.strip() for value in _parted(rest)]
+    if not re.fullmatch(r"\w[\w.-]*\+?", key) or "" in values:
+        what = f"--set is {text!r}, which is no key with its values"
+        raise RecipeError(f"{what}. Give --set model.estimator=OutcomeOnly,Merged.")
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            raise RecipeError(f"--set {key} has the value {value!r} twice. Give it once.")
+    if key == "seed_everything":
+        raise RecipeError("--set seed_everything: seeds have an option of their own, --seeds 0..4.")
+    if key.removesuffix("+").startswith(_PLACES):
+        raise RecipeError(f"--set {key}: the sweep decides where its runs write. Give -o FOLDER.")
+    return key, values
+
+
+def _parted(text: str) -> list[str]:
+    depth, quote, parts = 0, "", [""]
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif depth and letter in "'\"":  # outside brackets a quote is part of a text
+            quote = letter
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _refuse(contents: Mapping[str, Any]) -> None:
+    """Refuse what no run of a sweep can begin with."""
+    if contents.get("ckpt_path") is not None:
+        what = f"ckpt_path is {contents['ckpt_path']!r}, and a sweep looks for checkpoints itself"
+        raise RecipeError(f"{what}: unfinished runs go on from their last. Leave it out.")
+    if contents["trainer"].get("fast_dev_run") not in (None, False, 0, "0"):
+        step = "Leave it out, or try the recipe with 'turnrl fit'."
+        raise RecipeError(f"trainer.fast_dev_run is a trial, which leaves no figures. {step}")
+
+
+def _others(given: Given) -> Iterator[Mapping[str, Any]]:
+    """The loggers of a recipe but for the one that keeps the folder of a run."""
+    for one in listed(given.contents["trainer"]["logger"]):
+        if isinstance(one, dict) and one.get("init_args") != given.own:
+            yield one
+
+
+def _digest(contents: Mapping[str, Any]) -> str:
+    kept = {k: v for k, v in contents.items() if k not in ("seed_everything", "ckpt_path")}
+    where = [place.split(".")[-1] for place in _PLACES]
+    kept["trainer"] = {k: v for k, v in contents["trainer"].items() if k not in where}
+    text = json.dumps(_plain(kept), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """A value in one spelling: 2e-4 and 0.0002 are the same, and so are a class and its name."""
+    if isinstance(value, Mapping):
+        if "class_path" in value and not any(v for k, v in value.items() if k != "class_path"):
+            return value["class_path"]
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool) or value is None:
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def check(cells: Iterable[Cell], folder: Path) -> Any:
+    """Make every recipe of some runs, as `turnrl fit` does before it begins, and run none.
+
+    Args:
+        cells: The runs. Those that differ in their seeds alone are made once.
+        folder: The sweep's folder.
+    Returns:
+        The `turnrl.Start` of the last.
+    Raises:
+        RecipeError: If one of them cannot be made.
+    """
+    from turnrl.recipe.build import build
+
+    start, level = None, logging.root.manager.disable
+    logging.disable(logging.WARNING)  # Lightning names the seed of each
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            for cell in {cell.digest: cell for cell in cells}.values():
+                start = build(cell.words(folder)).start
+    finally:
+        logging.disable(level)
+    return start
+
+
+def refuse_options(words: Sequence[str], own: Iterable[str]) -> None:
+    """Refuse an option that is neither of the sweep nor the top of a recipe.
+
+    Args:
+        words: Recipes and options.
+        own: The options of the sweep, `--seeds` and so on.
+    Raises:
+        RecipeError: If there is one.
+    """
+    known = [f"--{name}" for name in (*SECTIONS, "config")]
+    for word in words:
+        option = word.partition("=")[0].removesuffix("+")
+        if option.startswith("--") and "." not in option and option not in known:
+            near = did_you_mean(option, [*own, *known])
+            see = "'turnrl sweep --help' lists what there is, 'turnrl fit --help' all settings."
+            raise RecipeError(f"unknown option {option}.{near} {see}")
+
+
+def default_folder(given: Given) -> Path:
+    """`runs/NAME-sweep`, or beside the other runs of the recipe."""
+    return given.home or RUNS / f"{given.name}{given.suffix}"

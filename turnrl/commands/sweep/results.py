@@ -1,0 +1,160 @@
+"""`results.jsonl` in the folder of a sweep: a line of figures for each run that finished.
+
+A run with a line is done, whether its folder is there or not. So lines can be committed, and copied
+from another machine. Lines say of which recipe they are by its digest, not by its name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from turnrl.run import record
+from turnrl.run.folders import whole_file
+
+FILE = "results.jsonl"
+_DIGITS = 9  # more than float32 has
+
+
+@dataclass(frozen=True)
+class Result:
+    """The figures of a run that finished.
+
+    Args:
+        digest: Of its recipe; see `Cell`.
+        seed: Its seed.
+        settings: What `--set` gave it, by key.
+        recipe: Name of the recipe.
+        turnrl: The version that trained it.
+        threads: Threads that it had, which decide its last digits on a CPU.
+        ended: When it ended, in ISO 8601.
+        curves: A value for each validation. `iteration` and `step` are behind the policy then;
+            `sampled_tokens` and `seconds` are what all of them took until then, the tokens of one
+            process, and None from where a row does not tell its share. The others are figures of
+            `metrics.csv`: all of the validation, such as `val/exact_match`, and the curves of the
+            iteration before it (`train/exact_match`) and of questions that were scored beside it
+            (`famous/exact_match`). None where there was none.
+    """
+
+    digest: str
+    seed: int
+    settings: Mapping[str, str]
+    recipe: str
+    turnrl: str
+    threads: int
+    ended: str
+    curves: Mapping[str, Sequence[float | None]]
+
+    def points(self, name: str, by: str = "sampled_tokens") -> list[tuple[float, float]]:
+        """A figure by the tokens that were sampled until then, or by another curve."""
+        places, values = self.curves[by], self.curves.get(name, ())
+        pairs = zip(places, values, strict=bool(values))
+        return [(x, y) for x, y in pairs if x is not None and y is not None]
+
+
+def read(file: Path) -> tuple[dict[tuple[str, int], Result], list[str]]:
+    """The results in a file, by digest and seed; and in words what is wrong there.
+
+    Args:
+        file: The file, or the folder of a sweep. It may not be there yet.
+    """
+    results: dict[tuple[str, int], Result] = {}
+    problems = []
+    file = _file(file)
+    for number, line in enumerate(_lines(file), 1):
+        try:
+            one = _result(line)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            what = f"line {number} of {file} is torn or broken"
+            problems.append(f"{what}, and is ignored: it counts for no run.")
+        else:
+            results.setdefault((one.digest, one.seed), one)
+    return results, problems
+
+
+def append(file: Path, result: Result) -> None:
+    """Add a line for a run, which is there whole or not at all. A torn last line gives way.
+
+    Args:
+        file: The file, or the folder of a sweep.
+        result: The line.
+    """
+    file = _file(file)
+    lines = _lines(file)
+    if lines and not _text(file).endswith("\n"):
+        try:
+            _result(lines[-1])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            lines.pop()
+    lines.append(json.dumps(asdict(result)))
+    with whole_file(file) as new:
+        new.write_text("\n".join(lines) + "\n", "utf-8", "surrogateescape")
+
+
+def curves(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
+    """The curves of a run.
+
+    Args:
+        metrics: The rows of its `metrics.csv`, as `turnrl.run.runs.Run` has them.
+    Returns:
+        Nothing if no row is of a validation.
+    """
+    validated = []
+    tokens, seconds = 0.0, 0.0  # not a number from where a row lacks its share
+    for row in metrics:
+        if any(name.startswith(("rollout/", "train/")) for name in row):  # an iteration's
+            sampled_s = row.get("rollout/seconds", math.nan)
+            sampled = row.get("rollout/tokens_per_s", math.nan) * sampled_s
+            tokens += float(f"{sampled:.0f}")  # a count, read from a rate
+            others = ("rollout/scoring_seconds", "train/seconds")
+            seconds += sampled_s + sum(row.get(name, math.nan) for name in others)
+        if any(name.startswith("val/") for name in row):
+            validated.append({**row, "sampled_tokens": tokens, "seconds": round(seconds, 1)})
+    names = sorted({name for row in validated for name in row if _is_kept(name)})
+    places = ("iteration", "step", "sampled_tokens", "seconds")
+    return {n: [_short(row.get(n)) for row in validated] for n in (*places, *names) if validated}
+
+
+def _is_kept(name: str) -> bool:
+    split, _, figure = name.partition("/")
+    return split == "val" or figure in record.CURVES
+
+
+def _short(value: float | None) -> float | None:
+    short = None if value is None or math.isnan(value) else float(f"{value:.{_DIGITS}g}")
+    return int(short) if short is not None and short == int(short) else short
+
+
+def _file(place: Path) -> Path:
+    return place / FILE if place.is_dir() else place
+
+
+def _text(file: Path) -> str:
+    return file.read_text("utf-8", "surrogateescape") if file.is_file() else ""
+
+
+def _lines(file: Path) -> list[str]:
+    return _text(file).splitlines()
+
+
+def _result(line: str) -> Result:
+    """Read a line.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: If it is none.
+    """
+    read = json.loads(line)
+    curves = {str(name): [*values] for name, values in read["curves"].items()}
+    if len({len(values) for values in curves.values()}) != 1:
+        raise ValueError("the curves are not equally long")
+    for value in (value for values in curves.values() for value in values):
+        if not isinstance(value, int | float | None):
+            raise TypeError("a value is no number")
+    _ = curves["sampled_tokens"], curves["iteration"]
+    texts = {name: str(read[name]) for name in ("digest", "recipe", "turnrl", "ended")}
+    settings = {str(key): str(value) for key, value in read["settings"].items()}
+    numbers = {name: int(read[name]) for name in ("seed", "threads")}
+    return Result(settings=settings, curves=curves, **texts, **numbers)  # type: ignore[arg-type]

@@ -1,0 +1,9 @@
+"""Question sets: files, folders and objects of `datasets`, known data sets, the Hugging Face hub.
+
+questions       `QuestionData`: which question is asked when
+sources         the questions of a data set, from any source
+known           files, the known data sets by short name, and the hub
+rows            rows of files and of the hub, and the questions made of them
+paragraphs      `HotpotParagraphs`: questions with the paragraphs that answer them
+also            `AlsoScore`: a callback that scores other questions beside those of the validation
+"""

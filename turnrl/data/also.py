@@ -1,0 +1,99 @@
+"""Curves of other questions beside those of the validation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+
+from turnrl.data.questions import QuestionData
+from turnrl.errors import DataError, RecipeError
+from turnrl.run.announce import announce
+from turnrl.scoring import Tally, curves
+from turnrl.types.contracts import QuestionSource
+from turnrl.types.questions import Question
+
+_TAKEN = ("train", "val", "rollout", "reward")
+_CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
+_KEY = 3
+"""Names the random streams of what is scored here; training, validation and `ask` have 0 to 2."""
+
+
+class AlsoScore(L.Callback):
+    """Score other questions at each validation of a training run, under a name of their own.
+
+    For example, `name: famous` logs `famous/exact_match`, `famous/tool_execution`,
+    `famous/answer_in_results` and `famous/format` beside those of `val`.
+
+    Args:
+        name: What their curves are called.
+        source: Source of the questions, as `data.val` takes it, but without `data.fields` and
+            `data.config`. Their answers compare by `data.answers`. Null for the source of
+            `data.val` itself: if it has no such split, the run says so and goes on without.
+        split: Split of the source; its own for validation by default.
+        limit: Score a fixed choice of at most this many questions; null for all, of which the
+            source of `data.val` gives `data.val_limit`.
+        batch_size: Questions that are scored together.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: QuestionSource | str | list[Question] | None = None,
+        split: str | None = None,
+        limit: int | None = 256,
+        batch_size: int = 256,
+    ) -> None:
+        if name in _TAKEN or not re.fullmatch(r"\w+", name):
+            taken = ", ".join(_TAKEN)
+            raise RecipeError(
+                f"AlsoScore.name is {name!r}. Take a word of letters, digits and underscores other "
+                f"than {taken}."
+            )
+        if source is None and split is None:
+            raise RecipeError("AlsoScore needs a source or a split: else it scores what val does.")
+        self.name = name
+        self.source = source
+        self.split = split
+        self.limit = limit
+        self.batch_size = batch_size
+        self._data: QuestionData | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Read the questions, so that whatever is wrong with them shows at once."""
+        if stage != "fit":
+            return
+        source, split = self.source, self.split
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if source is None:
+            try:
+                source, split = data.eval_questions(split), None
+            except DataError as error:
+                announce(trainer, f"no {self.name}/exact_match: {error}")
+                return
+        self._data = QuestionData(
+            val=source,
+            val_split=split,
+            val_limit=self.limit,
+            val_batch_size=self.batch_size,
+            answers=getattr(data, "rule", None),
+        )
+        self._data.setup("validate")
+        self._data.trainer = trainer  # from here on, so that the run says once that it reads
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Score the questions, each process its share, by greedy trajectories."""
+        if self._data is None or trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        _, version = pl_module.iteration_and_version
+        scored: list[Mapping[str, float | None]] = []
+        for number, batch in enumerate(self._data.val_dataloader()):
+            key = (_KEY, pl_module.seed, number, trainer.global_rank)
+            if batch:  # processes have equally many batches, some of them empty
+                attempts = pl_module.collector.explore(batch, None, key, version)
+                scored += [curves(one) for group in attempts.trajectories for one in group]
+        known = {name: [v for row in scored if (v := row[name]) is not None] for name in _CURVES}
+        tallies = {name: Tally(sum(values), len(values)) for name, values in known.items()}
+        pl_module.metrics.log({f"{self.name}/{name}": one for name, one in tallies.items()})

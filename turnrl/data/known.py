@@ -1,0 +1,216 @@
+"""Question sets by name: a file, a known data set, any data set on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+from turnrl.data.paragraphs import HotpotParagraphs
+from turnrl.data.rows import (
+    FILE_KINDS,
+    Row,
+    cached_hub,
+    file_here,
+    is_saved,
+    open_hub,
+    open_saved,
+    questions_of,
+    read_file,
+    read_hub,
+    refuse_split,
+)
+from turnrl.data.sources import Fields
+from turnrl.errors import DataError
+from turnrl.types.contracts import QuestionSource
+from turnrl.types.questions import Question, answer_rule
+
+__all__ = ["PRESETS", "GivenRows", "HotpotParagraphs", "HubDataset", "Preset", "QuestionFile"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A data set on the hub that is known by a short name.
+
+    Args:
+        path: Its name on the hub.
+        fields: Where its rows keep what is needed.
+        config: Its configuration there, if it has several.
+        train: Split to train on, or None.
+        val: Split with public answers to evaluate on.
+        rule: The name of the rule that its answers compare by.
+        without: Columns that become no metadata of its questions: pages and paragraphs, which are
+            most of a row, and what holds the accepted answers.
+    """
+
+    path: str
+    fields: Fields
+    config: str | None = None
+    train: str | None = "train"
+    val: str = "validation"
+    rule: str = "phrase"
+    without: Sequence[str] = ()
+
+
+PRESETS: Mapping[str, Preset] = {
+    # the open-domain set: `rc` has each question once for the web and once for Wikipedia
+    "triviaqa": Preset(
+        "mandarjoshi/trivia_qa",
+        Fields(
+            "question_id", answers=["answer.value", "answer.aliases", "answer.normalized_aliases"]
+        ),
+        config="unfiltered.nocontext",
+        without=("answer", "entity_pages", "search_results"),
+    ),
+    "nq_open": Preset("google-research-datasets/nq_open", Fields(None, answers="answer")),
+    "hotpotqa": Preset(
+        "hotpotqa/hotpot_qa", Fields(answers="answer"), config="distractor", without=("context",)
+    ),
+    # a copy in Parquet: `datasets` no longer runs the loading script of the original
+    "2wikimultihopqa": Preset(
+        "framolfese/2WikiMultihopQA", Fields(answers="answer"), without=("context",)
+    ),
+    "musique": Preset(
+        "dgslibisey/MuSiQue", Fields(answers=["answer", "answer_aliases"]), without=("paragraphs",)
+    ),
+    "gsm8k": Preset(
+        "openai/gsm8k",
+        Fields(None, answers="answer", answer_pattern="#### (.*)"),
+        config="main",
+        val="test",
+        rule="number",
+    ),
+    "popqa": Preset("akariasai/PopQA", Fields(answers="possible_answers"), train=None, val="test"),
+    "bamboogle": Preset(
+        "chiayewken/bamboogle", Fields(None, "Question", "Answer"), train=None, val="test"
+    ),
+}
+"""Data sets by short name."""
+
+
+@final
+class QuestionFile(QuestionSource):
+    """The questions of a file, which is one split without a name.
+
+    Args:
+        path: The file: one JSON object a line, a JSON list, Parquet or CSV.
+        fields: Where its rows keep what is needed.
+    """
+
+    default_splits = {"train": "", "val": ""}
+    uses = ("fields",)
+
+    def __init__(self, path: str, fields: Fields | None = None) -> None:
+        self._path = path
+        self._fields = fields or Fields()
+
+    def questions(self, split: str) -> Iterable[Question]:
+        refuse_split(self._path, split)
+        return questions_of(read_file(self._path), self._fields, self._path)
+
+    def at_hand(self, split: str) -> bool:
+        return file_here(self._path)
+
+
+@final
+class GivenRows(QuestionSource):
+    """The questions of rows that are there already: a data set of the `datasets` library, which may
+    have splits, or a list of mappings.
+
+    Args:
+        rows: The rows of each split; of the split without a name, if there is but one.
+        fields: Where they keep what is needed.
+        where: What they are, for messages.
+    """
+
+    uses = ("fields",)
+
+    def __init__(self, rows: Mapping[str, Any], fields: Fields | None, where: str) -> None:
+        self._rows = rows
+        self._fields = fields or Fields()
+        self._where = where
+        train, val = ("", "") if "" in rows else ("train", "validation")
+        self.default_splits = {"train": train, "val": val}
+
+    def questions(self, split: str) -> Iterable[Question]:
+        if split not in self._rows:
+            there = ", ".join(self._rows) or "none: leave the split out"
+            advice = "Set data.train_split and data.val_split to what it has."
+            raise DataError(f"{self._where} has no split {split!r}. It has {there}. {advice}")
+        rows = self._rows[split]
+        of_list: Iterable[Row] = rows if isinstance(rows, list) else read_hub(rows)
+        where = f"{self._where} ({split})" if split else self._where
+        return questions_of(of_list, self._fields, where)
+
+
+def _in_memory(given: Any, fields: Fields | None, where: str | None = None) -> GivenRows | None:
+    """The questions of a data set that is no name; None if it is no data set either."""
+    hub = sys.modules.get("datasets")  # whoever has an object of it has imported it
+    kind = type(given).__name__
+    if hub is not None and isinstance(given, hub.DatasetDict | hub.IterableDatasetDict):
+        return GivenRows(given, fields, where or f"the {kind}")
+    if hub is not None and isinstance(given, hub.Dataset | hub.IterableDataset):
+        return GivenRows({"": given}, fields, where or f"the {kind}")
+    if isinstance(given, list) and all(isinstance(row, Mapping) for row in given):
+        return GivenRows({"": given}, fields, where or "the list of rows")
+    return None
+
+
+@final
+class HubDataset(QuestionSource):
+    """The questions of a data set on the hub, read with the `datasets` library.
+
+    Args:
+        preset: What is known of it.
+    """
+
+    uses = ("fields", "config")
+
+    def __init__(self, preset: Preset) -> None:
+        self._preset = preset
+        self.default_splits = {"train": preset.train, "val": preset.val}
+
+    def questions(self, split: str) -> Iterable[Question]:
+        preset, rule = self._preset, answer_rule(self._preset.rule)
+        rows, where = read_hub(open_hub(preset.path, preset.config, split)), preset.path
+        questions = questions_of(rows, preset.fields, f"{where} ({split})", without=preset.without)
+        return (replace(question, rule=rule) for question in questions)
+
+    def at_hand(self, split: str) -> bool:
+        return cached_hub(self._preset.path, self._preset.config, split)
+
+
+class ByName:
+    """See `turnrl.SourceOpener`."""
+
+    names: Sequence[str] = tuple(PRESETS)
+    takes = (
+        f"a file ({', '.join(FILE_KINDS)}), a folder of save_to_disk, or a data set on the hub, "
+        "'owner/name'"
+    )
+
+    def __call__(
+        self, name: Any, fields: Fields | None, config: str | None
+    ) -> QuestionSource | None:
+        if not isinstance(name, str):
+            return _in_memory(name, fields)
+        path = Path(name)
+        if path.is_file() or path.suffix.lower() in FILE_KINDS:
+            return QuestionFile(name, fields)
+        if is_saved(path):
+            return _in_memory(open_saved(name), fields, name)
+        if path.is_dir():
+            files = [p.name for p in sorted(path.iterdir()) if p.suffix.lower() in FILE_KINDS]
+            raise DataError(
+                f"{name!r} is a folder. Name a file in it ({', '.join(files) or 'it has none'}), "
+                "or a folder of save_to_disk."
+            )
+        known = PRESETS.get(name)
+        if known is None and name.count("/") != 1:
+            return None
+        known = known or Preset(name, Fields())
+        return HubDataset(
+            replace(known, config=config or known.config, fields=fields or known.fields)
+        )

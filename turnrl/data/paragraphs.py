@@ -1,0 +1,221 @@
+"""Questions that come with the paragraphs that answer them, in the layout of HotpotQA's data.
+
+    context           {"title": [t, ...], "sentences": [[s, ...], ...]}, or [[t, [s, ...]], ...]
+    supporting_facts  {"title": [t, ...], "sent_id": [n, ...]}, or [[t, n], ...]; may be missing
+
+The first form is that of the hub, the second that of HotpotQA's own files. 2WikiMultihopQA has the
+same fields. The paragraphs of all questions together are a corpus, which makes a search index
+without a dump of Wikipedia and without a server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+from turnrl.data.rows import (
+    FILE_KINDS,
+    Row,
+    cached_hub,
+    file_here,
+    open_hub,
+    questions_of,
+    read_file,
+    read_hub,
+    refuse_split,
+)
+from turnrl.data.sources import Fields
+from turnrl.errors import DataError, RecipeError, at_least
+from turnrl.types.contracts import QuestionSource
+from turnrl.types.questions import Question
+from turnrl.types.trajectory import Passage
+
+HOTPOTQA = "hotpotqa/hotpot_qa"
+"""HotpotQA on the hub (Yang et al. 2018, https://arxiv.org/abs/1809.09600, CC BY-SA 4.0)."""
+
+_LAYOUT = "context: {title: [...], sentences: [[...], ...]}"
+
+
+@final
+class HotpotParagraphs(QuestionSource):
+    """HotpotQA's questions, and the paragraphs they come with as the corpus to search.
+
+    Each question has ten paragraphs of Wikipedia, of which two support the answer and eight were
+    chosen to distract. The corpus is every distinct paragraph of every question, so a question is
+    searched for among all of them. A question names the passages that support it in
+    `supporting_ids`, which `SupportSeen` rewards. A passage's id is a digest of its title and text,
+    the same wherever it stands.
+
+    Args:
+        path: A data set on the hub, a folder with the files of one, or a file (.jsonl, .json,
+            .parquet). Its rows have HotpotQA's fields.
+        config: Configuration on the hub; of HotpotQA `distractor`.
+        splits: Splits whose paragraphs make the corpus; those to train on and to evaluate with by
+            default. A file is one split without a name.
+        limit: Take the first so many questions of each split, and no paragraphs but theirs.
+        fields: Where rows keep id, question and answers; where HotpotQA has them by default.
+    """
+
+    def __init__(
+        self,
+        path: str = HOTPOTQA,
+        config: str | None = None,
+        splits: list[str] | None = None,
+        limit: int | None = None,
+        fields: Fields | None = None,
+    ) -> None:
+        if splits is not None and not splits:
+            raise RecipeError("HotpotParagraphs: splits is empty. Name one, or leave it out.")
+        self.path = path
+        self.config = config
+        self._config = config or ("distractor" if path == HOTPOTQA else None)
+        self.splits = splits
+        self.limit = limit
+        at_least(1, "HotpotParagraphs.", self, "limit")
+        self.fields = fields
+        self._is_file = Path(path).suffix.lower() in FILE_KINDS
+        train, val = ("", "") if self._is_file else ("train", "validation")
+        self.default_splits = {"train": train, "val": val}
+        self._of_corpus = list(dict.fromkeys(splits or (train, val)))
+
+    def questions(self, split: str) -> Iterator[Question]:
+        rows, _ = self._open(split)
+        named = (self._with_support(row, f"{self._where(split)}, row {n}") for n, row in rows)
+        fields = self.fields or Fields(answers="answer")
+        where, setting = self._where(split), "HotpotParagraphs.fields"
+        return questions_of(named, fields, where, setting, needs_id=True)
+
+    def at_hand(self, split: str) -> bool:
+        if self._is_file:
+            return file_here(self.path)
+        return cached_hub(self.path, self._config, split)
+
+    def passages(self) -> Iterator[Passage]:
+        """The distinct paragraphs, in the order in which they first appear.
+
+        They are read one row at a time; what is kept in memory is a number for each of them. The
+        iterator estimates how many are left (`operator.length_hint`) where rows can be counted.
+
+        Raises:
+            DataError: If a row has no paragraphs, or in another layout.
+        """
+        return _Passages([(self._where(split), *self._open(split)) for split in self._of_corpus])
+
+    def _open(self, split: str) -> tuple[Iterator[tuple[int, Row]], int | None]:
+        """The numbered rows of a split, from 1, and how many there are if that is known."""
+        if self._is_file:
+            refuse_split(self.path, split)
+            return enumerate(itertools.islice(read_file(self.path), self.limit), 1), None
+        data = open_hub(self.path, self._config, split)
+        if self.limit is not None and self.limit < len(data):
+            data = data.select(range(self.limit))
+        return enumerate(read_hub(data), 1), len(data)
+
+    def _where(self, split: str) -> str:
+        return f"{self.path} ({split})" if split else self.path
+
+    @staticmethod
+    def _with_support(row: Row, where: str) -> Row:
+        """A row with `supporting_ids` in place of its paragraphs."""
+        wanted = set(_supporting_titles(row.get("supporting_facts"), where))
+        support = list(dict.fromkeys(p.id for p in paragraphs_of(row, where, wanted)))
+        plain = {k: v for k, v in row.items() if k not in ("context", "supporting_facts")}
+        named = row.get("supporting_facts") is not None
+        return {**plain, "supporting_ids": support} if named else plain
+
+
+_Split: TypeAlias = tuple[str, Iterable[tuple[int, Row]], int | None]
+"""A split's name for messages, its numbered rows, and how many these are if that is known."""
+
+
+class _Passages(Iterator[Passage]):
+    """The distinct passages of several splits."""
+
+    def __init__(self, splits: Sequence[_Split]) -> None:
+        sizes = [size for _, _, size in splits if size is not None]
+        self._rows = sum(sizes) if len(sizes) == len(splits) else None
+        self._rows_read = 0
+        self._given = 0
+        self._passages = self._read(splits)
+
+    def __next__(self) -> Passage:
+        return next(self._passages)
+
+    def __length_hint__(self) -> Any:
+        if self._rows is None or not self._rows_read:
+            return NotImplemented
+        return round(self._given / self._rows_read * (self._rows - self._rows_read))
+
+    def _read(self, splits: Sequence[_Split]) -> Iterator[Passage]:
+        seen = set[int]()  # 8 bytes of each id: half a million take some 50 MB
+        for where, rows, _ in splits:
+            for number, row in rows:
+                for passage in paragraphs_of(row, f"{where}, row {number}"):
+                    key = int(passage.id, 16)
+                    if key not in seen:
+                        seen.add(key)
+                        self._given += 1
+                        yield passage
+                self._rows_read += 1
+
+
+def paragraphs_of(row: Row, where: str, titles: Container[str] | None = None) -> Iterator[Passage]:
+    """The paragraphs of a row that have a text, each with an id made of its title and text.
+
+    Args:
+        row: A row in HotpotQA's layout.
+        where: The data set and the row's number, for messages.
+        titles: Leave out paragraphs under other titles.
+    Raises:
+        DataError: If the row has no `context`, or another layout.
+    """
+    context = row.get("context")
+    if context is None:
+        raise DataError(
+            f"{where}: no paragraphs in a field 'context' (found: "
+            f"{', '.join(map(str, row)) or 'none'}). HotpotParagraphs reads rows with {_LAYOUT}. "
+            "For questions without paragraphs, name their file or data set itself in data.train, "
+            "and build the index from a corpus."
+        )
+    try:
+        if isinstance(context, Mapping):
+            pairs: Iterable[Any] = zip(context["title"], context["sentences"], strict=True)
+        else:
+            pairs = context
+        for title, sentences in pairs:
+            title = _one_line(title)
+            text = _one_line(sentences) if titles is None or title in titles else ""
+            if text:
+                yield Passage(_digest(title, text), title, text)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{where}: its context is not laid out as HotpotQA's ({type(error).__name__}: {error})."
+            f" HotpotParagraphs reads {_LAYOUT}, with as many lists of sentences as titles."
+        ) from error
+
+
+def _supporting_titles(facts: Any, where: str) -> Iterator[str]:
+    if facts is None:
+        return
+    try:
+        titles = facts["title"] if isinstance(facts, Mapping) else [title for title, _ in facts]
+        for title in titles:
+            yield _one_line(title)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{where}: its supporting_facts are not laid out as HotpotQA's "
+            f"({type(error).__name__}: {error}). HotpotParagraphs reads supporting_facts: "
+            "{title: [...], sent_id: [...]}, or no such field."
+        ) from error
+
+
+def _one_line(text: str | Sequence[str]) -> str:
+    """A text, or texts one after the other, with single spaces."""
+    return " ".join((text if isinstance(text, str) else " ".join(text)).split())
+
+
+def _digest(title: str, text: str) -> str:
+    return hashlib.blake2b(f"{title}\n{text}".encode("utf-8", "replace"), digest_size=8).hexdigest()

@@ -1,0 +1,196 @@
+"""Questions: who is asked which when. What an iteration asks is a pure function of (seed,
+iteration); an evaluation asks the same questions whatever the seed.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import random
+import warnings
+from collections import UserList
+from collections.abc import Callable, Iterable
+from typing import final
+
+from turnrl.data.sources import Fields, Role, Source, load_questions, open_source
+from turnrl.errors import DataError, RecipeError, at_least, instance_of
+from turnrl.loader import IterationData
+from turnrl.plugins import contributed
+from turnrl.run.announce import announce
+from turnrl.types.contracts import QuestionSource
+from turnrl.types.questions import AnswerRule, Question, answer_rule
+
+_logger = logging.getLogger(__name__)
+
+_SELECTION_SEED = 2505_11821
+"""Fixed, so that a limit means the same questions in every run and under every seed."""
+
+
+@functools.lru_cache(maxsize=4)
+def _shuffled(size: int, seed: int | str) -> tuple[int, ...]:
+    """The first `size` numbers in a fixed order."""
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return tuple(order)
+
+
+def _limited(questions: list[Question], limit: int | None) -> list[Question]:
+    """A fixed choice of `limit` questions, in order; a greater limit adds to a smaller one."""
+    if limit is None or limit >= len(questions):
+        return questions
+    return [questions[i] for i in sorted(_shuffled(len(questions), _SELECTION_SEED)[:limit])]
+
+
+@final
+class QuestionData(IterationData):
+    """The questions to train on and to evaluate with.
+
+    A source is a local .jsonl, .json, .parquet, .csv or .arrow file; a folder that a
+    `datasets.Dataset` was saved to; a preset (triviaqa, nq_open, hotpotqa, 2wikimultihopqa,
+    musique, popqa, bamboogle, gsm8k); the data set of an installed package, by its class, with
+    `init_args` if it has settings; the name of a data set on the Hugging Face hub, owner/name; or
+    the questions themselves. From Python it may also be a `datasets.Dataset`, a `DatasetDict`, or
+    rows as a list of mappings.
+
+    Columns that `fields` does not name become `question.metadata`, for tools and rewards: texts,
+    numbers, lists and mappings, as the row has them. Null is left out, and so are the pages and
+    paragraphs of the presets.
+
+    Args:
+        train: Source of the questions to train on.
+        val: Source of the questions to evaluate with; none by default.
+        train_split: Split of `train`; the source's own by default.
+        val_split: Split of `val`; the source's own by default.
+        fields: Where the rows of files and hub data sets keep id, question and answers.
+        config: Configuration of hub data sets.
+        answers: How answers compare, everywhere: `phrase`, SQuAD's rule; `number`; `choice`, the
+            letter of an option; `math`, expressions; or the path of a function of the given and an
+            accepted answer. With settings: `{class_path: Number, init_args: {tolerance: 0.01}}`.
+            Null leaves it to the question set, which is `phrase` unless it says otherwise.
+        questions_per_iteration: Questions that one policy iteration asks, over all processes.
+        train_limit: Train on a fixed choice of at most this many questions.
+        val_limit: Evaluate with a fixed choice of at most this many questions, whatever the seed.
+        val_batch_size: Questions that are evaluated together.
+        seed: Decides the order of the training questions.
+    """
+
+    def __init__(
+        self,
+        train: QuestionSource | str | list[Question] | None = None,
+        val: QuestionSource | str | list[Question] | None = None,
+        train_split: str | None = None,
+        val_split: str | None = None,
+        fields: Fields | None = None,
+        config: str | None = None,
+        answers: AnswerRule | Callable[[str, str], bool] | str | None = None,
+        questions_per_iteration: int = 16,
+        train_limit: int | None = None,
+        val_limit: int | None = 500,
+        val_batch_size: int = 64,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, source, split in (("train", train, train_split), ("val", val, val_split)):
+            if split is not None and source is None:
+                raise RecipeError(f"data.{name}_split is {split!r}, but data.{name} is not set.")
+        self.sources: dict[Role, Source | None] = {"train": train, "val": val}
+        self.splits: dict[Role, str | None] = {"train": train_split, "val": val_split}
+        if fields is not None:
+            instance_of(Fields, "fields", fields)
+        self.fields = fields
+        self.config = config
+        self.rule = None if answers is None else answer_rule(answers)
+        self.questions_per_iteration = questions_per_iteration
+        self.train_limit = train_limit
+        self.val_limit = val_limit
+        self.val_batch_size = val_batch_size
+        counts = ("questions_per_iteration", "train_limit", "val_limit", "val_batch_size")
+        at_least(1, "data.", self, *counts)
+        self.seed = seed
+        self.split = "val"
+        """Split that `val_dataloader` evaluates: `val`, `train`, or another of the `val` source."""
+        self._opened = functools.cache(self._open)
+        self._questions = functools.cache(self._load)
+        self._advised = False
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load what a stage needs, so that whatever is wrong with a source shows at once."""
+        announce(self.trainer, "reading the questions")
+        opened = [self._opened(role) for role, name in self.sources.items() if name is not None]
+        for option in ("fields", "config"):
+            unused = not any(option in source.uses for source in opened)
+            if getattr(self, option) is not None and unused:
+                raise RecipeError(f"data.{option} is set, but no source uses it. Leave it out.")
+        if stage in (None, "fit"):
+            self._questions("train")
+        if stage != "fit" or self.sources["val"] is not None:
+            self.eval_questions()
+
+    def iteration_questions(self, iteration: int, rank: int, world_size: int) -> list[Question]:
+        """Questions that one process asks in one iteration.
+
+        The training questions are walked in one seeded permutation after the other, so each is
+        asked once before any is asked again. The processes share out an iteration's questions.
+
+        Raises:
+            RecipeError: If `questions_per_iteration` cannot be divided among the processes.
+        """
+        if self.questions_per_iteration % world_size:
+            raise RecipeError(
+                f"data.questions_per_iteration {self.questions_per_iteration} cannot be shared by "
+                f"{world_size} processes. Set it to a multiple of {world_size}."
+            )
+        questions = self._questions("train")
+        share = self.questions_per_iteration // world_size
+        first = iteration * self.questions_per_iteration + rank * share
+        size = len(questions)
+        places = (divmod(position, size) for position in range(first, first + share))
+        return [questions[_shuffled(size, f"{self.seed}/{epoch}")[i]] for epoch, i in places]
+
+    def eval_questions(self, split: str | None = None) -> list[Question]:
+        """The questions to evaluate with, the same ones every time: at most `val_limit`.
+
+        Args:
+            split: `val`, `train`, or another split of the `val` source; `self.split` if None.
+        """
+        split = split or self.split
+        role: Role = "train" if split == "train" else "val"
+        return _limited(self._questions(role, None if split == role else split), self.val_limit)
+
+    def val_dataloader(self) -> Iterable[list[Question]]:
+        """Batches of the questions to evaluate with; none if there are none.
+
+        Processes share them out without repeating any, which a padded sampler would: each gets
+        every `ranks`-th question, and all get equally many batches, some perhaps empty, because
+        each batch is scored together.
+        """
+        if self.sources["val"] is None and self.split == "val":
+            # Lightning asks whether this was meant
+            warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
+            return []
+        run = self.trainer
+        rank, ranks = (run.global_rank, run.world_size) if run is not None else (0, 1)
+        questions, size = self.eval_questions(), self.val_batch_size
+        mine, most = questions[rank::ranks], len(questions[::ranks])
+        # to Lightning a plain list is one of loaders, and a torch loader wants workers to read it
+        return UserList(mine[i : i + size] for i in range(0, most, size))
+
+    def _open(self, role: Role) -> QuestionSource:
+        name = self.sources[role]
+        if name is None:
+            raise DataError(f"data.{role} is not set. Name a file, a preset or a data set.")
+        return open_source(name, self.fields, self.config)
+
+    def _load(self, role: Role, split: str | None = None) -> list[Question]:
+        chosen = split or self.splits[role]
+        source = self.sources[role]
+        name = str(source) if isinstance(source, str | os.PathLike) else ""
+        opened = self._opened(role)
+        questions = load_questions(opened, chosen, role=role, rule=self.rule, name=name)
+        if self.rule is None and not self._advised:
+            advice = (rule.advice(questions) for rule in contributed("turnrl_answers"))
+            if line := next(filter(None, advice), None):
+                self._advised = True
+                _logger.warning(line)
+        return _limited(questions, self.train_limit if role == "train" else None)

@@ -1,0 +1,187 @@
+"""An agent by a word: a run, a checkpoint or a recipe, as `turnrl eval`, `turnrl play` and
+`turnrl.load` take it.
+
+The name of a bundled recipe means the recipe, also if runs have that name: `runs/quickstart` means
+the runs. Nothing here imports torch, so that a mistake is told at once.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from turnrl.errors import CheckpointError, RecipeError, did_you_mean
+from turnrl.recipe.bundled import bundled_recipes, find_recipe
+from turnrl.recipe.folders import (
+    EXPORTED,
+    LATEST,
+    RUNS,
+    checkpoint_to_ask,
+    checkpoint_to_resume,
+    exported_in,
+    newest_kept,
+    run_at,
+    run_in,
+    run_like,
+    runs_with_checkpoints,
+)
+
+_YAML = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Agent:
+    """The recipe, the run and the checkpoint that a word means.
+
+    Args:
+        word: As it was given.
+        kind: What it means. A `checkpoint` may lie in a run, or in none.
+        recipe: A file of YAML. Of a run it is its `config.yaml`, which a run made from Python
+            lacks. Of a checkpoint in no run it is the checkpoint itself, which holds its recipe.
+        run: The folder of the run; None for a recipe, and for a checkpoint in no run.
+        checkpoint: The weights: a file, or the folder of an exported policy. None for a recipe,
+            whose policy is untrained unless a checkpoint is given beside it, and for a run that has
+            none yet.
+    """
+
+    word: str
+    kind: Literal["recipe", "run", "checkpoint"]
+    recipe: Path
+    run: Path | None = None
+    checkpoint: Path | None = None
+
+    @property
+    def is_recipe(self) -> bool:
+        """True if the word means a recipe, and no run and no checkpoint."""
+        return self.kind == "recipe"
+
+    def weights(self, name: str | None = None) -> Path | None:
+        """The checkpoint to load, or the folder of an exported policy; None for a recipe.
+
+        Args:
+            name: Take this one of the run, `best` or `last`; None for `checkpoint`.
+        Raises:
+            CheckpointError: If the run has no such checkpoint, or it cannot be one.
+            RecipeError: If a checkpoint of a recipe is asked for.
+        """
+        file = self.checkpoint if name is None else self._named(name)
+        if file is not None:
+            return file if file.is_dir() else Path(checkpoint_to_resume(str(file)))
+        if self.run is None:
+            return None
+        what = f"the run {str(self.run)!r} has no {name or 'checkpoint'}"
+        if name and (other := checkpoint_to_ask(self.run) or newest_kept(self.run)):
+            raise CheckpointError(f"{what}.ckpt in checkpoints/. It has {other}.")
+        what += ".ckpt in checkpoints/" if name else ", no model/ and no adapter/"
+        step = "Wait for its first iteration"
+        if self.recipe.is_file():
+            raise CheckpointError(
+                f"{what}. {step}, or give its recipe, which is untrained: {self.recipe}"
+            )
+        raise CheckpointError(f"{what}. {step}. If it has ended, it kept no policy.")
+
+    def _named(self, name: str) -> Path | None:
+        if self.is_recipe:
+            what = f"{self.word!r} is a recipe, and has no {name}.ckpt"
+            raise RecipeError(f"{what}. Give a run: {_runs_of_name(self.word) or RUNS / 'NAME'}.")
+        if self.run is None or self.kind == "checkpoint":
+            raise CheckpointError(f"{self.word!r} is one checkpoint already. Leave {name!r} out.")
+        if name not in LATEST:
+            near = did_you_mean(name, LATEST) or " Give best or last."
+            raise CheckpointError(f"no checkpoint {name!r} of the run {str(self.run)!r}.{near}")
+        return checkpoint_to_ask(self.run, (name,))
+
+    def __str__(self) -> str:
+        """A phrase: the checkpoint, or the recipe whose policy is untrained."""
+        if self.checkpoint is not None:
+            acts = f", which acts by {self.recipe}" if self.is_recipe else ""
+            kind = "the policy in" if self.checkpoint.is_dir() else "checkpoint"
+            return f"{kind} {self.checkpoint}{acts}"
+        runs = _runs_of_name(self.word)
+        trained = f"; for its newest run give {runs}" if runs else ""
+        return f"the policy of {self.recipe} before any training{trained}"
+
+
+def find_agent(word: str | Path, name: str | None = None) -> Agent:
+    """The agent that a word means. It is the same one for every command.
+
+    A file of YAML and the name of a bundled recipe are a recipe. A checkpoint is itself. Whatever
+    else means a run (see `turnrl.find_run`) means its best checkpoint, or else its last, or else
+    its newest, or else its exported policy. `model` or `adapter` of a run mean its last one, from
+    which they were exported, or else themselves. Any other file is read as a recipe.
+
+    Args:
+        word: A run, a checkpoint, or a recipe by its path or its name.
+        name: Checkpoint of the run, `best` or `last`; None for the rule above. After a recipe: a
+            run, a checkpoint, or the folder of an exported policy, whose weights it takes.
+    Raises:
+        CheckpointError: If a word means nothing, or the run has no checkpoint of that name.
+        RecipeError: If a checkpoint of a recipe is asked for.
+    """
+    agent = _agent_at(str(word))
+    if name is None:
+        return agent
+    if not agent.is_recipe or name in LATEST:
+        return replace(agent, checkpoint=agent.weights(name))
+    if run_in(Path(name)) is None and (exported := exported_in(Path(name))) is not None:
+        return replace(agent, checkpoint=exported)
+    other = _agent_at(name)
+    if other.is_recipe:
+        step = "Give a run, or a checkpoint."
+        raise RecipeError(f"{name!r} is a recipe, and has no trained weights. {step}")
+    return replace(agent, checkpoint=other.weights())
+
+
+def _agent_at(word: str) -> Agent:
+    place = Path(word)
+    if word.endswith(_YAML) or word in bundled_recipes():
+        return Agent(word, "recipe", Path(find_recipe(word)))
+    run = run_in(place) if place.is_file() else run_at(word)
+    if place.is_file() and _is_checkpoint(place):
+        return Agent(word, "checkpoint", run / "config.yaml" if run else place, run, place)
+    if run is not None:
+        return Agent(word, "run", run / "config.yaml", run, _kept(place, run))
+    if place.is_dir():
+        last = place / "last.ckpt"
+        if (kept := last if last.is_file() else newest_kept(place)) is not None:
+            return Agent(word, "checkpoint", kept, None, kept)
+        raise CheckpointError(_no_run(place))
+    if place.exists():
+        return Agent(word, "recipe", place)
+    near = run_like(word, bundled_recipes())
+    step = "Give the folder of a run, the name of its runs, or a recipe."
+    raise CheckpointError(f"no run, no recipe and no checkpoint at {word!r}.{near} {step}")
+
+
+def _is_checkpoint(file: Path) -> bool:
+    return file.suffix == ".ckpt" or zipfile.is_zipfile(file)
+
+
+def _kept(place: Path, run: Path) -> Path | None:
+    """The weights that a word for a run means; None if it has none. See `find_agent`."""
+    folder = place.parent if place.is_file() else place
+    if folder.name in EXPORTED and folder.parent == run:
+        return checkpoint_to_ask(run, ("last",)) or exported_in(folder) or newest_kept(run)
+    return checkpoint_to_ask(run) or newest_kept(run) or exported_in(run)
+
+
+def _no_run(folder: Path) -> str:
+    """The message that a folder is no run, with the next step."""
+    step = runs_with_checkpoints(folder)
+    play = f"'turnrl play RECIPE --checkpoint {folder}' asks it"
+    if (folder / "config.json").is_file():
+        score = f"'turnrl eval RECIPE --model.policy.model {folder}' scores it"
+        step = f"It holds a model: {play}, and {score}."
+    if (folder / "adapter_config.json").is_file():
+        step = f"It holds an adapter: {play}. To score it, give its run, or merge it into its base."
+    here = repr(str(folder))
+    what = f"no run and no checkpoint in {here}: the folder {here} has no config.yaml"
+    return f"{what}. {step}"
+
+
+def _runs_of_name(word: str) -> str | None:
+    """The path that means the runs of a recipe's name; None if there are none."""
+    home = RUNS / word
+    return str(home) if not word.endswith(_YAML) and run_at(home) else None

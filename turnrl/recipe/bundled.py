@@ -1,0 +1,33 @@
+"""The recipes that come with turnrl, by name."""
+
+from pathlib import Path
+
+from turnrl.errors import did_you_mean
+
+
+def bundled_recipes() -> dict[str, Path]:
+    """The recipes that come with turnrl, by name: `quickstart`, `variants/triviaqa_qwen2.5_3b`.
+
+    An installed turnrl has them inside this folder, a clone at its top.
+    """
+    inside = Path(__file__).parent / "recipes"
+    folder = inside if inside.is_dir() else Path(__file__).parents[2] / "recipes"
+    files = sorted(folder.rglob("*.yaml"))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def recipe_like(name: str) -> str:
+    """` Did you mean variants/triviaqa_qwen2.5_3b?` if a bundled recipe is called nearly so."""
+    bare, known = name.removeprefix("recipes/").removesuffix(".yaml"), bundled_recipes()
+    variant = next((full for full in known if full.endswith(f"/{bare}")), None)
+    return f" Did you mean {variant}?" if variant else did_you_mean(bare, known)
+
+
+def find_recipe(name: str) -> str:
+    """The file of a recipe that is given by its path, or is bundled and given by its name. A file
+    of that name in the current folder, with or without `.yaml`, goes before a bundled one."""
+    bundled = bundled_recipes().get(name)
+    if bundled is None or Path(name).is_file():
+        return name
+    own = Path(f"{name}.yaml")
+    return str(own if own.is_file() else bundled)

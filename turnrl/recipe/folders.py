@@ -1,0 +1,308 @@
+"""Folders of runs: found by the word that a user gives, tried before they are written, counted,
+claimed, and their checkpoints.
+
+    runs/NAME/version_N/    metrics.csv, config.yaml, record/, transcripts/, checkpoints/, model/
+
+Every command finds a run here, so that a word means the same run to all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from turnrl.errors import CheckpointError, DataError, RecipeError, TurnRLError, did_you_mean
+
+LATEST = ("best", "last")
+"""Checkpoints of a run by name, in the order in which one is taken."""
+EXPORTED = ("model", "adapter")
+"""Folders of a run with the policy at its end."""
+RUNS = Path("runs")
+"""The folder in which runs lie, unless `trainer.logger` names another."""
+_LOST = 100
+"""Times that a folder of runs may vanish while a run begins in it."""
+_PARTS = ("record", "checkpoints", "transcripts", *EXPORTED)
+_FILES = ("config.yaml", "metrics.csv", "record")
+_KEPT = "checkpoints/*.ckpt"
+_GIVE = "Give the folder of a run, such as runs/quickstart/version_0."
+_RECORD = ("record/*.parquet", "*.parquet")
+"""Files of a record, which may have been copied without their run."""
+_NEEDS: dict[str, tuple[str, type[TurnRLError], tuple[str, ...]]] = {
+    "record": ("record of a run", DataError, _RECORD),
+    "figures": ("record of a run", DataError, ("metrics.csv", *_RECORD)),
+    "recipe": ("run", RecipeError, ("config.yaml",)),
+}
+
+
+def find_run(word: str | Path, needs: Literal["record", "figures", "recipe"] = "record") -> Path:
+    """The folder of the run that a word means. It is the same one for every command.
+
+    A word is the folder of a run, or a file or folder inside it. It is also a folder of runs, or
+    the name of one in `runs`, and then means the newest run there: of the runs that trained, the
+    one that began last; if none trained, of all. A folder that is there goes before a name.
+
+    Args:
+        word: `runs/quickstart/version_0`, `runs/quickstart` or `quickstart`, for example.
+        needs: What the run has to hold: a `record`, `figures` (a `metrics.csv` or a record), or a
+            `recipe` (its `config.yaml`).
+    Returns:
+        The path of its folder, as far as the word gives it.
+    Raises:
+        DataError: If there is no run, or it has no record.
+        RecipeError: If a recipe is needed, and there is no run, or it has none.
+    """
+    noun, error, _ = _NEEDS[needs]
+    run = run_at(word)
+    if run is None:
+        raise error(f"no {noun} at {str(word)!r}.{run_like(word)} {_GIVE}")
+    return held(run, needs)
+
+
+def held(run: Path, needs: str) -> Path:
+    """The folder of a run, once it has shown to hold something; see `find_run`.
+
+    Raises:
+        DataError: If it has no record.
+        RecipeError: If a recipe is needed, and it has none.
+    """
+    _, error, patterns = _NEEDS[needs]
+    if not any(any(run.glob(pattern)) for pattern in patterns):
+        raise error(f"the run {str(run)!r} has {_lack(run, needs)}")
+    return run
+
+
+def _lack(run: Path, needs: str) -> str:
+    """Phrase about what a run does not have, and the next step."""
+    if needs == "recipe":
+        step = f"Give a recipe, and the run after it: RECIPE --ckpt_path {run}"
+        return f"no config.yaml: it was made from Python, or moved without it. {step}"
+    why = "record/ is empty" if (run / "record").is_dir() else "there is no record/"
+    more = " and no metrics.csv" if needs == "figures" else ""
+    return f"no record{more}: {why}. Wait for its first evaluation, or give another run."
+
+
+def is_beginning(word: str | Path) -> bool:
+    """True if a word means a run that has nothing to show yet, or a folder of runs in which one may
+    be about to begin: there is no file in it."""
+    run = run_at(word)
+    if run is not None:
+        return not any(any(run.glob(pattern)) for pattern in _NEEDS["figures"][2])
+    homes = [place for place in (Path(word), RUNS / word) if place.is_dir()]
+    return any(all(path.is_dir() for path in home.rglob("*")) for home in homes)
+
+
+def run_at(word: str | Path) -> Path | None:
+    """The folder of the run that a word means; None if it means none. See `find_run`."""
+    named = RUNS / word
+    inner = run_in(named)
+    # a name, and no path to something inside a run
+    known = inner if inner is not None and named in (inner, inner.parent) else None
+    return run_in(Path(word)) or known
+
+
+def run_in(place: Path) -> Path | None:
+    """The run that a path lies in, or else the newest one in it; None if there is none."""
+    inside = place.parent if place.is_file() else place
+    if inside.name in _PARTS and _is_run(inside.parent):
+        return inside.parent
+    return inside if _is_run(inside) else next(iter(runs_in(place)), None)
+
+
+def _is_run(folder: Path) -> bool:
+    there = any((folder / name).exists() for name in _FILES)
+    return there or any(any(folder.glob(kind)) for kind in (_RECORD[1], _KEPT))
+
+
+def runs_in(home: Path) -> list[Path]:
+    """The runs in a folder of runs, the newest first, and those that trained before the others."""
+    runs = filter(_is_run, home.glob("*"))
+    return sorted(runs, key=lambda run: (_has_trained(run), _began(run)), reverse=True)
+
+
+def _has_trained(run: Path) -> bool:
+    return any(run.glob(_KEPT))
+
+
+def _began(run: Path) -> float:
+    """When a run began: its recipe is written first, and one from Python has other files."""
+    config = run / "config.yaml"
+    files = [file for pattern in ("metrics.csv", *_RECORD) for file in run.glob(pattern)]
+    first = [config] if config.is_file() else files
+    return min((file.stat().st_mtime for file in first), default=0.0)
+
+
+def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
+    """` Did you mean quickstart?` if a run is called nearly so, or else the names that there are.
+    Of a folder that is there it says what it holds.
+
+    Args:
+        word: Means no run.
+        others: More names that the user may have meant.
+    """
+    names = sorted(path.name for path in RUNS.glob("*") if path.is_dir())
+    places = (Path(word), RUNS / word)
+    beside = [str(one) for one in places[0].parent.glob("*") if one.is_dir() and one != places[0]]
+    inside = [str(one) for place in places for one in sorted(place.glob("*")) if runs_in(one)]
+    if inside:
+        return f" It has folders of runs: {', '.join(inside)}."
+    if here := next((place for place in places if place.is_dir()), None):
+        return f" The folder {str(here)!r} holds no run."
+    near = did_you_mean(str(word), [*names, *beside, *others])
+    return near or (f" There are {', '.join(names)}." if names else "")
+
+
+def writable_part(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists, once it has taken a file.
+
+    Raises:
+        RecipeError: If it takes none.
+    """
+    folder = folder.absolute()
+    there = next(one for one in (folder, *folder.parents) if one.exists() or one.is_symlink())
+    try:  # permissions do not tell all: a file system may be read-only, or take no folders
+        with tempfile.TemporaryDirectory(dir=there, prefix=".turnrl-"):
+            return there
+    except OSError as error:
+        raise _not_writable(there, error) from error
+
+
+def _not_writable(folder: Path, error: OSError) -> RecipeError:
+    why = "is a file" if folder.is_file() else f"takes no folder ({error.strerror})"
+    if folder.is_symlink() and not folder.exists():
+        why = f"is a link to {folder.readlink()}, which is not there"
+    step = "Set trainer.logger.init_args.save_dir to a folder that can be written."
+    return RecipeError(f"{folder} {why}. {step}")
+
+
+def next_version(home: Path) -> int:
+    """The number that the next run in a folder of runs gets, as Lightning's loggers count."""
+    names = [path.name.removeprefix("version_") for path in home.glob("version_*") if path.is_dir()]
+    return max((int(name) for name in names if name.isdigit()), default=-1) + 1
+
+
+@contextlib.contextmanager
+def claimed(home: Path) -> Iterator[int]:
+    """The number of a run that begins. Its folder is made, so no run that begins meanwhile takes
+    the same number. If it is empty at the end, it goes again, with the folders above it that were
+    made for it.
+
+    Args:
+        home: The folder of the runs.
+    Raises:
+        RecipeError: If no folder can be made there.
+    """
+    made = [one for one in (home, *home.parents) if not one.exists()]
+    number, lost = next_version(home), 0
+    while True:
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            (home / f"version_{number}").mkdir()
+            break
+        except FileExistsError as error:
+            if not home.is_dir():  # a file, or a link that leads nowhere
+                raise _not_writable(home, error) from error
+            number += 1
+        except OSError as error:
+            lost += 1  # another run may have just removed the folder above
+            if lost > _LOST or not isinstance(error, FileNotFoundError):
+                raise _not_writable(home, error) from error
+    try:
+        yield number
+    finally:
+        with contextlib.suppress(OSError):  # it has files, or other runs are beside it
+            for folder in (home / f"version_{number}", *made):
+                folder.rmdir()
+
+
+def newest(home: Path, name: str) -> Path:
+    """A checkpoint of the newest run that has it; see `runs_in`.
+
+    Args:
+        home: The folder of the runs.
+        name: `last` or `best`.
+    Raises:
+        CheckpointError: If none has it.
+    """
+    for run in runs_in(home):
+        if (file := _checkpoint(run, name)).is_file():
+            return file
+    raise CheckpointError(
+        f"ckpt_path is {name!r}, and no run in {str(home)!r} has a {name}.ckpt (best.ckpt "
+        "comes with the first validation: trainer.check_val_every_n_epoch). Give the path of "
+        "one, or of a run's folder."
+    )
+
+
+def _checkpoint(run: Path, name: str) -> Path:
+    return run / "checkpoints" / f"{name}.ckpt"
+
+
+def checkpoint_to_ask(run: Path, names: Iterable[str] = LATEST) -> Path | None:
+    """The checkpoint of a run to score or to ask; None if it has none.
+
+    Args:
+        run: Its folder.
+        names: `best` and `last`, in the order in which one is taken.
+    """
+    files = (_checkpoint(run, name) for name in names)
+    return next((file for file in files if file.is_file()), None)
+
+
+def newest_kept(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder or in its `checkpoints`, by any name: a run from Python has
+    those of Lightning's own callback. None if there is none."""
+    files = [*folder.glob(_KEPT), *folder.glob("*.ckpt")]
+    return max(files, key=lambda file: (file.stat().st_mtime_ns, file.name), default=None)
+
+
+def exported_in(folder: Path) -> Path | None:
+    """The folder itself, or its `model` or `adapter`, if it holds the files of an exported policy;
+    None if none does."""
+    for place in (folder, *(folder / name for name in EXPORTED)):
+        if any((place / name).is_file() for name in ("config.json", "adapter_config.json")):
+            return place
+    return None
+
+
+def checkpoint_to_resume(path: str) -> str:
+    """The checkpoint that a path means: the file itself; or that of a run's folder, or of its
+    `model` or `adapter`: its `last.ckpt`, or else its newest.
+
+    Raises:
+        CheckpointError: If there is none, or the file is no checkpoint.
+    """
+    if "://" in path or zipfile.is_zipfile(path):
+        return path
+    folder = Path(path)
+    if folder.is_file():
+        raise CheckpointError(f"{path!r} is not a checkpoint. Give a last.ckpt of a run.")
+    if folder.is_dir():
+        home = folder.parent if folder.name in EXPORTED else folder
+        for file in (_checkpoint(home, "last"), home / "last.ckpt", newest_kept(home)):
+            if file is not None and file.is_file():
+                return checkpoint_to_resume(str(file))
+        raise CheckpointError(f"no checkpoint in {path!r}. {_instead(folder)}")
+    near = did_you_mean(path, LATEST) or " Runs keep theirs in their checkpoints/."
+    raise CheckpointError(f"no checkpoint at {path!r}.{near}")
+
+
+def _instead(folder: Path) -> str:
+    """The next step where a folder has no checkpoint."""
+    exported = exported_in(folder)
+    if exported is None:
+        return runs_with_checkpoints(folder)
+    if (exported / "config.json").is_file():
+        step = f"Take its model as the policy: --ckpt_path null --model.policy.model {exported}"
+    else:
+        step = f"It has an adapter, which 'turnrl play RECIPE --checkpoint {exported}' takes."
+    return step
+
+
+def runs_with_checkpoints(folder: Path) -> str:
+    """`Runs in it: runs/quickstart/version_0.`: the next step where a folder is no run."""
+    runs = sorted({str(file.parents[1]) for file in folder.glob(f"*/{_KEPT}")})
+    return f"Runs in it: {', '.join(runs)}." if runs else "Give the folder of a run that has one."

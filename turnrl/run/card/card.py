@@ -1,0 +1,117 @@
+"""The model card of an exported policy, and the name of the model that it was trained from.
+
+Neither holds a folder of one machine, as far as that can be: runs are moved, and put on the hub.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+if TYPE_CHECKING:
+    from turnrl.policy.model import Policy
+
+_LOADED = """```python
+from pathlib import Path
+
+{imports}
+
+here = Path(".")  # this folder
+{load}
+```
+"""
+
+
+def export(policy: Policy, folder: str | Path, facts: Mapping[str, str] | None = None) -> Path:
+    """Write a policy for use without turnrl, with its tokenizer and a model card.
+
+    Args:
+        policy: The policy, whose weights are loaded.
+        folder: Where to.
+        facts: Rows for the card's table, by name.
+    Returns:
+        The folder.
+    Raises:
+        RecipeError: If the folder holds the model that the policy was trained from.
+    """
+    written = policy.export(folder)
+    base = base_name(policy.model, policy.folder, written)
+    write_card(written, base, policy.revision, policy.lora is not None, facts or {})
+    return written
+
+
+def base_name(model: str, loaded_from: str, folder: Path) -> str:
+    """Name by which an export calls the model that it was trained from.
+
+    Args:
+        model: As the recipe names it.
+        loaded_from: The folder or the hub name that this means.
+        folder: Where the export lies.
+    Returns:
+        A hub name, or `package://...`, as it is; a path that starts from the export, if the two
+        have a folder above them in common; else the path.
+    """
+    if not Path(loaded_from).is_dir() or "://" in model:
+        return model
+    base, here = Path(loaded_from).resolve(), folder.resolve()
+    apart = os.path.commonpath([base, here]) == here.anchor
+    return str(base) if apart else Path(os.path.relpath(base, here)).as_posix()
+
+
+def write_card(
+    folder: Path, base: str, revision: str | None, adapter: bool, facts: Mapping[str, str]
+) -> None:
+    """Write `README.md` with the metadata that peft and the hub read, and name the base in the
+    adapter's configuration.
+
+    Args:
+        folder: Where the export lies.
+        base: See `base_name`.
+        revision: Revision of the base on the hub.
+        adapter: Whether it is an adapter, or a whole model.
+        facts: What else to say of the training, by name.
+    """
+    on_hub = not base.startswith(("/", ".")) and "://" not in base
+    library, relation = ("peft", "adapter") if adapter else ("transformers", "finetune")
+    tags = ["lora", "transformers", "turnrl"] if adapter else ["turnrl"]
+    data = {"library_name": library, "pipeline_tag": "text-generation", "tags": tags}
+    if on_hub:  # the hub refuses a card whose base is a path
+        data = {"base_model": base, **data, "tags": [f"base_model:{relation}:{base}", *tags]}
+    if adapter:
+        file = folder / "adapter_config.json"
+        named = {"base_model_name_or_path": base, "revision": revision}
+        config = json.loads(file.read_text("utf-8")) | named
+        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+    rows = {"base model": f"`{base}`" + (f", revision `{revision}`" if revision else "")}
+    rows |= {"trained with": f"turnrl {importlib.metadata.version('turnrl')}", **facts}
+    what = "LoRA adapter" if adapter else "model"
+    title = f"# A {what} trained with turnrl"
+    table = ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())]
+    head = f"---\n{yaml.safe_dump(data, sort_keys=False)}---"
+    parts = [head, title, "\n".join(table), _how(base, revision, adapter)]
+    (folder / "README.md").write_text("\n\n".join(parts), "utf-8")
+
+
+def _how(base: str, revision: str | None, adapter: bool) -> str:
+    imports = ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
+    load = ["tokenizer = AutoTokenizer.from_pretrained(here)"]
+    if not adapter:
+        load.append("model = AutoModelForCausalLM.from_pretrained(here)")
+        return _LOADED.format(imports="\n".join(imports), load="\n".join(load))
+    given = repr(base)
+    if base.startswith("."):
+        given = f"here / {base!r}"
+    elif "://" in base:
+        imports.append("from turnrl import Policy")
+        given = f"Policy({base!r}).folder"
+    imports.insert(0, "from peft import PeftModel")
+    options = f", revision={revision!r}" if revision else ""
+    load.append(f"base = AutoModelForCausalLM.from_pretrained({given}{options})")
+    load.append("model = PeftModel.from_pretrained(base, here)")
+    return _LOADED.format(imports="\n".join(imports), load="\n".join(load))

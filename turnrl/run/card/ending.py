@@ -1,0 +1,36 @@
+"""The export at the end of a run, into `model/` or `adapter/` of its folder."""
+
+import hashlib
+from pathlib import Path
+
+import lightning as L
+
+from turnrl.module import MTGRPO
+from turnrl.run.card.card import export
+
+
+class ExportsPolicy(L.Callback):
+    """Leave what was trained in the run's folder, in a form that others can load."""
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, MTGRPO)
+        if trainer.is_global_zero and (run := pl_module.folder):
+            kind = "model" if pl_module.policy.lora is None else "adapter"
+            facts = facts_of(run, trainer.current_epoch, trainer.global_step)
+            export(pl_module.policy, run / kind, facts)
+
+
+def facts_of(run: Path, iterations: int, steps: int) -> dict[str, str]:
+    """Facts of a run for its card, by name: how long it trained, and the digest of its recipe.
+
+    Args:
+        run: Its folder.
+        iterations: Iterations that are done.
+        steps: Optimiser steps that are done.
+    """
+    recipe = run / "config.yaml"
+    origin = "none: made from Python"
+    if recipe.is_file():
+        digest = hashlib.sha256(recipe.read_bytes()).hexdigest()
+        origin = f"`config.yaml` of the run, SHA-256 `{digest}`"
+    return {"iterations": f"{iterations}, in {steps} optimiser steps", "recipe": origin}

@@ -1,0 +1,292 @@
+"""Lines on the console: what a run is doing, a row of figures per iteration, and how it ended.
+
+                          time    left  split  reward exact_match tool_execution
+    untrained            00:03          val     0.400       0.000          0.000
+    iteration   1/40     00:13  6m 40s  train   0.869       0.188          0.312
+
+A row is printed once its iteration is kept, so what the console shows is on disk.
+"""
+
+import importlib.util
+import logging
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    ModelSummary,
+    ProgressBar,
+    RichModelSummary,
+    RichProgressBar,
+    TQDMProgressBar,
+)
+from tqdm.auto import tqdm
+
+from turnrl.recipe.by_recipe import ByRecipe
+from turnrl.run.console.resumed import FirstFigures
+from turnrl.run.folders import run_folder
+
+_SPLITS = {
+    "train": ("reward/total", "train/exact_match", "train/tool_execution"),
+    "val": ("val/reward/total", "val/exact_match", "val/tool_execution"),
+}
+"""The figures that are shown of each split, in the order of the columns."""
+_COLUMNS = ("reward", "exact_match", "tool_execution")
+_HEADER_EVERY = 25
+_lightning = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+
+
+class _Row(NamedTuple):
+    title: str
+    split: str
+    left_s: float | None = None
+
+
+def iteration_lines(trainer: Any) -> L.Callback | None:
+    """Give a run lines in place of what Lightning shows by default: a bar, and a summary whose
+    count of FLOPs is 0.
+
+    A bar that was asked for stays, and so do a deeper summary and `enable_progress_bar=False`. A
+    run by recipe knows what was asked for. Elsewhere another class than Lightning's default was.
+
+    Returns:
+        The lines. None if the run shows something else.
+    """
+    bar, rich = trainer.progress_bar_callback, importlib.util.find_spec("rich") is not None
+    unasked = [
+        one
+        for one in trainer.callbacks
+        if type(one) is (RichProgressBar if rich else TQDMProgressBar)
+        or (type(one) in (ModelSummary, RichModelSummary) and one._max_depth == 1)
+    ]
+    if (note := _note(trainer)) is not None:
+        unasked = [note.default_bar]
+    trainer.callbacks = [one for one in trainer.callbacks if one not in unasked]
+    lines = bar is not None and (bar in unasked or isinstance(bar, IterationLines))
+    return IterationLines() if lines else None
+
+
+def _note(trainer: Any) -> ByRecipe | None:
+    """The note of a run by recipe."""
+    return next((one for one in trainer.callbacks if isinstance(one, ByRecipe)), None)
+
+
+def _is_no_end(record: logging.LogRecord) -> bool:
+    """False for Lightning's message that a run reached its end, which comes between two rows."""
+    return not record.getMessage().startswith("`Trainer.fit` stopped: `max_")
+
+
+def duration(seconds: float) -> str:
+    """A time to wait, in at most seven characters."""
+    minutes, hours, days = (int(seconds // size) for size in (60, 3600, 86400))
+    if days:
+        return f"{days}d {hours % 24}h"
+    if hours:
+        return f"{hours}h {minutes % 60}m"
+    return f"{minutes}m {int(seconds) % 60}s" if minutes else f"{int(seconds)}s"
+
+
+class IterationLines(ProgressBar):
+    """A row of figures per iteration and per validation, within 80 columns; and on a terminal,
+    while an iteration is being learned from for more than a few seconds, a bar of its steps."""
+
+    is_enabled = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder: Path | None = None
+        self._start = self._trained_from = time.perf_counter()
+        self._done = 0
+        self._printed = 0
+        self._validated = False
+        self._pending: list[tuple[_Row, dict[str, float]]] = []
+        self._last: dict[str, float] = {}
+        self._steps: tqdm[NoReturn] | None = None
+        self._learned = self._trains = False
+
+    def disable(self) -> None:
+        """Nothing: Lightning calls this on every process but the first, which alone prints."""
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        _lightning.removeFilter(_is_no_end)
+        self._trains = False
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print at once, also into a pipe."""
+        super().print(*args, flush=True, **kwargs)
+
+    def _say(self, text: str) -> None:
+        if self.trainer.is_global_zero:
+            self.print(text)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._start = self._trained_from = time.perf_counter()
+        self._done, self._validated, self._pending, self._last = 0, False, [], {}
+        self._learned, self._trains = False, True
+        _lightning.addFilter(_is_no_end)
+        self._folder = run_folder(trainer)  # a collective call
+        trial: Any = trainer.fast_dev_run  # type: ignore[attr-defined]
+        note = _note(trainer)
+        if (note is None or note.folder != self._folder) and not trial:
+            alone = f"checkpoints/ in {trainer.default_root_dir} alone: trainer.logger is false"
+            self._say(f"writing to {self._folder or alone}")
+        count = sum(p.numel() for p in pl_module.parameters() if p.requires_grad)
+        self._say(f"{count:,} trained parameters on {_name(pl_module.device)}")
+        validates = trainer.enable_validation and sum(trainer.num_val_batches) > 0
+        if trainer.global_step == 0 and validates and not trial:
+            self._say("evaluating the untrained policy")
+        else:
+            self._say("collecting trajectories")
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._learned = True
+        if self._steps is None:
+            self._steps = tqdm(
+                total=int(trainer.num_training_batches),
+                initial=batch_idx,
+                desc="learning",
+                delay=3,
+                leave=False,
+                disable=None if trainer.is_global_zero else True,  # None: on a terminal only
+            )
+        self._steps.update()
+        if trainer.is_last_batch:
+            self._close()
+
+    def _close(self) -> None:
+        """Close the bar of steps. tqdm would show the next bar below an open one, and leave the
+        cursor at the end of the line when that one closes."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._close()
+
+    def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
+        self._close()
+        _lightning.removeFilter(_is_no_end)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        if trainer.global_step == 0:
+            self._add(trainer, _Row("untrained", "val"))
+            self._trained_from = time.perf_counter()
+        elif trainer.is_last_batch:
+            self._validated = True
+        else:
+            self._add(trainer, _Row(f"at step {trainer.global_step}", "val"))
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self._learned and trainer.is_last_batch:
+            return  # a run that goes on first ends the iteration that was over
+        self._learned = False
+        self._close()
+        total = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+        title = f"iteration {trainer.current_epoch + 1:>3}{total}"
+        self._done += 1
+        if trainer.is_last_batch:
+            self._add(trainer, _Row(title, "train", self._left(trainer)))
+        else:
+            self._say(f"stopped inside {title}, of which no checkpoint is kept")
+        if self._validated:
+            self._add(trainer, _Row("validation", "val"))
+        self._validated = False
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._print()  # the first moment after the checkpoint; the row is in metrics.csv as well
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Say why it ended, what training changed, where it lies, and how to ask it."""
+        if not self._trains and _note(trainer) is not None:
+            return  # nothing is left to train, which was said
+        if self._validated:
+            self._add(trainer, _Row("validation", "val"))
+        self._print()
+        for stop in trainer.early_stopping_callbacks:
+            if why := _reason(stop):
+                self._say(f"stopped early after iteration {trainer.current_epoch}: {why}")
+        if 0 < trainer.max_steps <= trainer.global_step:
+            self._say(f"stopped at step {trainer.global_step}: trainer.max_steps is reached")
+        self._compare(trainer)
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        folder = self._folder or Path(trainer.default_root_dir)
+        for kind in ("model", "adapter"):
+            if self._folder and (path := folder / kind).is_dir():
+                self._say(f"the trained {kind} is in {path}")
+        loads = self._folder and (folder / "config.yaml").is_file()
+        if loads and (folder / "checkpoints" / "last.ckpt").is_file():
+            self._say(f'ask it: turnrl.load("{self._folder}").ask("a question")')
+        elif hasattr(pl_module, "ask"):
+            self._say('ask it: module.ask("a question")')
+
+    def _compare(self, trainer: Any) -> None:
+        """Print the figures of the run's first row beside the last ones of the same split."""
+        kept = (one.figures for one in trainer.callbacks if isinstance(one, FirstFigures))
+        first = next(kept, {})
+        place = int(first.get("iteration", 0))
+        for names in _SPLITS.values():
+            if shown := [name for name in names if name in first and name in self._last]:
+                before = f"iteration {place}" if place else "untrained"
+                self._say(f"\n{'':22}  {before:>13}  {'final':>7}")
+                for name in shown:
+                    self._say(f"{name:22}  {first[name]:13.3f}  {self._last[name]:7.3f}")
+
+    def _add(self, trainer: L.Trainer, row: _Row) -> None:
+        """Keep a row until it may be printed, with its figures as they are now."""
+        logged = trainer.callback_metrics
+        figures = {name: float(logged[name]) for name in _SPLITS[row.split] if name in logged}
+        self._last |= figures
+        self._pending.append((row, figures))
+
+    def _print(self) -> None:
+        width = max(17, *(len(row.title) for row, _ in self._pending)) if self._pending else 17
+        passed = tqdm.format_interval(time.perf_counter() - self._start)
+        for row, figures in self._pending:
+            if self._printed % _HEADER_EVERY == 0 and figures:
+                names = " ".join(_COLUMNS)
+                self._say(f"{'':{width}} {'time':>8} {'left':>7}  split  {names}")
+            self._printed += 1
+            left = "" if row.left_s is None else duration(row.left_s)
+            values = zip(_COLUMNS, _SPLITS[row.split], strict=True)
+            shown = " ".join(
+                f"{figures[name]:{max(6, len(column))}.3f}" if name in figures else " " * 6
+                for column, name in values
+            )
+            line = f"{row.title:{width}} {passed:>8} {left:>7}  {row.split:5}  {shown}"
+            self._say(line.rstrip())
+        self._pending.clear()
+
+    def _left(self, trainer: L.Trainer) -> float | None:
+        """Seconds that the iterations to come take at the pace so far."""
+        to_come = [
+            total - done
+            for total, done in (
+                (trainer.max_epochs or -1, trainer.current_epoch + 1),
+                (trainer.max_steps, trainer.global_step),
+            )
+            if total > 0
+        ]
+        if trainer.max_steps > 0:
+            to_come[-1] = -(-to_come[-1] // int(trainer.num_training_batches))
+        pace = (time.perf_counter() - self._trained_from) / self._done
+        return min(to_come) * pace if to_come else None
+
+
+def _name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "the CPU" if device.type == "cpu" else str(device)
+    return f"{device} ({torch.cuda.get_device_name(device)})"
+
+
+def _reason(stop: EarlyStopping) -> str:
+    """Why an early stopping stopped the run; nothing if it did not."""
+    why = getattr(stop, "stopping_reason_message", None) or ""
+    return why.removesuffix(" Signaling Trainer to stop.")

@@ -1,0 +1,132 @@
+"""Runs that go on from a checkpoint: their first figures, and settings that changed since."""
+
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import lightning as L
+import yaml
+from lightning.pytorch.cli import SaveConfigCallback
+
+from turnrl.recipe.moved import renamed
+
+_SCORING = (
+    *("data.val", "data.answers", "data.fields", "data.config"),
+    *("model.rewards", "model.rollout"),
+)
+"""Beginnings of the keys that decide what a figure of the validation is of."""
+_ABSENT = object()
+_LONGEST, _AROUND = 60, 20
+"""Characters of a value that are shown; and of those, how many come before its first difference."""
+_NARROWEST = 20
+
+
+class FirstFigures(L.Callback):
+    """Keep the first figures of a run, in its checkpoints too; and say what a run that goes on by
+    another recipe than its checkpoint's changed."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, float] = {}
+        """By name, with `iteration`, the iterations behind the policy; empty at first."""
+        self._finished = ""
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._take(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._take(trainer, pl_module)
+
+    def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if not self.figures:
+            self.figures = {"iteration": pl_module.iteration_and_version[0]} | {
+                name: float(value)
+                for name, value in trainer.callback_metrics.items()
+                if name.startswith("val/") == trainer.validating
+            }
+
+    def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Say last that there was nothing to do, below what Lightning says of a run like others."""
+        if self._finished and trainer.is_global_zero:
+            print(self._finished, file=sys.stderr)
+        self._finished = ""
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: Any) -> None:
+        checkpoint["first_figures"] = self.figures
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """Compare the recipe in the checkpoint with that of this run, if it has one; and say so if
+        the checkpoint is of a run that is finished."""
+        if trainer.state.fn != "fit":
+            return
+        self.figures = checkpoint.get("first_figures", {})
+        recipes = (one for one in trainer.callbacks if isinstance(one, SaveConfigCallback))
+        own = next(recipes, None)
+        steps = checkpoint["global_step"]
+        iterations = checkpoint["epoch"] + 1 if steps else 0
+        limits = (
+            ("max_epochs", "iterations", iterations, trainer.max_epochs or -1),
+            ("max_steps", "steps", steps, trainer.max_steps),
+        )
+        for name, unit, done, most in limits:
+            if done >= most > 0:
+                told = f"this run is finished: {done} {unit} are done, and {name} is {most}."
+                step = f"repeat the command with --trainer.{name} N" if own else f"set {name}=N"
+                self._finished = f"turnrl: {told}\nTo go on, {step}, N above {done}."
+                return
+        if own is not None and "recipe" in checkpoint:
+            texts = checkpoint["recipe"], own.parser.dump(own.config, skip_none=False)
+            self._compare(trainer, *(renamed(yaml.safe_load(text)) for text in texts))
+
+    def _compare(self, trainer: Any, saved: Any, now: Any) -> None:
+        changed = {
+            key: values
+            for key, *values in _changes(saved, now)
+            if key.startswith(("seed_everything", "model", "data", "trainer"))
+            and not key.startswith("trainer.logger")
+        }
+        if any(key.startswith(_SCORING) for key in changed):
+            self.figures = {}  # they were scored in another way: not to be compared
+        if trainer.is_global_zero and changed:
+            print("turnrl: goes on with other settings:", file=sys.stderr)
+            for key, (old, new) in sorted(changed.items()):
+                print(_line(key, old, new), file=sys.stderr)
+
+
+def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """The smallest parts of two recipes that differ: key, old value and new value, as JSON."""
+    if old == new:
+        return
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in {**old, **new}:
+            inner = f"{key}.{name}" if key else str(name)
+            yield from _changes(old.get(name, _ABSENT), new.get(name, _ABSENT), inner)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for number, pair in enumerate(zip(old, new, strict=True)):
+            yield from _changes(*pair, f"{key}[{number}]")
+    else:
+        before, after = ("not set" if one is _ABSENT else json.dumps(one) for one in (old, new))
+        yield key, before, after
+
+
+def _line(key: str, old: str, new: str) -> str:
+    """A setting with its old and its new value, within the width of the terminal."""
+    pairs = enumerate(zip(old, new, strict=False))
+    same = next((n for n, (a, b) in pairs if a != b), 0)
+    begin = max(0, same - _AROUND) if max(len(old), len(new)) > _LONGEST else 0
+    old, new = (_cut(value, begin) for value in (old, new))
+    width = max(_NARROWEST, shutil.get_terminal_size().columns)
+    text = f"{key}: {old} -> {new}"
+    first, then = "  ", "      "
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=then, break_on_hyphens=False
+    )
+
+
+def _cut(value: str, begin: int) -> str:
+    """The part of a long value around the place where it differs from another."""
+    value = f"...{value[begin:]}" if begin > len("...") else value
+    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."

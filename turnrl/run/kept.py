@@ -1,0 +1,110 @@
+"""Checkpoints that a run keeps: the last, and the one whose validation was best.
+
+Both lie at an iteration's boundary and are there whole or not at all, so a run can go on from them.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+from turnrl.run.folders import is_trial, run_folder, whole_file
+
+__all__ = ["BestCheckpoint", "LastCheckpoint", "WholeFiles"]
+
+
+class WholeFiles(TorchCheckpointIO):
+    """Writes checkpoints as Lightning does, but each is there whole or not at all: one that the
+    disk has no room for leaves the one before it as it was."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        with whole_file(Path(path)) as written:
+            super().save_checkpoint(checkpoint, written, storage_options)
+
+
+def _write_whole_files(trainer: L.Trainer) -> None:
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # not one of a user's own
+        trainer.strategy.checkpoint_io = WholeFiles()
+
+
+class LastCheckpoint(Checkpoint):
+    """Keep `checkpoints/last.ckpt`, written before the first iteration and after each one.
+
+    It always lies at an iteration's boundary, so a resumed run goes on exactly as if it had not
+    stopped; a run that ends inside an iteration (`max_steps`, `max_time`) keeps the one from before
+    it. A new file replaces the old one when it is complete, so there is always a good one.
+    """
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._kept = ""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        _write_whole_files(trainer)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.global_step == 0:
+            self._save(trainer, "The untrained policy")
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_last_batch:
+            self._save(trainer, f"Iteration {trainer.current_epoch + 1}")
+
+    def _save(self, trainer: L.Trainer, what: str) -> None:
+        if is_trial(trainer):
+            return
+        folder = (run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
+        trainer.save_checkpoint(folder / "last.ckpt", weights_only=False)
+        self._path, self._kept = folder / "last.ckpt", what
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Say how to go on. Weights of mid-iteration would not resume exactly: none are saved."""
+        if trainer.is_global_zero and self._path is not None and self._path.is_file():
+            print(
+                f"\n{self._kept} is kept. To go on from it, repeat the command with\n"
+                f"  --ckpt_path {self._path}",
+                file=sys.stderr,
+            )
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keep `checkpoints/best.ckpt`, of the iteration after which a figure of the validation was
+    best. It lies at the iteration's boundary like `last.ckpt`, and a run can go on from it.
+
+    Args:
+        monitor: The figure.
+        mode: Whether the greatest or the least is best.
+    """
+
+    def __init__(
+        self, monitor: str = "val/exact_match", mode: Literal["max", "min"] = "max"
+    ) -> None:
+        options = {"save_on_train_epoch_end": True, "enable_version_counter": False}
+        super().__init__(monitor=monitor, mode=mode, filename="best", **options)  # type: ignore[arg-type]
+        self._validated = 0
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        _write_whole_files(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: a run that goes on has a folder, and so a best one, of its own."""
+        return {}
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._validated = trainer.global_step
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # the figure is of these very weights, at an iteration's end
+        if trainer.is_last_batch and self._validated == trainer.global_step:
+            super().on_train_epoch_end(trainer, pl_module)

@@ -1,0 +1,146 @@
+"""Loggers that can show more than numbers get, at the step of an iteration's row of metrics,
+
+    advantages/turn_1, advantages/turn_2, ...   a histogram of the advantages of that turn
+    transcripts     the trajectories that lie in `transcripts/`, as text
+
+TensorBoard and Weights & Biases have both, MLflow the text alone, as files. A logger of your own
+takes part once you say how:
+
+    from turnrl.run.loggers import Shown, show
+
+    @show.register
+    def _(logger: MyLogger, shown: Shown, step: int) -> None:
+        logger.experiment.write(shown.transcripts)
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from torch import Tensor
+
+from turnrl.credit import Credit
+from turnrl.run.recording import Recorder
+from turnrl.types.trajectory import Group
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The parts of one iteration that are shown.
+
+    Args:
+        iteration: Its number, from 1.
+        advantages: By number of the turn, from 1, (N,): the advantages of the N turns of that
+            number that were learned from in the first process.
+        transcripts: Trajectories as text. Policies and tools wrote it, so escape it.
+    """
+
+    iteration: int
+    advantages: Mapping[int, Tensor]
+    transcripts: Sequence[str]
+
+
+class ToLoggers(L.Callback):
+    """Show each iteration to the loggers of a run, after its row of metrics. Only the first process
+    does, with what it sampled itself."""
+
+    def __init__(self) -> None:
+        self._seen: Any = None
+        self._due: tuple[Shown, int] | None = None
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        experience = pl_module.experience
+        if experience is self._seen or not trainer.is_global_zero or not trainer.loggers:
+            return  # a run that goes on first ends the iteration that was over
+        self._seen = experience
+        iteration, step = pl_module.iteration_and_version
+        kept = next((one for one in trainer.callbacks if isinstance(one, Recorder)), None)
+        advantages = by_turn(experience.groups, experience.credit)
+        self._due = Shown(iteration, advantages, kept.transcripts if kept else ()), step
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._show(trainer)  # the first moment after the row of metrics
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._show(trainer)
+
+    def _show(self, trainer: L.Trainer) -> None:
+        due, self._due = self._due, None
+        for logger in trainer.loggers if due else ():
+            show(logger, *due)  # type: ignore[misc]
+
+
+def by_turn(groups: Sequence[Group], credit: Sequence[Credit]) -> dict[int, Tensor]:
+    """The advantages of each turn.
+
+    Args:
+        groups: Scored groups.
+        credit: The credit of each.
+    Returns:
+        By number of the turn, from 1, (N,). A turn that a branch shares with the trajectory that it
+        came from counts once.
+    """
+    parts: dict[int, list[Tensor]] = {}
+    for group, given in zip(groups, credit, strict=True):
+        for k in range(group.reached.shape[1]):
+            parts.setdefault(k + 1, []).append(given.turns[:, k][group.reached[:, k]])
+    found = {turn: torch.cat(some).float().cpu() for turn, some in parts.items()}
+    return {turn: values for turn, values in found.items() if len(values)}
+
+
+@singledispatch
+def show(logger: Any, shown: Shown, step: int) -> None:
+    """Show an iteration in a logger. One that nobody registered shows nothing.
+
+    Args:
+        logger: The logger. Register its class to take part.
+        shown: The iteration.
+        step: Optimiser steps behind the policy, as in the iteration's row of metrics.
+    """
+
+
+@show.register
+def _(logger: TensorBoardLogger, shown: Shown, step: int) -> None:
+    for turn, values in shown.advantages.items():
+        logger.experiment.add_histogram(f"advantages/turn_{turn}", values, step)
+    if shown.transcripts:
+        text = "\n\n".join(map(fenced, shown.transcripts))
+        logger.experiment.add_text("transcripts", text, step)
+
+
+@show.register
+def _(logger: WandbLogger, shown: Shown, step: int) -> None:
+    import wandb
+
+    media: dict[str, Any] = {
+        f"advantages/turn_{turn}": wandb.Histogram(values.tolist())
+        for turn, values in shown.advantages.items()
+    }
+    if shown.transcripts:
+        text = "".join(f"<pre>{html.escape(one)}</pre><hr>" for one in shown.transcripts)
+        # no style of theirs is added, so the file opens without a network
+        media["transcripts"] = wandb.Html(text, inject=False)
+    logger.log_metrics(media, step)
+
+
+@show.register
+def _(logger: MLFlowLogger, shown: Shown, step: int) -> None:
+    if shown.transcripts:
+        text = ("\n" + "=" * 80 + "\n").join(shown.transcripts)
+        file = f"transcripts/iteration_{shown.iteration:04d}.txt"
+        logger.experiment.log_text(logger.run_id, text, file)
+
+
+def fenced(text: str) -> str:
+    """A text as a block of code in Markdown, whose fence is longer than any that the text has."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"

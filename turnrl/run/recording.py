@@ -1,0 +1,293 @@
+"""Recording: from scored groups to rows of the record, and into files of a run's folder, by a
+callback.
+
+`turnrl.record` says what the columns mean, and reads them.
+"""
+
+import dataclasses
+import inspect
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch import Tensor
+
+import turnrl
+from turnrl.credit import Credit
+from turnrl.run.folders import whole_file
+from turnrl.run.record import SCHEMA, TOKENS, FileName, Row, f1, transcript
+from turnrl.scoring import curves
+from turnrl.types.contracts import AdvantageEstimator
+from turnrl.types.engine import TokenScores
+from turnrl.types.trajectory import Group, ToolCall, ToolResult, Trajectory
+
+Learner = Callable[[Sequence[turnrl.TokenRow]], Sequence[TokenScores]]
+"""The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""
+
+
+class Recorder(L.Callback):
+    """Keep the record of a run of `MTGRPO`: of each iteration before it is learned from, and of
+    each evaluation at its end. Without a folder nothing is written."""
+
+    def __init__(self) -> None:
+        self.evaluated: list[Row] = []
+        """The rows of the last evaluation in this process, with or without a folder."""
+        self.transcripts: list[str] = []
+        """The trajectories of the last iteration that were written out as text."""
+        self._kept: Any = None
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        experience = pl_module.experience
+        if experience is self._kept or pl_module.folder is None:
+            return
+        self._kept, self.transcripts = experience, []
+        place = (trainer.global_rank, trainer.world_size)
+        count = kept(experience.groups, pl_module.record_per_iteration, *place)
+        some = rows(
+            experience.groups[:count],
+            experience.credit[:count],
+            "train",
+            trainer.current_epoch + 1,
+            trainer.global_step,
+            *place,
+            pl_module.estimator,
+            pl_module.read if pl_module.record_tokens else None,
+        )
+        self._write(list(some), trainer, pl_module)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        groups, (iteration, version) = pl_module.evaluated, pl_module.iteration_and_version
+        greedy = pl_module.samples is None
+        learner = partial(pl_module.read, temperature=1.0) if greedy else pl_module.read
+        some = rows(
+            groups,
+            [None] * len(groups),
+            pl_module.split,
+            iteration,
+            version,
+            trainer.global_rank,
+            trainer.world_size,
+            learner=learner if pl_module.record_tokens else None,
+        )
+        self.evaluated = list(some)
+        self._write(self.evaluated, trainer, pl_module)
+
+    def _write(self, some: Sequence[Row], trainer: L.Trainer, module: Any) -> None:
+        """Write the rows of one collection in this process into a run's folder, and of those that
+        were sampled some as text to read."""
+        if not some or (folder := module.folder) is None:
+            return
+        first, rank, count = some[0], trainer.global_rank, module.transcripts_per_iteration
+        name = FileName(first["split"], first["policy_version"], rank)
+        write(some, folder / "record" / str(name))
+        if first["split"] == "train" and rank == 0 and count:
+            file = folder / "transcripts" / f"iteration_{first['iteration']:04d}.txt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self.transcripts = list(map(transcript, _extremes(some, count)))
+            whole = ("\n" + "=" * 80 + "\n").join(self.transcripts)
+            file.write_text(whole + "\n", encoding="utf-8")
+
+
+def kept(groups: Sequence[Group], most: int | None, rank: int = 0, ranks: int = 1) -> int:
+    """Number of groups that one process records, from its first on.
+
+    Groups stay whole. Over all processes these are the first groups that together have at most
+    `most` trajectories, but one group at least. A process does not know the sizes of the others'
+    groups, and takes them to be as large as its own on average.
+
+    Args:
+        groups: Those of this process, in the order of their numbers rank, rank + ranks, ...
+        most: Trajectories to keep over all processes; None keeps all, and 0 none.
+    """
+    if most is None:
+        return len(groups)
+    sizes = itertools.accumulate(len(group.trajectories) for group in groups)
+    numbers = range(rank, rank + len(groups) * ranks, ranks)
+    fits = (
+        most > 0 and (number == 0 or size / (i + 1) * (number + 1) <= most)
+        for i, (number, size) in enumerate(zip(numbers, sizes, strict=True))
+    )
+    return sum(itertools.takewhile(bool, fits))
+
+
+def rows(
+    groups: Sequence[Group],
+    credit: Iterable[Credit | None],
+    split: str,
+    iteration: int,
+    policy_version: int,
+    first: int = 0,
+    step: int = 1,
+    estimator: AdvantageEstimator | None = None,
+    learner: Learner | None = None,
+) -> Iterator[Row]:
+    """The record of scored groups.
+
+    Args:
+        groups: The groups.
+        credit: Each group's credit, or None where nothing is learned.
+        split: What the questions are from.
+        iteration: See `turnrl.record`.
+        policy_version: See `turnrl.record`.
+        first: Number of the first group.
+        step: From one group's number to the next: processes number theirs in turn.
+        estimator: The rule that gave the credit; None where nothing is learned.
+        learner: Read once for all groups; None to record no tokens.
+    """
+    every = [trajectory for group in groups for trajectory in group.trajectories]
+    rule = None if estimator is None else _settings(estimator)
+    tokens: Iterator[Row] = itertools.repeat(dict.fromkeys(TOKENS))
+    if learner is not None:
+        tokens = map(_tokens, every, learner([trajectory.token_row for trajectory in every]))
+    scored = zip(groups, credit, strict=True)
+    for number, (group, given) in zip(itertools.count(first, step), scored):
+        for i, trajectory in enumerate(group.trajectories):
+            version = policy_version if trajectory.version is None else trajectory.version
+            yield {
+                "iteration": iteration,
+                "policy_version": version,
+                "split": split,
+                "group": number,
+                "estimator": rule,
+                **_attempt(group, given, i),
+                **next(tokens),
+            }
+
+
+def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
+    """What the group tells of one of its trajectories."""
+    question, trajectory = group.question, group.trajectories[i]
+    prompt, totals = trajectory.prompt_ids, group.totals[group.trunks]
+    branch = i not in group.trunks
+    return {
+        "question_id": _text(question.id),
+        "question": _text(question.text),
+        "answers": [_text(answer) for answer in question.answers],
+        "member": i,
+        "begins": trajectory.begins,
+        "parent": group.parents[i] if branch else None,
+        "ended_by": trajectory.ended_by,
+        "answer": _text(trajectory.answer),
+        **curves(trajectory),
+        "f1": f1(trajectory.answer, question),
+        "prompt_tokens": None if prompt is None else len(prompt),
+        "outcome": float(group.outcome[i]),
+        "rewards": _rewards({name: part[i] for name, part in group.component_totals.items()}),
+        "reward_bounds": [
+            {"name": name, "low": low, "high": high} for name, (low, high) in group.bounds.items()
+        ],
+        "figures": [
+            {"name": name, "values": value if isinstance(value, Sequence) else [value]}
+            for name, value in trajectory.figures.items()
+        ],
+        "group_mean": float(totals.mean()) if len(totals) > 1 else None,
+        "group_std": float(totals.std()) if len(totals) > 1 else None,
+        "turns": [_turn(group, credit, i, k) for k in range(len(trajectory.turns))],
+    }
+
+
+def _turn(group: Group, credit: Credit | None, i: int, k: int) -> Row:
+    trajectory = group.trajectories[i]
+    turn, own = trajectory.turns[k], k >= trajectory.begins
+    parts = {name: part[i, k] for name, part in group.components.items() if part.ndim == 2}
+    return {
+        "text": _text(turn.text),
+        "tokens": len(turn.token_ids),
+        "cut": turn.cut,
+        "calls": [_call(call) for call in turn.reading.calls],
+        "results": [_result(result) for result in turn.results],
+        "format_error": _text(turn.reading.format_error),
+        "reward": float(group.turn_rewards[i, k]),
+        "rewards": _rewards(parts),
+        "advantage": float(credit.turns[i, k]) if credit is not None and own else None,
+    }
+
+
+def _rewards(parts: Mapping[str, Tensor]) -> list[Row]:
+    return [{"name": name, "value": float(value)} for name, value in parts.items()]
+
+
+def _call(call: ToolCall) -> Row:
+    faults = {"error": _text(call.error), "mended": _text(call.mended)}
+    return {"name": _text(call.name), "arguments": _json(call.arguments), **faults}
+
+
+def _result(result: ToolResult) -> Row:
+    metadata = _json(result.metadata) if result.metadata else None
+    return {"content": _text(result.content), "ok": result.ok, "metadata": metadata}
+
+
+def _tokens(trajectory: Trajectory, learner: TokenScores) -> Row:
+    """The columns `TOKENS`, given the learner's numbers of the N sampled tokens."""
+    turn_index = trajectory.turn_index
+    logprobs, entropies = iter(learner.logprobs.tolist()), iter(learner.entropy.tolist())
+    sampled = zip(trajectory.sampler_logprobs, turn_index, strict=True)
+    columns = (
+        list(trajectory.token_ids),
+        list(turn_index),
+        [logprob if k >= 0 else None for logprob, k in sampled],
+        [next(logprobs) if k >= 0 else None for k in turn_index],
+        [next(entropies) if k >= 0 else None for k in turn_index],
+    )
+    return dict(zip(TOKENS, columns, strict=True))
+
+
+def _settings(estimator: AdvantageEstimator) -> str:
+    """JSON of an estimator's name, of the path of its class, and of the arguments that it keeps in
+    attributes."""
+    kind = type(estimator)
+    names = (name for name in inspect.signature(kind).parameters if hasattr(estimator, name))
+    arguments = {name: getattr(estimator, name) for name in names}
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    return _json({"name": kind.__name__, "class": path, "arguments": arguments})
+
+
+def _json(value: Any) -> str:
+    """JSON of anything, in which a short text stands for a value that JSON has no word for."""
+    try:
+        return json.dumps(_plain(value))
+    except Exception as error:  # a package's object may raise anything when it is looked at
+        return json.dumps(f"{type(value).__name__}, which raised {type(error).__name__}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(part) for part in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    if hasattr(value, "tolist"):  # arrays and tensors, and their numbers
+        return _plain(value.tolist())
+    finite = isinstance(value, float) and math.isfinite(value)
+    return value if value is None or finite or isinstance(value, str | int) else str(value)[:200]
+
+
+def _text(text: str | None) -> str | None:
+    """Half a surrogate pair, which JSON lets anyone write, is no text, and Parquet refuses it."""
+    return None if text is None else text.encode("utf-8", "replace").decode()
+
+
+def write(some: Sequence[Row], file: Path) -> None:
+    """Write rows as one Parquet file, replacing it in one move when it is complete."""
+    with whole_file(file) as written:
+        pq.write_table(pa.Table.from_pylist(list(some), SCHEMA), written, compression="zstd")
+
+
+def _extremes(some: Iterable[Row], count: int) -> list[Row]:
+    """The best and the worst trajectory of the first groups, in turns."""
+
+    def total(row: Row) -> float:
+        return float(row["outcome"] + sum(turn["reward"] for turn in row["turns"]))
+
+    groups = [list(members) for _, members in itertools.groupby(some, lambda row: row["group"])]
+    return [(min if n % 2 else max)(g, key=total) for n, g in enumerate(groups[:count])]

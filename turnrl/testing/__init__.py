@@ -1,0 +1,37 @@
+"""Checks that a plugin keeps its contracts, as functions to call in its tests.
+
+    def test_my_tool_keeps_to_the_contract():
+        check_tool(MyTool(), good_calls=[{"query": "Utrecht"}], bad_calls=[{"query": ""}])
+
+Each raises an `AssertionError` that says what is broken and with what input. They need no test
+framework, and but for `check_engine`, which samples a policy, no model; but for that and
+`check_estimator`, whose matter is tensors, no torch either.
+
+`ScriptedEngine` plays given texts, to try a segmenter, a tool or a reward in a whole rollout.
+
+    tool, segmenter, reward,     a check each
+    estimator, source, engine
+    scripted                     ScriptedEngine
+    examples                     attempts at one question, to try a reward or an estimator on
+    contract                     promises, and the error that says which is broken
+"""
+
+from turnrl.testing.engine import check_engine
+from turnrl.testing.estimator import check_estimator
+from turnrl.testing.examples import example_trajectories
+from turnrl.testing.reward import check_reward
+from turnrl.testing.scripted import ScriptedEngine
+from turnrl.testing.segmenter import check_segmenter
+from turnrl.testing.source import check_source
+from turnrl.testing.tool import check_tool
+
+__all__ = [
+    "ScriptedEngine",
+    "check_engine",
+    "check_estimator",
+    "check_reward",
+    "check_segmenter",
+    "check_source",
+    "check_tool",
+    "example_trajectories",
+]

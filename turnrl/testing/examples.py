@@ -1,0 +1,52 @@
+"""Attempts at one question, to try a reward or an estimator on."""
+
+from turnrl.types.questions import Question
+from turnrl.types.trajectory import Reading, ToolCall, ToolResult, Trajectory, Turn
+
+Step = tuple[Reading, tuple[ToolResult, ...]]
+
+QUESTION = Question("q", "What is the time zone of Utrecht?", ("Europe/Amsterdam", "CET"))
+
+
+def _searched(*results: ToolResult) -> Step:
+    """A turn of searches that have these results."""
+    call = ToolCall("search", {"query": "Utrecht"})
+    return Reading((call,) * len(results)), results
+
+
+_PAGE = ToolResult("Utrecht is in the time zone Europe/Amsterdam.")
+SEARCHED = _searched(_PAGE)
+RIGHT: Step = (Reading(answer="Europe/Amsterdam"), ())
+
+
+def attempt(*steps: Step, text: str = "text", of: Question = QUESTION) -> Trajectory:
+    """A trajectory of steps, all of one text."""
+    turns = tuple(
+        Turn(text, (7, 8, 9), (-0.1,) * 3, *step, (5,) if step[1] else ()) for step in steps
+    )
+    answered = turns[-1].reading.answer is not None
+    return Trajectory(of, (1, 2, 3), turns, "answer" if answered else "turns")
+
+
+def example_trajectories() -> dict[str, Trajectory]:
+    """Attempts at one question, by name: good ones, failed ones, and garbage."""
+    garbled: Step = (Reading(format_error="no tool call or answer"), ())
+    empty: Step = (Reading(answer="", format_error="the answer is empty"), ())
+    unreadable = Reading((ToolCall("", error="bad JSON"),), None, "bad JSON")
+    no_tool = ToolResult("no such tool", ok=False)
+    unanswerable = Question("q", "What?", ("", "the"))
+    return {
+        "right after a search": attempt(SEARCHED, RIGHT),
+        "right without a search": attempt(RIGHT),
+        "wrong after a search": attempt(SEARCHED, (Reading(answer="Asia/Tokyo"), ())),
+        "answer among others": attempt(SEARCHED, (Reading(answer="CET or Asia/Tokyo"), ())),
+        "nothing found": attempt(_searched(ToolResult("no results")), RIGHT),
+        "failed call": attempt(_searched(no_tool), RIGHT),
+        "unreadable call": attempt((unreadable, (ToolResult("bad JSON", False),)), RIGHT),
+        "two calls, one failed": attempt(_searched(_PAGE, no_tool), RIGHT),
+        "no accepted answers": attempt(SEARCHED, RIGHT, of=Question("q", "What?")),
+        "garbage": attempt(garbled, garbled),
+        "garbage that names the answer": attempt(garbled, garbled, text="Europe/Amsterdam"),
+        "garbage of one turn": attempt(garbled),
+        "garbage with an empty answer": attempt(empty, of=unanswerable),
+    }

@@ -1,0 +1,57 @@
+"""Check of a reward."""
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from turnrl.testing.contract import on, require
+from turnrl.testing.examples import example_trajectories
+from turnrl.types.contracts import OutcomeReward, Reward, TurnReward
+from turnrl.types.engine import SampledPolicy
+from turnrl.types.trajectory import Trajectory
+
+
+def check_reward(
+    reward: Reward,
+    trajectories: Mapping[str, Trajectory] | None = None,
+    policy: SampledPolicy | None = None,
+) -> None:
+    """Check a reward: finite numbers within its bounds, the same each time, and nothing to gain by
+    garbage.
+
+    Args:
+        reward: A turn reward or an outcome reward.
+        trajectories: What to score, by name; `example_trajectories` by default. Those whose name
+            begins with `garbage` may earn nothing, unless every other one earns as much.
+        policy: For a reward that asks one in `prepare`.
+    Raises:
+        AssertionError: If a rule is broken, with the rule and the input.
+    """
+    name = type(reward).__name__
+    of_turns = isinstance(reward, TurnReward)
+    one_kind = of_turns != isinstance(reward, OutcomeReward)
+    require(one_kind, f"{name} must extend either TurnReward or OutcomeReward")
+    named = re.fullmatch(r"[a-z0-9_]*", reward.name)
+    require(named, f"{name}.name is {reward.name!r}: use lower case, digits and _, as in metrics")
+    score: Callable[..., float] = cast(Any, reward).score
+    totals: dict[str, float] = {}
+    attempts = trajectories or example_trajectories()
+    with on(f"{name}.prepare on {len(attempts)} trajectories"):
+        reward.prepare([*attempts.values()], policy)
+    for label, trajectory in attempts.items():
+        # turn by turn, or once
+        for at in itertools.product(range(len(trajectory.turns)), repeat=int(of_turns)):
+            with on(f"{name}.score({', '.join(map(repr, (label, *at)))})"):
+                first, again = score(trajectory, *at), score(trajectory, *at)
+                finite = isinstance(first, int | float) and math.isfinite(first)
+                require(finite, f"gives {first!r}, which is not a finite number")
+                low, high = sorted(reward.bounds or (first, first))
+                inside = low - 1e-9 <= first <= high + 1e-9
+                require(inside, f"gives {first!r}, and {name}.bounds is {reward.bounds}")
+                require(first == again, f"gives {first!r}, and the second time {again!r}")
+                totals[label] = totals.get(label, 0.0) + first
+    least = max(0.0, min(totals.values()))
+    paid = {k: total for k, total in totals.items() if k.startswith("garbage") and total > least}
+    require(not paid, f"{name} pays for garbage, which may earn nothing: {paid}")

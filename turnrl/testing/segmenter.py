@@ -1,0 +1,97 @@
+"""Check of a segmenter."""
+
+import itertools
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from turnrl.testing.contract import on, require
+from turnrl.testing.examples import QUESTION
+from turnrl.text import neutralise
+from turnrl.types.contracts import Segmenter, ToolSpec
+from turnrl.types.trajectory import Reading, ToolCall, ToolResult
+
+
+def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
+    """Check a segmenter: its prompt, that it reads any text, and that it shows results as they are.
+
+    Args:
+        segmenter: The segmenter.
+        texts: How many random texts to read.
+    Raises:
+        AssertionError: If a rule is broken, with the rule and the input.
+    """
+    name = type(segmenter).__name__
+    require(segmenter.max_turns >= 1, f"{name}.max_turns is {segmenter.max_turns}")
+    for values in (segmenter.stop, segmenter.tags):
+        fits = isinstance(values, tuple) and all(isinstance(v, str) and v for v in values)
+        require(fits, f"{name}.stop and {name}.tags must be tuples of texts, not {values!r}")
+    for stop in segmenter.stop:
+        tag = re.fullmatch(r"</?(\w+)>", stop)
+        rule = f"{name} stops at {stop!r}, so {tag and tag[1]!r} must be in its tags"
+        require(not tag or tag[1] in segmenter.tags, f"{rule}: else a result could contain it")
+    for tools in ([], [_ECHO]):
+        with on(f"{name}.prompt({QUESTION!r}, {tools!r})"):
+            messages = segmenter.prompt(QUESTION, tools)
+            shown = _shown(messages, "system", "user", "assistant")
+            require(messages[-1]["role"] == "user", "must end with the user's message")
+            require(QUESTION.text in shown, f"leaves the question out: {messages!r}")
+    for text, turn in itertools.product(_soups(segmenter, texts), {0, segmenter.max_turns - 1}):
+        with on(f"{name}.read({text!r}, {turn}, cut=False)"):
+            reading, again = (segmenter.read(text, turn, False) for _ in range(2))
+            gave = f"gives {reading!r}"
+            require(isinstance(reading, Reading), f"{gave}, which is no Reading")
+            require(reading == again, f"{gave}, and the second time {again!r}")
+            require(isinstance(reading.answer, str | None), f"{gave}: answer is no text")
+            for call in reading.calls:
+                require(isinstance(call, ToolCall), f"{gave}: {call!r} is no ToolCall")
+                require(isinstance(call.arguments, Mapping), f"{gave}: arguments are no mapping")
+                require(call.name or call.error, f"{gave}: a call has neither name nor error")
+                owned = call.mended is None or reading.format_error is not None
+                require(owned, f"{gave}: a turn with a mended call needs a format_error")
+            acts = reading.calls or reading.answer is not None or reading.format_error
+            require(acts, f"{gave}: a turn that neither calls nor answers needs a format_error")
+        part = text[: len(text) * 2 // 3]
+        with on(f"{name}.read({part!r}, {turn}, cut=True)"):
+            answer = segmenter.read(part, turn, True).answer
+            rule = f"takes the answer {answer!r} from what was cut: the whole, {text!r}, answers"
+            require(answer in (None, reading.answer), f"{rule} {reading.answer!r}")
+        content = neutralise(text, segmenter.tags, [])
+        results = [ToolResult(content, n % 2 == 0) for n, _ in enumerate(reading.calls)]
+        with on(f"{name}.observe({reading!r}, {results!r})"):
+            shown = _shown(segmenter.observe(reading, results), "user", "tool")
+            whole = shown.count(content) >= len(results) or not content
+            require(whole, f"must show each result as it is, not as {shown!r}")
+    reading = segmenter.read("Lorem ipsum dolor sit amet.", 0, False)
+    formless = reading.answer is None or reading.format_error is not None or not segmenter.tags
+    require(formless, f"{name} takes plain text for a well-formed turn: {reading!r}")
+
+
+def _shown(messages: Sequence[Mapping[str, str]], *roles: str) -> str:
+    """The contents of chat messages, which have these roles."""
+    rule = f"must give messages of role {' or '.join(roles)} with a text, not {messages!r}"
+    require(isinstance(messages, list) and messages, rule)
+    for message in messages:
+        require({*message} == {"role", "content"} and message["role"] in roles, rule)
+        require(isinstance(message["content"], str) and message["content"], rule)
+    return "\n".join(message["content"] for message in messages)
+
+
+def _soups(segmenter: Segmenter, count: int) -> Iterator[str]:
+    """Texts that a policy might write: nothing, tag soups, broken JSON, any unicode, very long."""
+    tags = [f"<{slash}{tag}>" for tag in segmenter.tags for slash in ("", "/")]
+    call = '{"name": "echo", "args": {"text": "x"}}'
+    pieces = [*tags, *segmenter.stop, call, call[:-1], *'{["\n a', "null", "\\ud800"]
+    long = ("[" * 50_000, "<" * 10_000, "🙂" * 100)
+    yield from ("", "\x00", "\u202e\u0000\ufffd", *long, *pieces)
+    draw = random.Random(0)
+    for _ in range(count):
+        soup = draw.choices(pieces, k=draw.randrange(1, 12))
+        noise = (chr(draw.choice((draw.randrange(128), draw.randrange(0xD7FF)))) for _ in range(5))
+        soup.insert(draw.randrange(len(soup) + 1), "".join(noise) if draw.random() < 0.3 else "")
+        yield "".join(soup)
+
+
+_ECHO = ToolSpec(
+    "echo", "Repeat a text.", {"type": "object", "properties": {"text": {"type": "string"}}}
+)

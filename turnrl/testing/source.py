@@ -1,0 +1,64 @@
+"""Check of a source of questions."""
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from turnrl.answers import usable_answers
+from turnrl.errors import DataError
+from turnrl.testing.contract import on, require
+from turnrl.types.contracts import QuestionSource
+from turnrl.types.questions import Question
+from turnrl.types.trajectory import Passage
+
+
+def check_source(source: QuestionSource) -> None:
+    """Check a source: that it has the questions that it says it has, the same ones each time, knows
+    which splits it has, and has a corpus or says that it has none.
+
+    The questions of its default splits are all read, twice; of the corpus, which may be larger than
+    memory, the first 3,000 passages. Whether splits share questions is the source's business.
+
+    Args:
+        source: The source.
+    Raises:
+        AssertionError: If a rule is broken, with the rule and the input.
+    """
+    name, splits, uses = type(source).__name__, source.default_splits, source.uses
+    fits = isinstance(uses, tuple) and {*uses} <= {"fields", "config"}
+    require(fits, f"{name}.uses is {uses!r}: give a tuple that may hold 'fields' and 'config'")
+    known = [*dict.fromkeys(split for split in splits.values() if split is not None)]
+    fits = {*splits} == {"train", "val"} and all(isinstance(split, str) for split in known)
+    rule = f"{name}.default_splits is {splits!r}: name one for 'train' and for 'val', or None"
+    require(fits and known, rule)
+    for split in known:
+        with on(f"{name}.questions({split!r})"):
+            questions = list(source.questions(split))
+            _check_texts(questions, Question)
+            usable = any(map(usable_answers, questions))
+            require(usable, f"gives {questions[0]!r}, and none that has an answer to match")
+            for pair in itertools.zip_longest(questions, source.questions(split)):
+                first, again = (q and (q.id, q.text, q.answers) for q in pair)
+                require(first == again, f"gives {first}, and the second time {again}")
+    with on(f"{name}.questions('no-such-split')"):
+        try:
+            require(False, f"gives {len([*source.questions('no-such-split')])}, and no DataError")
+        except DataError as error:
+            listed = all(split in str(error) for split in known)
+            require(listed, f"raises {error!r}, which does not list the splits there are: {known}")
+    with on(f"{name}.passages()"), contextlib.suppress(DataError):
+        _check_texts(list(itertools.islice(source.passages(), 3000)), Passage)
+
+
+def _check_texts(given: Sequence[Any], kind: type) -> None:
+    """Check that there are questions or passages, each with a text and an id of its own."""
+    require(given, "gives nothing")
+    seen: dict[str, Any] = {}
+    for one in given:
+        rule = f"gives {one!r}: a {kind.__name__} has an id and a text"
+        require(isinstance(one, kind), rule)
+        texts = (one.id, one.text)
+        require(all(isinstance(text, str) and text.strip() for text in texts), rule)
+        require(one.id not in seen, f"gives one id to {seen.get(one.id)!r} and to {one!r}")
+        seen[one.id] = one

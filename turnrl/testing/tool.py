@@ -1,0 +1,103 @@
+"""Check of a tool."""
+
+import asyncio
+import math
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
+from typing import Any
+
+from turnrl.agent.toolbox import call_tools
+from turnrl.errors import TurnRLError
+from turnrl.testing.contract import Breach, on, origin, require
+from turnrl.testing.examples import QUESTION
+from turnrl.types.contracts import Toolset
+from turnrl.types.questions import Question
+from turnrl.types.trajectory import ToolCall, ToolResult
+
+_Calls = Sequence[Mapping[str, Any] | ToolCall]  # the arguments of each, or the call
+
+
+def check_tool(
+    tool: Toolset, good_calls: _Calls, bad_calls: _Calls = (), question: Question = QUESTION
+) -> None:
+    """Check a tool or a toolset: its description, its preflight check, its sessions, its replies,
+    and that `open`, `run` and `close` take no longer than `timeout_s`.
+
+    Each call has a session of its own, if the tool opens them; each is closed, whatever happens.
+    As in a rollout, plain methods run in threads, and coroutines on one event loop.
+
+    Args:
+        tool: The tool or toolset, with whatever it needs at hand.
+        good_calls: Arguments of calls that must succeed; for a set of several tools, a `ToolCall`
+            each.
+        bad_calls: Those that are the policy's mistake: the schema rejects them, or the result is
+            not `ok` and says why.
+        question: What sessions are opened for; give one of your data if `open` reads its metadata.
+    Raises:
+        AssertionError: If a rule is broken, with the rule and the input.
+    """
+    __tracebackhide__ = True  # to pytest: the message says it all
+    name, limit = type(tool).__name__, tool.timeout_s
+    require(good_calls, f"give check_tool a good call of {name}")
+    for spec in tool.specs:
+        named = isinstance(spec.name, str) and re.fullmatch(r"\w[\w.-]*", spec.name)
+        require(named, f"{name}.name is {spec.name!r}: use letters, digits, _, - and .")
+        require(spec.description.strip(), f"{name}.description is empty")
+    timed = isinstance(limit, int | float) and 0 < limit < math.inf
+    require(timed, f"{name}.timeout_s is {limit!r}: give a number of seconds")
+    with on(f"{name}.parameters"):
+        for spec in tool.specs:
+            described = spec.parameters.get("type") == "object"
+            require(described, f"must be the JSON Schema of an object, not {spec.parameters!r}")
+    with on(f"{name}.check()"):
+        tool.check()
+
+    alone = []
+    for arguments in good_calls:
+        alone += _replies(tool, [arguments], question)
+    together = _replies(tool, good_calls, question)
+    for arguments, one, same in zip(good_calls, alone, together, strict=True):
+        gave = f"{name}.run on the good call {arguments!r} gives {one!r}"
+        require(one.ok and one.content, f"{gave}, which is no success with a text")
+        ordered = one.content == same.content
+        require(ordered, f"{gave}, and in a batch {same!r}: keep the order of the calls")
+    for arguments in bad_calls:
+        (one,) = _replies(tool, [arguments], question)
+        gave = f"{name}.run on the bad call {arguments!r} gives {one!r}"
+        require(not one.ok and one.content, f"{gave}, which is no failure with a reason")
+
+
+def _replies(tool: Toolset, some: _Calls, question: Question) -> list[ToolResult]:
+    """Replies to calls batched in one rollout, each of a trajectory of its own."""
+    __tracebackhide__ = True
+    # what hangs cannot be ended, only left: so the event loop runs in a daemon thread
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    loop, end = runner.get_loop(), asyncio.Event()
+
+    def serve() -> None:
+        with runner:
+            runner.run(end.wait())
+
+    threading.Thread(target=serve, daemon=True).start()
+    calls = [[_call(tool, one)] for one in some]
+    replies = asyncio.run_coroutine_threadsafe(call_tools([tool], question, calls), loop)
+    try:
+        while not wait([replies], tool.timeout_s).done:
+            alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+            held = f"stands still on {[*some]!r}: a coroutine of the tool's blocks the event loop"
+            require(wait([alive], 1).done, f"{tool} {held}")
+        return [reply for (reply,) in replies.result()]
+    except TurnRLError as error:  # which names the tool, the call and what was raised
+        raise Breach(f"{error}") from origin(error)
+    finally:
+        loop.call_soon_threadsafe(end.set)
+
+
+def _call(tool: Toolset, given: Mapping[str, Any] | ToolCall) -> ToolCall:
+    if isinstance(given, ToolCall):
+        return given
+    name = type(tool).__name__
+    require(len(tool.specs) == 1, f"{name} has several tools: give a ToolCall, not {given!r}")
+    return ToolCall(tool.specs[0].name, given)
