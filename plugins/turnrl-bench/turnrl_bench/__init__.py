@@ -1,18 +1,12 @@
-"""`turnrl bench`: how fast turnrl is, and how much memory it takes, beside what else one could use.
+"""`turnrl bench gpu`: how fast a 7B policy is on your GPU, and how much memory it takes.
 
-    command       the command line
-    measurements  which processes take turns in each, and what their report says
-    measure       fresh processes that take turns, medians, tables
-    worker        such a process
-    task          questions, a small model, and the tokens that everybody samples
-    forced        Forced, an engine that is told what to sample
-    ours          the iterations of turnrl on a task
-    trl           the iterations of TRL's `GRPOTrainer` on the same task
-    equal         whether both did equal work
-    world         quickstart's world: engines, tools that take their time, many trajectories
-    gpu           a policy of seven billion parameters
+    command   the command line
+    gpu       the parts of the benchmark
+    task      questions, a model with random weights, and the tokens that are sampled
+    agent     the agent that works on a task, and its iterations
+    forced    Forced, an engine that samples the tokens you give it
 
-`Forced` is public: whoever wants to time or replay something with given tokens can use it.
+`compare.py`, beside this package, compares turnrl with TRL, vLLM and plainer ways to learn.
 """
 
 from __future__ import annotations

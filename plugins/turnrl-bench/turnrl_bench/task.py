@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from turnrl_doctor import plan
-
 from turnrl import RecipeError
+from turnrl_doctor import plan
 
 TOOL, DESCRIPTION, ARGUMENT = "search", "Find the article that is about something.", "What it is."
 SCHEMA = {

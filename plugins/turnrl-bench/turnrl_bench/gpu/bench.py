@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from turnrl_doctor import plan
-
 from turnrl_bench.gpu import device, floors
 from turnrl_bench.gpu.floors import Network, Work, model_bytes
-from turnrl_bench.gpu.results import Results
+from turnrl_bench.gpu.results import Found, Results
 from turnrl_bench.gpu.shapes import RANK, SMALL, WHOLE
-from turnrl_bench.measure import Found
 from turnrl_bench.task import Shape, Task, make
+from turnrl_doctor import plan
 
 if TYPE_CHECKING:  # seconds of importing, which the first part does not need
     from turnrl import Policy, Trajectory
@@ -56,7 +54,7 @@ class Bench:
 
     def policy(self, kind: Kind) -> Policy:
         """A policy on the device, loaded as Lightning does: inside its device's context."""
-        from turnrl_bench.ours import policy_of
+        from turnrl_bench.agent import policy_of
 
         if kind not in self._policies:
             self.task()
@@ -85,7 +83,7 @@ class Bench:
 
     def played(self) -> list[Trajectory]:
         """The trajectories of the task, from the script, without an engine."""
-        from turnrl_bench.ours import played
+        from turnrl_bench.agent import played
 
         if not self._played:
             self._played = played(str(self.model), self.policy("nf4"))

@@ -17,8 +17,6 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.attention
-from turnrl_slots import Slots
-from turnrl_slots.ways import Attention
 
 from turnrl import Engine, Sampling
 from turnrl_bench.gpu import device, floors
@@ -26,9 +24,10 @@ from turnrl_bench.gpu.bench import Bench, Kind
 from turnrl_bench.gpu.floors import Network, Work
 from turnrl_bench.gpu.loading import options
 from turnrl_bench.gpu.passes import TimedPolicy, summary
-from turnrl_bench.gpu.results import Cases
-from turnrl_bench.measure import Found
+from turnrl_bench.gpu.results import Cases, Found
 from turnrl_bench.task import Shape
+from turnrl_slots import Slots
+from turnrl_slots.ways import Attention
 
 Weights = Literal["dense", "adapter"]
 

@@ -7,24 +7,70 @@ the parts that are left. Ctrl-C ends all of it, and the parts that are there are
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from turnrl_bench.gpu.parts import HUNG, Part
-from turnrl_bench.gpu.results import Results
-from turnrl_bench.gpu.shapes import check_disk
-from turnrl_bench.measure import apart, now
+from turnrl import RecipeError
+from turnrl_bench.gpu.floors import Network, model_bytes
+from turnrl_bench.gpu.parts import HUNG, Part, chosen
+from turnrl_bench.gpu.report import show
+from turnrl_bench.gpu.results import Results, now
+from turnrl_bench.gpu.shapes import RANK, SMALL, WHOLE, check_disk
 
+_WORKER = (sys.executable, "-m", "turnrl_bench.gpu.worker")
 _GRACE_S = 20.0
 """A part that is over its time by so much and has not come back is ended with its process."""
+
+
+def bench(args: argparse.Namespace) -> int:
+    """Measure a GPU, as the options of `turnrl bench gpu` say, and print what was measured.
+
+    Returns:
+        The exit code: 1 if a part failed.
+    Raises:
+        RecipeError: Before anything is measured, if it cannot be.
+    """
+    if not args.json.absolute().parent.is_dir():
+        raise RecipeError(f"--json is {str(args.json)!r}, in a folder that is not there. Make it.")
+    if args.json.is_dir():
+        raise RecipeError(f"--json is {str(args.json)!r}, a folder. Name a file in it.")
+    parts = chosen(args.parts)
+    results = Results(args.json.absolute())
+    if results.found["parts"] and not args.resume:
+        raise RecipeError(
+            f"--json is {str(args.json)!r}, which is there. Add --resume to go on with it, or name "
+            "another file."
+        )
+    todo = [part for part in parts if not results.is_done(part.name)]
+    import torch  # takes seconds, which a mistake in --parts or --json need not wait for
+
+    if todo and not args.tiny and not torch.cuda.is_available():
+        raise RecipeError(
+            "there is no GPU here. On a machine with one, this takes nine minutes; --tiny runs the "
+            "same on this one, in a small shape."
+        )
+    results.describe(args.tiny)
+    if todo:
+        setting = SMALL if args.tiny else WHOLE
+        asked = {part.name for part in todo} - {"machine"}
+        made = [setting.smaller] if "train" in asked else []
+        made += [setting.network] if asked - {"train"} else []
+        needed = sum(model_bytes(Network(network, size=2, rank=RANK)) for network in made)
+        with models(needed) as folder:
+            drive(results, todo, folder, args.tiny, args.minutes, args.threads)
+    print(show(results, args.markdown), flush=True)
+    return int(any(results.part(part.name).get("status") == "error" for part in parts))
 
 
 def drive(
@@ -52,6 +98,12 @@ def drive(
     left = [replace(part, most_s=scale * part.most_s) for part in parts]
     for part in left:
         results.note(part.name, status="waiting")
+    environment = {
+        **os.environ,
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(threads),
+    }
     while left:
         hung = folder / HUNG
         hung.write_text("", "utf-8")
@@ -65,7 +117,8 @@ def drive(
         }
         why = "it was interrupted"
         try:
-            apart("turnrl_bench.gpu.worker:measure", settings, threads)
+            command, quiet = [*_WORKER, json.dumps(settings)], subprocess.DEVNULL
+            subprocess.run(command, env=environment, stdout=quiet, check=True)
         except subprocess.CalledProcessError as error:
             why = f"its process ended with {error.returncode}"
         finally:

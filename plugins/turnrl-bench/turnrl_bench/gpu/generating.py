@@ -8,12 +8,28 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from turnrl import Policy, Trajectory
 from turnrl_bench.gpu import device
 from turnrl_bench.gpu.bench import Bench
-from turnrl_bench.gpu.results import Cases
-from turnrl_bench.measure import Found
+from turnrl_bench.gpu.results import Cases, Found
+
+
+class ScriptedTokens(LogitsProcessor):
+    """Leaves one token possible: the next one of each row's script."""
+
+    def __init__(self, rows: Sequence[Sequence[int]], end: int) -> None:
+        longest = max(map(len, rows))
+        padded = [[*row, *[end] * (longest - len(row))] for row in rows]
+        self.columns = torch.tensor(padded).T.contiguous()
+        self.at = 0
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        column = self.columns[min(self.at, len(self.columns) - 1), :, None].to(scores.device)
+        self.at += 1
+        forced = torch.full_like(scores, -torch.inf)
+        return forced.scatter(1, column, 0.0)  # type: ignore[return-value]
 
 
 def measure(bench: Bench, cases: Cases) -> None:
@@ -54,10 +70,6 @@ def _turn(bench: Bench, cases: Cases, turn: int) -> Found:
 
 def generate_seconds(policy: Policy, trajectories: Sequence[Trajectory], turn: int) -> float:
     """Time `generate` on one turn of some trajectories."""
-    from transformers import LogitsProcessorList
-
-    from turnrl_bench.trl import ScriptedTokens
-
     network, tokenizer = cast(Any, policy.load()), policy.tokenizer
     where = next(network.parameters()).device
     rows = {"input_ids": [[*t.token_ids[: t.turn_index.index(turn)]] for t in trajectories]}

@@ -6,18 +6,17 @@ import time
 from typing import Any, final
 
 import lightning as L
-from turnrl_slots import Slots
 
 from turnrl import MTGRPO
+from turnrl_bench.agent import Watch, module_of, policy_of, sampled_tokens, train
 from turnrl_bench.gpu import device, floors
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.decoding import Wave
 from turnrl_bench.gpu.floors import Work
 from turnrl_bench.gpu.learning import rows_of, sizes_of
-from turnrl_bench.gpu.results import Cases
+from turnrl_bench.gpu.results import Cases, Found
 from turnrl_bench.gpu.shapes import RANK, UPDATES
-from turnrl_bench.measure import Found
-from turnrl_bench.ours import Watch, module_of, policy_of, sampled_tokens, train
+from turnrl_slots import Slots
 
 _LONG_S = 45
 """After an iteration that took longer there is none to compare it with: there are minutes to do."""
@@ -60,7 +59,7 @@ def measure(bench: Bench, cases: Cases) -> None:
 def _iteration(bench: Bench, until: float) -> Found:
     bench.task()
     bench.drop()  # this one is loaded by Lightning
-    folder, engine, phases, watch = str(bench.model), Slots(), _Phases(until), Watch(0)
+    folder, engine, phases, watch = str(bench.model), Slots(), _Phases(until), Watch()
     module = module_of(folder, policy_of(folder, RANK, quantization="nf4"), engine, UPDATES)
     try:
         train(module, [phases, watch], folder, 2, "gpu" if bench.on_gpu else "cpu")
@@ -73,15 +72,15 @@ def _found(bench: Bench, module: MTGRPO, phases: _Phases, watch: Watch, in_force
     played = module.experience
     assert played is not None
     trajectories = list(played.trajectories)
-    names = ("rollouts", "before learning", "whole step", "learning")
-    rolled, before, whole, rest = (watch.clock.times[name][-1][0] for name in names)
-    learned = rest - before
+    last = watch.times[-1]
+    rolled, before, whole = last["rollouts"], last["before learning"], last["whole step"]
+    learned = last["learning"] - before
     bench.keep("nf4", module.policy, trajectories)
     rolling, learning = floor_of(bench)
     plan = {phase: [int(size), name] for phase, (size, name) in module.memory.planned.items()}
     return {
-        "iterations": len(watch.clock.times["whole step"]),
-        "first_s": watch.clock.times["whole step"][0][0],
+        "iterations": len(watch.times),
+        "first_s": watch.times[0]["whole step"],
         "whole": {"whole_s": whole, **bench.against(whole, [*rolling, *learning])},
         "rollouts": {"rollouts_s": rolled, **bench.against(rolled, rolling)},
         # the pass before the first update gives them, so that they cost nothing at least

@@ -14,8 +14,7 @@ from lightning.fabric.utilities import move_data_to_device
 from turnrl import Policy, TokenRow, recompute
 from turnrl_bench.gpu import device, floors
 from turnrl_bench.gpu.bench import Bench
-from turnrl_bench.gpu.results import Cases
-from turnrl_bench.measure import Found
+from turnrl_bench.gpu.results import Cases, Found
 
 PARTS = ("forward", "head", "backward")
 _LONG_S = 8.0

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from turnrl_slots import Slots
-
 from turnrl_bench.gpu import device
 from turnrl_bench.gpu.bench import Bench
-from turnrl_bench.gpu.results import Cases
-from turnrl_bench.measure import Found
+from turnrl_bench.gpu.results import Cases, Found
+from turnrl_slots import Slots
 
 
 def measure(bench: Bench, cases: Cases) -> None:

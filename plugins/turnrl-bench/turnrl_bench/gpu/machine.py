@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import platform
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,8 +13,7 @@ import torch
 
 from turnrl_bench.gpu import device
 from turnrl_bench.gpu.bench import Bench
-from turnrl_bench.gpu.results import Cases
-from turnrl_bench.measure import Found, processor, versions
+from turnrl_bench.gpu.results import Cases, Found
 
 LIBRARIES = (
     *("turnrl", "torch", "transformers", "peft", "bitsandbytes", "triton", "liger-kernel"),
@@ -62,3 +64,21 @@ def _driver() -> str | None:
 def _versions() -> Found:
     """Of Python, CUDA, and the libraries; None for one that is not installed."""
     return {**dict.fromkeys(LIBRARIES), **versions(LIBRARIES), "cuda": torch.version.cuda}
+
+
+def processor() -> str:
+    """The processor's name."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """Versions of Python, and of the packages among these that are installed."""
+    by_name = {"python": platform.python_version()}
+    for name in names:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            by_name[name] = importlib.metadata.version(name)
+    return by_name

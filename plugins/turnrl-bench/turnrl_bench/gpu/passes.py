@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from turnrl import Policy
-from turnrl_bench.measure import Found
+from turnrl_bench.gpu.results import Found
 
 
 @dataclass

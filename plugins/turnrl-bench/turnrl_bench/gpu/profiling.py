@@ -14,8 +14,7 @@ from turnrl_bench.gpu import device, learning
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.decoding import Case, Wave, engine_of, play
 from turnrl_bench.gpu.passes import TimedPolicy
-from turnrl_bench.gpu.results import Cases
-from turnrl_bench.measure import Found
+from turnrl_bench.gpu.results import Cases, Found
 
 LARGEST = 10
 _BEFORE = 8

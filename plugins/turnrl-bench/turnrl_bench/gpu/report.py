@@ -3,29 +3,62 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from turnrl_bench.gpu.parts import PARTS
-from turnrl_bench.gpu.results import Results
+from turnrl_bench.gpu.results import Found, Results
 from turnrl_bench.gpu.shapes import SMALL, WHOLE
-from turnrl_bench.measure import NONE, Found, Report, Table
 
 _KINDS = (("dense copy and adapter", "dense copy"), ("NF4 and adapter", "nf4 + adapter"),
           ("16 bits and adapter", "dense + adapter"))  # fmt: skip
 
 
-def report_of(results: Results) -> Report:
-    """Tables of what was measured."""
+NONE = "not measured"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a header."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def show(self, markdown: bool = False) -> str:
+        """The table as aligned columns, or as markdown."""
+        if markdown:
+            lines = (self.header, ("---",) * len(self.header), *self.rows)
+            return "\n".join(f"| {' | '.join(row)} |" for row in lines)
+        lines = (self.header, *self.rows)
+        first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+        return "\n".join(
+            "  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]).rstrip()
+            for row in lines
+        )
+
+
+def show(results: Results, markdown: bool) -> str:
+    """All that was measured, at most 80 columns wide unless it is markdown. A table in which
+    nothing was measured is left out, if there is another."""
     device = results.case("machine", "device")
-    versions = results.case("machine", "versions")
-    tiny = results.found["about"].get("tiny")
-    size, rows = ("tiny", SMALL.rows) if tiny else ("7B", WHOLE.rows)
+    size = "tiny" if results.found["about"].get("tiny") else "7B"
     title = f"A {size} policy on {device.get('name', 'a GPU')}: NF4, an adapter of rank 16"
-    tables = [
-        _sampling(results, rows),
-        *(make(results) for make in (_learning, _iteration, _machine)),
-    ]
-    return Report(title, _notes(results, device, versions), tables)
+    tables = tables_of(results)
+    measured = [table for table in tables if any(NONE not in row for row in table.rows)]
+    shown = [table.show(markdown) for table in measured or tables]
+    notes = _notes(results, device, results.case("machine", "versions"))
+    if markdown:
+        return "\n\n".join([*shown, "\n".join(f"- {note}" for note in notes)])
+    lines = [textwrap.fill(n, 80, subsequent_indent="  ", break_on_hyphens=False) for n in notes]
+    return "\n\n".join([title, *shown, "\n".join(lines)])
+
+
+def tables_of(results: Results) -> list[Table]:
+    """The tables, which have the same rows whatever was measured."""
+    rows = SMALL.rows if results.found["about"].get("tiny") else WHOLE.rows
+    others = [table(results) for table in (_learning, _iteration, _machine)]
+    return [_sampling(results, rows), *others]
 
 
 _SECONDS, _TIMES, _PER_S, _MS = "{:.3g} s", "{:.2f}x", "{:,.0f}", "{:.1f} ms"
@@ -119,13 +152,13 @@ def _machine(results: Results) -> Table:
 
 
 def _notes(results: Results, device: Found, versions: Found) -> list[str]:
-    notes = []
+    names = ("python", "turnrl", "torch", "transformers", "cuda", "bitsandbytes", "triton")
+    held = [f"{name} {versions[name]}" for name in names if versions.get(name)]
+    notes = [", ".join(held)] if held else []
     if device.get("capability"):
-        names = ("cuda", "bitsandbytes", "triton", "liger-kernel", "flash-attn")
-        held = ", ".join(f"{name} {versions[name]}" for name in names if versions.get(name))
         notes.append(
             f"{device['name']}, {device['bytes'] / 1e9:.0f} GB, compute capability "
-            f"{device['capability']}; {held}."
+            f"{device['capability']}."
         )
     loaded = results.case("loading", "nf4")
     in_force = {

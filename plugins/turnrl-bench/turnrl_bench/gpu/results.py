@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 import traceback
@@ -10,9 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from turnrl import RecipeError, whole_file
-from turnrl_bench.measure import Found, now
+
+Found = dict[str, Any]
+"""Results as JSON: figures by name, in seconds and bytes unless the name has another unit."""
 
 DONE = "done"
+
+
+def now() -> str:
+    """The time, for people."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def error_of(error: BaseException) -> Found:

@@ -6,10 +6,9 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from turnrl_doctor import plan
-
 from turnrl import RecipeError
 from turnrl_bench.task import TINY, Shape
+from turnrl_doctor import plan
 
 RANK, UPDATES = 16, 2
 SEVEN_B = plan.Shape(

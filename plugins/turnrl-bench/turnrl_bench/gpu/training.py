@@ -20,11 +20,10 @@ from typing import Any, final
 
 import lightning as L
 import torch
-from turnrl_record.runs import Run, open_runs
 
+from turnrl.run.runs import Run, open_runs
 from turnrl_bench.gpu.bench import Bench
-from turnrl_bench.gpu.results import Cases
-from turnrl_bench.measure import BenchError, Found
+from turnrl_bench.gpu.results import Cases, Found
 
 TIMED = (
     *("rollout/seconds", "rollout/scoring_seconds", "rollout/tokens_per_s"),
@@ -97,8 +96,8 @@ def _run(folder: Path, name: str, arguments: Sequence[str], wanted: int = 0) -> 
     """Run `turnrl` in a process of its own, in a folder, with its output in `NAME.log`.
 
     Raises:
-        BenchError: With the last line of its output, if it does not end with the exit code that is
-            wanted.
+        RuntimeError: With the last line of its output, if it ends with another exit code than the
+            one that is wanted.
     """
     command = [sys.executable, "-m", "turnrl", *arguments, "--trainer.logger.init_args.name", name]
     log = folder / f"{name}.log"
@@ -110,7 +109,7 @@ def _run(folder: Path, name: str, arguments: Sequence[str], wanted: int = 0) -> 
         lines = log.read_text("utf-8", errors="replace").strip().splitlines()
         last = " ".join(lines[-1].split())[:400] if lines else "it said nothing"
         code = f"{ended.returncode}, not {wanted}" if wanted else f"{ended.returncode}"
-        raise BenchError(f"the run {name!r} ended with {code}: {last}")
+        raise RuntimeError(f"the run {name!r} ended with {code}: {last}")
     return {"run_s": seconds, **({} if wanted else {"metrics": rows_of(folder, name)})}
 
 
@@ -133,7 +132,7 @@ def differences(
     whole run (of its size, where it never moves).
 
     Raises:
-        BenchError: If the resumed run has a row or a metric that the whole one has not, or none.
+        RuntimeError: If the resumed run has a row or a metric that the whole one has not, or none.
     """
     spread: dict[str, list[float]] = {}
     for row in whole:
@@ -144,13 +143,15 @@ def differences(
     for row in resumed:
         other = known.get((row["epoch"], row["step"], *sorted(row)))
         if other is None:
-            raise BenchError(f"the whole run has no row of step {row['step']:.0f} like the resumed")
+            raise RuntimeError(
+                f"the whole run has no row of step {row['step']:.0f} like the resumed"
+            )
         for name, value in row.items():
             off = abs(value - other[name])
             range_ = max(spread[name]) - min(spread[name]) or abs(other[name])
             errors[name] = max(errors.get(name, 0.0), off / range_ if off else 0.0)
     if not any("train/loss" in row for row in resumed):
-        raise BenchError("the resumed run has no rows: it had nothing left to learn")
+        raise RuntimeError("the resumed run has no rows: it had nothing left to learn")
     return errors
 
 
@@ -170,7 +171,7 @@ def _compared(folder: Path, most: float) -> Found:
     weights = _weights_off(folder)
     worst = max(off, key=off.__getitem__)
     if off[worst] > most or weights > most:
-        raise BenchError(
+        raise RuntimeError(
             f"the resumed run ends otherwise: {worst} is off by {off[worst]:.2%} of its range, the "
             f"weights by {weights:.2%}, and {most:.0%} is allowed"
         )

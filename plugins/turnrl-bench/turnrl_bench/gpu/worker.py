@@ -1,14 +1,18 @@
 """The process that measures: part after part, each within its time.
 
-Its settings come from `driver`. Its results go to the file.
+`driver` runs it as `python -m turnrl_bench.gpu.worker SETTINGS`, with the arguments of `measure` as
+JSON. Its results go to the file.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import json
+import logging
 import pkgutil
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +21,7 @@ import torch
 from turnrl_bench.gpu import device
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.parts import HUNG, Part
-from turnrl_bench.gpu.results import Cases, Results, error_of
-from turnrl_bench.measure import Found, now
+from turnrl_bench.gpu.results import Cases, Found, Results, error_of, now
 
 LOST = "the device answers no more; the parts that are left run in another process"
 
@@ -30,8 +33,9 @@ def measure(
     tiny: bool,
     left_s: float,
     grace_s: float,
-) -> Found:
-    """Measure parts. A part that hangs ends this process, wherever it hangs.
+) -> None:
+    """Measure parts. A part that hangs ends this process, wherever it hangs. If a part loses the
+    device, the parts after it are left to another process.
 
     Args:
         file: File of the results.
@@ -40,8 +44,6 @@ def measure(
         tiny: A small shape, on whatever device there is.
         left_s: Seconds that are left for all.
         grace_s: Seconds that a part may be over its time.
-    Returns:
-        `finished`: False if the device is lost and another process has to go on.
     """
     until = time.monotonic() + left_s
     results = Results(Path(file))
@@ -53,10 +55,9 @@ def measure(
                 left = max(0.0, min(until - time.monotonic(), 2 * part.most_s))
                 faulthandler.dump_traceback_later(left + grace_s, exit=True, file=place)
                 if not run(part, bench, until):
-                    return {"finished": False}
+                    return
         finally:
             faulthandler.cancel_dump_traceback_later()
-    return {"finished": True}
 
 
 def run(part: Part, bench: Bench, until: float) -> bool:
@@ -114,3 +115,15 @@ def _answers() -> bool:
 
 def _tell(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def main(settings: str) -> None:
+    """Measure, without Lightning's remarks about workers, loggers and the like."""
+    warnings.filterwarnings("ignore")
+    for noisy in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    measure(**json.loads(settings))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,503 @@
+"""Compare turnrl on a CPU with TRL, with a vLLM server, and with plainer ways to do the same work:
+
+    python plugins/turnrl-bench/compare.py trl|engine|learn|tools|scale
+
+The sides run in fresh processes that take turns, A B A B, so if the machine slows down, it does so
+for both. Each process is a block. A figure is the median of all repetitions in all blocks. A ratio
+is one side's median over the other's, with the least and the greatest ratio of two neighbouring
+blocks. docs/explanation/performance.md explains each comparison. Set OMP_NUM_THREADS for more than
+one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import itertools
+import logging
+import multiprocessing
+import os
+import random
+import sys
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, cast, final
+
+import httpx2
+import lightning as L
+import numpy as np
+import torch
+import transformers
+from jsonargparse import auto_cli
+
+from turnrl import MTGRPO, Policy, RecipeError, Rollout, Sampling, Tool, ToolCall, ToolResult
+from turnrl_atlas import Atlas
+from turnrl_bench import agent
+from turnrl_bench.gpu.generating import ScriptedTokens
+from turnrl_bench.gpu.machine import processor, versions
+from turnrl_bench.gpu.report import Table
+from turnrl_bench.task import ARGUMENT, DESCRIPTION, SCHEMA, Shape, Task, make, reward
+from turnrl_doctor import plan
+from turnrl_segmenters import TwoTurn
+from turnrl_slots import Slots
+
+Figures = dict[str, list[float]]
+"""The figures of a block by name, each with a value for every repetition."""
+
+STARTER = "package://turnrl_atlas/starter"
+
+
+# ------------------------------------------------------------------------------ blocks, figures
+
+
+def fresh(function: Callable[[], Any]) -> Any:
+    """Call a function in a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _quiet) as process:
+        return process.submit(function).result()
+
+
+def _quiet() -> None:
+    """Silence Lightning, transformers and TRL."""
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    transformers.utils.logging.disable_progress_bar()
+    sys.stdout = sys.stderr
+
+
+def alternate(blocks: int, sides: Mapping[str, Callable[[], Figures]], case: str = "") -> None:
+    """Run the blocks of each side in turns. Print a row for each figure, with the ratio if there
+    are two sides."""
+    found: dict[str, list[Figures]] = {name: [] for name in sides}
+    for n, name in itertools.product(range(blocks), sides):
+        print(f"  block {n + 1} of {blocks}: {name} ...", file=sys.stderr, flush=True)
+        found[name].append(fresh(sides[name]))
+    rows = []
+    for name in next(iter(found.values()))[0]:
+        by_side = [[block[name] for block in some] for some in found.values()]
+        middles = [median(itertools.chain(*some)) for some in by_side]
+        cells = [name, *(f"{value:,.2f}" for value in middles)]
+        if len(sides) == 2:
+            each = [median(a) / median(b) for a, b in zip(*by_side, strict=True)]
+            cells.append(f"{middles[0] / middles[1]:.2f}x ({min(each):.2f}-{max(each):.2f})")
+        rows.append(tuple(cells))
+    last = ["/".join(sides)] if len(sides) == 2 else []
+    print(f"\n{Table((case, *sides, *last), tuple(rows)).show()}", flush=True)
+
+
+def held_mb(which: str) -> float:
+    """Memory of this process: now (`VmRSS`), or at its peak (`VmHWM`). NaN except on Linux."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text("utf-8").splitlines():
+            if line.startswith(f"{which}:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    return float("nan")
+
+
+def new_peak() -> float:
+    """Forget the peak so far, and give what is held now."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", "utf-8")
+    return held_mb("VmRSS")
+
+
+def return_memory() -> None:
+    """Make later processes return freed memory at once. They would use it again, uncounted."""
+    os.environ.update(MALLOC_MMAP_THRESHOLD_="1048576", MALLOC_TRIM_THRESHOLD_="1048576")
+
+
+# ------------------------------------------------------------------------ trl: a training step
+
+
+@final
+class Search(Tool):
+    """A search tool that takes its time. A batch of calls ends with its slowest one.
+
+    Args:
+        find: Gives the page of a query.
+        ms: Milliseconds of a call.
+        jitter: Each call takes a time of its own, between nothing and twice as long.
+    """
+
+    name, description, parameters = "search", DESCRIPTION, cast(Any, SCHEMA["parameters"])
+
+    def __init__(self, find: Callable[[str], str], ms: float = 0, jitter: bool = False) -> None:
+        self.find, self.ms, self.jitter = find, ms, jitter
+
+    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        queries = [call.arguments.get("query", "") for call in calls]
+        times = [zlib.crc32(q.encode()) % 1000 / 500 if self.jitter else 1.0 for q in queries]
+        if self.ms:
+            await asyncio.sleep(max(times) * self.ms / 1000)
+        return [ToolResult(self.find(query)) for query in queries]
+
+
+class Gradient(L.Callback):
+    """Keeps the gradient of turnrl's last step."""
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.kept = gradient_of(pl_module.policy.load())
+
+
+class GradientOfTrl(transformers.TrainerCallback):
+    """Keeps the gradient of TRL's last step."""
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.kept = gradient_of(kwargs["model"])
+
+
+def gradient_of(model: torch.nn.Module) -> dict[str, Any]:
+    """The gradient of a model in one array of numpy, and the names of its parameters."""
+    named = sorted(model.named_parameters())
+    kept = {n: p.grad.double().flatten() for n, p in named if p.grad is not None}
+    return {"parameters": [*kept], "gradient": torch.cat([*kept.values()]).numpy()}
+
+
+def work_of(trajectories: Any, gradient: Gradient | GradientOfTrl) -> dict[str, Any]:
+    """What a step did. Trajectories come as prompt, tokens after it, their part in the loss, calls
+    and reward."""
+    parts = ("prompt tokens", "tokens after the prompts", "loss tokens", "tool calls", "rewards")
+    rows = sorted(trajectories, key=lambda one: (list(one[0]), list(one[1])))
+    return {**dict(zip(parts, zip(*rows, strict=True), strict=True)), **gradient.kept}
+
+
+def by_turnrl(folder: str, steps: int, updates: int = 1, tool_ms: float = 0, **policy: Any) -> Any:
+    """Time steps of turnrl after a first one. With 0 steps, give the work of the first."""
+    search, watch, gradient = Search(Task.read(folder).article, tool_ms), agent.Watch(), Gradient()
+    module = agent.module_of(folder, Policy(folder, **policy), Slots(), updates, search)
+    agent.train(module, [watch, gradient] if not steps else [watch], folder, 1 + steps)
+    if steps:
+        parts = ("rollouts", "learning", "whole step")
+        return {f"{part}, s": [one[part] for one in watch.times[1:]] for part in parts}
+    rows = []
+    for one in cast(Any, module.experience).trajectories:
+        after = slice(len(one.prompt_ids), None)
+        calls = [[c.name, dict(c.arguments)] for turn in one.turns for c in turn.reading.calls]
+        loss = [int(turn >= 0) for turn in one.turn_index[after]]
+        answer = reward(one.answer or "")
+        rows.append(([*one.prompt_ids], [*one.token_ids[after]], loss, calls, answer))
+    return work_of(rows, gradient)
+
+
+def by_trl(folder: str, rows: int, steps: int, updates: int = 1, tool_ms: float = 0) -> Any:
+    """The same by TRL's `GRPOTrainer`, set up to do what turnrl does: float32, no checkpointing of
+    activations, no reference model, a loss that is a mean over tokens, no clipping of gradients.
+    `ScriptedTokens` leaves it one token at a time; it does all of its other work."""
+    trl: Any = importlib.import_module("trl")
+    datasets: Any = importlib.import_module("datasets")
+    task, gradient = Task.read(folder), GradientOfTrl()
+    shape, system = task.shape, {"role": "system", "content": task.system}
+    data = [[system, {"role": "user", "content": question}] for question in task.questions]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    async def search(query: str):  # type: ignore[no-untyped-def]
+        if tool_ms:
+            await asyncio.sleep(tool_ms / 1000)
+        return task.article(query)
+
+    search.__doc__ = f"{DESCRIPTION}\n\nArgs:\n    query: {ARGUMENT}\n"
+    same: Any = {"bf16": False, "gradient_checkpointing": False, "beta": 0.0, "loss_type": "dapo"}
+    same |= {"max_grad_norm": 0.0, "shuffle_dataset": False, "max_tool_calling_iterations": 1}
+    size: Any = {"num_generations": shape.group_size, "per_device_train_batch_size": rows}
+    size |= {"gradient_accumulation_steps": shape.prompts * shape.group_size // rows}
+    size |= {"max_completion_length": shape.tokens - shape.prompt_tokens}
+    size |= {"num_iterations": updates, "max_steps": (1 + steps) * updates}
+    quiet: Any = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none"}
+    quiet |= {"disable_tqdm": True}
+    trainer = trl.GRPOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: [reward(said[-1]["content"]) for said in completions],
+        args=trl.GRPOConfig(str(Path(folder, "trl")), use_cpu=True, **same, **size, **quiet),
+        train_dataset=datasets.Dataset.from_dict({"prompt": data}),
+        processing_class=tokenizer,
+        tools=[search],
+        callbacks=[gradient] if not steps else [],
+    )
+    turns = itertools.cycle([[s[k] for group in task.script for s in group] for k in range(2)])
+    generate, collect, kept = model.generate, trainer._generate, []
+    marks: list[tuple[float, float]] = []
+
+    def forced(**kwargs: Any) -> Any:
+        script = ScriptedTokens(next(turns), tokenizer.eos_token_id)
+        return generate(**kwargs, logits_processor=transformers.LogitsProcessorList([script]))
+
+    def timed(prompts: Any) -> Any:
+        began = time.perf_counter()
+        kept.append(collect(prompts))
+        marks.append((began, time.perf_counter()))
+        return kept[-1]
+
+    model.generate, trainer._generate = forced, timed
+    trainer.train()
+    if steps:
+        # a step lasts from one rollout to the next
+        began, collected = np.array([*marks, (time.perf_counter(), 0)]).T
+        whole, rollouts = np.diff(began)[1:], (collected - began)[1:-1]
+        both = {"rollouts, s": rollouts, "learning, s": whole - rollouts, "whole step, s": whole}
+        return {name: seconds.tolist() for name, seconds in both.items()}
+    work = []
+    for prompt, ids, loss, said in zip(*kept[-1][:4], strict=True):
+        called = [call["function"] for one in said for call in one.get("tool_calls") or ()]
+        calls = [[one["name"], dict(one["arguments"])] for one in called]
+        work.append(([*prompt], [*ids], [*loss], calls, reward(said[-1]["content"])))
+    return work_of(work, gradient)
+
+
+def check_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Compare the first step of two sides.
+
+    Raises:
+        SystemExit: Naming the first difference.
+    """
+    a, b = ours.pop("gradient"), theirs.pop("gradient")
+    for part in ours:
+        if ours[part] != theirs[part]:
+            sys.exit(f"The {part} of the two sides differ, so nothing was timed.")
+    cosine = a @ b / np.sqrt((a @ a) * (b @ b))
+    if not cosine > 0.9999:
+        sys.exit(f"The gradients have a cosine of {cosine:.7f}, so nothing was timed.")
+    count = len(ours["rewards"])
+    print(f"Equal work: {count} trajectories, a cosine of {cosine:.7f} between the gradients.")
+
+
+def trl(blocks: int = 3, steps: int = 2, prompts: int = 8, rows: int = 16) -> None:
+    """Compare training steps with TRL's `GRPOTrainer`, once both are known to do equal work.
+
+    Args:
+        blocks: Processes of each side.
+        steps: Steps of a block that count, after one that does not.
+        prompts: Questions of a step, with eight trajectories each.
+        rows: Trajectories of a micro-batch of TRL's; divides all of them.
+    """
+    if importlib.util.find_spec("trl") is None:
+        sys.exit("TRL is not installed. Install it with: pip install 'turnrl[bench]'")
+    # TRL recognises the family of a model by its own text of the template
+    template = importlib.import_module("trl.chat_template_utils").qwen2_5_chat_template
+    with TemporaryDirectory() as folder:
+        make(Path(folder), Shape(prompts), template)
+        sides: Any = {"TRL": partial(by_trl, folder, rows), "turnrl": partial(by_turnrl, folder)}
+        check_equal(*(fresh(partial(side, steps=0)) for side in sides.values()))
+        cases: Any = {"two updates": {"updates": 2}, "50 ms tool": {"tool_ms": 50}}
+        for case, more in {"one update": {}, **cases}.items():
+            timed = {name: partial(side, steps=steps, **more) for name, side in sides.items()}
+            alternate(blocks, timed, case)
+
+
+# --------------------------------------------------------------------- engine: sampled tokens
+
+
+def rounds(count: int, prompts: int, sample: Callable[[Any], Any]) -> Figures:
+    """Sample for new prompts in each round, which no cache knows. The first does not count."""
+    draw, vocabulary = random.SystemRandom(), len(Policy(STARTER).tokenizer)
+    found: Figures = {"sampled tokens": [], "s": []}
+    for _ in range(1 + count):
+        asked = [[draw.randrange(8, vocabulary) for _ in range(195)] for _ in range(prompts)]
+        began = time.perf_counter()
+        found["sampled tokens"].append(sum(map(len, sample(asked))))
+        found["s"].append(time.perf_counter() - began)
+    return {name: values[1:] for name, values in found.items()}
+
+
+def by_slots(count: int, prompts: int) -> Figures:
+    """Rounds of requests to Slots."""
+    policy, engine = Policy(STARTER), Slots()
+    policy.load()
+    engine.start(policy, 195 + 60)
+    engine.sync(0)
+
+    async def sample(asked: list[list[int]]) -> list[Sequence[int]]:
+        sessions = []
+        for prompt in asked:
+            with closing(engine.open(prompt)) as root:
+                sessions += [root.fork() for _ in range(8)]
+        numbered = enumerate(sessions)
+        turns = [one.generate((), Sampling(max_tokens=60, seed=n)) for n, one in numbered]
+        said = await asyncio.gather(*turns)
+        for session in sessions:
+            session.close()
+        await engine.drain()
+        return [one.token_ids for one in said]
+
+    found = rounds(count, prompts, lambda asked: asyncio.run(sample(asked)))
+    engine.close()
+    return found
+
+
+def by_vllm(url: str, count: int, prompts: int) -> Figures:
+    """The same rounds by a vLLM server, from 64 clients that ask for tokens and their
+    log-probabilities."""
+    with httpx2.Client(base_url=url, timeout=300, trust_env=False) as client:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        how = {"model": model, "max_tokens": 60, "temperature": 1.0, "ignore_eos": True}
+        how |= {"return_token_ids": True, "logprobs": 0}
+
+        def one(prompt: list[int]) -> list[int]:
+            said = client.post("/v1/completions", json={**how, "prompt": prompt}).json()
+            return cast(list[int], said["choices"][0]["token_ids"])
+
+        with ThreadPoolExecutor(64) as pool:
+            return rounds(count, prompts, lambda asked: pool.map(one, sorted(asked * 8)))
+
+
+def engine(url: str | None = None, blocks: int = 3, steps: int = 4, prompts: int = 16) -> None:
+    """Compare the tokens that Slots samples with those of a vLLM server.
+
+    Args:
+        url: A vLLM server of the Atlas starter, such as http://127.0.0.1:8123. Without one, Slots
+            is measured alone.
+        blocks: Processes of each side.
+        steps: Rounds of a block that count.
+        prompts: Prompts of 195 tokens in a round; 8 requests share each, for 60 tokens.
+    """
+    served = {} if url is None else {"vLLM": partial(by_vllm, url, steps, prompts)}
+    alternate(blocks, {**served, "Slots": partial(by_slots, steps, prompts)})
+
+
+# ----------------------------------------------------------------------------- learn: learning
+
+
+def learned(folder: str, steps: int, **policy: Any) -> Figures:
+    """Seconds of steps without rollouts, after one that is not counted."""
+    watch, module = agent.Watch(), agent.module_of(folder, agent.policy_of(folder, **policy), None)
+    agent.train(module, [watch], folder, 1 + steps)
+    return {"learning, s": [one["learning"] for one in watch.times[1:]]}
+
+
+def learning_peak(folder: str, **policy: Any) -> Figures:
+    """The most memory that learning takes, above what was held before."""
+    module, held = agent.module_of(folder, agent.policy_of(folder, **policy), None), list[float]()
+    cast(Any, module.engine).note = lambda when: held.append(new_peak())
+    agent.train(module, [], folder, 1)
+    return {"peak MB": [held_mb("VmHWM") - held[-1]]}
+
+
+def logits_peak(folder: str) -> Figures:
+    """The most memory that the plainest means take: the logits of all loss tokens in one tensor."""
+    policy = agent.policy_of(folder, 8, share_prefixes=False)
+    rows = [trajectory.token_row for trajectory in agent.played(folder, policy)]
+    ((_, layout),) = policy.passes(rows, sys.maxsize)
+    held = new_peak()
+    hidden = policy.hidden(layout.input_ids, layout.attention_mask, layout.position_ids)
+    logprobs = policy.logits(hidden.flatten(0, 1)[layout.before]).log_softmax(-1)
+    logprobs.gather(-1, layout.targets[:, None]).mean().backward()
+    return {"peak MB": [held_mb("VmHWM") - held]}
+
+
+def learn(blocks: int = 3, steps: int = 3, prompts: int = 8) -> None:
+    """Compare learning with prompts computed once and with rows padded. Takes 8 GB of memory.
+
+    Args:
+        blocks: Processes of each side.
+        steps: Steps of a block that count, after one that does not.
+        prompts: Questions of a step, with eight trajectories each.
+    """
+    # a head as wide as Qwen2.5-0.5B's, and hardly anything before it
+    wide = plan.Shape(896, 128, 1, 14, 2, 64, vocab=152_064, tied=True)
+    with TemporaryDirectory() as small, TemporaryDirectory() as large:
+        make(Path(small), Shape(prompts))
+        make(Path(large), Shape(1, 8, 281, (256, 256)), network=wide)
+
+        def ways(function: Callable[..., Figures]) -> dict[str, Callable[[], Figures]]:
+            both = {"rows padded": False, "prompts once": True}
+            return {name: partial(function, share_prefixes=on) for name, on in both.items()}
+
+        alternate(blocks, ways(partial(learned, small, steps)))
+        return_memory()
+        alternate(1, ways(partial(learning_peak, small)))
+        plain, ours = partial(logits_peak, large), partial(learning_peak, large, lora=8)
+        alternate(1, {"full logits": plain, "turnrl": ours}, "vocabulary 152,064")
+
+
+# --------------------------------------------------------------------- tools, scale: collecting
+
+
+def quickstart(lockstep: bool = True, **options: Any) -> tuple[MTGRPO, Search]:
+    """Quickstart's agent, and its tool, which has all pages in memory."""
+    pages = {page.title: page.text for page in Atlas().passages()}
+    search = Search(lambda query: pages.get(query.rpartition(" of ")[2], "no such place"))
+    limits: Any = {"max_turn_tokens": 64, "max_result_tokens": 96, "max_tokens": 384}
+    rollout = Rollout(TwoTurn("Tools: [search(query)]"), [search], lockstep=lockstep, **limits)
+    module = MTGRPO(Policy(STARTER), rollout, [agent.AnswerHash()], engine=Slots(**options))
+    return module, search
+
+
+def collected(lockstep: bool, tool_ms: list[float], steps: int, prompts: int) -> Figures:
+    """Collections with tools that take their time, after one that is not counted."""
+    asked = list(itertools.islice(Atlas().questions("train"), prompts))
+    module, search = quickstart(lockstep)
+    module.ask(asked, 16)
+    found: Figures = {}
+    for search.ms, search.jitter in itertools.product(tool_ms, (False, True)):
+        name = f"{search.ms:g} ms{', each its own' if search.jitter else ''}, s"
+        for seed in range(steps):
+            began = time.perf_counter()
+            module.ask(asked, 16, seed=seed)
+            found.setdefault(name, []).append(time.perf_counter() - began)
+    return found
+
+
+def tools(blocks: int = 2, steps: int = 2, prompts: int = 16, tool_ms: float = 500) -> None:
+    """Compare lockstep with turns that do not wait for each other, while tools take their time.
+
+    Args:
+        blocks: Processes of each side.
+        steps: Collections of a block, with each tool.
+        prompts: Questions of a collection, with 16 trajectories each.
+        tool_ms: Milliseconds of a call of the slowest tool; the others take none, and a tenth.
+    """
+    how = ([0, tool_ms / 10, tool_ms], steps, prompts)
+    ways = {"lockstep": partial(collected, True, *how), "free": partial(collected, False, *how)}
+    alternate(blocks, ways)
+
+
+def many(trajectories: int, kv_memory: str) -> Figures:
+    """One collection, after a small one."""
+    every = list(itertools.islice(Atlas().questions("train"), trajectories // 16))
+    module, _ = quickstart(kv_memory=kv_memory)
+    module.ask(every[:1], 16)
+    held, began = new_peak(), time.perf_counter()
+    played = module.ask(every, 16)
+    seconds, peak = time.perf_counter() - began, held_mb("VmHWM") - held
+    each = {"tokens": agent.sampled_tokens(played), "ms": 1e3 * seconds}
+    found = {f"{name} each": [value / len(played)] for name, value in each.items()}
+    return {**found, "s": [seconds], "peak MB": [peak]}
+
+
+def scale(blocks: int = 2, most: int = 4096, kv_memory: str = "64MB") -> None:
+    """Compare collections of 64, 256, 1024 ... trajectories, 16 of each question.
+
+    Args:
+        blocks: Processes of each size.
+        most: Trajectories of the largest collection.
+        kv_memory: Memory for keys and values in Slots.
+    """
+    return_memory()
+    sizes = itertools.takewhile(lambda n: n <= most, (4**k for k in itertools.count(3)))
+    alternate(blocks, {str(n): partial(many, n, kv_memory) for n in sizes}, "trajectories")
+
+
+def main() -> None:
+    """Make the comparison that the command line names, and say on which machine."""
+    os.environ.update(CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    before = os.getloadavg()[0]
+    try:
+        auto_cli([trl, engine, learn, tools, scale], as_positional=False)
+    except (RecipeError, httpx2.HTTPError) as error:
+        sys.exit(str(error))
+    held = versions(("turnrl", "torch", "transformers", "trl"))
+    names = ", ".join(f"{name} {version}" for name, version in held.items())
+    load = f"load average {before:.1f} -> {os.getloadavg()[0]:.1f}"
+    print(f"\n{processor()}, {os.cpu_count()} cores, {names}, {load}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The agent that works on a task, as anybody would write it: `MTGRPO` and a Lightning Trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Literal, cast, final
+
+import lightning as L
+from transformers import AutoTokenizer
+
+from turnrl import (
+    MTGRPO,
+    ClippedSurrogate,
+    Engine,
+    Lora,
+    OutcomeOnly,
+    OutcomeReward,
+    Policy,
+    Question,
+    QuestionData,
+    Rollout,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+)
+from turnrl_bench.forced import Forced
+from turnrl_bench.task import DESCRIPTION, SCHEMA, TOOL, Task, reward
+from turnrl_segmenters import ReAct
+
+
+@final
+class Articles(Tool):
+    """The task's search tool.
+
+    Args:
+        folder: The task's folder.
+    """
+
+    name, description = TOOL, DESCRIPTION
+    parameters = cast("dict[str, Any]", SCHEMA["parameters"])
+
+    def __init__(self, folder: str) -> None:
+        self.task = Task.read(folder)
+
+    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        return [ToolResult(self.task.article(call.arguments.get("query", ""))) for call in calls]
+
+
+@final
+class AnswerHash(OutcomeReward):
+    """The task's reward."""
+
+    def score(self, trajectory: Trajectory) -> float:
+        return reward(trajectory.answer or "")
+
+
+@final
+class TaskScript:
+    """The script of a task, looked up by the question in the prompt.
+
+    Args:
+        folder: The task's folder, with a tokenizer.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._task = Task.read(folder)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._number: dict[tuple[int, ...], int] = {}
+
+    def __call__(self, prompt_ids: tuple[int, ...], member: int, turn: int) -> Sequence[int]:
+        if (number := self._number.get(prompt_ids)) is None:
+            text = self._tokenizer.decode(list(prompt_ids))
+            questions = enumerate(self._task.questions)
+            number = self._number[prompt_ids] = next(n for n, one in questions if one in text)
+        return self._task.script[number][member][turn]
+
+
+@final
+class Watch(L.Callback):
+    """Times iterations. A step lasts from the end of the step before to its own end, so nothing is
+    left out.
+
+    Attributes:
+        times: Seconds of each iteration: its `rollouts`, the `learning` that is everything else,
+            the part of that `before learning`'s first batch, and the `whole step`.
+    """
+
+    def __init__(self) -> None:
+        self.times: list[dict[str, float]] = []
+        self._began = self._collected = self._first = self._ended = 0.0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        cast(Forced, cast(MTGRPO, pl_module).engine).note = self._note
+        self._ended = time.perf_counter()
+
+    def _note(self, when: Literal["sync", "drain"]) -> None:
+        if when == "sync":
+            self._began = time.perf_counter()
+        else:
+            self._collected = time.perf_counter()
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 0:
+            self._first = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        before, self._ended = self._ended, time.perf_counter()
+        rollouts, whole = self._collected - self._began, self._ended - before
+        self.times.append(
+            {
+                "rollouts": rollouts,
+                "before learning": self._first - self._collected,
+                "learning": whole - rollouts,
+                "whole step": whole,
+            }
+        )
+
+
+def sampled_tokens(trajectories: Sequence[Trajectory]) -> int:
+    """Number of sampled tokens in some trajectories."""
+    return sum(len(turn.token_ids) for t in trajectories for turn in t.turns)
+
+
+def module_of(
+    folder: str,
+    policy: Policy,
+    engine: Engine | None,
+    updates: int = 1,
+    search: Tool | None = None,
+) -> MTGRPO:
+    """The agent of a task, which calls a tool and answers, and whose turns are forced.
+
+    Args:
+        folder: The task's folder.
+        policy: Learns.
+        engine: Samples; None is as in `Forced`.
+        updates: Passes over each iteration's trajectories.
+        search: The tool, `Articles` if None.
+    """
+    task = Task.read(folder)
+    rollout = Rollout(
+        ReAct(max_turns=2, answer="plain", instructions=task.system),
+        [search or Articles(folder)],
+        max_turn_tokens=max(task.shape.turn_tokens),
+        max_result_tokens=2 * task.shape.result_tokens,
+        max_tokens=task.shape.tokens,
+    )
+    return MTGRPO(
+        policy,
+        rollout,
+        [AnswerHash()],
+        OutcomeOnly(min_std=1e-4),  # TRL's; a group of two is likely below turnrl's own floor
+        ClippedSurrogate(aggregation="token"),
+        Forced(engine, TaskScript(folder)),
+        group_size=task.shape.group_size,
+        updates_per_iteration=updates,
+    )
+
+
+def train(
+    module: MTGRPO,
+    callbacks: list[L.Callback],
+    folder: str,
+    epochs: int,
+    accelerator: str = "cpu",
+) -> None:
+    """Run a module on the task in a folder. Nothing is written or shown."""
+    task = Task.read(folder)
+    L.Trainer(
+        max_epochs=epochs,
+        accelerator=accelerator,
+        devices=1,
+        logger=False,
+        callbacks=callbacks,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    ).fit(module, QuestionData(questions_of(task), questions_per_iteration=task.shape.prompts))
+
+
+def played(folder: str, policy: Policy) -> list[Trajectory]:
+    """The trajectories of a task, from its script, without an engine."""
+    task = Task.read(folder)
+    return module_of(folder, policy, None).ask(questions_of(task), task.shape.group_size)
+
+
+def questions_of(task: Task) -> list[Question]:
+    """The task's questions."""
+    return [Question(str(n), text, ("none",)) for n, text in enumerate(task.questions)]
+
+
+def policy_of(folder: str, lora: int | None = None, **options: Any) -> Policy:
+    """A policy; `lora` is the rank of its adapter."""
+    return Policy(folder, lora=None if lora is None else Lora(r=lora), **options)
