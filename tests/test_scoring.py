@@ -256,3 +256,17 @@ def test_the_bounds_of_rewards_are_kept_in_order_and_refused_if_they_are_none():
         score_group(some, [Cost(3)])
     with pytest.raises(PluginError, match=r"Cost\.bounds is \(0\.0, inf\)\. Give two finite"):
         score_group(some, [Cost((0, math.inf))])
+
+
+def test_a_score_outside_the_bounds_of_its_reward_is_refused_whichever_way_they_stand():
+    class Fixed(OutcomeReward):
+        def __init__(self, value, bounds):
+            self.value, self.bounds = value, bounds
+
+        def score(self, trajectory):
+            return self.value
+
+    for bounds in ((0, 1), (1.0, 0.0)):
+        assert score_group([SEARCHED], [Fixed(1.0, bounds)]).outcome.tolist() == [1.0]
+        with pytest.raises(PluginError, match=r"Fixed on question .* gave 5 .* outside its bounds"):
+            score_group([SEARCHED], [Fixed(5.0, bounds)])

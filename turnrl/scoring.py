@@ -50,7 +50,8 @@ def score_group(
         policy: The policy that acted, for rewards that ask it.
     Raises:
         DataError: If there is no trajectory, or they are of several questions.
-        PluginError: If a reward raises, or gives something that is not a finite number.
+        PluginError: If a reward raises, or gives something that is not a finite number
+            within its bounds.
     """
     return score_groups([trajectories], rewards, turns, policy)[0]
 
@@ -98,6 +99,8 @@ def _scored(
     for reward in rewards:
         name, by_turn = component_name(reward), isinstance(reward, TurnReward)
         values = torch.zeros((size, turns) if by_turn else size, dtype=torch.float64)
+        if reward.bounds is not None:
+            bounds[name] = _bounds(reward, reward.bounds)
         for i, trajectory in enumerate(trajectories):
             if by_turn:
                 for k in range(len(trajectory.turns)):
@@ -106,8 +109,6 @@ def _scored(
                 values[i] = _value(reward, trajectory)
         (turn_rewards if by_turn else outcome).add_(values.float())
         components[name] = components[name] + values if name in components else values
-        if reward.bounds is not None:
-            bounds[name] = _bounds(reward, reward.bounds)
     some = tuple(trajectories)
     return Group(some[0].question, some, turn_rewards, outcome, reached, components, bounds=bounds)
 
@@ -123,7 +124,14 @@ def _value(reward: Any, trajectory: Trajectory, *turn: int) -> float:
     if not -1e9 < value < 1e9:
         gave = f"{what} gave {given!r:.80} from score, which is not a finite number"
         raise PluginError(f"{gave}. Return one, such as 0.0 where it has nothing to pay for.")
+    if reward.bounds is not None and not _within(value, *sorted(reward.bounds)):
+        gave = f"{what} gave {value:g} from score, outside its bounds {tuple(reward.bounds)}"
+        raise PluginError(f"{gave}. Correct one of the two: intervals rest on the bounds.")
     return value
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    return low - 1e-6 <= value <= high + 1e-6
 
 
 def _bounds(reward: Reward, given: Sequence[float]) -> tuple[float, float]:
