@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,11 +54,11 @@ def recipe(model, file, **trainer):
     file.write_text(yaml.safe_dump(contents))
 
 
-def start(nursery, folder, *arguments, **environment):
+def start(nursery, folder, *arguments, program=None, **environment):
     """Run Python, and end it with all its children if it hangs."""
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
-        python(*map(str, arguments)),
+        [*(program or python()), *map(str, arguments)],
         cwd=folder,
         env={**os.environ, **nursery.environment, "PYTHONPATH": path, **environment},
         stdout=subprocess.PIPE,
@@ -204,8 +205,12 @@ def test_an_evaluation_on_two_processes_gives_the_figures_of_one(
 def test_a_process_that_was_forked_after_a_collection_collects_and_trains(
     tiny_model, tmp_path, nursery
 ):
-    # GNU's OpenMP itself hangs in a process that was forked from one that used its threads
-    start(nursery, tmp_path, TESTS / "fork_script.py", tiny_model, tmp_path, OMP_NUM_THREADS="1")
+    # two libraries hang by themselves in a process that was forked from one that used them: GNU's
+    # OpenMP if it had threads, and now and then MKL, which looks for buffers by numbers of threads
+    # that are not there (mm_account_ptr_by_tid). Both are told when they are loaded
+    alone = {"OMP_NUM_THREADS": "1", "MKL_DISABLE_FAST_MM": "1"}
+    program = [sys.executable, TESTS / "fork_script.py"]
+    start(nursery, tmp_path, tiny_model, tmp_path, program=program, **alone)
     checkpoint = torch.load(tmp_path / "version_0" / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["global_step"] == 2
     assert len(record.read(tmp_path / "version_0" / "record")) == 16
