@@ -453,7 +453,7 @@ def test_what_is_missing_or_out_of_range_is_told():
         TurnCritic(lam=1.5)
     with pytest.raises(RecipeError, match=r"gamma is -1; it must be from 0 to 1"):
         DiscountedReturn(gamma=-1)
-    with pytest.raises(RecipeError, match=r"omega is -1\. Set a weight"):
+    with pytest.raises(RecipeError, match=r"omega is -1; it must be at least 0"):
         GroupInGroup(omega=-1)
 
 

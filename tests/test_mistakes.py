@@ -26,6 +26,7 @@ from turnrl import (
     KINDS,
     MTGRPO,
     AdvantageEstimator,
+    ClippedSurrogate,
     DataError,
     Fields,
     Lora,
@@ -47,6 +48,7 @@ from turnrl.cli import main
 from turnrl.recipe.explain import _classes, parameters
 from turnrl.recipe.given import read_given
 from turnrl.recipe.keys import _Source, refuse_unknown_below
+from turnrl_estimators import Branched
 from turnrl_slots import Slots
 from worlds import Answered, Echo, Idle, Letters, Numbers
 
@@ -811,7 +813,7 @@ ARGUMENTS = [
     (Rollout, {"segmenter": "ReAct"},
      "segmenter is the string 'ReAct'. In Python, pass an instance: segmenter=ReAct()."),
     (Rollout, {"temperature": "1"}, "rollout.temperature is the string '1'; it must be a number"),
-    (Rollout, {"max_tokens": [9]}, "rollout.max_tokens is a list; it must be a number"),
+    (Rollout, {"max_tokens": [9]}, "rollout.max_tokens is a list; it must be a whole number"),
     (MTGRPO, {"policy": "models/tiny"},
      "policy is the string 'models/tiny'. In Python, pass an instance: "
      "policy=Policy('models/tiny')."),
@@ -846,14 +848,39 @@ ARGUMENTS = [
     (MTGRPO, {"scheduler": "StepLR"},
      "scheduler is the string 'StepLR', and no function of the optimiser. Pass a class or a "
      "function: scheduler=lambda optimizer: CosineAnnealingLR(optimizer, T_max=100)."),
-    (MTGRPO, {"group_size": "16"}, "model.group_size is the string '16'; it must be a number"),
+    (MTGRPO, {"group_size": "16"},
+     "model.group_size is the string '16'; it must be a whole number"),
+    (MTGRPO, {"group_size": 8.0}, "model.group_size is 8.0; it must be a whole number"),
+    (MTGRPO, {"group_size": None}, "model.group_size is None; it must be a whole number"),
+    (MTGRPO, {"redraws": 1.5}, "model.redraws is 1.5; it must be a whole number"),
+    (MTGRPO, {"record_per_iteration": 4.0},
+     "model.record_per_iteration is 4.0; it must be a whole number"),
+    (MTGRPO, {"minibatch_tokens": True},
+     "model.minibatch_tokens is True; it must be a whole number"),
+    (MTGRPO, {"estimator": Branched(probes=1.5)},
+     "Branched.probes is 1.5; it must be a whole number"),
+    (Rollout, {"max_turn_tokens": 16.0},
+     "rollout.max_turn_tokens is 16.0; it must be a whole number"),
+    (Rollout, {"max_turn_tokens": True},
+     "rollout.max_turn_tokens is True; it must be a whole number"),
+    (Rollout, {"temperature": True}, "rollout.temperature is True; it must be a number"),
+    (Rollout, {"min_p": None}, "rollout.min_p is None; it must be a number"),
+    (ClippedSurrogate, {"clip_low": "0.2"},
+     "objective.clip_low is the string '0.2'; it must be a number"),
+    (Lora, {"r": 8.0}, "policy.lora.r is 8.0; it must be a whole number"),
+    (Policy, {"model": 5},
+     "policy.model is an int. Give a text: the path of a folder, or a hub name such as "
+     "'Qwen/Qwen2.5-7B'."),
+    (Policy, {"gradient_checkpointing": 1.5},
+     "policy.gradient_checkpointing is 1.5; it must be a whole number"),
     (Policy, {"lora": {"r": 8}}, "lora is a dict. In Python, pass an instance: lora=Lora(...)."),
     (Policy, {"lora": Lora},
      "lora is the class Lora. In Python, pass an instance: lora=Lora(...)."),
     (QuestionData, {"fields": {"question": "q"}},
      "fields is a dict. In Python, pass an instance: fields=Fields(...)."),
     (QuestionData, {"questions_per_iteration": "4"},
-     "data.questions_per_iteration is the string '4'; it must be a number"),
+     "data.questions_per_iteration is the string '4'; it must be a whole number"),
+    (QuestionData, {"val_limit": 4.0}, "data.val_limit is 4.0; it must be a whole number"),
 ]  # fmt: skip
 
 
@@ -867,6 +894,8 @@ def test_an_argument_of_another_kind_is_told_with_what_to_write(tiny_model, cls,
         Rollout: lambda: {"segmenter": Letters(), "tools": [Echo()]},
         Policy: lambda: {"model": str(tiny_model)},
         QuestionData: dict,
+        ClippedSurrogate: dict,
+        Lora: dict,
     }
     right[MTGRPO] = lambda: {
         "policy": Policy(**right[Policy]()),

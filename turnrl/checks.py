@@ -58,10 +58,12 @@ def check_settings(module: Any) -> None:
     Raises:
         RecipeError: Naming the setting, its value and the next step.
     """
-    counts = ("group_size", "updates_per_iteration", "steps_per_update", "minibatch_tokens")
-    at_least(1, "model.", module, *counts)
-    kept = ("record_per_iteration", "transcripts_per_iteration")
-    at_least(0, "model.", module, *kept, "redraws", "seed")
+    counts = ("group_size", "updates_per_iteration", "steps_per_update")
+    at_least(1, "model.", module, *counts, whole=True, optional=False)
+    at_least(1, "model.", module, "minibatch_tokens", whole=True)
+    counts = ("redraws", "transcripts_per_iteration", "seed")
+    at_least(0, "model.", module, *counts, whole=True, optional=False)
+    at_least(0, "model.", module, "record_per_iteration", whole=True)
     if module.profile not in (None, "auto"):
         parse_bytes(module.profile, "model.profile", "'auto', null, or ")
     _check_estimator(module.estimator, module.group_size, module.redraws)
@@ -80,7 +82,7 @@ def _check_estimator(estimator: AdvantageEstimator, group_size: int, redraws: in
             f"model.group_size is {group_size}, but {name} compares {least} trajectories or more. "
             "Raise it (16 is usual), or set baseline: leave_one_out and scale: none."
         )
-    at_least(0, f"{name}.", estimator, "probes")
+    at_least(0, f"{name}.", estimator, "probes", whole=True, optional=False)
     if redraws and estimator.critic is not None:
         raise RecipeError(
             f"model.redraws is {redraws}, but with a critic ({name}) no group is without "

@@ -11,7 +11,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from numbers import Real
+from numbers import Integral, Real
 
 from turnrl.text import visible
 
@@ -91,18 +91,27 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
-def at_least(minimum: float, where: str, owner: object, *names: str) -> None:
-    """Refuse settings that are below their minimum, or not a number; None passes.
+def at_least(
+    minimum: float,
+    where: str,
+    owner: object,
+    *names: str,
+    whole: bool = False,
+    optional: bool = True,
+) -> None:
+    """Refuse settings that are below their minimum, or not a number.
 
     Args:
         minimum: The least value allowed.
         where: What the settings belong to in a recipe, such as `rollout.`.
         owner: Whose attributes they are.
         names: The settings.
+        whole: They must be whole numbers, as the YAML of an `int` must.
+        optional: None passes.
     Raises:
         RecipeError: Naming the setting and its value.
     """
-    numbers(where, owner, *names)
+    numbers(where, owner, *names, whole=whole, optional=optional)
     for name in names:
         value = getattr(owner, name)
         if value is not None and not value >= minimum:
@@ -115,22 +124,28 @@ def within(low: float, high: float, where: str, owner: object, *names: str) -> N
     Raises:
         RecipeError: Naming the setting and its value.
     """
-    numbers(where, owner, *names)
+    numbers(where, owner, *names, optional=False)
     for name in names:
         if not low <= (value := getattr(owner, name)) <= high:
             raise RecipeError(f"{where}{name} is {value}; it must be from {low:g} to {high:g}")
 
 
-def numbers(where: str, owner: object, *names: str) -> None:
-    """Refuse settings that are no numbers; None passes. See `at_least` for the arguments.
+def numbers(
+    where: str, owner: object, *names: str, whole: bool = False, optional: bool = True
+) -> None:
+    """Refuse settings that are no numbers. To Python True is one, and to a recipe it is not. See
+    `at_least` for the arguments.
 
     Raises:
         ArgumentTypeError: Naming the setting and what came.
     """
     for name in names:
         value = getattr(owner, name)
-        if value is not None and not isinstance(value, Real):
-            raise ArgumentTypeError(f"{where}{name} is {kind_of(value)}; it must be a number")
+        fits = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+        if not fits and not (optional and value is None):
+            came = value if isinstance(value, Real) else kind_of(value)
+            wanted = "a whole number" if whole else "a number"
+            raise ArgumentTypeError(f"{where}{name} is {came}; it must be {wanted}")
 
 
 def instance_of(kind: type, name: str, value: object, extends: str = "") -> None:

@@ -21,7 +21,7 @@ from turnrl.asking import ask, scores
 from turnrl.callbacks import callbacks_of_a_run
 from turnrl.checks import check_trainer, examine_run, settle_evaluation
 from turnrl.collection import Collector
-from turnrl.errors import RecipeError, TrainingError, blaming
+from turnrl.errors import RecipeError, TrainingError, blaming, kind_of
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy
 from turnrl.policy.trials import try_out
@@ -122,6 +122,17 @@ class PolicyModule(L.LightningModule, ABC):
             optimizer = self.optimizer(self.policy.parameter_groups())
         with blaming(RecipeError, "model.scheduler", "Fix its settings."):
             schedule = self.scheduler(optimizer) if self.scheduler is not None else None
+        if not isinstance(optimizer, Optimizer):
+            raise RecipeError(
+                f"the function model.optimizer returned {kind_of(optimizer)}, and no optimiser. "
+                "Write optimizer=lambda parameters: AdamW(parameters, lr=1e-5), for example."
+            )
+        if self.scheduler is not None and not isinstance(schedule, LRScheduler):
+            raise RecipeError(
+                f"the function model.scheduler returned {kind_of(schedule)}, and no schedule. "
+                "Write scheduler=lambda optimizer: CosineAnnealingLR(optimizer, T_max=100), for "
+                "example."
+            )
         if isinstance(schedule, ReduceLROnPlateau):
             raise RecipeError(
                 f"model.scheduler is {type(schedule).__name__}, which waits for a metric. Take one "

@@ -28,7 +28,7 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from turnrl.errors import RecipeError, at_least
+from turnrl.errors import RecipeError, at_least, numbers
 
 Aggregation = Literal["token", "trajectory", "constant"]
 RatioLevel = Literal["token", "turn", "trajectory"]
@@ -75,14 +75,16 @@ class ClippedSurrogate:
         for name, kind in (("aggregation", Aggregation), ("ratio_level", RatioLevel)):
             if getattr(self, name) not in (known := get_args(kind)):
                 raise RecipeError(f"objective.{name} is {getattr(self, name)!r}, not of {known}")
+        numbers("objective.", self, "clip_low", "clip_high")
         low, high = self.clips
         if not 0 < low < 1 or not high > 0:
             raise RecipeError(
                 f"objective.clip_low is {low} and clip_high {high}. "
                 "Set clip_low between 0 and 1, clip_high above 0."
             )
-        at_least(0, "objective.", self, "kl_coef")
-        at_least(1, "objective.", self, "constant_tokens", "importance_cap")
+        at_least(0, "objective.", self, "kl_coef", optional=False)
+        at_least(1, "objective.", self, "constant_tokens", whole=True, optional=False)
+        at_least(1, "objective.", self, "importance_cap")
 
     @property
     def clips(self) -> tuple[float, float]:

@@ -175,16 +175,17 @@ class Rollout:
 
     def __post_init__(self) -> None:
         instance_of(types.Segmenter, "segmenter", self.segmenter)
-        numbers("rollout.", self, "temperature", "top_p")
+        numbers("rollout.", self, "temperature", "top_p", optional=False)
         if not self.temperature > 0:
             raise RecipeError(f"rollout.temperature is {self.temperature}; it must be above 0")
         if not 0 < self.top_p <= 1:
             raise RecipeError(f"rollout.top_p is {self.top_p}; it must be above 0, and at most 1")
         within(0, 1, "rollout.", self, "min_p")
-        at_least(0, "rollout.", self, "top_k")
+        at_least(0, "rollout.", self, "top_k", whole=True, optional=False)
         limits = ("max_turn_tokens", "max_calls_per_turn", "max_result_tokens", "max_tokens")
-        at_least(1, "rollout.", self, *limits)
-        at_least(1, f"{type(self.segmenter).__name__}.", self.segmenter, "max_turns")
+        at_least(1, "rollout.", self, *limits, whole=True, optional=False)
+        scheme = f"{type(self.segmenter).__name__}."
+        at_least(1, scheme, self.segmenter, "max_turns", whole=True, optional=False)
         check_tools(self.tools)
 
     @cached_property

@@ -74,7 +74,7 @@ class HotpotParagraphs(QuestionSource):
         self._config = config or ("distractor" if path == HOTPOTQA else None)
         self.splits = splits
         self.limit = limit
-        at_least(1, "HotpotParagraphs.", self, "limit")
+        at_least(1, "HotpotParagraphs.", self, "limit", whole=True)
         self.fields = fields
         self._is_file = Path(path).suffix.lower() in FILE_KINDS
         train, val = ("", "") if self._is_file else ("train", "validation")

@@ -105,8 +105,9 @@ class QuestionData(IterationData):
         self.train_limit = train_limit
         self.val_limit = val_limit
         self.val_batch_size = val_batch_size
-        counts = ("questions_per_iteration", "train_limit", "val_limit", "val_batch_size")
-        at_least(1, "data.", self, *counts)
+        counts = ("questions_per_iteration", "val_batch_size")
+        at_least(1, "data.", self, *counts, whole=True, optional=False)
+        at_least(1, "data.", self, "train_limit", "val_limit", whole=True)
         self.seed = seed
         self.split = "val"
         """Split that `val_dataloader` evaluates: `val`, `train`, or another of the `val` source."""

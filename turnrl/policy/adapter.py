@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from turnrl.errors import RecipeError
+from turnrl.errors import RecipeError, at_least, within
 from turnrl.policy.compute import adapt_in_place
 
 
@@ -30,6 +30,11 @@ class Lora:
     alpha: int = 32
     dropout: float = 0.0
     target_modules: str | list[str] = "all-linear"
+
+    def __post_init__(self) -> None:
+        at_least(1, "policy.lora.", self, "r", whole=True, optional=False)
+        at_least(0, "policy.lora.", self, "alpha", optional=False)
+        within(0, 1, "policy.lora.", self, "dropout")
 
 
 def with_adapter(network: Any, lora: Lora, quantized: bool) -> Any:

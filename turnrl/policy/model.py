@@ -20,7 +20,15 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from turnrl.errors import CheckpointError, RecipeError, in_short, instance_of
+from turnrl.errors import (
+    ArgumentTypeError,
+    CheckpointError,
+    RecipeError,
+    in_short,
+    instance_of,
+    kind_of,
+    numbers,
+)
 from turnrl.policy.adapter import Lora, read_adapter, take_adapter, with_adapter
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
@@ -82,6 +90,9 @@ class Policy(nn.Module):
         fused_kernels: bool = True,
     ) -> None:
         super().__init__()
+        if not isinstance(model, str):
+            advice = "Give a text: the path of a folder, or a hub name such as 'Qwen/Qwen2.5-7B'."
+            raise ArgumentTypeError(f"policy.model is {kind_of(model)}. {advice}")
         if lora is not None:
             instance_of(Lora, "lora", lora)
         if quantization == "nf4" and lora is None:
@@ -94,6 +105,8 @@ class Policy(nn.Module):
         self.lora = lora
         self.dtype = dtype
         self.gradient_checkpointing = gradient_checkpointing
+        if not isinstance(gradient_checkpointing, bool):
+            numbers("policy.", self, "gradient_checkpointing", whole=True)
         self.chat_template = chat_template
         self.revision = revision
         self.share_prefixes = share_prefixes

@@ -264,7 +264,7 @@ class Critic:
     trains_policy: bool = True
 
     def __post_init__(self) -> None:
-        at_least(0, "critic.", self, "lr", "coef")
+        at_least(0, "critic.", self, "lr", "coef", optional=False)
 
 
 class Attempts(NamedTuple):

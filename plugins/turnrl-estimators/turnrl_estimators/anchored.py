@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from turnrl import Group, GroupRelative, Merged, RecipeError, Turn, returns_to_go, within
+from turnrl import Group, GroupRelative, Merged, Turn, at_least, returns_to_go, within
 from turnrl.why import Contrast, compares
 from turnrl_estimators.relative import rewards_and_outcome
 
@@ -65,8 +65,7 @@ class GroupInGroup(GroupRelative):
     def __post_init__(self) -> None:
         super().__post_init__()
         within(0, 1, "", self, "gamma")
-        if not self.omega >= 0:
-            raise RecipeError(f"omega is {self.omega}. Set a weight of 0 or more.")
+        at_least(0, "", self, "omega", optional=False)
 
     def __call__(self, group: Group) -> Tensor:
         return super().__call__(group) + self.omega * self._among_equals(group)

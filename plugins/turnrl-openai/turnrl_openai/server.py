@@ -50,7 +50,7 @@ class ChatServer(ABC):
                 "what it holds now is not shown, for it may be the key itself. Recipes are saved "
                 "with every run."
             )
-        at_least(1, "", self, "concurrency")
+        at_least(1, "", self, "concurrency", whole=True, optional=False)
         at_least(0.001, "", self, "timeout_s")
         at_least(0, "", self, "patience_s")
 

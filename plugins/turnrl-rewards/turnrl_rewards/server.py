@@ -38,7 +38,7 @@ class Server(ChatServer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, "", self, "max_tokens")
+        at_least(1, "", self, "max_tokens", whole=True)
 
     def body(self, prompt: str) -> dict[str, Any]:
         """Body of the request for a prompt; the key is not in it."""

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol, get_args
 import torch
 from transformers import PretrainedConfig
 
-from turnrl import RecipeError, SampledPolicy, parse_bytes
+from turnrl import RecipeError, SampledPolicy, at_least, parse_bytes
 from turnrl_slots.pages import PAGE, Shapes, pages_of
 from turnrl_slots.ways import Attention
 
@@ -38,13 +38,7 @@ def budget_of(engine: Options) -> int | None:
     Raises:
         RecipeError: If one of them is no setting.
     """
-    for name in ("slots", "prefill_tokens"):
-        number = getattr(engine, name)
-        if number is not None and number < 1:
-            raise RecipeError(
-                f"model.engine.{name} is {number}; it must be at least 1, or null for the engine's "
-                "own choice"
-            )
+    at_least(1, "model.engine.", engine, "slots", "prefill_tokens", whole=True)
     choices = {"decode_weights": ("auto", "adapter", "dense"), "attention": get_args(Attention)}
     for name, values in choices.items():
         if (value := getattr(engine, name)) not in values:

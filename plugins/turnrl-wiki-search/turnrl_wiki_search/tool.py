@@ -79,7 +79,8 @@ class WikiSearch(Tool):
         self.top_k = top_k
         self.max_result_tokens = max_result_tokens
         self.cache_mb = cache_mb
-        at_least(1, "WikiSearch.", self, "top_k", "max_result_tokens", "cache_mb")
+        limits = ("top_k", "max_result_tokens", "cache_mb")
+        at_least(1, "WikiSearch.", self, *limits, whole=True, optional=False)
         if offline and cache is None:
             raise RecipeError(
                 "WikiSearch: offline needs a cache to answer from. Set 'cache' to its file."

@@ -82,7 +82,8 @@ class Server:
                 what = f"{one} and {other} are two ways to {to}"
                 raise RecipeError(f"{what}. Leave one of them out.")
         at_least(0.001, "", self, "timeout_s")
-        at_least(0, "", self, "retries", "wait_s")
+        at_least(0, "", self, "wait_s")
+        at_least(0, "", self, "retries", whole=True)
         for url in [self.url] if isinstance(self.url, str) else self.url or []:
             _check_url(url, "url")
 
