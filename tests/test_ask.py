@@ -103,6 +103,14 @@ def test_what_cannot_be_loaded_is_named(run, tiny_model):
         turnrl.load("odd.yaml")
 
 
+def test_what_is_loaded_and_what_takes_it_are_checked_at_once(run, tiny_model):
+    with pytest.raises(TypeError, match=r"^path is None\. Give a run, a checkpoint or a recipe"):
+        turnrl.load(None)
+    for wrong in ("x", MTGRPO, Policy(str(tiny_model))):
+        with pytest.raises(TypeError, match=r"^module is .* pass an instance: module=MTGRPO\(\.\."):
+            turnrl.load("runs/a", module=wrong)
+
+
 @pytest.fixture
 def by_hand(tiny_model, tmp_path, monkeypatch):
     """A run of a plain trainer with Lightning's own checkpoints, logger and callbacks, and the
@@ -432,6 +440,22 @@ def test_samples_have_the_temperature_that_is_asked_for(tiny_model):
             it.ask(question, temperature=wrong)
     with pytest.raises(RecipeError, match=r"temperature is 0, which is greedy, so 4 samples"):
         it.ask(question, 4, temperature=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"seed": "a"}, "seed is the string 'a'; it must be a whole number"),
+        ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"samples": 2.5}, r"samples is 2\.5; it must be a whole number"),
+        ({"temperature": "hot"}, "temperature is the string 'hot'; it must be a number"),
+    ],
+)
+def test_how_to_sample_is_checked_before_any_weights_are_loaded(tiny_model, given, told):
+    it = module(tiny_model)
+    with pytest.raises(RecipeError, match=f"^{told}$"):
+        it.ask("Number 7?", **{"samples": 2, **given})
+    assert it.policy.network is None
 
 
 def test_any_sequence_of_questions_is_asked(tiny_model):

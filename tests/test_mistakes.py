@@ -49,6 +49,7 @@ from turnrl.recipe.explain import _classes, parameters
 from turnrl.recipe.given import read_given
 from turnrl.recipe.keys import _Source, refuse_unknown_below
 from turnrl_estimators import Branched
+from turnrl_rewards import Number
 from turnrl_slots import Slots
 from worlds import Answered, Echo, Idle, Letters, Numbers
 
@@ -873,6 +874,15 @@ ARGUMENTS = [
      "'Qwen/Qwen2.5-7B'."),
     (Policy, {"gradient_checkpointing": 1.5},
      "policy.gradient_checkpointing is 1.5; it must be a whole number"),
+    (MTGRPO, {"num_generations": 8},
+     "MTGRPO has no argument 'num_generations'. Set group_size instead."),
+    (MTGRPO, {"beta": 0.1}, "MTGRPO has no argument 'beta'. Set objective.kl_coef instead."),
+    (MTGRPO, {"group_sise": 8}, "MTGRPO has no argument 'group_sise'. Did you mean group_size?"),
+    (MTGRPO, {"rollout": "x"},
+     "rollout is the string 'x'. In Python, pass an instance: rollout=Rollout(...)."),
+    (Number, {"tolerance": "x"}, "Number.tolerance is the string 'x'; it must be a number"),
+    (QuestionData, {"answers": Number},
+     "answers is the class Number. In Python, pass an instance: answers=Number()."),
     (Policy, {"lora": {"r": 8}}, "lora is a dict. In Python, pass an instance: lora=Lora(...)."),
     (Policy, {"lora": Lora},
      "lora is the class Lora. In Python, pass an instance: lora=Lora(...)."),
@@ -896,6 +906,7 @@ def test_an_argument_of_another_kind_is_told_with_what_to_write(tiny_model, cls,
         QuestionData: dict,
         ClippedSurrogate: dict,
         Lora: dict,
+        Number: dict,
     }
     right[MTGRPO] = lambda: {
         "policy": Policy(**right[Policy]()),

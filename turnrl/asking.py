@@ -3,12 +3,32 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from turnrl import scoring
 from turnrl.collection import Collector
-from turnrl.errors import DataError, RecipeError
+from turnrl.errors import DataError, RecipeError, at_least, numbers
 from turnrl.types import Question, Trajectory
+
+
+def check_sampling(samples: int | None, seed: int, temperature: float | None) -> None:
+    """Refuse arguments of `MTGRPO.ask` that cannot be sampled with.
+
+    Raises:
+        RecipeError: Naming the argument and its value.
+    """
+    given = SimpleNamespace(samples=samples, seed=seed, temperature=temperature)
+    numbers("", given, "samples", whole=True)
+    numbers("", given, "temperature")
+    at_least(0, "", given, "seed", whole=True, optional=False)
+    if samples is not None and samples < 1:
+        raise RecipeError(f"samples is {samples}; it must be at least 1, or None for greedy")
+    if temperature is not None and not 0 <= temperature < math.inf:
+        raise RecipeError(f"temperature is {temperature}; give 0 for greedy, or a number above")
+    if temperature == 0 and samples is not None:
+        same = f"temperature is 0, which is greedy, so {samples} samples would be one. Leave out"
+        raise RecipeError(f"{same} samples, or raise temperature.")
 
 
 def ask(
@@ -21,13 +41,6 @@ def ask(
     bar: str | None,
 ) -> list[Trajectory]:
     """Trajectories of questions that need no accepted answers; see `MTGRPO.ask`."""
-    if samples is not None and samples < 1:
-        raise RecipeError(f"samples is {samples}; it must be at least 1, or None for greedy")
-    if temperature is not None and not 0 <= temperature < math.inf:
-        raise RecipeError(f"temperature is {temperature}; give 0 for greedy, or a number above")
-    if temperature == 0 and samples is not None:
-        same = f"temperature is 0, which is greedy, so {samples} samples would be one. Leave out"
-        raise RecipeError(f"{same} samples, or raise temperature.")
     listed = isinstance(questions, Sequence) and not isinstance(questions, str)
     several: Any = questions if listed else [questions]
     asked = [

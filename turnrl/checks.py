@@ -1,9 +1,11 @@
 """Checks before a run: of settings that do not fit together, and by installed checks."""
 
+import functools
+import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import lightning as L
 
@@ -12,6 +14,7 @@ from turnrl.errors import (
     ArgumentTypeError,
     RecipeError,
     at_least,
+    did_you_mean,
     function_of,
     instance_of,
     instances_of,
@@ -20,11 +23,32 @@ from turnrl.errors import (
 )
 from turnrl.objective import ClippedSurrogate
 from turnrl.policy.model import Policy
+from turnrl.recipe.keys import SYNONYMS
 from turnrl.scoring import component_name
 from turnrl.text import visible
 from turnrl.types import AdvantageEstimator, Engine, MessageSampler, Reward, Start
 
 _logger = logging.getLogger(__name__)
+_P = ParamSpec("_P")
+
+
+def names_unknown_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Have a constructor name an argument that it does not have as `unknown_key` names a key of a
+    recipe: by the setting here that goes by another name in TRL, verl or verifiers."""
+    known = [*inspect.signature(init).parameters][1:]
+
+    @functools.wraps(init)
+    def checked(*args: _P.args, **settings: _P.kwargs) -> None:
+        for name in settings:
+            if name not in known:
+                ours = SYNONYMS.get(name, "").removeprefix("model.")
+                advice = f" Set {ours} instead." if ours else did_you_mean(name, known)
+                has = f" It has {', '.join(known)}."
+                fault = f"{init.__qualname__.partition('.')[0]} has no argument {name!r}."
+                raise ArgumentTypeError(fault + (advice or has))
+        init(*args, **settings)
+
+    return checked
 
 
 def check_parts(module: Any) -> None:

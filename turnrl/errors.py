@@ -209,7 +209,9 @@ def _call(kind: type, value: object, extends: str) -> str:
     """The call that makes what a class, its name, or whatever else was given stands for; empty if
     nobody can tell."""
     if not extends and not inspect.isabstract(kind):  # a class that is not there to be extended
-        return f"{kind.__name__}({repr(value)[:80] if isinstance(value, str) else '...'})"
+        needed = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
+        takes_it = isinstance(value, str) and len(needed) == 1
+        return f"{kind.__name__}({repr(value)[:80] if takes_it else '...'})"
     named = value.rpartition(".")[2] if isinstance(value, str) else ""
     if isinstance(value, type) and issubclass(value, kind):
         named = value.__name__

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from turnrl import checkpoints
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
-from turnrl.asking import ask, scores
+from turnrl.asking import ask, check_sampling, scores
 from turnrl.callbacks import callbacks_of_a_run
 from turnrl.checks import check_trainer, examine_run, settle_evaluation
 from turnrl.collection import Collector
@@ -245,6 +245,7 @@ class PolicyModule(L.LightningModule, ABC):
         Raises:
             TurnRLError: As a run would, about the recipe, a tool's world or a question.
         """
+        check_sampling(samples, seed, temperature)
         if self._trainer is None:
             self.collector.check()
             self.configure_model()

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from turnrl import scoring
 from turnrl.agent.rollout import Rollout, stream_seed
-from turnrl.checks import check_batch, check_parts, check_settings
+from turnrl.checks import check_batch, check_parts, check_settings, names_unknown_arguments
 from turnrl.collection import Collector, Experience
 from turnrl.credit import TurnLevel, assign_credit
 from turnrl.errors import RecipeError
@@ -87,6 +87,7 @@ class MTGRPO(PolicyModule):
             nothing, and on a CPU `auto` does not either.
     """
 
+    @names_unknown_arguments
     def __init__(
         self,
         policy: Policy,

@@ -14,6 +14,7 @@ from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -26,7 +27,14 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from transformers.utils import logging as transformers_logging
 
 from turnrl.data.questions import QuestionData
-from turnrl.errors import CheckpointError, RecipeError, TurnRLError
+from turnrl.errors import (
+    ArgumentTypeError,
+    CheckpointError,
+    RecipeError,
+    TurnRLError,
+    instance_of,
+    kind_of,
+)
 from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
 from turnrl.recipe.agents import Agent, find_agent
@@ -117,6 +125,11 @@ def load(
             no recipe and there is no module to take it.
         RecipeError: If there is no such recipe, or it describes no `MTGRPO`.
     """
+    if not isinstance(path, str | PathLike):
+        step = "Give a run, a checkpoint or a recipe: turnrl.load('runs/NAME')."
+        raise ArgumentTypeError(f"path is {kind_of(path)}. {step}")
+    if module is not None:
+        instance_of(MTGRPO, "module", module)
     agent = find_agent(path, None if checkpoint is None else str(checkpoint))
     file = agent.weights()
     saved = None
@@ -396,7 +409,8 @@ def make(given: Given) -> Built:
         # of a component's constructor, wrapped by jsonargparse; of a null in a number's place; or
         # of a module that cannot be imported
         wrapped = "Union subtypes" in str(error) or any(_faults(contents, given.settings))
-        if isinstance(error, TurnRLError) or not wrapped:
+        null = isinstance(error, ArgumentTypeError)
+        if not wrapped or (isinstance(error, TurnRLError) and not null):
             raise
         raise _told(error, contents, given.settings) from error
     trainer = cli.trainer

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from turnrl.errors import DataError, RecipeError, did_you_mean
+from turnrl.errors import DataError, RecipeError, did_you_mean, instance_of
 from turnrl.plugins import contract, contributed
 from turnrl.text import contained_answer, normalize_answer
 
@@ -88,6 +88,8 @@ def answer_rule(given: AnswerRule | Callable[[str, str], bool] | str) -> AnswerR
     Raises:
         RecipeError: If there is none of that name.
     """
+    if isinstance(given, type) and issubclass(given, AnswerRule):
+        instance_of(AnswerRule, "answers", given)
     if isinstance(given, AnswerRule):
         return given
     rules: list[type[AnswerRule]] = contributed("turnrl_answers")

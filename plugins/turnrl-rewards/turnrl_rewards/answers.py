@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from turnrl import AnswerRule, Phrase, PluginError, Question, RecipeError
+from turnrl import AnswerRule, Phrase, PluginError, Question, RecipeError, at_least
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -79,9 +79,10 @@ class Number(_Kind):
     )
 
     def __post_init__(self) -> None:
+        at_least(0, "Number.", self, "tolerance", "relative", optional=False)
         for name, value in vars(self).items():
-            if not 0 <= value < float("inf"):
-                raise RecipeError(f"Number.{name} is {value}; it must be 0 or more, and finite.")
+            if value == float("inf"):
+                raise RecipeError(f"Number.{name} is {value}; it must be finite")
 
     def read(self, text: str) -> Fraction | None:
         from turnrl_rewards.numbers import numbers
