@@ -16,7 +16,7 @@ import importlib
 import importlib.metadata
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -193,6 +193,29 @@ def installed(hook: str) -> dict[str, type]:
     return classes
 
 
+def _other_kind(name: str, kinds: tuple[type, ...]) -> str:
+    """`is a tool, and no reward`, if an imported class of this name is of another kind than those
+    asked for; else nothing."""
+    words = {hook: hook.removeprefix("turnrl_").removesuffix("s") for hook in KINDS}
+    words |= {"turnrl_datasets": "data set", "turnrl_answers": "answer rule"}
+    wanted = next((words[h] for h, k in KINDS.items() if issubclass(kinds[0], k)), None)
+    found = [(words[hook], cls) for hook, kind in KINDS.items() for cls in _extending(kind)]
+    others = (word for word, cls in found if cls.__name__ == name and not issubclass(cls, kinds))
+    named = next(others, None)
+    if named is None:
+        return ""
+    article = "an" if named[0] in "aeiou" else "a"
+    return f"is {article} {named}, and no {wanted or kinds[0].__name__}"
+
+
+def _extending(kind: type) -> Iterator[type]:
+    """The imported classes that extend one, at any depth."""
+    below: list[type] = kind.__subclasses__()
+    for cls in below:
+        yield cls
+        yield from _extending(cls)
+
+
 def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
     """The class that a recipe names.
 
@@ -223,6 +246,8 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
         if not module and (chosen := os.environ.get(LOAD_VARIABLE)) is not None:
             some = f" {LOAD_VARIABLE} is {chosen!r}: add the plugin that brings it."
         near = did_you_mean(attribute, known)
+        if not module and (kind := _other_kind(name, kinds)):
+            why, near = kind, ""
         if isinstance(error, ModuleNotFoundError) and error.name == module:
             near = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
         fix = "" if ours else f" Fix the module {module}."

@@ -189,6 +189,8 @@ def explain_class(value: Any, kind: Any, key: str) -> str | None:
         how = f"{{class_path: {name}, init_args: {{...}}}}, or by options --{key} {name}{options}"
         return f"{key} is {value!r}, and does not say of which class. Name it: {how}.{some}"
     for odd in set(given) - {"class_path", "init_args", "dict_kwargs"}:
+        if near := did_you_mean(odd, ["init_args", "dict_kwargs"], 0.8):
+            return f"{key}: {odd!r} stands beside class_path.{near}"
         put = f"{{class_path: {name}, init_args: {{{odd}: {given[odd]}}}}}"
         return f"{key}: {odd!r} stands beside class_path. Put it under init_args: {put}."
     try:
