@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from pathlib import Path
@@ -32,7 +33,7 @@ from turnrl_doctor.rehearsal import Rehearsal
 from turnrl_estimators import Branched, Tree, TurnCritic
 from turnrl_rewards import LLMJudge, LLMJudgeTurn, Server
 from turnrl_slots import Slots
-from worlds import Aims, Echo
+from worlds import Aims, Answered, Echo
 
 CPU = torch.device("cpu")
 TEXT = "What is the capital of Peru?"
@@ -133,6 +134,33 @@ def test_a_tool_that_cannot_be_called_is_a_warning(tiny_model):
     assert found["tool echo"].text.startswith("6 of 6 calls succeed")
 
 
+@pytest.mark.parametrize("examples", [["capital of Peru"], "capital of Peru", {"text": "x"}, 5])
+def test_examples_that_are_no_mappings_are_a_warning(tiny_model, examples):
+    class Ill(Echo):
+        pass
+
+    Ill.examples = examples
+    it = module(tiny_model)
+    it.rollout.tools[:] = [Ill()]
+    found = told(it, data())
+    assert found["tool echo"].status == "warn"
+    assert found["tool echo"].text.endswith("a list of mappings, the arguments of a call each")
+    assert found["tool echo"].step == "Write [{'text': ...}]."
+    assert found["learning"].status == "pass"
+
+
+def test_a_result_without_text_is_told_as_what_it_is(tiny_model):
+    class Speechless(Echo):
+        def run(self, calls):
+            return [ToolResult(None) for _ in calls]
+
+    it = module(tiny_model)
+    it.rollout.tools[:] = [Speechless()]
+    found = told(it, data())["tool echo"]
+    assert found.status == "fail"
+    assert "returned a ToolResult whose content is None; it must be a text" in found.text
+
+
 def test_a_call_with_the_required_arguments_alone_is_tried(tiny_model):
     class Careless(Echo):
         parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -171,6 +199,64 @@ def test_examples_of_which_none_works_are_a_warning(tiny_model):
     found = told(it, data())["tool echo"]
     assert (found.status, found.step) == ("warn", "Correct its examples, or the tool.")
     assert found.text.startswith("no call succeeds")
+
+
+# ------------------------------------------------------------------------- rehearsals of parts
+
+
+def returned(self):
+    return self
+
+
+@contextlib.contextmanager
+def nothing(self):
+    yield
+
+
+@contextlib.contextmanager
+def never(self):
+    return
+    yield
+
+
+@pytest.mark.parametrize(
+    ("rehearsal", "came"),
+    [
+        (returned, "returns {}"),
+        (nothing, "gives None"),
+        (never, "yields nothing"),
+    ],
+)
+def test_a_rehearsal_that_is_no_context_of_its_part_is_named(tiny_model, rehearsal, came):
+    it = module(tiny_model, engine=Slots())
+    parts = {"tool echo": Echo(), "reward Answered": Answered(), "sampling": it.engine}
+    kinds = {"tool echo": "a Tool", "reward Answered": "a Reward", "sampling": "an Engine"}
+    for part in parts.values():
+        part.__dict__["rehearsal"] = rehearsal.__get__(part)
+    it.rollout.tools[:], it.rewards[:1] = [parts["tool echo"]], [parts["reward Answered"]]
+    found = told(it, data())
+    for name, part in parts.items():
+        kind = type(part).__name__
+        a_part = f"{'an' if kind[0] in 'AE' else 'a'} {kind}"
+        wanted = f"rehearsal of {kind} must be a context that gives {kinds[name]}, and "
+        assert found[name].status == "fail"
+        assert found[name].text == wanted + came.format(a_part)
+        assert found[name].step == "Put @contextlib.contextmanager above it, and yield one."
+
+
+def test_a_rehearsal_that_raises_when_it_is_left_is_named(tiny_model):
+    class Untidy(Echo):
+        @contextlib.contextmanager
+        def rehearsal(self):
+            yield self
+            raise OSError("the folder is gone")
+
+    it = module(tiny_model)
+    it.rollout.tools[:] = [Untidy()]
+    found = [*Rehearsal().run(Start(CPU, it, data()))]
+    assert [one.status for one in found if one.name == "tool echo"] == ["pass", "fail"]
+    assert found[-1].text == "rehearsal of Untidy raised on leaving it: OSError: the folder is gone"
+    assert [one.status for one in found if one.name == "learning"] == ["pass"]
 
 
 # ------------------------------------------------------------------------- whole recipes

@@ -44,6 +44,7 @@ from turnrl.errors import at_least as at_least
 from turnrl.errors import did_you_mean as did_you_mean
 from turnrl.errors import in_short as in_short
 from turnrl.errors import instance_of as instance_of
+from turnrl.errors import kind_of as kind_of
 from turnrl.errors import parse_bytes as parse_bytes
 from turnrl.errors import within as within
 from turnrl.loader import IterationData as IterationData

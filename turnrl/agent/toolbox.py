@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast, final
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 
-from turnrl.errors import RecipeError, ToolError, TurnRLError, instances_of
+from turnrl.errors import RecipeError, ToolError, TurnRLError, instances_of, kind_of
 from turnrl.types import (
     ForkableToolSession,
     Question,
@@ -325,8 +325,11 @@ class _Batcher:
             count = len(results) if isinstance(results, Sequence) else type(results).__name__
             raise ToolError(f"{what} {count} for {len(calls)} calls; run() gives one result each.")
         for result in results:
-            if not isinstance(result, ToolResult) or not isinstance(result.content, str):
+            if not isinstance(result, ToolResult):
                 raise ToolError(f"{what} {type(result).__name__}; run() gives ToolResults of text.")
+            if not isinstance(result.content, str):
+                content = f"a ToolResult whose content is {kind_of(result.content)}"
+                raise ToolError(f"{what} {content}; it must be a text.")
             if len(result.content) > MAX_RESULT_CHARACTERS:
                 long = f"{len(result.content):,} characters for arguments {example}"
                 most = f"at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut them there."

@@ -33,9 +33,17 @@ def arguments_of(spec: ToolSpec, text: str) -> Sequence[Mapping[str, Any]]:
         spec: The tool.
         text: A question of the data, for properties that take any text.
     Raises:
-        PluginError: If an example does not fit the schema, or nothing was found that does.
+        PluginError: If an example is no mapping or does not fit the schema, or nothing was found
+            that does.
     """
     validator = Draft202012Validator(spec.parameters)
+    listed: Any = spec.examples
+    if not isinstance(listed, Sequence) or not all(isinstance(one, Mapping) for one in listed):
+        name = next(iter(spec.parameters.get("properties", {})), "query")
+        raise PluginError(
+            f"tool {spec.name!r} has the examples {listed!r:.80}, which must be a list of "
+            f"mappings, the arguments of a call each. Write [{{{name!r}: ...}}]."
+        )
     for example in spec.examples:
         for error in validator.iter_errors(dict(example)):
             raise PluginError(

@@ -17,10 +17,11 @@ import itertools
 import json
 import random
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from lightning.fabric.utilities import move_data_to_device
 from turnrl import (
     MTGRPO,
     Check,
+    Engine,
     Finding,
     Message,
     PluginError,
@@ -50,6 +52,7 @@ from turnrl import (
     Trajectory,
     WorldError,
     call_tools,
+    kind_of,
     load_questions,
     on_loop,
     open_source,
@@ -60,6 +63,7 @@ from turnrl_doctor.arguments import arguments_of
 from turnrl_doctor.command import of_error
 from turnrl_doctor.miniature import miniature
 
+_Part = TypeVar("_Part", Toolset, Reward, Engine)
 _ATTEMPTS = 4
 _TURN_TOKENS = 12
 _ROOM = 512
@@ -80,7 +84,9 @@ class Rehearsal(Check):
             if isinstance(start.data, QuestionData):
                 yield from _read(start.data, known)
             if isinstance(start.module, MTGRPO):
-                yield from _rehearsed(start, start.module, _chosen(known))
+                left = list[Finding]()
+                yield from _rehearsed(start, start.module, _chosen(known), left)
+                yield from left
 
 
 @contextlib.contextmanager
@@ -134,12 +140,16 @@ def _chosen(known: dict[str, list[Question]]) -> list[Question]:
 # ------------------------------------------------------------------------ the parts in order
 
 
-def _rehearsed(start: Start, module: MTGRPO, questions: list[Question]) -> Iterator[Finding]:
+def _rehearsed(
+    start: Start, module: MTGRPO, questions: list[Question], left: list[Finding]
+) -> Iterator[Finding]:
+    """Rehearse the parts in order. What their own rehearsals raise when they are left, at the end,
+    is added to `left`."""
     asked = questions or [Question("example", "What is asked?", ("an answer",))]
     with contextlib.ExitStack() as stack:
         tools = list[Toolset]()
         for toolset in module.rollout.tools:
-            found, tried = _tried(toolset, asked, bool(questions), stack)
+            found, tried = _tried(toolset, asked, bool(questions), stack, left)
             yield found
             tools.append(tried)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -155,12 +165,14 @@ def _rehearsed(start: Start, module: MTGRPO, questions: list[Question]) -> Itera
         yield _attention(policy, module.policy)
         attempts = list[list[Trajectory]]()
         yield from _scripted(module, small, tools, asked, attempts)
-        yield from _guarded("sampling", _sampled(module, small, tools, asked[:2], attempts, stack))
+        engine = partial(_entered, module.engine, Engine, "sampling", stack, left)
+        sampled = _sampled(module, small, tools, asked[:2], attempts, engine)
+        yield from _guarded("sampling", sampled)
         rewards = list[Reward]()
         for reward in module.rewards:
             name = f"reward {type(reward).__name__}"
             try:
-                rehearsed = stack.enter_context(reward.rehearsal())
+                rehearsed = _entered(reward, Reward, name, stack, left)
                 for some in attempts:
                     score_group(some, [rehearsed], policy=policy)
             except WorldError as error:  # a judge that is down
@@ -176,6 +188,48 @@ def _rehearsed(start: Start, module: MTGRPO, questions: list[Question]) -> Itera
         yield Finding("pass", "rewards", text)
         small.rewards = rewards
         yield from _guarded("learning", _learned(start, module, small, tools, asked[0]))
+
+
+def _entered(
+    part: _Part, kind: type, name: str, stack: contextlib.ExitStack, left: list[Finding]
+) -> _Part:
+    """Enter a part's own rehearsal, which is left when the stack is.
+
+    Args:
+        part: The part.
+        kind: What its rehearsal gives.
+        name: Its line's name.
+        stack: Leaves the rehearsal.
+        left: Where a finding is added if leaving it raises.
+    Raises:
+        PluginError: If it is no context, or gives something else.
+    """
+    what = f"rehearsal of {type(part).__name__}"
+    given_kind = "Tool" if isinstance(part, Tool) else kind.__name__
+    wanted = f"must be a context that gives {'an' if kind is Engine else 'a'} {given_kind}"
+    advice = "Put @contextlib.contextmanager above it, and yield one."
+    context = part.rehearsal()
+    if not isinstance(context, contextlib.AbstractContextManager):
+        raise PluginError(f"{what} {wanted}, and returns {kind_of(context)}. {advice}")
+
+    def leave() -> None:
+        try:
+            context.__exit__(None, None, None)
+        except Exception as error:  # anybody's code
+            raised = of_error(name, error).text
+            text = f"{what} raised on leaving it: {raised}"
+            left.append(Finding("fail", name, text, "Fix what follows its yield."))
+
+    try:
+        given = context.__enter__()
+    except RuntimeError as error:
+        if str(error) != "generator didn't yield":
+            raise
+        raise PluginError(f"{what} {wanted}, and yields nothing. {advice}") from error
+    stack.callback(leave)
+    if not isinstance(given, kind):
+        raise PluginError(f"{what} {wanted}, and gives {kind_of(given)}. {advice}")
+    return given
 
 
 def _guarded(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
@@ -230,7 +284,11 @@ class _StandIn(Toolset):
 
 
 def _tried(
-    toolset: Toolset, questions: list[Question], real: bool, stack: contextlib.ExitStack
+    toolset: Toolset,
+    questions: list[Question],
+    real: bool,
+    stack: contextlib.ExitStack,
+    left: list[Finding],
 ) -> tuple[Finding, Toolset]:
     """Check tools and call them, and say who is to answer from here on.
 
@@ -239,11 +297,12 @@ def _tried(
         questions: For each a session is opened.
         real: Whether they are of the recipe's data.
         stack: Keeps the toolset's rehearsal open.
+        left: Where a finding is added if leaving it raises.
     """
     name = f"tool {toolset.name}" if isinstance(toolset, Tool) else str(toolset)
     try:
         try:
-            tools = stack.enter_context(toolset.rehearsal())
+            tools = _entered(toolset, Toolset, name, stack, left)
             tools.check()
         except WorldError as error:  # a server that is down, an index that lies elsewhere
             return of_error(name, error, about="machine"), _StandIn(toolset)
@@ -381,11 +440,11 @@ def _sampled(
     tools: list[Toolset],
     questions: list[Question],
     attempts: list[list[Trajectory]],
-    stack: contextlib.ExitStack,
+    engine_of: Callable[[], Engine],
 ) -> Iterator[Finding]:
     """Add attempts of the miniature by the recipe's engine, read by the recipe's own segmenter."""
     small.collector.close()
-    script, small.engine = small.engine, stack.enter_context(module.engine.rehearsal())
+    script, small.engine = small.engine, engine_of()
     rollout = module.rollout
     longest = max((len(t.token_ids) for some in attempts for t in some), default=rollout.max_tokens)
     small.rollout = replace(
