@@ -161,6 +161,18 @@ def test_a_result_without_text_is_told_as_what_it_is(tiny_model):
     assert "returned a ToolResult whose content is None; it must be a text" in found.text
 
 
+def test_a_tool_whose_every_result_is_empty_is_a_warning(tiny_model):
+    class Empty(Echo):
+        def run(self, calls):
+            return [ToolResult(" \n") for _ in calls]
+
+    it = module(tiny_model)
+    it.rollout.tools[:] = [Empty()]
+    found = told(it, data())["tool echo"]
+    assert found.status == "warn"
+    assert "calls succeed, and every result is empty" in found.text
+
+
 def test_a_call_with_the_required_arguments_alone_is_tried(tiny_model):
     class Careless(Echo):
         parameters = {"type": "object", "properties": {"text": {"type": "string"}}}

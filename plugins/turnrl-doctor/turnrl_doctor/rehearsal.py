@@ -326,6 +326,10 @@ def _tried(
     shown = json.dumps(dict(call.arguments), ensure_ascii=False, default=str)
     verdict = f"{len(good)} of {len(replies)} calls succeed"
     text = f"{verdict}, such as {call.name} {_cut(shown)}: {_cut(said)}"
+    if good and not any(result.content.strip() for _, result in good):
+        text = f"{verdict}, and every result is empty, as of {call.name} {_cut(shown)}"
+        step = "Return what the policy is to read: it learns nothing from an empty result."
+        return Finding("warn", name, text, step), tools
     if good:
         return Finding("pass", name, text), tools
     text = f"no call succeeds, as {call.name} {_cut(shown)}: {_cut(said)}"
