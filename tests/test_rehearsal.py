@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import random
+import re
+import sys
 import threading
 from pathlib import Path
 
@@ -181,7 +184,8 @@ def test_a_call_with_the_required_arguments_alone_is_tried(tiny_model):
     it.rollout.tools[:] = [Careless()]
     found = told(it, data())["tool echo"]
     assert found.status == "fail"
-    assert found.text.endswith("raised KeyError: 'text' in run on echo with arguments {}")
+    told_of = r"raised KeyError: 'text' in run on echo with arguments \{\} \(worlds\.py:\d+\)$"
+    assert re.search(told_of, found.text)
 
 
 def test_a_tool_is_called_with_the_text_of_the_question_that_its_session_is_for(tiny_model):
@@ -197,6 +201,72 @@ def test_a_tool_is_called_with_the_text_of_the_question_that_its_session_is_for(
     it.rollout.tools[:] = [Heard()]
     told(it, QuestionData(train=asked[:1], val=asked[1:]))
     assert Heard.heard[:4] == ["train?", "train?", "val?", "val?"]
+
+
+BAD = """
+import json
+from turnrl import OutcomeReward, TurnReward
+from worlds import Echo
+
+class Bad(Echo):
+    def run(self, calls):
+        return [helped(call) for call in calls]
+
+def helped(call):
+    return json.loads("{" + call.name)  # line 11
+
+class Exits(Echo):
+    def run(self, calls):
+        raise SystemExit(3)  # line 15
+
+class Payless(OutcomeReward):
+    def score(self, trajectory):
+        return trajectory.pay  # line 19
+
+class Short(TurnReward):
+    def score(self, trajectory):
+        return 0.0
+
+class Patient(OutcomeReward):
+    async def score(self, trajectory):
+        return 0.0
+"""
+
+
+@pytest.fixture
+def bad(tmp_path, monkeypatch):
+    (tmp_path / "bad.py").write_text(BAD)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "bad", raising=False)
+    yield importlib.import_module("bad")
+    del sys.modules["bad"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "raised", "line"), [("Bad", "JSONDecodeError: ", 11), ("Exits", "SystemExit: 3 ", 15)]
+)
+def test_a_failure_in_a_tool_ends_with_the_line_of_its_own_code(
+    tiny_model, bad, kind, raised, line
+):
+    it = module(tiny_model)
+    it.rollout.tools[:] = [getattr(bad, kind)()]
+    found = told(it, data())["tool echo"]
+    assert found.status == "fail"
+    assert f"({kind}) raised {raised}" in found.text
+    assert found.text.endswith(f" (bad.py:{line})")
+
+
+def test_a_failure_in_a_reward_ends_with_its_line_or_shows_how_score_is_written(tiny_model, bad):
+    it = module(tiny_model)
+    it.rewards[:] = [bad.Payless(), bad.Short(), bad.Patient(), *it.rewards]
+    found = told(it, data())
+    assert found["reward Payless"].text.endswith("has no attribute 'pay' (bad.py:19)")
+    short = "reward Short has score(self, trajectory), which cannot be called with trajectory and"
+    assert found["reward Short"].text == f"{short} turn"
+    assert found["reward Short"].step == "Write `def score(self, trajectory, turn)`."
+    assert found["reward Patient"].text == "score of reward Patient is async, which it must not be"
+    assert found["reward Patient"].step.startswith("Write `def score(self, trajectory)`; ")
+    assert found["learning"].status == "pass"
 
 
 def test_examples_of_which_none_works_are_a_warning(tiny_model):

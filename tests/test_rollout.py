@@ -619,7 +619,7 @@ class Async(Look):
             Hangs(timeout_s=0.1),
             r"tool 'look' \(Hangs\) did not answer to run on 2 calls.* within timeout_s = 0.1",
         ),
-        (Exits(), r"\(Exits\) raised RuntimeError: SystemExit: 3"),
+        (Exits(), r"\(Exits\) raised SystemExit: 3"),
         (Cancels(), r"\(Cancels\) raised CancelledError"),
         (Short(), r"\(Short\) returned 1 for 2 calls"),
         (Wrong(), r"\(Wrong\) returned str"),

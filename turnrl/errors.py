@@ -9,9 +9,12 @@ prints the message alone, without a traceback, and exits with `exit_code`.
 import contextlib
 import difflib
 import inspect
+import os
 import re
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 
 from turnrl.text import visible
 
@@ -242,6 +245,22 @@ def in_short(error: BaseException) -> str:
     return f"{type(error).__name__}: {visible(str(error).strip().partition(chr(10))[0])}"
 
 
+_STDLIB, _INSTALLED = str(Path(os.__file__).parent), ("site-packages", "dist-packages")
+_CORE = str(Path(__file__).parent)
+
+
+def place_of(error: BaseException) -> str:
+    """` (bad.py:12)`: the innermost line of a package's own code that an error passed through; that
+    of a library, if it passed through none. Empty if it passed through neither, as an error in a
+    call from turnrl does."""
+    frames = traceback.extract_tb(error.__traceback__)
+    others = [one for one in frames if not one.filename.startswith((_CORE + os.sep, "<"))]
+    installed = [one for one in others if {*_INSTALLED} & {*Path(one.filename).parts}]
+    own = [one for one in others if one not in installed and _STDLIB not in one.filename]
+    last = (own or installed)[-1:]
+    return "".join(f" ({Path(one.filename).name}:{one.lineno})" for one in last)
+
+
 @contextlib.contextmanager
 def blaming(kind: type[TurnRLError], what: str, advice: str) -> Iterator[None]:
     """The boundary to a package's code: what it raises is reported as a fault of the package.
@@ -256,4 +275,5 @@ def blaming(kind: type[TurnRLError], what: str, advice: str) -> Iterator[None]:
     except TurnRLError:
         raise
     except (Exception, SystemExit) as error:
-        raise kind(f"{what} raised {type(error).__name__}: {error}. {advice}") from error
+        raised = f"{what} raised {type(error).__name__}: {error}{place_of(error)}"
+        raise kind(f"{raised}. {advice}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import re
 from collections.abc import Sequence
@@ -67,6 +68,7 @@ def score_groups(
         _check_group(group)
     every = [trajectory for group in groups for trajectory in group]
     for reward in rewards:
+        _check_score(reward)
         what = f"reward {type(reward).__name__} on {len(every)} trajectories"
         with blaming(PluginError, what, "A reward must score any trajectory."):
             reward.prepare(every, policy)
@@ -83,6 +85,32 @@ def _check_group(trajectories: Sequence[Trajectory]) -> None:
             raise DataError(
                 f"{what}, which are not comparable. Score each question's on their own."
             )
+
+
+def _check_score(reward: Any) -> None:
+    """Refuse a `score` that could not be called, or only awaited.
+
+    Raises:
+        PluginError: Naming the reward, and what to write.
+    """
+    kind = type(reward).__name__
+    asked: tuple[str, ...] = ("trajectory",)
+    asked += ("turn",) if isinstance(reward, TurnReward) else ()
+    wanted = f"def score(self, {', '.join(asked)})"
+    score: Any = getattr(reward, "score", None)
+    if inspect.iscoroutinefunction(score):
+        what = f"score of reward {kind} is async, which it must not be"
+        raise PluginError(f"{what}. Write `{wanted}`; requests may be made at once in prepare.")
+    try:
+        signature = inspect.signature(score)
+    except (TypeError, ValueError):  # it is no function, or one in C that does not tell
+        return
+    try:
+        signature.bind(*asked)
+    except TypeError as error:
+        has = ", ".join(["self", *map(str, signature.parameters.values())])
+        what = f"reward {kind} has score({has}), which cannot be called with {' and '.join(asked)}"
+        raise PluginError(f"{what}. Write `{wanted}`.") from error
 
 
 def _scored(

@@ -21,7 +21,14 @@ from typing import Any, TypeVar, cast, final
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 
-from turnrl.errors import RecipeError, ToolError, TurnRLError, instances_of, kind_of
+from turnrl.errors import (
+    RecipeError,
+    ToolError,
+    TurnRLError,
+    instances_of,
+    kind_of,
+    place_of,
+)
 from turnrl.types import (
     ForkableToolSession,
     Question,
@@ -383,8 +390,9 @@ async def run_tool(
         advice = "Fix the tool; for a mistake of the policy it should return ToolResult(ok=False)."
         if verb == "open":
             advice = "Fix the tool, or name data that have what it needs."
-        what = f"{tool} raised {type(error).__name__}: {error} in {verb}{on}"
-        raise ToolError(f"{what}. {advice}") from error
+        cause = error.cause if isinstance(error, _Ended) else error
+        what = f"{tool} raised {type(cause).__name__}: {cause} in {verb}{on}{place_of(cause)}"
+        raise ToolError(f"{what}. {advice}") from cause
 
 
 async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
@@ -402,6 +410,15 @@ async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: Any) 
     return cast(T, await result if isinstance(result, Awaitable) else result)
 
 
+class _Ended(RuntimeError):
+    """Holds what a thread raised that cannot be raised out of a future, as a StopIteration, or is
+    to end the run and not the event loop, as a SystemExit."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.cause = cause
+
+
 async def _in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Run in a thread that does not keep the process alive: a hanging tool cannot be killed, only
     left.
@@ -413,10 +430,8 @@ async def _in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
         try:
             done.set_result(function(*arguments))
         except BaseException as error:
-            # a StopIteration cannot be raised out of a future, and a SystemExit, say, is to end the
-            # run, not the event loop
             plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            done.set_exception(error if plain else RuntimeError(f"{type(error).__name__}: {error}"))
+            done.set_exception(error if plain else _Ended(error))
 
     threading.Thread(target=work, daemon=True, name="turnrl-tool").start()
     try:
