@@ -6,6 +6,8 @@ import functools
 import json
 import math
 import shutil
+import subprocess
+import sys
 from collections import UserList
 from pathlib import Path
 
@@ -162,6 +164,19 @@ def test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe(
         assert f"checkpoint {kept}\n" in capsys.readouterr().out
     told = fails(capsys, ["eval", str(run)])
     assert told.endswith("Give a recipe, and the run after it: RECIPE --ckpt_path " + str(run))
+
+
+def test_play_says_before_it_loads_torch_that_a_run_from_python_has_no_recipe(by_hand):
+    _, run = by_hand
+    code = (
+        "import sys\nfrom turnrl.cli import main\n"
+        "for door in sys.argv[1:]: main(['play', door, 'Why?'])\nprint('torch' in sys.modules)"
+    )
+    (kept,) = (run / "checkpoints").glob("*.ckpt")
+    doors = [str(run), str(kept), str(run / "model")]
+    done = subprocess.run([sys.executable, "-c", code, *doors], capture_output=True, text=True)
+    assert done.stderr.count("holds no recipe: it was made from Python") == 3
+    assert done.stdout.strip() == "False"
 
 
 def test_a_run_from_python_without_checkpoints_has_its_exported_policy(by_hand, tiny_model, capsys):

@@ -73,6 +73,7 @@ def _run(args: argparse.Namespace) -> None:
         args.samples = 8
     agent = find_agent(args.agent, args.checkpoint)
     file = agent.weights()  # a mistake is told before torch is loaded
+    agent.needs_recipe()
     if agent.is_recipe:
         refuse_unknown(read_given("fit", ["--config", str(agent.recipe)]))
     print(f"turnrl play: {agent}", file=sys.stderr, flush=True)

@@ -82,6 +82,34 @@ class Agent:
             )
         raise CheckpointError(f"{what}. {step}. If it has ended, it kept no policy.")
 
+    def needs_recipe(self) -> None:
+        """Refuse an agent that nothing says how to act for, as far as that is known without torch:
+        of a checkpoint, a zip file, `data.pkl` has the names of what it holds.
+
+        Raises:
+            CheckpointError: If it has no recipe.
+        """
+        file = self.checkpoint
+        if self.is_recipe or file is None or (self.recipe.is_file() and self.recipe != file):
+            return
+        if not file.is_dir():
+            if not zipfile.is_zipfile(file):
+                return  # a checkpoint of another form
+            with zipfile.ZipFile(file) as archive:
+                kept = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+                if not kept or any(b"recipe" in archive.read(name) for name in kept):
+                    return
+        raise self.without_recipe()
+
+    def without_recipe(self) -> CheckpointError:
+        """Explain that a checkpoint, or an exported policy, has no recipe."""
+        kept = str(self.checkpoint)
+        return CheckpointError(
+            f"{kept!r} holds no recipe: it was made from Python, and nothing here says how it "
+            f"acts. Give a recipe: 'turnrl play RECIPE --checkpoint {kept}'. Or make its module in "
+            f"Python: turnrl.load({kept!r}, module=module).ask('a question')."
+        )
+
     def _named(self, name: str) -> Path | None:
         if self.is_recipe:
             what = f"{self.word!r} is a recipe, and has no {name}.ckpt"

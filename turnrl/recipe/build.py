@@ -29,7 +29,6 @@ from transformers.utils import logging as transformers_logging
 from turnrl.data.questions import QuestionData
 from turnrl.errors import (
     ArgumentTypeError,
-    CheckpointError,
     RecipeError,
     TurnRLError,
     instance_of,
@@ -167,12 +166,7 @@ def _recipe_of(agent: Agent, saved: Mapping[str, Any] | None) -> Mapping[str, An
             recipe = renamed(yaml.safe_load(saved["recipe"]))
             return cast(Mapping[str, Any], each_text(recipe, relocate))
         if not agent.recipe.is_file() or agent.recipe == file:
-            raise CheckpointError(
-                f"{str(file)!r} holds no recipe: it was made from Python, and nothing here says "
-                f"how it acts. Give a recipe: 'turnrl play RECIPE --checkpoint {agent.word}'. Or "
-                "make its module in Python: "
-                f"turnrl.load({agent.word!r}, module=module).ask('a question')."
-            )
+            raise agent.without_recipe()
     given = read_given("fit", ["--config", str(agent.recipe)])
     refuse_unknown(given, _homes)
     # classes of one's own; none beside a checkpoint
