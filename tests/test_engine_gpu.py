@@ -322,7 +322,7 @@ def test_options_left_open_are_read_when_the_engine_starts(tiny_model):
         "memory between collections": "kept",
     }
     engine.slots = 0
-    with pytest.raises(RecipeError, match=r"slots is 0; it must be at least 1, or null"):
+    with pytest.raises(RecipeError, match=r"engine\.slots is 0; it must be at least 1$"):
         engine.start(policy, 64)
     engine.slots, engine.kv_memory = None, "much"
     with pytest.raises(RecipeError, match="kv_memory is 'much'"):
