@@ -16,6 +16,7 @@ import yaml
 from turnrl import (
     DataError,
     Fields,
+    HotpotParagraphs,
     Question,
     Reading,
     RecipeError,
@@ -27,7 +28,6 @@ from turnrl import (
     load_questions,
 )
 from turnrl.cli import main
-from turnrl.data.known import HotpotParagraphs
 from turnrl.testing import check_source
 from turnrl_rewards import Progress, SupportSeen
 from turnrl_wiki_search import WikiSearch, embedded, tool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import zipfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from commands import fails
 from turnrl.cli import main
 from turnrl.recipe.bundled import find_recipe
 from turnrl.recipe.given import read_given
+from turnrl.recipe.moved import renamed
 from turnrl_rewards import ExactMatch, Number, SearchCost
 from turnrl_segmenters import TwoTurn
 
@@ -140,3 +142,26 @@ def test_a_recipe_with_the_class_paths_of_version_0_8_makes_what_it_made(tmp_pat
     there = {type(one): one for one in built.trainer.callbacks}
     assert there[turnrl.Alarms].stop
     assert there[turnrl.AlsoScore].name == "famous"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "turnrl_alarms.Alarms",
+        *("turnrl_answers.Choice", "turnrl_answers.Compared", "turnrl_answers.Math"),
+        "turnrl_card.ending.ExportsPolicy",
+        *("turnrl_checkpoints.BestCheckpoint", "turnrl_checkpoints.LastCheckpoint"),
+        *("turnrl_console.health.LearnsNothing", "turnrl_console.resumed.FirstFigures"),
+        *("turnrl_endpoint.Server", "turnrl_qa_rewards.WellFormed"),
+        *("turnrl_questions.HotpotParagraphs", "turnrl_questions.QuestionFile"),
+        *("turnrl_questions.also.AlsoScore", "turnrl_questions.data.QuestionData"),
+        *("turnrl_react.ReAct", "turnrl_react.search_r1.SearchR1", "turnrl_two_turn.TwoTurn"),
+        *("turnrl_record.loggers.ToLoggers", "turnrl_record.recording.Recorder"),
+        *("turnrl_report.curves.Curves", "turnrl_testing.ScriptedEngine"),
+        *("turnrl_turn_rewards.Server", "turnrl_turn_rewards.progress.SupportSeen"),
+    ],
+)
+def test_a_class_path_that_version_0_8_or_0_9_saved_leads_to_the_class(path):
+    module, _, name = renamed(path).rpartition(".")
+    assert not module.startswith(path.partition(".")[0])
+    assert getattr(importlib.import_module(module), name).__name__ == path.rpartition(".")[2]

@@ -70,9 +70,11 @@ def _stopped(number: int) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    # a plugin that is called as the command brings it: a command starts without the others
+    # a command is found by its name, in the framework or in the plugin that has that name: it
+    # starts without the others
     name = arguments[0] if arguments else "--help"
-    parser, commands = _parser([name], [] if name in COMMANDS else load_plugins(name))
+    own = [name] if name in COMMANDS else []
+    parser, commands = _parser(own, [] if own else load_plugins(name))
     if name not in commands.choices:
         parser, commands = _parser(COMMANDS, load_plugins())
     if not arguments:
@@ -121,7 +123,7 @@ def _parser(own: Iterable[str], plugins: Sequence[Plugin]) -> tuple[argparse.Arg
     )
     parser.add_argument("--version", action="version", version=f"turnrl {version('turnrl')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    adders = [(name, adder(name)) for name in own if name in COMMANDS]
+    adders = [(name, adder(name)) for name in own]
     adders += [(one.name, add) for one in plugins for add in one.brings("turnrl_commands")]
     for _, add in sorted(adders, key=lambda pair: (*_USUAL, pair[0]).index(pair[0])):
         add(commands)

@@ -97,7 +97,7 @@ def _check_score(reward: Any) -> None:
     asked: tuple[str, ...] = ("trajectory",)
     asked += ("turn",) if isinstance(reward, TurnReward) else ()
     wanted = f"def score(self, {', '.join(asked)})"
-    score: Any = getattr(reward, "score", None)
+    score = reward.score
     if inspect.iscoroutinefunction(score):
         what = f"score of reward {kind} is async, which it must not be"
         raise PluginError(f"{what}. Write `{wanted}`; requests may be made at once in prepare.")
@@ -127,21 +127,24 @@ def _scored(
     for reward in rewards:
         name, by_turn = component_name(reward), isinstance(reward, TurnReward)
         values = torch.zeros((size, turns) if by_turn else size, dtype=torch.float64)
-        if reward.bounds is not None:
-            bounds[name] = _bounds(reward, reward.bounds)
+        limits = None if reward.bounds is None else _bounds(reward, reward.bounds)
+        if limits is not None:
+            bounds[name] = limits
         for i, trajectory in enumerate(trajectories):
             if by_turn:
                 for k in range(len(trajectory.turns)):
-                    values[i, k] = _value(reward, trajectory, k)
+                    values[i, k] = _value(reward, limits, trajectory, k)
             else:
-                values[i] = _value(reward, trajectory)
+                values[i] = _value(reward, limits, trajectory)
         (turn_rewards if by_turn else outcome).add_(values.float())
         components[name] = components[name] + values if name in components else values
     some = tuple(trajectories)
     return Group(some[0].question, some, turn_rewards, outcome, reached, components, bounds=bounds)
 
 
-def _value(reward: Any, trajectory: Trajectory, *turn: int) -> float:
+def _value(
+    reward: Any, limits: tuple[float, float] | None, trajectory: Trajectory, *turn: int
+) -> float:
     what = f"reward {type(reward).__name__} on question {trajectory.question.id!r}"
     with blaming(PluginError, what, "A reward must score any trajectory."):
         given = reward.score(trajectory, *turn)
@@ -152,14 +155,10 @@ def _value(reward: Any, trajectory: Trajectory, *turn: int) -> float:
     if not -1e9 < value < 1e9:
         gave = f"{what} gave {given!r:.80} from score, which is not a finite number"
         raise PluginError(f"{gave}. Return one, such as 0.0 where it has nothing to pay for.")
-    if reward.bounds is not None and not _within(value, *sorted(reward.bounds)):
-        gave = f"{what} gave {value:g} from score, outside its bounds {tuple(reward.bounds)}"
+    if limits is not None and not limits[0] - 1e-6 <= value <= limits[1] + 1e-6:
+        gave = f"{what} gave {value:g} from score, outside its bounds {limits}"
         raise PluginError(f"{gave}. Correct one of the two: intervals rest on the bounds.")
     return value
-
-
-def _within(value: float, low: float, high: float) -> bool:
-    return low - 1e-6 <= value <= high + 1e-6
 
 
 def _bounds(reward: Reward, given: Sequence[float]) -> tuple[float, float]:

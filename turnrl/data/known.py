@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from turnrl.data.paragraphs import HotpotParagraphs
 from turnrl.data.rows import (
     FILE_KINDS,
     Row,
@@ -26,8 +25,6 @@ from turnrl.data.sources import Fields
 from turnrl.errors import DataError
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question, answer_rule
-
-__all__ = ["PRESETS", "GivenRows", "HotpotParagraphs", "HubDataset", "Preset", "QuestionFile"]
 
 
 @dataclass(frozen=True)
