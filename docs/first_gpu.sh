@@ -7,8 +7,8 @@
 #   bash docs/first_gpu.sh all [RESULTS]       all of them, unless the first one fails
 #   bash docs/first_gpu.sh STEP RESULTS cpu    a rehearsal on a CPU, in small shapes
 #
-# RESULTS gets verdicts.txt, a log for each line of it, bench-gpu.json and train.json, which grow as
-# each part finishes. A step that is repeated measures what is missing. The exit code is the number
+# RESULTS gets verdicts.txt, a log for each line of it, and bench-gpu.json, which grows as each part
+# finishes. A step that is repeated measures what is missing. The exit code is the number
 # of lines that failed. $PYTHON and $TURNRL are the programs, if they are not `python` and `turnrl`:
 # TURNRL="python -m turnrl".
 set -u
@@ -17,10 +17,10 @@ steps="check speed iteration tests training"
 about() {
     case $1 in
         check) echo "the doctor, and an iteration of a tiny policy in 4 bits, with graphs and kernels" ;;
-        speed) echo "7B: sampling each way, a minibatch, a profile" ;;
+        speed) echo "7B: sampling each way, a minibatch" ;;
         iteration) echo "7B: a whole iteration, its memory as planned and as measured" ;;
         tests) echo "the tests that need a GPU, file by file" ;;
-        training) echo "a 1.5B run killed and resumed; the quickstart in bfloat16 with LoRA" ;;
+        training) echo "the quickstart in bfloat16 with LoRA" ;;
     esac
 }
 
@@ -108,13 +108,12 @@ went_round() {
     learnt "$1" 0 && grep -qE '^iteration +1/1' "$out/$1.log"
 }
 
-# parts_done NAME PARTS [all]: what each part of a benchmark came to, and of an iteration its memory
-# beside the plan's. With `all` every case counts.
-parts_done() {
-    "${python[@]}" - "$out/$1.json" "$2" "${3:-}" <<'PYTHON'
+# The status of each part of a benchmark, and the memory of an iteration beside the plan's.
+measured() {
+    "${python[@]}" - "$out/bench-gpu.json" "$parts" <<'PYTHON'
 import json, pathlib, sys
 
-file, names, whole = pathlib.Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3] == "all"
+file, names = pathlib.Path(sys.argv[1]), sys.argv[2].split(",")
 parts = json.loads(file.read_text())["parts"] if file.exists() else {}
 parts = {name: parts.get(name, {"status": "not there"}) for name in names}
 told = [f"{name} {part['status']}" for name, part in parts.items()]
@@ -124,13 +123,10 @@ for case in parts.get("iteration", {}).get("cases", {}).values():
         planned = f"{plan[phase][0] / 1e9:.1f}" if isinstance(plan, dict) and phase in plan else "no"
         told.append(f"{phase} {planned} GB planned, {(size or 0) / 1e9:.1f} measured")
 print(", ".join(told))
-good = ("done",) if whole else ("done", "partial", "skipped")
+good = ("done", "partial", "skipped")
 sys.exit(any(part["status"] not in good for part in parts.values()))
 PYTHON
 }
-
-measured() { parts_done bench-gpu "$parts"; }
-resumed() { parts_done train train all; }
 
 # ------------------------------------------------------------------------------------ steps
 
@@ -155,7 +151,7 @@ gpu() {
         --json "$out/bench-gpu.json" ${tiny[@]+"${tiny[@]}"}
 }
 
-speed() { gpu speed 540 8 machine,decoding,learning,profile; }
+speed() { gpu speed 540 8 machine,decoding,learning; }
 
 iteration() { gpu iteration 400 5.5 iteration; }
 
@@ -168,8 +164,6 @@ tests() {
 }
 
 training() {
-    try train 300 resumed "${turnrl[@]}" bench gpu --parts train --minutes 4 --resume \
-        --json "$out/train.json" ${tiny[@]+"${tiny[@]}"}
     try bfloat16 230 learnt "${turnrl[@]}" fit "${recipe[@]}" --trainer.max_epochs 20 \
         --model.policy.dtype bfloat16 --model.policy.lora.r 16 \
         --model.optimizer.init_args.lr 2e-3 --trainer.logger.class_path CSVLogger \

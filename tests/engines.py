@@ -18,7 +18,7 @@ import turnrl_slots.ways
 from conftest import greedy_reference
 from turnrl import Lora, Policy, Sampling
 from turnrl_slots import Slots
-from turnrl_slots.pages import PAGE
+from turnrl_slots.sizes import PAGE
 
 PROMPTS = [[5, 9, 33, 71, 120, 8], [44, 2, 301], [7] * 40, [250, 251, 252, 253, 254, 255, 256]]
 GREEDY = Sampling(max_tokens=12, temperature=0)
@@ -242,7 +242,7 @@ def converse_by_steps(policy, graphs, slots=64):
     """
     watched = Watched(policy)
     engine = started(watched, 256, slots=slots)
-    engine.decoder.graphs = graphs
+    engine.passes.decoder.graphs = graphs
     watched.read.clear()
     counts = [5, 9, 20, 23, 29, 40, 40]
 

@@ -20,7 +20,8 @@ import transformers
 from bitsandbytes import functional  # noqa: F401
 
 from turnrl import Lora, Policy
-from turnrl_doctor import plan as planning
+from turnrl_doctor.counts import learning, memory, resident
+from turnrl_doctor.work import Choice, Work, shape_of
 
 LENGTH, PROMPT = 512, 64
 
@@ -70,16 +71,15 @@ def main(*words: str) -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             del logprobs
-        work = planning.Work(
-            planning.shape_of(config), quantization == "nf4", 4, int(rank), None, 8, LENGTH, 256, 1
+        shape = shape_of(config)
+        work = Work(
+            shape, quantization == "nf4", 4, int(rank), None, 8, LENGTH, 256, 1, sampled=False
         )
-        choice = planning.Choice(
-            minibatch_tokens=layout.input_ids.shape[1], gradient_checkpointing=int(again)
-        )
-        parts = planning.memory(planning.replace(work, sampled=False), choice)
+        count = layout.input_ids.shape[1]
+        parts = memory(work, Choice(minibatch_tokens=count, gradient_checkpointing=int(again)))
         keys = sum(some.keys.numel() for some in layout.segments)
-        minibatch = planning.learning(work, choice, keys, len(layout.targets))
-        always = sum(planning.resident(work).values())
+        minibatch = learning(work, count, int(again), keys, len(layout.targets))
+        always = sum(resident(work).values())
         trained = 4 * work.trained
         learned = always + sum(minibatch.values()) + trained * (1 + 2)
         step = always + trained * (1 + 2) + parts["step"]["updates"]

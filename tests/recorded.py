@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import yaml
 
+from trajectories import said, trajectory
 from turnrl import (
     Credit,
     Group,
@@ -19,8 +20,6 @@ from turnrl import (
     TokenScores,
     ToolCall,
     ToolResult,
-    Trajectory,
-    Turn,
     TurnLevel,
     assign_credit,
 )
@@ -47,29 +46,29 @@ RULES = [
 """Every estimator that needs rewards alone. No setting is everywhere its default."""
 
 
-def attempt(draw, question, turns, text=None):
+def attempt(draw, question, turns, text=None, version=0):
     """One trajectory that calls a tool in all its turns but the last."""
     made = []
     for k in range(turns):
-        said = text() if text else f"turn {k} of {question.id}: {draw.random()}"
+        words = text() if text else f"turn {k} of {question.id}: {draw.random()}"
         ids = tuple(draw.choices(range(100), k=draw.randint(1, 12)))
-        calls = (ToolCall("search", {"query": said}),) * (k < turns - 1)
+        calls = (ToolCall("search", {"query": words}),) * (k < turns - 1)
         found = text() if text else f"a passage {draw.randint(0, 2)}"
         results = tuple(ToolResult(found, ok=draw.random() < 0.8) for _ in calls)
         answer = (text() if text else "an answer") if k == turns - 1 else None
         reading = Reading(
             calls, answer, (text() if text else "bad") if draw.random() < 0.2 else None
         )
-        made.append(Turn(said, ids, (-0.5,) * len(ids), reading, results))
-    return Trajectory(question, (1, 2, 3), tuple(made), "answer")
+        made.append(said(words, ids, (-0.5,) * len(ids), reading, results, version=version))
+    return trajectory(question, (1, 2, 3), made, "answer")
 
 
-def group(draw, number, size=4, turns=(1, 4), text=None):
+def group(draw, number, size=4, turns=(1, 4), text=None, version=0):
     """A scored group; rewards are multiples of 0.1, so that some are alike."""
     words = text() if text else f"question {number}?"
     question = Question(f"q{number}", words, (text() if text else "an answer",))
     lengths = [draw.randint(*turns) for _ in range(size)]
-    trajectories = tuple(attempt(draw, question, count, text) for count in lengths)
+    trajectories = tuple(attempt(draw, question, count, text, version) for count in lengths)
     turn_rewards = torch.zeros(size, max(lengths))
     reached = torch.zeros(size, max(lengths), dtype=torch.bool)
     for i, count in enumerate(lengths):
@@ -110,7 +109,7 @@ def run(
         for k in range(iterations):
             metrics.writerow(dict(zip(metrics.fieldnames, (k + 1, k / 10, k / 9), strict=True)))
     for k in range(iterations):
-        some = [group(draw, n, size, turns, text) for n in range(groups)]
+        some = [group(draw, n, size, turns, text, k) for n in range(groups)]
         credit: list[Credit] = [assign_credit(one, estimator) for one in some]
         learner = noted if tokens else None
         kept = rows(some, credit, "train", k + 1, k, estimator=estimator, learner=learner)

@@ -17,12 +17,14 @@ import yaml
 from lightning.pytorch.callbacks import ProgressBar
 
 from commands import fails
-from runs import column, data, last, module, trainer
-from turnrl import Alarms, Rollout, TrainingError, alarms
+from runs import adamw, column, data, last, module, trainer
+from trajectories import ids_of
+from turnrl import Alarms, OutcomeReward, Rollout, TrainingError, alarms
 from turnrl.cli import main
+from turnrl.run.alarms.health import idle
 from turnrl.run.alarms.rules import FIGURES
 from turnrl.run.runs import open_runs
-from worlds import Echo, Letters
+from worlds import Answered, Echo, Letters
 
 DATA = Path(__file__).parent / "data" / "metrics"
 PAGE = (Path(__file__).parents[1] / "docs" / "howto" / "alarms.md").read_text(encoding="utf-8")
@@ -317,42 +319,37 @@ def goes_wrong(model, folder, epochs, *callbacks, ckpt_path=None, **options):
     return bar.lines
 
 
-def test_an_alarm_is_said_once_and_counted(tiny_model, tmp_path):
-    lines = goes_wrong(tiny_model, tmp_path / "a", 12)
+def test_an_alarm_is_printed_once_and_counted_also_in_runs_that_are_resumed(tiny_model, tmp_path):
+    lines = goes_wrong(tiny_model, tmp_path / "whole", 12)
     (line,) = [one for one in lines if one.startswith("alarm: ")]
     assert re.fullmatch(r"alarm: tool use fell from iteration 5 on: \S+ 0\.\d+ -> 0\.00", line)
-    counts = column(tmp_path / "a", "train/alarms")
+    counts = column(tmp_path / "whole", "train/alarms")
     noticed = counts.index(1)
     assert noticed >= 6
     assert counts == [0] * noticed + [1] * (12 - noticed)
-    # the rules say the same of the file
-    (run,) = open_runs([tmp_path / "a" / "version_0"])
+    # the rules find the same in the file
+    (run,) = open_runs([tmp_path / "whole" / "version_0"])
     (one,) = alarms(run.metrics)
     assert (one.noticed, f"alarm: {one.text}") == (noticed + 1, line)
-    # a run that goes on does not repeat it, and counts on
-    assert not any(
-        "alarm" in one
-        for one in goes_wrong(tiny_model, tmp_path / "b", 14, ckpt_path=last(tmp_path / "a"))
+
+    def resumed(name, epochs, checkpoint):
+        lines = goes_wrong(tiny_model, tmp_path / name, epochs, ckpt_path=str(checkpoint))
+        return [one for one in lines if one.startswith("alarm: ")]
+
+    # a resumed run does not repeat it, and counts on
+    assert resumed("longer", 14, last(tmp_path / "whole")) == []
+    assert column(tmp_path / "longer", "train/alarms") == [1, 1]
+    # one that was resumed before the alarm raises it where the whole run did
+    assert not any("alarm" in one for one in goes_wrong(tiny_model, tmp_path / "a", 5))
+    assert resumed("b", 12, last(tmp_path / "a")) == [line]
+    assert [*column(tmp_path / "a", "train/alarms"), *column(tmp_path / "b", "train/alarms")] == (
+        counts
     )
-    assert column(tmp_path / "b", "train/alarms") == [1, 1]
-
-
-def test_a_run_that_goes_on_knows_what_was_before(tiny_model, tmp_path):
-    goes_wrong(tiny_model, tmp_path / "whole", 12)
-    first = goes_wrong(tiny_model, tmp_path / "a", 5)
-    second = goes_wrong(tiny_model, tmp_path / "b", 12, ckpt_path=last(tmp_path / "a"))
-    assert not any("alarm" in one for one in first)
-    assert [re.sub(r"[\d.]+ ->", "", one) for one in second if "alarm" in one] == [
-        "alarm: tool use fell from iteration 5 on: train/tool_execution  0.00"
-    ]
-    both = [column(tmp_path / run, "train/alarms") for run in "ab"]
-    assert both[0] + both[1] == column(tmp_path / "whole", "train/alarms")
-    # of a checkpoint without the plugin nothing is known
+    # a checkpoint without the figures of its run is of an old version
     checkpoint = torch.load(last(tmp_path / "a"), weights_only=True)
     assert len(checkpoint.pop("alarms")) == 5
     torch.save(checkpoint, tmp_path / "old.ckpt")
-    third = goes_wrong(tiny_model, tmp_path / "c", 12, ckpt_path=str(tmp_path / "old.ckpt"))
-    assert not any("alarm" in one for one in third)  # tool use was 0 from its first iteration on
+    assert resumed("c", 12, tmp_path / "old.ckpt") == []  # tool use was 0 from its first row on
 
 
 def test_an_option_stops_the_run_with_its_iteration_kept(tiny_model, tmp_path, capsys):
@@ -371,7 +368,7 @@ def test_two_fits_of_a_trainer_count_for_themselves(tiny_model, tmp_path):
     run.fit_loop.max_epochs = 4
     run.fit(it, data())
     names = [type(one).__name__ for one in run.callbacks]
-    assert names.count("Alarms") == names.count("_Column") == 1
+    assert names.count("Alarms") == names.count("LambdaCallback") == 1
 
 
 def test_without_a_bar_an_alarm_is_logged(tiny_model, tmp_path, caplog):
@@ -400,6 +397,101 @@ def test_a_recipe_stops_at_an_alarm_with_an_exit_code(recipe, capsys):
     assert message.startswith("turnrl: TrainingError: stopped by an alarm: tool use fell")
     # what the console shows is kept: the line of the iteration comes before the alarm
     assert Path("runs/recipe/version_0/checkpoints/last.ckpt").is_file()
+
+
+# --------------------------------------------------------------------- a run that learns nothing
+
+IDLE = {
+    "rollout/truncated": 0.0,
+    "train/degenerate_groups": 1.0,
+    "rollout/tokens": 30.0,
+    "reward/total": 0.0,
+    "train/exact_match": 0.0,
+    "train/entropy": 0.5,
+    "train/format": 0.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("figures", "advice"),
+    [
+        ({"train/degenerate_groups": 0.9}, ""),
+        ({"rollout/truncated": 1.0}, "Raise rollout.max_turn_tokens (it is 6)"),
+        ({"rollout/truncated": 1.0, "rollout/tokens": 127}, "Raise rollout.max_tokens (it is 128)"),
+        ({"train/exact_match": 1.0, "reward/total": 2.0}, "train on harder questions"),
+        ({"train/entropy": 0.001}, "raise rollout.temperature (it is 1)"),
+        ({"train/format": 0.0}, "make the segmenter's instructions plainer"),
+        ({}, "Add a reward that tells attempts apart"),
+    ],
+)
+def test_the_likely_cause_and_the_first_thing_to_change_are_named(figures, advice):
+    rollout = Rollout(Letters(), [Echo()], max_turn_tokens=6, max_tokens=128)
+    warning = idle(1, IDLE | figures, rollout)
+    assert advice in warning
+    assert bool(warning) == bool(advice)
+
+
+class Same(OutcomeReward):
+    """Pays every trajectory alike in some iterations, and otherwise as `Answered`."""
+
+    def __init__(self, until):
+        self.until = until
+        self.module = None
+
+    def score(self, trajectory):
+        alike = self.module.current_epoch in self.until
+        return 0.0 if alike else Answered().score(trajectory)
+
+
+class FirstToken(OutcomeReward):
+    """Tells attempts apart, well formed or not."""
+
+    def score(self, trajectory):
+        return ids_of(trajectory, 0)[0] / 1000
+
+
+class Slow(Letters):
+    """Never ends a turn."""
+
+    stop = ()
+
+
+def warnings(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("alike", "warned"),
+    [
+        ((0, 1, 2, 3, 4), ["iteration 1"]),
+        ((1, 3), []),  # by chance
+        ((1, 2, 3), ["iteration 4"]),
+    ],
+)
+def test_a_run_that_learns_nothing_is_warned_of_once(tiny_model, tmp_path, caplog, alike, warned):
+    it = module(tiny_model, optimizer=adamw(1e-9))
+    it.rewards = [Same(alike)]
+    object.__setattr__(it.rewards[0], "module", it)
+    trainer(tmp_path, 5, limit_val_batches=0).fit(it, data())
+    found = warnings(caplog)
+    assert [re.search(r"iteration \d+", one)[0] for one in found] == warned
+    assert all("nothing to learn from" in one and "(mean reward 0.000)" in one for one in found)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "begin"),
+    [
+        ([], "nothing to learn from in iteration 1: every trajectory ran out of tokens before"),
+        (["--model.rewards", "[test_alarms.FirstToken]"], "no answer in iteration 1: every traj"),
+    ],
+)
+def test_a_run_in_which_everything_is_cut_is_warned_of(recipe, caplog, rewards, begin):
+    cut = ["--model.rollout.max_turn_tokens", "1", "--trainer.max_epochs", "2"]
+    slow = ["--model.rollout.segmenter", "test_alarms.Slow"]
+    assert main(["fit", "recipe.yaml", *cut, *slow, *rewards]) == 0
+    (warning,) = [one for one in warnings(caplog) if "ran out of tokens" in one]
+    assert warning.startswith(begin)
+    assert warning.endswith("Raise rollout.max_turn_tokens (it is 1).")
 
 
 def test_the_example_on_the_page_reads_a_run(recipe, capsys):

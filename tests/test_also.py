@@ -68,7 +68,7 @@ def test_at_most_the_limit_is_scored(tiny_model, tmp_path):
 
 
 def test_neither_a_source_nor_a_split_is_refused():
-    with pytest.raises(RecipeError, match="needs a source or a split"):
+    with pytest.raises(RecipeError, match="has no source and no split"):
         AlsoScore("again")
 
 

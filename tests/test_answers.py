@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import turnrl_rewards
 from commands import fails, save
+from trajectories import said, trajectory
 from turnrl import (
     AnswerRule,
     DataError,
@@ -31,8 +32,6 @@ from turnrl import (
     RecipeError,
     ToolCall,
     ToolResult,
-    Trajectory,
-    Turn,
     answer_in_results,
     answer_rule,
     can_be_found,
@@ -229,67 +228,24 @@ def renderings(sign, top, below, decimals, power):
 
 
 FRACTIONS = (
-    r"\frac{{{}}}{{{}}}",
-    r"\dfrac{{{}}}{{{}}}",
-    r"\frac{{ {} }} {{ {} }}",
-    "{}/{}",
-    "{} / {}",
-)
+    r"\frac{{{}}}{{{}}}", r"\dfrac{{{}}}{{{}}}", r"\frac{{ {} }} {{ {} }}", "{}/{}", "{} / {}",
+)  # fmt: skip
 MIXED = (r"{}\frac{{{}}}{{{}}}", r"{} \tfrac{{{}}}{{{}}}", "{} {}/{}", "{} {}⁄{}")
 POWERS = (
-    "{}e{}",
-    "{}E{}",
-    "{} × 10^{}",
-    r"{}\times10^{{{}}}",
-    r"{} \cdot 10^{{{}}}",
-    "{} * 10**{}",
+    "{}e{}", "{}E{}", "{} × 10^{}", r"{}\times10^{{{}}}", r"{} \cdot 10^{{{}}}", "{} * 10**{}",
     "{}x10^({})",
-)
+)  # fmt: skip
 SIGNS = {False: ("", "+"), True: ("-", "\N{MINUS SIGN}", "- ", "minus ", "negative ")}
 AROUND = (
-    "{}",
-    " {} ",
-    "${}$",
-    "The answer is {}.",
-    "**{}**",
-    r"\boxed{{{}}}",
-    "x = {}",
-    r"\( {} \)",
-    "{} apples",
-    r"{}\text{{ cm}}",
-    r"{}\%",
-    "<answer>{}</answer>",
-    "{}°",
-    "({})",
-)
+    "{}", " {} ", "${}$", "The answer is {}.", "**{}**", r"\boxed{{{}}}", "x = {}", r"\( {} \)",
+    "{} apples", r"{}\text{{ cm}}", r"{}\%", "<answer>{}</answer>", "{}°", "({})",
+)  # fmt: skip
 MORE = (
-    r"\sqrt{{{}}}",
-    r"\log_{{2}}{{{}}}",
-    r"\log_2 {}",
-    "log({})",
-    "{} + 7",
-    "{} - 7",
-    "7 - {}",
-    "{} × 7",
-    "7*3*{}",
-    "{}^x",
-    r"{} \pi",
-    r"\frac{{{}}}{{x}}",
-    r"\frac{{x}}{{{}}}",
-    "7 {} million",
-    "{} + x",
-    "x + {}",
-    "({})({})",
-    "> {}",
-    "{} + {}",
-    "{} - {}",
-    "{} * {}",
-    r"\sin {}",
-    "{}x + 2",
-    r"{}\sqrt{{2}}",
-    "{} ± 0.1",
-    "{}–{}",
-)
+    r"\sqrt{{{}}}", r"\log_{{2}}{{{}}}", r"\log_2 {}", "log({})", "{} + 7", "{} - 7", "7 - {}",
+    "{} × 7", "7*3*{}", "{}^x", r"{} \pi", r"\frac{{{}}}{{x}}", r"\frac{{x}}{{{}}}",
+    "7 {} million", "{} + x", "x + {}", "({})({})", "> {}", "{} + {}", "{} - {}", "{} * {}",
+    r"\sin {}", "{}x + 2", r"{}\sqrt{{2}}", "{} ± 0.1", "{}–{}",
+)  # fmt: skip
 
 
 @st.composite
@@ -371,28 +327,25 @@ def test_choices_compare_as_a_naive_reading_compares_them():
     assert PAIRS / 50 < hits < PAIRS / 2
 
 
-@pytest.mark.parametrize(
-    ("text", "option"),
-    [
-        *(("A", "A"), ("a", "A"), ("(A)", "A"), ("A.", "A"), ("A) Paris", "A"), ("[b]", "B")),
-        *(("Answer: B", "B"), ("So the answer is D", "D"), ("Final answer: C. Rome", "C")),
-        *((r"\boxed{\text{B}}", "B"), ("B - Paris", "B"), ("2", "2"), ("3) x", "3")),
-        *(("B) f(x) = 2", "B"), ("B) point (2)", "B")),
-        *(("A dog", None), ("The answer is a dog", None), ("e.g. Paris", None), ("U.S.", None)),
-        *(("A or B", None), ("A) Paris B) Rome", None), ("a) x (b) y", None), ("A, C", None)),
-        *(("A. Paris\nB. Rome", None), ("A: x, B: y", None), ("1. one 2. two", None)),
-        *(("[A] x [B] y", None), ("A - x\nC - y", None), ("A. x; B. y; C. z", None)),
-        *(("**A.** Paris\n**B.** Rome", None), ("A.\nB.\nC.", None), ("1. one\n3. three", None)),
-        *(("Answer: A. Paris B. Rome", None), ("B. Rome A. Paris", None)),
-        *(("A. Paris is wrong, so B", None), ("A. Paris. The correct answer is (C).", None)),
-        *(("not A but B", None), ("A) or B)", None)),
-        *(("The answer is (B)", "B"), ("**B**", "B"), ("Option B", "B"), ("B.\nIt is.", "B")),
-        *(("C. George W. Bush", "C"), ("A. Vitamin C.", "A"), ("C. Both A and B", "C")),
-        *(("D. None of A, B or C", "D"), ("A. I. Newton", "A"), ("2. 3.5 kg", "2"), ("1. 2", "1")),
-        *(("B. Rome, so I would say B", "B"), ("B. Rome\nB. Rome", "B"), ("A. B", "A")),
-        *(("Paris", None), ("", None), ("1.5", None), ("AB", None)),
-    ],
-)
+@pytest.mark.parametrize(("text", "option"), [
+    *(("A", "A"), ("a", "A"), ("(A)", "A"), ("A.", "A"), ("A) Paris", "A"), ("[b]", "B")),
+    *(("Answer: B", "B"), ("So the answer is D", "D"), ("Final answer: C. Rome", "C")),
+    *((r"\boxed{\text{B}}", "B"), ("B - Paris", "B"), ("2", "2"), ("3) x", "3")),
+    *(("B) f(x) = 2", "B"), ("B) point (2)", "B")),
+    *(("A dog", None), ("The answer is a dog", None), ("e.g. Paris", None), ("U.S.", None)),
+    *(("A or B", None), ("A) Paris B) Rome", None), ("a) x (b) y", None), ("A, C", None)),
+    *(("A. Paris\nB. Rome", None), ("A: x, B: y", None), ("1. one 2. two", None)),
+    *(("[A] x [B] y", None), ("A - x\nC - y", None), ("A. x; B. y; C. z", None)),
+    *(("**A.** Paris\n**B.** Rome", None), ("A.\nB.\nC.", None), ("1. one\n3. three", None)),
+    *(("Answer: A. Paris B. Rome", None), ("B. Rome A. Paris", None)),
+    *(("A. Paris is wrong, so B", None), ("A. Paris. The correct answer is (C).", None)),
+    *(("not A but B", None), ("A) or B)", None)),
+    *(("The answer is (B)", "B"), ("**B**", "B"), ("Option B", "B"), ("B.\nIt is.", "B")),
+    *(("C. George W. Bush", "C"), ("A. Vitamin C.", "A"), ("C. Both A and B", "C")),
+    *(("D. None of A, B or C", "D"), ("A. I. Newton", "A"), ("2. 3.5 kg", "2"), ("1. 2", "1")),
+    *(("B. Rome, so I would say B", "B"), ("B. Rome\nB. Rome", "B"), ("A. B", "A")),
+    *(("Paris", None), ("", None), ("1.5", None), ("AB", None)),
+])  # fmt: skip
 def test_an_option_is_read_as_people_write_it(text, option):
     assert Choice().read(text) == option
 
@@ -409,14 +362,11 @@ def test_an_answer_of_any_length_is_read_in_time(part):
     assert time.process_time() - started < 2
 
 
-@pytest.mark.parametrize(
-    ("given_answer", "accepted", "right"),
-    [
-        *((r"\frac{1}{2}", "0.5", True), (r"$\frac12$", "1/2", True), ("15", "1.5", False)),
-        *(("x^2+1", "1+x^2", True), (r"\sqrt{8}", r"2\sqrt{2}", True), ("[0,1]", "[0,1)", False)),
-        *(("The answer is 42", "42", True), ("five", "5", False), ("", "5", False)),
-    ],
-)
+@pytest.mark.parametrize(("given_answer", "accepted", "right"), [
+    *((r"\frac{1}{2}", "0.5", True), (r"$\frac12$", "1/2", True), ("15", "1.5", False)),
+    *(("x^2+1", "1+x^2", True), (r"\sqrt{8}", r"2\sqrt{2}", True), ("[0,1]", "[0,1)", False)),
+    *(("The answer is 42", "42", True), ("five", "5", False), ("", "5", False)),
+])  # fmt: skip
 def test_expressions_compare_by_math_verify(given_answer, accepted, right):
     pytest.importorskip("math_verify")
     assert exact_match(given_answer, asking(accepted, rule=Math())) == right
@@ -476,17 +426,14 @@ def test_a_package_brings_a_rule_that_recipes_know_by_its_name(monkeypatch):
         load_plugins.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("named", "told"),
-    [
-        ("numbr", "data.answers is 'numbr', which is no rule. Did you mean number"),
-        ("exact", "There are phrase, number, choice, math, the path of a function of two texts"),
-        ("nowhere.same", "data.answers names 'nowhere.same', which cannot be taken: No module"),
-        ("string.digits", "'string.digits' ('0123456789'), which cannot be taken: it is no func"),
-        (3, "data.answers is 'int' (3), which cannot be taken: it is no function"),
-        (len, "which cannot be taken: too many positional arguments"),
-    ],
-)
+@pytest.mark.parametrize(("named", "told"), [
+    ("numbr", "data.answers is 'numbr', which is no rule. Did you mean number"),
+    ("exact", "There are phrase, number, choice, math, the path of a function of two texts"),
+    ("nowhere.same", "data.answers names 'nowhere.same', which cannot be imported: No module"),
+    ("string.digits", "'string.digits' ('0123456789'), which cannot be used: it is not a func"),
+    (3, "data.answers is 'int' (3), which cannot be used: it is not a function"),
+    (len, "which cannot be used: too many positional arguments"),
+])  # fmt: skip
 def test_a_rule_that_there_is_not_is_told(named, told):
     with pytest.raises(RecipeError, match=re.escape(told)):
         QuestionData(answers=named)
@@ -522,23 +469,20 @@ def test_answers_in_the_place_of_a_question_are_told():
 
 def search(text, ok=True):
     reading = Reading((ToolCall("search", {"query": "x"}),))
-    return Turn("", (7,), (-0.5,), reading, (ToolResult(text, ok),))
+    return said("", (7,), (-0.5,), reading, (ToolResult(text, ok),))
 
 
 def attempt(question, *turns, answer=None):
-    last = [] if answer is None else [Turn("", (7,), (-0.5,), Reading(answer=answer))]
-    return Trajectory(question, (1,), (*turns, *last), "turns" if answer is None else "answer")
+    last = [] if answer is None else [said("", (7,), (-0.5,), Reading(answer=answer))]
+    return trajectory(question, (1,), (*turns, *last), "turns" if answer is None else "answer")
 
 
-@pytest.mark.parametrize(
-    ("rule", "accepted", "right", "wrong"),
-    [
-        (Number(), "1.5", ["1.50", "$1.5"], ["15", "-1.5", "1 or 5"]),
-        (Number(), "-5", ["\N{MINUS SIGN}5.0", "minus 5"], ["5"]),
-        (Choice(), "A", ["a", "(A)", "Answer: A"], ["B", "a dog"]),
-        (Phrase(), "The Hague", ["hague!"], ["Hague city", "the"]),
-    ],
-)
+@pytest.mark.parametrize(("rule", "accepted", "right", "wrong"), [
+    (Number(), "1.5", ["1.50", "$1.5"], ["15", "-1.5", "1 or 5"]),
+    (Number(), "-5", ["\N{MINUS SIGN}5.0", "minus 5"], ["5"]),
+    (Choice(), "A", ["a", "(A)", "Answer: A"], ["B", "a dog"]),
+    (Phrase(), "The Hague", ["hague!"], ["Hague city", "the"]),
+])  # fmt: skip
 def test_one_rule_decides_rewards_and_curves(rule, accepted, right, wrong):
     question = asking(accepted, rule=rule)
     for answer in right + wrong:
@@ -589,15 +533,11 @@ def test_rows_left_out_are_counted_with_the_reason(caplog):
     assert "40 with an answer that is no number" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("answers", "setting"),
-    [
-        (["1.5", "-2", "$1,000", "50%", "1/2", "Paris"], "number"),
-        (["B", "(C)", "D.", "b"], "choice"),
-        ([r"\frac{1}{2}", "$x$", "x^2", "Paris"], "math"),
-        (["Paris", "15", "B", "x^2"], None),
-    ],
-)
+@pytest.mark.parametrize(("answers", "setting"), [
+    (["1.5", "-2", "$1,000", "50%", "1/2", "Paris"], "number"),
+    (["B", "(C)", "D.", "b"], "choice"), ([r"\frac{1}{2}", "$x$", "x^2", "Paris"], "math"),
+    (["Paris", "15", "B", "x^2"], None),
+])  # fmt: skip
 def test_a_default_that_cannot_be_right_is_said_once(answers, setting, caplog):
     some = [Question(str(i), f"Which {i}?", answer) for i, answer in enumerate(answers)]
     data = QuestionData(some, some)
@@ -767,16 +707,13 @@ def test_an_evaluation_says_of_how_many_questions_a_figure_is(recipe, capsys):
     assert (row["val/findable"], row["val/answer_in_results"]) == ("0.5", "0.0")
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("numbr", ["data.answers", "'numbr'", "Did you mean number"]),
-        ({"class_path": "Number", "init_args": {"tolerance": -1}}, ["Number.tolerance is -1"]),
-        ({"class_path": "Number", "init_args": {"tol": 1}}, ["'data.answers.tol'", "tolerance"]),
-        ("nowhere.same", ["'nowhere.same'", "No module"]),
-        (7, ["data.answers is 7"]),
-    ],
-)
+@pytest.mark.parametrize(("setting", "words"), [
+    ("numbr", ["data.answers", "'numbr'", "Did you mean number"]),
+    ({"class_path": "Number", "init_args": {"tolerance": -1}}, ["Number.tolerance is -1"]),
+    ({"class_path": "Number", "init_args": {"tol": 1}}, ["'data.answers.tol'", "tolerance"]),
+    ("nowhere.same", ["'nowhere.same'", "No module"]),
+    (7, ["data.answers is 7"]),
+])  # fmt: skip
 def test_a_mistake_about_the_rule_is_told_at_the_start(recipe, capsys, setting, words):
     recipe["data"]["answers"] = setting
     save(recipe)

@@ -65,13 +65,13 @@ def test_a_checkpoint_is_asked_questions_of_ones_own(run, capsys):
     for name, value in saved["state_dict"].items():
         assert torch.equal(agent.state_dict()[name], value)
     # asked again it is the same, greedily; samples differ by number and by seed
-    assert agent.ask(["Number 7?"])[0].token_ids == first.token_ids
+    assert agent.ask(["Number 7?"])[0].sample.token_ids == first.sample.token_ids
     some = agent.ask(["Number 7?", "Number 8?"], samples=8)
     assert [t.question.text for t in some] == ["Number 7?"] * 8 + ["Number 8?"] * 8
-    assert len({t.token_ids for t in some[:8]}) > 1
+    assert len({t.sample.token_ids for t in some[:8]}) > 1
     again, other = agent.ask(["Number 7?"], 8), agent.ask(["Number 7?"], 8, seed=1)
-    assert [t.token_ids for t in again] == [t.token_ids for t in some[:8]]
-    assert [t.token_ids for t in other] != [t.token_ids for t in again]
+    assert [t.sample.token_ids for t in again] == [t.sample.token_ids for t in some[:8]]
+    assert [t.sample.token_ids for t in other] != [t.sample.token_ids for t in again]
     # the evaluation's own greedy trajectories are these
     assert main(["eval", "recipe.yaml", "--ckpt_path", "last"]) == 0
     record = turnrl.record.read("runs/recipe-eval/version_0/record")
@@ -231,7 +231,9 @@ def test_lightnings_own_loading_works_on_a_checkpoint_that_python_made(tiny_mode
         last(tmp_path), policy=Policy(str(tiny_model)), rollout=rollout, rewards=[Answered()]
     )
     assert torch.equal(weights(loaded.policy), weights(it.policy))
-    assert loaded.ask(["Number 7?"])[0].token_ids == it.ask(["Number 7?"])[0].token_ids
+    assert (
+        loaded.ask(["Number 7?"])[0].sample.token_ids == it.ask(["Number 7?"])[0].sample.token_ids
+    )
 
 
 def test_attempts_are_scored_and_credited(tiny_model):
@@ -252,7 +254,8 @@ def test_a_trajectory_shows_itself_without_a_wall_of_ids(tiny_model):
     assert "Number 7?" in printed
     assert one.turns[0].text in printed
     assert all(result.content in printed for result in one.results)
-    assert str(one.prompt_ids[0:2])[1:-1] not in printed
+    for shown in (printed, repr(one)):
+        assert str(one.sample.prompt_ids[0:2])[1:-1] not in shown
 
 
 def test_data_takes_questions_and_sources_with_settings(tiny_model, tmp_path):
@@ -411,10 +414,10 @@ def test_a_checkpoint_that_does_not_name_its_optimiser_goes_on(tiny_model, tmp_p
 def test_asking_draws_other_samples_than_training_and_by_the_runs_seed(tiny_model):
     it, other = module(tiny_model), module(tiny_model, seed=1)
     question = Numbers().questions("train")[0]
-    asked = [t.token_ids for t in it.ask(question, samples=8)]
-    assert asked != [t.token_ids for t in other.ask(question, samples=8)]
+    asked = [t.sample.token_ids for t in it.ask(question, samples=8)]
+    assert asked != [t.sample.token_ids for t in other.ask(question, samples=8)]
     collected = it.rollout.play(it.engine, it.chat, [question], 8, (0, 0, 0), False)[0]
-    assert asked != [t.token_ids for t in collected]
+    assert asked != [t.sample.token_ids for t in collected]
     (one,) = it.ask(question.text)
     assert one.question.text == question.text
     with pytest.raises(RecipeError, match="samples is 0"):
@@ -438,17 +441,21 @@ def test_samples_have_the_temperature_that_is_asked_for(tiny_model):
     it.policy.load()
     question = "Number 7?"
     (greedy,) = it.ask(question)
-    assert [t.token_ids for t in it.ask(question, temperature=0)] == [greedy.token_ids]
+    assert [t.sample.token_ids for t in it.ask(question, temperature=0)] == [
+        greedy.sample.token_ids
+    ]
     cold, own = it.ask(question, 4, temperature=0.01), it.ask(question, 4)
     same = it.ask(question, 4, temperature=0.7)
-    assert [t.token_ids for t in same] == [t.token_ids for t in own]
-    assert {t.token_ids for t in cold} != {t.token_ids for t in own}
+    assert [t.sample.token_ids for t in same] == [t.sample.token_ids for t in own]
+    assert {t.sample.token_ids for t in cold} != {t.sample.token_ids for t in own}
     # the log-probabilities are those of the tempered distribution: nearly certain, nearly uniform
-    turn = cold[0].turns[0]
-    assert sum(turn.sampler_logprobs) > -1e-3
+    first = [
+        p for p, k in zip(cold[0].sampler_logprobs, cold[0].sampled_turns, strict=True) if not k
+    ]
+    assert sum(first) > -1e-3
     (hot,) = it.ask(question, temperature=1000.0)
     vocabulary = it.policy.config.vocab_size
-    assert hot.turns[0].sampler_logprobs[0] == pytest.approx(-math.log(vocabulary), abs=0.2)
+    assert hot.sampler_logprobs[0] == pytest.approx(-math.log(vocabulary), abs=0.2)
     assert it.rollout.temperature == 0.7
     for wrong in (-1, math.nan, math.inf):
         with pytest.raises(RecipeError, match=f"temperature is {wrong}"):

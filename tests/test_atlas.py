@@ -14,15 +14,7 @@ import pytest
 import yaml
 
 import turnrl_atlas
-from turnrl import (
-    DataError,
-    Question,
-    Reading,
-    RecipeError,
-    ToolResult,
-    contains_answer,
-    installed,
-)
+from turnrl import DataError, Question, Reading, RecipeError, ToolResult, contains_answer, installed
 from turnrl.cli import main
 from turnrl_atlas import STARTER, Atlas, AtlasTwoHop, ask, page, places, query
 from turnrl_atlas.forms import listing
@@ -261,7 +253,7 @@ def test_an_unknown_kind_of_demonstration_is_named_with_those_there_are():
     from turnrl_atlas.warmup import Phase
 
     known = "recall, one_hop, two_hop, made_up_tools"
-    with pytest.raises(RecipeError, match=f"no kind of demonstration 'three_hop'.*{known}"):
+    with pytest.raises(RecipeError, match=f"no demonstration 'three_hop'.*{known}"):
         Phase(1, 1, {"three_hop": 1.0}, Habits())
 
 

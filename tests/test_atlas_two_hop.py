@@ -254,8 +254,8 @@ def test_a_demonstration_has_the_tokens_of_a_rollout_in_which_it_is_said(
         question = Question("asked", trace.prompt[-1]["content"], ("?",))
         ((trajectory,),) = rollout.play(engine, chat, [question], 1, (0,))
         ids, asked = encode(chat, trace)
-        assert list(trajectory.token_ids) == ids
-        assert [k >= 0 for k in trajectory.turn_index] == asked
+        assert list(trajectory.sample.token_ids) == ids
+        assert [k >= 0 for k in trajectory.sample.turn_index] == asked
         assert not results
 
 

@@ -3,14 +3,13 @@ others alone, and measured results stay. No speed here means anything."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,20 +18,18 @@ import torch
 from commands import fails
 from turnrl import RecipeError
 from turnrl.cli import main
-from turnrl_bench.gpu import decoding, driver, floors, generating, learning, profiling, worker
+from turnrl_bench.command import _parts
+from turnrl_bench.gpu import decoding, driver, floors, learning, worker
 from turnrl_bench.gpu.bench import Bench
-from turnrl_bench.gpu.floors import Network, Work
-from turnrl_bench.gpu.parts import DEFAULT, PARTS, Part, chosen
-from turnrl_bench.gpu.passes import Pass, summary
+from turnrl_bench.gpu.floors import Cost
+from turnrl_bench.gpu.parts import PARTS, SEVEN_B, WHOLE, Part
 from turnrl_bench.gpu.report import NONE, show, tables_of
 from turnrl_bench.gpu.results import Cases, Results
-from turnrl_bench.gpu.shapes import ONE_AND_A_HALF_B, SEVEN_B, WHOLE, check_disk
-from turnrl_bench.gpu.training import differences, prepared, rows_of
-from turnrl_doctor.plan import FOUR_BIT
+from turnrl_doctor.counts import FOUR_BIT
+from turnrl_doctor.work import Work
 
 ROOT = Path(__file__).parents[1]
 quiet = pytest.mark.filterwarnings("ignore")  # a user's script shows Lightning's remarks
-NAME = "--trainer.logger.init_args.name"
 TINY = ("bench", "gpu", "--tiny", "--threads", "1")
 
 
@@ -42,10 +39,10 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     folder = tmp_path_factory.mktemp("gpu")
     results = Results(folder / "found.json")
     results.describe(tiny=True)
-    parts = [asdict(part) for part in chosen(DEFAULT)]
-    settings = {"tiny": True, "left_s": 300, "grace_s": 60}
-    worker.measure(str(results.file), str(folder), parts=parts, **settings)
-    results.read()
+    for part in PARTS.values():
+        results.note(part.name, status="running")
+        worker.measure(str(results.file), str(folder), part.name, part.function, True, 300)
+        results.read()
     return Bench(folder, True, results)
 
 
@@ -53,43 +50,26 @@ def part(name, function="right", least_s=0.0, most_s=100.0):
     return Part(name, f"bench_parts:{function}", least_s, most_s)
 
 
-def run(tmp_path, *parts, left_s=100.0):
-    results = Results(tmp_path / "found.json")
-    results.describe(tiny=True)
-    bench = Bench(tmp_path, True, results)
-    for one in parts:
-        assert worker.run(one, bench, time.monotonic() + left_s)
-    return Results(tmp_path / "found.json")
-
-
 # -------------------------------------------------------------------------------- all of it
 
 
 @quiet
 def test_every_part_runs_without_a_gpu_and_every_case_is_there(bench):
-    parts = bench.results.found["parts"]
-    assert list(parts) == list(DEFAULT)
-    assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys(DEFAULT, "done")
+    parts = bench.results.parts
+    assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys(PARTS, "done")
     machine, loading = (parts[name]["cases"] for name in ("machine", "loading"))
     assert machine["versions"]["torch"] == torch.__version__
     assert machine["copy"]["rate"] > 1e6
     assert loading["nf4"]["share_prefixes"] is True
     assert "attention while learning" in loading["nf4"]["in_force"]
-    assert loading["in force"]["options"]["cuda_graphs"] is True
+    assert "attention while sampling" in loading["nf4"]["in_force"]
 
 
 @quiet
-def test_rows_become_fewer_and_every_sampled_token_is_in_a_pass(bench):
+def test_each_way_of_sampling_has_its_rate_and_its_floor(bench):
     for name, case in bench.results.part("decoding")["cases"].items():
-        rows = [rows for rows, _, _ in case["timeline_rows_read_ms"]]
-        assert sum(rows) == case["sampled"], name
-        assert min(rows) < max(rows), name
-        assert case["step_ms"] > 0
+        assert case["tokens_per_s"] == pytest.approx(case["sampled"] / case["wave_s"]), name
         assert case["ratio"] == pytest.approx(case["wave_s"] / case["floor_s"])
-        assert case["kinds"]["reading"]["tokens"] > 2 * 160  # prompts and results
-    free = bench.results.case("decoding", "dense copy, graphs on, 4 rows, free")
-    together = bench.results.case("decoding", "dense copy, graphs on, 4 rows")
-    assert free["kinds"]["reading"]["passes"] > together["kinds"]["reading"]["passes"]
 
 
 @quiet
@@ -106,18 +86,6 @@ def test_a_minibatch_is_measured_in_parts_with_activations_kept_and_computed_aga
 
 
 @quiet
-def test_a_profile_names_the_largest_kernels_and_its_gaps(bench):
-    cases = bench.results.part("profile")["cases"]
-    assert len(cases) == 4
-    for case in cases.values():
-        assert len(case["largest"]) == 10
-        assert case["largest"][0]["ms"] >= case["largest"][1]["ms"]
-        assert 0 <= case["gap_share"] < 1
-        assert case["busy_ms"] <= case["span_ms"]
-    assert "mm" in "".join(one["name"] for one in cases["minibatch"]["largest"])
-
-
-@quiet
 def test_an_iteration_has_its_phases_a_floor_and_no_plan(bench):
     case = bench.results.case("iteration", "iteration")
     assert case["sampled"] == 4 * 48
@@ -127,8 +95,6 @@ def test_an_iteration_has_its_phases_a_floor_and_no_plan(bench):
     taken = [case["rollouts"]["rollouts_s"], case["learning"]["learning_s"]]
     assert sum(taken) < case["whole"]["whole_s"]
     assert case["plan"] == "no plan"
-    turns = bench.results.part("trl")["cases"].values()
-    assert [(turn["rows"], turn["sampled"]) for turn in turns] == [(4, 160), (4, 32)]
 
 
 @quiet
@@ -151,11 +117,53 @@ def test_the_page_shows_the_table_of_what_nobody_has_measured():
 # ----------------------------------------------------------------- errors, time, and resuming
 
 
-def test_what_one_part_raises_is_its_own_and_the_next_goes_on(tmp_path, capsys):
-    names = ("breaks", "one_case_breaks", "interrupted", "right")
-    found = run(tmp_path, *(part(name, name) for name in names)).found["parts"]
-    statuses = [found[name]["status"] for name in names]
-    assert statuses == ["error", "partial", "error", "done"]
+def test_a_part_and_a_case_for_which_there_is_no_time_say_so(tmp_path):
+    results = Results(tmp_path / "found.json")
+    driver.drive(results, [part("late", least_s=1.0)], tmp_path, True, 0.5 / 60, 1)
+    assert results.part("late")["status"] == "skipped"
+    assert results.part("late")["why"] == "takes 1 s at least, and 0 s are left"
+    results = Results(tmp_path / "found.json")
+    results.note("slow", status="running")
+    cases = Cases(results, "slow", time.monotonic() + 5)
+    cases.run("long", dict, least_s=30)
+    assert results.part("slow")["cases"]["long"]["why"] == "needs about 30 s, and 5 s are left"
+
+
+def test_a_case_that_was_measured_is_not_measured_again(tmp_path):
+    asked = []
+
+    def case(name):
+        return lambda: asked.append(name) or {"value": name}
+
+    first = Cases(Results(tmp_path / "found.json"), "some", time.monotonic() + 50)
+    first.results.note("some", status="running")
+    first.run("a", case("a"))
+    first.run("b", lambda: 1 / 0)
+    first.results.end("some")
+    assert first.results.part("some")["status"] == "partial"
+    again = Cases(Results(tmp_path / "found.json"), "some", time.monotonic() + 50)
+    again.run("a", case("a again"))
+    again.run("b", case("b"))
+    assert [again.results.case("some", name)["value"] for name in "ab"] == ["a", "b"]
+    again.results.end("some")
+    assert asked == ["a", "b"]
+    assert Results(tmp_path / "found.json").part("some")["status"] == "done"
+
+
+def test_what_a_part_raises_or_dies_of_is_its_own_and_the_others_run(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    results = Results(tmp_path / "found.json")
+    raising, ending = ("breaks", "one_case_breaks", "interrupted"), ("dies", "hangs", "right")
+    for name in raising:
+        results.note(name, status="running")
+        worker.measure(str(results.file), str(tmp_path), name, f"bench_parts:{name}", True, 50)
+        results.read()
+    parts = [part(name, name, most_s=0.5 if name == "hangs" else 100) for name in ending]
+    driver.drive(results, parts, tmp_path, True, 200.5 / 60, 1, grace_s=15)
+    names = (*raising, *ending)
+    found = Results(tmp_path / "found.json").parts
+    statuses = ["error", "partial", "error", "error", "error", "done"]
+    assert [found[name]["status"] for name in names] == statuses
     assert found["breaks"]["error"] == "ValueError: the part itself"
     assert found["breaks"]["cases"]["good"]["value"] == 1
     assert any("in breaks" in line for line in found["breaks"]["where"])
@@ -163,52 +171,12 @@ def test_what_one_part_raises_is_its_own_and_the_next_goes_on(tmp_path, capsys):
     assert full["error"] == "OutOfMemoryError: tried to allocate 72 GB"
     assert found["one_case_breaks"]["cases"]["good"]["value"] == 2
     assert found["interrupted"]["error"].startswith("KeyboardInterrupt")
-    assert "full: error, OutOfMemoryError" in capsys.readouterr().err
-
-
-def test_a_part_and_a_case_for_which_there_is_no_time_say_so(tmp_path):
-    found = run(tmp_path, part("late", least_s=1.0), left_s=0.5).part("late")
-    assert found["status"] == "skipped"
-    assert found["why"] == "takes 1 s at least, and 0 s are left"
-    results = Results(tmp_path / "found.json")
-    cases = Cases(results, "slow", time.monotonic() + 5)
-    cases.run("long", dict, least_s=30)
-    assert results.part("slow")["cases"]["long"]["why"] == "needs about 30 s, and 5 s are left"
-
-
-def test_a_part_that_is_done_in_part_goes_on_with_what_is_missing(tmp_path):
-    asked = []
-
-    def case(name):
-        return lambda: asked.append(name) or {"value": name}
-
-    results = Results(tmp_path / "found.json")
-    first = Cases(results, "some", time.monotonic() + 50)
-    first.run("a", case("a"))
-    first.run("b", lambda: 1 / 0)
-    results.end("some")
-    assert results.part("some")["status"] == "partial"
-    again = Cases(Results(tmp_path / "found.json"), "some", time.monotonic() + 50)
-    again.run("a", case("a again"))
-    again.run("b", case("b"))
-    assert [again.results.case("some", name)["value"] for name in "ab"] == ["a", "b"]
-    again.results.end("some")
-    assert asked == ["a", "b"]
-    assert Results(tmp_path / "found.json").is_done("some")
-
-
-def test_a_process_that_dies_or_hangs_costs_its_part_alone(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    results = Results(tmp_path / "found.json")
-    parts = [part("first"), part("dies", "dies"), part("next"), part("hangs", "hangs", most_s=0.3)]
-    minutes = sum(p.most_s for p in parts) / 60
-    driver.drive(results, parts, tmp_path, True, minutes, 1, grace_s=0.5)
-    found = Results(tmp_path / "found.json").found["parts"]
-    assert [found[p.name]["status"] for p in parts] == ["done", "error", "done", "error"]
     assert found["dies"]["error"] == "its process ended with 9"
     assert found["dies"]["cases"]["before"]["value"] == 3
     assert found["hangs"]["error"] == "it did not come back in time"
-    assert any("in hangs" in line for line in found["hangs"]["where"])
+    shown = capfd.readouterr().err
+    assert "dies: error its process ended with 9" in shown
+    assert "in hangs" in shown
 
 
 def test_a_command_that_is_ended_keeps_what_it_has_and_goes_on_from_there(tmp_path, capsys):
@@ -217,20 +185,19 @@ def test_a_command_that_is_ended_keeps_what_it_has_and_goes_on_from_there(tmp_pa
     command = [sys.executable, "-m", "turnrl", *TINY, "--json", str(file)]
     environment = {**os.environ, "TMPDIR": str(folder)}
     running = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    while running.poll() is None and not (file.exists() and Results(file).is_done("machine")):
+    while running.poll() is None and "loading" not in Results(file).parts:
         time.sleep(0.05)
     assert list(folder.glob("turnrl-bench-gpu-*"))
     running.send_signal(signal.SIGTERM)
     assert running.wait(30) == 128 + signal.SIGTERM
     assert list(folder.iterdir()) == []
-    kept = Results(file).part("machine")
-    assert kept["status"] == "done"
-    assert Results(file).part("loading")["status"] == "error"
+    kept = Results(file).part("machine")["cases"]
+    assert Results(file).part("loading")["error"] == "it was interrupted"
     # what is there is not measured again, and not overwritten
     only = [*TINY, "--parts", "machine", "--json", str(file)]
-    assert "Add --resume to go on with it" in fails(capsys, only)
+    assert "Add --resume to add to it" in fails(capsys, only)
     assert main([*only, "--resume", "--markdown"]) == 0
-    assert Results(file).part("machine") == kept
+    assert Results(file).part("machine")["cases"] == kept
     assert "| a copy, read and written |" in capsys.readouterr().out
 
 
@@ -251,7 +218,10 @@ def test_a_folder_of_a_run_that_was_killed_is_removed_by_the_next(tmp_path, monk
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--parts", "machine,sampling"], "--parts has 'sampling'. There are: machine, loading"),
+        (
+            ["--parts", "machine,sampling"],
+            "there is no part 'sampling'. Choose from: machine",
+        ),
         (["--resume", "--json", "OTHER"], "is not a file of 'turnrl bench gpu'"),
         (["--resume", "--json", "WHOLE"], "has results of the whole shape"),
     ],
@@ -263,17 +233,17 @@ def test_a_mistake_is_a_sentence(tmp_path, capsys, arguments, told):
     assert told in fails(capsys, [*TINY, "--json", str(tmp_path / "new"), *named])
 
 
-def test_a_disk_without_room_is_told_before_anything_is_made(tmp_path):
-    with pytest.raises(RecipeError, match=r"takes 1000.0 GB, .* Set TMPDIR"):
-        check_disk(tmp_path, 10**12)
-    check_disk(tmp_path, 10**6)
+def test_a_disk_without_room_is_refused_before_anything_is_made():
+    wanted = pytest.raises(RecipeError, match=r"takes 1000000.0 GB, .* Set TMPDIR")
+    with wanted, driver.models(10**15):
+        pass
 
 
 # ------------------------------------------------------------------------------ arithmetic
 
 
 def test_the_least_work_of_a_7b_step_is_counted_by_hand():
-    net = Network(SEVEN_B, size=2, rank=16)
+    net = Work(SEVEN_B, size=2, rank=16)
     # 28 x (2 x 3584^2 + 2 x 3584 x 512 + 3 x 3584 x 18944)
     assert net.shape.dense == 6_525_288_448
     # 28 x 16 x (2 x 7168 + 2 x 4096 + 3 x 22528)
@@ -292,11 +262,14 @@ def test_the_least_work_of_a_7b_step_is_counted_by_hand():
     # memory bound: 13.13 GB, 7.34 GB and 1.09 GB at 4 TB/s
     all_three = floors.seconds([weights, attention, head], *best)
     assert all_three == pytest.approx(21.56e9 / 4e12, rel=1e-3)
-    assert floors.seconds([Work(4e12, 1400e12)], *best) == 2
+    assert floors.seconds([Cost(4e12, 1400e12)], *best) == 2
 
 
 def test_the_least_work_of_learning_is_counted_by_hand():
-    net = Network(ONE_AND_A_HALF_B, size=2, rank=16)
+    shape = replace(
+        SEVEN_B, hidden=1536, inner=8960, heads=12, kv_heads=2, vocab=151_936, tied=True
+    )
+    net = Work(shape, size=2, rank=16)
     # 28 x (2 x 1536^2 + 2 x 1536 x 256 + 3 x 1536 x 8960) = Qwen2.5-1.5B without its embeddings
     assert net.shape.dense == 1_310_195_712
     linear, attention, elementwise, head = floors.learning(net, "dense", 8000, 4_000_000, 2000)
@@ -305,7 +278,6 @@ def test_the_least_work_of_learning_is_counted_by_hand():
     # a layer: 8 x 1536 + 2 x 1792 + 3 x 8960 values of 2 bytes, forward, and twice that backward
     assert elementwise.bytes == 3 * 8000 * 28 * 2 * (12_288 + 3584 + 26_880)
     assert head.flops == 4 * 1536 * 151_936 * 2000
-    assert floors.flops([linear, head]) == linear.flops + head.flops
 
 
 def test_the_steps_of_ragged_turns_are_those_of_a_walk_token_by_token():
@@ -329,37 +301,19 @@ def test_a_wave_of_ragged_turns_has_room_for_its_longest_history():
     assert wave.longest == longest
     assert decoding.Wave.drawn(336, WHOLE.shape, WHOLE.turns, 1000).rows == 336
     # each prompt once, 336 results, and a step less than the longest turn for each turn
-    works = wave.works(Network(SEVEN_B, size=2, rank=16), "dense")
+    costs = wave.costs(Work(SEVEN_B, size=2, rank=16), "dense")
     steps = sum(max(lengths) - 1 for lengths in wave.lengths)
-    assert len(works) == 4 + 4 + 3 * steps
+    assert len(costs) == 4 + 4 + 3 * steps
 
 
 def test_every_row_of_the_table_is_a_case_that_is_measured():
     cases = [case.name for case in decoding.cases_of((128, 336), ("gather",))]
-    assert len(cases) == len(set(cases)) == 14
+    assert len(cases) == len(set(cases)) == 13
     assert "dense copy, graphs on, 128 rows, attention gather" in cases
     kinds = ("dense copy", "nf4 + adapter", "dense + adapter")
     for rows in (128, 336):
         for graphs in ("on", "off"):
             assert {f"{kind}, graphs {graphs}, {rows} rows" for kind in kinds} <= set(cases)
-
-
-def test_passes_are_told_apart_by_what_was_computed_for_them():
-    passes = [Pass(0, 8, 1000, 0.5), Pass(0, 8, 8, 0.2), Pass(0, 5, 8, 0.1), Pass(0, 8, 0, 0.05)]
-    assert [p.kind for p in passes] == ["reading", "computed", "computed", "replayed"]
-    found = summary(passes)
-    assert (found["step_rows"], found["step_ms"]) == (8, 50)
-    assert found["kinds"]["computed"] == {
-        "passes": 2,
-        "seconds": pytest.approx(0.3),
-        "median_ms": pytest.approx(150),
-        "tokens": 16,
-    }
-
-
-def test_gaps_are_what_no_kernel_covers():
-    assert profiling.union([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
-    assert profiling.union([]) == 0
 
 
 @quiet
@@ -375,73 +329,6 @@ def test_pairs_of_a_layout_are_those_of_each_distinct_beginning(bench):
     policy.share_prefixes = True
 
 
-@quiet
-def test_a_slice_that_does_not_fit_is_halved(bench, monkeypatch):
-    tried = []
-
-    def seconds(policy, trajectories, turn):
-        tried.append(len(trajectories))
-        if len(trajectories) > 1:
-            raise torch.OutOfMemoryError("too many rows")
-        return 0.5
-
-    monkeypatch.setattr(generating, "generate_seconds", seconds)
-    cases = Cases(bench.results, "trl", time.monotonic() + 100)
-    found = generating._turn(bench, cases, 0)
-    assert tried == [4, 2, 1, 1, 1, 1]
-    assert (found["rows"], found["rows_at_once"], found["generate_s"]) == (4, 1, 2)
-
-
-# --------------------------------------------------------------------------------- training
-
-
-@quiet
-def test_the_recipe_of_forced_turns_learns_from_unequal_rewards(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    bench = Bench(tmp_path, True, Results(tmp_path / "found.json"))
-    recipe = prepared(bench, tmp_path)
-    assert main(["fit", str(recipe), "--trainer.max_epochs", "1", NAME, "whole"]) == 0
-    (learned,) = (row for row in rows_of(tmp_path, "whole") if "train/grad_norm" in row)
-    assert learned["train/grad_norm"] > 0
-    assert learned["rollout/sampled_tokens"] == 48  # forced, on average
-    assert learned["rollout/degenerate_groups"] == 0
-
-
-@pytest.mark.slow
-@quiet
-def test_a_run_that_is_killed_and_resumed_ends_like_one_that_was_not(tmp_path):
-    results = run(tmp_path, PARTS["train"], left_s=400.0)  # three runs, on a machine that is busy
-    assert results.part("train").get("error") is None
-    cases = results.part("train")["cases"]
-    assert [case["status"] for case in cases.values()] == ["done"] * 4, cases
-    rows = cases["undisturbed"]["metrics"]
-    learned = [row["train/grad_norm"] for row in rows if "train/grad_norm" in row]
-    assert len(learned) == 3
-    assert min(learned) > 0  # unequal rewards
-    # killed in its second iteration, so the resumed run learns in two
-    resumed = [row for row in cases["resumed"]["metrics"] if "train/grad_norm" in row]
-    assert [row["epoch"] for row in resumed] == [1, 2]
-    assert cases["the same end"]["weights_off"] == 0
-    assert set(cases["the same end"]["off"].values()) == {0.0}
-
-
-def row(step, **more):
-    return {"epoch": step // 2, "step": step, "train/loss": 0.1, **more}
-
-
-def test_a_metric_is_off_by_a_share_of_what_it_moved():
-    whole = [row(2, entropy=3.0), row(4, entropy=2.0), row(6, entropy=1.0)]
-    assert differences(whole, [row(4, entropy=2.0), row(6, entropy=1.1)])["entropy"] == (
-        pytest.approx(0.05)
-    )
-    assert set(differences(whole, whole[1:]).values()) == {0.0}
-    with pytest.raises(RuntimeError, match="no row of step 8"):
-        differences(whole, [row(8, entropy=1.0)])
-    with pytest.raises(RuntimeError, match="no rows"):
-        differences(whole, [])
-
-
 def test_parts_run_in_the_order_of_their_worth_whatever_order_they_are_asked_in():
-    assert [one.name for one in chosen(["trl", "machine"])] == ["machine", "trl"]
-    assert json.dumps([asdict(one) for one in PARTS.values()])
+    assert [one.name for one in _parts("iteration, machine")] == ["machine", "iteration"]
     assert all(one.least_s <= one.most_s for one in PARTS.values())

@@ -117,7 +117,7 @@ def test_a_policy_alone_writes_no_card_and_its_export_from_python_does(tiny_mode
 
 
 def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypatch):
-    from turnrl.recipe.given import each_text, relocated
+    from turnrl.recipe.merging import each_value, relocated
 
     run = tmp_path / "old" / "runs" / "x" / "last.ckpt"
     for path in ("old/indexes/mine", "old/models/base", "here/models/base", "old/a"):
@@ -128,7 +128,7 @@ def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypat
         "tools": [{"index": "indexes/mine", "name": "a", "text": "</answer>" * 99}],
         "data": "/gone/indexes/mine",
     }
-    found = each_text(saved, partial(relocated, run))
+    found = each_value(saved, partial(relocated, run))
     assert found["model"]["policy"]["model"] == "models/base"
     (tool,) = found["tools"]
     assert tool == {**saved["tools"][0], "index": str(tmp_path / "old/indexes/mine")}
@@ -137,7 +137,7 @@ def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypat
 
     def found_as(model):
         saved["model"]["policy"]["model"] = model
-        return each_text(saved, partial(relocated, run))["model"]["policy"]["model"]
+        return each_value(saved, partial(relocated, run))["model"]["policy"]["model"]
 
     # a folder is no model, and a name of the hub may end as one does
     for name in ("/gone/models/base", "Qwen/base", "hub://models/base"):

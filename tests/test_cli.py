@@ -59,24 +59,14 @@ def test_fit_leaves_metrics_recipe_checkpoint_transcripts_and_model(recipe, caps
 
 def test_the_saved_recipe_trains_the_same_again(recipe):
     assert main(["fit", "recipe.yaml"]) == 0
-    assert (
-        main(
-            ["fit", "runs/recipe/version_0/config.yaml", "--trainer.logger.init_args.name", "again"]
-        )
-        == 0
-    )
-    runs = [
-        Path("runs", name, "version_0", "metrics.csv").read_text() for name in ("recipe", "again")
-    ]
-    timed = TIMINGS
-    first, again = (
-        [
-            {k: v for k, v in row.items() if k not in timed}
-            for row in csv.DictReader(run.splitlines())
-        ]
-        for run in runs
-    )
-    assert first == again
+    saved = "runs/recipe/version_0/config.yaml"
+    assert main(["fit", saved, "--trainer.logger.init_args.name", "again"]) == 0
+
+    def rows(name):
+        lines = Path("runs", name, "version_0", "metrics.csv").read_text().splitlines()
+        return [{k: v for k, v in row.items() if k not in TIMINGS} for row in csv.DictReader(lines)]
+
+    assert rows("recipe") == rows("again")
 
 
 def test_a_run_is_resumed_from_the_command_line(recipe, capsys):
@@ -88,7 +78,7 @@ def test_a_run_is_resumed_from_the_command_line(recipe, capsys):
     with Path("runs/recipe/version_1/metrics.csv").open() as file:
         assert {float(row["epoch"]) for row in csv.DictReader(file)} == {2}
     printed, told = capsys.readouterr()
-    assert "turnrl: goes on with other settings:\n  trainer.max_epochs: 2 -> 3\n" in told
+    assert "turnrl: resumes with changed settings:\n  trainer.max_epochs: 2 -> 3\n" in told
     # the iteration that was over is ended once more, which is not worth a line
     assert re.findall(r"^iteration +\S+", printed, re.MULTILINE) == ["iteration   3/3"]
 
@@ -103,7 +93,7 @@ def test_a_run_that_goes_on_with_other_settings_says_which_and_they_hold(recipe,
     save(recipe)
     assert main(["fit", "recipe.yaml", "--ckpt_path", checkpoint]) == 0
     lines = capsys.readouterr().err.splitlines()
-    first = lines.index("turnrl: goes on with other settings:") + 1
+    first = lines.index("turnrl: resumes with changed settings:") + 1
     assert lines[first : first + 6] == [
         "  model.optimizer.init_args.betas[0]: 0.9 -> 0.8",
         "  model.optimizer.init_args.betas[1]: 0.99 -> 0.9",
@@ -147,13 +137,6 @@ def test_an_engine_without_room_for_a_group_is_told(recipe, caplog):
     caplog.clear()
     assert main(command) == 0
     assert "has room for" not in caplog.text
-
-
-def test_print_config_gives_a_recipe(recipe, capsys):
-    assert main(["fit", "recipe.yaml", "--print_config"]) == 0
-    printed = yaml.safe_load(capsys.readouterr().out)
-    assert printed["model"]["rollout"]["temperature"] == 1.0
-    assert printed["model"]["group_size"] == 4
 
 
 def test_help_explains_settings_and_components_from_their_docstrings(capsys):
@@ -219,25 +202,6 @@ def test_plugins_are_listed_with_distribution_version_hooks_and_components(capsy
         assert word in printed
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "no usable question: it is empty"),
-        (
-            [{"id": 1, "text": "Who?", "answers": ["x"]}],
-            "has no field 'question'. It has: answers, id, text",
-        ),
-        (
-            [{"id": 1, "question": "Who?", "answers": ["", "The"]}],
-            "none of its 1 rows can be used",
-        ),
-    ],
-)
-def test_a_data_set_that_cannot_be_used(recipe, capsys, rows, message):
-    Path("q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert message in fails(capsys, ["fit", "recipe.yaml", "--data.train", "q.jsonl"])
-
-
 def test_a_chat_template_that_is_missing_or_forgets(recipe, capsys, tiny_model):
     folder = shutil.copytree(tiny_model, "bare")
     (Path(folder) / "chat_template.jinja").unlink()
@@ -267,20 +231,10 @@ def test_a_search_index_that_is_missing_or_of_another_version(recipe, capsys):
     message = fails(capsys, ["fit", "recipe.yaml"], code=1)
     assert "nowhere" in message
     assert "turnrl index build" in message
-    Path("corpus.jsonl").write_text(
-        '{"id": "1", "title": "Paris", "text": "Paris is in France."}\n'
-    )
-    build = [
-        "index",
-        "build",
-        "--source",
-        "corpus.jsonl",
-        "--backend",
-        "embedded",
-        "--index",
-        "old",
-    ]
-    assert main(build) == 0
+    passage = {"id": "1", "title": "Paris", "text": "Paris is in France."}
+    Path("corpus.jsonl").write_text(json.dumps(passage) + "\n")
+    build = "index build --source corpus.jsonl --backend embedded --index old"
+    assert main(build.split()) == 0
     capsys.readouterr()
     tool["init_args"]["index"] = "old"
     save(recipe)
@@ -308,12 +262,6 @@ def test_a_checkpoint_of_another_base_model(recipe, capsys, tiny_model):
     shutil.copytree(tiny_model, "moved")
     moved = ["--model.policy.model", "./moved", "--ckpt_path", checkpoint]
     assert main(["eval", "recipe.yaml", *moved]) == 0
-
-
-def test_a_file_that_is_no_checkpoint(recipe, capsys):
-    Path("notes.ckpt").write_text("not a checkpoint")
-    message = fails(capsys, ["fit", "recipe.yaml", "--ckpt_path", "notes.ckpt"])
-    assert "'notes.ckpt' is not a checkpoint" in message
 
 
 @pytest.mark.parametrize(
@@ -394,14 +342,6 @@ def test_a_command_in_a_program_keeps_none_of_its_objects_from_being_collected(r
     assert gone() is None
 
 
-def test_a_plugin_that_is_not_installed_is_named(tmp_path):
-    asked = command("plugins", TURNRL_LOAD_PLUGINS="segmenters,wikki")
-    _, told = asked.communicate(timeout=60)
-    assert asked.returncode == 2
-    assert "TURNRL_LOAD_PLUGINS asks for wikki" in told
-    assert "Traceback" not in told
-
-
 def test_a_logger_whose_package_is_missing_is_told_without_a_traceback(recipe, capsys):
     assert importlib.util.find_spec("comet_ml") is None
     message = fails(capsys, ["fit", "recipe.yaml", "--trainer.logger", "CometLogger"])
@@ -455,8 +395,10 @@ def test_every_variant_goes_over_its_recipe(path, dry):
     assert trainer.num_devices == settings.get("trainer", {}).get("devices", 1)
 
 
-@pytest.mark.parametrize("base", ["quickstart", "triviaqa_qwen2.5_7b_qlora"])
-@pytest.mark.parametrize("estimator", ["OutcomeOnly", "Merged"])
+@pytest.mark.parametrize(
+    ("base", "estimator"),
+    [("quickstart", "OutcomeOnly"), ("triviaqa_qwen2.5_7b_qlora", "Merged")],
+)
 def test_the_papers_baselines_are_a_recipe_with_another_estimator(
     base, estimator, tmp_path, monkeypatch, capsys
 ):

@@ -14,7 +14,6 @@ from turnrl import Lora, Policy, RecipeError, adapted_layers, recompute
 from turnrl.device import of_the_device, out_of_memory
 from turnrl.policy.compute import adapt_in_place, dense_weight, fuse, head_logits, wide_mm
 from turnrl.policy.layout import lay_out
-from turnrl_bench.gpu.learning import recomputing
 
 ROWS = [([5, 6, 7, 8, *rest], [False] * 5 + [True] * 3) for rest in ([9, 10, 11, 12], [13] * 4)]
 
@@ -187,12 +186,10 @@ def test_layers_are_recomputed_whatever_transformers_calls_it(tiny_model, monkey
         monkeypatch.delattr(PreTrainedModel, name, raising=False)
     policy = adapted(tiny_model, gradient_checkpointing=True)
     assert recomputed(policy) == 2
-    layers = policy.base.model.layers
-    policy.gradient_checkpointing = 1  # as a plan of memory sets it
-    for again in (False, True):
-        with recomputing(policy, again):
-            assert [layer.gradient_checkpointing for layer in layers] == [again] * 2
-        assert [layer.gradient_checkpointing for layer in layers] == [True, False]
+    for again, wanted in ((False, [False] * 2), (True, [True] * 2), (1, [True, False])):
+        recompute(policy.base, again)
+        layers = policy.base.model.layers
+        assert [layer.gradient_checkpointing for layer in layers] == wanted
 
 
 def test_a_model_without_layers_to_recompute_is_refused():

@@ -136,7 +136,7 @@ def test_a_question_in_the_form_of_a_chat_trains_nothing(recipe, capsys, tmp_pat
     path = write_jsonl(tmp_path / "chat.jsonl", [{"question": CHAT, "answers": "Ada"}])
     told = fails(capsys, ["fit", "recipe.yaml", "--data.train", path])
     assert f"{path}, row 1: 'question' is a list of chat messages" in told
-    assert "Write what the user asks there, as one text." in told
+    assert "Write the user's question there, as one text." in told
     for question, name in ((("1", CHAT), "text"), ((1, "Who?"), "id")):
         with pytest.raises(DataError, match=rf"^the {name} of question '?1'? is the .*Give a text"):
             Question(*question)
@@ -313,58 +313,31 @@ def test_a_real_question_file_loads_whole():
 # rows as the data sets on the hub have them, shortened
 HUB_ROWS = {
     "triviaqa": (
-        {
-            "question": "Who wrote Emma?",
-            "question_id": "tc_1",
-            "question_source": "x",
-            "entity_pages": {"title": []},
-            "answer": {
-                "aliases": ["Austen", "J. Austen"],
-                "normalized_aliases": ["austen", "j austen"],
-                "value": "Jane Austen",
-                "type": "WikipediaEntity",
-            },
-        },
-        Question(
-            "tc_1",
-            "Who wrote Emma?",
-            ("Jane Austen", "Austen", "J. Austen", "austen", "j austen"),
-            {"question_source": "x"},
-        ),
+        {"question": "Who wrote Emma?", "question_id": "tc_1", "question_source": "x",
+         "entity_pages": {"title": []},
+         "answer": {"aliases": ["Austen", "J. Austen"], "value": "Jane Austen",
+                    "normalized_aliases": ["austen", "j austen"], "type": "WikipediaEntity"}},
+        Question("tc_1", "Who wrote Emma?",
+                 ("Jane Austen", "Austen", "J. Austen", "austen", "j austen"),
+                 {"question_source": "x"}),
     ),
     "nq_open": (
         {"question": "where is it", "answer": ["in Rome", "Italy"]},
         Question("0", "where is it", ("in Rome", "Italy")),
     ),
     "hotpotqa": (
-        {
-            "id": "5a",
-            "question": "Were they?",
-            "answer": "yes",
-            "level": "hard",
-            "context": {"title": ["t"], "sentences": [["s"]]},
-        },
+        {"id": "5a", "question": "Were they?", "answer": "yes", "level": "hard",
+         "context": {"title": ["t"], "sentences": [["s"]]}},
         Question("5a", "Were they?", ("yes",), {"level": "hard"}),
     ),
     "2wikimultihopqa": (
-        {
-            "id": "13",
-            "question": "Who?",
-            "answer": "Ada",
-            "type": "bridge",
-            "context": {"title": []},
-        },
+        {"id": "13", "question": "Who?", "answer": "Ada", "type": "bridge",
+         "context": {"title": []}},
         Question("13", "Who?", ("Ada",), {"type": "bridge"}),
     ),
     "musique": (
-        {
-            "id": "2hop__1",
-            "paragraphs": [{"idx": 0, "title": "t"}],
-            "question": "Who?",
-            "answer": "Ada",
-            "answer_aliases": ["A. L."],
-            "answerable": True,
-        },
+        {"id": "2hop__1", "paragraphs": [{"idx": 0, "title": "t"}], "question": "Who?",
+         "answer": "Ada", "answer_aliases": ["A. L."], "answerable": True},
         Question("2hop__1", "Who?", ("Ada", "A. L."), {"answerable": True}),
     ),
     "gsm8k": (
@@ -375,11 +348,8 @@ HUB_ROWS = {
         {"id": 42, "question": "Who?", "possible_answers": '["Ada", "A. L."]', "s_pop": 142},
         Question("42", "Who?", ("Ada", "A. L."), {"s_pop": 142}),
     ),
-    "bamboogle": (
-        {"Question": "Who?", "Answer": "Ada"},
-        Question("0", "Who?", ("Ada",)),
-    ),
-}
+    "bamboogle": ({"Question": "Who?", "Answer": "Ada"}, Question("0", "Who?", ("Ada",))),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -561,11 +531,7 @@ def test_a_missing_field_is_answered_with_those_there_are(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "no usable question: it is empty"),
-        (
-            '{"id": 1, "question": "?", "answers": []}',
-            "none of its 1 rows can be used",
-        ),
+        ('{"id": 1, "question": "?", "answers": []}', "none of its 1 rows can be used"),
         ('{"id": 1, "question": "?", "answers": ["the", "..."]}', "none of its 1 rows"),
         ('{"id": 1, "question": " ", "answers": ["x"]}', "none of its 1 rows"),
         ('{"id": 1}\n{"id": ', "line 2: not JSON"),
@@ -577,13 +543,8 @@ def test_a_file_without_usable_questions_is_an_error(tmp_path, content, message)
     path.write_text(content)
     with pytest.raises(DataError, match=message):
         load_questions(str(path))
-
-
-def test_a_broken_file_is_named(tmp_path):
-    path = tmp_path / "q.parquet"
-    path.write_text("nonsense")
     with pytest.raises(DataError, match=r"cannot read '.*q.parquet'"):
-        load_questions(str(path))
+        load_questions(str(path.rename(tmp_path / "q.parquet")))
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
@@ -755,13 +716,8 @@ class Ids(L.LightningModule):
 
 def test_lightning_validates_with_batches_of_questions(tmp_path):
     module = Ids()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = L.Trainer(accelerator="cpu", **dict.fromkeys(off, False))
     data = QuestionData(val=numbered(tmp_path, 5), val_batch_size=2)
     trainer.validate(module, data, verbose=False)
     assert module.batches == [["0", "1"], ["2", "3"], ["4"]]
@@ -781,18 +737,13 @@ def test_without_evaluation_questions_there_are_no_batches(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"questions_per_iteration": 0},
-        {"val_limit": 0},
-        {"train_limit": -1},
-        {"val_batch_size": 0},
-        {"val_split": "dev"},
-    ],
-)
-def test_options_that_cannot_be_are_errors(options):
-    with pytest.raises(RecipeError, match=rf"data.{next(iter(options))} is"):
-        QuestionData("train.jsonl", **options)
+    ("name", "value"),
+    [("questions_per_iteration", 0), ("val_limit", 0), ("train_limit", -1), ("val_batch_size", 0),
+     ("val_split", "dev")],
+)  # fmt: skip
+def test_options_that_cannot_be_are_errors(name, value):
+    with pytest.raises(RecipeError, match=rf"data.{name} is"):
+        QuestionData("train.jsonl", **{name: value})
 
 
 def test_options_that_no_source_uses_are_errors(tmp_path):

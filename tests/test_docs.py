@@ -207,6 +207,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "docs/changelog.md": {
         "--trainer.callbacks+": Fits(),
+        "--trainer.profiler pytorch": Fits(),
         "--model.record_per_iteration 0": Fits(),
         "turnrl --help": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "plugin new --with tool": Elsewhere(
@@ -341,7 +342,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl.BestCheckpoint": Fits(),
         "turnrl.Question(": Runs(("Trajectory('What is the time",), slow=True),
         "fit recipes/quickstart.yaml --ckpt_path": Runs(("Restored all states", FINISHED)),
-        "goes on with other": Printed(
+        "resumes with changed": Printed(
             f"turnrl fit recipes/quickstart.yaml --model.optimizer.lr 0.0005"
             f" --trainer.max_epochs 80 --ckpt_path {LAST}",
             slow=True,
@@ -429,6 +430,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "docs/explanation/search-sizes.md": {
         "--split none": Runs(("300 passages",), before=f"{BUILD} corpus.jsonl --index i2 "),
     },
+    "docs/howto/players.md": {
+        "player: my_module.PlainAgent": Fits(),
+        "check_player(": Elsewhere("test_players.test_players_keep_to_the_contract"),
+    },
     "docs/howto/gpu.md": {
         "pip install 'turnrl[gpu]'": NotRun("the package index; the tests use what is installed"),
         "turnrl doctor": NotRun("the hub and a search server; test_doctor.py has smaller recipes"),
@@ -502,6 +507,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             "test_plugins.test_the_answer_rule_of_the_docs_compares_years"
         ),
         '"""A segmenter: ': SHOWN_FILE,
+        '"""A player: ': SHOWN_FILE,
         '"""A turn reward: ': SHOWN_FILE,
         '"""A source: ': SHOWN_FILE,
         '"""An estimator: ': SHOWN_FILE,
@@ -1111,7 +1117,8 @@ def test_settings_that_a_page_shows_are_accepted(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "my_module.py").write_text(MY_TOOL)
+    agent = (ROOT / "tests" / "players" / "plain_agent" / "__init__.py").read_text()
+    (tmp_path / "my_module.py").write_text(f"{agent}{MY_TOOL}\nfrom worlds import Echo\n")
     put_recipes(tmp_path)
     put_data(tmp_path)
     options: list[str] = []
@@ -1177,8 +1184,8 @@ def test_the_calculator_and_the_rows_of_the_page_fit_together(tmp_path):
     questions = load_questions(str(tmp_path / "train.jsonl"), fields=Fields(**settings["fields"]))
     assert [q.answers for q in questions] == [("42",), ("6",), ("1,000",), ("63",)]
 
-    turns = [Turn("", (1,), (0.0,), Reading(answer=a)) for a in ("1,000", "-4.5", "42 pens", None)]
-    tried = [Trajectory(questions[0], (1,), (turn,), "answer") for turn in turns]
+    turns = [Turn("", Reading(answer=a)) for a in ("1,000", "-4.5", "42 pens", None)]
+    tried = [Trajectory(questions[0], (turn,), "answer") for turn in turns]
     assert [reward.score(one) for one in tried] == [0.1, 0.1, 0, 0]
     space.clear()  # a message of another test lists the tools that there are
     del tool, reward

@@ -5,7 +5,6 @@ the repository starts one, else these tests are skipped. Those that crash or sto
 a password, share a second one, which is always our own.
 """
 
-import argparse
 import base64
 import collections
 import contextlib
@@ -15,7 +14,6 @@ import os
 import random
 import re
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -25,46 +23,15 @@ from pathlib import Path
 import pytest
 
 from nodes import PASSWORD
-from turnrl import (
-    DataError,
-    Question,
-    RecipeError,
-    Tool,
-    ToolCall,
-    ToolError,
-    ToolResult,
-    TurnRLError,
-)
+from searching import ROWS, SHARED, ask, corpus_of, index_command, needs_shared_data, write_rows
+from turnrl import DataError, Question, RecipeError, Tool, ToolError
 from turnrl_wiki_search import WikiSearch, elastic, embedded
-from turnrl_wiki_search.command import add_index_command, score_retrieval
+from turnrl_wiki_search.command import score_retrieval
 from turnrl_wiki_search.elastic import ElasticIndex, Server
 from turnrl_wiki_search.elastic.access import explained
-from turnrl_wiki_search.sources import Corpus, open_source
 
 pytestmark = pytest.mark.elasticsearch
 
-BESIDE = Path(__file__).parents[2] / "shared"
-SHARED = BESIDE / "data"
-needs_shared_data = pytest.mark.skipif(
-    not SHARED.is_dir(), reason=f"needs the SQuAD passages in {SHARED}"
-)
-ROWS = [
-    {
-        "id": "1",
-        "title": "Utrecht",
-        "text": "Utrecht is a city in the Netherlands. It has a dom tower.",
-    },
-    {
-        "id": "2",
-        "title": "Paris",
-        "text": "Paris is the capital of France. The tower is by Eiffel.",
-    },
-    {
-        "id": "3",
-        "title": "Café",
-        "text": "A café serves coffee, and the cities of Europe have many.",
-    },
-]
 API_KEY = "VuaCfGcBCdbkQm-e5aOx:ui2lp2axTNmsyakw9tvNnw"
 CLOUD_HOST = "0123456789abcdef"
 QUICK = {"timeout_s": 2.0, "retries": 1, "wait_s": 30.0}
@@ -219,37 +186,14 @@ def name() -> str:
 def small_index(url, tmp_path_factory) -> str:
     """An index that tests only read."""
     name = f"test-small-{uuid.uuid4().hex[:8]}"
-    elastic.build(Server(url=url), name, corpus_of(write_rows(tmp_path_factory.mktemp("s"))))
+    elastic.build(
+        Server(url=url), name, corpus_of(write_rows(tmp_path_factory.mktemp("s") / "rows.jsonl"))
+    )
     return name
-
-
-def write_rows(folder: Path, rows=ROWS) -> Path:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def corpus_of(path: Path, chunk: int = 2000) -> Corpus:
-    return Corpus(open_source(str(path)), chunk=chunk)
-
-
-def ask(tool: WikiSearch, *queries: str) -> list[ToolResult]:
-    return list(tool.run([ToolCall("search", {"query": query}) for query in queries]))
 
 
 def search_tool(index: str, url: str, **arguments) -> WikiSearch:
     return WikiSearch(index, "elasticsearch", url=url, **{**QUICK, **arguments})
-
-
-def turnrl(*words: object) -> int:
-    parser = argparse.ArgumentParser()
-    add_index_command(parser.add_subparsers())
-    args = parser.parse_args([str(word) for word in words])
-    try:
-        return args.run(args)
-    except TurnRLError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
 
 
 # --- searching and building ---
@@ -269,7 +213,7 @@ def test_a_forked_process_has_a_client_of_its_own():
 
 
 def test_the_tool_answers_from_the_server_as_from_a_folder(small_index, url, tmp_path):
-    embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path)))
+    embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path / "rows.jsonl")))
     queries = ["capital city of France", "serving coffees", "", "zebra", "tower", "Utrecht"]
     ours = ask(search_tool(small_index, url), *queries)
     theirs = ask(WikiSearch(str(tmp_path / "index")), *queries)
@@ -280,37 +224,31 @@ def test_the_tool_answers_from_the_server_as_from_a_folder(small_index, url, tmp
     assert ours[0].metadata["scores"] == sorted(ours[0].metadata["scores"], reverse=True)
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        'Utrecht AND (title:"x" OR *) ~2 ^3',
-        'Utrecht "',
-        "Utrecht \ud800 half a surrogate pair",
-        "Utrecht \0 \x01",
-        "Utrecht " + "x" * 100_000,
-        "Utrecht " + " ".join(f"word{i}" for i in range(5000)),
-        '{"query": {"match_all": {}}} Utrecht\n{"index": "other"}\n',
-    ],
-)
+@pytest.mark.parametrize("query", [
+    'Utrecht AND (title:"x" OR *) ~2 ^3', 'Utrecht "', "Utrecht \ud800 half a surrogate pair",
+    "Utrecht \0 \x01", "Utrecht " + "x" * 100_000,
+    "Utrecht " + " ".join(f"word{i}" for i in range(5000)),
+    '{"query": {"match_all": {}}} Utrecht\n{"index": "other"}\n',
+])  # fmt: skip
 def test_any_text_is_a_query_and_none_is_syntax(small_index, url, query):
     assert ask(search_tool(small_index, url), query)[0].metadata["passage_ids"][0] == "1"
 
 
 def test_the_command_builds_describes_and_searches(url, name, tmp_path, capsys):
     place = ["--index", name, "--backend", "elasticsearch", "--url", url]
-    rows = write_rows(tmp_path)
-    assert turnrl("index", "build", "--source", rows, *place, "--k1", 0.9, "--b", 0.4) == 0
+    rows = write_rows(tmp_path / "rows.jsonl")
+    assert index_command("build", "--source", rows, *place, "--k1", 0.9, "--b", 0.4) == 0
     assert "3 passages" in capsys.readouterr().out
-    assert turnrl("index", "info", *place, "--json") == 0
+    assert index_command("info", *place, "--json") == 0
     info = json.loads(capsys.readouterr().out)
     assert (info["source"], info["splitter"], info["passages"]) == (str(rows), "none", 3)
     assert info["version"].endswith("-english-0.9-0.4")
-    assert turnrl("index", "search", "dom tower", *place, "-k", 1, "--json") == 0
+    assert index_command("search", "dom tower", *place, "-k", 1, "--json") == 0
     assert [h["id"] for h in json.loads(capsys.readouterr().out)] == ["1"]
-    assert turnrl("index", "build", "--source", rows, *place) == 1
-    assert "is there already. Add --overwrite" in capsys.readouterr().err
-    assert turnrl("index", "build", "--source", rows, *place, "--overwrite") == 0
-    assert turnrl("index", "info", *place[1:1], "--index", "gone", *place[2:]) == 1
+    assert index_command("build", "--source", rows, *place) == 1
+    assert "exists already. Add --overwrite" in capsys.readouterr().err
+    assert index_command("build", "--source", rows, *place, "--overwrite") == 0
+    assert index_command("info", *place[1:1], "--index", "gone", *place[2:]) == 1
     assert re.search(
         rf"no index 'gone' at {url} \(found: .*{name}.*turnrl index build", capsys.readouterr().err
     )
@@ -324,12 +262,17 @@ def test_an_index_that_turnrl_did_not_build_is_neither_read_nor_deleted(url, nam
         with pytest.raises(ToolError, match="was not built by turnrl"):
             search_tool(name, url).check()
         with pytest.raises(ToolError, match="was not built by turnrl"):
-            elastic.build(Server(url=url), name, corpus_of(write_rows(tmp_path)), overwrite=True)
+            elastic.build(
+                Server(url=url),
+                name,
+                corpus_of(write_rows(tmp_path / "rows.jsonl")),
+                overwrite=True,
+            )
         assert client.indices.exists(index=name)
 
 
 def test_passages_that_share_an_id_are_noticed(url, name, tmp_path):
-    path = write_rows(tmp_path, [ROWS[0], {**ROWS[1], "id": "1"}])
+    path = write_rows(tmp_path / "rows.jsonl", [ROWS[0], {**ROWS[1], "id": "1"}])
     with pytest.raises(
         ToolError, match=r"2 passages were read .* holds 1\. Fewer means that some share an id"
     ):
@@ -441,28 +384,15 @@ def test_retry_after_is_honoured(small_index, proxy, value):
 # --- faults that stay ---
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ((400, {}, {"error": {"reason": "odd"}}), "refused a request .*400"),
-        (
-            (401, {}, {"error": {"reason": "who"}}),
-            "refused no credentials .*TURNRL_ES_API_KEY.*401",
-        ),
-        ((403, {}, {"error": {"reason": "no"}}), "'read' and 'view_index_metadata'"),
-        ((406, {}, {"error": {"reason": "media-type"}}), r"servers of major 8 and 9; upgrade"),
-        ((200, {"X-Elastic-Product": "Other"}, {}), "not as an Elasticsearch server"),
-        (
-            (200, {}, {"responses": [{"status": 404, "error": {"reason": "no such index"}}]}),
-            "is gone",
-        ),
-        (
-            (200, {}, {"responses": [{"status": 400, "error": {"reason": "bad"}}]}),
-            "refused a search",
-        ),
-    ],
-    ids=lambda value: None if isinstance(value, tuple) else value,
-)
+@pytest.mark.parametrize(("fault", "message"), [
+    ((400, {}, {"error": {"reason": "odd"}}), "refused a request .*400"),
+    ((401, {}, {"error": {"reason": "who"}}), "refused no credentials .*TURNRL_ES_API_KEY.*401"),
+    ((403, {}, {"error": {"reason": "no"}}), "'read' and 'view_index_metadata'"),
+    ((406, {}, {"error": {"reason": "media-type"}}), r"servers of major 8 and 9; upgrade"),
+    ((200, {"X-Elastic-Product": "Other"}, {}), "is not an Elasticsearch server"),
+    ((200, {}, {"responses": [{"status": 404, "error": {"reason": "no such index"}}]}), "is gone"),
+    ((200, {}, {"responses": [{"status": 400, "error": {"reason": "bad"}}]}), "refused a search"),
+], ids=lambda value: None if isinstance(value, tuple) else value)  # fmt: skip
 def test_a_fault_that_stays_is_an_error_at_once_and_never_an_answer(
     small_index, proxy, fault, message
 ):
@@ -537,7 +467,7 @@ def test_an_outage_that_lasts_stops_the_run_with_the_next_step(small_index, prox
         calls = [pool.submit(ask, tool, "tower") for _ in range(8)]
         for call in calls:
             with pytest.raises(
-                ToolError, match=rf"{proxy.url} does not answer .*waited for, 1 s.*--ckpt_path"
+                ToolError, match=rf"{proxy.url} does not answer .*waited 1 s for it.*--ckpt_path"
             ):
                 call.result()
     assert 1 <= time.monotonic() - begin < 3  # all eight wait for the one outage together
@@ -557,7 +487,8 @@ def test_the_tools_time_limit_leaves_room_for_the_whole_wait(url):
 
 def many_rows(folder: Path, count: int) -> Path:
     return write_rows(
-        folder, [{"id": i, "title": f"Page {i}", "text": f"only{i} shared"} for i in range(count)]
+        folder / "rows.jsonl",
+        [{"id": i, "title": f"Page {i}", "text": f"only{i} shared"} for i in range(count)],
     )
 
 
@@ -580,7 +511,7 @@ def test_a_build_goes_on_through_faults_without_losing_or_doubling_a_passage(
     info = elastic.build(Server(url=proxy.url), name, corpus, on_progress=fault)
     assert info.passages == 900
     assert ids_held(url, name) == list(range(900))
-    assert "trying again from there" in capsys.readouterr().err
+    assert "resuming there" in capsys.readouterr().err
 
 
 def test_an_interrupted_build_is_taken_up_where_it_stopped(url, name, tmp_path):
@@ -624,8 +555,8 @@ def test_an_unfinished_build_of_something_else_is_not_taken_up(url, name, tmp_pa
 
     with pytest.raises(KeyboardInterrupt):
         elastic.build(Server(url=url), name, corpus_of(many_rows(tmp_path, 30)), on_progress=stop)
-    other = corpus_of(write_rows(tmp_path))
-    with pytest.raises(ToolError, match=r"unfinished build of something else\. Add --overwrite"):
+    other = corpus_of(write_rows(tmp_path / "rows.jsonl"))
+    with pytest.raises(ToolError, match=r"holds another, unfinished build\. Add --overwrite"):
         elastic.build(Server(url=url), name, other)
     assert elastic.build(Server(url=url), name, other, overwrite=True).passages == 3
 
@@ -674,32 +605,26 @@ def test_a_secret_written_out_is_refused_and_not_repeated(argument):
     assert PASSWORD not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"url": f"http://elastic:{PASSWORD}@localhost:9200"}, "url holds a user or password"),
-        ({"url": "localhost:9200"}, "must look like http://localhost:9200"),
-        ({"url": "http://localhost", "cloud_id": "${C}"}, "two ways to name one server"),
-        ({"api_key": "${A}", "password": "${B}"}, "two ways to sign in"),
-        ({"timeout_s": 0.0}, r"timeout_s is 0\.0"),
-        ({"retries": -1}, "retries is -1"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"url": f"http://elastic:{PASSWORD}@localhost:9200"}, "url holds a user or password"),
+    ({"url": "localhost:9200"}, "must look like http://localhost:9200"),
+    ({"url": "http://localhost", "cloud_id": "${C}"}, "url and cloud_id both name a server"),
+    ({"api_key": "${A}", "password": "${B}"}, "two ways to sign in"),
+    ({"timeout_s": 0.0}, r"timeout_s is 0\.0"),
+    ({"retries": -1}, "retries is -1"),
+])  # fmt: skip
 def test_ways_of_access_that_cannot_be_are_refused(arguments, message):
     with pytest.raises(RecipeError, match=message) as error:
         WikiSearch("x", "elasticsearch", **arguments)
     assert PASSWORD not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"api_key": "${NOT_SET_ANYWHERE}"}, "variable NOT_SET_ANYWHERE, which is not set"),
-        ({"username": "me"}, "username is 'me', and there is no password"),
-        ({"ca_certs": "gone.crt"}, r"no file 'gone\.crt' with certificates"),
-        ({"ca_certs": __file__, "url": "http://localhost:9200"}, "is not https"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"api_key": "${NOT_SET_ANYWHERE}"}, "variable NOT_SET_ANYWHERE, which is not set"),
+    ({"username": "me"}, "username is 'me', but there is no password"),
+    ({"ca_certs": "gone.crt"}, r"no file 'gone\.crt' with certificates"),
+    ({"ca_certs": __file__, "url": "http://localhost:9200"}, "is not https"),
+])  # fmt: skip
 def test_access_that_leads_nowhere_is_noticed_before_a_run(arguments, message):
     with pytest.raises(RecipeError, match=message):
         WikiSearch("x", "elasticsearch", **arguments).check()
@@ -771,7 +696,7 @@ def test_figures_of_the_server(url, name, tmp_path):
         for line in (SHARED / f / "corpus.jsonl").read_text().splitlines()
     ]
     many = [{**rows[i % len(rows)], "id": f"{i}"} for i in range(400_000)]
-    path = write_rows(tmp_path, many)
+    path = write_rows(tmp_path / "rows.jsonl", many)
     del many
     begin = time.perf_counter()
     elastic.build(Server(url=url), name, corpus_of(path))

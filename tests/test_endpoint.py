@@ -153,9 +153,11 @@ def test_what_came_back_is_scored_and_recorded(chat, tmp_path):  # noqa: F811
 def test_a_trajectory_of_messages_is_never_trained_on(chat, tiny_model):  # noqa: F811
     with vendor(looks_then_answers) as server:
         (trajectory,) = play(server, chat)
-        assert trajectory.prompt_ids is None
-        with pytest.raises(RecipeError, match="question 'q1' has no tokens: a sampler of messages"):
-            _ = trajectory.token_row
+        assert trajectory.samples == ()
+        with pytest.raises(
+            RecipeError, match="question 'q1' has no tokens: a model that only takes"
+        ):
+            _ = trajectory.token_rows
         with pytest.raises(RecipeError, match=r"To learn, .* collect with an Engine"):
             TokenColumns([trajectory], [])
         with pytest.raises(RecipeError, match=r"model\.engine is a Endpoint, which is no Engine"):
@@ -208,10 +210,7 @@ def test_tools_that_a_template_would_describe_stand_in_the_system_message(tiny_m
         },
     }
     assert (user["role"], assistant["content"]) == ("user", call)
-    assert told == {
-        "role": "user",
-        "content": "<tool_response>\nabout x\n</tool_response>",
-    }
+    assert told == {"role": "user", "content": "<tool_response>\nabout x\n</tool_response>"}
 
 
 def test_a_server_that_is_away_for_a_moment_is_asked_again(chat):  # noqa: F811
@@ -221,16 +220,13 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(chat):  # noqa: F811
     assert len(server.bodies) == 3
 
 
-@pytest.mark.parametrize(
-    ("says", "message"),
-    [
-        (lambda *_: 500, r"'big' at http.* answer \(status 500: .*\)\. It was waited for, 0\.3 s"),
-        (lambda *_: 401, r"refused a request \(status 401: .* VENDOR_KEY holds the wrong key"),
-        (lambda *_: 404, r"status 404: .* Correct base_url, or model"),
-        (lambda *_: 400, r"status 400: .* Correct model or extra"),
-        (lambda *_: time.sleep(1) or "=x", r"no whole answer within timeout_s = 0\.2"),
-    ],
-)
+@pytest.mark.parametrize(("says", "message"), [
+    (lambda *_: 500, r"'big' at http.* answer \(status 500: .*\)\. turnrl waited 0\.3 s for it"),
+    (lambda *_: 401, r"refused a request \(status 401: .* VENDOR_KEY holds the wrong key"),
+    (lambda *_: 404, r"status 404: .* Correct base_url, or model"),
+    (lambda *_: 400, r"status 400: .* Correct model or extra"),
+    (lambda *_: time.sleep(1) or "=x", r"no whole answer within timeout_s = 0\.2"),
+])  # fmt: skip
 def test_a_server_that_cannot_be_asked_is_named_without_the_key(chat, monkeypatch, says, message):  # noqa: F811
     monkeypatch.setenv("VENDOR_KEY", "secret")
     with vendor(says) as server, pytest.raises(EndpointError, match=message) as raised:
@@ -242,7 +238,9 @@ def test_what_is_no_chat_completion_is_named(chat, monkeypatch):  # noqa: F811
     monkeypatch.setattr(Handler, "event", lambda self, _: self.wfile.write(b"data: {}\n\n"))
     with (
         vendor(lambda *_: "=x") as server,
-        pytest.raises(EndpointError, match=r"sent '{}', which is no event of a chat completion"),
+        pytest.raises(
+            EndpointError, match=r"sent '{}', which is not an event of a chat completion"
+        ),
     ):
         play(server, chat)
 
@@ -258,7 +256,7 @@ def test_a_reply_that_the_server_withheld_is_no_wrong_answer(chat, monkeypatch, 
     monkeypatch.setattr(Handler, "event", filtered)
     with (
         vendor(lambda *_: said) as server,
-        pytest.raises(EndpointError, match=r"ended a reply by 'content_filter', .* Leave the"),
+        pytest.raises(EndpointError, match=r"ended a reply with 'content_filter', .* Leave the"),
     ):
         play(server, chat)
 
@@ -308,7 +306,7 @@ def test_a_branch_goes_on_from_the_messages_of_its_trajectory(chat):  # noqa: F8
 
     asked = []
     rollout = Rollout(Brackets(), [Look()])
-    ((trunk,),), (probes,) = rollout.explore(Echo(), chat, [QUESTION], 1, (0,), 1)
+    ((trunk,),), (probes,), _ = rollout.explore(Echo(), chat, [QUESTION], 1, (0,), 1)
     assert trunk.turns[0].text == CALL
     assert [(p.trajectory.begins, len(p.trajectory.turns)) for p in probes] == [(0, 2), (1, 2)]
     first = [QUESTION.text, CALL, "<result>about x</result>"]

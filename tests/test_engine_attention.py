@@ -14,7 +14,8 @@ import turnrl_slots.ways
 from conftest import greedy_reference
 from engines import GREEDY, PAGE_BYTES, PROMPTS, kernel, naive_varlen, run, started, together
 from turnrl_slots.attention import Feed, Pass, Plan
-from turnrl_slots.pages import PAGE, Pool, Shapes
+from turnrl_slots.pages import Pool, Shapes
+from turnrl_slots.sizes import PAGE
 
 __all__ = ["kernel"]  # fixtures
 

@@ -52,15 +52,15 @@ def test_dense_weights_follow_the_adapter_at_each_sync_and_are_given_back(adapte
     forced = Sampling(20, forced_ids=tuple(range(50, 70)))
 
     async def scenario():
-        assert engine.dense is None  # the one that the start was checked with
+        assert engine.passes.dense is None  # the one that the start was checked with
         for version, drains in enumerate([True, False, True]):
             move(adapted, version)
             engine.sync(version)
             found = await engine.open(PROMPTS[3]).generate([], forced)
-            assert engine.dense is not None
+            assert engine.passes.dense is not None
             if drains:
                 await engine.drain()
-                assert engine.dense is None
+                assert engine.passes.dense is None
             yield found.logprobs
 
     async def collect():

@@ -235,7 +235,11 @@ def collect(engine, version, prompts=PROMPTS):
 
 def gave_back(engine):
     """True if neither pages nor dense weights nor graphs are in memory."""
-    return not engine.pool.allocated and engine.dense is None and not engine.decoder.steps
+    return (
+        not engine.pool.allocated
+        and engine.passes.dense is None
+        and not engine.passes.decoder.steps
+    )
 
 
 @pytest.mark.parametrize("kernel", ["pages"], indirect=True)
@@ -246,7 +250,7 @@ def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kern
     small = f"{20 * PAGE_BYTES / 1e3}KB"
     engine = Slots(decode_weights="dense", keep_memory=keep, kv_memory=small)
     engine.start(policy, 64)
-    engine.decoder.graphs = graphs = Recorder()
+    engine.passes.decoder.graphs = graphs = Recorder()
     places, recorded = [], []
     for version in range(3):
         move(policy, version)
@@ -256,7 +260,7 @@ def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kern
         recorded.append(len(graphs.recorded))
         if keep:
             assert engine.pool.allocated
-            weights = [dense.weight.data_ptr() for _, dense in engine.dense._layers]
+            weights = [dense.weight.data_ptr() for _, dense in engine.passes.dense._layers]
             places.append((engine.pool.store.data_ptr(), weights))
             assert not engine.pool.store.any()  # what lay there is gone, and all of it is finite
         else:
@@ -276,7 +280,7 @@ def test_graphs_are_recorded_anew_when_a_weight_has_moved(tiny_model, kernel):
     policy = Policy(str(tiny_model))
     policy.load()
     engine = started(policy, keep_memory=True)
-    engine.decoder.graphs = graphs = Recorder()
+    engine.passes.decoder.graphs = graphs = Recorder()
     collect(engine, 0)
     collect(engine, 1)
     before = len(graphs.recorded)
@@ -390,7 +394,7 @@ def trial(policy, prefill_tokens, rows, **options):
     engine = started(watched, 64, **options)
     watched.read.clear()
     pool = engine.pool
-    fill(watched, pool, engine._compute, 64, prefill_tokens, rows)
+    fill(watched, pool, engine.passes.compute, 64, prefill_tokens, rows)
     assert pool.available == pool.count
     return watched
 
@@ -419,10 +423,10 @@ def test_memory_that_is_missing_for_them_is_told_with_what_to_lower(tiny_policy,
         return tiny_policy.hidden(ids, *rest, **options)
 
     policy.hidden = hidden
-    engine._policy = policy
+    engine.passes.policy = policy
     told = rf"{part}.* does not fit .*Tried to allocate 3 GiB.*prefill_tokens = 128.*to 64.*kv_mem"
     with pytest.raises(RecipeError, match=told):
-        fill(policy, engine.pool, engine._compute, 64, 128, 5)
+        fill(policy, engine.pool, engine.passes.compute, 64, 128, 5)
 
 
 # ------------------------------------------------------------------- copies and memory of a step
@@ -530,7 +534,7 @@ def far_policy(tiny_model):
 def test_a_pass_on_another_device_comes_back_in_one_copy(far_policy, decode_weights, monkeypatch):
     from foreign import LEDGER
 
-    monkeypatch.setattr(turnrl_slots.sampling, "_CUT_ROWS", 2)
+    monkeypatch.setattr(turnrl_slots.sampling, "CUT_ROWS", 2)
     monkeypatch.setattr(turnrl_slots.sampling, "ROWS", 4)
     engine = Slots(kv_memory="2MB", prefill_tokens=100, decode_weights=decode_weights)
     engine.start(far_policy, 64)
@@ -722,7 +726,9 @@ def test_kept_graphs_compute_with_the_weights_of_each_collection(
         learned = torch.cat([found[0] for found in policy.read(rows, 10_000)])
         # of some 20 nats each; bfloat16 alone makes a tenth of a nat
         assert (seen[-1] - learned).abs().mean() < 0.25
-        recorded.append(sum(step.replay is not None for step in engine.decoder.steps.values()))
+        recorded.append(
+            sum(step.replay is not None for step in engine.passes.decoder.steps.values())
+        )
     assert recorded[0] > 2
     assert recorded[1] == recorded[2]
     assert (seen[0] - seen[1]).abs().mean() > 0.5  # other weights, by the same graphs

@@ -20,7 +20,8 @@ from engines import (
 from turnrl import Lora, Policy, Sampling
 from turnrl_slots.decode import Decoder, padded
 from turnrl_slots.kernel import Tables
-from turnrl_slots.pages import PAGE, Pool, Shapes
+from turnrl_slots.pages import Pool, Shapes
+from turnrl_slots.sizes import PAGE
 
 __all__ = ["kernel"]  # fixtures
 
@@ -70,15 +71,15 @@ def test_a_size_is_computed_once_then_recorded_and_replayed(tiny_policy, kernel)
 @pytest.mark.parametrize("kernel", ["pages"], indirect=True)
 def test_graphs_are_forgotten_with_the_memory_that_they_know(tiny_policy, kernel):
     engine = started(tiny_policy)
-    engine.decoder.graphs = graphs = Recorder()
+    engine.passes.decoder.graphs = graphs = Recorder()
 
     async def scenario():
         for version in range(2):
             engine.sync(version)
             await engine.open(PROMPTS[0]).generate([], GREEDY)
-            assert engine.decoder.steps
+            assert engine.passes.decoder.steps
             await engine.drain()
-            assert not engine.decoder.steps
+            assert not engine.passes.decoder.steps
         return len(graphs.recorded)
 
     assert run(scenario()) == 2
@@ -134,7 +135,7 @@ def test_a_gpu_samples_by_its_kernel_and_by_graphs_what_the_learner_computes(
                     for prompt, ids in zip(prompts, forced, strict=True)
                 )
             )
-            replayed = [step for step in engine.decoder.steps.values() if step.replay]
+            replayed = [step for step in engine.passes.decoder.steps.values() if step.replay]
             await engine.drain()
             return torch.tensor([p for f in found for p in f.logprobs]), len(replayed)
 

@@ -13,7 +13,7 @@ from conftest import greedy_reference
 from engines import GREEDY, PAGE_BYTES, PROMPTS, Watched, run, started, together
 from turnrl import Policy, RecipeError, Sampling, parse_bytes
 from turnrl_slots import Slots
-from turnrl_slots.pages import PAGE
+from turnrl_slots.sizes import PAGE
 
 
 @pytest.mark.parametrize("text", ["4", "4 PB", "4G", "-1GB", "all", "0GB", ""])

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
+import trajectories
 import turnrl
 from commands import fails, save
 from test_credit import naive_turn_level, naive_z
@@ -40,7 +41,6 @@ from turnrl import (
     ToolCall,
     ToolResult,
     Trajectory,
-    Turn,
     TurnLevel,
 )
 from turnrl.cli import main
@@ -118,8 +118,10 @@ class Drawn:
                 "ab": (ToolResult("pages", metadata={"passage_ids": ["b", "a"]}),),
             }[found]
             reading = Reading(calls=(ToolCall("search"),) * len(results))
-            turns.append(Turn("t", (1,) * count, (-0.1,) * count, reading, results, (2, 3)))
-        return Trajectory(QUESTION, (5, 6), tuple(turns), "turns")
+            turns.append(
+                trajectories.said("t", (1,) * count, (-0.1,) * count, reading, results, (2, 3))
+            )
+        return trajectories.trajectory(QUESTION, (5, 6), turns, "turns")
 
 
 @st.composite
@@ -316,17 +318,10 @@ def test_a_critics_advantage_is_the_return_less_what_was_expected_when_nothing_i
 # ------------------------------------------------------------------ properties
 
 EVERY = [
-    PerTurnIndex(),
-    PerTurnIndex(**UNBIASED),
-    PaperExact(),
-    DiscountedReturn(),
-    DiscountedReturn(**UNBIASED),
-    GroupInGroup(),
-    GroupInGroup(**UNBIASED),
-    Branched(),
-    TurnCritic(),
-    TurnCritic(gamma=0.99, lam=0.9),
-]
+    PerTurnIndex(), PerTurnIndex(**UNBIASED), PaperExact(), DiscountedReturn(),
+    DiscountedReturn(**UNBIASED), GroupInGroup(), GroupInGroup(**UNBIASED), Branched(),
+    TurnCritic(), TurnCritic(gamma=0.99, lam=0.9),
+]  # fmt: skip
 NAMES = [str(one).partition(", critic")[0] for one in EVERY]
 
 
@@ -498,25 +493,17 @@ def test_the_toys_values_are_those_of_its_equations():
 
 def test_a_toys_trajectories_are_real_ones():
     for fate in Toy().fates:
-        trajectory = fate.trajectory
-        assert max(trajectory.turn_index) + 1 == len(trajectory.turns) == len(fate.turn_rewards)
-        assert (trajectory.answer is None) == (trajectory.ended_by == "turns")
-        found = [p for r in trajectory.results for p in r.metadata["passage_ids"]]
+        whole = fate.trajectory
+        assert max(whole.sampled_turns) + 1 == len(whole.turns) == len(fate.turn_rewards)
+        assert (whole.answer is None) == (whole.ended_by == "turns")
+        found = [p for r in whole.results for p in r.metadata["passage_ids"]]
         assert found == [f"page-{k}" for k in range(len(found))]
 
 
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        TurnLevel(**UNBIASED),
-        Merged(**UNBIASED),
-        TurnCritic(),
-        TurnCritic(lam=0.5),
-        *(Branched(probes=n) for n in (1, 2, 4)),
-        *(Tree(probes=n) for n in (1, 2)),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("estimator", [
+    TurnLevel(**UNBIASED), Merged(**UNBIASED), TurnCritic(), TurnCritic(lam=0.5),
+    *(Branched(probes=n) for n in (1, 2, 4)), *(Tree(probes=n) for n in (1, 2)),
+], ids=str)  # fmt: skip
 def test_unbiased_estimators_have_no_bias(estimator):
     found = figures("", estimator, Toy())
     assert found.bias < 1e-6
@@ -631,11 +618,9 @@ class Counted(AdvantageEstimator):
         return (calls - calls.mean())[:, None] * group.reached
 
 
-@pytest.mark.parametrize(
-    "estimator",
-    [TurnLevel(), Merged(**UNBIASED), GroupInGroup(), Counted(), Branched(2)],
-    ids=lambda one: type(one).__name__,
-)
+@pytest.mark.parametrize("estimator", [
+    TurnLevel(), Merged(**UNBIASED), GroupInGroup(), Counted(), Branched(2),
+], ids=lambda one: type(one).__name__)  # fmt: skip
 def test_the_figures_are_those_of_drawn_groups(estimator):
     """The same by playing: groups are sampled turn by turn, and their probes are."""
     toy, draw, rounds = Toy(), random.Random(0), 4000
@@ -777,10 +762,7 @@ def test_signal_is_what_comes_back_in_another_group():
 def test_signal_of_tokens_is_that_of_the_mean_of_a_turns_tokens():
     class Tokens(AdvantageEstimator):
         def __call__(self, group):
-            return tuple(
-                torch.arange(1.0 + sum(len(turn.token_ids) for turn in t.turns))[1:]
-                for t in group.trajectories
-            )
+            return tuple(torch.arange(1.0 + len(t.sampled_turns))[1:] for t in group.trajectories)
 
     drawn = Drawn([[0.0, 0.0]], [0.0], [["a", ""]], [[2, 3]], [[0.0, 0.0]]).group()
     found = signals("", Tokens(), [(drawn, drawn)])

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from runs import adamw, column, data, last, module, rows, trainer, weights
 from test_rollout import Brackets, Look, chat  # noqa: F401 - a fixture
 from test_scoring import Calls, attempt, turn
 from test_toolbox import ctrl_c  # noqa: F401 - a fixture
+from trajectories import ids_of
 from turnrl import (
     AdvantageEstimator,
     CheckpointError,
@@ -44,6 +46,7 @@ from turnrl import (
     assign_credit,
     learning,
     on_loop,
+    read_trajectories,
     score_group,
 )
 from turnrl.collection import Collected, Experience
@@ -76,7 +79,7 @@ def explore(chat, says, probes, group_size=2, **options):  # noqa: F811
     tool = Remembers()
     rollout = Rollout(Brackets(), [tool], **options)
     engine = ScriptedEngine(chat.tokenizer, says)
-    groups, tried = rollout.explore(engine, chat, QUESTIONS, group_size, (0,), probes)
+    groups, tried, _ = rollout.explore(engine, chat, QUESTIONS, group_size, (0,), probes)
     return groups, tried, engine, tool
 
 
@@ -99,8 +102,13 @@ def test_probes_go_on_from_the_beginning_of_each_turn_of_each_trajectory(chat, l
             assert len(branch.turns) == turn + 1
             # exactly what the trajectory had read by then, and nothing of what it did afterwards
             assert branch.turns[:turn] == whole.turns[:turn]
-            before = len(branch.token_ids) - len(branch.turns[-1].token_ids)
-            assert branch.token_ids[:before] == whole.token_ids[:before]
+            assert branch.history(turn) == whole.history(turn)
+            before = len(branch.history(turn))
+            for name in ("token_ids", "turn_index", "sampler_logprobs", "versions"):
+                theirs, own = (getattr(t.sample, name)[:before] for t in (whole, branch))
+                assert own == theirs
+            assert branch.sample.token_ids == branch.history(turn) + ids_of(branch, turn)
+            assert {*branch.sampled_turns} == {turn}
     assert sum(map(len, tool.batches)) == 8  # probes repeat no call of before
     assert not engine.open_sessions
 
@@ -130,17 +138,23 @@ def test_probes_change_nothing_for_the_trajectories(tiny_model):
     for probes in (0, 2):
         engine.sync(probes)
         found.append(it.rollout.explore(engine, it.chat, QUESTIONS, 3, (5,), probes))
-    (plain, none), (groups, tried) = found
-    assert [[t.token_ids for t in some] for some in groups] == [
-        *([t.token_ids for t in some] for some in plain)
+    (plain, none, _), (groups, tried, _) = found
+    assert [[t.sample.token_ids for t in some] for some in groups] == [
+        *([t.sample.token_ids for t in some] for some in plain)
     ]
     assert none == [[], []]
-    said = [[p.trajectory.token_ids for p in some if not p.trajectory.begins] for some in tried]
+    said = [
+        [p.trajectory.sample.token_ids for p in some if not p.trajectory.begins] for some in tried
+    ]
     assert [len(some) for some in said] == [6, 6]
     assert len({ids for some in said for ids in some}) > 6
     # nor does a probe of a later turn say what its trajectory said
     trunks = [(p, groups[q][p.member]) for q, some in enumerate(tried) for p in some]
-    later = [(p.trajectory.token_ids, t.token_ids) for p, t in trunks if p.trajectory.begins]
+    later = [
+        (p.trajectory.sample.token_ids, t.sample.token_ids)
+        for p, t in trunks
+        if p.trajectory.begins
+    ]
     assert sum(probe != trunk for probe, trunk in later) > len(later) / 2 > 0
 
 
@@ -203,7 +217,7 @@ class ToGo(AdvantageEstimator):
         if self.critic is None:
             return (to_go - to_go.mean()) * group.reached
         pairs = zip(group.trajectories, to_go, group.token_values, strict=True)
-        return tuple(row[[k for k in t.turn_index if k >= 0]] - values for t, row, values in pairs)
+        return tuple(row[[*t.sampled_turns]] - values for t, row, values in pairs)
 
 
 def test_an_estimator_with_probes_is_given_values_and_the_run_says_their_price(
@@ -240,8 +254,8 @@ def test_a_collection_with_another_seed_has_other_probes(tiny_model):
     engine.start(it.policy, it.rollout.max_tokens)
     for seed in (5, 6, 5):
         engine.sync(len(found))
-        _, tried = it.rollout.explore(engine, it.chat, QUESTIONS, 3, (seed,), 1)
-        found.append([[p.trajectory.token_ids for p in some] for some in tried])
+        tried = it.rollout.explore(engine, it.chat, QUESTIONS, 3, (seed,), 1).probes
+        found.append([[p.trajectory.sample.token_ids for p in some] for some in tried])
     assert found[0] == found[2] != found[1]
 
 
@@ -263,9 +277,9 @@ def test_a_tree_learns_from_its_branches_and_once_from_what_they_share(tiny_mode
     experience = it.experience
     assert experience.collected.sampled == sum(len(a) for a in experience.advantages)
     trained = sum(len(advantages) for advantages in experience.advantages)
-    own = [turn for t in experience.trajectories for turn in t.turns[t.begins :]]
-    assert trained == sum(len(turn.token_ids) for turn in own)
-    assert trained < sum(len(turn.token_ids) for t in experience.trajectories for turn in t.turns)
+    whole = [len(ids_of(t, k)) for t in experience.trajectories for k in range(len(t.turns))]
+    own = [k >= t.begins for t in experience.trajectories for k in range(len(t.turns))]
+    assert trained == sum(compress(whole, own)) < sum(whole)
     # what a run is watched by is what the policy does when it is asked
     trunks = [t for group in experience.groups for t in group.trajectories[:4]]
     assert [g.trunks for g in experience.groups] == [[0, 1, 2, 3]] * 4
@@ -304,7 +318,7 @@ def test_a_critic_learns_what_to_expect_at_a_rate_of_its_own(tiny_model, tmp_pat
     # what it was given is what the head says of the hidden state before each token
     group = estimator.seen[0]
     assert [len(v) for v in group.token_values] == [
-        *(sum(k >= 0 for k in t.turn_index) for t in group.trajectories)
+        *(len(t.sampled_turns) for t in group.trajectories)
     ]
     saved = torch.load(last(tmp_path), weights_only=True)["state_dict"]
     assert "policy.value_head.weight" in saved
@@ -321,11 +335,11 @@ def test_the_values_of_a_critic_equal_its_head_on_the_hidden_states(tiny_model):
         ):
             with torch.no_grad():
                 network = it.policy.network
-                states = network.model(input_ids=torch.tensor([trajectory.token_ids]))[0][0]
+                states = network.model(input_ids=torch.tensor([trajectory.sample.token_ids]))[0][0]
                 states = states / states.square().mean(-1, keepdim=True).sqrt() / 64
                 naive = [
                     it.policy.value_head(states[t - 1])[0]
-                    for t, k in enumerate(trajectory.turn_index)
+                    for t, k in enumerate(trajectory.sample.turn_index)
                     if k >= 0
                 ]
             assert torch.allclose(values, torch.stack(naive), atol=1e-5)
@@ -352,16 +366,17 @@ def naive_step(it, trajectories, streams, level):
     for trajectory, (advantages, returns, old, weight) in zip(trajectories, streams, strict=True):
         network, head = it.policy.network, it.policy.value_head
         with torch.no_grad():
-            ids = torch.tensor([trajectory.token_ids])
+            ids = torch.tensor([trajectory.sample.token_ids])
             states = network.model(input_ids=ids)[0][0]
             log_p = network.lm_head(states).log_softmax(-1)
             states = states / states.square().mean(-1, keepdim=True).sqrt() / 64
-        at = [t for t, k in enumerate(trajectory.turn_index) if k >= 0]
+        at = [t for t, k in enumerate(trajectory.sample.turn_index) if k >= 0]
         changes = [
-            float(log_p[t - 1, trajectory.token_ids[t]]) - o for t, o in zip(at, old, strict=True)
+            float(log_p[t - 1, trajectory.sample.token_ids[t]]) - o
+            for t, o in zip(at, old, strict=True)
         ]
         for n, t in enumerate(at):
-            turns = trajectory.turn_index
+            turns = trajectory.sample.turn_index
             segment = [
                 c
                 for c, u in zip(changes, at, strict=True)
@@ -386,17 +401,17 @@ def test_the_loss_of_a_step_with_a_critic_equals_its_equations(tiny_model, level
     trajectories = [
         t for group in it.collector.explore(QUESTIONS, 3, (1,), 0).trajectories for t in group
     ]
-    counts = [sum(k >= 0 for k in t.turn_index) for t in trajectories]
+    counts = [len(t.sampled_turns) for t in trajectories]
     assert max(len(t.turns) for t in trajectories) == 2
     advantages, returns = ([torch.randn(n) for n in counts] for _ in range(2))
-    old = [torch.tensor(t.sampler_logprobs)[torch.tensor(t.turn_index) >= 0] for t in trajectories]
+    old = [torch.tensor(t.sampler_logprobs) for t in trajectories]
     old = [row + 0.2 * torch.randn(len(row)) for row in old]
     shares = torch.rand(len(counts)) / 10
     number = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     batch = learning.Minibatch(
-        layout=lay_out([t.token_row for t in trajectories]),
+        layout=lay_out([row for t in trajectories for row in t.token_rows]),
         trajectory=number,
-        turn=torch.tensor([k for t in trajectories for k in t.turn_index if k >= 0]),
+        turn=torch.tensor([k for t in trajectories for k in t.sampled_turns]),
         advantages=torch.cat(advantages),
         weights=shares[number],
         sampler_logprobs=torch.cat(old),
@@ -507,7 +522,7 @@ class Rare(OutcomeReward):
     """Pays a trajectory whose first token is one of the first few of the vocabulary."""
 
     def score(self, trajectory):
-        return float(trajectory.turns[0].token_ids[0] < 60)
+        return float(ids_of(trajectory, 0)[0] < 60)
 
 
 def test_metrics_tell_of_questions_as_they_were_first_drawn(tiny_model, tmp_path, caplog):
@@ -561,7 +576,7 @@ def test_a_redrawn_group_is_another_one(tiny_model, tmp_path):
         )
     for drawn in zip(*groups, strict=True):
         assert len({group.question.id for group in drawn}) == 1
-        assert len({tuple(t.token_ids for t in group.trajectories) for group in drawn}) == 3
+        assert len({tuple(t.sample.token_ids for t in group.trajectories) for group in drawn}) == 3
     # all that was sampled counts, and what was thrown away is not learned from
     assert sampled[2][0] == sum(learned for _, learned in sampled)
 
@@ -581,7 +596,7 @@ def test_only_the_groups_that_teach_nothing_are_replaced_each_by_one_of_its_ques
         trainer(tmp_path / name, 1, limit_val_batches=0).fit(it, data())
     pairs = list(zip(plain.experience.groups, chosen.experience.groups, strict=True))
     assert all(one.question == other.question for one, other in pairs)
-    texts = [[[t.token_ids for t in group.trajectories] for group in pair] for pair in pairs]
+    texts = [[[t.sample.token_ids for t in group.trajectories] for group in pair] for pair in pairs]
     assert [one == other for one, other in texts] == [True, False, True, False]
 
 
@@ -631,17 +646,11 @@ class Prepares(ToGo):
         return self.how(scorer.score(attempts.trajectories))
 
 
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        Prepares(lambda groups: groups[:2]),
-        Prepares(lambda groups: []),
-        Prepares(lambda groups: groups[::-1]),
-        Prepares(lambda groups: groups, critic=Critic()),
-        Prepares(lambda groups: [1, 2, 3, 4]),
-    ],
-    ids=["some", "none", "other order", "no values", "no groups"],
-)
+@pytest.mark.parametrize("estimator", [
+    Prepares(lambda groups: groups[:2]), Prepares(lambda groups: []),
+    Prepares(lambda groups: groups[::-1]), Prepares(lambda groups: groups, critic=Critic()),
+    Prepares(lambda groups: [1, 2, 3, 4]),
+], ids=["some", "none", "other order", "no values", "no groups"])  # fmt: skip
 def test_what_an_estimator_prepares_is_checked(tiny_model, tmp_path, estimator):
     it = module(tiny_model, estimator=estimator)
     with pytest.raises(PluginError, match=r"Prepares\.prepare "):
@@ -681,7 +690,7 @@ class Gives(AdvantageEstimator):
 
 def values_of(it, trajectories):
     """The critic's values of each trajectory's sampled tokens."""
-    return [scores.values for scores in it.read([t.token_row for t in trajectories])]
+    return [scores.values for scores in read_trajectories(trajectories, it.read)]
 
 
 def test_credit_by_turns_goes_to_the_sampled_tokens_of_each_turn():
@@ -712,12 +721,12 @@ def test_explained_variance_is_of_what_the_critic_should_have_expected():
     values = (torch.tensor([0.0, 1.0]), torch.tensor([2.0, 1.0]))
     credit = assign_credit(group, Gives((torch.tensor([0.0, 0.0]), torch.tensor([0.0, 2.0]))))
     known = replace(group, token_values=values)
-    found = Experience(Collected((known,), 1.0, 0.0, 0, 0), (credit,)).tallies([Calls()])
+    found = Experience(Collected((known,), 1.0, 0.0, 0, 0, 0), (credit,)).tallies([Calls()])
     assert found["critic/explained_variance"].total / 2 == pytest.approx(1 - 1 / (5 / 3))
     assert found["critic/bias"].total / 2 == pytest.approx(-0.5)
     same = assign_credit(group, Gives((torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0]))))
     nothing = replace(group, token_values=tuple(torch.zeros(2) for _ in same.tokens))
-    found = Experience(Collected((nothing,), 1.0, 0.0, 0, 0), (same,)).tallies([Calls()])
+    found = Experience(Collected((nothing,), 1.0, 0.0, 0, 0, 0), (same,)).tallies([Calls()])
     assert found["critic/explained_variance"].total == 0  # of nothing
     assert found["critic/bias"].total / 2 == -1
 

@@ -17,9 +17,9 @@ import turnrl
 from commands import fails, save
 from turnrl import CheckpointError, DataError, RecipeError, find_run, record
 from turnrl.cli import main
-from turnrl.commands.eval.asked import prepare
+from turnrl.commands.eval.command import _prepare as prepare
 from turnrl.recipe.agents import Agent, find_agent
-from turnrl.recipe.folders import checkpoint_to_ask, newest, run_at
+from turnrl.recipe.folders import named_in, newest, run_at
 from turnrl.recipe.given import read_given
 from turnrl.run.runs import open_runs
 
@@ -225,7 +225,7 @@ def test_the_best_checkpoint_is_taken_or_else_the_last(recipe, capsys):
     assert main(["fit", "recipe.yaml", *ONE]) == 0
     run = Path("runs/recipe/version_0")
     best, last = (str(run / "checkpoints" / f"{name}.ckpt") for name in ("best", "last"))
-    assert checkpoint("recipe") == str(checkpoint_to_ask(run)) == best
+    assert checkpoint("recipe") == str(named_in(run)) == best
     assert checkpoint("recipe", "last") == checkpoint(last) == last
     # the folders of what was exported at the end mean the last one
     assert checkpoint(run / "model") == last
@@ -276,12 +276,12 @@ def test_a_bundled_recipe_goes_before_runs_of_its_name(recipe, capsys):
 
 def test_a_typo_is_told_by_play_and_eval_before_torch_is_loaded():
     made("runs/mine/version_0", "checkpoints/last.ckpt")
-    for command in ("play", "eval"):
-        code = (
-            "import sys; from turnrl.cli import main; "
-            f"print(main(['{command}', 'mien']), 'torch' in sys.modules)"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.stdout == "2 False\n"
-        assert "no run, no recipe and no checkpoint at 'mien'. Did you mean mine?" in done.stderr
-        assert "the name of its runs, or a recipe." in done.stderr
+    code = (
+        "import sys; from turnrl.cli import main; "
+        "print(main(['play', 'mien']), main(['eval', 'mien']), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "2 2 False\n"
+    told = "no run, no recipe and no checkpoint at 'mien'. Did you mean mine?"
+    assert [told in line for line in done.stderr.splitlines()] == [True] * 2
+    assert done.stderr.count("the name of its runs, or a recipe.") == 2

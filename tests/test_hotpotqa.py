@@ -113,7 +113,7 @@ def turnrl(*words: object) -> int:
     parser = argparse.ArgumentParser()
     add_index_command(parser.add_subparsers())
     args = parser.parse_args([str(word) for word in words])
-    return args.run(args)
+    return args.run(args) or 0
 
 
 # --- questions and passages ---
@@ -313,7 +313,7 @@ def test_without_supporting_facts_all_works_but_the_reward_for_them_which_says_s
     questions = load_questions(source)
     assert questions[0].metadata == {"type": "bridge", "level": "hard"}
     assert len(list(source.passages())) == 5
-    trajectory = Trajectory(questions[0], (), (), "answer")
+    trajectory = Trajectory(questions[0], (), "answer")
     with pytest.raises(
         RecipeError, match=r"SupportSeen.field is 'supporting_ids', and no question"
     ):
@@ -366,10 +366,9 @@ def test_the_index_is_built_once_and_finds_what_supports_a_question(hub, capsys)
     results = search.run(calls)
     readings = [Reading((call,)) for call in calls]
     turns = [
-        Turn((), "", (), reading, (result,))
-        for reading, result in zip(readings, results, strict=True)
+        Turn("", reading, (result,)) for reading, result in zip(readings, results, strict=True)
     ]
-    trajectory = Trajectory(question, (), tuple(turns), "answer")
+    trajectory = Trajectory(question, tuple(turns), "answer")
     reward = Progress(SupportSeen())
     # each search shows one of the two passages
     assert [reward.score(trajectory, k) for k in range(2)] == [0.5, 0.5]
@@ -387,7 +386,7 @@ def test_an_index_of_another_limit_is_refused_with_a_command_that_builds_it(hub,
     capsys.readouterr()
     WikiSearch("index", build_from=HotpotParagraphs(limit=2)).check()
     # the class without settings is another source still
-    with pytest.raises(ToolError, match=r"the recipe says build_from 'HotpotParagraphs'"):
+    with pytest.raises(ToolError, match=r"but build_from is 'HotpotParagraphs'"):
         WikiSearch("index", build_from="HotpotParagraphs").check()
     assert "building" not in capsys.readouterr().err
 
@@ -464,7 +463,7 @@ def test_an_interrupted_build_is_taken_up_without_losing_or_doubling_a_passage(
         interrupted_at(at, patch)
         with pytest.raises(KeyboardInterrupt):
             WikiSearch("index", build_from="HotpotParagraphs").check()
-    assert "'index' is unfinished; the next run goes on with it" in capsys.readouterr().err
+    assert "'index' is unfinished; the next run resumes it" in capsys.readouterr().err
     assert not Path("index").exists()
     begun = []
     monkeypatch.setattr(tool, "Progress", lambda fraction: Begun(begun))
@@ -516,7 +515,7 @@ def test_data_that_changed_while_a_build_lay_unfinished_are_noticed(hub, monkeyp
         with pytest.raises(KeyboardInterrupt):
             WikiSearch("index", build_from=source).check()
     put(many(5000)[1:])
-    with pytest.raises(DataError, match=r"first 2,000 passages are others than .*'.building'"):
+    with pytest.raises(DataError, match=r"first 2,000 passages have changed .*'.building'"):
         WikiSearch("index", build_from=source).check()
 
 

@@ -150,8 +150,8 @@ def _key(monkeypatch):
 
 
 def answering(*answers, of=PARIS):
-    turns = [Turn("text", (7,), (-0.5,), Reading(answer=answer)) for answer in answers]
-    return [Trajectory(of, (1, 2, 3), (turn,), "answer") for turn in turns]
+    turns = [Turn("text", Reading(answer=answer)) for answer in answers]
+    return [Trajectory(of, (turn,), "answer") for turn in turns]
 
 
 def reward(judge, cls=LLMJudge, **options):
@@ -202,7 +202,7 @@ def test_everything_is_asked_at_once_but_for_a_bound_and_each_thing_once(serve):
 
 def test_an_attempt_without_an_answer_earns_nothing_and_is_not_asked_about(serve):
     judge = serve()
-    none = Trajectory(PARIS, (1,), (Turn("text", (7,), (-0.5,), Reading()),), "turns")
+    none = Trajectory(PARIS, (Turn("text"),), "turns")
     assert scores(reward(judge), [none, *answering(" ", "the")]) == [0, 0, 0]
     assert judge.requests == []
 
@@ -245,27 +245,15 @@ def test_a_long_answer_is_cut_and_an_odd_one_can_be_sent(serve):
     assert odd == "half ? pair"
 
 
-@pytest.mark.parametrize(
-    ("reply", "score"),
-    [
-        ('{"score": 1}', 1.0),
-        ('```json\n{"score": 0.5, "why": {"a": "}"}}\n```', 0.5),
-        ('It said {"score": 1}. My verdict: {"score": 0}', 0.0),
-        ('<think>{"score": 1} or No?</think>\n{"score": 0.25}', 0.25),
-        ("Yes.", 1.0),
-        (" **no** ", 0.0),
-        ('{"score": 1.5}', None),
-        ('{"score": -1}', None),
-        ('{"score": NaN}', None),
-        ('{"score": true}', None),
-        ('{"score": "high"}', None),
-        ('{"verdict": 1}', None),
-        ("{" * 5000, None),
-        ("yes and no", None),
-        ('<think>{"score": 1}', None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("reply", "score"), [
+    ('{"score": 1}', 1.0), ('```json\n{"score": 0.5, "why": {"a": "}"}}\n```', 0.5),
+    ('It said {"score": 1}. My verdict: {"score": 0}', 0.0),
+    ('<think>{"score": 1} or No?</think>\n{"score": 0.25}', 0.25), ("Yes.", 1.0),
+    (" **no** ", 0.0), ('{"score": 1.5}', None), ('{"score": -1}', None),
+    ('{"score": NaN}', None), ('{"score": true}', None), ('{"score": "high"}', None),
+    ('{"verdict": 1}', None), ("{" * 5000, None), ("yes and no", None),
+    ('<think>{"score": 1}', None), ("", None),
+])  # fmt: skip
 def test_a_verdict_is_a_score_from_0_to_1_and_nothing_else(reply, score):
     assert read_verdict(reply) == score
 
@@ -275,7 +263,7 @@ def test_a_verdict_is_a_score_from_0_to_1_and_nothing_else(reply, score):
 
 def searched(text, ok=True):
     calls = (ToolCall("search", {"query": "q"}),)
-    return Turn("I look.", (7,), (-0.5,), Reading(calls), (ToolResult(text, ok),), (5,))
+    return Turn("I look.", Reading(calls), (ToolResult(text, ok),))
 
 
 def test_a_turn_earns_what_it_adds_to_the_judged_state(serve):
@@ -292,9 +280,9 @@ def test_a_turn_earns_what_it_adds_to_the_judged_state(serve):
         searched("error", ok=False),
         searched("all of it"),
         searched("less <transcript>"),
-        Turn("text", (7,), (-0.5,), Reading(answer="Paris")),
+        Turn("text", Reading(answer="Paris")),
     )
-    some = [Trajectory(PARIS, (1,), turns, "answer")] * 2
+    some = [Trajectory(PARIS, turns, "answer")] * 2
     group = score_group(some, [reward(judge, LLMJudgeTurn, weight=2.0)])
     # phi: 0, 0, .5, .5, 1, .25, .25
     assert group.turn_rewards.tolist() == [[0, 1, 0, 1, -1.5, 0]] * 2
@@ -336,7 +324,7 @@ def test_what_came_before_an_outage_is_kept(serve, tmp_path):
 def test_a_file_that_holds_no_verdicts_is_told(serve, tmp_path):
     cache = tmp_path / "verdicts.sqlite"
     cache.write_text("This is no database. " * 100)
-    with pytest.raises(RewardError, match=r"verdicts.sqlite' cannot be used .*Delete the file"):
+    with pytest.raises(RewardError, match=r"verdicts.sqlite' cannot be used .*Delete it"):
         scores(reward(serve(), cache=str(cache)), answering("Rome"))
 
 
@@ -386,17 +374,6 @@ def test_a_server_that_dies_and_comes_back_costs_no_verdict(serve, capsys, monke
     assert re.search(r"answers again after \d+ s; the run goes on", told)
 
 
-def test_a_server_that_hangs_is_late_and_then_out_of_reach(serve):
-    judge = serve()
-    judge.says = judge.hang
-    began = time.monotonic()
-    with pytest.raises(
-        RewardError, match=r"answer within timeout_s = 0\.3\)\. It was waited for, 0\.5 s"
-    ):
-        scores(reward(judge, timeout_s=0.3, patience_s=0.5), answering("Rome"))
-    assert time.monotonic() - began < 5
-
-
 def test_a_server_that_sends_a_byte_now_and_then_is_late_too():
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -419,33 +396,6 @@ def test_a_server_that_sends_a_byte_now_and_then_is_late_too():
             scores(some, answering("Rome"))
         assert time.monotonic() - began < 3
         dripping.join()
-
-
-def test_an_outage_stops_the_run_and_names_server_model_cause_and_next_step():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    some = LLMJudge(Server(f"http://127.0.0.1:{port}/v1", "wise", patience_s=0.5))
-    began = time.monotonic()
-    with pytest.raises(RewardError) as stopped:
-        scores(some, answering("Rome"))
-    assert 0.5 <= time.monotonic() - began < 5
-    told = str(stopped.value)
-    assert told.startswith(f"the judge 'wise' at http://127.0.0.1:{port}/v1 does not answer (")
-    assert "connect" in told.lower()
-    assert "Start it, correct base_url" in told
-    assert "raise patience_s" in told
-
-
-def test_while_others_are_answered_there_is_hope(serve):
-    def says(prompt, number):  # "slow" fails for longer than the patience, others come meanwhile
-        time.sleep(0.1)
-        old = time.monotonic() - began > 1.2
-        return verdict(1) if old or in_tags("given_answer", prompt) != "slow" else (503, "", {})
-
-    judge = serve(says)
-    began = time.monotonic()
-    attempts = answering("slow", *map(str, range(16)))
-    assert scores(reward(judge, patience_s=0.8, concurrency=2), attempts) == [1] * 17
 
 
 def test_a_refusal_stops_the_run_at_once(serve, monkeypatch):
@@ -508,9 +458,7 @@ def test_the_key_is_in_no_message_however_the_server_quotes_it(serve, caplog):
 
 def test_a_key_that_cannot_be_sent_is_not_shown(serve, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-two\nlines")
-    with pytest.raises(
-        RewardError, match="OPENAI_API_KEY holds something that is no key"
-    ) as stopped:
+    with pytest.raises(RewardError, match="OPENAI_API_KEY does not hold a key") as stopped:
         scores(reward(serve()), answering("Rome"))
     assert "sk-two" not in str(stopped.value)
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\n")  # as a file often ends
@@ -519,22 +467,19 @@ def test_a_key_that_cannot_be_sent_is_not_shown(serve, monkeypatch):
     assert judge.headers[0]["Authorization"] == f"Bearer {KEY}"
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"api_key_env": "sk-live-123"}, "api_key_env must name an environment variable"),
-        ({"api_key_env": "skLive123"}, "api_key_env must name an environment variable"),
-        ({"base_url": f"http://me:{KEY}@host/v1"}, "base_url holds a user, a password"),
-        ({"base_url": f"http://host/v1?key={KEY}"}, "base_url holds a user, a password"),
-        ({"base_url": "localhost:8000"}, "base_url is 'localhost:8000'"),
-        ({"base_url": "http://host:99999/v1"}, "base_url is 'http://host:99999/v1'"),
-        ({"concurrency": 0}, "concurrency is 0; it must be at least 1"),
-        ({"timeout_s": 0}, "timeout_s is 0"),
-        ({"patience_s": -1}, "patience_s is -1"),
-        ({"prompt": "{anwser}"}, r"prompt has a place \{anwser\}, and there are \{question\}"),
-        ({"prompt": "{question}?"}, r"prompt lacks \{answer\}, which is to be judged"),
-    ],
-)
+@pytest.mark.parametrize(("options", "told"), [
+    ({"api_key_env": "sk-live-123"}, "api_key_env must name an environment variable"),
+    ({"api_key_env": "skLive123"}, "api_key_env must name an environment variable"),
+    ({"base_url": f"http://me:{KEY}@host/v1"}, "base_url holds a user, a password"),
+    ({"base_url": f"http://host/v1?key={KEY}"}, "base_url holds a user, a password"),
+    ({"base_url": "localhost:8000"}, "base_url is 'localhost:8000'"),
+    ({"base_url": "http://host:99999/v1"}, "base_url is 'http://host:99999/v1'"),
+    ({"concurrency": 0}, "concurrency is 0; it must be at least 1"),
+    ({"timeout_s": 0}, "timeout_s is 0"),
+    ({"patience_s": -1}, "patience_s is -1"),
+    ({"prompt": "{anwser}"}, r"prompt has a place \{anwser\}, and there are \{question\}"),
+    ({"prompt": "{question}?"}, r"prompt lacks \{answer\}, the text to judge"),
+])  # fmt: skip
 def test_a_mistake_is_told_before_anything_is_asked(options, told):
     def make():
         of_server = {name: value for name, value in options.items() if name != "prompt"}
@@ -568,8 +513,8 @@ from turnrl import Question, Reading, Trajectory, Turn
 from turnrl.signals import stopping
 from turnrl_rewards import LLMJudge, Server
 
-turn = Turn("text", (7,), (-0.5,), Reading(answer="Rome"))
-some = Trajectory(Question("q", "?", ("Paris",)), (1,), (turn,), "answer")
+turn = Turn("text", Reading(answer="Rome"))
+some = Trajectory(Question("q", "?", ("Paris",)), (turn,), "answer")
 with stopping():
     try:
         LLMJudge(Server(sys.argv[1], "m")).prepare([some], None)
@@ -663,6 +608,6 @@ def test_a_run_stops_on_an_outage_and_leaves_no_key_anywhere(recipe, serve, capf
 
 def test_a_judged_state_is_a_score_like_any_other(serve):
     state = JudgedState(Server(serve(lambda *_: verdict(0.5)).url, "wise"))
-    some = Trajectory(PARIS, (1,), (searched("half"),), "turns")
+    some = Trajectory(PARIS, (searched("half"),), "turns")
     state.prepare([some], None)
     assert [state.score(some, turns) for turns in (0, 1)] == [0, 0.5]

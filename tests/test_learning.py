@@ -22,7 +22,7 @@ from turnrl import (
     Lora,
     Policy,
     Question,
-    Reading,
+    Sample,
     Session,
     Trajectory,
     Turn,
@@ -50,52 +50,61 @@ def one_trajectory(it):
 
 def tokens(trajectory, *advantages):
     """The advantages of a trajectory's turns, given to its sampled tokens."""
-    return torch.tensor([advantages[k] for k in trajectory.turn_index if k >= 0])
+    return torch.tensor([advantages[k] for k in trajectory.sampled_turns])
 
 
 @pytest.mark.parametrize("share", [True, False])
 def test_attention_covers_tool_results_and_the_loss_does_not(tiny_model, share):
     it = module(tiny_model)
     trajectory = one_trajectory(it)
-    ids, asked = trajectory.token_row
-    prompt = len(trajectory.prompt_ids)
-    result = [i for i, k in enumerate(trajectory.turn_index) if k == -1 and i > prompt]
+    ((ids, asked),) = trajectory.token_rows
+    prompt = len(trajectory.sample.prompt_ids)
+    result = [i for i, k in enumerate(trajectory.sample.turn_index) if k == -1 and i > prompt]
     assert result
     assert not any(asked[i] for i in result)
     # a policy that could not attend to results would not notice that they changed
     changed = [(i + 1) % 300 if n == result[1] else i for n, i in enumerate(ids)]
     with torch.no_grad():
         before, after = (it.policy(lay_out([(some, asked)], share))[0] for some in (ids, changed))
-    first = len(trajectory.turns[0].token_ids)
+    first = trajectory.sampled_turns.count(0)
     assert torch.equal(before[:first], after[:first])
     assert (before[first:] - after[first:]).abs().min() > 1e-4
 
 
-def made_up(number, sampled, rng):
-    """A trajectory of one or two turns, whose first token names it."""
-    turns = []
-    for count in sampled:
+def made_up(number, sampled, rng, apart=False):
+    """A trajectory of one or two turns, each in a history of its own if they are apart. The first
+    token of each history names the trajectory."""
+    samples = [Sample().read((1000 + number, 5))]
+    for k, count in enumerate(sampled):
         ids = tuple(rng.randrange(3, 300) for _ in range(count))
         logprobs = tuple(-rng.random() for _ in ids)
-        observed = tuple(rng.randrange(3, 300) for _ in range(rng.randrange(4)))
-        turns.append(Turn("", ids, logprobs, Reading(), (), observed))
+        seen = tuple(rng.randrange(3, 300) for _ in range(rng.randrange(4)))
+        if apart and k:
+            samples.append(Sample().read((1000 + number, 6)))
+        samples[-1] = samples[-1].wrote(k, ids, logprobs).read(seen)
     question = Question(str(number), "?", ("x",))
-    return Trajectory(question, (1000 + number, 5), tuple(turns), "turns")
+    return Trajectory(question, (Turn(""),) * len(sampled), "turns", tuple(samples))
 
 
 def made_up_iteration():
-    """Nine trajectories, of 1 to 12 sampled tokens each and in no order, with their advantages."""
+    """Nine trajectories, of 1 to 12 sampled tokens each and in no order, two of them of several
+    histories, with their advantages."""
     rng = random.Random(0)
     shapes = [(3,), (12,), (1, 1), (5, 2), (1,), (7,), (2, 9), (4,), (2,)]
-    trajectories = [made_up(i, shape, rng) for i, shape in enumerate(shapes)]
+    trajectories = [made_up(i, shape, rng, i in (3, 6)) for i, shape in enumerate(shapes)]
     by_turn = torch.tensor([[rng.uniform(-2, 2) for _ in "12"] for _ in shapes])
     given = [tokens(t, *some) for t, some in zip(trajectories, by_turn.tolist(), strict=True)]
     return trajectories, by_turn, given
 
 
+def number_of(trajectory):
+    """The number that one that was made up has."""
+    return trajectory.samples[0].token_ids[0] - 1000
+
+
 def naive_weight(aggregation, trajectory, step):
     """A token's share of the loss of a step, which is a list of trajectories."""
-    own = [sum(len(turn.token_ids) for turn in t.turns) for t in (trajectory, *step)]
+    own = [len(t.sampled_turns) for t in (trajectory, *step)]
     if aggregation == "token":
         return 1 / sum(own[1:])
     if aggregation == "trajectory":
@@ -103,16 +112,21 @@ def naive_weight(aggregation, trajectory, step):
     return 1 / len(step) / 100
 
 
+def within(budget, share):
+    """Divides rows, each with its owner's number, among minibatches of so many tokens."""
+    return lambda rows, owners: passes(rows, budget, share, owners=owners)
+
+
 def plan(trajectories, given, logprobs_now=None, **options):
     """The plan of an iteration of padded minibatches, with any log-probabilities."""
-    read = logprobs_now or (lambda rows: [torch.zeros(sum(some)) for _, some in rows])
+    read = logprobs_now or (lambda some: [torch.zeros(len(t.sampled_turns)) for t in some])
     columns = TokenColumns(trajectories, given)
     about = {name: options.pop(name) for name in ("cut", "listens") if name in options}
     settings = {
         "objective": ClippedSurrogate(),
         "updates": 1,
         "steps_per_update": 1,
-        "passes": partial(passes, budget=10_000, share=False),
+        "passes": within(10_000, share=False),
     }
     return Plan(columns, OldLogprobs(columns, read, **about), **(settings | options))
 
@@ -165,9 +179,9 @@ def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead()
     trajectories, _, given = made_up_iteration()
     asked = []
 
-    def logprobs_now(rows):
-        asked.extend(int(ids[0]) - 1000 for ids, _ in rows)
-        return [torch.full((sum(some),), 50.0 + int(ids[0]) - 1000) for ids, some in rows]
+    def logprobs_now(some):
+        asked.extend(map(number_of, some))
+        return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in some]
 
     two = plan(trajectories, given, logprobs_now, updates=2, steps_per_update=2, listens=True)
     for number, step in enumerate(two.steps(torch.Generator().manual_seed(3), lambda total: total)):
@@ -195,11 +209,11 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
     aggregation, budget, share
 ):
     trajectories, advantages, given = made_up_iteration()
-    old = [torch.rand(sum(k >= 0 for k in t.turn_index)) for t in trajectories]
+    old = [torch.rand(len(t.sampled_turns)) for t in trajectories]
     asked = []
 
-    def logprobs_now(rows):
-        names = [int(ids[0]) - 1000 for ids, _ in rows]
+    def logprobs_now(some):
+        names = list(map(number_of, some))
         asked.extend(names)
         return [old[i] for i in names]
 
@@ -211,7 +225,7 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
             objective=ClippedSurrogate(aggregation=aggregation, constant_tokens=100),
             updates=2,
             steps_per_update=2,
-            passes=partial(passes, budget=budget, share=share),
+            passes=within(budget, share),
         )
     )
     assert len(steps) == 4
@@ -228,16 +242,18 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
             for i in learned_from([batch]):
                 trajectory, sampled = trajectories[i], 0
                 weight = naive_weight(aggregation, trajectory, members)
-                for t, k in enumerate(trajectory.turn_index):
+                for sample, t, k in (
+                    (one, t, k) for one in trajectory.samples for t, k in enumerate(one.turn_index)
+                ):
                     if k < 0:
                         continue
                     pair = batch.layout.wanted[n]
-                    assert int(batch.layout.targets[pair]) == trajectory.token_ids[t]
-                    assert int(ids[batch.layout.before[pair]]) == trajectory.token_ids[t - 1]
+                    assert int(batch.layout.targets[pair]) == sample.token_ids[t]
+                    assert int(ids[batch.layout.before[pair]]) == sample.token_ids[t - 1]
                     assert (int(batch.trajectory[n]), int(batch.turn[n])) == (i, k)
                     assert float(batch.weights[n]) == pytest.approx(weight)
                     assert float(batch.advantages[n]) == pytest.approx(float(advantages[i, k]))
-                    sampler = trajectory.sampler_logprobs[t]
+                    sampler = sample.sampler_logprobs[t]
                     assert float(batch.sampler_logprobs[n]) == pytest.approx(sampler)
                     if number > 0:
                         assert batch.old_logprobs[n] == old[i][sampled]
@@ -250,11 +266,23 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
     assert set(learned[0]) != set(learned[2])  # each update in an order of its own
 
 
+def asked_with(prompt, trajectory):
+    """The same attempt after another prompt."""
+    first, *others = trajectory.samples
+    held = len(first.prompt_ids)
+    columns = (first.turn_index, first.sampler_logprobs, first.versions)
+    begun = Sample().read(prompt)
+    rest = [first.token_ids[held:], *(column[held:] for column in columns)]
+    head = (begun.token_ids, begun.turn_index, begun.sampler_logprobs, begun.versions)
+    first = Sample(*((*a, *b) for a, b in zip(head, rest, strict=True)))
+    return replace(trajectory, samples=(first, *others))
+
+
 def test_trajectories_of_one_prompt_are_learnt_from_together():
     trajectories, _, given = made_up_iteration()
     groups = [(1, 2, 3), (4, 5, 6), (7, 8, 9)]
     prompts = [groups[i % 3] for i in range(9)]  # those of a group do not lie side by side
-    alike = [replace(t, prompt_ids=p) for t, p in zip(trajectories, prompts, strict=True)]
+    alike = [asked_with(p, t) for p, t in zip(prompts, trajectories, strict=True)]
     orders = set()
     for seed in range(20):
         shuffle = torch.Generator().manual_seed(seed)
@@ -272,9 +300,9 @@ def test_log_probabilities_are_taken_before_the_first_step_and_only_of_what_a_la
     trajectories, _, given = made_up_iteration()
     events = []
 
-    def logprobs_now(rows):
-        events.extend(int(ids[0]) - 1000 for ids, _ in rows)
-        return [torch.zeros(sum(asked)) for _, asked in rows]
+    def logprobs_now(some):
+        events.extend(map(number_of, some))
+        return [torch.zeros(len(t.sampled_turns)) for t in some]
 
     for steps in (1, 3):
         learned = []
@@ -290,16 +318,16 @@ def test_log_probabilities_are_taken_before_the_first_step_and_only_of_what_a_la
 def test_a_samplers_numbers_stand_for_the_learners_only_where_they_are_the_same():
     rng = random.Random(1)
     trajectories = [made_up(i, (3,), rng) for i in range(20)]
-    sampler = [torch.tensor(t.turns[0].sampler_logprobs) for t in trajectories]
+    sampler = [torch.tensor(t.sampler_logprobs) for t in trajectories]
     given = [torch.zeros(3)] * 20
     for apart, read in ((0.0, 8), (9e-6, 8), (2e-5, 20), (float("nan"), 20)):
         asked = []
 
-        def logprobs_now(rows, apart=apart, asked=asked):
-            asked.extend(int(ids[0]) - 1000 for ids, _ in rows)
+        def logprobs_now(some, apart=apart, asked=asked):
+            asked.extend(map(number_of, some))
             # all but one token are the same
             return [sampler[i] + apart * torch.eye(3)[0] * (n == 5) for n, i in enumerate(asked)][
-                -len(rows) :
+                -len(some) :
             ]
 
         _, step = planned(trajectories, given, logprobs_now, updates=2)
@@ -375,11 +403,10 @@ def test_the_budget_of_a_minibatch_does_not_change_a_step(tiny_model, tmp_path, 
 
 def naive_logprobs(network, trajectory, temperature):
     """Of one trajectory's sampled tokens: one row, no padding, all logits."""
-    logits = network(input_ids=torch.tensor([trajectory.token_ids])).logits[0] / temperature
+    ids = trajectory.sample.token_ids
+    logits = network(input_ids=torch.tensor([ids])).logits[0] / temperature
     log_p = logits.log_softmax(-1)
-    return [
-        log_p[t - 1, trajectory.token_ids[t]] for t, k in enumerate(trajectory.turn_index) if k >= 0
-    ]
+    return [log_p[t - 1, ids[t]] for t, k in enumerate(trajectory.sample.turn_index) if k >= 0]
 
 
 def naive_loss(it, states, members, advantages, objective, temperature):
@@ -390,7 +417,7 @@ def naive_loss(it, states, members, advantages, objective, temperature):
     network = it.policy.network
     first = copy.deepcopy(network)
     first.load_state_dict(states)
-    sampled = [sum(len(turn.token_ids) for turn in t.turns) for t in members]
+    sampled = [sum(k >= 0 for k in t.sample.turn_index) for t in members]
     total = torch.tensor(0.0)
     for trajectory, credit, count in zip(members, advantages, sampled, strict=True):
         now = naive_logprobs(network, trajectory, temperature)
@@ -398,7 +425,7 @@ def naive_loss(it, states, members, advantages, objective, temperature):
             old = naive_logprobs(first, trajectory, temperature)
             with network.disable_adapter():
                 reference = naive_logprobs(network, trajectory, temperature)
-        turns = [k for k, turn in enumerate(trajectory.turns) for _ in turn.token_ids]
+        turns = [k for k in trajectory.sample.turn_index if k >= 0]
         for new, before, base, k in zip(now, old, reference, turns, strict=True):
             ratio = (new - before).exp()
             low, high = 1 - objective.clips[0], 1 + objective.clips[1]

@@ -24,7 +24,8 @@ import yaml
 
 from nodes import PASSWORD
 from runs import TIMINGS
-from test_elasticsearch import API_KEY, ask, corpus_of, search_tool, write_rows
+from searching import ask, corpus_of, write_rows
+from test_elasticsearch import API_KEY, search_tool
 from turnrl import ToolError, ToolResult
 from turnrl.cli import main
 from turnrl_wiki_search import elastic
@@ -238,7 +239,7 @@ def test_a_real_server_that_goes_away_and_comes_back_is_waited_for(
 ):
     monkeypatch.setenv("TURNRL_ES_PASSWORD", PASSWORD)
     monkeypatch.setenv("TURNRL_ES_CA_CERTS", locked_node.certificate)
-    elastic.build(Server(url=locked_node.url), how, corpus_of(write_rows(tmp_path)))
+    elastic.build(Server(url=locked_node.url), how, corpus_of(write_rows(tmp_path / "rows.jsonl")))
     tool = search_tool(how, locked_node.url, top_k=1, timeout_s=1.0, wait_s=90.0)
     words = ["Utrecht", "Paris", "coffee", "zebra"]
     calm = dict(zip(words, ask(tool, *words), strict=True))
@@ -277,7 +278,9 @@ def test_a_locked_server_opens_to_secrets_that_nothing_else_ever_shows(
     caplog.set_level(logging.DEBUG)
     access = {"url": locked_node.url, "ca_certs": locked_node.certificate}
     elastic.build(
-        Server(**access, password="${MY_PASSWORD}"), name, corpus_of(write_rows(tmp_path))
+        Server(**access, password="${MY_PASSWORD}"),
+        name,
+        corpus_of(write_rows(tmp_path / "rows.jsonl")),
     )
     tool = search_tool(
         name, **access, password="${MY_PASSWORD}", cache=str(tmp_path / "cache.sqlite")

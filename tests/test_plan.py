@@ -16,32 +16,19 @@ import torch
 from transformers import GemmaConfig, LlamaConfig, MistralConfig, Qwen2Config
 
 import foreign  # noqa: F401 - its device is to be there
-import turnrl.module
-import turnrl.policy.layout
-import turnrl.policy.model
+import turnrl
 from commands import RECIPE, save
 from counting import META, Traffic, counted
 from runs import data, module
 from turnrl import Lora, RecipeError, Start, parse_bytes
 from turnrl.cli import main
 from turnrl.testing import ScriptedEngine
-from turnrl_doctor import plan as planning
+from turnrl_doctor.counts import PHASES, learning, memory, reading, resident, stepping
 from turnrl_doctor.memory import _ENGINE, MemoryPlan, given_settings, work_of
-from turnrl_doctor.plan import (
-    NAMES,
-    PHASES,
-    Choice,
-    Shape,
-    Work,
-    card_of,
-    choose,
-    gigabytes,
-    learning,
-    memory,
-    resident,
-    shape_of,
-    table,
-)
+from turnrl_doctor.plan import choose, gigabytes, given_up
+from turnrl_doctor.speed import card_of, seconds
+from turnrl_doctor.table import table
+from turnrl_doctor.work import NAMES, Choice, Shape, Work, shape_of
 
 SEVEN = Shape(3584, 18_944, 28, 28, 4, 128, 152_064, False)
 TRIVIA = Work(SEVEN, True, 2, 16, None, 336, 2048, 512, 2, 512, 2, True)
@@ -122,7 +109,8 @@ def engine_bytes(policy, count, tokens, rows):
     from turnrl_slots.attention import Feed
     from turnrl_slots.decode import _Step
     from turnrl_slots.kernel import Tables
-    from turnrl_slots.pages import Pool, Shapes, pages_of
+    from turnrl_slots.pages import Pool, Shapes
+    from turnrl_slots.sizes import ROWS, pages_of
 
     shapes = Shapes()
     with torch.inference_mode():
@@ -148,8 +136,8 @@ def engine_bytes(policy, count, tokens, rows):
             states = step.compute()
         plain = [Sampling(8, temperature=0.9)] * rows
         with count.above() as drawn:
-            for n in range(0, rows, sampling.ROWS):
-                some = slice(n, n + sampling.ROWS)
+            for n in range(0, rows, ROWS):
+                some = slice(n, n + ROWS)
                 logits = policy.logits(states[some])
                 size = len(logits)
                 sampling.draw(logits, plain[some], [0.5] * size, [None] * size)
@@ -185,11 +173,9 @@ def test_planned_bytes_are_those_that_the_7b_shape_asks_for(monkeypatch, layers,
             logprobs.sum().backward()
         peak = max(forward[0], forward[1] + backward[0])
         tokens = host.input_ids.shape[1]
-        choice = Choice(
-            minibatch_tokens=tokens, gradient_checkpointing=layers if again is True else again
-        )
-        sizes = {"keys": len(host.ragged.keys), "asked": len(host.targets)}
-        near(sum(learning(work, choice, **sizes).values()), peak)
+        redone = layers if again is True else again
+        planned = learning(work, tokens, redone, len(host.ragged.keys), len(host.targets))
+        near(sum(planned.values()), peak)
         del logprobs, layout
         for weight in found.policy.parameters():
             weight.grad = None
@@ -197,8 +183,8 @@ def test_planned_bytes_are_those_that_the_7b_shape_asks_for(monkeypatch, layers,
     found.policy.network.eval()
     for tokens, rows in ((16_384, 32), (4096, 300)):
         read, stepped = engine_bytes(found.policy, found.bytes, tokens, rows)
-        near(planning.reading(work, tokens, rows), read)
-        near(planning.stepping(work, rows), stepped)
+        near(reading(work, tokens, rows), read)
+        near(stepping(work, rows), stepped)
 
 
 # ------------------------------------------------------------------------- choice
@@ -239,7 +225,7 @@ def test_no_combination_that_fits_is_faster_than_the_one_chosen():
                                 )
                                 sizes = memory(work, choice).values()
                                 if max(sum(parts.values()) for parts in sizes) <= one.usable:
-                                    spent = sum(planning.seconds(work, choice, one).values())
+                                    spent = sum(seconds(work, choice, one).values())
                                     assert spent >= best - 0.05, choice
 
 
@@ -255,7 +241,7 @@ def test_what_the_recipe_gives_is_not_changed_and_shown_as_given():
 
 def test_what_is_given_up_is_faster_and_does_not_fit():
     found = choose(TRIVIA, card(24), {})
-    gave_up = list(planning.given_up(found))
+    gave_up = list(given_up(found))
     assert gave_up
     for what, saved, more in gave_up:
         assert saved > 0, what
@@ -462,17 +448,6 @@ def test_an_engine_that_the_plan_does_not_know_is_said(tiny_model):
     assert "does not know what ScriptedEngine takes" in warning.text
     assert line.status == "pass"
     assert set(start.module.memory.planned) == {"learning"}
-
-
-def test_the_plan_knows_the_constants_of_the_rooms_that_it_models():
-    from turnrl_slots import engine, pages, sampling
-
-    assert planning.LOGITS == turnrl.policy.model._LOGITS_PER_CHUNK
-    assert planning._GATHERED == turnrl.policy.layout._GATHERED
-    assert planning._PAGE == pages.PAGE
-    assert Choice().prefill_tokens == engine._PREFILL_TOKENS
-    assert Choice().minibatch_tokens == turnrl.Policy.minibatch_tokens
-    assert (planning._DRAWN, planning._CUT) == (sampling.ROWS, sampling._CUT_ROWS)
 
 
 def test_auto_settles_nothing_on_a_cpu(tiny_model, capsys):

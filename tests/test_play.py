@@ -13,7 +13,7 @@ import pytest
 from commands import save
 from turnrl import AdvantageEstimator, Reading, ToolResult, TurnLevel, installed
 from turnrl.cli import main
-from turnrl.commands.play import Telling
+from turnrl.commands.play import Printing
 
 
 def said(capsys, *arguments):
@@ -96,9 +96,9 @@ def test_nothing_that_an_agent_says_acts_on_the_terminal(capsys):
         def observe(self, reading, results):
             return []
 
-    telling = Telling(Plain())
-    telling.read("\x1b[2J\u202eabc\n", 0, False)
-    telling.observe(Reading(format_error="\x1b]0;x"), [ToolResult("\x07\x9b31m", ok=False)])
+    printing = Printing(Plain())
+    printing.read("\x1b[2J\u202eabc\n", 0, False)
+    printing.observe(Reading(format_error="\x1b]0;x"), [ToolResult("\x07\x9b31m", ok=False)])
     printed = capsys.readouterr().out
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", printed)
     assert r"\x1b[2J\u202eabc" in printed

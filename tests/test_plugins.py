@@ -13,9 +13,10 @@ import torch
 import yaml
 
 import turnrl
-from commands import forget
+from commands import forget, save
 from runs import column, data, module, trainer
 from test_rollout import Brackets
+from trajectories import said, trajectory
 from turnrl import PluginError, assign_credit, record
 from turnrl.cli import main
 from turnrl.plugins import HOOKS, KINDS, load_plugins
@@ -112,22 +113,6 @@ def test_plugins_come_in_the_order_of_their_names(install):
     names = list(loaded())
     assert names[1:] == sorted(names[1:])
     assert (names[0], names[1], names[-1]) == ("core", "aaa", "zzz")
-
-
-def test_the_manager_is_pluggys_and_has_every_plugin(install):
-    install("nothing", GOOD)
-    plugins = load_plugins()
-    manager = plugins[0].manager
-    assert [name for name, _ in manager.list_name_plugin()] == [p.name for p in plugins]
-    brought = [cls for some in manager.hook.turnrl_tools() for cls in some]
-    assert {cls.__name__ for cls in brought} == set(turnrl.installed("turnrl_tools"))
-
-
-def test_what_the_core_brings_is_a_plugin_like_any_other(monkeypatch):
-    core = loaded()["core"]
-    assert (core.distribution, core.version) == ("turnrl", turnrl.__version__)
-    found = {cls.__name__ for cls in core.brings("turnrl_estimators")}
-    assert found == {"TurnLevel", "OutcomeOnly", "Merged"}
 
 
 def test_commands_are_kept_as_functions(install):
@@ -264,10 +249,9 @@ def turnrl_engines():
 
 
 def test_an_estimator_and_an_engine_of_a_third_party_are_listed_and_used_by_their_short_names(
-    install, tiny_model, tmp_path, monkeypatch, capsys
+    install, recipe, capsys
 ):
     install("others", OTHERS)
-    monkeypatch.chdir(tmp_path)
     assert main(["plugins"]) == 0
     listing = capsys.readouterr().out
     block = listing[listing.index("others  (others 4.2)") :].split("\n")
@@ -275,26 +259,14 @@ def test_an_estimator_and_an_engine_of_a_third_party_are_listed_and_used_by_thei
         ["turnrl_engines", "Relay"],
         ["turnrl_estimators", "Totals"],
     ]
-    recipe = {
-        "model": {
-            "policy": {"model": str(tiny_model)},
-            "rollout": {"segmenter": "worlds.Letters", "tools": ["worlds.Echo"]},
-            "rewards": ["worlds.Answered", "worlds.Called"],
-            "estimator": {"class_path": "Totals", "init_args": {"scale": 2.0}},
-            "engine": "Relay",
-            "group_size": 4,
-        },
-        "data": {
-            "train": "worlds.Numbers",
-            "val": "worlds.Numbers",
-            "questions_per_iteration": 2,
-        },
-        "trainer": {"max_epochs": 2, "accelerator": "cpu", "enable_model_summary": False},
+    recipe["model"] |= {
+        "estimator": {"class_path": "Totals", "init_args": {"scale": 2.0}},
+        "engine": "Relay",
     }
-    recipe["model"]["rollout"]["max_turn_tokens"] = 6
-    Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
+    save(recipe)
     assert main(["fit", "recipe.yaml"]) == 0
-    assert "relay closed after [0, 1, 2]" in capsys.readouterr().out
+    # two updates in each iteration
+    assert "relay closed after [0, 2, 4]" in capsys.readouterr().out
     saved = yaml.safe_load(Path("runs/recipe/version_0/config.yaml").read_text())["model"]
     assert saved["estimator"]["init_args"] == {"scale": 2.0}
     assert saved["engine"]["init_args"] == {"rows": 3}
@@ -303,7 +275,7 @@ def test_an_estimator_and_an_engine_of_a_third_party_are_listed_and_used_by_thei
         total = row["outcome"] + sum(turn["reward"] for turn in row["turns"])
         for turn in row["turns"]:
             assert turn["advantage"] == pytest.approx(2 * (total - row["group_mean"]), abs=1e-5)
-    assert len(rows) == 16
+    assert len(rows) == 32
     # a mistake in its arguments is told like one of a bundled class
     recipe["model"]["engine"] = {"class_path": "Relay", "init_args": {"row": 3}}
     Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
@@ -386,6 +358,7 @@ def test_the_files_in_the_docs_are_those_that_the_command_writes():
     assert [Path(link).stem for link, _ in shown] == [
         "tool",
         "segmenter",
+        "player",
         "turn_reward",
         "source",
         "estimator",
@@ -513,7 +486,7 @@ def test_the_toolset_of_the_docs_shares_a_session_and_hands_figures_to_a_reward(
         {"arrived": 1.0, "steps": (6.0, 3.0)},
         {"arrived": 0.0, "steps": ()},
     ]
-    read = chat.tokenizer.decode(group[0].prompt_ids)
+    read = chat.tokenizer.decode(group[0].sample.prompt_ids)
     assert "Walk.\n\nYou stand in room 0 of a corridor. Walk to room 3.<|im_end|>" in read
     # 1 - 0.01 x 3; 1 - 0.01 x 9; 0
     scored = turnrl.score_group(group, [examples["Arrived"]()])
@@ -522,10 +495,10 @@ def test_the_toolset_of_the_docs_shares_a_session_and_hands_figures_to_a_reward(
 
 def test_the_estimator_of_the_docs_gives_credit_where_it_says(examples):
     question = turnrl.Question("q", "What?", ("x",))
-    turn = turnrl.Turn("", (5,), (-1.0,), turnrl.Reading())
+    turn = said("", (5,), (-1.0,))
     group = turnrl.Group(
         question,
-        tuple(turnrl.Trajectory(question, (1,), (turn,) * n, "turns") for n in (2, 1)),
+        tuple(trajectory(question, (1,), (turn,) * n, "turns") for n in (2, 1)),
         turn_rewards=torch.tensor([[0.2, 0.5], [0.0, 0.0]]),
         outcome=torch.tensor([1.0, 0.0]),
         reached=torch.tensor([[True, True], [True, False]]),

@@ -40,9 +40,7 @@ def naive_logprobs(network, temperature):
 def test_log_probabilities_and_their_gradient_equal_the_naive_ones(
     tiny_model, temperature, per_chunk, share, monkeypatch
 ):
-    monkeypatch.setattr(
-        turnrl.policy.model, "_LOGITS_PER_CHUNK", per_chunk
-    )  # 1024: two tokens a chunk
+    monkeypatch.setattr(turnrl.policy.model, "LOGITS", per_chunk)  # 1024: two tokens a chunk
     policy = Policy(str(tiny_model))
     network = policy.load()
     expected, entropies = naive_logprobs(network, temperature)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from commands import RECIPE
 from nursery import python
 from turnrl import record
 from turnrl.cli import main
@@ -24,33 +26,11 @@ TIMEOUT_S = 150
 
 
 def recipe(model, file, **trainer):
-    contents = {
-        "model": {
-            "policy": {"model": str(model)},
-            "rollout": {
-                "segmenter": "worlds.Letters",
-                "tools": ["worlds.Echo"],
-                "max_turn_tokens": 6,
-                "max_tokens": 128,
-            },
-            "rewards": ["worlds.Answered", "worlds.Called"],
-            "group_size": 4,
-            "steps_per_update": 2,
-            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 3e-3}},
-        },
-        "data": {
-            "train": "worlds.Numbers",
-            "val": "worlds.Numbers",
-            "questions_per_iteration": 4,
-            "val_batch_size": 2,
-        },
-        "trainer": {
-            "max_epochs": 2,
-            "accelerator": "cpu",
-            "callbacks": ["runs.KeepWeights"],
-            **trainer,
-        },
-    }
+    contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(model)))
+    contents["model"]["rollout"]["max_tokens"] = 128
+    contents["model"]["optimizer"]["init_args"]["lr"] = 3e-3
+    contents["data"]["val_batch_size"] = 2
+    contents["trainer"] |= {"callbacks": ["runs.KeepWeights"], **trainer}
     file.write_text(yaml.safe_dump(contents))
 
 

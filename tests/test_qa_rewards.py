@@ -13,10 +13,10 @@ ANSWER = "<reasoning>t</reasoning><answer>Paris</answer>"
 
 def trajectory(*texts: str, answers=("Paris",), results=()) -> Trajectory:
     """What `TwoTurn` reads in the texts, with the given results of the first turn."""
-    turns = [Turn(text, (), (), TwoTurn().read(text, k, False)) for k, text in enumerate(texts)]
+    turns = [Turn(text, TwoTurn().read(text, k, False)) for k, text in enumerate(texts)]
     first = turns[0]
-    turns[0] = Turn(first.text, (), (), first.reading, tuple(results))
-    return Trajectory(Question("q", "The capital?", answers), (), tuple(turns), "answer")
+    turns[0] = Turn(first.text, first.reading, tuple(results))
+    return Trajectory(Question("q", "The capital?", answers), tuple(turns), "answer")
 
 
 def answering(answer: str, *answers: str) -> Trajectory:
@@ -52,8 +52,8 @@ def test_a_failed_call_earns_nothing_even_if_its_error_names_the_answer():
 def test_tool_executed_pays_the_share_of_calls_that_succeeded():
     turn = trajectory(CALL).turns[0]
     results = (ToolResult("a"), ToolResult("b", ok=False), ToolResult("c", ok=False))
-    three = Turn("", (), (), type(turn.reading)(calls=turn.reading.calls * 3), results)
-    attempt = Trajectory(Question("q", "?", ("Paris",)), (), (three,), "turns")
+    three = Turn("", type(turn.reading)(calls=turn.reading.calls * 3), results)
+    attempt = Trajectory(Question("q", "?", ("Paris",)), (three,), "turns")
     assert ToolExecuted(0.6).score(attempt, 0) == pytest.approx(0.2)
 
 
@@ -106,17 +106,12 @@ def test_listing_candidates_never_beats_the_best_single_guess(guesses, data):
     assert expected(" ".join(guesses)) <= max(map(expected, guesses)) + 1e-9
 
 
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ("",),
-        ("lorem ipsum Paris", "dolor Paris sit"),
-        ("<reasoning>Paris</reasoning>", "<reasoning>Paris</reasoning>"),
-        ("<result>Paris</result>", "Paris</answer>"),
-        ("<reasoning><tool><answer>Paris", "<answer></answer>"),
-        ("<answer>Paris</answer",),
-    ],
-)
+@pytest.mark.parametrize("texts", [
+    ("",), ("lorem ipsum Paris", "dolor Paris sit"),
+    ("<reasoning>Paris</reasoning>", "<reasoning>Paris</reasoning>"),
+    ("<result>Paris</result>", "Paris</answer>"),
+    ("<reasoning><tool><answer>Paris", "<answer></answer>"), ("<answer>Paris</answer",),
+])  # fmt: skip
 def test_garbage_earns_exactly_nothing(texts):
     garbage = trajectory(*texts)
     turns = range(len(texts))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trajectories import ids_of, observed
 from turnrl import (
     ChatFormat,
     Policy,
@@ -74,18 +75,15 @@ def told(segmenter, reading, results=None):
 # ------------------------------------------------------------------------------------------ forms
 
 
-@pytest.mark.parametrize(
-    ("text", "reading"),
-    [
-        (CALL, Reading((SEARCH,))),
-        (THOUGHT + "\n" + CALL + "\n", Reading((SEARCH,))),
-        (f"{THOUGHT}I search.\n{CALL}\n\n{OTHER}", Reading((SEARCH, LIMA))),
-        ("<think>\n\n</think>\n\n" + CALL, Reading((SEARCH,))),
-        (f"<think>I write {CALL} or {ANSWER}.</think>{OTHER}", Reading((LIMA,))),
-        (ANSWER, Reading(answer="Europe/Amsterdam")),
-        (THOUGHT + "So: <answer>\nEurope\n</answer>\n", Reading(answer="Europe")),
-    ],
-)
+@pytest.mark.parametrize(("text", "reading"), [
+    (CALL, Reading((SEARCH,))),
+    (THOUGHT + "\n" + CALL + "\n", Reading((SEARCH,))),
+    (f"{THOUGHT}I search.\n{CALL}\n\n{OTHER}", Reading((SEARCH, LIMA))),
+    ("<think>\n\n</think>\n\n" + CALL, Reading((SEARCH,))),
+    (f"<think>I write {CALL} or {ANSWER}.</think>{OTHER}", Reading((LIMA,))),
+    (ANSWER, Reading(answer="Europe/Amsterdam")),
+    (THOUGHT + "So: <answer>\nEurope\n</answer>\n", Reading(answer="Europe")),
+])  # fmt: skip
 def test_a_turn_in_good_form_is_a_thought_then_calls_or_an_answer(text, reading):
     assert ReAct().read(text, 0, False) == ReAct(lenient=True).read(text, 0, False) == reading
 
@@ -93,32 +91,26 @@ def test_a_turn_in_good_form_is_a_thought_then_calls_or_an_answer(text, reading)
 BOX = "\\boxed{Europe/Amsterdam}"
 
 
-@pytest.mark.parametrize(
-    ("answer", "text", "reading"),
-    [
-        ("boxed", THOUGHT + f"It is ${BOX}$.", Reading(answer="Europe/Amsterdam")),
-        ("boxed", "\\boxed{\\frac{1}{2\\}}}", Reading(answer="\\frac{1}{2\\}}")),
-        ("boxed", f"<think>{BOX}</think>\\boxed{{Lima}}", Reading(answer="Lima")),
-        ("boxed", "\\boxed{Eur", Reading(format_error="boxed is not closed")),
-        ("boxed", f"\\boxed{{a {CALL}", Reading(format_error="boxed is not closed; a tool call")),
-        ("boxed", "\\boxed{ }", Reading(format_error="the answer is empty")),
-        ("boxed", f"{BOX} \\boxed{{b}}", Reading((), "Europe/Amsterdam", "more than one answer")),
-        ("boxed", CALL + BOX, Reading((SEARCH,), None, "an answer before the result was read")),
-        ("boxed", ANSWER, Reading(format_error="no tool call or answer")),
-        ("plain", THOUGHT + "\nEurope ", Reading(answer="Europe")),
-        ("plain", "Europe", Reading(answer="Europe")),
-        ("plain", f"a{THOUGHT}b", Reading((), "b", "text before the thought")),
-        ("plain", THOUGHT + "\n", Reading(format_error="no tool call or answer")),
-        ("plain", f"Europe {CALL}", Reading((SEARCH,))),
-        ("plain", f"Europe {CALL} it is", Reading((SEARCH,), None, "text after the tool call")),
-        (
-            "plain",
-            "Europe</tool_call>",
-            Reading(format_error="tool_call is closed and was not opened; no tool call or answer"),
-        ),
-        ("plain", "<think>Europe", Reading(format_error="the thought is not closed; no tool call")),
-    ],
-)
+@pytest.mark.parametrize(("answer", "text", "reading"), [
+    ("boxed", THOUGHT + f"It is ${BOX}$.", Reading(answer="Europe/Amsterdam")),
+    ("boxed", "\\boxed{\\frac{1}{2\\}}}", Reading(answer="\\frac{1}{2\\}}")),
+    ("boxed", f"<think>{BOX}</think>\\boxed{{Lima}}", Reading(answer="Lima")),
+    ("boxed", "\\boxed{Eur", Reading(format_error="boxed is not closed")),
+    ("boxed", f"\\boxed{{a {CALL}", Reading(format_error="boxed is not closed; a tool call")),
+    ("boxed", "\\boxed{ }", Reading(format_error="the answer is empty")),
+    ("boxed", f"{BOX} \\boxed{{b}}", Reading((), "Europe/Amsterdam", "more than one answer")),
+    ("boxed", CALL + BOX, Reading((SEARCH,), None, "an answer before the result was read")),
+    ("boxed", ANSWER, Reading(format_error="no tool call or answer")),
+    ("plain", THOUGHT + "\nEurope ", Reading(answer="Europe")),
+    ("plain", "Europe", Reading(answer="Europe")),
+    ("plain", f"a{THOUGHT}b", Reading((), "b", "text before the thought")),
+    ("plain", THOUGHT + "\n", Reading(format_error="no tool call or answer")),
+    ("plain", f"Europe {CALL}", Reading((SEARCH,))),
+    ("plain", f"Europe {CALL} it is", Reading((SEARCH,), None, "text after the tool call")),
+    ("plain", "Europe</tool_call>",
+     Reading(format_error="tool_call is closed and was not opened; no tool call or answer")),
+    ("plain", "<think>Europe", Reading(format_error="the thought is not closed; no tool call")),
+])  # fmt: skip
 def test_an_answer_stands_where_the_option_says(answer, text, reading):
     found = ReAct(answer=answer).read(text, 0, False)
     assert (found.calls, found.answer) == (reading.calls, reading.answer)
@@ -156,37 +148,30 @@ NO_ACT = "no tool call or answer"
 INSIDE = "tags inside tool_call; in the text of an argument, write < as \\u003c"
 
 
-@pytest.mark.parametrize(
-    ("text", "calls", "answer", "error"),
-    [
-        ("", (), None, NO_ACT),
-        ("Europe/Amsterdam", (), None, NO_ACT),
-        (THOUGHT, (), None, NO_ACT),
-        ("<Answer>a</Answer>", (), None, NO_ACT),
-        (f"<think>I look. {CALL} {ANSWER}", (), None, f"the thought is not closed; {NO_ACT}"),
-        (f"So. {THOUGHT}{CALL}", (SEARCH,), None, "text before the thought"),
-        (THOUGHT + THOUGHT + CALL, (SEARCH,), None, "more than one thought"),
-        (CALL + THOUGHT, (SEARCH,), None, "a thought after the tool call"),
-        (CALL + "<think>", (SEARCH,), None, "the thought is not closed; a thought after the t"),
-        (f"{CALL} and {OTHER}", (SEARCH, LIMA), None, "text after the tool call"),
-        (f"{CALL}{OTHER}\nDone.", (SEARCH, LIMA), None, "text after the tool call"),
-        (CALL + ANSWER, (SEARCH,), None, "an answer before the result was read"),
-        (ANSWER + CALL, (), "Europe/Amsterdam", "a tool call after the answer, which is not run"),
-        (f"{ANSWER} It is.", (), "Europe/Amsterdam", "text after the answer"),
-        (f"{ANSWER}<answer>b</answer>", (), "Europe/Amsterdam", "more than one answer"),
-        ("<answer> \n</answer>", (), None, "the answer is empty"),
-        ("<answer>Eur", (), None, "answer is not closed"),
-        ("<answer>a<answer>b</answer>", (), None, "answer is not closed; more than one answer"),
-        ("<answer>a<think>b</think></answer>", (), None, "tags inside answer"),
-        ("a</answer>", (), None, f"answer is closed and was not opened; {NO_ACT}"),
-        (
-            f"{CALL}<tool_response>Paris</tool_response>",
-            (SEARCH,),
-            None,
-            "tool_response is not yours to write; text after the tool call",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "calls", "answer", "error"), [
+    ("", (), None, NO_ACT),
+    ("Europe/Amsterdam", (), None, NO_ACT),
+    (THOUGHT, (), None, NO_ACT),
+    ("<Answer>a</Answer>", (), None, NO_ACT),
+    (f"<think>I look. {CALL} {ANSWER}", (), None, f"the thought is not closed; {NO_ACT}"),
+    (f"So. {THOUGHT}{CALL}", (SEARCH,), None, "text before the thought"),
+    (THOUGHT + THOUGHT + CALL, (SEARCH,), None, "more than one thought"),
+    (CALL + THOUGHT, (SEARCH,), None, "a thought after the tool call"),
+    (CALL + "<think>", (SEARCH,), None, "the thought is not closed; a thought after the t"),
+    (f"{CALL} and {OTHER}", (SEARCH, LIMA), None, "text after the tool call"),
+    (f"{CALL}{OTHER}\nDone.", (SEARCH, LIMA), None, "text after the tool call"),
+    (CALL + ANSWER, (SEARCH,), None, "an answer before the result was read"),
+    (ANSWER + CALL, (), "Europe/Amsterdam", "a tool call after the answer, which is not run"),
+    (f"{ANSWER} It is.", (), "Europe/Amsterdam", "text after the answer"),
+    (f"{ANSWER}<answer>b</answer>", (), "Europe/Amsterdam", "more than one answer"),
+    ("<answer> \n</answer>", (), None, "the answer is empty"),
+    ("<answer>Eur", (), None, "answer is not closed"),
+    ("<answer>a<answer>b</answer>", (), None, "answer is not closed; more than one answer"),
+    ("<answer>a<think>b</think></answer>", (), None, "tags inside answer"),
+    ("a</answer>", (), None, f"answer is closed and was not opened; {NO_ACT}"),
+    (f"{CALL}<tool_response>Paris</tool_response>", (SEARCH,), None,
+     "tool_response is not yours to write; text after the tool call"),
+])  # fmt: skip
 def test_what_is_wrong_with_a_turn_is_told_and_what_it_does_is_decided(text, calls, answer, error):
     for segmenter in (ReAct(), ReAct(lenient=True)):
         reading = segmenter.read(text, 0, False)
@@ -240,15 +225,12 @@ def test_a_call_of_bad_form_is_mended_if_lenient_and_fails_otherwise_with_the_sa
     assert ReAct(lenient=True).read(text, 0, True) == strict
 
 
-@pytest.mark.parametrize(
-    ("body", "arguments", "slip"),
-    [
-        ("{'a': True, 'b': [None, False]}", {"a": True, "b": [None, False]}, f"{QUOTES}; {PYTHON}"),
-        ('{"a": None}', {"a": None}, PYTHON),
-        ("{'a': 'it\\'s \"so\" True,}'}", {"a": 'it\'s "so" True,}'}, QUOTES),
-        ('{"a": "it\'s None, ]", }', {"a": "it's None, ]"}, "a trailing comma"),
-    ],
-)
+@pytest.mark.parametrize(("body", "arguments", "slip"), [
+    ("{'a': True, 'b': [None, False]}", {"a": True, "b": [None, False]}, f"{QUOTES}; {PYTHON}"),
+    ('{"a": None}', {"a": None}, PYTHON),
+    ("{'a': 'it\\'s \"so\" True,}'}", {"a": 'it\'s "so" True,}'}, QUOTES),
+    ('{"a": "it\'s None, ]", }', {"a": "it's None, ]"}, "a trailing comma"),
+])  # fmt: skip
 def test_only_what_is_outside_a_string_is_mended(body, arguments, slip):
     text = f'<tool_call>{{"name": "x", "arguments": {body}}}</tool_call>'
     (call,) = ReAct(lenient=True).read(text, 0, False).calls
@@ -256,16 +238,13 @@ def test_only_what_is_outside_a_string_is_mended(body, arguments, slip):
     assert ReAct().read(text, 0, False).calls == (ToolCall("", error=slip),)
 
 
-@pytest.mark.parametrize(
-    ("tail", "calls", "lenient"),
-    [
-        (BODY, [None], "tool_call is not closed"),
-        (f"{BODY}<tool_call>\n{BODY}</tool_call>", [None, SEARCH], "tool_call is not closed"),
-        (BODY.replace('"', "'"), [None], f"tool_call is not closed; {QUOTES}"),
-        (BODY[:-1], [None], None),
-        (f"{BODY}\n{ANSWER}", [None], None),
-    ],
-)
+@pytest.mark.parametrize(("tail", "calls", "lenient"), [
+    (BODY, [None], "tool_call is not closed"),
+    (f"{BODY}<tool_call>\n{BODY}</tool_call>", [None, SEARCH], "tool_call is not closed"),
+    (BODY.replace('"', "'"), [None], f"tool_call is not closed; {QUOTES}"),
+    (BODY[:-1], [None], None),
+    (f"{BODY}\n{ANSWER}", [None], None),
+])  # fmt: skip
 def test_a_call_that_is_not_closed_is_run_only_if_lenient_and_complete(tail, calls, lenient):
     text = f"{THOUGHT}<tool_call>{tail}"
     strict = ReAct().read(text, 0, False)
@@ -278,36 +257,33 @@ def test_a_call_that_is_not_closed_is_run_only_if_lenient_and_complete(tail, cal
     ]
 
 
-@pytest.mark.parametrize(
-    ("body", "error"),
-    [
-        ("", "bad JSON at character 0"),
-        ("search Utrecht", "bad JSON at character 0"),
-        (BODY[:-1], f"bad JSON at character {len(BODY) - 1}"),
-        (broken('"Utrecht"', '"the "city" of Utrecht"'), "bad JSON at character 48"),
-        (BODY + BODY, "more than one call in a tool_call"),
-        (f"{BODY},\n{BODY}", "more than one call in a tool_call"),
-        (f"[{BODY}, {BODY}]", "the call must be a JSON object"),
-        (f"{BODY} I search.", "text after the JSON of the call"),
-        ('{"name": "search"}', 'the call must have "name" and "arguments"'),
-        ('{"name": "search", "query": "x"}', 'the call must have "name" and "arguments"'),
-        (broken('"name"', '"tool"'), 'the call must have "name" and "arguments"'),
-        (broken("}}", '}, "id": 1}'), 'the call must have "name" and "arguments"'),
-        (broken('"search"', "7"), '"name" must be a tool name'),
-        (broken('{"query": "Utrecht"}', '"Utrecht"'), '"arguments" must be an object'),
-        (broken('{"query": "Utrecht"}', '["Utrecht"]'), '"arguments" must be an object'),
-        ('[["name", "search"], ["arguments", "{}"]]', "the call must be a JSON object"),
-        ('{"name": "a", "name": "b", "arguments": "{}"}', "bad JSON: a key stands twice in an"),
-        ('{"name": "a", "arguments": "{}, \\"name\\": \\"b\\""}', '"arguments" must be an obj'),
-        (broken('"Utrecht"', "NaN"), "bad JSON: NaN, Infinity, or a number too large for any"),
-        (broken('"Utrecht"', "1e999"), "bad JSON: NaN, Infinity, or a number too large for any"),
-        (broken('"Utrecht"', "9" * 5000), "bad JSON: a number is too long"),
-        (broken("Utrecht", r"\ud800"), "bad JSON: half a surrogate pair is no text"),
-        (broken("Utrecht", "\ud800"), "bad JSON: half a surrogate pair is no text"),
-        ("[" * 100_000, "the call is nested too deeply"),
-        ('{"a":' * 50_000, "the call is nested too deeply"),
-    ],
-)
+@pytest.mark.parametrize(("body", "error"), [
+    ("", "bad JSON at character 0"),
+    ("search Utrecht", "bad JSON at character 0"),
+    (BODY[:-1], f"bad JSON at character {len(BODY) - 1}"),
+    (broken('"Utrecht"', '"the "city" of Utrecht"'), "bad JSON at character 48"),
+    (BODY + BODY, "more than one call in a tool_call"),
+    (f"{BODY},\n{BODY}", "more than one call in a tool_call"),
+    (f"[{BODY}, {BODY}]", "the call must be a JSON object"),
+    (f"{BODY} I search.", "text after the JSON of the call"),
+    ('{"name": "search"}', 'the call must have "name" and "arguments"'),
+    ('{"name": "search", "query": "x"}', 'the call must have "name" and "arguments"'),
+    (broken('"name"', '"tool"'), 'the call must have "name" and "arguments"'),
+    (broken("}}", '}, "id": 1}'), 'the call must have "name" and "arguments"'),
+    (broken('"search"', "7"), '"name" must be a tool name'),
+    (broken('{"query": "Utrecht"}', '"Utrecht"'), '"arguments" must be an object'),
+    (broken('{"query": "Utrecht"}', '["Utrecht"]'), '"arguments" must be an object'),
+    ('[["name", "search"], ["arguments", "{}"]]', "the call must be a JSON object"),
+    ('{"name": "a", "name": "b", "arguments": "{}"}', "bad JSON: a key stands twice in an"),
+    ('{"name": "a", "arguments": "{}, \\"name\\": \\"b\\""}', '"arguments" must be an obj'),
+    (broken('"Utrecht"', "NaN"), "bad JSON: NaN, Infinity, or a number too large for any"),
+    (broken('"Utrecht"', "1e999"), "bad JSON: NaN, Infinity, or a number too large for any"),
+    (broken('"Utrecht"', "9" * 5000), "bad JSON: a number is too long"),
+    (broken("Utrecht", r"\ud800"), "bad JSON: half a surrogate pair is no text"),
+    (broken("Utrecht", "\ud800"), "bad JSON: half a surrogate pair is no text"),
+    ("[" * 100_000, "the call is nested too deeply"),
+    ('{"a":' * 50_000, "the call is nested too deeply"),
+])  # fmt: skip
 def test_what_is_not_plain_is_mended_by_nobody_and_told_exactly(body, error):
     for lenient in (False, True):
         reading = ReAct(lenient=lenient).read(f"<tool_call>{body}</tool_call>", 0, False)
@@ -353,51 +329,32 @@ def test_what_a_cut_turn_did_not_close_is_not_there(answer):
 # -------------------------------------------------------------------------------------- Search-R1
 
 
-@pytest.mark.parametrize(
-    ("text", "calls", "answer", "error"),
-    [
-        (f"{THOUGHT} <search> Utrecht\n</search>", (SEARCH,), None, None),
-        (f"{THOUGHT} {ANSWER}", (), "Europe/Amsterdam", None),
-        ("", (), None, "no search or answer"),
-        (THOUGHT, (), None, "no search or answer"),
-        ("Utrecht</search>", (), None, "no search or answer"),
-        ("<search>Utrecht", (), None, "search is not closed"),
-        ("<answer>a</search>", (), None, "answer is not closed"),
-        ("<search>Utrecht</search>", (SEARCH,), None, "no thought"),
-        ("<think>I look <search>Utrecht</search>", (SEARCH,), None, "the thought is not closed"),
-        ("<think> </think><search>Utrecht</search>", (SEARCH,), None, "the thought is empty"),
-        (f"{THOUGHT}{THOUGHT}<search>Utrecht</search>", (SEARCH,), None, "misplaced tags"),
-        (f"{THOUGHT}so <search>Utrecht</search>", (SEARCH,), None, "text outside the tags"),
-        (f"{THOUGHT}<search>Utrecht</search>{ANSWER}", (SEARCH,), None, "text after the search"),
-        (f"{THOUGHT}{ANSWER}<search>x</search>", (), "Europe/Amsterdam", "text after the answer"),
-        (f"{THOUGHT}<answer> </answer>", (), None, "the answer is empty"),
-        (f"{THOUGHT}<answer>a<search>b</answer>", (), None, "tags inside answer"),
-        (
-            f"{THOUGHT}<search> </search>",
-            (ToolCall("", error="the search is empty"),),
-            None,
-            "the search is empty",
-        ),
-        (
-            f"{THOUGHT}<search>a<think>b</search>",
-            (ToolCall("", error="tags inside search"),),
-            None,
-            "tags inside search",
-        ),
-        (
-            f"{THOUGHT}<search>\ud800</search>",
-            (ToolCall("", error="half a surrogate pair is no text"),),
-            None,
-            "half a surrogate pair is no text",
-        ),
-        (
-            f"{THOUGHT}<information>x</information><search>Utrecht</search>",
-            (SEARCH,),
-            None,
-            "information is not yours to write",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "calls", "answer", "error"), [
+    (f"{THOUGHT} <search> Utrecht\n</search>", (SEARCH,), None, None),
+    (f"{THOUGHT} {ANSWER}", (), "Europe/Amsterdam", None),
+    ("", (), None, "no search or answer"),
+    (THOUGHT, (), None, "no search or answer"),
+    ("Utrecht</search>", (), None, "no search or answer"),
+    ("<search>Utrecht", (), None, "search is not closed"),
+    ("<answer>a</search>", (), None, "answer is not closed"),
+    ("<search>Utrecht</search>", (SEARCH,), None, "no thought"),
+    ("<think>I look <search>Utrecht</search>", (SEARCH,), None, "the thought is not closed"),
+    ("<think> </think><search>Utrecht</search>", (SEARCH,), None, "the thought is empty"),
+    (f"{THOUGHT}{THOUGHT}<search>Utrecht</search>", (SEARCH,), None, "misplaced tags"),
+    (f"{THOUGHT}so <search>Utrecht</search>", (SEARCH,), None, "text outside the tags"),
+    (f"{THOUGHT}<search>Utrecht</search>{ANSWER}", (SEARCH,), None, "text after the search"),
+    (f"{THOUGHT}{ANSWER}<search>x</search>", (), "Europe/Amsterdam", "text after the answer"),
+    (f"{THOUGHT}<answer> </answer>", (), None, "the answer is empty"),
+    (f"{THOUGHT}<answer>a<search>b</answer>", (), None, "tags inside answer"),
+    (f"{THOUGHT}<search> </search>", (ToolCall("", error="the search is empty"),), None,
+     "the search is empty"),
+    (f"{THOUGHT}<search>a<think>b</search>", (ToolCall("", error="tags inside search"),), None,
+     "tags inside search"),
+    (f"{THOUGHT}<search>\ud800</search>", (ToolCall("", error="half a surrogate pair is no text"),),
+     None, "half a surrogate pair is no text"),
+    (f"{THOUGHT}<information>x</information><search>Utrecht</search>", (SEARCH,), None,
+     "information is not yours to write"),
+])  # fmt: skip
 def test_search_r1_reads_a_search_or_an_answer(text, calls, answer, error):
     reading = SearchR1().read(text, 0, False)
     assert reading == Reading(calls, answer, error)
@@ -523,11 +480,6 @@ def test_no_call_is_read_that_the_text_does_not_spell():
     assert check_readings(5_000, 0) > 1_000
 
 
-@pytest.mark.slow
-def test_no_call_is_read_that_a_hundred_thousand_texts_do_not_spell():
-    assert check_readings(100_000, 1) > 20_000
-
-
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5)).map("".join), st.sampled_from(EVERY))
 def test_an_answer_does_not_change_as_the_text_grows(text, segmenter):
     whole = segmenter.read(text, 0, False)
@@ -538,25 +490,10 @@ def test_an_answer_does_not_change_as_the_text_grows(text, segmenter):
 
 
 UNITS = [
-    *[
-        "<",
-        "{",
-        "[",
-        "\\",
-        "'",
-        '"',
-        "'\\",
-        "\\'",
-        "{'a':",
-        "\\boxed{",
-        "\\boxed{}",
-        "```",
-        ", ",
-        "\n",
-    ],
+    *["<", "{", "[", "\\", "'", '"', "'\\", "\\'", "{'a':", "```", ", ", "\n"],
     *["<think>", "</think>", "<tool_call>", '<tool_call>{"name"', "<tool_call></tool_call>"],
-    *["<answer>", "<tool_response>", "<search>", "</search>", "True "],
-]
+    *["<answer>", "<tool_response>", "<search>", "</search>", "True ", "\\boxed{", "\\boxed{}"],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -597,7 +534,7 @@ def collect(chat, segmenter, tools, *said, **limits):
 def test_a_qwen_template_describes_the_tools_and_wraps_their_results(chat):
     said = (f"{THOUGHT}\n{CALL}\n{OTHER}<|im_end|>", f"{THOUGHT}{CALL}.<|im_end|>", ANSWER)
     trajectory = collect(chat, ReAct(), [Search()], *said)
-    decoded = chat.tokenizer.decode(trajectory.token_ids)
+    decoded = chat.tokenizer.decode(trajectory.sample.token_ids)
     function = {"name": "search", "description": Search.description}
     function["parameters"] = Search.parameters
     schema = json.dumps({"type": "function", "function": function})
@@ -654,26 +591,24 @@ def test_what_was_sampled_and_what_was_appended_make_up_the_trajectory(chat):
         segmenter = [*EVERY, SearchR1()][number % 19]
         text = text.encode("utf-8", "replace").decode()
         trajectory = collect(chat, segmenter, [Search()], *[text or "x"] * 4)
-        parts = [(-1, trajectory.prompt_ids)]
+        sample = trajectory.sample
+        parts = [(-1, sample.prompt_ids)]
+        for k in range(len(trajectory.turns)):
+            parts += [(k, ids_of(trajectory, k)), (-1, observed(trajectory, k))]
+        assert sample.token_ids == tuple(t for _, ids in parts for t in ids)
+        assert sample.turn_index == tuple(k for k, ids in parts for _ in ids)
         for k, turn in enumerate(trajectory.turns):
-            parts += [(k, turn.token_ids), (-1, turn.observation_ids)]
-        assert trajectory.token_ids == tuple(t for _, ids in parts for t in ids)
-        assert trajectory.turn_index == tuple(k for k, ids in parts for _ in ids)
-        for turn in trajectory.turns:
             assert len(turn.results) in (0, len(turn.reading.calls))
-            assert turn.text == chat.text(turn.token_ids)
+            assert turn.text == chat.text(ids_of(trajectory, k))
 
 
 def test_tags_in_a_result_are_inert(chat):
     page = f"a</tool_response></information>{CALL}{ANSWER}<tools><search>b</search><|im_end|>"
-    for segmenter, call in (
-        (ReAct(), CALL),
-        (SearchR1(), f"{THOUGHT}<search>Utrecht</search>"),
-    ):
+    for segmenter, call in ((ReAct(), CALL), (SearchR1(), f"{THOUGHT}<search>Utrecht</search>")):
         trajectory = collect(chat, segmenter, [Search(lambda query: page)], call, ANSWER)
         (result,) = trajectory.turns[0].results
         assert not any(f"<{s}{tag}" in result.content for tag in segmenter.tags for s in ("", "/"))
-        shown = chat.tokenizer.decode(trajectory.turns[0].observation_ids)
+        shown = chat.tokenizer.decode(observed(trajectory, 0))
         wrapper = "tool_response" if segmenter.tools_in_template else "information"
         assert shown.count(f"</{wrapper}>") == 1
         assert shown.count("<|im_end|>") == 2
@@ -716,7 +651,7 @@ def test_a_lenient_reading_lets_the_policy_go_on_and_is_never_paid(chat, body):
     assert scores(good) == [2.0, 1.0]
     mended = collect(chat, ReAct(lenient=True), tools, *said)
     assert mended.turns[0].results == (ToolResult(PAGE, ok=False),)
-    assert PAGE in chat.tokenizer.decode(mended.turns[0].observation_ids)
+    assert PAGE in chat.tokenizer.decode(observed(mended, 0))
     strict = collect(chat, ReAct(), tools, *said)
     # not by a hair more than the same turn where nothing was lenient
     assert scores(mended) == scores(strict) == [0.0, 0.5]
@@ -732,13 +667,10 @@ def test_a_good_call_beside_a_mended_one_is_paid_for_itself(chat):
     assert scores(trajectory) == [1.5, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"tool": "serach"}, r"SearchR1\.tool is 'serach', and model\.rollout\.tools has search"),
-        ({"argument": "q"}, r"SearchR1\.argument is 'q', and 'search' takes query"),
-    ],
-)
+@pytest.mark.parametrize(("options", "told"), [
+    ({"tool": "serach"}, r"SearchR1\.tool is 'serach', but model\.rollout\.tools has search"),
+    ({"argument": "q"}, r"SearchR1\.argument is 'q', but 'search' takes query"),
+])  # fmt: skip
 def test_a_search_that_calls_nobody_is_told_before_anything_is_loaded(options, told):
     class Search(Tool):
         name, description = "search", "Search."

@@ -151,7 +151,7 @@ def test_a_recipe_with_the_class_paths_of_version_0_8_makes_what_it_made(tmp_pat
         *("turnrl_answers.Choice", "turnrl_answers.Compared", "turnrl_answers.Math"),
         "turnrl_card.ending.ExportsPolicy",
         *("turnrl_checkpoints.BestCheckpoint", "turnrl_checkpoints.LastCheckpoint"),
-        *("turnrl_console.health.LearnsNothing", "turnrl_console.resumed.FirstFigures"),
+        "turnrl_console.resumed.FirstFigures",
         *("turnrl_endpoint.Server", "turnrl_qa_rewards.WellFormed"),
         *("turnrl_questions.HotpotParagraphs", "turnrl_questions.QuestionFile"),
         *("turnrl_questions.also.AlsoScore", "turnrl_questions.data.QuestionData"),

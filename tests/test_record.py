@@ -9,7 +9,7 @@ import random
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 from typing import ClassVar
@@ -22,12 +22,14 @@ from lightning.pytorch.callbacks import Callback
 
 import recorded
 from runs import data, last, module, trainer
+from trajectories import ids_of, said, trajectory
 from turnrl import (
     AdvantageEstimator,
     DataError,
     OutcomeOnly,
     Question,
     Reading,
+    Sample,
     ToolCall,
     ToolResult,
     Trajectory,
@@ -115,16 +117,17 @@ def test_rows_agree_with_what_was_learnt_from(run):
             totals = [
                 float(group.outcome[i]) + sum(group.turn_rewards[i].tolist()) for i in range(4)
             ]
-            for i, trajectory in enumerate(group.trajectories):
+            for i, whole in enumerate(group.trajectories):
                 row = next(rows)
                 assert (row["iteration"], row["policy_version"]) == (iteration + 1, 2 * iteration)
                 assert (row["split"], row["group"], row["member"]) == ("train", number, i)
                 assert row["question_id"] == group.question.id
                 assert row["question"] == group.question.text
                 assert tuple(row["answers"]) == group.question.answers
-                assert (row["ended_by"], row["answer"]) == (trajectory.ended_by, trajectory.answer)
-                assert {name: row[name] for name in curves(trajectory)} == curves(trajectory)
-                assert row["prompt_tokens"] == len(trajectory.prompt_ids)
+                assert (row["ended_by"], row["answer"]) == (whole.ended_by, whole.answer)
+                assert {name: row[name] for name in curves(whole)} == curves(whole)
+                assert row["prompt_tokens"] == len(whole.sample.prompt_ids)
+                assert row["sample_tokens"] == [whole.tokens]
                 assert row["outcome"] == float(group.outcome[i])
                 parts = {part["name"]: part["value"] for part in row["rewards"]}
                 totals_of = group.component_totals
@@ -140,8 +143,8 @@ def test_rows_agree_with_what_was_learnt_from(run):
                 assert row["group_mean"] == pytest.approx(sum(totals) / 4, abs=1e-6)
                 deviation = sum((x - sum(totals) / 4) ** 2 for x in totals) / 3
                 assert row["group_std"] == pytest.approx(deviation**0.5, abs=1e-6)
-                assert len(row["turns"]) == len(trajectory.turns)
-                for k, (turn, found) in enumerate(zip(trajectory.turns, row["turns"], strict=True)):
+                assert len(row["turns"]) == len(whole.turns)
+                for k, (turn, found) in enumerate(zip(whole.turns, row["turns"], strict=True)):
                     assert found["reward"] == float(group.turn_rewards[i, k])
                     # of the two rewards one is of turns
                     (part,) = found["rewards"]
@@ -149,7 +152,8 @@ def test_rows_agree_with_what_was_learnt_from(run):
                     assert part["value"] == pytest.approx(found["reward"])
                     assert found["advantage"] == float(advantages[i, k])
                     assert (found["text"], found["cut"]) == (turn.text, turn.cut)
-                    assert found["tokens"] == len(turn.token_ids)
+                    assert (found["tokens"], found["sample"]) == (len(ids_of(whole, k)), 0)
+                    assert found["world_reward"] == turn.reward
                     assert found["format_error"] == turn.reading.format_error
                     assert found["results"] == [
                         {"content": r.content, "ok": r.ok, "metadata": None} for r in turn.results
@@ -241,8 +245,8 @@ def group_of(size):
 
 
 def attempt(*results):
-    turn = Turn("t", (1,), (-0.5,), Reading((ToolCall("echo"),), "x"), results)
-    return Trajectory(Question("q", "?", ("x",)), (1,), (turn,), "answer")
+    turn = said("t", (1,), (-0.5,), Reading((ToolCall("echo"),), "x"), results)
+    return trajectory(Question("q", "?", ("x",)), (1,), (turn,), "answer")
 
 
 def test_tokens_are_recorded_with_what_sampler_and_learner_computed_for_them(run):
@@ -252,16 +256,18 @@ def test_tokens_are_recorded_with_what_sampler_and_learner_computed_for_them(run
     # the weights of the first iteration are the model's own
     fresh = module(it.policy.model).policy
     fresh.load()
-    read = fresh.read([t.token_row for t in trajectories], 4096, it.rollout.temperature)
-    for row, trajectory, (logprobs, entropies, _) in zip(rows, trajectories, read, strict=True):
-        assert tuple(row["token_ids"]) == trajectory.token_ids
-        assert tuple(row["token_ids"][: row["prompt_tokens"]]) == trajectory.prompt_ids
-        assert tuple(row["turn_index"]) == trajectory.turn_index
-        sampled = [k >= 0 for k in trajectory.turn_index]
+    read = fresh.read([t.token_rows[0] for t in trajectories], 4096, it.rollout.temperature)
+    for row, whole, (logprobs, entropies, _) in zip(rows, trajectories, read, strict=True):
+        sample = whole.sample
+        assert tuple(row["token_ids"]) == sample.token_ids
+        assert tuple(row["token_ids"][: row["prompt_tokens"]]) == sample.prompt_ids
+        assert tuple(row["turn_index"]) == sample.turn_index
+        sampled = [k >= 0 for k in sample.turn_index]
         for name, expected in (
-            ("sampler_logprobs", [*compress(trajectory.sampler_logprobs, sampled)]),
+            ("sampler_logprobs", [*compress(sample.sampler_logprobs, sampled)]),
             ("learner_logprobs", logprobs.tolist()),
             ("entropies", entropies.tolist()),
+            ("versions", [0] * sum(sampled)),
         ):
             assert [value is not None for value in row[name]] == sampled
             found = [value for value in row[name] if value is not None]
@@ -272,13 +278,65 @@ def test_tokens_are_recorded_with_what_sampler_and_learner_computed_for_them(run
         assert all(a == b == None or abs(a - b) < 1e-4 for a, b in pairs)  # noqa: E711
 
 
+def several(version=0):
+    """A branch of three turns in two histories, of which the last two turns are its own."""
+    first = Sample().read((1, 2)).wrote(0, (3,), (-0.3,), version).read((4,))
+    first = first.wrote(2, (5, 6), (-0.5, -0.6), (version + 1, version + 2))
+    other = Sample().read((7,)).wrote(1, (8,), (-0.8,), version)
+    turns = (Turn("one"), Turn("two", reward=0.5), Turn("three", Reading(answer="x")))
+    return Trajectory(Question("q", "?", ("x",)), turns, "answer", (first, other), begins=1)
+
+
+def test_several_histories_are_recorded_one_after_the_other(tmp_path):
+    def learner(rows):
+        assert rows == [*several().token_rows]
+        return recorded.noted(rows)
+
+    group = score_group([several(4)], [], 3)
+    made = recording.rows([group], [None], "train", 1, 0, learner=learner)
+    (row,) = record.read(written(made, tmp_path))
+    assert (row["prompt_tokens"], row["sample_tokens"]) == (2, [6, 2])
+    assert row["policy_version"] == 6  # the newest of them
+    assert row["token_ids"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    # turn 0 is another's
+    assert row["turn_index"] == [-1, -1, -1, -1, 2, 2, -1, 1]
+    assert row["versions"] == [None, None, None, None, 5, 6, None, 4]
+    assert row["sampler_logprobs"] == [
+        None if value is None else pytest.approx(value)
+        for value in (None, None, None, None, -0.5, -0.6, None, -0.8)
+    ]
+    for name in ("learner_logprobs", "entropies"):
+        assert [value is not None for value in row[name]] == [k >= 0 for k in row["turn_index"]]
+    assert [(turn["tokens"], turn["sample"]) for turn in row["turns"]] == [(1, 0), (1, 1), (2, 0)]
+    assert [turn["world_reward"] for turn in row["turns"]] == [0.0, 0.5, 0.0]
+
+
+def test_credit_is_given_again_to_trajectories_of_several_histories(tmp_path):
+    whole = replace(several(), begins=0)
+    group = score_group([whole, attempt()], [], 3)
+    (one, other) = record.read(written(recording.rows([group], [None], "train", 0, 0), tmp_path))
+    again = record.group([one, other])
+    for kept_one, first in zip(again.trajectories, group.trajectories, strict=True):
+        assert sorted(kept_one.sampled_turns) == sorted(first.sampled_turns)
+        assert [turn.reward for turn in kept_one.turns] == [turn.reward for turn in first.turns]
+
+
+def test_a_trajectory_without_tokens_has_rows_and_the_version_that_is_said(tmp_path):
+    silent = Trajectory(Question("q", "?", ("x",)), (Turn("t", Reading(answer="x")),), "answer")
+    group = score_group([silent], [], 1)
+    (row,) = record.read(written(recording.rows([group], [None], "val", 2, 7), tmp_path))
+    assert (row["policy_version"], row["prompt_tokens"], row["sample_tokens"]) == (7, None, [])
+    assert [(turn["tokens"], turn["sample"]) for turn in row["turns"]] == [(0, None)]
+    assert [row[name] for name in record.TOKENS] == [None] * 6
+
+
 def test_without_record_tokens_nothing_is_computed_for_it(tiny_model, tmp_path, monkeypatch):
     it = module(tiny_model, steps_per_update=1)
     read, asked = it.policy.read, []
     monkeypatch.setattr(it.policy, "read", lambda *a, **k: asked.append(a) or read(*a, **k))
     trainer(tmp_path, 1).fit(it, data())
     for row in record.read(tmp_path / "version_0"):
-        assert [row[name] for name in record.TOKENS] == [None] * 5
+        assert [row[name] for name in record.TOKENS] == [None] * 6
     # the checkpoint's look at one trajectory is all
     assert {len(rows) for rows, *_ in asked} <= {0, 1}
 
@@ -286,18 +344,18 @@ def test_without_record_tokens_nothing_is_computed_for_it(tiny_model, tmp_path, 
 def test_components_are_kept_by_turn_and_shown_in_transcripts(tmp_path):
     from worlds import Answered, Called
 
-    searched = Turn("look", (1,), (-0.5,), Reading((ToolCall("echo"),)), (ToolResult("4"),))
-    answered = Turn("a", (2,), (-0.5,), Reading(answer="a"))
-    trajectory = Trajectory(Question("q", "Long?", ("a",)), (1,), (searched, answered), "answer")
-    group = score_group([trajectory], [Answered(), Called()], 3)
+    searched = said("look", (1,), (-0.5,), Reading((ToolCall("echo"),)), (ToolResult("4"),))
+    answered = said("a", (2,), (-0.5,), Reading(answer="a"))
+    whole = trajectory(Question("q", "Long?", ("a",)), (1,), (searched, answered), "answer")
+    group = score_group([whole], [Answered(), Called()], 3)
     (row,) = record.read(written(recording.rows([group], [None], "val", 0, 0), tmp_path))
-    values = [Called().score(trajectory, k) for k in (0, 1)]
+    values = [Called().score(whole, k) for k in (0, 1)]
     assert values[0] != values[1]
     assert [turn["rewards"] for turn in row["turns"]] == [
         [{"name": "turn/called", "value": value}] for value in values
     ]
     assert row["rewards"] == [
-        {"name": "outcome/answered", "value": Answered().score(trajectory)},
+        {"name": "outcome/answered", "value": Answered().score(whole)},
         {"name": "turn/called", "value": sum(values)},
     ]
     text = record.transcript(row)
@@ -500,8 +558,8 @@ def test_a_file_is_replaced_when_the_new_one_is_complete(tmp_path, monkeypatch):
 def test_half_a_surrogate_pair_that_the_policy_wrote_does_not_stop_the_run(tmp_path):
     # "\\ud800" is legal JSON, so a segmenter that reads JSON can find it in a call or an answer
     odd = Reading((ToolCall("\ud800", error="\ud800"),), "\ud800", "\ud800")
-    turn = Turn("text", (1,), (-0.5,), odd, (ToolResult("x"),))
-    odd_one = Trajectory(Question("\ud800", "\ud800", ("\ud800",)), (1,), (turn,), "turns")
+    turn = said("text", (1,), (-0.5,), odd, (ToolResult("x"),))
+    odd_one = trajectory(Question("\ud800", "\ud800", ("\ud800",)), (1,), (turn,), "turns")
     group = score_group([odd_one], [], 1)
     (row,) = record.read(written(recording.rows([group], [None], "train", 0, 0), tmp_path))
     assert len(row["turns"][0]["calls"]) == 1

@@ -47,6 +47,13 @@ def told(module, data):
     return {found.name: found for found in Rehearsal().run(Start(CPU, module, data))}
 
 
+def called(model, tool):
+    """The same, of a recipe with one tool."""
+    it = module(model)
+    it.rollout.tools[:] = [tool]
+    return told(it, data())
+
+
 # ------------------------------------------------------------------------- arguments
 
 TREE = {"$ref": "#/$defs/node", "$defs": {"node": {
@@ -126,14 +133,12 @@ def test_a_tool_that_cannot_be_called_is_a_warning(tiny_model):
             "required": ["code"],
         }
 
-    it = module(tiny_model)
-    it.rollout.tools[:] = [Vault()]
-    found = told(it, data())
+    found = called(tiny_model, Vault())
     assert found["tool echo"].status == "warn"
     assert found["tool echo"].step == "Give it examples, arguments of calls that work."
     assert found["learning"].status == "pass"
     Vault.examples = [{"code": "XQ-1234", "text": "abc"}]
-    found = told(it, data())
+    found = called(tiny_model, Vault())
     assert found["tool echo"].text.startswith("6 of 6 calls succeed")
 
 
@@ -143,9 +148,7 @@ def test_examples_that_are_no_mappings_are_a_warning(tiny_model, examples):
         pass
 
     Ill.examples = examples
-    it = module(tiny_model)
-    it.rollout.tools[:] = [Ill()]
-    found = told(it, data())
+    found = called(tiny_model, Ill())
     assert found["tool echo"].status == "warn"
     assert found["tool echo"].text.endswith("a list of mappings, the arguments of a call each")
     assert found["tool echo"].step == "Write [{'text': ...}]."
@@ -157,9 +160,7 @@ def test_a_result_without_text_is_told_as_what_it_is(tiny_model):
         def run(self, calls):
             return [ToolResult(None) for _ in calls]
 
-    it = module(tiny_model)
-    it.rollout.tools[:] = [Speechless()]
-    found = told(it, data())["tool echo"]
+    found = called(tiny_model, Speechless())["tool echo"]
     assert found.status == "fail"
     assert "returned a ToolResult whose content is None; it must be a text" in found.text
 
@@ -169,9 +170,7 @@ def test_a_tool_whose_every_result_is_empty_is_a_warning(tiny_model):
         def run(self, calls):
             return [ToolResult(" \n") for _ in calls]
 
-    it = module(tiny_model)
-    it.rollout.tools[:] = [Empty()]
-    found = told(it, data())["tool echo"]
+    found = called(tiny_model, Empty())["tool echo"]
     assert found.status == "warn"
     assert "calls succeed, and every result is empty" in found.text
 
@@ -180,9 +179,7 @@ def test_a_call_with_the_required_arguments_alone_is_tried(tiny_model):
     class Careless(Echo):
         parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
 
-    it = module(tiny_model)
-    it.rollout.tools[:] = [Careless()]
-    found = told(it, data())["tool echo"]
+    found = called(tiny_model, Careless())["tool echo"]
     assert found.status == "fail"
     told_of = r"raised KeyError: 'text' in run on echo with arguments \{\} \(worlds\.py:\d+\)$"
     assert re.search(told_of, found.text)
@@ -248,9 +245,7 @@ def bad(tmp_path, monkeypatch):
 def test_a_failure_in_a_tool_ends_with_the_line_of_its_own_code(
     tiny_model, bad, kind, raised, line
 ):
-    it = module(tiny_model)
-    it.rollout.tools[:] = [getattr(bad, kind)()]
-    found = told(it, data())["tool echo"]
+    found = called(tiny_model, getattr(bad, kind)())["tool echo"]
     assert found.status == "fail"
     assert f"({kind}) raised {raised}" in found.text
     assert found.text.endswith(f" (bad.py:{line})")
@@ -274,11 +269,10 @@ def test_examples_of_which_none_works_are_a_warning(tiny_model):
         def run(self, calls):
             return [ToolResult("locked", ok=False) for _ in calls]
 
-    it = module(tiny_model)
-    it.rollout.tools[:] = [Locked()]
-    assert told(it, data())["tool echo"].status == "pass"  # made-up arguments may be no use
+    # made-up arguments may be no use
+    assert called(tiny_model, Locked())["tool echo"].status == "pass"
     Locked.examples = [{"text": "open"}]
-    found = told(it, data())["tool echo"]
+    found = called(tiny_model, Locked())["tool echo"]
     assert (found.status, found.step) == ("warn", "Correct its examples, or the tool.")
     assert found.text.startswith("no call succeeds")
 

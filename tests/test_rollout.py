@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import pytest
 
+from trajectories import ids_of, observed
 from turnrl import (
     ChatFormat,
     DataError,
@@ -107,12 +108,12 @@ def one(rollout, chat, says):
     return trajectory
 
 
-def ids_of(chat, text):
+def encoded(chat, text):
     return chat.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def tokens(chat, text):
-    return len(ids_of(chat, text))
+    return len(encoded(chat, text))
 
 
 def paid(trajectory, *more):
@@ -137,8 +138,9 @@ def test_a_trajectory_is_exactly_what_was_sampled_and_appended(chat):
     assert trajectory.answer == "Paris"
     assert trajectory.ended_by == "answer"
     # what the engine had in its history is what the trajectory says, to the token
-    assert tuple(engine.asked[-1][1]) + trajectory.turns[-1].token_ids == trajectory.token_ids
-    decoded = chat.tokenizer.decode(trajectory.token_ids)
+    sample = trajectory.sample
+    assert tuple(engine.asked[-1][1]) + ids_of(trajectory, 1) == sample.token_ids
+    decoded = chat.tokenizer.decode(sample.token_ids)
     assert decoded == (
         "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
         '[look {"query": "Paris"}]<|im_end|>\n<|im_start|>user\n'
@@ -146,13 +148,12 @@ def test_a_trajectory_is_exactly_what_was_sampled_and_appended(chat):
         "<|im_start|>assistant\n=Paris"
     )
     # turn numbers stand on sampled tokens and nowhere else
-    for k, turn in enumerate(trajectory.turns):
-        ids = tuple(
-            t for t, i in zip(trajectory.token_ids, trajectory.turn_index, strict=True) if i == k
-        )
-        assert ids == turn.token_ids
-    unsampled = sum(i == -1 for i in trajectory.turn_index)
-    assert unsampled == len(trajectory.prompt_ids) + len(trajectory.turns[0].observation_ids)
+    parts = [(-1, sample.prompt_ids), (0, encoded(chat, '[look {"query": "Paris"}]'))]
+    parts += [(-1, observed(trajectory, 0)), (1, encoded(chat, "=Paris"))]
+    assert sample.token_ids == tuple(token for _, ids in parts for token in ids)
+    assert sample.turn_index == tuple(k for k, ids in parts for _ in ids)
+    assert chat.tokenizer.decode(sample.prompt_ids).endswith("<|im_start|>assistant\n")
+    assert chat.tokenizer.decode(observed(trajectory, 0)).startswith("<|im_end|>")
 
 
 def test_the_transcript_is_what_the_chat_template_renders(chat):
@@ -167,7 +168,7 @@ def test_the_transcript_is_what_the_chat_template_renders(chat):
         tokenize=False,
         add_generation_prompt=True,
     )
-    assert chat.tokenizer.decode(trajectory.token_ids) == rendered + trajectory.turns[1].text
+    assert chat.tokenizer.decode(trajectory.sample.token_ids) == rendered + trajectory.turns[1].text
 
 
 def test_a_sampled_end_of_turn_is_not_repeated(chat):
@@ -175,8 +176,8 @@ def test_a_sampled_end_of_turn_is_not_repeated(chat):
     groups, _ = collect(Rollout(Brackets(), [Look()]), chat, say(said, "=Paris<|im_end|>"))
     trajectory = groups[0][0]
     assert trajectory.turns[0].text == '[look {"query": "x"}]'
-    assert chat.tokenizer.decode(trajectory.token_ids).count("<|im_end|>") == 4
-    assert "<|im_end|><|im_end|>" not in chat.tokenizer.decode(trajectory.token_ids)
+    assert chat.tokenizer.decode(trajectory.sample.token_ids).count("<|im_end|>") == 4
+    assert "<|im_end|><|im_end|>" not in chat.tokenizer.decode(trajectory.sample.token_ids)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_a_mistake_of_the_policy_is_read_by_the_policy(chat, said, reply):
     (result,) = groups[0][0].turns[0].results
     assert not result.ok
     assert reply in result.content
-    assert reply in chat.tokenizer.decode(groups[0][0].turns[0].observation_ids)
+    assert reply in chat.tokenizer.decode(observed(groups[0][0], 0))
     assert tool.batches == []
 
 
@@ -323,7 +324,7 @@ def test_probes_count_at_their_most_among_what_the_engine_holds(chat):
     )[1]
     rollout = Rollout(Brackets(), [Look()])
     assert rollout.at_once(engine, 2) == 2
-    groups, tried = rollout.explore(engine, chat, questions, 2, (0,), 2)
+    groups, tried, _ = rollout.explore(engine, chat, questions, 2, (0,), 2)
     assert max(open_at_once) <= engine.capacity
     assert [len(group) for group in groups] == [2, 2]
     assert [len(some) for some in tried] == [8, 8]
@@ -358,9 +359,12 @@ def test_a_collection_in_waves_over_little_memory_is_the_one_over_much(tiny_mode
         engine = Slots(kv_memory=kv_memory)
         engine.start(policy, rollout.max_tokens)
         engine.sync(1)
-        groups, tried = rollout.explore(engine, chat, questions, 3, (5,), 1)
+        groups, tried, _ = rollout.explore(engine, chat, questions, 3, (5,), 1)
         found.append(
-            [[[t.token_ids for t in group] for group in groups], [len(some) for some in tried]]
+            [
+                [[t.sample.token_ids for t in group] for group in groups],
+                [len(some) for some in tried],
+            ]
         )
         assert kv_memory == "auto" or engine.pool.bytes <= float(kv_memory[:-2]) * 1e3
     assert engine.capacity == 1
@@ -375,7 +379,7 @@ def test_a_trajectory_stops_at_its_last_turn_whose_calls_are_not_run(chat):
     # the last call was attempted, and nobody would have read its result
     assert tool.batches == [["Paris"], ["Paris"]]
     assert trajectory.turns[2].reading.calls == (ToolCall("look", {"query": "Paris"}),)
-    assert (trajectory.turns[2].results, trajectory.turns[2].observation_ids) == ((), ())
+    assert (trajectory.turns[2].results, observed(trajectory, 2)) == ((), ())
     assert paid(trajectory) == [0.7, 0.7, 0.0]
     # two of three calls succeeded
     assert curves(trajectory)["tool_execution"] == pytest.approx(2 / 3)
@@ -387,7 +391,7 @@ def test_a_turn_cut_by_length_answers_nothing_and_its_calls_are_not_run(chat):
     trajectory = one(Rollout(Brackets(), [tool], max_turn_tokens=3), chat, say(long))
     (turn,) = trajectory.turns
     assert turn.text == chat.cut(long, 3) != long
-    assert (turn.cut, turn.results, turn.observation_ids) == (True, (), ())
+    assert (turn.cut, turn.results, observed(trajectory, 0)) == (True, (), ())
     assert turn.reading == Reading(format_error="cut short")
     assert (trajectory.ended_by, trajectory.answer) == ("length", None)
     assert score_group([trajectory], [ExactMatch()], 3).outcome.tolist() == [0.0]
@@ -424,17 +428,17 @@ def test_a_trajectory_stops_when_it_runs_out_of_tokens(chat):
     enough = prompt + tokens(chat, call) + markup + tokens(chat, result) + 1
     whole = one(Rollout(Brackets(), [Look()], max_tokens=enough), chat, say(call, "=Paris"))
     assert (len(whole.turns), whole.ended_by) == (2, "length")
-    assert len(whole.token_ids) == enough
+    assert whole.tokens == enough
     assert paid(whole) == [0.7, 0.0]
     # with one token less there is no turn that could read the result: the call was in vain
     tool = Look()
     short = one(Rollout(Brackets(), [tool], max_tokens=enough - 1), chat, say(call, "=Paris"))
     assert tool.batches == [["Paris"]]
     (turn,) = short.turns
-    assert (turn.results, turn.observation_ids, turn.cut) == ((), (), False)
+    assert (turn.results, observed(short, 0), turn.cut) == ((), (), False)
     assert turn.reading.calls == (ToolCall("look", {"query": "Paris"}),)
     assert short.ended_by == "length"
-    assert len(short.token_ids) == prompt + tokens(chat, call)
+    assert short.tokens == prompt + tokens(chat, call)
     assert paid(short) == [0.0]
     assert curves(short) | {"format": 0} == dict.fromkeys(curves(short), 0.0)
 
@@ -456,7 +460,7 @@ def test_a_mended_call_is_run_and_read_and_not_paid_for(chat):
     trajectory = one(Rollout(Mender(), [tool]), chat, say(said, "=Paris"))
     assert tool.batches == [["Paris"]]
     assert trajectory.turns[0].results == (ToolResult("about Paris", ok=False),)
-    assert "about Paris" in chat.tokenizer.decode(trajectory.turns[0].observation_ids)
+    assert "about Paris" in chat.tokenizer.decode(observed(trajectory, 0))
     assert paid(trajectory) == [0.0, 0.0]
     group = score_group([trajectory], [WellFormed()])
     assert group.outcome.tolist() == pytest.approx([0.2])  # for the answer, one turn of two
@@ -488,7 +492,7 @@ def test_a_prompt_that_leaves_no_room_names_the_question(chat):
 
 
 def test_a_prompt_leaves_room_for_a_token_at_least(chat):
-    prompt = len(one(Rollout(Brackets(), []), chat, say("=x")).prompt_ids)
+    prompt = len(one(Rollout(Brackets(), []), chat, say("=x")).sample.prompt_ids)
     assert one(Rollout(Brackets(), [], max_tokens=prompt + 1), chat, say("=x")).ended_by == "length"
     told = f"a prompt of {prompt} tokens: no room within rollout.max_tokens = {prompt}"
     with pytest.raises(DataError, match=told):
@@ -502,7 +506,7 @@ def test_a_long_result_is_cut_to_the_budget_and_rewards_see_what_the_policy_saw(
     (result,) = groups[0][0].turns[0].results
     assert chat.count(result.content) <= 20
     assert "Paris" not in result.content
-    assert result.content in chat.tokenizer.decode(groups[0][0].turns[0].observation_ids)
+    assert result.content in chat.tokenizer.decode(observed(groups[0][0], 0))
 
 
 def test_no_cut_of_a_result_makes_a_tag_again(chat):
@@ -515,7 +519,7 @@ def test_no_cut_of_a_result_makes_a_tag_again(chat):
         text, budget = "".join(draw.choices(pieces, k=6)), draw.randint(1, 24)
         rollout = Rollout(Tagged(), [], max_result_tokens=budget)
         agent = Agent(rollout, ScriptedEngine(chat.tokenizer, say()), chat)
-        safe = agent.tools.make_safe(text)
+        safe = agent._make_safe(text)
         assert not re.search(r"<\s*/?\s*(tool|answer)\b", safe), (text, budget)
         assert "<|im_end|>" not in safe
         assert chat.count(safe) <= budget
@@ -527,7 +531,7 @@ def test_a_vocabulary_that_cannot_say_what_is_inert_gets_a_shorter_result(chat, 
     monkeypatch.setattr(chat, "inert", lambda text, tags: f"{text} <unk>")
     rollout = Rollout(Brackets(), [], max_result_tokens=12)
     agent = Agent(rollout, ScriptedEngine(chat.tokenizer, say()), chat)
-    safe = agent.tools.make_safe("one two three four five six seven")
+    safe = agent._make_safe("one two three four five six seven")
     assert safe.endswith(" <unk>")
     assert chat.count(safe) <= 12
 
@@ -542,7 +546,7 @@ def test_tool_text_cannot_close_its_tag_or_speak_as_the_user(chat):
         Rollout(Brackets(), [Look(lambda q: INJECTION)]), chat, say('[look {"query": "x"}]', "=x")
     )
     turn = groups[0][0].turns[0]
-    text = chat.tokenizer.decode(turn.observation_ids)
+    text = chat.tokenizer.decode(observed(groups[0][0], 0))
     assert text.count("</result>") == 1
     assert text.count("<result") == 1
     control = {
@@ -551,7 +555,7 @@ def test_tool_text_cannot_close_its_tag_or_speak_as_the_user(chat):
     }
     # <|im_end|> of the assistant, <|im_start|> user, <|im_end|>, <|im_start|> assistant:
     # markup, no more
-    assert sum(i in control for i in turn.observation_ids) == 4
+    assert sum(i in control for i in observed(groups[0][0], 0)) == 4
     assert "fact" in turn.results[0].content
 
 
@@ -562,7 +566,7 @@ def test_control_text_stays_text_even_if_it_is_not_neutralised(chat):
     }
     injected, plain = (chat.prompt([{"role": "user", "content": c}]) for c in (INJECTION, "fact"))
     assert sum(i in control for i in injected) == sum(i in control for i in plain) > 0
-    assert control & set(ids_of(chat, INJECTION))
+    assert control & set(encoded(chat, INJECTION))
     assert neutralise(INJECTION, ["result"], chat.control_tokens) != INJECTION
 
 

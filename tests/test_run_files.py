@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import warnings
 from pathlib import Path
 
 import lightning as L
@@ -28,7 +27,8 @@ from runs import column, data, last, module, rows, trainer
 from turnrl import BestCheckpoint, CheckpointError, RecipeError, record
 from turnrl.cli import main
 from turnrl.recipe.folders import claimed
-from turnrl.recipe.given import listed, read_given
+from turnrl.recipe.given import read_given
+from turnrl.recipe.merging import listed
 from turnrl.run.recording import write
 
 
@@ -73,7 +73,7 @@ def test_a_disk_that_fills_later_keeps_the_iteration_that_is_named(recipe, capsy
     full_disk(2)
     assert main(["fit", "recipe.yaml", *NO_VALIDATION]) == 1
     printed, told = capsys.readouterr()
-    assert "Iteration 1 is kept. To go on from it, repeat the command with" in told
+    assert "Iteration 1 is kept. To resume from it, repeat the command with" in told
     assert re.findall(r"^iteration +\S+", printed, re.MULTILINE) == ["iteration   1/2"]
     assert (
         torch.load("runs/recipe/version_0/checkpoints/last.ckpt", weights_only=True)["epoch"] == 0
@@ -377,18 +377,13 @@ def test_a_start_that_fails_leaves_an_empty_folder_of_the_users_own(recipe, caps
     assert list(Path("out").iterdir()) == []
 
 
-def test_a_start_that_fails_leaves_other_runs_alone(run, capsys):
-    fails(capsys, ["fit", "recipe.yaml", "--data.train", "missing.jsonl"])
+@pytest.mark.filterwarnings("ignore:Experiment logs directory")  # it writes over metrics.csv
+@pytest.mark.parametrize("version", [[], ["--trainer.logger.init_args.version", "0"]])
+def test_a_start_that_fails_leaves_other_runs_alone(run, capsys, version):
+    fails(capsys, ["fit", "recipe.yaml", "--data.train", "missing.jsonl", *version])
     assert [path.name for path in Path("runs/recipe").iterdir()] == ["version_0"]
-    assert (run / "model").is_dir()
-
-
-def test_a_run_in_a_given_folder_that_fails_at_once_leaves_what_was_there(run, capsys):
-    version = ["--trainer.logger.init_args.version", "0"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Lightning: it writes over metrics.csv
-        fails(capsys, ["fit", "recipe.yaml", "--data.train", "missing.jsonl", *version])
     assert (run / "checkpoints" / "last.ckpt").is_file()
+    assert (run / "model").is_dir()
 
 
 def csv_logger(**settings):

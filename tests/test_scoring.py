@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from trajectories import said, trajectory
 from turnrl import (
     AdvantageEstimator,
     DataError,
@@ -18,8 +19,6 @@ from turnrl import (
     Reading,
     ToolCall,
     ToolResult,
-    Trajectory,
-    Turn,
     TurnLevel,
     TurnReward,
 )
@@ -38,11 +37,11 @@ CALL = ToolCall("search", {"query": "capital"})
 
 def turn(calls=0, results=(), answer=None, error=None, tokens=2):
     reading = Reading((CALL,) * calls, answer, error)
-    return Turn("", (7,) * tokens, (-0.5,) * tokens, reading, tuple(results))
+    return said("", (7,) * tokens, (-0.5,) * tokens, reading, tuple(results))
 
 
 def attempt(*turns, stop="turns"):
-    return Trajectory(QUESTION, (1, 2, 3), turns, stop)
+    return trajectory(QUESTION, (1, 2, 3), turns, stop)
 
 
 GOOD, BAD = ToolResult("Paris is large."), ToolResult("no index Paris", ok=False)
@@ -129,7 +128,7 @@ def test_an_estimator_that_breaks_its_contract_is_the_plugins_fault():
 
 
 @pytest.mark.parametrize(
-    ("trajectory", "expected"),
+    ("whole", "expected"),
     [
         # exact_match, tool_execution, answer_in_results, format
         (SEARCHED, (1, 1, 1, 1)),
@@ -146,9 +145,9 @@ def test_an_estimator_that_breaks_its_contract_is_the_plugins_fault():
         (attempt(turn(1), stop="length"), (0, 0, 0, 0)),
     ],
 )
-def test_the_four_curves_of_a_trajectory(trajectory, expected):
-    assert tuple(curves(trajectory).values()) == expected
-    assert list(curves(trajectory)) == [
+def test_the_four_curves_of_a_trajectory(whole, expected):
+    assert tuple(curves(whole).values()) == expected
+    assert list(curves(whole)) == [
         *("exact_match", "tool_execution", "answer_in_results", "format")
     ]
 
@@ -160,7 +159,7 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         score_group([GUESSED] * 3, rewards, 2),
     )
     experience = Experience(
-        Collected(groups, 1.0, 3.0, 0, 0), tuple(assign_credit(g, TurnLevel()) for g in groups)
+        Collected(groups, 1.0, 3.0, 0, 0, 2), tuple(assign_credit(g, TurnLevel()) for g in groups)
     )
     figures = group_tallies(groups, rewards)
     assert {name: figure.total for name, figure in figures.items()} == {
@@ -194,6 +193,7 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         "rollout/degenerate_groups": 3,
         "rollout/probe_tokens": 0,
         "rollout/redrawn_groups": 0,
+        "rollout/restarted": 2,
     }
     assert found["train/degenerate_groups"] == found["rollout/degenerate_groups"]
 
@@ -203,7 +203,7 @@ def test_what_the_policy_does_is_watched_on_the_first_draw_and_what_it_learns_on
     draws = [[[GUESSED] * 3, sampled], [[FAILED] * 3], [[SEARCHED, SEARCHED, FAILED]]]
     first, second, third = (
         Experience(
-            Collected(groups, 1.0, 3.0, 10, 2),
+            Collected(groups, 1.0, 3.0, 10, 2, 1),
             tuple(assign_credit(group, OutcomeOnly()) for group in groups),
         )
         for groups in (tuple(score_group(one, rewards, 2) for one in draw) for draw in draws)
@@ -219,6 +219,7 @@ def test_what_the_policy_does_is_watched_on_the_first_draw_and_what_it_learns_on
         # every draw
         "rollout/redrawn_groups": Tally(3 + 3, 6),
         "rollout/probe_tokens": Tally(3 * 2, 6),
+        "rollout/restarted": Tally(3, 6),
         "rollout/seconds": Tally(3 * 1.0, 1),
         "rollout/scoring_seconds": Tally(3 * 3.0, 1),
     }

@@ -171,7 +171,7 @@ def test_an_outage_is_said_once_when_it_begins_and_once_when_it_ends(serve, caps
 
 def test_the_line_of_an_outage_names_the_setting_that_says_how_long_is_waited(capsys):
     port, oracle = closed_port(), patient(0.3, setting="patience_s")
-    with pytest.raises(EngineError, match=r"It was waited for, 0\.3 s"):
+    with pytest.raises(EngineError, match=r"turnrl waited 0\.3 s for it"):
         oracle.ask(lambda: get(port, "/1"))
     assert "the run waits for it, 0.3 s at most (patience_s)\n" in capsys.readouterr().err
 
@@ -214,7 +214,7 @@ def test_an_outage_that_lasts_ends_all_who_wait_and_whoever_comes_later_begins_a
     with ThreadPoolExecutor(8) as pool:
         for call in [pool.submit(ask) for _ in range(8)]:
             with pytest.raises(
-                EngineError, match=r"^it does not answer \(Conn.*\)\. It was waited"
+                EngineError, match=r"^it does not answer \(Conn.*\)\. turnrl waited"
             ):
                 call.result()
     assert 1 <= time.monotonic() - began < 2.5

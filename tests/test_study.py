@@ -172,7 +172,7 @@ def test_a_folder_of_ones_own_has_ones_own_figures_alone(tmp_path, monkeypatch, 
     write(tmp_path, "one-hop", runs)
     assert study.main(["--folder", str(tmp_path), "--draw"], mine) == 0
     table = _of_page("one-hop: figures", tmp_path / "tables.md")
-    assert {name: row["at the end"] for name, row in table.items()} == dict.fromkeys(
+    assert {name: row["final exact match"] for name, row in table.items()} == dict.fromkeys(
         ("MT-GRPO", "GRPO-OR", "mine"), "0.550"
     )
     assert "sampled tool execution" in (tmp_path / "one-hop.svg").read_text()
@@ -264,8 +264,8 @@ def _searched(number, found):
     call = ToolCall("search", {"query": f"query {number}"})
     text = f"a search for {number}"
     result = ToolResult("It is Rome." if found else "Nothing.")
-    turn = Turn(text, (), (), Reading((call,)), (result,))
-    return Trajectory(Question("q", "Which city is it?", ("Rome",)), (), (turn,), "answer")
+    turn = Turn(text, Reading((call,)), (result,))
+    return Trajectory(Question("q", "Which city is it?", ("Rome",)), (turn,), "answer")
 
 
 def test_the_noisy_reward_says_the_opposite_of_one_call_in_five(conditions):
@@ -412,7 +412,7 @@ def test_the_tables_of_the_page_are_those_of_the_lines(name):
         assert float(row[heading]) == pytest.approx(statistics.mean(areas[key].values()), abs=6e-4)
         if part.columns is not measures.learned_by_tokens:
             ends = [curves["val/exact_match"][-1] for curves in runs[key].values()]
-            assert float(row["at the end"]) == pytest.approx(statistics.mean(ends), abs=6e-4)
+            assert float(row["final exact match"]) == pytest.approx(statistics.mean(ends), abs=6e-4)
             matches = [[*enumerate(curves["val/exact_match"])] for curves in runs[key].values()]
             good = [next((n for n, v in one if v >= 0.7), one[-1][0]) for one in matches]
             assert float(row["iterations to 0.7"]) == pytest.approx(statistics.mean(good), abs=0.06)
@@ -541,7 +541,7 @@ def test_what_a_user_mistypes_is_said_before_anything_is_trained(tmp_path, monke
     assert not given
     monkeypatch.setattr(study, "turnrl", lambda words: TurnRLError.exit_code)
     assert study.main(["low", "--folder", str(folder)], two) == 2
-    assert "What is -o there is --folder here" in capsys.readouterr().out
+    assert "Where it says -o, give --folder here." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -575,7 +575,7 @@ def test_the_short_answers_have_the_figures_of_the_tables():
     one, two, free = (
         _of_page(f"{name}: figures") for name in ("one-hop", "two-hop", "no-search-cost")
     )
-    until, never = "iterations to 0.7", "never 0.7"
+    until, never = "iterations to 0.7", "never reached 0.7"
 
     def area(part, *pair):
         row = _of_page(f"{part}: differences")[pair]
@@ -590,7 +590,7 @@ def test_the_short_answers_have_the_figures_of_the_tables():
     bare = said(area("split", "MT-GRPO, unscaled", "GRPO-MR, unscaled"))
     cost = " (no search cost)"
     gain = said(area("no-search-cost", f"MT-GRPO{cost}", f"GRPO-OR{cost}"))
-    other, small = " (other places alone)", " (groups of 4)"
+    other, small = " (other places only)", " (groups of 4)"
     calm = [
         said(area("temptation", f"MT-GRPO{other}", f"{name}{other}"))
         for name in ("GRPO-OR", "GRPO-MR")
@@ -600,15 +600,15 @@ def test_the_short_answers_have_the_figures_of_the_tables():
         for part, label in (
             ("groups", small),
             ("groups", " (groups of 8)"),
-            ("noise", " (reward wrong in 1 of 5)"),
-            ("temptation", " (famous places alone)"),
+            ("noise", " (1 in 5 rewards wrong)"),
+            ("temptation", " (famous places only)"),
             ("updates", " (two updates)"),
             ("updates", " (one update)"),
         )
     ]
-    alone = " (famous places alone)"
+    alone = " (famous places only)"
     famous = said(area("temptation", f"MT-GRPO{alone}", f"GRPO-MR{alone}"))
-    every = " (all sixteen)"
+    every = " (all 16 seeds)"
     sixteen = said(area("split-again", f"MT-GRPO{every}", f"GRPO-MR, apart{every}"))
     gained = {
         "GRPO-MR minus GRPO-OR": said(area("one-hop", "GRPO-MR", "GRPO-OR")),
@@ -624,32 +624,34 @@ def test_the_short_answers_have_the_figures_of_the_tables():
     for sentence in (
         f"With one hop it is, by {split}.",
         f"the same test showed no difference, {paid}.",
-        f"none was seen with one hop, {bare}.",
+        f"we saw none with one hop, {bare}.",
         *(f"{what} | {gained[what]}" for what in gained),
-        f"MT-GRPO minus GRPO-MR, apart | {sixteen} over sixteen seeds",
+        f"MT-GRPO minus GRPO-MR, apart | {sixteen} over sixteen seeds (eight in",
         f"{sixteen}, and that is the size to quote",
         f"Its area is {gain} larger over five seeds",
-        f"it is not told apart from MT-GRPO any more: {calm[0]} over five seeds",
+        f"areas no longer differ significantly: {calm[0]} over five seeds",
         f"to {calm[0]}. So by area",
-        f"Over GRPO-MR it is {calm[1]}.",
-        f"area is {min(tempted):.2f} to {max(tempted):.2f} above that of GRPO-OR in each condition",
+        f"Its lead over GRPO-MR is {calm[1]}.",
+        f"area is {min(tempted):.2f} to {max(tempted):.2f} above GRPO-OR's in each condition",
         f"by area, {said(area('groups', f'MT-GRPO{small}', f'GRPO-MR{small}'))} and {famous}.",
         f"after {one['MT-GRPO'][until]} iterations on average",
         f"needs {one['GRPO-MR'][until]}",
-        f"all eight runs unlearn the search, and {words[int(one['GRPO-OR'][never])]} runs of eight",
-        f"are not back within 30 iterations, and {words[int(long[never])]} not within 60.",
+        "all eight runs unlearn the search. "
+        f"{words[int(one['GRPO-OR'][never])].capitalize()} of them do not reach 0.7 within 30 "
+        f"iterations, and {words[int(long[never])]} not within 60.",
         f"MT-GRPO in {words[8 - int(two['MT-GRPO'][never])]}",
         f"after {two['GRPO-OR'][until]} iterations on average, and MT-GRPO",
     ):
         assert sentence in index
     for name in ("MT-GRPO", "GRPO-MR", "GRPO-OR"):
         shown = []
-        for row, last in ((one[name], 30), (free[f"{name} (no search cost)"], 20), (two[name], 20)):
-            less = f" ({row[never]} of {row['seeds']} not within {last})"
+        for row in (one[name], free[f"{name} (no search cost)"], two[name]):
+            less = f"; {row[never]} of {row['seeds']} runs never got there"
             shown.append(row[until] + less * (row[never] != "0"))
         (line,) = re.findall(rf"\| {name}: .*? \| (.*? \| .*? \| .*?) \|", readme)
         assert line.split(" | ") == shown
-    for figure in (*gained.values(), sixteen, f"a test of this, {split}", f"no difference, {paid}"):
+    tested = f"as a test, and they gave {split}"
+    for figure in (*gained.values(), sixteen, tested, f"no difference, {paid}"):
         assert figure in readme
 
 

@@ -234,7 +234,7 @@ def test_the_table_can_be_read_by_a_program_and_runs_can_be_listed_beforehand(sw
     assert "  begun  seed 3\n" in sweep(*words, "--list")[1]
     code, text = sweep(*words)
     assert code == 0
-    assert "goes on seed 3, after iteration 1" in text
+    assert "resumes seed 3, after iteration 1" in text
     assert lines() == before
     assert len(runs()) == 2
 
@@ -297,7 +297,7 @@ def test_killed_three_times_a_sweep_goes_on_and_ends_as_if_nothing_had_happened(
     os.kill(int(alive()[0].name), signal.SIGKILL)
     assert second.wait(120) == 1
     text = Path("sweep.out").read_text()
-    assert len(re.findall(r"goes on seed [01], after iteration [1-4]\n", text)) >= 1, text
+    assert len(re.findall(r"resumes seed [01], after iteration [1-4]\n", text)) >= 1, text
     assert len(re.findall(r"FAILED  seed [01]: killed by SIGKILL, as by the system if", text)) == 1
     assert len(lines()) == 1
 
@@ -358,7 +358,7 @@ def test_a_sweep_that_is_stopped_stops_its_runs_and_another_is_refused_meanwhile
     assert running.wait(30) == 128 + number
     assert not alive()
     text = Path("sweep.out").read_text()
-    assert "0 of 2 runs are done. The same command goes on." in text
+    assert "0 of 2 runs are done. Repeat the command to resume." in text
     assert "Traceback" not in text
     for log in SWEEP.glob("*/log.txt"):
         told = log.read_text()
@@ -374,7 +374,7 @@ def test_runs_of_several_processes_end_with_their_sweep(start):
     kill(running)
     running = start(*LONG[1:], "--trainer.devices=2", "--trainer.strategy=ddp", "--jobs=1")
     assert running.wait(300) == 0
-    assert "goes on seed 0, after iteration" in Path("sweep.out").read_text()
+    assert "resumes seed 0, after iteration" in Path("sweep.out").read_text()
 
 
 def test_a_lock_that_nobody_holds_is_no_hindrance(recipe, capsys):
@@ -403,7 +403,7 @@ def test_a_lock_that_nobody_holds_is_no_hindrance(recipe, capsys):
         (["--set=model.group_sise=4"], "unknown key 'model.group_sise'. Did you mean group_size"),
         (["--set=model.group_size=4,many"], "model.group_size is 'many'; it must be a whole"),
         (["--set=model.group_size"], "Give --set model.estimator=OutcomeOnly,Merged."),
-        (["--set=model.group_size=4,"], "which is no key with its values"),
+        (["--set=model.group_size=4,"], "which is not a key with its values"),
         (["--set=model.group_size=4,4"], "has the value '4' twice"),
         (["--set=model.group_size=2", "--set=model.group_size=4"], "is given twice"),
         (["--set=model.optimizer.lr=1e-3,0.001"], "are the same recipe. Leave one out."),
@@ -420,7 +420,10 @@ def test_a_lock_that_nobody_holds_is_no_hindrance(recipe, capsys):
         (["--devices=0"], "and this machine has no GPU. Leave --devices out."),
         (["-o=recipe.yaml/x"], "recipe.yaml is a file"),
         (["--print_config"], "unknown option --print_config. Did you mean --config?"),
-        (["--model.estimator.help=Merged"], "--model.estimator.help=Merged is of 'turnrl fit'."),
+        (
+            ["--model.estimator.help=Merged"],
+            "--model.estimator.help=Merged is an option of 'turnrl fit'.",
+        ),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
@@ -430,19 +433,21 @@ def test_a_mistake_is_one_line_before_any_run_begins(recipe, capsys, words, told
     assert not list(Path().glob("runs/*/*/version_*"))
 
 
-def test_a_sweep_says_that_it_checks_its_settings_before_it_finds_a_mistake(recipe, capsys):
-    assert main(["sweep", "recipe.yaml", "--set=model.group_size=2,few", "--list"]) == 2
+@pytest.mark.parametrize(
+    ("setting", "printed"),
+    [
+        ("model.estimator=TurnLevel,NoSuch", "checking 2 settings; this loads torch and Lightning"),
+        ("model.group_size=2,few", None),  # found before anything is loaded
+        ("model.estimatr=OutcomeOnly,TurnLevel", None),
+    ],
+)
+def test_a_sweep_checks_keys_and_plain_values_before_it_loads_torch_and_classes_after(
+    recipe, capsys, setting, printed
+):
+    assert main(["sweep", "recipe.yaml", f"--set={setting}", "--list"]) == 2
     captured = capsys.readouterr()
-    assert "model.group_size" in captured.err
-    assert captured.out.splitlines()[-1] == "checking 2 settings; this loads torch and Lightning"
-
-
-def test_a_sweep_finds_an_unknown_key_before_it_loads_anything(recipe, capsys):
-    typo = "--set=model.estimatr=OutcomeOnly,TurnLevel"
-    assert main(["sweep", "recipe.yaml", typo, "--list"]) == 2
-    captured = capsys.readouterr()
-    assert "model.estimatr" in captured.err
-    assert captured.out == ""
+    assert setting.partition("=")[0] in captured.err
+    assert next(iter(captured.out.splitlines()[-1:]), None) == printed
 
 
 def test_without_a_recipe_and_with_one_that_is_missing(capsys, tmp_path, monkeypatch):
@@ -490,8 +495,6 @@ def test_a_digest_says_what_is_trained_and_not_where_or_how_it_is_spelt(recipe):
 
 
 def test_seeds_and_values_are_read_as_the_page_says():
-    assert matrix.read_seeds("0..4") == [0, 1, 2, 3, 4]
-    assert matrix.read_seeds("0,2,5") == [0, 2, 5]
     assert matrix.read_seeds("0..3,7") == [0, 1, 2, 3, 7]
     assert matrix.read_set("model.group_size=4,8,16") == ("model.group_size", ["4", "8", "16"])
     text = "a={class_path: X, init_args: {b: [1, 2]}},[c, 'd]'],don't,e"
@@ -571,15 +574,13 @@ def test_a_torn_or_broken_line_is_told_and_counts_for_no_run(tmp_path, broken):
     file.write_text("\n".join([good[0], broken, good[1]]), "utf-8", "surrogateescape")
     found, problems = results.read(tmp_path)
     assert sorted(found) == [("d", 0), ("d", 1)]
-    assert problems == [
-        f"line 2 of {file} is torn or broken, and is ignored: it counts for no run."
-    ]
+    assert problems == [f"ignored line 2 of {file}, which is torn or broken."]
     # a line is added behind what is there, and a torn end gives way to it
-    results.append(tmp_path, found["d", 0])
+    results.append(file, found["d", 0])
     assert file.read_bytes().splitlines()[1] == broken.encode("utf-8", "surrogateescape")
     assert len(file.read_text("utf-8", "surrogateescape").splitlines()) == 4
     file.write_text(f"{good[0]}\n{good[1][:-9]}")
-    results.append(tmp_path, found["d", 1])
+    results.append(file, found["d", 1])
     assert [json.loads(line)["seed"] for line in file.read_text().splitlines()] == [0, 1]
 
 
@@ -619,80 +620,68 @@ def test_the_area_is_that_of_trapezoids_up_to_what_every_run_sampled():
     assert table.area(points, 200) == pytest.approx(0.5)
 
 
-def test_intervals_are_students_over_seeds_and_differences_are_paired(recipe):
-    _, cells = matrix.read_cells(["recipe.yaml"], "0..2", ["model.group_size=2,4,8"])
-    ends = {"2": [0.4, 0.2, 0.6], "4": [0.8, 0.4, 1.0], "8": [0.5]}
-    found = {}
-    for cell in cells:
-        size = cell.settings["model.group_size"]
-        if cell.seed < len(ends[size]):
-            line = a_line(cell.digest, cell.seed, matches=(0, 0, ends[size][cell.seed]))
-            found[cell.digest, cell.seed] = results._result(json.dumps(line))
-    first, second, third = table.tabulate(cells, found).rows
-    one = first.figures["exact_match"]
-    half = stats.t.ppf(0.975, 2) * stats.tstd(ends["2"]) / 3**0.5
-    assert 0.4 - half < 0  # where no exact match can be
-    assert (one.mean, one.over.low, one.over.high) == pytest.approx((0.4, 0.0, 0.4 + half))
-    assert one.less is None
-    less = second.figures["exact_match"].less
-    half = stats.t.ppf(0.975, 2) * stats.tstd([0.4, 0.2, 0.4]) / 3**0.5
-    assert (less.low, less.high) == pytest.approx((1 / 3 - half, 1 / 3 + half))
-    assert third.figures["exact_match"].over is None
-    text = [*table.as_text(table.tabulate(cells, found))]
-    assert max(map(len, text)) <= 80
-    assert text[2] == "C  model.group_size=8: seed 0"
-    (line,) = [line for line in text if line.startswith("exact_match")]
-    assert line == "exact_match       A    0.4000  [0.0000, 0.8968]"
-    assert "2 runs did not finish, and are in no figure." in " ".join(text)
-
-
-def test_a_difference_is_of_the_seeds_that_both_settings_have(recipe):
-    _, cells = matrix.read_cells(["recipe.yaml"], "0..3", ["model.group_size=2,4"])
-    ends = {"2": {0: 0.1, 1: 0.3, 3: 0.2}, "4": {1: 0.4, 2: 0.9, 3: 0.4}}
+def tabulated(seeds, ends, curves=lambda cell: {}):
+    """A table of runs by their last exact match, by group size and seed."""
+    sets = [f"model.group_size={','.join(ends)}"]
+    _, cells = matrix.read_cells(["recipe.yaml"], seeds, sets)
     found = {}
     for cell in cells:
         if (end := ends[cell.settings["model.group_size"]].get(cell.seed)) is not None:
-            line = a_line(cell.digest, cell.seed, matches=(0, 0, end))
-            found[cell.digest, cell.seed] = results._result(json.dumps(line))
-    _, second = table.tabulate(cells, found).rows
-    less = second.figures["exact_match"].less
-    # seeds 1 and 3: 0.4 - 0.3 and 0.4 - 0.2
-    half = stats.t.ppf(0.975, 1) * stats.tstd([0.1, 0.2]) / 2**0.5
-    assert (less.low, less.high) == pytest.approx((0.15 - half, 0.15 + half))
+            line = a_line(*cell.key, matches=(0, 0, end))
+            line["curves"] |= curves(cell)
+            found[cell.key] = results._result(json.dumps(line))
+    return table.tabulate(cells, found)
+
+
+def half(values):
+    return stats.t.ppf(0.975, len(values) - 1) * stats.tstd(values) / len(values) ** 0.5
+
+
+def test_intervals_are_students_over_seeds_and_differences_are_paired(recipe):
+    ends = {"2": {0: 0.4, 1: 0.2, 2: 0.6}, "4": {0: 0.8, 1: 0.4, 2: 1.0}, "8": {0: 0.5}}
+    found = tabulated("0..2", ends)
+    first, second, third = (row.figures["exact_match"] for row in found.rows)
+    wide = half([*ends["2"].values()])
+    assert 0.4 - wide < 0  # where no exact match can be
+    assert (first.mean, *first.ends) == pytest.approx((0.4, 0.0, 0.4 + wide))
+    assert first.less is third.ends is None
+    gain = half([0.4, 0.2, 0.4])
+    assert (second.less.low, second.less.high) == pytest.approx((1 / 3 - gain, 1 / 3 + gain))
+    text = [*found.lines()]
+    assert max(map(len, text)) <= 80
+    assert text[2] == "C  model.group_size=8: seed 0"
+    assert "exact_match       A    0.4000  [0.0000, 0.8968]" in text
+    assert "2 runs did not finish, and are in no figure." in " ".join(text)
+    # of the seeds that both settings have, 1 and 3: 0.4 - 0.3 and 0.4 - 0.2
+    ends = {"2": {0: 0.1, 1: 0.3, 3: 0.2}, "4": {1: 0.4, 2: 0.9, 3: 0.4}}
+    less = tabulated("0..3", ends).rows[1].figures["exact_match"].less
+    gain = half([0.1, 0.2])
+    assert (less.low, less.high) == pytest.approx((0.15 - gain, 0.15 + gain))
 
 
 def test_questions_scored_beside_the_validation_are_in_the_table(recipe):
-    _, cells = matrix.read_cells(["recipe.yaml"], "0..1", [])
-    found = {}
-    for cell in cells:
-        line = a_line(cell.digest, cell.seed)
-        line["curves"]["famous/tool_execution"] = [0, 1, cell.seed]
-        line["curves"]["train/tool_execution"] = [None, 0, 0]
-        found[cell.digest, cell.seed] = results._result(json.dumps(line))
-    text = [*table.as_text(table.tabulate(cells, found))]
+    def curves(cell):
+        return {"famous/tool_execution": [0, 1, cell.seed], "train/tool_execution": [None, 0, 0]}
+
+    text = [*tabulated("0..1", {"2": {0: 1.0, 1: 1.0}}, curves).lines()]
     assert max(map(len, text)) <= 80
     place = text.index("famous/tool_execution")
     assert text[place + 1] == f"{'':18}A    0.5000  [0.0000, 1.0000]"  # a share, so it ends there
     assert not any("train" in line for line in text)
 
 
-def test_what_the_figures_of_a_setting_lack_is_said(recipe):
-    _, cells = matrix.read_cells(["recipe.yaml"], "0..3", ["model.group_size=2,4"])
-    found = {}
-    for cell in cells:
-        size = cell.settings["model.group_size"]
-        if size == "2" or cell.seed < 2:
-            line = a_line(cell.digest, cell.seed)
-            if cell.seed != 3:
-                line["curves"]["val/answer_in_results"] = [None, None, cell.seed]
-            found[cell.digest, cell.seed] = results._result(json.dumps(line))
-    text = " ".join(" ".join(table.as_text(table.tabulate(cells, found))).split())
+def test_notes_name_what_the_figures_of_a_setting_lack(recipe):
+    def curves(cell):
+        return {"val/answer_in_results": [None, None, cell.seed]} if cell.seed != 3 else {}
+
+    ends = {"2": dict.fromkeys(range(4), 1.0), "4": {0: 1.0, 1: 1.0}}
+    text = " ".join(" ".join(tabulated("0..3", ends, curves).lines()).split())
     assert "answer_in_results of A is over 3 of its seeds." in text
     assert "B shares 2 seeds with A: its differences are over these." in text
     assert "exact_match A 1.0000 all seeds alike" in text
-    nothing = table.tabulate(cells, {})
-    assert [*table.as_text(nothing)] == ["no run has finished: there are no figures."]
-    assert json.loads(json.dumps(table.as_json(nothing)))["settings"] == []
+    nothing = tabulated("0", {"2": {}})
+    assert [*nothing.lines()] == ["no run has finished: there are no figures."]
+    assert json.loads(json.dumps(nothing.as_json()))["settings"] == []
 
 
 # ------------------------------------------------------------------------------------ attempts
@@ -735,10 +724,8 @@ def test_attempts_become_one_run_and_the_later_one_is_right(tmp_path, monkeypatc
 
 def test_the_better_checkpoint_is_kept_by_the_figure_that_the_recipe_watches(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    least = {
-        "class_path": "turnrl.BestCheckpoint",
-        "init_args": {"monitor": "val/exact_match", "mode": "min"},
-    }
+    own = {"monitor": "val/exact_match", "mode": "min"}
+    least = {"class_path": "turnrl.BestCheckpoint", "init_args": own}
     attempt(0, [(0, 0.1)], best="first", callbacks=[least])
     attempt(1, [(1, 0.05)], best="second", callbacks=[least])
     run = folders.settle(Path("run"))

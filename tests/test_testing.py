@@ -601,7 +601,10 @@ def test_the_examples_hold_every_way_to_end():
         assert isinstance(trajectory.question, Question)
         for turn in trajectory.turns:
             assert len(turn.results) == len(turn.reading.calls)
-            assert len(turn.token_ids) == len(turn.sampler_logprobs)
+        sample = trajectory.sample
+        columns = (sample.turn_index, sample.sampler_logprobs, sample.versions)
+        assert [len(column) for column in columns] == [len(sample)] * 3
+        assert {*trajectory.sampled_turns} == {*range(len(trajectory.turns))}
 
 
 # ------------------------------------------------------------------- estimators

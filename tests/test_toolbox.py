@@ -32,9 +32,9 @@ from turnrl import (
     ToolSession,
     call_tools,
 )
-from turnrl.agent.explore import Opening
 from turnrl.agent.rollout import Agent
-from turnrl.agent.toolbox import MAX_RESULT_CHARACTERS, Toolbox, ToolSessions, run_tool
+from turnrl.agent.running import run_tool
+from turnrl.agent.toolbox import MAX_RESULT_CHARACTERS, Toolbox, ToolSessions
 from turnrl.testing import ScriptedEngine, check_tool
 from turnrl_estimators.anchored import retrieved
 from turnrl_rewards import SupportSeen
@@ -594,24 +594,25 @@ def test_a_session_that_is_being_closed_when_another_trajectory_fails_is_closed_
 
 
 async def begun(agent):
-    """A trajectory that has begun, after its first turn."""
-    opening = Opening(QUESTION, ToolSessions(agent.tools), (0,))
-    await opening.sessions.open(QUESTION)
-    (state,) = agent.begin([opening])
-    return await agent.turn(state)
+    """An attempt that has begun, after its first turn."""
+    attempt = agent.attempt(QUESTION, (0,))
+    await attempt.sessions.open(QUESTION)
+    agent.begin([attempt])
+    await agent.advance(attempt)
+    return attempt
 
 
 async def branches(agent, seeds):
     """One turn, then a branch per seed that goes on for two more; and the trunk."""
     trunk = await begun(agent)
-    states = [await trunk.fork((seed,)) for seed in seeds]
+    forked = [await trunk.fork((seed,)) for seed in seeds]
     ended = []
-    for state in [*states, trunk]:
-        while state.ended_by is None:
-            state = await agent.turn(state)
-        await state.close()
-        await state.close()  # harmless
-        ended.append(state.trajectory)
+    for attempt in [*forked, trunk]:
+        while attempt.ended_by is None:
+            await agent.advance(attempt)
+        await attempt.close()
+        await attempt.close()  # harmless
+        ended.append(attempt.trajectory)
     return ended
 
 
@@ -646,16 +647,16 @@ def test_a_session_that_cannot_be_copied_refuses_to_branch_and_leaves_nothing_op
     agent = Agent(Rollout(Brackets(), [tool, box]), engine, chat)
 
     async def scenario():
-        state = await begun(agent)
+        attempt = await begun(agent)
         with pytest.raises(
             ToolError, match=r"tool 'box' \(Box\) keeps a Unique .* be copied\. Make"
         ):
-            await state.fork((1,))
+            await attempt.fork((1,))
         assert len(engine.open_sessions) == 1
         # the trunk goes on as if nothing had been
-        state = await agent.turn(state)
-        await state.close()
-        return [r.content for r in state.turns[-1].results]
+        await agent.advance(attempt)
+        await attempt.close()
+        return [r.content for r in attempt.turns[-1].results]
 
     assert asyncio.run(scenario()) == ["2", "2"]
     tool.check_closed(2)
@@ -679,11 +680,11 @@ def test_a_branch_that_the_engine_refuses_leaves_nothing_open(chat):
     agent = Agent(Rollout(Brackets(), [tool]), engine, chat)
 
     async def scenario():
-        state = await begun(agent)
-        state.conversation.session = Ended()
+        attempt = await begun(agent)
+        attempt.conversations[0].session = Ended()
         with pytest.raises(RuntimeError, match="weights change"):
-            await state.fork((1,))
-        await state.close()
+            await attempt.fork((1,))
+        await attempt.close()
 
     asyncio.run(scenario())
     tool.check_closed(len(tool.opened))

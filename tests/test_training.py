@@ -151,7 +151,7 @@ def test_the_metrics_of_an_iteration_are_means_over_its_trajectories(tiny_model,
         "reward/outcome/answered": sum(t.answer is not None for t in attempts) / 16,
         "reward/turn": sum(float(g.turn_rewards.sum()) for g in groups) / 16,
         "rollout/turns": sum(len(t.turns) for t in attempts) / 16,
-        "rollout/sampled_tokens": sum(len(u.token_ids) for t in attempts for u in t.turns) / 16,
+        "rollout/sampled_tokens": sum(len(t.sampled_turns) for t in attempts) / 16,
         "rollout/truncated": sum(t.ended_by == "length" for t in attempts) / 16,
         "train/format": sum(t.answer is not None for t in attempts) / 16,
     }
@@ -720,6 +720,6 @@ def test_every_process_and_every_iteration_has_random_streams_of_its_own(tiny_mo
         for iteration in (0, 1):
             streams.append(it.stream(iteration))
             found = it.collect([Question("n", "Number 3?", ("x",))], iteration)
-            samples.append([trajectory.token_ids for trajectory in found.trajectories])
+            samples.append([trajectory.sample.token_ids for trajectory in found.trajectories])
     assert len({*streams}) == 4
     assert all(one != other for one, other in itertools.combinations(samples, 2))

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import turnrl.policy.model
 from runs import column, data, module, trainer
+from trajectories import again, ids_of, observed, retold, said, trajectory
 from turnrl import (
     Lora,
     Policy,
@@ -61,11 +62,11 @@ UNREADABLE = ToolCall("", error="bad JSON")
 
 
 def turn(*calls, results=(), answer=None) -> Turn:
-    return Turn("text", (7, 8), (-0.5, -0.25), Reading(calls, answer), tuple(results), (5,))
+    return said("text", (7, 8), (-0.5, -0.25), Reading(calls, answer), results, (5,))
 
 
 def attempt(*turns, of=PARIS) -> Trajectory:
-    return Trajectory(of, (1, 2, 3), turns, "answer" if turns[-1].reading.answer else "turns")
+    return trajectory(of, (1, 2, 3), turns, "answer" if turns[-1].reading.answer else "turns")
 
 
 def earned(reward, trajectory) -> list[float]:
@@ -289,13 +290,13 @@ def plain_logprobs(policy, ids) -> list[float]:
     return [float(log_p[i - 1, ids[i]]) for i in range(1, len(ids))]
 
 
-def naive_phi(policy, trajectory, turns, opening="<answer>") -> float:
-    ids, read = list(trajectory.prompt_ids), list(trajectory.prompt_ids)
-    for taken in trajectory.turns[:turns]:
-        ids += [*taken.token_ids, *taken.observation_ids]
+def naive_phi(policy, whole, turns, opening="<answer>") -> float:
+    ids, read = list(whole.sample.prompt_ids), list(whole.sample.prompt_ids)
+    for k, taken in enumerate(whole.turns[:turns]):
+        ids += [*ids_of(whole, k), *observed(whole, k)]
         if any(result.ok for result in taken.results):
             read = list(ids)
-    answer = next(a for a in trajectory.question.answers if a)
+    answer = next(a for a in whole.question.answers if a)
     put = policy.tokenizer(opening + answer, return_offsets_mapping=True)
     counted = sum(end > len(opening) for _, end in put["offset_mapping"])
     return sum(plain_logprobs(policy, read + put["input_ids"])[-counted:])
@@ -308,9 +309,9 @@ def test_information_gain_is_the_change_of_the_answers_log_probability(
     reward = InformationGain(2.0)
     reward.prepare(played, tiny_policy)
     gains = set()
-    for trajectory in played:
-        phi = [naive_phi(tiny_policy, trajectory, n) for n in range(len(trajectory.turns) + 1)]
-        rewards = earned(reward, trajectory)
+    for whole in played:
+        phi = [naive_phi(tiny_policy, whole, n) for n in range(len(whole.turns) + 1)]
+        rewards = earned(reward, whole)
         wanted = [2.0 * (after - before) for before, after in itertools.pairwise(phi)]
         assert rewards == pytest.approx(wanted, abs=1e-3)
         assert sum(rewards) == pytest.approx(2.0 * (phi[-1] - phi[0]), abs=1e-3)
@@ -322,21 +323,16 @@ def test_information_gain_telescopes(tiny_policy, played):
     reward, score = InformationGain(), AnswerLikelihood()
     for one in (reward, score):
         one.prepare(played, tiny_policy)
-    for trajectory in played:
-        last = score.score(trajectory, len(trajectory.turns)) - score.score(trajectory, 0)
-        assert abs(sum(earned(reward, trajectory)) - last) < 1e-5
+    for whole in played:
+        last = score.score(whole, len(whole.turns)) - score.score(whole, 0)
+        assert abs(sum(earned(reward, whole)) - last) < 1e-5
 
 
 def test_a_turn_without_a_result_gains_nothing_and_is_read_with_the_next(tiny_policy, played):
     long = next(t for t in played if len(t.turns) == 4)
-    first, second = long.turns[:2]
     failed = (ToolResult("no", ok=False),)
-    turns = (
-        Turn(first.text, first.token_ids, first.sampler_logprobs, first.reading, failed, (5, 6)),
-        second,
-        long.turns[3],
-    )
-    some = Trajectory(long.question, long.prompt_ids, turns, "turns")
+    turns = (again(long, 0, results=failed, observed=(5, 6)), again(long, 1), again(long, 3))
+    some = retold(long, turns)
     reward = InformationGain()
     reward.prepare([some], tiny_policy)
     rewards = earned(reward, some)
@@ -364,9 +360,7 @@ def test_information_can_be_measured_per_token_or_as_a_probability(tiny_policy, 
 
 
 def test_an_answer_is_put_as_the_policy_would_write_it(tiny_policy, played):
-    some = Trajectory(
-        Question("q", "?", ("Paris",)), played[0].prompt_ids, played[0].turns, played[0].ended_by
-    )
+    some = replace(played[0], question=Question("q", "?", ("Paris",)))
     # " Paris" is a token of its own, which neither " " nor "Paris" begins
     assert len(tiny_policy.tokenizer(" Paris")["input_ids"]) == 1
     for opening in ("I know. ", "I know.", ""):
@@ -410,7 +404,7 @@ def test_each_state_is_read_once_in_minibatches_of_so_many_tokens(tiny_model, pl
     InformationGain().prepare(played, policy)
     assert Counter(states).most_common(1)[0][1] == 1
     # both prompts, and a state for each turn that brought something
-    results = {(t.token_ids, k) for t in played for k, u in enumerate(t.turns) if u.results}
+    results = {(t.sample.token_ids, k) for t in played for k, u in enumerate(t.turns) if u.results}
     assert 2 < len(states) <= 2 + len(results)
     assert max(sizes) <= 300
     assert len(sizes) > 1
@@ -423,7 +417,7 @@ def test_each_state_is_read_once_in_minibatches_of_so_many_tokens(tiny_model, pl
 
 def test_a_question_without_an_answer_has_no_information_to_gain(tiny_policy, played):
     unknown = Question("q", "?", ("", "the"))
-    some = [Trajectory(unknown, t.prompt_ids, t.turns, t.ended_by) for t in played]
+    some = [replace(t, question=unknown) for t in played]
     group = score_group(some, [InformationGain()], policy=tiny_policy)
     assert group.turn_rewards.abs().sum() == 0
 
@@ -434,16 +428,16 @@ def test_the_penalty_is_the_sum_of_log_ratios_of_a_turns_sampled_tokens(
     monkeypatch.setattr(adapted, "minibatch_tokens", 300)
     reward = KLPenalty(0.5)
     reward.prepare(played, adapted)
-    for trajectory in played:
+    for whole in played:
         # of the model without an adapter; of each token but the first
-        reference = [0.0, *plain_logprobs(tiny_policy, list(trajectory.token_ids))]
-        own = [0.0, *plain_logprobs(adapted, list(trajectory.token_ids))]
-        at, wanted = len(trajectory.prompt_ids), []
-        for taken in trajectory.turns:
-            end = at + len(taken.token_ids)
+        reference = [0.0, *plain_logprobs(tiny_policy, list(whole.sample.token_ids))]
+        own = [0.0, *plain_logprobs(adapted, list(whole.sample.token_ids))]
+        at, wanted = len(whole.sample.prompt_ids), []
+        for k in range(len(whole.turns)):
+            end = at + len(ids_of(whole, k))
             wanted.append(-0.5 * (sum(own[at:end]) - sum(reference[at:end])))
-            at = end + len(taken.observation_ids)
-        assert earned(reward, trajectory) == pytest.approx(wanted, abs=1e-3)
+            at = end + len(observed(whole, k))
+        assert earned(reward, whole) == pytest.approx(wanted, abs=1e-3)
 
 
 def test_a_policy_that_is_its_reference_pays_no_penalty(tiny_model, played):
@@ -460,7 +454,7 @@ def test_a_policy_that_is_its_reference_pays_no_penalty(tiny_model, played):
     "make", [lambda: SearchCost(-0.1), lambda: Repetition(-1), lambda: KLPenalty(-1.0)]
 )
 def test_a_cost_below_nothing_would_pay(make):
-    with pytest.raises(RecipeError, match="which would pay for what is to cost"):
+    with pytest.raises(RecipeError, match="so it would pay instead of costing"):
         make()
 
 
@@ -493,7 +487,7 @@ def test_a_reference_needs_an_adapter(reward, tiny_policy, played):
 
 @pytest.mark.parametrize("reward", [KLPenalty(1.0), InformationGain()])
 def test_a_trajectory_that_no_policy_was_asked_about_is_not_scored(reward, adapted, played):
-    with pytest.raises(RecipeError, match="has not seen this trajectory with one"):
+    with pytest.raises(RecipeError, match="has not seen this trajectory with a policy"):
         score_group(played[:4], [reward])
     reward.prepare(played[:4], adapted)
     assert earned(reward, played[0])
@@ -504,37 +498,27 @@ def test_a_trajectory_that_no_policy_was_asked_about_is_not_scored(reward, adapt
 # ------------------------------------------------------------------------------- contracts
 
 
-@pytest.mark.parametrize(
-    "reward",
-    [
-        *(SearchCost(), SearchCost(2.0), Repetition(), FirstHit(), FirstHit(3.0), F1(), F1(2.0)),
-        *(Progress(AnswerSeen()), Progress(SupportSeen(), 7.0)),
-    ],
-    ids=lambda reward: type(reward).__name__,
-)
+@pytest.mark.parametrize("reward", [
+    *(SearchCost(), SearchCost(2.0), Repetition(), FirstHit(), FirstHit(3.0), F1(), F1(2.0)),
+    *(Progress(AnswerSeen()), Progress(SupportSeen(), 7.0)),
+], ids=lambda reward: type(reward).__name__)  # fmt: skip
 def test_a_reward_keeps_to_the_contract(reward):
     check_reward(reward)
 
 
-@pytest.mark.parametrize(
-    "reward",
-    [
-        InformationGain(),
-        InformationGain(3.0, measure="probability"),
-        InformationGain(reference=True),
-        KLPenalty(0.1),
-    ],
-    ids=lambda reward: type(reward).__name__,
-)
+@pytest.mark.parametrize("reward", [
+    InformationGain(), InformationGain(3.0, measure="probability"),
+    InformationGain(reference=True), KLPenalty(0.1),
+], ids=lambda reward: type(reward).__name__)  # fmt: skip
 def test_a_reward_that_asks_the_policy_keeps_to_the_contract(reward, adapted):
     check_reward(reward, policy=adapted)
 
 
 def test_garbage_that_names_the_answer_gains_nothing_by_the_error_it_reads(tiny_policy, played):
     garbled = Reading(format_error="no call or answer")
-    said = tuple(tiny_policy.tokenizer("12 letters 12 letters")["input_ids"])
-    rambling = Turn("12 letters", said, (-1.0,) * len(said), garbled, (), (5, 6, 7))
-    some = Trajectory(played[0].question, played[0].prompt_ids, (rambling,) * 3, "turns")
+    ids = tiny_policy.tokenizer("12 letters 12 letters")["input_ids"]
+    rambling = said("12 letters", ids, (-1.0,) * len(ids), garbled, (), (5, 6, 7))
+    some = retold(played[0], (rambling,) * 3)
     group = score_group([some], [InformationGain()], policy=tiny_policy)
     assert group.turn_rewards.tolist() == [[0, 0, 0]]
 

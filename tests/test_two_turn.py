@@ -48,25 +48,22 @@ def test_a_call_in_the_last_turn_is_no_call_and_a_format_error():
     assert reading.format_error == "the last turn must give an answer"
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        (CALL, "no reasoning"),
-        ("<reasoning>  </reasoning>" + CALL, "the reasoning is empty"),
-        (THOUGHT + THOUGHT + CALL, "misplaced tags"),
-        ("<reasoning>think" + CALL, "misplaced tags"),
-        ("think</reasoning>" + CALL, "no reasoning"),
-        (THOUGHT + "<tool>" + CALL, "misplaced tags"),
-        ("well, " + THOUGHT + CALL, "text outside the tags"),
-        (THOUGHT + "then" + CALL, "text outside the tags"),
-        (THOUGHT + CALL + "so", "text after the tool"),
-        (THOUGHT + CALL + CALL, "text after the tool"),
-        (THOUGHT + CALL + "<answer>Paris</answer>", "text after the tool"),
-        (THOUGHT + "<result>Europe/Amsterdam</result>" + CALL, "results are not yours to write"),
-        (THOUGHT + CALL + "<result>Europe", "results are not yours to write"),
-        (THOUGHT + "<error>" + CALL, "results are not yours to write"),
-    ],
-)
+@pytest.mark.parametrize(("text", "error"), [
+    (CALL, "no reasoning"),
+    ("<reasoning>  </reasoning>" + CALL, "the reasoning is empty"),
+    (THOUGHT + THOUGHT + CALL, "misplaced tags"),
+    ("<reasoning>think" + CALL, "misplaced tags"),
+    ("think</reasoning>" + CALL, "no reasoning"),
+    (THOUGHT + "<tool>" + CALL, "misplaced tags"),
+    ("well, " + THOUGHT + CALL, "text outside the tags"),
+    (THOUGHT + "then" + CALL, "text outside the tags"),
+    (THOUGHT + CALL + "so", "text after the tool"),
+    (THOUGHT + CALL + CALL, "text after the tool"),
+    (THOUGHT + CALL + "<answer>Paris</answer>", "text after the tool"),
+    (THOUGHT + "<result>Europe/Amsterdam</result>" + CALL, "results are not yours to write"),
+    (THOUGHT + CALL + "<result>Europe", "results are not yours to write"),
+    (THOUGHT + "<error>" + CALL, "results are not yours to write"),
+])  # fmt: skip
 def test_a_call_in_bad_form_is_still_used(text, error):
     reading = segmenter.read(text, 0, False)
     assert reading.calls == (ToolCall("search", {"query": "Utrecht"}),)
@@ -74,45 +71,39 @@ def test_a_call_in_bad_form_is_still_used(text, error):
     assert reading.format_error == error
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("", "no tool call or answer"),
-        ("Europe/Amsterdam", "no tool call or answer"),
-        (THOUGHT, "no tool call or answer"),
-        (THOUGHT + "Europe/Amsterdam</answer>", "no tool call or answer"),
-        (THOUGHT + "<answer>Europe/Amst", "answer is not closed"),
-        (THOUGHT + "<answer> \n</answer>", "the answer is empty"),
-        (THOUGHT + "<answer>a<reasoning>b</reasoning></answer>", "tags inside answer"),
-        ("<Answer>Europe/Amsterdam</Answer>", "no tool call or answer"),
-    ],
-)
+@pytest.mark.parametrize(("text", "error"), [
+    ("", "no tool call or answer"),
+    ("Europe/Amsterdam", "no tool call or answer"),
+    (THOUGHT, "no tool call or answer"),
+    (THOUGHT + "Europe/Amsterdam</answer>", "no tool call or answer"),
+    (THOUGHT + "<answer>Europe/Amst", "answer is not closed"),
+    (THOUGHT + "<answer> \n</answer>", "the answer is empty"),
+    (THOUGHT + "<answer>a<reasoning>b</reasoning></answer>", "tags inside answer"),
+    ("<Answer>Europe/Amsterdam</Answer>", "no tool call or answer"),
+])  # fmt: skip
 def test_what_cannot_be_used_gives_neither_answer_nor_call(text, error):
     reading = segmenter.read(text, 0, False)
     assert (reading.calls, reading.answer, reading.format_error) == ((), None, error)
 
 
-@pytest.mark.parametrize(
-    ("body", "error"),
-    [
-        ("", "bad JSON at character 0"),
-        ("search Utrecht", "bad JSON at character 0"),
-        ('{"name": "search", "args": {"query": "Utrecht"}', "bad JSON at character 47"),
-        ('{"name": "search", "name": "search", "args": {}}', "bad JSON"),
-        ('{"name": "search", "args": {"limit": NaN}}', "bad JSON"),
-        (r'{"name": "search", "args": {"query": "\ud800"}}', "bad JSON"),
-        ('{"name": "search", "args": {"limit": ' + "9" * 5000 + "}}", "bad JSON"),
-        ("[" * 100_000, "the call is nested too deeply"),
-        ('["search", "Utrecht"]', "the call must be a JSON object"),
-        ('{"name": "search"}', 'the call must have "name" and "args"'),
-        ('{"name": "search", "args": {}, "n": 1}', 'the call must have "name" and "args"'),
-        ('{"name": "search", "args": {}, "arguments": {}}', 'the call must have "name" and "args"'),
-        ('{"name": 7, "args": {}}', '"name" must be a tool name'),
-        ('{"name": "", "args": {}}', '"name" must be a tool name'),
-        ('{"name": "search", "args": "Utrecht"}', '"args" must be an object'),
-        ('{"name": "search", "args": {"query": "<answer>"}}', "tags inside tool"),
-    ],
-)
+@pytest.mark.parametrize(("body", "error"), [
+    ("", "bad JSON at character 0"),
+    ("search Utrecht", "bad JSON at character 0"),
+    ('{"name": "search", "args": {"query": "Utrecht"}', "bad JSON at character 47"),
+    ('{"name": "search", "name": "search", "args": {}}', "bad JSON"),
+    ('{"name": "search", "args": {"limit": NaN}}', "bad JSON"),
+    (r'{"name": "search", "args": {"query": "\ud800"}}', "bad JSON"),
+    ('{"name": "search", "args": {"limit": ' + "9" * 5000 + "}}", "bad JSON"),
+    ("[" * 100_000, "the call is nested too deeply"),
+    ('["search", "Utrecht"]', "the call must be a JSON object"),
+    ('{"name": "search"}', 'the call must have "name" and "args"'),
+    ('{"name": "search", "args": {}, "n": 1}', 'the call must have "name" and "args"'),
+    ('{"name": "search", "args": {}, "arguments": {}}', 'the call must have "name" and "args"'),
+    ('{"name": 7, "args": {}}', '"name" must be a tool name'),
+    ('{"name": "", "args": {}}', '"name" must be a tool name'),
+    ('{"name": "search", "args": "Utrecht"}', '"args" must be an object'),
+    ('{"name": "search", "args": {"query": "<answer>"}}', "tags inside tool"),
+])  # fmt: skip
 def test_an_unreadable_call_is_attempted_and_says_why(body, error):
     reading = segmenter.read(f"{THOUGHT}<tool>{body}</tool>", 0, False)
     (call,) = reading.calls

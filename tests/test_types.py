@@ -5,12 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import turnrl
+from trajectories import ids_of, said, trajectory
 from turnrl import (
     DataError,
     Question,
     QuestionSource,
     Reading,
     RecipeError,
+    Sample,
     Segmenter,
     Tool,
     ToolResult,
@@ -22,52 +24,156 @@ from turnrl import (
 
 QUESTION = Question("q", "Who?", ("Ada",))
 ids = st.lists(st.integers(0, 99), max_size=4).map(tuple)
-turns = st.tuples(ids, ids).map(
-    lambda both: Turn("", both[0], tuple(-float(i) for i in both[0]), Reading(), (), both[1])
+turns = st.tuples(ids, ids, st.integers(0, 9)).map(
+    lambda one: said("", one[0], [-float(i) for i in one[0]], observed=one[1], version=one[2])
 )
 
 
 def test_tokens_stand_in_the_order_they_were_read_and_sampled():
-    one = Turn("a", (3, 4), (-0.3, -0.4), Reading(), (ToolResult("x"),), (5, 6))
-    two = Turn("b", (7,), (-0.7,), Reading(answer="Ada"))
-    trajectory = Trajectory(QUESTION, (1, 2), (one, two), "answer")
-    assert trajectory.token_ids == (1, 2, 3, 4, 5, 6, 7)
-    assert trajectory.turn_index == (-1, -1, 0, 0, -1, -1, 1)
-    assert trajectory.sampler_logprobs == (0, 0, -0.3, -0.4, 0, 0, -0.7)
-    assert trajectory.token_row == (
-        trajectory.token_ids,
-        [*[False] * 2, *[True] * 2, *[False] * 2, True],
-    )
-    assert trajectory.answer == "Ada"
-    assert trajectory.results == (ToolResult("x"),)
+    one = said("a", (3, 4), (-0.3, -0.4), Reading(), (ToolResult("x"),), (5, 6), version=2)
+    two = said("b", (7,), (-0.7,), Reading(answer="Ada"), version=3)
+    whole = trajectory(QUESTION, (1, 2), (one, two), "answer")
+    assert whole.samples == (whole.sample,)
+    assert whole.sample.token_ids == (1, 2, 3, 4, 5, 6, 7)
+    assert whole.sample.turn_index == (-1, -1, 0, 0, -1, -1, 1)
+    assert whole.sample.sampler_logprobs == (0, 0, -0.3, -0.4, 0, 0, -0.7)
+    assert whole.sample.versions == (-1, -1, 2, 2, -1, -1, 3)
+    assert whole.sample.prompt_ids == (1, 2)
+    assert len(whole.sample) == whole.tokens == 7
+    asked = [*[False] * 2, *[True] * 2, *[False] * 2, True]
+    assert whole.token_rows == ((whole.sample.token_ids, asked),)
+    assert whole.sampled_turns == (0, 0, 1)
+    assert whole.sampler_logprobs == (-0.3, -0.4, -0.7)
+    assert whole.versions == (2, 2, 3)
+    assert whole.answer == "Ada"
+    assert whole.results == (ToolResult("x"),)
 
 
 @given(ids, st.lists(turns, min_size=1, max_size=4))
 def test_every_sampled_token_knows_its_turn_and_no_other_token_has_one(prompt, taken):
-    trajectory = Trajectory(QUESTION, prompt, tuple(taken), "turns")
-    streams = (trajectory.token_ids, trajectory.turn_index, trajectory.sampler_logprobs)
-    assert len({len(stream) for stream in streams}) == 1
+    whole = trajectory(QUESTION, prompt, taken, "turns")
+    sample = whole.sample
+    columns = (sample.token_ids, sample.turn_index, sample.sampler_logprobs, sample.versions)
+    assert {len(column) for column in columns} == {len(sample)}
     for k, turn in enumerate(taken):
-        own = [i for i, number in enumerate(trajectory.turn_index) if number == k]
-        assert tuple(trajectory.token_ids[i] for i in own) == turn.token_ids
-        assert tuple(trajectory.sampler_logprobs[i] for i in own) == turn.sampler_logprobs
-    sampled = sum(len(turn.token_ids) for turn in taken)
-    assert sum(number >= 0 for number in trajectory.turn_index) == sampled
+        own = [i for i, number in enumerate(sample.turn_index) if number == k]
+        assert tuple(sample.token_ids[i] for i in own) == turn.ids
+        assert tuple(sample.sampler_logprobs[i] for i in own) == turn.logprobs
+        assert {sample.versions[i] for i in own} <= {turn.version}
+    sampled = sum(len(turn.ids) for turn in taken)
+    assert sum(number >= 0 for number in sample.turn_index) == sampled
+    for number, logprob, version in zip(*columns[1:], strict=True):
+        assert number >= 0 or (logprob, version) == (0, -1)
+    assert len(whole.sampled_turns) == len(whole.sampler_logprobs) == len(whole.versions) == sampled
+
+
+def test_a_sample_grows_and_is_never_rewritten():
+    prompt = Sample().read((1, 2))
+    grown = prompt.wrote(0, (3, 4), (-0.3, -0.4), (5, 6)).read((7,)).wrote(1, (8,), (-0.8,), 6)
+    assert prompt == Sample((1, 2), (-1, -1), (0, 0), (-1, -1))
+    assert grown.token_ids == (1, 2, 3, 4, 7, 8)
+    assert grown.turn_index == (-1, -1, 0, 0, -1, 1)
+    assert grown.sampler_logprobs == (0, 0, -0.3, -0.4, 0, -0.8)
+    assert grown.versions == (-1, -1, 5, 6, -1, 6)
+    assert grown.prompt_ids == prompt.prompt_ids == (1, 2)
+    assert grown.token_ids[: len(prompt)] == prompt.token_ids
+    assert Sample().prompt_ids == ()
+
+
+def test_a_sample_of_columns_of_different_lengths_is_not_read():
+    for logprobs, versions in (((-0.1,), 0), ((-0.1, -0.2), (1,))):
+        sample = Sample().wrote(0, (3, 4), logprobs, versions)
+        whole = Trajectory(QUESTION, (Turn(""),), "turns", (sample,))
+        with pytest.raises(ValueError, match="zip"):
+            _ = whole.sampler_logprobs, whole.versions
+
+
+# turn 0 and 2 in a first history, turn 1 in one of its own, turn 3 after a summary
+SEVERAL = Trajectory(
+    QUESTION,
+    (Turn("a"), Turn("b"), Turn("c"), Turn("d", Reading(answer="Ada"))),
+    "answer",
+    (
+        Sample()
+        .read((1,))
+        .wrote(0, (2, 3), (-0.2, -0.3), (4, 5))
+        .read((4,))
+        .wrote(2, (5,), (-0.5,), 6),
+        Sample().read((6, 7)).wrote(1, (8,), (-0.8,), 5).read((9,)),
+        Sample().read((10,)).wrote(3, (11, 12), (-1.1, -1.2), (6, 7)),
+    ),
+)
+
+
+def test_a_trajectory_of_several_histories_gives_their_tokens_history_after_history():
+    assert SEVERAL.tokens == 5 + 4 + 3
+    assert SEVERAL.token_rows == (
+        ((1, 2, 3, 4, 5), [False, True, True, False, True]),
+        ((6, 7, 8, 9), [False, False, True, False]),
+        ((10, 11, 12), [False, True, True]),
+    )
+    assert SEVERAL.sampled_turns == (0, 0, 2, 1, 3, 3)
+    assert SEVERAL.sampler_logprobs == (-0.2, -0.3, -0.5, -0.8, -1.1, -1.2)
+    assert SEVERAL.versions == (4, 5, 6, 5, 6, 7)
+    with pytest.raises(ValueError, match="too many values"):
+        _ = SEVERAL.sample
+    assert [ids_of(SEVERAL, k) for k in range(4)] == [(2, 3), (8,), (5,), (11, 12)]
+
+
+def test_what_was_read_before_a_turn_is_the_history_that_it_was_sampled_in():
+    assert [SEVERAL.history(k) for k in range(4)] == [(1,), (6, 7), (1, 2, 3, 4), (10,)]
+    assert SEVERAL.history(4) == (10, 11, 12)
+
+
+def test_of_a_branch_only_its_own_turns_are_asked_for_and_the_others_are_its_context():
+    branch = dataclasses.replace(SEVERAL, begins=2)
+    # the second history has no turn of its own left
+    assert branch.token_rows == (
+        ((1, 2, 3, 4, 5), [False, False, False, False, True]),
+        ((10, 11, 12), [False, True, True]),
+    )
+    assert branch.sampled_turns == (2, 3, 3)
+    assert branch.sampler_logprobs == (-0.5, -1.1, -1.2)
+    assert branch.versions == (6, 6, 7)
+    assert branch.samples == SEVERAL.samples
+    assert [branch.history(k) for k in range(5)] == [SEVERAL.history(k) for k in range(5)]
+
+
+@given(ids, st.lists(turns, min_size=1, max_size=4), st.data())
+def test_a_turn_is_asked_for_from_where_the_trajectory_begins(prompt, taken, data):
+    begins = data.draw(st.integers(0, len(taken) - 1))
+    whole = trajectory(QUESTION, prompt, taken, "turns", begins)
+    own = [(k, turn) for k, turn in enumerate(taken) if k >= begins]
+    assert whole.sampled_turns == tuple(k for k, turn in own for _ in turn.ids)
+    assert whole.sampler_logprobs == tuple(lp for _, turn in own for lp in turn.logprobs)
+    assert whole.versions == tuple(turn.version for _, turn in own for _ in turn.ids)
+    asked = [token for row in whole.token_rows for token, w in zip(*row, strict=True) if w]
+    assert asked == [token for _, turn in own for token in turn.ids]
+
+
+def test_it_is_short_in_a_notebook():
+    assert repr(SEVERAL) == "Trajectory('Who?', turns=4, tokens=12, answer='Ada')"
+    cut = Trajectory(QUESTION, (Turn("a"),), "length")
+    assert repr(cut) == "Trajectory('Who?', turns=1, tokens=0, ended_by='length')"
 
 
 def test_the_answer_is_that_of_the_last_turn():
-    last = Turn("", (), (), Reading())
-    assert Trajectory(QUESTION, (), (last,), "turns").answer is None
+    assert Trajectory(QUESTION, (Turn(""),), "turns").answer is None
+    answered = (Turn("", Reading(answer="Ada")), Turn(""))
+    assert Trajectory(QUESTION, answered, "turns").answer is None
 
 
-@pytest.mark.parametrize("stream", ["token_ids", "turn_index", "sampler_logprobs", "token_row"])
+@pytest.mark.parametrize(
+    "stream", ["sample", "token_rows", "sampled_turns", "sampler_logprobs", "versions", "history"]
+)
 def test_a_trajectory_without_tokens_has_its_texts_and_names_itself_if_asked_for_tokens(stream):
-    turn = Turn("It is Ada.", (), (), Reading(answer="Ada"))
-    trajectory = Trajectory(QUESTION, None, (turn,), "answer")
-    assert trajectory.answer == "Ada"
-    assert "It is Ada." in str(trajectory)
-    with pytest.raises(RecipeError, match="question 'q' has no tokens: a sampler of messages"):
-        getattr(trajectory, stream)
+    whole = Trajectory(QUESTION, (Turn("It is Ada.", Reading(answer="Ada")),), "answer")
+    assert whole.answer == "Ada"
+    assert whole.samples == ()
+    assert whole.tokens == 0
+    assert "It is Ada." in str(whole)
+    with pytest.raises(RecipeError, match="question 'q' has no tokens: a model that only takes"):
+        whole.history(0) if stream == "history" else getattr(whole, stream)
 
 
 def test_data_is_frozen():

@@ -6,18 +6,19 @@ import dataclasses
 import gzip
 import json
 import multiprocessing
-import os
 import random
 import re
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from searching import ROWS as SMALL
+from searching import SHARED, ask, corpus_of, found, index_command, needs_shared_data, write_rows
 from turnrl import (
     DataError,
     Passage,
@@ -26,70 +27,27 @@ from turnrl import (
     ToolCall,
     ToolError,
     ToolResult,
-    TurnRLError,
     installed,
 )
 from turnrl_wiki_search import WikiSearch, embedded
 from turnrl_wiki_search.command import add_index_command, score_retrieval
 from turnrl_wiki_search.elastic import access
 from turnrl_wiki_search.index import MAX_QUERY_CHARACTERS, clean_query
-from turnrl_wiki_search.sources import Corpus, Splitter, open_source
+from turnrl_wiki_search.sources import Corpus, open_source
+from turnrl_wiki_search.splitting import Splitter
 from turnrl_wiki_search.tool import cut_to_tokens, estimate_tokens
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
-needs_shared_data = pytest.mark.skipif(
-    not SHARED.is_dir(), reason=f"needs the SQuAD passages in {SHARED}"
-)
-ROWS = [
-    {
-        "id": "1",
-        "title": "Utrecht",
-        "text": "Utrecht is a city in the Netherlands. It has a dom tower.",
-    },
-    {
-        "id": "2",
-        "title": "Paris",
-        "text": "Paris is the capital of France. The tower is by Eiffel.",
-    },
-    {
-        "id": "3",
-        "title": "Café",
-        "text": "A café serves coffee, and the cities of Europe have many.",
-    },
-    {"id": "4", "title": "The Who", "text": "The Who are an English rock band."},
-]
-
-
-def write_rows(path: Path, rows=ROWS) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def corpus_of(path: Path, chunk: int = 2000) -> Corpus:
-    return Corpus(open_source(str(path)), chunk=chunk)
+ROWS = [*SMALL, {"id": "4", "title": "The Who", "text": "The Who are an English rock band."}]
 
 
 @pytest.fixture(scope="module")
 def small_index(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("small")
-    embedded.build(folder / "index", corpus_of(write_rows(folder / "rows.jsonl")))
+    return built(tmp_path_factory.mktemp("small"))
+
+
+def built(folder: Path, rows=ROWS) -> Path:
+    embedded.build(folder / "index", corpus_of(write_rows(folder / "rows.jsonl", rows)))
     return folder / "index"
-
-
-def ask(tool: WikiSearch, *queries: str) -> list[ToolResult]:
-    return list(tool.run([ToolCall("search", {"query": query}) for query in queries]))
-
-
-def turnrl(*words: object) -> int:
-    """Run a `turnrl` command as the command line does, errors included."""
-    parser = argparse.ArgumentParser()
-    add_index_command(parser.add_subparsers())
-    args = parser.parse_args([str(word) for word in words])
-    try:
-        return args.run(args)
-    except TurnRLError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
 
 
 # --- searching ---
@@ -114,37 +72,26 @@ def test_a_result_says_where_the_text_of_each_passage_begins(small_index):
 
 
 def test_words_meet_in_their_stems(small_index):
-    assert ask(WikiSearch(str(small_index), top_k=1), "serving coffees")[0].metadata[
-        "passage_ids"
-    ] == ["3"]
+    assert found(WikiSearch(str(small_index), top_k=1), "serving coffees") == ["3"]
 
 
 def test_top_k_bounds_the_passages(small_index):
     for k in (1, 2):
-        assert (
-            len(ask(WikiSearch(str(small_index), top_k=k), "tower")[0].metadata["passage_ids"]) == k
-        )
+        assert len(found(WikiSearch(str(small_index), top_k=k), "tower")) == k
 
 
 def test_a_batch_is_answered_in_order_with_one_result_per_call(small_index):
     queries = ["Utrecht", "", "Paris", "Utrecht", "zebra", "rock band"]
     results = ask(WikiSearch(str(small_index), top_k=1), *queries)
-    assert [r.metadata.get("passage_ids") for r in results] == [
-        ["1"],
-        None,
-        ["2"],
-        ["1"],
-        [],
-        ["4"],
-    ]
+    ids = [r.metadata.get("passage_ids") for r in results]
+    assert ids == [["1"], None, ["2"], ["1"], [], ["4"]]
     assert [r.ok for r in results] == [True, False, True, True, True, True]
 
 
 def test_an_empty_query_is_the_policys_mistake(small_index):
     for query in ("", "  \n", "\0"):
-        assert ask(WikiSearch(str(small_index)), query) == [
-            ToolResult("The query is empty.", ok=False)
-        ]
+        (result,) = ask(WikiSearch(str(small_index)), query)
+        assert result == ToolResult("The query is empty.", ok=False)
 
 
 def test_a_query_that_finds_nothing_has_run_and_says_nothing_that_counts_as_an_answer(small_index):
@@ -153,22 +100,14 @@ def test_a_query_that_finds_nothing_has_run_and_says_nothing_that_counts_as_an_a
         assert (result.ok, result.content) == (True, "Nothing found.")
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        'Utrecht AND (title:"x" OR *) ~2 ^3',
-        "Utrecht\\",
-        'Utrecht "',
-        "+Utrecht -nothing /re.*gex/ [a TO b] {!x}",
-        "Utrecht \ud800 half a surrogate pair",
-        "Utrecht \0 \x01",
-        "Utrecht " + "x" * 100_000,
-        "Utrecht " * 50_000,
-        "Utrecht " + " ".join(f"word{i}" for i in range(5000)),
-    ],
-)
+@pytest.mark.parametrize("query", [
+    'Utrecht AND (title:"x" OR *) ~2 ^3', "Utrecht\\", 'Utrecht "',
+    "+Utrecht -nothing /re.*gex/ [a TO b] {!x}", "Utrecht \ud800 half a surrogate pair",
+    "Utrecht \0 \x01", "Utrecht " + "x" * 100_000, "Utrecht " * 50_000,
+    "Utrecht " + " ".join(f"word{i}" for i in range(5000)),
+])  # fmt: skip
 def test_any_text_is_a_query_and_none_is_syntax(small_index, query):
-    assert ask(WikiSearch(str(small_index)), query)[0].metadata["passage_ids"][0] == "1"
+    assert found(WikiSearch(str(small_index)), query)[0] == "1"
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=300))
@@ -188,18 +127,8 @@ def test_many_threads_get_the_answers_of_one(small_index):
     tool = WikiSearch(str(small_index), top_k=2)
     queries = [random.Random(i).choice(["tower", "Paris", "coffee", "band"]) for i in range(200)]
     alone = [ask(WikiSearch(str(small_index), top_k=2), q)[0] for q in queries]
-    together: dict[int, ToolResult] = {}
-
-    def work(start: int) -> None:
-        for i in range(start, len(queries), 8):
-            together[i] = ask(tool, queries[i])[0]
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [together[i] for i in range(len(queries))] == alone
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(lambda query: ask(tool, query)[0], queries)] == alone
 
 
 # --- what the policy reads ---
@@ -234,9 +163,8 @@ for one in asked:
 def test_passages_are_left_out_last_first_beyond_the_budget(small_index):
     whole = ask(WikiSearch(str(small_index), top_k=2), "tower Utrecht")[0]
     first = whole.content.split("\n\n")[0]
-    tight = WikiSearch(
-        str(small_index), top_k=2, max_result_tokens=estimate_tokens(whole.content) - 1
-    )
+    budget = estimate_tokens(whole.content) - 1
+    tight = WikiSearch(str(small_index), top_k=2, max_result_tokens=budget)
     result = ask(tight, "tower Utrecht")[0]
     assert result.content == first
     assert result.metadata["passage_ids"] == ["1"]
@@ -258,59 +186,50 @@ def test_a_cut_text_is_a_beginning_within_the_budget(text, tokens):
 
 
 def test_an_absent_index_names_the_folder_and_the_command(tmp_path):
-    with pytest.raises(
-        ToolError,
-        match=r"no search index in '.*nowhere' \(found: nothing\).*turnrl index build .*nowhere",
-    ):
+    message = r"no search index in '.*nowhere' \(found: nothing\).*turnrl index build .*nowhere"
+    with pytest.raises(ToolError, match=message):
         WikiSearch(str(tmp_path / "nowhere")).check()
 
 
 def test_a_folder_that_is_no_index_says_what_it_holds(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(
-        ToolError, match=r"has no turnrl-index\.json \(found: notes\.txt\).*turnrl index build"
-    ):
+    message = r"has no turnrl-index\.json \(found: notes\.txt\).*turnrl index build"
+    with pytest.raises(ToolError, match=message):
         WikiSearch(str(tmp_path)).check()
 
 
 def test_an_index_of_another_format_says_which_and_how_to_rebuild(tmp_path):
-    embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path / "rows.jsonl")))
-    path = tmp_path / "index" / embedded.METADATA
+    index = built(tmp_path)
+    path = index / embedded.METADATA
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
-    with pytest.raises(
-        ToolError, match=r"has format 99, .*reads format 1\. .*rows\.jsonl --overwrite"
-    ):
-        WikiSearch(str(tmp_path / "index")).check()
+    message = r"has format 99, .*reads format 1\. .*rows\.jsonl --overwrite"
+    with pytest.raises(ToolError, match=message):
+        WikiSearch(str(index)).check()
     with pytest.raises(ToolError, match="format 99"):  # not silently built anew over the user's own
-        WikiSearch(str(tmp_path / "index"), build_from=str(tmp_path / "rows.jsonl")).check()
+        WikiSearch(str(index), build_from=str(tmp_path / "rows.jsonl")).check()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', "\x00"])
 def test_damaged_metadata_is_an_error_that_names_it(tmp_path, text):
-    embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path / "rows.jsonl")))
-    (tmp_path / "index" / embedded.METADATA).write_text(text)
+    (built(tmp_path) / embedded.METADATA).write_text(text)
     with pytest.raises(ToolError, match=r"turnrl-index\.json in '.*index'.*--overwrite"):
         WikiSearch(str(tmp_path / "index")).check()
 
 
 def test_a_damaged_index_is_an_error_and_not_a_crash(tmp_path):
-    embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path / "rows.jsonl")))
-    (tmp_path / "index" / "tantivy" / "meta.json").write_text("{")
+    (built(tmp_path) / "tantivy" / "meta.json").write_text("{")
     with pytest.raises(ToolError, match=r"cannot be opened by tantivy .*--overwrite"):
         WikiSearch(str(tmp_path / "index")).check()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"top_k": 0}, "top_k is 0; it must be at least 1"),
-        ({"max_result_tokens": 0}, "max_result_tokens is 0"),
-        ({"backend": "sqlite"}, "no backend 'sqlite'"),
-        ({"url": "http://localhost:9200", "retries": 3}, "url, retries would have no effect"),
-        ({"backend": "elasticsearch", "build_from": "Atlas"}, "builds embedded indexes only"),
-        ({"offline": True}, "offline needs a cache"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"top_k": 0}, "top_k is 0; it must be at least 1"),
+    ({"max_result_tokens": 0}, "max_result_tokens is 0"),
+    ({"backend": "sqlite"}, "no backend 'sqlite'"),
+    ({"url": "http://localhost:9200", "retries": 3}, "url, retries would have no effect"),
+    ({"backend": "elasticsearch", "build_from": "Atlas"}, "builds only embedded indexes"),
+    ({"offline": True}, "offline needs a cache"),
+])  # fmt: skip
 def test_arguments_that_cannot_be_or_would_be_ignored_are_refused(arguments, message):
     with pytest.raises(RecipeError, match=message):
         WikiSearch("index", **arguments)
@@ -320,22 +239,19 @@ def test_arguments_that_cannot_be_or_would_be_ignored_are_refused(arguments, mes
 
 
 def test_build_from_builds_once_and_says_so_in_one_line(tmp_path, capsys):
-    rows = write_rows(tmp_path / "rows.jsonl")
+    rows = write_rows(tmp_path / "rows.jsonl", ROWS)
     for _ in range(2):
         tool = WikiSearch(str(tmp_path / "deep" / "index"), build_from=str(rows))
         tool.check()
-    assert (
-        capsys.readouterr().err == f"turnrl: building the search index {tool.index!r} from {rows}\n"
-    )
-    assert ask(tool, "Utrecht")[0].metadata["passage_ids"] == ["1"]
+    line = f"turnrl: building the search index {tool.index!r} from {rows}\n"
+    assert capsys.readouterr().err == line
+    assert found(tool, "Utrecht") == ["1"]
 
 
 def test_build_from_another_source_than_the_index_is_an_error(tmp_path):
-    first, second = write_rows(tmp_path / "a.jsonl"), write_rows(tmp_path / "b.jsonl")
+    first, second = write_rows(tmp_path / "a.jsonl", ROWS), write_rows(tmp_path / "b.jsonl", ROWS)
     WikiSearch(str(tmp_path / "index"), build_from=str(first)).check()
-    with pytest.raises(
-        ToolError, match=r"built from '.*a\.jsonl', and the recipe says build_from '.*b\.jsonl'"
-    ):
+    with pytest.raises(ToolError, match=r"built from '.*a\.jsonl', but build_from is '.*b\.jsonl'"):
         WikiSearch(str(tmp_path / "index"), build_from=str(second)).check()
 
 
@@ -345,38 +261,32 @@ def _check(index: str, source: str) -> None:
 
 def test_workers_that_ask_at_once_build_once(tmp_path):
     rows = write_rows(tmp_path / "rows.jsonl", [{**ROWS[0], "id": i} for i in range(5000)])
-    context = multiprocessing.get_context("spawn")
-    workers = [
-        context.Process(target=_check, args=(str(tmp_path / "index"), str(rows))) for _ in range(3)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        pool.starmap(_check, [(str(tmp_path / "index"), str(rows))] * 3, chunksize=1)
     assert embedded.read_info(tmp_path / "index").passages == 5000
 
 
 def test_the_same_corpus_gives_the_same_version_and_the_same_ties_and_another_does_not(tmp_path):
     rows = [{"id": i, "title": f"Page {i}", "text": "The same words."} for i in range(3000)]
-    infos = [
-        embedded.build(tmp_path / f"i{n}", corpus_of(write_rows(tmp_path / "rows.jsonl", rows)))
-        for n in range(2)
-    ]
+    corpus = corpus_of(write_rows(tmp_path / "rows.jsonl", rows))
+    infos = [embedded.build(tmp_path / f"i{n}", corpus) for n in range(2)]
     assert infos[0].version == infos[1].version
     first, second = (ask(WikiSearch(i.index, top_k=9), "same words")[0] for i in infos)
     assert first == second
     rows[-1]["text"] = "Other words."
-    other = embedded.build(tmp_path / "i2", corpus_of(write_rows(tmp_path / "rows.jsonl", rows)))
+    corpus = corpus_of(write_rows(tmp_path / "rows.jsonl", rows))
+    other = embedded.build(tmp_path / "i2", corpus)
     assert other.version != infos[0].version
-    standard = embedded.build(
-        tmp_path / "i3", corpus_of(write_rows(tmp_path / "rows.jsonl", rows)), "standard"
-    )
-    assert standard.version != other.version
+    assert embedded.build(tmp_path / "i3", corpus, "standard").version != other.version
 
 
 class _Stop(Exception):
     pass
+
+
+def many_rows(folder: Path, count: int) -> Path:
+    rows = ({"id": i, "title": f"Page {i}", "text": f"only{i} shared."} for i in range(count))
+    return write_rows(folder / "rows.jsonl", rows)
 
 
 @pytest.mark.parametrize("stop_at", [400, 1000, 2600])
@@ -385,8 +295,7 @@ def test_an_interrupted_build_goes_on_without_losing_or_doubling_a_passage(
 ):
     monkeypatch.setattr(embedded, "_COMMIT_EVERY", 500)
     monkeypatch.setattr(embedded, "_ONE_SEGMENT", 900)
-    rows = [{"id": i, "title": f"Page {i}", "text": f"unique{i} and shared."} for i in range(3000)]
-    path = write_rows(tmp_path / "rows.jsonl", rows)
+    path = many_rows(tmp_path, 3000)
 
     def stop(passages: int) -> None:
         if passages >= stop_at:
@@ -398,8 +307,7 @@ def test_an_interrupted_build_goes_on_without_losing_or_doubling_a_passage(
         embedded.read_info(tmp_path / "index")
     seen = []
     info = embedded.build(tmp_path / "index", corpus_of(path, chunk=100), on_progress=seen.append)
-    # 2600 passages: commits at 500 (or 900, when more threads start), ..., so work was not done
-    # anew
+    # 2600 passages: commits at 500 (or 900, when more threads start), so work was not repeated
     assert seen[0] > 100 or stop_at == 400
     whole = embedded.build(tmp_path / "whole", corpus_of(path, chunk=100))
     assert (info.passages, info.version) == (3000, whole.version)
@@ -409,10 +317,7 @@ def test_an_interrupted_build_goes_on_without_losing_or_doubling_a_passage(
 
 
 def test_a_build_killed_outright_is_taken_up(tmp_path):
-    rows = [
-        {"id": i, "title": f"Page {i}", "text": f"unique{i} and shared."} for i in range(60_000)
-    ]
-    path = write_rows(tmp_path / "rows.jsonl", rows)
+    path = many_rows(tmp_path, 60_000)
     code = """
 import os, sys
 from turnrl_wiki_search import embedded
@@ -435,17 +340,20 @@ def test_an_interrupted_build_of_another_corpus_is_begun_anew(tmp_path):
     def stop(passages: int) -> None:
         raise _Stop
 
-    first, second = write_rows(tmp_path / "a.jsonl"), write_rows(tmp_path / "b.jsonl", ROWS[:3])
+    first, second = (
+        write_rows(tmp_path / "a.jsonl", ROWS),
+        write_rows(tmp_path / "b.jsonl", ROWS[:3]),
+    )
     with pytest.raises(_Stop):
         embedded.build(tmp_path / "index", corpus_of(first, chunk=2), on_progress=stop)
     assert embedded.build(tmp_path / "index", corpus_of(second, chunk=2)).passages == 3
 
 
 def test_an_index_is_replaced_only_when_told_to(tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl")
+    path = write_rows(tmp_path / "rows.jsonl", ROWS)
     embedded.build(tmp_path / "index", corpus_of(path))
     write_rows(path, ROWS[:2])
-    with pytest.raises(ToolError, match=r"is there already\. Add --overwrite"):
+    with pytest.raises(ToolError, match=r"exists already\. Add --overwrite"):
         embedded.build(tmp_path / "index", corpus_of(path))
     assert embedded.build(tmp_path / "index", corpus_of(path), existing="keep").passages == 4
     assert embedded.build(tmp_path / "index", corpus_of(path), existing="replace").passages == 2
@@ -458,7 +366,7 @@ def test_an_index_is_replaced_only_when_told_to(tmp_path):
 def _rows_file(folder: Path, ending: str) -> Path:
     path = folder / f"rows{ending}"
     if ending == ".jsonl":
-        write_rows(path)
+        write_rows(path, ROWS)
     elif ending == ".jsonl.gz":
         with gzip.open(path, "wt") as file:
             file.write("\n".join(json.dumps(row) for row in ROWS))
@@ -515,9 +423,8 @@ def test_a_data_set_is_streamed_and_taken_up_at_any_row(tmp_path):
 
 
 def test_an_installed_corpus_is_a_source_by_its_short_name(tmp_path):
-    name, cls = "Atlas", installed("turnrl_datasets")["Atlas"]
-    passages = [next(iter(cls().passages()))]
-    assert next(iter(open_source(name).read())) == passages[0]
+    first = next(iter(installed("turnrl_datasets")["Atlas"]().passages()))
+    assert next(iter(open_source("Atlas").read())) == first
 
 
 def test_the_wiki_18_layout_of_one_field_is_read(tmp_path):
@@ -525,18 +432,15 @@ def test_the_wiki_18_layout_of_one_field_is_read(tmp_path):
     assert list(open_source(str(path)).read()) == [Passage("0", "Utrecht", "A city.")]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "has no passages"),
-        ("\n\n", "has no passages"),
-        ('{"id": 1, "title": "a", "text": " "}', "has no passages"),
-        ('{"id": 1, "title": "a"}', r"rows.jsonl, row 1: no field 'text' \(found: id, title\)"),
-        ('{"title": "a", "text": "b"}', "row 1: no field 'id'"),
-        ('{"id": 1, "title": "a", "text": "b"}\n{"id', "line 2: not JSON"),
-        ("[1]", "line 1: not a JSON object"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "has no passages"),
+    ("\n\n", "has no passages"),
+    ('{"id": 1, "title": "a", "text": " "}', "has no passages"),
+    ('{"id": 1, "title": "a"}', r"rows.jsonl, row 1: no field 'text' \(found: id, title\)"),
+    ('{"title": "a", "text": "b"}', "row 1: no field 'id'"),
+    ('{"id": 1, "title": "a", "text": "b"}\n{"id', "line 2: not JSON"),
+    ("[1]", "line 1: not a JSON object"),
+])  # fmt: skip
 def test_a_bad_corpus_is_named_with_its_line(tmp_path, text, message):
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
@@ -547,14 +451,13 @@ def test_a_bad_corpus_is_named_with_its_line(tmp_path, text, message):
 
 def test_a_bad_parquet_file_is_named(tmp_path):
     (tmp_path / "rows.parquet").write_text("no parquet")
-    with pytest.raises(DataError, match=r"rows\.parquet is not a Parquet file"):
+    with pytest.raises(DataError, match=r"rows\.parquet cannot be read as a Parquet file"):
         list(open_source(str(tmp_path / "rows.parquet")).read())
 
 
 def test_an_unknown_source_offers_what_there_is():
-    with pytest.raises(
-        DataError, match=r"no source 'Atlass'\. Did you mean Atlas\? .*found: .*Atlas"
-    ):
+    message = r"no source 'Atlass'\. Did you mean Atlas\? .*found: .*Atlas"
+    with pytest.raises(DataError, match=message):
         open_source("Atlass")
     with pytest.raises(DataError, match=r"no file 'gone\.jsonl'"):
         open_source("gone.jsonl")
@@ -576,10 +479,8 @@ def test_articles_are_cut_at_sentence_ends_near_the_size():
 
 
 def test_each_passage_keeps_its_title_and_gets_its_own_id():
-    article = Passage(
-        "12", "Utrecht", " ".join(["One two three four five six seven eight nine ten."] * 4)
-    )
-    passages = Splitter(20).split(article)
+    text = " ".join(["One two three four five six seven eight nine ten."] * 4)
+    passages = Splitter(20).split(Passage("12", "Utrecht", text))
     assert [(p.id, p.title) for p in passages] == [("12-0", "Utrecht"), ("12-1", "Utrecht")]
 
 
@@ -597,11 +498,10 @@ def test_an_article_without_text_has_no_passages():
         assert Splitter(words).split(Passage("a", "T", " \n ")) == []
 
 
-@given(
-    st.lists(
-        st.sampled_from(["Word", "word.", "U.S.", "end!", '"Quote."', "\n", "3"]), max_size=300
-    )
-)
+WORDS = st.sampled_from(["Word", "word.", "U.S.", "end!", '"Quote."', "\n", "3"])
+
+
+@given(st.lists(WORDS, max_size=300))
 def test_splitting_loses_and_changes_no_word_and_keeps_near_the_size(words):
     text = " ".join(words)
     pieces = split(text, 10)
@@ -630,9 +530,8 @@ def test_a_replay_from_the_cache_needs_no_index(small_index, tmp_path):
         replay = WikiSearch(str(small_index), cache=cache, offline=True)
         replay.check()
         assert ask(replay, *queries) == first
-        with pytest.raises(
-            ToolError, match=r"1 of 2 queries are not in the search cache .*'coffee'"
-        ):
+        message = r"1 of 2 queries are not in the search cache .*'coffee'"
+        with pytest.raises(ToolError, match=message):
             ask(replay, "tower", "coffee")
     finally:
         moved.rename(small_index)
@@ -661,17 +560,12 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last(small_index, tmp_path
 
 
 def test_another_version_of_an_index_is_never_answered_from_the_cache(tmp_path):
-    path, cache = write_rows(tmp_path / "rows.jsonl"), str(tmp_path / "cache.sqlite")
+    path, cache = write_rows(tmp_path / "rows.jsonl", ROWS), str(tmp_path / "cache.sqlite")
     embedded.build(tmp_path / "index", corpus_of(path))
-    assert (
-        ask(WikiSearch(str(tmp_path / "index"), cache=cache), "tower")[0].metadata["passage_ids"]
-        != []
-    )
+    assert found(WikiSearch(str(tmp_path / "index"), cache=cache), "tower") != []
     write_rows(path, [{"id": "9", "title": "New", "text": "A tower."}])
     embedded.build(tmp_path / "index", corpus_of(path), existing="replace")
-    assert ask(WikiSearch(str(tmp_path / "index"), cache=cache), "tower")[0].metadata[
-        "passage_ids"
-    ] == ["9"]
+    assert found(WikiSearch(str(tmp_path / "index"), cache=cache), "tower") == ["9"]
 
 
 def rehearsed(tool):
@@ -713,7 +607,7 @@ def test_a_rehearsal_adds_nothing_to_a_cache_and_asks_it_nothing_new(small_index
 
 def test_a_cache_that_is_no_cache_is_named(small_index, tmp_path):
     (tmp_path / "notes.txt").write_text("not a database, but long enough to be taken for one" * 30)
-    with pytest.raises(ToolError, match=r"search cache '.*notes\.txt' cannot be used"):
+    with pytest.raises(ToolError, match=r"the cache '.*notes\.txt' cannot be used"):
         ask(WikiSearch(str(small_index), cache=str(tmp_path / "notes.txt")), "tower")
 
 
@@ -721,33 +615,26 @@ def test_a_cache_that_is_no_cache_is_named(small_index, tmp_path):
 
 
 def test_the_command_builds_describes_and_searches(tmp_path, capsys):
-    rows, index = write_rows(tmp_path / "rows.jsonl"), tmp_path / "index"
-    assert turnrl("index", "build", "--source", rows, "--index", index) == 0
+    rows, index = write_rows(tmp_path / "rows.jsonl", ROWS), tmp_path / "index"
+    assert index_command("build", "--source", rows, "--index", index) == 0
     assert "4 passages" in capsys.readouterr().out
-    assert turnrl("index", "info", "--index", index, "--json") == 0
+    assert index_command("info", "--index", index, "--json") == 0
     info = json.loads(capsys.readouterr().out)
-    assert (info["source"], info["splitter"], info["analyzer"], info["passages"]) == (
-        str(rows),
-        "none",
-        "english",
-        4,
-    )
-    assert turnrl("index", "search", "dom tower", "--index", index, "-k", 1, "--json") == 0
+    fields = [info[name] for name in ("source", "splitter", "analyzer", "passages")]
+    assert fields == [str(rows), "none", "english", 4]
+    assert index_command("search", "dom tower", "--index", index, "-k", 1, "--json") == 0
     hits = json.loads(capsys.readouterr().out)
     assert [(h["id"], h["title"]) for h in hits] == [("1", "Utrecht")]
 
 
 def test_nothing_in_a_passage_acts_on_the_terminal(tmp_path, capsys):
     hostile = {"id": "\x07", "title": "\u202eTower", "text": "A tower \x1b[2J \x9b31m."}
-    index = tmp_path / "index"
-    rows = write_rows(tmp_path / "rows.jsonl", [hostile])
-    assert turnrl("index", "build", "--source", rows, "--index", index) == 0
-    capsys.readouterr()
+    index = built(tmp_path, [hostile])
     for more in ((), ("--json",)):
-        assert turnrl("index", "search", "tower", "--index", index, *more) == 0
-        found = capsys.readouterr().out
-        assert r"\u202eTower" in found
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", found)
+        assert index_command("search", "tower", "--index", index, *more) == 0
+        out = capsys.readouterr().out
+        assert r"\u202eTower" in out
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out)
 
 
 def test_the_command_scores_a_file_of_questions(tmp_path, small_index, capsys, caplog):
@@ -761,46 +648,43 @@ def test_the_command_scores_a_file_of_questions(tmp_path, small_index, capsys, c
             {"question": "Is there a zebra?", "answers": ["the"]},  # nothing is left of the answer
         ],
     )
-    words = ["index", "search", "--questions", questions, "--index", small_index]
-    assert turnrl(*words, "-k", 5, "--json") == 0
+    words = ["search", "--questions", questions, "--index", small_index]
+    assert index_command(*words, "-k", 5, "--json") == 0
     score = json.loads(capsys.readouterr().out)
     assert [score[f"answer@{n}"] for n in (1, 3, 5)] == [0.5, 0.75, 0.75]
     assert (score["questions"], score["queries_per_s"] > 0) == (4, True)
     assert "left out 1 of 5 rows" in caplog.text
-    assert turnrl(*words, "--sample", 2, "--json") == 0
+    assert index_command(*words, "--sample", 2, "--json") == 0
     assert json.loads(capsys.readouterr().out)["questions"] == 2
-    assert turnrl(*words, "--sample", 5) == 2
+    assert index_command(*words, "--sample", 5) == 2
     assert "--sample 5: " in capsys.readouterr().err
 
 
 def test_the_command_scores_the_questions_of_an_installed_data_set(small_index, capsys):
     words = ["--questions", "Atlas", "--sample", 3, "--index", small_index]
-    assert turnrl("index", "search", *words) == 0
+    assert index_command("search", *words) == 0
     assert capsys.readouterr().out.startswith("3 questions over 4 passages")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["search", "x", "--index", "nowhere"], "no search index in 'nowhere'"),
-        (["search", "--index", "nowhere"], "a query or --questions SOURCE"),
-        (["search", " ", "--index", "nowhere"], "the query is empty"),
-        (["search", "x", "--index", "nowhere", "-k", "0"], "-k is 0"),
-        (["search", "--questions", "gone.jsonl", "--index", "x"], "no file 'gone.jsonl'"),
-        (["search", "--questions", "Atlass", "--index", "x"], "'Atlass'"),
-        (["search", "x", "--sample", "3", "--index", "x"], "Add --questions SOURCE"),
-        (["info", "--index", "nowhere"], "no search index in 'nowhere'"),
-        (["info", "--index", "x", "--api-key", "k"], "--api-key: an embedded index has no server"),
-        (["build", "--index", "x", "--source", "Nothing"], "no source 'Nothing'"),
-        (["build", "--index", "x", "--source", "Atlas", "--split", "lines"], "no splitter 'lines'"),
-        (["build", "--index", "x", "--source", "Atlas", "--k1", "2"], "--k1: an embedded index"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["search", "x", "--index", "nowhere"], "no search index in 'nowhere'"),
+    (["search", "--index", "nowhere"], "a query or --questions SOURCE"),
+    (["search", " ", "--index", "nowhere"], "the query is empty"),
+    (["search", "x", "--index", "nowhere", "-k", "0"], "-k is 0"),
+    (["search", "--questions", "gone.jsonl", "--index", "x"], "no file 'gone.jsonl'"),
+    (["search", "--questions", "Atlass", "--index", "x"], "'Atlass'"),
+    (["search", "x", "--sample", "3", "--index", "x"], "Add --questions SOURCE"),
+    (["info", "--index", "nowhere"], "no search index in 'nowhere'"),
+    (["info", "--index", "x", "--api-key", "k"], "--api-key: an embedded index has no server"),
+    (["build", "--index", "x", "--source", "Nothing"], "no source 'Nothing'"),
+    (["build", "--index", "x", "--source", "Atlas", "--split", "lines"], "no splitter 'lines'"),
+    (["build", "--index", "x", "--source", "Atlas", "--k1", "2"], "--k1: an embedded index"),
+])  # fmt: skip
 def test_a_mistake_at_the_command_line_is_a_message_and_an_exit_code(
     words, message, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    assert turnrl("index", *words) in (1, 2)
+    assert index_command(*words) in (1, 2)
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -820,18 +704,12 @@ sys.exit(", ".join(heavy & set(sys.modules)) or 0)
 @needs_shared_data
 def test_retrieval_of_real_passages_reaches_the_figures(tmp_path, capsys):
     squad = SHARED / "squad"
-    assert (
-        turnrl("index", "build", "--source", squad / "corpus.jsonl", "--index", tmp_path / "index")
-        == 0
-    )
-    capsys.readouterr()
+    embedded.build(tmp_path / "index", corpus_of(squad / "corpus.jsonl"))
     words = ["--questions", squad / "dev.jsonl", "--sample", 500, "--index", tmp_path / "index"]
-    assert turnrl("index", "search", *words, "-k", 5, "--json") == 0
+    assert index_command("search", *words, "-k", 5, "--json") == 0
     score = json.loads(capsys.readouterr().out)
     assert score["passages"] == 4496
-    assert score["answer@1"] >= 0.77
-    assert score["answer@3"] >= 0.89
-    assert score["answer@5"] >= 0.92
+    assert all(score[f"answer@{n}"] >= least for n, least in {1: 0.77, 3: 0.89, 5: 0.92}.items())
 
 
 def shared_passages(path: Path, count: int) -> Path:
@@ -871,13 +749,10 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.slow
 @needs_shared_data
-def test_figures_of_the_embedded_index(tmp_path):
-    """Rates, printed, and memory; run alone on a quiet machine."""
-    import time
-
+def test_a_build_needs_no_more_memory_for_a_larger_corpus(tmp_path):
     path = shared_passages(tmp_path / "million.jsonl", 1_000_000)
     code = """
-import json, sys, time
+import json, sys
 from turnrl_wiki_search import embedded
 from turnrl_wiki_search.sources import Corpus, open_source
 own_mb = {}
@@ -885,32 +760,13 @@ def see(passages):
     if passages % 100_000 == 0:  # pages of mapped files are the system's: anonymous memory counts
         status = open("/proc/self/status").read()
         own_mb[passages] = int(status.split("RssAnon:")[1].split()[0]) / 1000
-begin = time.perf_counter()
-info = embedded.build(sys.argv[1], Corpus(open_source(sys.argv[2])), on_progress=see)
-print(json.dumps([info.passages / (time.perf_counter() - begin), own_mb]))
+embedded.build(sys.argv[1], Corpus(open_source(sys.argv[2])), on_progress=see)
+print(json.dumps(own_mb))
 """
     command = [sys.executable, "-c", code, str(tmp_path / "million"), str(path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    rate, memory = json.loads(done.stdout)
-    print(f"\nbuild {rate:,.0f} passages/s; own memory in MB: {memory}")
+    memory = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     # 900,000 more passages are 430 MB of text; the writers may hold 256 MB, however many there are
     assert memory["1000000"] - memory["100000"] < 100
-
-    path = shared_passages(tmp_path / "400k.jsonl", 400_000)
-    embedded.build(tmp_path / "400k", corpus_of(path))
-    tool = WikiSearch(str(tmp_path / "400k"), top_k=3)
-    lines = (SHARED / "squad" / "dev.jsonl").read_text().splitlines()
-    queries = [json.loads(line)["question"] for line in lines]
-    ask(tool, *queries[:200])
-    rates = {}
-    for size in (1, 64, 336):
-        begin = time.perf_counter()
-        for start in range(0, len(queries), size):
-            ask(tool, *queries[start : start + size])
-        rates[size] = len(queries) / (time.perf_counter() - begin)
-    print(f"queries/s over 400,000 passages on {os.cpu_count()} cores, in batches of: {rates}")
-    # searching happens outside the interpreter's lock, so a second core counts
-    assert rates[336] > 1.3 * rates[1] or os.cpu_count() == 1
 
 
 def test_the_tool_keeps_to_the_contract(small_index):
@@ -942,10 +798,8 @@ def test_the_recipes_in_the_docs_make_tools_and_the_compose_file_is_one():
     blocks = [yaml.safe_load(text) for text in _fenced("yaml")]
     tools = [tool for block in blocks for tool in block.get("tools", [])]
     assert {tool["class_path"] for tool in tools} == {"WikiSearch"}
-    assert {WikiSearch(**tool["init_args"]).backend for tool in tools} == {
-        "embedded",
-        "elasticsearch",
-    }
+    backends = {WikiSearch(**tool["init_args"]).backend for tool in tools}
+    assert backends == {"embedded", "elasticsearch"}
     (compose,) = (block for block in blocks if "services" in block)
     assert compose["services"]["elasticsearch"]["ports"] == ["127.0.0.1:9200:9200"]
 

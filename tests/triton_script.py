@@ -15,7 +15,8 @@ import torch
 
 import turnrl_slots.kernel
 import turnrl_slots.triton_pages
-from turnrl_slots.pages import PAGE, Pool, Shapes
+from turnrl_slots.pages import Pool, Shapes
+from turnrl_slots.sizes import PAGE
 
 torch.set_num_threads(1)
 
@@ -104,7 +105,7 @@ def sampled(model):
     policy.load()
     engine = Slots(slots=2, attention="auto")
     engine.start(policy, 128)
-    engine.decoder.graphs = graphs = Recorder()
+    engine.passes.decoder.graphs = graphs = Recorder()
 
     async def converse(n):
         session, history = engine.open([n + 1] * (PAGE - 3 + n)), [n + 1] * (PAGE - 3 + n)

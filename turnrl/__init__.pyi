@@ -1,11 +1,11 @@
 """The public interface: every name of `turnrl`, and the module that it comes from."""
 
 from turnrl.agent.chat import ChatFormat as ChatFormat
-from turnrl.agent.explore import on_loop as on_loop
 from turnrl.agent.json_call import read_call as read_call
 from turnrl.agent.rollout import Rollout as Rollout
+from turnrl.agent.running import on_loop as on_loop
+from turnrl.agent.running import result_of as result_of
 from turnrl.agent.toolbox import call_tools as call_tools
-from turnrl.agent.toolbox import result_of as result_of
 from turnrl.answers import answer_in_results as answer_in_results
 from turnrl.answers import can_be_found as can_be_found
 from turnrl.answers import contains_answer as contains_answer
@@ -38,6 +38,7 @@ from turnrl.errors import RecipeError as RecipeError
 from turnrl.errors import RewardError as RewardError
 from turnrl.errors import ToolError as ToolError
 from turnrl.errors import TrainingError as TrainingError
+from turnrl.errors import TrajectoryLost as TrajectoryLost
 from turnrl.errors import TurnRLError as TurnRLError
 from turnrl.errors import WorldError as WorldError
 from turnrl.errors import at_least as at_least
@@ -63,6 +64,7 @@ from turnrl.policy.compute import recompute as recompute
 from turnrl.policy.hub import reach_hub as reach_hub
 from turnrl.policy.layout import takes_ragged as takes_ragged
 from turnrl.policy.model import Policy as Policy
+from turnrl.policy.reading import read_trajectories as read_trajectories
 from turnrl.policy.varlen import varlen_attn as varlen_attn
 from turnrl.recipe.build import Built as Built
 from turnrl.recipe.build import build as build
@@ -87,6 +89,13 @@ from turnrl.text import contained_answer as contained_answer
 from turnrl.text import neutralise as neutralise
 from turnrl.text import normalize_answer as normalize_answer
 from turnrl.text import visible as visible
+from turnrl.types.acting import Attempt as Attempt
+from turnrl.types.acting import AttemptOver as AttemptOver
+from turnrl.types.acting import Player as Player
+from turnrl.types.acting import Segmenter as Segmenter
+from turnrl.types.acting import Stateful as Stateful
+from turnrl.types.acting import Tool as Tool
+from turnrl.types.acting import Toolset as Toolset
 from turnrl.types.contracts import AdvantageEstimator as AdvantageEstimator
 from turnrl.types.contracts import Attempts as Attempts
 from turnrl.types.contracts import Critic as Critic
@@ -94,11 +103,6 @@ from turnrl.types.contracts import OutcomeReward as OutcomeReward
 from turnrl.types.contracts import QuestionSource as QuestionSource
 from turnrl.types.contracts import Reward as Reward
 from turnrl.types.contracts import Scorer as Scorer
-from turnrl.types.contracts import Segmenter as Segmenter
-from turnrl.types.contracts import Stateful as Stateful
-from turnrl.types.contracts import Tool as Tool
-from turnrl.types.contracts import Toolset as Toolset
-from turnrl.types.contracts import ToolSpec as ToolSpec
 from turnrl.types.contracts import TurnReward as TurnReward
 from turnrl.types.engine import Attend as Attend
 from turnrl.types.engine import Completion as Completion
@@ -121,11 +125,13 @@ from turnrl.types.questions import answer_rule as answer_rule
 from turnrl.types.sessions import ForkableToolSession as ForkableToolSession
 from turnrl.types.sessions import ToolFigures as ToolFigures
 from turnrl.types.sessions import ToolSession as ToolSession
+from turnrl.types.sessions import ToolSpec as ToolSpec
 from turnrl.types.trajectory import Group as Group
 from turnrl.types.trajectory import Message as Message
 from turnrl.types.trajectory import Passage as Passage
 from turnrl.types.trajectory import Probe as Probe
 from turnrl.types.trajectory import Reading as Reading
+from turnrl.types.trajectory import Sample as Sample
 from turnrl.types.trajectory import TokenRow as TokenRow
 from turnrl.types.trajectory import ToolCall as ToolCall
 from turnrl.types.trajectory import ToolResult as ToolResult

@@ -1,7 +1,7 @@
-"""Comparison of answers to a question: one rule for rewards, curves, checkpoints and reports.
+"""Comparison of answers, the same for rewards, curves, checkpoints and reports.
 
-A question carries its rule (`Question.rule`), and `exact_match` asks it, so whoever compares
-answers does it in the same way. A recipe sets the rule of a question set in `data.answers`.
+Every question carries its rule (`Question.rule`), which `exact_match` and the other functions use.
+A recipe sets the rule of a question set in `data.answers`.
 """
 
 from collections.abc import Iterable
@@ -10,31 +10,33 @@ from turnrl.errors import PluginError
 from turnrl.text import normalize_answer
 from turnrl.types import AnswerRule, Question, ToolResult
 
+CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
+"""The paper's four curves, whatever the rewards are; see `turnrl.curves`."""
+
 
 def _rule(question: Question, function: str) -> AnswerRule:
-    """A question's rule; what is given in its place is told."""
-    rule = getattr(question, "rule", None)
-    if not isinstance(rule, AnswerRule):
+    """The rule of a question, which a plugin may have mistaken for its answers."""
+    if not isinstance(question, Question):
         raise PluginError(
             f"{function} takes the question, which knows how its answers compare, and was given "
             f"{question!r}. Call {function}(text, trajectory.question)."
         )
-    return rule
+    return question.rule
 
 
 def exact_match(answer: str | None, question: Question) -> bool:
-    """True if an answer is one that the question accepts, by the question's rule.
+    """True if the question accepts an answer, by the question's rule.
 
     Args:
-        answer: The policy's; None if it gave none, which is no match.
-        question: The question that was answered.
+        answer: The policy's answer; None, which never matches, if it gave none.
+        question: The question.
     """
     rule = _rule(question, "exact_match")
     return answer is not None and any(rule.same(answer, one) for one in question.answers)
 
 
 def contains_answer(text: str, question: Question) -> bool:
-    """True if an answer that the question accepts stands in a text, by the question's rule."""
+    """True if an accepted answer stands in a text, by the question's rule."""
     rule = _rule(question, "contains_answer")
     return rule.seeks and any(rule.stands_in(text, accepted) for accepted in question.answers)
 
@@ -46,8 +48,8 @@ def usable_answers(question: Question) -> tuple[str, ...]:
 
 
 def says_nothing(answer: str | None, question: Question) -> bool:
-    """True if an answer is none, or so empty that neither the question's rule nor SQuAD's
-    normalisation leaves anything of it."""
+    """True if there is no answer, or if nothing is left of it by the question's rule and by SQuAD's
+    normalisation."""
     rule = _rule(question, "says_nothing")
     return answer is None or (rule.read(answer) is None and not normalize_answer(answer))
 
@@ -56,11 +58,12 @@ _VERDICTS = {"yes", "no", "true", "false"}
 
 
 def can_be_found(question: Question) -> bool:
-    """True if an accepted answer in a text says anything of that text.
+    """True if it means something that an accepted answer stands in a text.
 
-    It does not where an accepted answer is yes, no, true or false, which stand in many texts, or
-    stands in the question itself ("Which is older, Radio City or Ashoka?"), where any search brings
-    it. By rules that seek no answers in texts (`Choice`, `Math`, a function) nothing can be found.
+    It means nothing if an accepted answer is yes, no, true or false, which stand in many texts, or
+    if the question itself contains it ("Which is older, Radio City or Ashoka?"), because every
+    search result would. Rules that seek no answers in texts (`Choice`, `Math`, a function) find
+    none.
     """
     rule = _rule(question, "can_be_found")
     if not rule.seeks or not question.answers:
@@ -72,12 +75,12 @@ def can_be_found(question: Question) -> bool:
 
 
 def answer_in_results(results: Iterable[ToolResult], question: Question) -> bool:
-    """True if an accepted answer was found: it stands in a successful result, and it `can_be_found`
-    at all.
+    """True if an accepted answer stands in a successful result, and the question's answers
+    `can_be_found` at all.
 
     Args:
         results: Tool results of a turn, or of a trajectory.
-        question: The question that was asked.
+        question: The question.
     """
     texts = [result.content for result in results if result.ok]
     return (

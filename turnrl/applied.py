@@ -1,8 +1,7 @@
-"""Estimators applied to a group that was played without them: the run's own first, then what every
-other installed one would give.
+"""Estimators applied to a finished group: the run's own first, then every other installed one.
 
-An estimator of somebody else may fail in its constructor, in its advantages or in what it says that
-it compares. The others keep their credit, and the reason is said in place of the missing part.
+A third party's estimator may fail in its constructor, its advantages or its explanation. The others
+keep their credit, and the missing part is replaced by the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from turnrl.types.trajectory import Group, Trajectory
 from turnrl.why import Term, terms
 
 Made = AdvantageEstimator | Exception
-"""An estimator, or the error that was raised in place of one."""
+"""An estimator, or the error of its constructor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +27,12 @@ class Applied:
     Args:
         name: Name of the estimator.
         own: True for the run's own estimator.
-        credit: Of the `members`, in their order; None where there is a `reason`.
-        reason: Why there is no credit; empty where there is some.
-        members: The trajectories that got credit, by their number in the group. An estimator other
-            than the run's gives none to branches.
-        terms: For each member, by its number, the terms of each of its turns; None where the credit
-            is `unexplained`.
-        unexplained: Why there are no terms; empty where there are some.
+        credit: Credit of the `members`, in their order; None if there is a `reason`.
+        reason: Why there is no credit; empty if there is.
+        members: The trajectories with credit, by their number in the group. Only the run's own
+            estimator gives credit to branches.
+        terms: The terms of each turn of each member, by its number; None if `unexplained`.
+        unexplained: Why there are no terms; empty if there are.
     """
 
     name: str
@@ -47,7 +45,7 @@ class Applied:
 
     @property
     def advantages(self) -> dict[int, list[float]]:
-        """For each member, by its number, the advantage of each of its turns."""
+        """The advantage of each turn of each member, by its number."""
         rows = [] if self.credit is None else self.credit.turns.tolist()
         pairs = zip(self.members.items(), rows, strict=True)
         return {i: row[: len(member.turns)] for (i, member), row in pairs}
@@ -56,12 +54,12 @@ class Applied:
 def applied(group: Group, own: Made, name: str) -> list[Applied]:
     """Apply the run's own estimator to a group, then every other installed one.
 
-    The others are given the attempts that branched off no other. They are left out if the group has
-    branches and does not say of which attempts, and so is one that equals the run's own.
+    The others get only the trunks. They are left out if the group has branches of unknown trunks.
+    An estimator that equals the run's own is left out too.
 
     Args:
         group: A scored group.
-        own: The run's own estimator, or the error that says why it cannot be made again.
+        own: The run's own estimator, or the error of making it again.
         name: Its name.
     """
     found = [_apply(name, own, group, dict(enumerate(group.trajectories)), own=True)]
@@ -78,10 +76,10 @@ def applied(group: Group, own: Made, name: str) -> list[Applied]:
 
 
 def make(kind: Callable[..., AdvantageEstimator], **options: object) -> Made:
-    """An estimator of a class, or the error that was raised in place of one.
+    """Make an estimator, or return the error of its constructor.
 
     Args:
-        kind: The class.
+        kind: Its class.
         options: Its arguments.
     """
     try:
@@ -94,8 +92,8 @@ def usable(made: Made, size: int) -> AdvantageEstimator:
     """The estimator, if it can judge rollouts that were played without it.
 
     Args:
-        made: The estimator, or the error that was raised in place of one.
-        size: Trajectories of a group.
+        made: The estimator, or the error of its constructor.
+        size: Trajectories in a group.
     Raises:
         RecipeError: With the reason, if it cannot.
     """
@@ -111,12 +109,12 @@ def usable(made: Made, size: int) -> AdvantageEstimator:
 
 
 def one_line(error: Exception) -> str:
-    """The text of an error in one line; its kind if it has none."""
+    """The text of an error in one line; its class if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _attempts(group: Group) -> Group | None:
-    """The group without its branches; None if it does not say of which attempts they are."""
+    """The group without its branches; None if their trunks are unknown."""
     at = group.trunks
     trajectories = tuple(group.trajectories[i] for i in at)
     if len(at) == len(group.trajectories):
@@ -142,10 +140,10 @@ def _apply(
     except TurnRLError as error:
         return Applied(name, own, reason=one_line(error))
     try:
-        told = terms(rule, group)
+        rows = terms(rule, group)
     except Exception as error:  # a third party's explanation may do anything
         problem = f"failed to say what it compares ({type(error).__name__}: {error})"
         return replace(given, unexplained=problem)
-    if told is None:
+    if rows is None:
         return replace(given, unexplained="does not say what it compares")
-    return replace(given, terms=dict(zip(members, told, strict=True)))
+    return replace(given, terms=dict(zip(members, rows, strict=True)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from turnrl import scoring
 from turnrl.collection import Collector
-from turnrl.errors import DataError, RecipeError, at_least, numbers
+from turnrl.errors import DataError, RecipeError, at_least, check_numbers
 from turnrl.types import Question, Trajectory
 
 
@@ -19,8 +19,8 @@ def check_sampling(samples: int | None, seed: int, temperature: float | None) ->
         RecipeError: Naming the argument and its value.
     """
     given = SimpleNamespace(samples=samples, seed=seed, temperature=temperature)
-    numbers("", given, "samples", whole=True)
-    numbers("", given, "temperature")
+    check_numbers("", given, "samples", whole=True)
+    check_numbers("", given, "temperature")
     at_least(0, "", given, "seed", whole=True, optional=False)
     if samples is not None and samples < 1:
         raise RecipeError(f"samples is {samples}; it must be at least 1, or None for greedy")
@@ -53,8 +53,8 @@ def ask(
     rollout = collector.setup.rollout
     if temperature:
         samples, rollout = samples or 1, replace(rollout, temperature=temperature)
-    groups, _ = collector.explore(asked, samples, key, version, bar, rollout=rollout)
-    return [trajectory for group in groups for trajectory in group]
+    attempts = collector.explore(asked, samples, key, version, bar, rollout=rollout)
+    return [trajectory for group in attempts.trajectories for trajectory in group]
 
 
 def scores(collector: Collector, trajectories: Sequence[Trajectory]) -> list[dict[str, float]]:

@@ -21,6 +21,7 @@ from turnrl.errors import (
     kind_of,
     parse_bytes,
 )
+from turnrl.loader import data_of
 from turnrl.objective import ClippedSurrogate
 from turnrl.policy.model import Policy
 from turnrl.recipe.keys import SYNONYMS
@@ -149,8 +150,7 @@ def check_trainer(trainer: L.Trainer) -> None:
         RecipeError: Naming the setting of the module.
         ArgumentTypeError: If what it is to train on is no data module.
     """
-    data = getattr(trainer, "datamodule", None)
-    if trainer.state.fn == "fit" and data is None:
+    if trainer.state.fn == "fit" and data_of(trainer) is None:
         raise ArgumentTypeError(
             "Trainer.fit has no data module, but a DataLoader, a list or nothing, which cannot say "
             "what an iteration asks. Pass one: trainer.fit(module, QuestionData(train=rows))."
@@ -168,8 +168,8 @@ def check_trainer(trainer: L.Trainer) -> None:
 
 
 def _start_of(module: L.LightningModule, folder: Path | None, learns: bool = True) -> Start:
-    run: Any = module.trainer
-    device, data = run.strategy.root_device, getattr(run, "datamodule", None)
+    run = module.trainer
+    device, data = run.strategy.root_device, data_of(run)
     return Start(device, module, data, folder, run.world_size, run.max_epochs, learns)
 
 
@@ -185,7 +185,7 @@ def examine_run(module: L.LightningModule, folder: Path | None) -> None:
     Raises:
         RecipeError: With the text of the check that failed.
     """
-    run: Any = module.trainer
+    run = module.trainer
     for finding in _start_of(module, folder).examine():
         text = visible(f"{finding.name}: {finding.text}. {finding.step}".strip())
         if finding.status == "fail":

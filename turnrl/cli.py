@@ -1,7 +1,7 @@
-"""The command line: commands of plugins, found and run.
+"""The command line: finds a command, of turnrl or of a plugin, and runs it.
 
-A mistake of the user's is one message and an exit code, never a traceback; `TURNRL_DEBUG=1` shows
-the traceback all the same.
+A user's mistake prints one message and gives an exit code, never a traceback, unless
+`TURNRL_DEBUG=1` asks for one.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from turnrl.commands import COMMANDS, adder
 from turnrl.errors import PluginError, RecipeError, TurnRLError, WorldError, did_you_mean
-from turnrl.plugins import LOAD_VARIABLE, Plugin, load_plugins
+from turnrl.plugins import LOAD_VARIABLE, Commands, Plugin, load_plugins
 from turnrl.signals import stopping
 from turnrl.text import visible
 
@@ -29,15 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; `sys.argv` if None.
     Returns:
-        The exit code: 0 if all went well, 130 after Ctrl-C, 143 after SIGTERM, otherwise that of
-        the error.
+        The exit code: 0 if all went well, 130 after Ctrl-C, 143 after SIGTERM, otherwise the
+        error's.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     with stopping() as stopped:
         try:
             return _dispatch(arguments)
         except (Exception, KeyboardInterrupt) as error:
-            # what breaks while a run is being stopped breaks because of that
+            # an error while a run is being stopped comes from stopping it
             if stopped or isinstance(error, KeyboardInterrupt):
                 return _stopped(stopped[0] if stopped else signal.SIGINT)
             return _report(error)
@@ -82,27 +82,27 @@ def _dispatch(arguments: list[str]) -> int:
         return 2
     if name not in commands.choices and not name.startswith("-"):
         chosen, known = os.environ.get(LOAD_VARIABLE), sorted(commands.choices)
-        left = f" {LOAD_VARIABLE} is {chosen!r}: add {name}, or the plugin that brings it."
-        hint = "" if chosen is None else left
-        near = did_you_mean(name, known)
-        there = f" There are {', '.join(known)}." if known else " No plugin brings any."
-        raise RecipeError(f"no command {name!r}.{near}{there}{hint}")
+        hint = f" {LOAD_VARIABLE} is {chosen!r}: add {name}, or the plugin that brings it."
+        raise RecipeError(
+            f"no command {name!r}.{did_you_mean(name, known)} There are {', '.join(known)}."
+            f"{'' if chosen is None else hint}"
+        )
     parsed = parser.parse_args(arguments)
     return int(parsed.run(parsed) or 0)
 
 
 def command_line() -> argparse.ArgumentParser:
-    """The parser of `turnrl` with the commands of all installed plugins, for what describes them:
-    tab completion, a page of documentation."""
+    """The parser of `turnrl` with the commands of all installed plugins, for tab completion and the
+    documentation."""
     return _parser(COMMANDS, load_plugins())[0]
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises a mistake as an error of turnrl, with options that are spelt nearly so. The parsers of
-    all commands are of this class."""
+    """Raises mistakes as errors of turnrl, and suggests similar options. Every command's parser has
+    this class."""
 
-    # argparse calls it for a sub-command too, so the message names that one
-    def parse_known_args(self, *args: Any, **more: Any) -> tuple[Any, list[str]]:
+    # argparse calls it for a sub-command too, so the message names the sub-command
+    def parse_known_args(self, *args: Any, **more: Any) -> Any:
         parsed, unknown = super().parse_known_args(*args, **more)
         if unknown:
             near = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
@@ -114,10 +114,11 @@ class _Parser(argparse.ArgumentParser):
         raise RecipeError(f"{message}{stop} '{self.prog} --help' lists what there is.")
 
 
-def _parser(own: Iterable[str], plugins: Sequence[Plugin]) -> tuple[argparse.ArgumentParser, Any]:
-    """The parser with some of the framework's own commands and those of plugins, and its
-    sub-parsers."""
-    parser = _Parser(
+def _parser(
+    own: Iterable[str], plugins: Sequence[Plugin]
+) -> tuple[argparse.ArgumentParser, Commands]:
+    """The parser with some of turnrl's commands and of plugins' commands, and its sub-parsers."""
+    parser: argparse.ArgumentParser = _Parser(
         prog="turnrl",
         description="Train agents that use tools over several turns, with credit turn by turn.",
     )

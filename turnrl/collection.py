@@ -8,6 +8,7 @@ The algorithm gives credit to these groups, which makes them its `Experience`. N
 a Trainer.
 """
 
+import contextlib
 import itertools
 import operator
 import time
@@ -24,9 +25,10 @@ from turnrl import scoring
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
 from turnrl.credit import Credit, sampled_tokens
-from turnrl.errors import EngineError, PluginError, blaming
+from turnrl.errors import EngineError, PluginError, RecipeError, blaming
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy
+from turnrl.policy.reading import read_trajectories
 from turnrl.scoring import Tally
 from turnrl.types import (
     AdvantageEstimator,
@@ -50,6 +52,7 @@ class Collected(NamedTuple):
         scoring_seconds: Time that rewards took after that, and what the estimator prepares.
         sampled: Tokens sampled in that time, including those that are not learned from.
         probe_tokens: Those of them that are in no member of a group: they gave state values alone.
+        restarted: Attempts that were begun again after the world lost them.
     """
 
     groups: tuple[Group, ...]
@@ -57,6 +60,7 @@ class Collected(NamedTuple):
     scoring_seconds: float
     sampled: int
     probe_tokens: int
+    restarted: int
 
 
 @dataclass(frozen=True)
@@ -136,13 +140,14 @@ class Experience:
         trunks = [group.trajectories[i] for group in drawn.groups for i in group.trunks]
         sums: dict[str, float] = {
             "rollout/turns": sum(len(t.turns) for t in trunks),
-            "rollout/tokens": sum(len(t.token_ids) for t in trunks),
+            "rollout/tokens": sum(t.tokens for t in trunks),
             "rollout/sampled_tokens": sum(map(len, self.advantages)),
             "rollout/truncated": sum(t.ended_by == "length" for t in trunks),
             "rollout/degenerate_groups": drawn.idle_trajectories,
             "train/degenerate_groups": self.idle_trajectories,
             "rollout/probe_tokens": self.collected.probe_tokens,
             "rollout/redrawn_groups": self.redrawn,
+            "rollout/restarted": self.collected.restarted,
         }
         if (returns := self.returns) is not None:
             varied, missed = torch.cat(returns).var(), torch.cat(self.advantages)
@@ -192,6 +197,7 @@ class Collector:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self._started = False
+        self._world = contextlib.ExitStack()  # the toolsets that are started
         self._synced: int | None = None  # version that the engine was last told of
 
     @cached_property
@@ -206,7 +212,14 @@ class Collector:
             TurnRLError: About the policy, the rollout, a tool's world or the engine.
         """
         self.setup.policy.check_length(self.setup.rollout.max_tokens)
-        self.setup.rollout.check(self.chat)
+        rollout, estimator = self.setup.rollout, self.setup.estimator
+        rollout.check(self.chat)
+        if rollout.player is not None and estimator.probes:
+            raise RecipeError(
+                f"{type(estimator).__name__} has probes = {estimator.probes}, which branch off "
+                f"between the turns of a turn scheme. Attempts of the player {rollout.driver} "
+                "cannot be branched. Take an estimator without probes, such as TurnLevel."
+            )
         self.setup.engine.check(self.setup.policy, self.setup.rollout.max_tokens)
 
     def attempt(
@@ -236,12 +249,14 @@ class Collector:
         sampled = sampled_tokens(itertools.chain(*attempts.trajectories, branches))
         learned = sampled_tokens(t for group in groups for t in group.trajectories)
         scoring_seconds = time.perf_counter() - acted
-        return Collected(groups, acted - start, scoring_seconds, sampled, sampled - learned)
+        probing = sampled - learned
+        times = acted - start, scoring_seconds
+        return Collected(groups, *times, sampled, probing, attempts.restarted)
 
     def valued(self, groups: Sequence[Group]) -> tuple[Group, ...]:
         """The groups with the critic's value of each sampled token, `token_values`."""
-        rows = [trajectory.token_row for group in groups for trajectory in group.trajectories]
-        values = iter(scores.values for scores in self.setup.read(rows))
+        every = [trajectory for group in groups for trajectory in group.trajectories]
+        values = iter(scores.values for scores in read_trajectories(every, self.setup.read))
         parts = [tuple(itertools.islice(values, len(group.trajectories))) for group in groups]
         return tuple(replace(g, token_values=p) for g, p in zip(groups, parts, strict=True))
 
@@ -290,7 +305,7 @@ class Collector:
         """
         sampled = [t for some in attempts.trajectories for t in some]
         sampled += [probe.trajectory for some in attempts.probes for probe in some]
-        versions = {turn.version for t in sampled for turn in t.turns}
+        versions = {version for t in sampled for version in t.versions}
         if others := versions - {self._synced}:
             name = type(self.setup.engine).__name__
             raise EngineError(
@@ -301,13 +316,14 @@ class Collector:
 
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
         """The trajectories of each question with their rewards."""
-        turns = self.setup.rollout.segmenter.max_turns
+        turns = self.setup.rollout.max_turns
         return scoring.score_groups(trajectories, self.setup.rewards, turns, self.setup.policy)
 
     def _start(self) -> None:
         rollout, engine, estimator = self.setup.rollout, self.setup.engine, self.setup.estimator
         engine.start(self.setup.policy, rollout.max_tokens)
         self._started = True
+        self._world.enter_context(rollout.live())
         holds, size = rollout.at_once(engine, estimator.probes), self.setup.group_size
         if holds is not None and holds < size:
             probes = " and their probes" if estimator.probes else ""
@@ -320,6 +336,7 @@ class Collector:
     def close(self) -> None:
         """Let the engine go. The next act starts it again."""
         if self._started:
-            self.setup.engine.close()
             self._started = False
+            with self._world:  # stops the toolsets, also if the engine fails to close
+                self.setup.engine.close()
             self.forget()

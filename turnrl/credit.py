@@ -243,10 +243,9 @@ def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
 
 def sampled_turns(trajectory: Trajectory) -> Tensor:
     """(N,), the turn of each token that was sampled in a turn of the trajectory's own."""
-    index = torch.tensor(trajectory.turn_index)
-    return index[index >= 0]
+    return torch.tensor(trajectory.sampled_turns, dtype=torch.long)
 
 
 def sampled_tokens(trajectories: Iterable[Trajectory]) -> int:
     """Number of tokens that were sampled in the trajectories' own turns."""
-    return sum(len(sampled_turns(trajectory)) for trajectory in trajectories)
+    return sum(len(trajectory.sampled_turns) for trajectory in trajectories)

@@ -1,4 +1,4 @@
-"""Errors of a device, told from errors of what was tried on it."""
+"""Errors of a device, as opposed to errors of the code that was tried on it."""
 
 import torch
 
@@ -31,6 +31,7 @@ def of_the_device(error: BaseException) -> bool:
     if out_of_memory(error):
         return True
     if isinstance(error, torch.AcceleratorError):
+        # only errors that a device reports have a code
         return getattr(error, "error_code", None) not in _REFUSALS
     text = str(error).lower()
     return isinstance(error, RuntimeError | ValueError) and any(w in text for w in _DEVICE_WORDS)

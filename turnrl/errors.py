@@ -2,8 +2,8 @@
 
 The policy's own mistakes (bad JSON, an unknown tool, no answer) are data and never an exception:
 see `ToolResult.ok` and `Reading.format_error`. Everything here is a mistake of the recipe, of a
-package, or of the world. A message names the thing, the value and the next step; the command line
-prints the message alone, without a traceback, and exits with `exit_code`.
+package, or of the world. A message names the thing, the value and the next step. The command line
+prints the message without a traceback, and exits with `exit_code`.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 class TurnRLError(Exception):
-    """Base of every error that turnrl raises on purpose. It may quote a policy, a tool or data, so
-    its text is `visible`."""
+    """Base of every error that turnrl raises on purpose. Its text is `visible`, for it may quote a
+    policy, a tool or data."""
 
     exit_code = 2
 
@@ -37,8 +37,8 @@ class RecipeError(TurnRLError, ValueError):
 
 
 class ArgumentTypeError(RecipeError, TypeError):
-    """An argument given from Python is of another kind than is asked for: a class where an instance
-    belongs, a string where YAML takes one. A recipe cannot have this fault."""
+    """An argument given from Python has the wrong type: a class where an instance belongs, a string
+    where YAML takes one. A recipe cannot have this fault."""
 
 
 class PluginError(TurnRLError, ImportError):
@@ -67,12 +67,18 @@ class ToolError(WorldError):
     """A tool's world is broken: a search server is down, or the tool itself raises."""
 
 
+class TrajectoryLost(WorldError):
+    """The world lost one attempt: a sandbox crashed, a server dropped a session. Raise it from a
+    tool, a session or a player. The attempt begins again with the same random numbers, a bounded
+    number of times (`rollout.max_restarts`), and then the run stops."""
+
+
 class RewardError(WorldError):
     """A reward's world is broken: a judge is down, or gives no verdict."""
 
 
 class EngineError(WorldError):
-    """An engine cannot sample, or samples with other weights than it was given."""
+    """An engine cannot sample, or samples with the wrong weights."""
 
 
 class TrainingError(TurnRLError, ArithmeticError):
@@ -88,7 +94,7 @@ class DeviceMemoryError(TurnRLError, MemoryError):
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """` Did you mean TwoTurn?` if something known is close to `name`, else nothing."""
+    """` Did you mean TwoTurn?` if a known name is close to `name`, else nothing."""
     spelt = {one.casefold(): one for one in known}
     near = [spelt[one] for one in difflib.get_close_matches(name.casefold(), spelt, 2, cutoff)]
     return f" Did you mean {' or '.join(near)}?" if near else ""
@@ -106,15 +112,15 @@ def at_least(
 
     Args:
         minimum: The least value allowed.
-        where: What the settings belong to in a recipe, such as `rollout.`.
-        owner: Whose attributes they are.
+        where: Where a recipe has the settings, such as `rollout.`.
+        owner: The object with the settings as attributes.
         names: The settings.
         whole: They must be whole numbers, as the YAML of an `int` must.
         optional: None passes.
     Raises:
         RecipeError: Naming the setting and its value.
     """
-    numbers(where, owner, *names, whole=whole, optional=optional)
+    check_numbers(where, owner, *names, whole=whole, optional=optional)
     for name in names:
         value = getattr(owner, name)
         if value is not None and not value >= minimum:
@@ -127,20 +133,20 @@ def within(low: float, high: float, where: str, owner: object, *names: str) -> N
     Raises:
         RecipeError: Naming the setting and its value.
     """
-    numbers(where, owner, *names, optional=False)
+    check_numbers(where, owner, *names, optional=False)
     for name in names:
         if not low <= (value := getattr(owner, name)) <= high:
             raise RecipeError(f"{where}{name} is {value}; it must be from {low:g} to {high:g}")
 
 
-def numbers(
+def check_numbers(
     where: str, owner: object, *names: str, whole: bool = False, optional: bool = True
 ) -> None:
-    """Refuse settings that are no numbers. To Python True is one, and to a recipe it is not. See
+    """Refuse settings that are no numbers. True is a number to Python, but not to a recipe. See
     `at_least` for the arguments.
 
     Raises:
-        ArgumentTypeError: Naming the setting and what came.
+        ArgumentTypeError: Naming the setting and its value.
     """
     for name in names:
         value = getattr(owner, name)
@@ -157,10 +163,10 @@ def instance_of(kind: type, name: str, value: object, extends: str = "") -> None
     Args:
         kind: The class.
         name: The argument, such as `estimator`, or an item of one, `rewards[0]`.
-        value: What was given.
-        extends: The classes that one's own may extend, if `kind` is not to be extended itself.
+        value: Its value.
+        extends: The classes that the user's own may extend, if not `kind` itself.
     Raises:
-        ArgumentTypeError: Naming the argument, what came, and what to write.
+        ArgumentTypeError: Naming the argument, its value, and what to write.
     """
     if not isinstance(value, kind):
         advice = f"Pass an instance of a class that extends {extends or kind.__name__}."
@@ -184,20 +190,22 @@ def function_of(what: str, name: str, value: object, example: str) -> None:
     """Refuse an argument from Python that cannot be called.
 
     Args:
-        what: What it is called with, such as `the parameters`.
+        what: The arguments it is called with, such as `the parameters`.
         name: The argument.
-        value: What was given; None passes.
+        value: Its value; None passes.
         example: What to write.
     Raises:
-        ArgumentTypeError: Naming the argument, what came, and what to write.
+        ArgumentTypeError: Naming the argument, its value, and what to write.
     """
     if value is not None and not callable(value):
-        fault = f"{name} is {kind_of(value)}, and no function of {what}"
-        raise ArgumentTypeError(f"{fault}. Pass a class or a function: {name}={example}.")
+        raise ArgumentTypeError(
+            f"{name} is {kind_of(value)}, and no function of {what}. "
+            f"Pass a class or a function: {name}={example}."
+        )
 
 
 def kind_of(value: object) -> str:
-    """`the class TurnLevel`, `the string 'x'`, `a dict`: what an argument is, in words."""
+    """An argument's value in words: `the class TurnLevel`, `the string 'x'`, `a dict`."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if isinstance(value, str):
@@ -209,9 +217,9 @@ def kind_of(value: object) -> str:
 
 
 def _call(kind: type, value: object, extends: str) -> str:
-    """The call that makes what a class, its name, or whatever else was given stands for; empty if
-    nobody can tell."""
-    if not extends and not inspect.isabstract(kind):  # a class that is not there to be extended
+    """The call that makes the instance that the user probably meant by a class, its name or another
+    value; empty if that is not clear."""
+    if not extends and not inspect.isabstract(kind):  # a class that nobody extends
         needed = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
         takes_it = isinstance(value, str) and len(needed) == 1
         return f"{kind.__name__}({repr(value)[:80] if takes_it else '...'})"
@@ -222,12 +230,12 @@ def _call(kind: type, value: object, extends: str) -> str:
 
 
 def parse_bytes(text: str, setting: str, instead: str = "") -> int:
-    """Bytes of `4GB`, `512MiB` and the like.
+    """The number of bytes in a size such as `4GB` or `512MiB`.
 
     Args:
         text: The size.
-        setting: Where it is given, for the message.
-        instead: What else may stand there, such as "'auto', or ".
+        setting: The setting that has it, for the message.
+        instead: Another value that the setting takes, such as "'auto', or ".
     Raises:
         RecipeError: If it is no size.
     """
@@ -241,7 +249,7 @@ def parse_bytes(text: str, setting: str, instead: str = "") -> int:
 
 
 def in_short(error: BaseException) -> str:
-    """The kind of an error and the first line of its text."""
+    """The class of an error and the first line of its text."""
     return f"{type(error).__name__}: {visible(str(error).strip().partition(chr(10))[0])}"
 
 
@@ -250,9 +258,8 @@ _CORE = str(Path(__file__).parent)
 
 
 def place_of(error: BaseException) -> str:
-    """` (bad.py:12)`: the innermost line of a package's own code that an error passed through; that
-    of a library, if it passed through none. Empty if it passed through neither, as an error in a
-    call from turnrl does."""
+    """` (bad.py:12)`: the innermost line of a package's own code that an error passed through, or
+    else of a library. Empty if it passed through turnrl alone."""
     frames = traceback.extract_tb(error.__traceback__)
     others = [one for one in frames if not one.filename.startswith((_CORE + os.sep, "<"))]
     installed = [one for one in others if {*_INSTALLED} & {*Path(one.filename).parts}]
@@ -263,11 +270,11 @@ def place_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def blaming(kind: type[TurnRLError], what: str, advice: str) -> Iterator[None]:
-    """The boundary to a package's code: what it raises is reported as a fault of the package.
+    """Report what a package's code raises as a fault of the package.
 
     Args:
         kind: The error to raise.
-        what: Who raised, on what.
+        what: The component, and what it worked on.
         advice: The next step, as a sentence.
     """
     try:
@@ -275,5 +282,5 @@ def blaming(kind: type[TurnRLError], what: str, advice: str) -> Iterator[None]:
     except TurnRLError:
         raise
     except (Exception, SystemExit) as error:
-        raised = f"{what} raised {type(error).__name__}: {error}{place_of(error)}"
-        raise kind(f"{raised}. {advice}") from error
+        name = type(error).__name__
+        raise kind(f"{what} raised {name}: {error}{place_of(error)}. {advice}") from error

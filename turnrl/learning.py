@@ -7,7 +7,6 @@ tokens, turns as stretches of them at most, and no groups.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress
 
 import torch
 from torch import Tensor
@@ -70,7 +69,7 @@ Column = Sequence[Tensor]
 
 
 class TokenColumns:
-    """An iteration's trajectories as rows of tokens, and columns of numbers for the sampled ones.
+    """An iteration's trajectories, and columns of numbers for their sampled tokens.
 
     Args:
         trajectories: N of them.
@@ -81,20 +80,17 @@ class TokenColumns:
     def __init__(
         self, trajectories: Sequence[Trajectory], advantages: Column, returns: Column | None = None
     ) -> None:
-        self.rows = [trajectory.token_row for trajectory in trajectories]
-        self.prompts = [trajectory.prompt_ids for trajectory in trajectories]
-        self.turns = list(map(sampled_turns, trajectories))
+        self.trajectories = trajectories
+        self.turns = list(map(sampled_turns, trajectories))  # raises for one without tokens
+        self.prompts = [trajectory.samples[0].prompt_ids for trajectory in trajectories]
         self.counts = torch.tensor(list(map(len, self.turns)))
-        self.sampler_logprobs = [
-            torch.tensor(list(compress(trajectory.sampler_logprobs, asked)))
-            for trajectory, (_, asked) in zip(trajectories, self.rows, strict=True)
-        ]
+        self.sampler_logprobs = [torch.tensor(one.sampler_logprobs) for one in trajectories]
         self.advantages, self.returns = advantages, returns
 
     def order(self, shuffle: torch.Generator) -> Tensor:
         """(N,), the numbers of the trajectories in random order, those of one prompt together."""
         alike: dict[tuple[int, ...] | None, list[int]] = {}
-        for i in torch.randperm(len(self.rows), generator=shuffle).tolist():
+        for i in torch.randperm(len(self.trajectories), generator=shuffle).tolist():
             alike.setdefault(self.prompts[i], []).append(i)
         return torch.tensor([i for some in alike.values() for i in some])
 
@@ -141,7 +137,7 @@ class OldLogprobs:
 
     Args:
         columns: The trajectories.
-        read: Computes the learner's log-probabilities of rows, under its weights of now.
+        read: Computes the learner's log-probabilities of trajectories, under its weights of now.
         cut: Whether the sampler draws from a part of the distribution. Then the few could be
             alike and the others not, so all are read.
         listens: Whether the first step's own forward pass gives the numbers of its trajectories, by
@@ -153,7 +149,7 @@ class OldLogprobs:
     def __init__(
         self,
         columns: TokenColumns,
-        read: Callable[[Sequence[TokenRow]], Column],
+        read: Callable[[Sequence[Trajectory]], Column],
         cut: bool = False,
         listens: bool = False,
         reads_first: bool = False,
@@ -183,7 +179,7 @@ class OldLogprobs:
             self._take(rest)
 
     def _take(self, numbers: Sequence[int]) -> None:
-        logprobs = self._read([self._columns.rows[i] for i in numbers])
+        logprobs = self._read([self._columns.trajectories[i] for i in numbers])
         self._known |= zip(numbers, logprobs, strict=True)
 
     def keep(self, minibatch: Minibatch, logprobs: Tensor) -> None:
@@ -209,7 +205,7 @@ class Plan:
         objective: Weighs tokens.
         updates: How often all trajectories are learned from.
         steps_per_update: Steps that one pass over the trajectories is divided into.
-        passes: Divides rows among minibatches.
+        passes: Divides rows among minibatches; rows of one number stay together.
     """
 
     def __init__(
@@ -219,7 +215,7 @@ class Plan:
         objective: ClippedSurrogate,
         updates: int,
         steps_per_update: int,
-        passes: Callable[[Sequence[TokenRow]], Iterator[Pass]],
+        passes: Callable[[Sequence[TokenRow], Sequence[int]], Iterator[Pass]],
     ) -> None:
         self._columns, self._old, self._objective = columns, old, objective
         self._updates, self._steps_per_update, self._passes = updates, steps_per_update, passes
@@ -242,7 +238,13 @@ class Plan:
             total = mean_over_processes(torch.tensor([float(counts.sum()), float(len(chosen))]))
             weights = self._objective.weights(counts, *total.tolist())
             step = []
-            for places, layout in self._passes([columns.rows[i] for i in chosen]):
+            # the place in this step of each row's trajectory, which may have several rows
+            rows = [
+                (p, r) for p, i in enumerate(chosen) for r in columns.trajectories[i].token_rows
+            ]
+            owners = [place for place, _ in rows]
+            for numbers, layout in self._passes([row for _, row in rows], owners):
+                places = [*dict.fromkeys(owners[n] for n in numbers)]
                 some = chosen[places]
                 first = number == 0
                 old = None if first and not self._old.reads_first else self._old.of(some)

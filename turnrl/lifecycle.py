@@ -24,6 +24,7 @@ from turnrl.collection import Collector
 from turnrl.errors import RecipeError, TrainingError, blaming, kind_of
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy
+from turnrl.policy.reading import read_trajectories
 from turnrl.policy.trials import try_out
 from turnrl.run.announce import announce
 from turnrl.run.folders import run_folder
@@ -181,7 +182,7 @@ class PolicyModule(L.LightningModule, ABC):
         """Keep only what is trained, and whose it is. Refuse to keep a policy that can no longer
         act: a step can ruin weights and leave them finite, and the next forward pass is not."""
         if self.witness is not None:
-            (one,) = self.read([self.witness.token_row])
+            (one,) = read_trajectories([self.witness], self.read)
             named = {"the policy's log-probabilities": one.logprobs, "its values": one.values}
             for what, numbers in named.items():
                 if not numbers.isfinite().all():

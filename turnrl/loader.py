@@ -1,4 +1,4 @@
-"""An iteration as a data loader: what Lightning asks for batches is given an iteration's steps."""
+"""An iteration as a data loader: Lightning asks it for batches, and gets an iteration's steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,13 @@ from turnrl.types import Question
 
 class IterationData(L.LightningDataModule, ABC):
     """Data to train on: which questions each iteration asks. Evaluation asks the lists of questions
-    that `val_dataloader` gives, if there is one."""
+    that `val_dataloader` gives, if there is one.
+
+    Attributes:
+        split: The split that an evaluation scores.
+    """
+
+    split: str = "val"
 
     @abstractmethod
     def iteration_questions(self, iteration: int, rank: int, world_size: int) -> Sequence[Question]:
@@ -32,6 +38,23 @@ class IterationData(L.LightningDataModule, ABC):
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
 
+def data_of(trainer: L.Trainer) -> L.LightningDataModule | None:
+    """The data module of a trainer."""
+    return getattr(trainer, "datamodule", None)  # Lightning sets it when one is attached
+
+
+class Iterates(ABC):
+    """A module that collects experience and learns from it, as `MTGRPO` does."""
+
+    @abstractmethod
+    def steps(self, questions: int) -> int:
+        """Optimiser steps of an iteration in which a process asks so many questions."""
+
+    @abstractmethod
+    def iterate(self, questions: Sequence[Question], iteration: int) -> Iterator[Step]:
+        """One iteration: collect experience, then give the steps to learn it by."""
+
+
 class ExperienceLoader:
     """One policy iteration as a data loader: collects when the first step is asked for. One batch
     is one optimiser step.
@@ -42,21 +65,21 @@ class ExperienceLoader:
 
     Args:
         data: Gives each iteration's questions.
-        trainer: The running trainer. Its module has `steps` and `iterate`, as `MTGRPO` has.
+        trainer: The running trainer, whose module `Iterates`.
     Raises:
         RecipeError: If the module does not collect, or the questions or the trajectories cannot
             be shared out.
     """
 
     def __init__(self, data: IterationData, trainer: L.Trainer) -> None:
-        module: Any = trainer.lightning_module
-        if not hasattr(module, "iterate"):
+        module = trainer.lightning_module
+        if not isinstance(module, Iterates):
             name = type(module).__name__
             raise RecipeError(f"{name} collects no experience. Give other data, or take MTGRPO.")
         self._data = data
         self._trainer = trainer
         self._module = module
-        self._steps: int = module.steps(len(data.iteration_questions(0, 0, trainer.world_size)))
+        self._steps = module.steps(len(data.iteration_questions(0, 0, trainer.world_size)))
 
     def __len__(self) -> int:
         return self._steps

@@ -19,23 +19,27 @@ from functools import cached_property, partial
 from typing import Any, cast, final
 
 import torch
+from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from turnrl import scoring
-from turnrl.agent.rollout import Rollout, stream_seed
+from turnrl.agent.attempt import stream_seed
+from turnrl.agent.rollout import Rollout
 from turnrl.checks import check_batch, check_parts, check_settings, names_unknown_arguments
 from turnrl.collection import Collector, Experience
 from turnrl.credit import TurnLevel, assign_credit
 from turnrl.errors import RecipeError
 from turnrl.learning import Minibatch, OldLogprobs, Plan, Step, TokenColumns
 from turnrl.lifecycle import PolicyModule
+from turnrl.loader import Iterates, IterationData, data_of
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
 from turnrl.policy.memory import peak_bytes
 from turnrl.policy.model import Policy
+from turnrl.policy.reading import read_trajectories
 from turnrl.scoring import Tally
 from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, Trajectory
 
@@ -50,7 +54,7 @@ def _default_engine() -> Engine:
 
 
 @final
-class MTGRPO(PolicyModule):
+class MTGRPO(PolicyModule, Iterates):
     """Multi-turn GRPO: trains a policy from its own rollouts, with credit given turn by turn.
 
     Args:
@@ -190,7 +194,7 @@ class MTGRPO(PolicyModule):
             self.objective,
             self.updates_per_iteration,
             self.steps_per_update,
-            self.policy.passes,
+            lambda rows, owners: self.policy.passes(rows, owners=owners),
         )
 
     def _old_logprobs(self, tokens: TokenColumns) -> OldLogprobs:
@@ -198,7 +202,7 @@ class MTGRPO(PolicyModule):
         noisy = self.policy.lora is not None and self.policy.lora.dropout > 0
         return OldLogprobs(
             tokens,
-            lambda rows: [scores.logprobs for scores in self.read(rows)],
+            lambda some: [scores.logprobs for scores in read_trajectories(some, self.read)],
             cut=self.rollout.sampling.cuts_distribution,
             listens=self.updates_per_iteration > 1 and not noisy,
             reads_first=noisy and self.objective.importance_cap is not None,
@@ -252,9 +256,11 @@ class MTGRPO(PolicyModule):
         last one's pass is Lightning's, after which processes average what was added up."""
         for parameter in self.policy.parameters():
             parameter.grad = None
-        wait = getattr(self.trainer.strategy, "block_backward_sync", contextlib.nullcontext)
+        wait: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if isinstance(strategy := self.trainer.strategy, ParallelStrategy):
+            wait = strategy.block_backward_sync()
         sums: dict[str, Tensor] = {}
-        with wait():
+        with wait:
             for minibatch in batch[:-1]:
                 self.loss(minibatch, sums).backward()
         loss = self.loss(batch[-1], sums)
@@ -323,7 +329,8 @@ class MTGRPO(PolicyModule):
     @property
     def split(self) -> str:
         """The split that an evaluation scores: `val`, `test`, ..."""
-        return str(getattr(getattr(self.trainer, "datamodule", None), "split", "val"))
+        data = data_of(self.trainer)
+        return data.split if isinstance(data, IterationData) else "val"
 
     def _scored(self, batch: list[Question], number: int) -> tuple[Group, ...]:
         key = (_EVALUATE, self.seed, number, self.global_rank)

@@ -28,7 +28,7 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from turnrl.errors import RecipeError, at_least, numbers
+from turnrl.errors import RecipeError, at_least, check_numbers
 
 Aggregation = Literal["token", "trajectory", "constant"]
 RatioLevel = Literal["token", "turn", "trajectory"]
@@ -75,7 +75,7 @@ class ClippedSurrogate:
         for name, kind in (("aggregation", Aggregation), ("ratio_level", RatioLevel)):
             if getattr(self, name) not in (known := get_args(kind)):
                 raise RecipeError(f"objective.{name} is {getattr(self, name)!r}, not of {known}")
-        numbers("objective.", self, "clip_low", "clip_high")
+        check_numbers("objective.", self, "clip_low", "clip_high")
         low, high = self.clips
         if not 0 < low < 1 or not high > 0:
             raise RecipeError(

@@ -5,12 +5,13 @@ A plugin is a module with any of the hooks below, named in its distribution's me
     [project.entry-points.turnrl]
     my-tools = "my_tools"
 
-A hook returns classes, whose short names a recipe then knows, or functions.
-`TURNRL_LOAD_PLUGINS` restricts which entry points are loaded (comma-separated names; empty for
-none), which is also the way round a plugin that is broken. What the core itself brings
-(`turnrl.builtins`) is a plugin like any other, and always there.
+A hook returns functions, or classes that a recipe may then name without their module.
+`TURNRL_LOAD_PLUGINS` lists the entry points to load (comma-separated names; empty for none), for
+example all but a broken plugin. turnrl's own components (`turnrl.builtins`) are a plugin like any
+other, which is always loaded.
 """
 
+import argparse
 import functools
 import importlib
 import importlib.metadata
@@ -19,7 +20,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pluggy
 
@@ -32,26 +33,28 @@ BUILTINS = "turnrl.builtins"
 hookimpl = pluggy.HookimplMarker(GROUP)
 
 KINDS: dict[str, type] = {}
-"""The hooks that return classes, and the `contract` that these extend."""
+"""The hooks that return classes, and the `contract` that the classes extend."""
 HOOKS = ["turnrl_openers", "turnrl_callbacks", "turnrl_commands"]
 """All hooks: functions without parameters that return an iterable.
 
-`turnrl_openers` returns what opens data sets by names that are no class's (`SourceOpener`).
-`turnrl_callbacks` returns what makes Lightning's callbacks for every run of `MTGRPO`: classes that
-take no argument, or functions of the trainer that return a callback, or None.
+`turnrl_openers` returns openers of data sets that are not named by a class (`SourceOpener`).
+`turnrl_callbacks` returns makers of Lightning callbacks for every run of `MTGRPO`: classes that
+take no argument, or functions of the trainer that return a callback or None.
 `turnrl_commands` returns functions that add a command: each gets argparse's sub-parsers, calls
 `add_parser`, and sets `run` (a function of the parsed arguments that returns an exit code) with
 `set_defaults`.
 """
 
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""argparse's sub-parsers, to which a command is added."""
 _Class = TypeVar("_Class", bound=type)
 
 
 def contract(hook: str) -> Callable[[_Class], _Class]:
-    """Make a class the one that all classes from a hook extend.
+    """Declare a hook, whose classes all extend the decorated class.
 
     Args:
-        hook: Its name, which this makes known.
+        hook: The name of the hook.
     """
 
     def declare(cls: _Class) -> _Class:
@@ -82,16 +85,18 @@ class Plugin:
         return f"plugin {self.name!r} of {self.distribution} {self.version}"
 
     def fault(self, what: str, cause: Exception | None = None) -> PluginError:
-        """Error that says what is wrong with it, and the way round."""
+        """The error about a broken plugin, with its cause and how to skip it."""
         why = f" ({type(cause).__name__}: {' '.join(str(cause).split())})" if cause else ""
-        way = f"set {LOAD_VARIABLE} to the comma-separated plugins to load, without {self.name!r}"
-        return PluginError(f"{self} {what}{why}. Fix or uninstall it, or {way}, to skip it.")
+        return PluginError(
+            f"{self} {what}{why}. Fix or uninstall it, or set {LOAD_VARIABLE} to the "
+            f"comma-separated plugins to load, without {self.name!r}, to skip it."
+        )
 
     def brings(self, hook: str) -> tuple[Any, ...]:
-        """Values that it returns from a hook, checked; nothing if it does not implement it.
+        """Values that it returns from a hook; nothing if it does not implement the hook.
 
         Raises:
-            PluginError: If that is not what the hook is for.
+            PluginError: If they are not what the hook asks for.
         """
         impls = getattr(self.manager.hook, hook).get_hookimpls()
         function = next((i.function for i in impls if i.plugin_name == self.name), tuple)
@@ -102,8 +107,9 @@ class Plugin:
         kind = KINDS.get(hook)
         for cls in brought:
             if kind is not None and not (isinstance(cls, type) and issubclass(cls, kind)):
-                what = f"returned {cls!r} from {hook}, which is not a subclass of {kind.__name__}"
-                raise self.fault(what)
+                raise self.fault(
+                    f"returned {cls!r} from {hook}, which is not a subclass of {kind.__name__}"
+                )
         return brought
 
 
@@ -113,8 +119,10 @@ def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
     for point in importlib.metadata.entry_points(group=GROUP):
         known = points.setdefault(point.name, point)
         if known.value != point.value:
-            both = f"{known.value} and {point.value}. Uninstall one of them."
-            raise PluginError(f"two plugins are called {point.name!r}: {both}")
+            raise PluginError(
+                f"two plugins are called {point.name!r}: {known.value} and {point.value}. "
+                "Uninstall one of them."
+            )
     return points
 
 
@@ -123,7 +131,7 @@ def _register(plugin: Plugin, module_name: str) -> Plugin:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise plugin.fault("cannot be imported", error) from error
-    # pluggy passes over what is misspelt or unmarked, which would then be silently unused
+    # pluggy ignores hooks that are misspelt or unmarked without a word
     named = {n: v for n, v in vars(module).items() if n.startswith("turnrl_") and callable(v)}
     for name, value in named.items():
         if name not in HOOKS:
@@ -141,14 +149,14 @@ def _register(plugin: Plugin, module_name: str) -> Plugin:
 
 @functools.cache
 def load_plugins(name: str | None = None) -> list[Plugin]:
-    """Import every installed plugin once: the core's own, then the others in order of their names.
+    """Import every installed plugin once: turnrl's own, then the others in order of their names.
 
     Args:
-        name: The name of the one to import alone, which gives none if it is not there.
+        name: Import only this one, if it is installed.
     Raises:
-        PluginError: Naming the distribution, its version, the cause and how to skip it, if a plugin
-            cannot be imported or misspells a hook; or naming what `TURNRL_LOAD_PLUGINS` asks for in
-            vain.
+        PluginError: If a plugin cannot be imported or misspells a hook, naming its distribution,
+            version, the cause and how to skip it; or if `TURNRL_LOAD_PLUGINS` names one that is not
+            installed.
     """
     importlib.import_module("turnrl.types")  # each contract makes its hook known
     manager = pluggy.PluginManager(GROUP)
@@ -157,9 +165,10 @@ def load_plugins(name: str | None = None) -> list[Plugin]:
     points, value = _entry_points(), os.environ.get(LOAD_VARIABLE)
     wanted = set(points) if value is None else {n.strip() for n in value.split(",") if n.strip()}
     if missing := sorted(wanted - set(points)):
-        there = ", ".join(sorted(points)) or "none"
-        what = f"{LOAD_VARIABLE} asks for {', '.join(missing)}"
-        raise PluginError(f"{what}, which no installed distribution provides. Installed: {there}.")
+        raise PluginError(
+            f"{LOAD_VARIABLE} asks for {', '.join(missing)}, which no installed distribution "
+            f"provides. Installed: {', '.join(sorted(points)) or 'none'}."
+        )
     if name is not None:
         return [_registered(manager, points[name])] if name in wanted else []
     core = Plugin("core", "turnrl", importlib.metadata.version("turnrl"), manager)
@@ -187,25 +196,24 @@ def installed(hook: str) -> dict[str, type]:
     for cls in contributed(hook):
         known = classes.setdefault(cls.__name__, cls)
         if known is not cls:
-            both = f"two installed classes are called {cls.__name__!r}: {known.__module__} and"
-            advice = "Name the one you mean by its full path."
-            raise PluginError(f"{both} {cls.__module__}. {advice}")
+            raise PluginError(
+                f"two installed classes are called {cls.__name__!r}: {known.__module__} and "
+                f"{cls.__module__}. Name the one you mean by its full path."
+            )
     return classes
 
 
 def _other_kind(name: str, kinds: tuple[type, ...]) -> str:
-    """`is a tool, and no reward`, if an imported class of this name is of another kind than those
-    asked for; else nothing."""
+    """`a tool, and no reward`, if an imported class of another kind has this name; else nothing."""
     words = {hook: hook.removeprefix("turnrl_").removesuffix("s") for hook in KINDS}
     words |= {"turnrl_datasets": "data set", "turnrl_answers": "answer rule"}
-    wanted = next((words[h] for h, k in KINDS.items() if issubclass(kinds[0], k)), None)
-    found = [(words[hook], cls) for hook, kind in KINDS.items() for cls in _extending(kind)]
-    others = (word for word, cls in found if cls.__name__ == name and not issubclass(cls, kinds))
-    named = next(others, None)
-    if named is None:
-        return ""
-    article = "an" if named[0] in "aeiou" else "a"
-    return f"is {article} {named}, and no {wanted or kinds[0].__name__}"
+    wanted = (words[hook] for hook, kind in KINDS.items() if issubclass(kinds[0], kind))
+    for hook, kind in KINDS.items():
+        for cls in _extending(kind):
+            if cls.__name__ == name and not issubclass(cls, kinds):
+                article = "an" if words[hook][0] in "aeiou" else "a"
+                return f"{article} {words[hook]}, and no {next(wanted, kinds[0].__name__)}"
+    return ""
 
 
 def _extending(kind: type) -> Iterator[type]:
@@ -222,11 +230,18 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
     Args:
         name: A short name, or the full path of any class.
         known: Classes by short name.
-        kinds: What it must be a subclass of, one of them, without abstract methods.
+        kinds: It must extend one of these, without abstract methods.
     Raises:
-        LookupError: If there is none, in words that go on from "KEY names NAME, ".
+        LookupError: If there is none. The message continues "KEY names NAME, ".
     """
     module, _, attribute = name.rpartition(".")
+    some = f" Installed: {', '.join(known) or 'none'}. Or give a path, such as package.MyClass."
+    if not module and name not in known:
+        if (chosen := os.environ.get(LOAD_VARIABLE)) is not None:
+            some = f" {LOAD_VARIABLE} is {chosen!r}: add the plugin that brings it."
+        if other := _other_kind(name, kinds):
+            raise LookupError(f"which is {other}.{some}")
+        raise LookupError(f"which is not installed.{did_you_mean(name, known) or some}")
     try:
         cls = getattr(importlib.import_module(module), attribute) if module else known[name]
         if not (isinstance(cls, type) and issubclass(cls, kinds)):
@@ -239,17 +254,11 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
                 f"it lacks {lacks}. Define what is missing, or extend a class that does"
             )
     except Exception as error:  # a module may do anything
-        ours = isinstance(error, ImportError | AttributeError | KeyError | TypeError)
-        cause = (str(error) if ours else in_short(error)) or type(error).__name__
-        why = f"cannot be taken: {cause}" if module else "is not installed"
-        some = f" Installed: {', '.join(known) or 'none'}. Or give a path, such as package.MyClass."
-        if not module and (chosen := os.environ.get(LOAD_VARIABLE)) is not None:
-            some = f" {LOAD_VARIABLE} is {chosen!r}: add the plugin that brings it."
-        near = did_you_mean(attribute, known)
-        if not module and (kind := _other_kind(name, kinds)):
-            why, near = kind, ""
-        if isinstance(error, ModuleNotFoundError) and error.name == module:
-            near = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
-        fix = "" if ours else f" Fix the module {module}."
-        raise LookupError(f"which {why}.{fix or near or some}") from error
+        near = did_you_mean(attribute, known) or some
+        if not isinstance(error, ImportError | AttributeError | TypeError):
+            near = f" Fix the module {module}."
+        elif isinstance(error, ModuleNotFoundError) and error.name == module:
+            near = did_you_mean(module, [path.stem for path in Path().glob("*.py")]) or some
+        ours = isinstance(error, ImportError | AttributeError | TypeError) and str(error)
+        raise LookupError(f"which cannot be taken: {ours or in_short(error)}.{near}") from error
     return cls

@@ -13,12 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turnrl.answers import CURVES as CURVES
 from turnrl.answers import answer_in_results, can_be_found, exact_match
 from turnrl.errors import DataError, PluginError, blaming
 from turnrl.types import Group, Reward, SampledPolicy, Trajectory, TurnReward
-
-CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
-"""The paper's four curves, whatever the rewards are; see `curves`."""
 
 
 @dataclass(frozen=True)
@@ -173,20 +171,20 @@ def _bounds(reward: Reward, given: Sequence[float]) -> tuple[float, float]:
 def curves(trajectory: Trajectory) -> dict[str, float | None]:
     """The paper's four curves for one trajectory.
 
-    `exact_match`: the answer is an accepted one. `tool_execution`: share of attempted calls that
-    succeeded, 0 if none was attempted; a call that was never answered did not succeed.
-    `answer_in_results`: an accepted answer stands in what the policy read of the tools' replies;
-    None where that says nothing (see `can_be_found`). `format`: every turn was well formed and the
-    last one answered.
+    `exact_match`: the answer is an accepted one; None if the question has none. `tool_execution`:
+    share of attempted calls that succeeded, 0 if none was attempted; a call that was never answered
+    did not succeed. `answer_in_results`: an accepted answer stands in what the policy read of the
+    tools' replies; None where that says nothing (see `can_be_found`). `format`: every turn was well
+    formed and the last one answered, or a tool ended the attempt.
     """
     question, results = trajectory.question, trajectory.results
     attempted = sum(len(turn.reading.calls) for turn in trajectory.turns)
     well_formed = all(turn.reading.format_error is None for turn in trajectory.turns)
     values = (
-        exact_match(trajectory.answer, question),
+        exact_match(trajectory.answer, question) if question.answers else None,
         sum(r.ok for r in results) / max(attempted, 1),
         answer_in_results(results, question) if can_be_found(question) else None,
-        well_formed and trajectory.answer is not None,
+        well_formed and (trajectory.answer is not None or trajectory.ended_by == "tool"),
     )
     return {k: None if v is None else float(v) for k, v in zip(CURVES, values, strict=True)}
 

@@ -1,11 +1,12 @@
-"""Waiting for a server that is away: when to try again, when to stop, and the lines that say so.
+"""Waiting for a server that is away, and keeping its answers in a file.
 
-    Patience      a server, as all who ask it see it
-    Request       one of their requests, with its attempts
+    Patience      decides for all callers of a server when to try again and when to give up
+    Request       one caller's request, with its attempts
     Unavailable   raised by an attempt that may succeed later
+    Cache         a SQLite file that threads and processes share
 
 Libraries that retry (tenacity, stamina, backoff) know one caller. Here all callers share an outage:
-they wait for it together, one of them tries, and the first answer brings back all.
+they wait together, one of them tries, and the first answer releases everybody.
 """
 
 from __future__ import annotations
@@ -15,37 +16,40 @@ import contextlib
 import datetime
 import email.utils
 import math
+import os
 import random
+import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import TypeVar, final
 
 from turnrl.errors import WorldError
 from turnrl.text import visible
 
-__all__ = ["LONGEST_PAUSE_S", "Patience", "Request", "Unavailable", "pause_s"]
+__all__ = ["LONGEST_PAUSE_S", "Cache", "Patience", "Request", "Unavailable", "pause_s"]
 
 T = TypeVar("T")
 
 LONGEST_PAUSE_S = 60.0
-"""The longest `Retry-After` that is heeded."""
+"""Longer `Retry-After` headers count as this."""
 
 _FIRST_BACKOFF_S = 0.25
 _LONGEST_BACKOFF_S = 8.0
 _PROBE_EVERY_S = 2.0
 _LOOK_EVERY_S = 0.1
-"""How soon those who wait see that the server is back, or that the wait is over."""
+"""Waiting callers check this often whether the server is back or the wait is over."""
 
 
 class Unavailable(Exception):
     """The server cannot answer now, and may later.
 
     Args:
-        reason: The cause, in one line and without secrets: it is printed.
+        reason: The cause, in one line and without secrets, because it is printed.
         retry_after: The `Retry-After` header: seconds or a date (RFC 9110, 10.2.3). Anything else
-            counts as none.
+            is ignored.
     """
 
     def __init__(self, reason: str, retry_after: str | None = None) -> None:
@@ -64,8 +68,8 @@ def _seconds(header: str) -> float:
 
 
 def pause_s(failures: int, fault: Unavailable) -> float:
-    """Seconds until a request is sent again: half to all of 0.25, 0.5, 1, 2, 4, 8, 8 ... after 1,
-    2, 3 ... failures in a row, or as long as the server asks for, if that is longer."""
+    """Seconds to wait before a retry: between half and all of 0.25, 0.5, 1, 2, 4, 8, 8 ... after 1,
+    2, 3 ... failures in a row, or the `Retry-After` of the fault if that is longer."""
     return max(_backoff_s(failures) * random.uniform(0.5, 1.0), fault.retry_after_s)
 
 
@@ -75,22 +79,21 @@ def _backoff_s(failures: int) -> float:
 
 @final
 class Patience:
-    """A server, as all who ask it see it. Safe to use from several threads and event loops.
+    """The state of a server, shared by all its callers, in several threads and event loops.
 
-    A request that fails is sent again (see `pause_s`). When it has failed more than `retries` times
-    and nobody was answered meanwhile, the server counts as away, for everybody: one request is sent
-    at a time, whoever's it is, soon every 2 s. The first answer ends that. After `patience_s`
-    everybody who waits gets the error, and whoever comes later begins afresh.
+    A request that fails is sent again (see `pause_s`). If it fails more than `retries` times while
+    nobody else gets an answer, the server counts as away for everybody. Then one request is sent
+    at a time, soon every 2 s, until one is answered. After `patience_s` every waiting caller gets
+    the error; callers that come later start afresh.
 
     Args:
-        name: The server, for the lines that are printed.
-        patience_s: Seconds that it may be away.
-        error: Makes the error to raise then, of a text such as `does not answer (status 503). It
-            was waited for, 300 s.`, which a name goes before and a next step after.
+        name: The server's name in printed lines.
+        patience_s: The most seconds that it may be away.
+        error: Makes the error to raise then. Its argument is a text such as `does not answer
+            (status 503). turnrl waited 300 s for it.`, which needs a name and a next step.
         retries: Attempts after a first failure, before the server counts as away.
-        quiet_s: An outage shorter than this is not worth a line.
-        setting: The setting that `patience_s` is the value of, for the line that says how long is
-            waited.
+        quiet_s: Shorter outages are not printed.
+        setting: The setting that holds `patience_s`, printed so that users can change it.
     """
 
     def __init__(
@@ -110,32 +113,34 @@ class Patience:
         self._answered_s = -math.inf
         self._next_s = self._gap_s = 0.0
         self._reason = ""
-        self._said = False
+        self._announced = False
         self._given_up_s = -math.inf
 
     def request(self) -> Request:
-        """A request that begins now and may be sent later. If it waits in a queue of yours while
-        the server is given up, it ends with the others."""
+        """Begin a request that you may send later. If the server is given up while it waits in your
+        queue, it fails with the others."""
         return Request(self)
 
     def ask(self, attempt: Callable[[], T]) -> T:
-        """`Request.ask`, of a request that begins now."""
+        """Begin a request and send it; see `Request.ask`."""
         return self.request().ask(attempt)
 
     async def ask_async(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """`Request.ask_async`, of a request that begins now."""
+        """Begin a request and send it; see `Request.ask_async`."""
         return await self.request().ask_async(attempt)
 
     def _wait_s(self, request: Request) -> float:
-        """Seconds until a request may look again; 0 if it is to be sent now."""
+        """Seconds until a request should check again; 0 if it is its turn to be sent."""
         with self._lock:
             now, ready_s = time.monotonic(), request._ready_s
             if self._away_since is not None and now >= self._away_since + self._patience_s:
-                # not `now`: if all who waited were cancelled, whoever comes much later is to try
+                # not `now`: if all waiting callers were cancelled, a much later one must still try
                 self._given_up_s = self._away_since + self._patience_s
-                self._away_since, self._said = None, False
+                self._away_since, self._announced = None, False
             if request._begun_s <= self._given_up_s:
-                waited = f" It was waited for, {self._patience_s:g} s." if self._patience_s else ""
+                waited = (
+                    f" turnrl waited {self._patience_s:g} s for it." if self._patience_s else ""
+                )
                 raise self._error(f"does not answer ({self._reason}).{waited}")
             if self._away_since is not None:
                 ready_s = max(ready_s, self._next_s)
@@ -159,26 +164,28 @@ class Patience:
                 self._next_s = now + self._gap_s
             self._next_s = max(self._next_s, now + fault.retry_after_s)
             self._reason = str(fault)
-            if self._patience_s and not self._said and now - self._away_since >= self._quiet_s:
-                self._said = True
-                most = f"{self._patience_s:g} s at most{self._setting}"
-                self._say(f"does not answer ({fault}); the run waits for it, {most}")
+            if self._patience_s and not self._announced and now - self._away_since >= self._quiet_s:
+                self._announced = True
+                self._print(
+                    f"does not answer ({fault}); the run waits for it, "
+                    f"{self._patience_s:g} s at most{self._setting}"
+                )
 
     def _answered(self) -> None:
         with self._lock:
             self._answered_s = time.monotonic()
-            if self._said and self._away_since is not None:
+            if self._announced and self._away_since is not None:
                 away_s = self._answered_s - self._away_since
-                self._say(f"answers again after {away_s:.0f} s; the run goes on")
-            self._away_since, self._said = None, False
+                self._print(f"answers again after {away_s:.0f} s; the run goes on")
+            self._away_since, self._announced = None, False
 
-    def _say(self, news: str) -> None:
+    def _print(self, news: str) -> None:
         print(f"turnrl: {self._name} {visible(news)}", file=sys.stderr, flush=True)
 
 
 @final
 class Request:
-    """A request to a server that may be away; made by `Patience.request`."""
+    """A request to a server that may be away. `Patience.request` makes it."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
@@ -186,13 +193,13 @@ class Request:
         self._ready_s = 0.0
         self._failures = 0
         self._in_vain = 0
-        """Failures in a row, between which nobody else was answered either."""
+        """Failures in a row during which nobody else got an answer either."""
 
     def ask(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt` until it no longer raises `Unavailable`, and block in between.
+        """Call `attempt` until it stops raising `Unavailable`, blocking in between.
 
         Returns:
-            What it returned.
+            The value that it returned.
         Raises:
             WorldError: The patience's error, if the server has been away for too long.
         """
@@ -203,7 +210,7 @@ class Request:
                 return attempt()
 
     async def ask_async(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """As `ask`, of a coroutine function: the event loop goes on in between."""
+        """Like `ask`, for a coroutine function: the event loop keeps running in between."""
         while True:
             while wait_s := self._patience._wait_s(self):
                 await asyncio.sleep(wait_s)
@@ -212,10 +219,60 @@ class Request:
 
     @contextlib.contextmanager
     def _attempt(self) -> Iterator[None]:
-        """Note the end of one attempt; if the server was unavailable, another follows."""
+        """Record the end of one attempt. If the server was unavailable, another follows."""
         try:
             yield
         except Unavailable as fault:
             self._patience._failed(self, fault)
         else:
             self._patience._answered()
+
+
+@final
+class Cache:
+    """A SQLite file of answers, which threads and processes may share. Its first use opens it.
+
+    Args:
+        path: The file; made if absent.
+        tables: SQL that makes its tables if they are absent.
+        error: The class of the error if the file cannot be used.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], tables: str, error: type[WorldError]) -> None:
+        self.path = Path(path)
+        self._tables, self._error = tables, error
+        self._lock = threading.Lock()
+        self._db: sqlite3.Connection | None = None
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Read and write in one transaction. Nothing is written if the block raises."""
+        # one connection for all threads, kept open because closing it waits for the disk
+        try:
+            with self._lock:
+                if self._db is None:
+                    self.path.absolute().parent.mkdir(parents=True, exist_ok=True)
+                    self._db = sqlite3.connect(
+                        self.path, timeout=60, isolation_level=None, check_same_thread=False
+                    )
+                    self._db.execute("PRAGMA journal_mode = WAL")
+                    self._db.execute("PRAGMA synchronous = NORMAL")
+                    self._db.executescript(self._tables)
+                with self._db as db:
+                    db.execute("BEGIN IMMEDIATE")
+                    yield db
+        except (sqlite3.Error, OSError) as error:
+            raise self._error(
+                f"the cache {str(self.path)!r} cannot be used ({error}). Delete it, free space on "
+                "the disk, or set 'cache' to another file."
+            ) from error
+
+    def close(self) -> None:
+        """Close the file; the next use opens it again."""
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+    def __del__(self) -> None:
+        self.close()

@@ -6,21 +6,20 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[list[int]]:
-    """Within it SIGTERM stops a program as Ctrl-C does, by a `KeyboardInterrupt`.
+    """Within it, SIGTERM raises a `KeyboardInterrupt` as Ctrl-C does.
 
-    What is raised in a finaliser, say, or in the callback of a weak reference, is lost: so it is
-    raised again, until a moment comes when it is being dealt with.
+    Python drops an exception in a finaliser or in the callback of a weak reference. So a timer
+    raises it again until the program handles it.
 
     Yields:
         The signals that came.
     """
     came: list[int] = []
-    before: dict[int, Any] = {}
+    before: dict[int, signal._HANDLER] = {}
 
     def take(number: int) -> None:
         before[number] = signal.signal(number, stop)
@@ -33,21 +32,21 @@ def stopping() -> Iterator[list[int]]:
         came.append(number)
         while frame is not None and frame.f_code.co_name != "__del__":
             frame = frame.f_back
-        # after this time a signal that nobody heard is raised once more
+        # the signal is raised again after this time, if nothing has handled it
         signal.setitimer(signal.ITIMER_REAL, 1.0 if frame is None else 0.05)
         if frame is None:
             raise KeyboardInterrupt
 
-    tell = sys.unraisablehook
+    report = sys.unraisablehook
 
-    def lost(what: Any) -> None:
-        if came and isinstance(what.exc_value, KeyboardInterrupt):
+    def lost(dropped: "sys.UnraisableHookArgs") -> None:
+        if came and isinstance(dropped.exc_value, KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, 0.05)
         else:
-            tell(what)
+            report(dropped)
 
-    heard = threading.current_thread() is threading.main_thread()
-    if heard:
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main:
         sys.unraisablehook = lost
         take(signal.SIGTERM)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -55,8 +54,8 @@ def stopping() -> Iterator[list[int]]:
     try:
         yield came
     finally:
-        if heard:
-            sys.unraisablehook = tell
+        if in_main:
+            sys.unraisablehook = report
         if came:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():

@@ -1,10 +1,8 @@
-"""Rules about text that rewards, metrics and rollouts share: phrases, neutralising, and what people
-can see of a text.
+"""Text functions that rewards, metrics and rollouts share: phrases, neutralising, visible text.
 
-Phrases are normalised as SQuAD does it (Rajpurkar et al. 2016, arXiv 1606.05250, evaluation
-script): lower case, no punctuation, no articles, single spaces. Unlike there, a text of which that
-leaves nothing matches nothing, so neither an empty answer nor a gold answer such as "The" can be
-hit by accident.
+Phrases are normalised as in SQuAD's evaluation script (Rajpurkar et al. 2016, arXiv 1606.05250):
+lower case, no punctuation, no articles, single spaces. Unlike there, a text that becomes empty
+matches nothing, so neither an empty answer nor a gold answer such as "The" matches by accident.
 """
 
 import re
@@ -35,13 +33,13 @@ def contained_answer(text: str, answers: Iterable[str]) -> str | None:
 
 
 def neutralise(text: str, tags: Iterable[str], control_tokens: Sequence[str]) -> str:
-    """`text` with markup that could act on the conversation made inert, and still readable.
+    """Make markup in `text` inert that could act on the conversation, and keep it readable.
 
     The angle brackets of a named tag become ‹ and ›, so that a retrieved page can neither close
     `<result>` nor open `<answer>`; a chat control token loses its outer characters in the same way.
 
     Args:
-        text: What a tool returned.
+        text: The text of a tool or of data.
         tags: Tag names that mean something to the segmenter.
         control_tokens: The tokenizer's special tokens, such as `<|im_end|>`.
     """
@@ -50,21 +48,21 @@ def neutralise(text: str, tags: Iterable[str], control_tokens: Sequence[str]) ->
             text = text.replace(token, f"‹{token[1:-1]}›" if len(token) > 2 else "‹›")
     names = "|".join(re.escape(tag) for tag in tags)
     if names:
-        # one way to match each space, else a long run of them takes quadratic time
+        # each space can match in one way only, or a long run of them takes quadratic time
         tag = rf"\s*(?:/\s*)?(?:{names})\b"
         text = re.sub(rf"<({tag}[^<>]*)>", r"‹\1›", text, flags=re.IGNORECASE)
-        # a tag left open could be closed by what the segmenter writes after it
+        # the segmenter's text after it could close an open tag
         text = re.sub(rf"<(?={tag})", "‹", text, flags=re.IGNORECASE)
     return text
 
 
 def visible(text: str) -> str:
-    r"""`text` for people to read, on a terminal or in a file: what would act there, or cannot be
-    seen, is written as Python writes it, `\x1b` or `\u202e`.
+    r"""`text` for people to read, with escapes such as `\x1b` or `\u202e` for characters that act
+    on a terminal or cannot be seen.
 
-    These are controls but for the line's end and the tab, marks of direction, what has no width,
-    and halves of surrogate pairs. Whatever a policy, a tool, a server or a data set wrote goes
-    through this before it is printed.
+    These are control characters other than the line break and the tab, marks of direction,
+    characters without width, and halves of surrogate pairs. All text of a policy, a tool, a server
+    or a data set goes through this before it is printed.
     """
     if text.isprintable():
         return text

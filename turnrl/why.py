@@ -1,25 +1,25 @@
-"""The numbers behind an advantage: what was compared with whom.
+"""The numbers behind an advantage: which values an estimator compared.
 
-Every estimator that needs rewards alone gives a turn a sum of comparisons:
+Every estimator that needs only rewards gives a turn a sum of comparisons:
 
     A_{i,k} = sum over terms of  weight x (value - baseline) / divisor
 
-The baseline and the divisor of a term come from the values of a set: the attempts of the group, the
-turns of one number, or the turns that were taken in one state. `compares` gives the values
-and their sets, as contrasts. `terms` computes the numbers.
+The baseline and the divisor of a term come from a set of values: the attempts of the group, the
+turns with one number, or the turns taken in one state. `compares` returns the values and their sets
+as contrasts. `terms` computes the numbers.
 
-Terms check the estimator, but not in everything:
+The terms check the estimator in part:
 
 - `terms` never asks the estimator for an advantage. It computes mean, deviation, baseline, floor
-  and divisor of each set, in Python's floats and not with `standardize`. A contrast also says again
-  who belongs to a set and with which weight a term counts. A mistake of the estimator in one of
-  these shows: the terms then add up to another number.
+  and divisor of each set in Python floats, without `standardize`. A contrast also repeats who
+  belongs to a set and the weight of a term. If the estimator is wrong in one of these, the terms
+  add up to a different number.
 - The values come from functions that the estimator uses too (`returns_to_go`,
-  `rewards_and_outcome`), and so do the states of `GroupInGroup` (`anchors`) and the settings, which
-  are the estimator's own (`gamma`, `min_std`, ...). A mistake in one of these does not show here.
-  The tests of the estimators have a second implementation of each.
+  `rewards_and_outcome`, the states of `GroupInGroup`), and the settings (`gamma`, `min_std`, ...)
+  are the estimator's. A mistake in these does not show here. The tests of the estimators have a
+  second implementation of each.
 
-An estimator of your own is explained once you say beside its class what it compares:
+To explain your own estimator, register beside its class what it compares:
 
     from turnrl.why import Contrast, compares
 
@@ -49,11 +49,11 @@ class Contrast:
 
     Args:
         name: The value, in words.
-        values: (G, K), one for each turn; or (G, 1), one for each trajectory.
-        sets: In the same shape, the number of the set that each value is in; -1 for none. None
-            puts all of them into one.
-        weight: Factor of the contrast, or (G, K) factors where turns differ.
-        plus: Added to the deviation, in place of a floor; None for the estimator's floor.
+        values: (G, K), one per turn; or (G, 1), one per trajectory.
+        sets: The number of each value's set, in the same shape; -1 for none. None puts all values
+            into one set.
+        weight: Factor of the contrast, or (G, K) factors if turns differ.
+        plus: Added to the deviation, instead of a floor; None uses the estimator's floor.
     """
 
     name: str
@@ -70,12 +70,12 @@ class Term:
     Args:
         name: The value, in words.
         weight: Factor of the term.
-        value: What the turn, or its trajectory, earned.
-        baseline: What it is compared with.
-        divisor: What the difference is divided by.
+        value: The value of the turn or its trajectory.
+        baseline: Subtracted from the value.
+        divisor: Divides the difference.
         mean: Mean of the set.
         std: Its unbiased standard deviation; None for a set of one.
-        count: Members of the set, this one included.
+        count: Members of the set, including this one.
     """
 
     name: str
@@ -95,10 +95,10 @@ class Term:
 
 @singledispatch
 def compares(estimator: AdvantageEstimator, group: Group) -> Sequence[Contrast] | None:
-    """The contrasts that an estimator's advantages are sums of; None if nobody said.
+    """The contrasts whose sums are an estimator's advantages; None if its class is not registered.
 
     Args:
-        estimator: The estimator. Register its class to explain it, beside the class.
+        estimator: The estimator. Register its class, beside the class, to explain it.
         group: A scored group.
     """
     return None
@@ -127,9 +127,8 @@ def _(estimator: TurnLevel, group: Group) -> Sequence[Contrast]:
 
 
 def terms(estimator: AdvantageEstimator, group: Group) -> list[list[list[Term]]] | None:
-    """For each trajectory and each of its turns, the terms of its advantage. A turn that a branch
-    shares with the trajectory that it came from has none. None if nobody said what the estimator
-    compares.
+    """The terms of the advantage of each turn of each trajectory; None if the estimator's class is
+    not registered. A turn that a branch shares with its trunk has no terms.
 
     Args:
         estimator: The estimator.
@@ -184,7 +183,7 @@ def _term(
             baseline = (mean * count - value) / (count - 1) if count > 1 else 0.0
         if estimator.scale == "std":
             divisor = max(std or 0.0, estimator.min_std)
-            baseline = value if std is None else baseline  # alone: nothing to be measured by
+            baseline = value if std is None else baseline  # alone: there is no scale
     elif one.plus is not None:
         divisor = (std or 0.0) + one.plus
     return Term(one.name, weight, value, baseline, divisor, mean, std, count)

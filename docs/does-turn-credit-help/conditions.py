@@ -138,12 +138,12 @@ class _OneSort(QuestionSource):
 
 
 class Tempting(_OneSort):
-    """Trains on questions about famous places alone, which the starter policy knows by heart."""
+    """Trains on questions about famous places only, which the starter policy knows by heart."""
 
     famous = True
 
 
 class Untempting(_OneSort):
-    """Trains on questions about other places alone, of which it knows nothing."""
+    """Trains on questions about other places only, of which it knows nothing."""
 
     famous = False

@@ -94,7 +94,7 @@ def learned(tokens: float) -> list[Column]:
     """
     return [
         _area(tokens),
-        Column("at the end", last),
+        Column("final exact match", last),
         Column("iterations to 0.7", until_good, 1),
         Column("area per iteration", by_iteration),
     ]
@@ -108,7 +108,7 @@ def learned_by_tokens(tokens: float) -> list[Column]:
     """
     return [
         _area(tokens),
-        Column(f"at {tokens:,.0f} tokens", partial(at, tokens=tokens)),
+        Column(f"exact match at {tokens:,.0f} tokens", partial(at, tokens=tokens)),
         Column("tokens to 0.7", partial(until_good, by=TOKENS), 0),
     ]
 
@@ -126,14 +126,14 @@ def _area(tokens: float) -> Column:
     return Column(f"area to {tokens:,.0f} tokens", partial(area, tokens=tokens))
 
 
-KEPT = Column("famous places, least", partial(lowest, name=FAMOUS))
-NEVER = Column("never 0.7", never_good, 0, total=True)
+KEPT = Column("lowest on famous places", partial(lowest, name=FAMOUS))
+NEVER = Column("never reached 0.7", never_good, 0, total=True)
 HABITS = [
-    Column("tool execution, least", lowest, 2),
-    Column("tool execution, end", partial(last, name=CALLS), 2),
+    Column("lowest tool execution", lowest, 2),
+    Column("final tool execution", partial(last, name=CALLS), 2),
     Column("collapses", collapsed, 0, total=True),
     KEPT._replace(digits=2),
-    Column("famous places, end", partial(last, name=FAMOUS), 2),
+    Column("final on famous places", partial(last, name=FAMOUS), 2),
     Column("sampled tokens", partial(last, name=TOKENS), 0),
     Column("minutes", lambda run: last(run, "seconds") / 60, 1),
 ]

@@ -25,7 +25,7 @@ _MARK = re.compile(r"<!-- ([\w :-]+) -->\n(.*?)<!-- end -->", re.DOTALL)
 def figures(of: Rows) -> Table:
     """Means over seeds of what was learned."""
     first, *others = of.columns
-    spread = Column("its sd", first.figure)
+    spread = Column("sd of area", first.figure)
     yield _row("", "seeds", *(column.title for column in (first, spread, *others, NEVER)))
     yield _row(*["---"] * (len(others) + 5))
     for row, some in of.runs.items():
@@ -56,7 +56,7 @@ def differences(of: Rows) -> Table:
 def ends(of: Rows) -> Table:
     """The differences of areas that end elsewhere: at half of the tokens, and where the two
     rows end."""
-    yield _row("", "minus", f"to {of.tokens / 2:,.0f} tokens", "to those that both reached")
+    yield _row("", "minus", f"to {of.tokens / 2:,.0f} tokens", "to the tokens that both reached")
     yield _row(*["---"] * 4)
     for pair in of.pairs:
         both = min(end(run) for row in pair for run in of.runs[row].values())
@@ -130,8 +130,10 @@ def fill(page: Path, tables: Mapping[str, list[str]]) -> None:
         if name not in tables:
             raise TurnRLError(f"{page} has the mark <!-- {name} -->, and there is no such table.")
         if before not in ("", NOT_RUN) and not tables[name]:
-            what = f"{page} has a table at <!-- {name} -->, and no line is left for it"
-            raise TurnRLError(f"{what}. Bring the lines back, or empty the table by hand.")
+            raise TurnRLError(
+                f"{page} has a table at <!-- {name} -->, and no line is left for it. Bring the "
+                "lines back, or empty the table by hand."
+            )
         return "\n".join([f"<!-- {name} -->", *(tables[name] or [NOT_RUN]), "<!-- end -->"])
 
     page.write_text(_MARK.sub(filled, text), "utf-8")

@@ -27,7 +27,7 @@ ESTIMATORS = {
     "GRPO-MR, apart": "conditions.Apart",
     "GRPO-OR": "OutcomeOnly",
     "MT-PPO": "TurnCritic",
-    "as released": "PaperExact",
+    "MT-GRPO, released code": "PaperExact",
     "Branched": "{class_path: Branched, init_args: {probes: 2}}",
     "Tree": "{class_path: Tree, init_args: {probes: 2}}",
 }
@@ -193,7 +193,7 @@ def _again(runs: Sweep, world: Sweep) -> Part:
     known = runs.of(OURS, APART)
     return Part(
         {"seeds 8 to 15": replace(known, seeds="8..15")},
-        {"all sixteen": replace(known, seeds="0..15"), "seeds 0 to 7": known},
+        {"all 16 seeds": replace(known, seeds="0..15"), "seeds 0 to 7": known},
         ((OURS, APART),),
         columns=learned_and_kept,
         world=world,
@@ -214,19 +214,19 @@ CONDITIONS = {
     ),
     "noise": Part(
         {
-            "reward wrong in 1 of 5": _ONE_5.having(
+            "1 in 5 rewards wrong": _ONE_5.having(
                 "--model.rewards", f"[ToolExecuted, conditions.Noisy, {OUTCOME}]"
             )
         },
-        {"reward right": _ONE_5},
+        {"correct rewards": _ONE_5},
         world=_ONE,
     ),
     "temptation": Part(
         {
-            "famous places alone": _ONE_5.having("--data.train", "conditions.Tempting"),
-            "other places alone": _ONE_5.having("--data.train", "conditions.Untempting"),
+            "famous places only": _ONE_5.having("--data.train", "conditions.Tempting"),
+            "other places only": _ONE_5.having("--data.train", "conditions.Untempting"),
         },
-        {"four of five famous": _ONE_5},
+        {"4 in 5 famous": _ONE_5},
         world=_ONE,
     ),
     "no-search-cost": Part(
@@ -259,16 +259,16 @@ PARTS = {
     **_in_both("weight", (WEIGHTED,), (OURS, UNSCALED), ((WEIGHTED, OURS), (WEIGHTED, UNSCALED))),
     "larger-turn-rewards": Part(
         {
-            f"turn rewards times {times}": _ONE.of(MERGED).having(
+            f"turn rewards x {times}": _ONE.of(MERGED).having(
                 "--model.rewards",
                 f"[{{class_path: ToolExecuted, init_args: {{weight: {called}}}}}, "
                 f"{{class_path: AnswerRetrieved, init_args: {{weight: {found}}}}}, {OUTCOME}]",
             )
             for times, called, found in ((2.5, 0.5, 1.25), (5.0, 1.0, 2.5))
         },
-        {"turn rewards as they are": _ONE.of(OURS, MERGED)},
+        {"unchanged turn rewards": _ONE.of(OURS, MERGED)},
         ((OURS, MERGED), (MERGED, MERGED)),
-        base="turn rewards as they are",
+        base="unchanged turn rewards",
         world=_ONE,
     ),
     "paid-hops": Part(
@@ -293,7 +293,7 @@ PARTS = {
         base="lr 2e-4",
         world=_ONE,
     ),
-    "as-released": Part({"": _ONE.of("as released")}, {"": _ONE.of(OURS)}, world=_ONE),
+    "as-released": Part({"": _ONE.of("MT-GRPO, released code")}, {"": _ONE.of(OURS)}, world=_ONE),
     "equal-tokens": Part(
         {"": _ONE.of("Branched", "Tree").having("--model.group_size", "4")},
         {"": _ONE.of(OURS, UNSCALED)},

@@ -16,7 +16,7 @@ from parts import ESTIMATORS, FIVE
 from rows import Rows
 
 from turnrl.commands.sweep.results import Result
-from turnrl.run.statistics import mean_over_seeds
+from turnrl.run.statistics import interval_over_seeds
 
 TITLES = {
     MATCH: "exact match, held-out places",
@@ -47,8 +47,7 @@ def curves(of: Rows, file: Path) -> None:
                 label = str(row) if name == MATCH else None
                 axes.plot(x, y.mean(0), color=color, label=label)
                 if len(y) > 1:
-                    over = [mean_over_seeds([*values], share=True) for values in y.T]
-                    ends = [one.low for one in over], [one.high for one in over]
+                    ends = zip(*(interval_over_seeds([*v], share=True) for v in y.T), strict=True)
                     axes.fill_between(x, *ends, color=color, alpha=0.18, linewidth=0)
         figure.legend(loc="lower center", ncols=len(of.runs), frameon=False)
 
@@ -82,7 +81,7 @@ def forest(parts: Mapping[str, Rows], file: Path) -> None:
         axes.axvline(0, color="black", linewidth=1)
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.4, -0.6)
-        axes.set_xlabel("area of MT-GRPO minus that of the other")
+        axes.set_xlabel("MT-GRPO's area minus the other estimator's")
         axes.grid(alpha=0.3, axis="x")
         handles = [axes.plot([], [], "o-", color=_color(one))[0] for one in others]
         figure.legend(handles, others, loc="lower left", ncols=len(others), frameon=False)

@@ -13,11 +13,8 @@ from measures import MATCH, Column, area, end
 from parts import OURS, Part
 
 from turnrl.commands.sweep import results
-from turnrl.commands.sweep.results import Result
-from turnrl.run.statistics import Difference, over_seeds
-
-Done = Mapping[tuple[str, int], Result]
-"""Finished runs, by the digest of their recipe and their seed."""
+from turnrl.commands.sweep.results import Result, Results
+from turnrl.run.statistics import Difference, by_seed
 
 
 class Row(NamedTuple):
@@ -77,8 +74,8 @@ class Rows:
     def minus(self, of: Row, less: Row, figure: Callable[[Result], float]) -> Difference | None:
         """A figure of one row less that of another, paired by seed; None below two seeds in
         common."""
-        sides = (self.runs.get(of, {}), self.runs.get(less, {}))
-        return _minus(*({seed: figure(run) for seed, run in some.items()} for some in sides))
+        sides = (self.runs.get(less, {}), self.runs.get(of, {}))
+        return by_seed(*({seed: figure(run) for seed, run in runs.items()} for runs in sides))
 
     def gains(self, row: Row) -> dict[int, float]:
         """MT-GRPO's lead in area over a row with the same label, by seed."""
@@ -88,28 +85,21 @@ class Rows:
 
     def change(self, before: Row, after: Row) -> Difference | None:
         """How the gain over an estimator changes from one label to another, paired by seed."""
-        return _minus(self.gains(after), self.gains(before))
+        return by_seed(self.gains(before), self.gains(after))
 
 
-def _minus(of: Mapping[int, float], less: Mapping[int, float]) -> Difference | None:
-    seeds = sorted(of.keys() & less.keys())
-    if len(seeds) < 2:
-        return None
-    return over_seeds([less[seed] for seed in seeds], [of[seed] for seed in seeds])
-
-
-def done(folder: Path, parts: Mapping[str, Part]) -> Done:
+def done(folder: Path, parts: Mapping[str, Part]) -> Results:
     """All finished runs. What is wrong with a line is printed.
 
     Args:
         folder: The folder with `lines`.
         parts: The parts, by name.
     """
-    every: dict[tuple[str, int], Result] = {}
+    every: Results = {}
     for file in sorted((folder / "lines").glob("*.jsonl")):
         found, problems = results.read(file)
         ours = parts[file.stem].sweeps if file.stem in parts else {}
-        known = {(cell.digest, cell.seed) for of in ours.values() for _, cell in of.cells()}
+        known = {cell.key for of in ours.values() for _, cell in of.cells()}
         if others := found.keys() - known:
             problems.append(
                 f"{file}: lines of no run that the study has now: {len(others)}. Their recipe or "
@@ -126,7 +116,7 @@ def done(folder: Path, parts: Mapping[str, Part]) -> Done:
     return every
 
 
-def rows(part: Part, runs: Done) -> Rows:
+def rows(part: Part, runs: Results) -> Rows:
     """The rows of a part.
 
     Args:
@@ -137,9 +127,9 @@ def rows(part: Part, runs: Done) -> Rows:
     for label, sweep in part.every():
         found |= {Row(name, label): {} for name in sweep.estimators}
         for name, cell in sweep.cells():
-            if run := runs.get((cell.digest, cell.seed)):
+            if run := runs.get(cell.key):
                 found[Row(name, label)][cell.seed] = run
     world = [] if part.world is None else part.world.cells()
-    of_world = (runs.get((cell.digest, cell.seed)) for _, cell in world)
+    of_world = (runs.get(cell.key) for _, cell in world)
     until = min((end(run) for run in of_world if run), default=math.inf)
     return Rows(part, {row: some for row, some in found.items() if some}, until)

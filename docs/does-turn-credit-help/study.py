@@ -6,7 +6,7 @@
 
 Each part is one `turnrl sweep` or several, whose lines are kept in lines/PART.jsonl, and whose runs
 in runs/does-turn-credit-help of the clone. Stop it as you like, and give the same command again: it
-goes on. To train everything anew, name a new folder with --folder: all of these are in there then.
+resumes. To train everything anew, name a new folder with --folder: it then holds all of these.
 
     parts.py        what is trained, and what it is compared with
     conditions.py   what some parts change: a reward, and training questions
@@ -20,10 +20,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 from page import TABLES, bare, changes, fill, marks
 from parts import CONDITIONS, HERE, PARTS, Part
@@ -55,7 +55,9 @@ def train(name: str, part: Part, folder: Path, jobs: Sequence[str]) -> int:
     for label, sweep in part.sweeps.items():
         print(f"\n{', '.join(filter(None, (name, label)))}", flush=True)
         runs = os.path.relpath(home / name / label.replace(" ", "-"))
-        with _conditions():
+        # lets the processes of the sweep import `conditions.py`
+        path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+        with patch.dict(os.environ, PYTHONPATH=path):
             code = turnrl(["sweep", *sweep.words, "-o", runs, "--results", str(lines), *jobs])
         worst = max(worst, code)
         if code > 1:
@@ -65,20 +67,6 @@ def train(name: str, part: Part, folder: Path, jobs: Sequence[str]) -> int:
 
 def _is_ours(folder: Path) -> bool:
     return folder.resolve() == HERE.resolve()
-
-
-@contextmanager
-def _conditions() -> Iterator[None]:
-    """Let the processes of a sweep import `conditions.py`."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), before)))
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
 
 
 def draw(folder: Path, parts: Mapping[str, Part]) -> None:
@@ -150,7 +138,7 @@ def main(words: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) 
     try:
         if given.draw:
             if not (lines := given.folder / "lines").is_dir():
-                raise TurnRLError(f"there is no folder {str(lines)!r}, and so no run to draw.")
+                raise TurnRLError(f"there is no folder {str(lines)!r}, so there is no run to draw.")
             draw(given.folder, parts)
             return 0
         chosen = {name: _seeds(name, parts[name], given.seeds) for name in given.parts or parts}
@@ -160,7 +148,7 @@ def main(words: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) 
             worst = max(worst, train(name, part, given.folder, jobs))
             if worst > 1:  # 1 is of a run that failed: the others count
                 if worst == TurnRLError.exit_code:
-                    print(f"study.py: {name} was not run. What is -o there is --folder here.")
+                    print(f"study.py: {name} was not run. Where it says -o, give --folder here.")
                 return worst
         draw(given.folder, parts)
     except (TurnRLError, OSError) as error:
@@ -177,13 +165,15 @@ def _count(word: str) -> int:
 
 
 def _seeds(name: str, part: Part, seeds: str | None) -> Part:
-    """A part with some of its seeds; all if None."""
+    """A part with only these seeds; with all if None."""
     if seeds is None:
         return part
     for sweep in part.sweeps.values():
         if others := {*read_seeds(seeds)} - {*read_seeds(sweep.seeds)}:
-            what = f"--seeds {seeds}: {name} has the seeds {sweep.seeds}, and not {min(others)}"
-            raise TurnRLError(f"{what}. Others are added in parts.py.")
+            raise TurnRLError(
+                f"--seeds {seeds}: {name} has the seeds {sweep.seeds}, and not {min(others)}. Add "
+                "it in parts.py."
+            )
     return replace(part, sweeps={k: replace(v, seeds=seeds) for k, v in part.sweeps.items()})
 
 

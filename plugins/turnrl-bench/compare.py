@@ -21,31 +21,28 @@ import random
 import sys
 import time
 import warnings
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, cast, final
+from typing import Any, cast
 
 import httpx2
-import lightning as L
-import numpy as np
-import torch
 import transformers
 from jsonargparse import auto_cli
 
-from turnrl import MTGRPO, Policy, RecipeError, Rollout, Sampling, Tool, ToolCall, ToolResult
+from turnrl import MTGRPO, Policy, RecipeError, Rollout, Sampling
 from turnrl_atlas import Atlas
 from turnrl_bench import agent
-from turnrl_bench.gpu.generating import ScriptedTokens
+from turnrl_bench.agent import Search
 from turnrl_bench.gpu.machine import processor, versions
 from turnrl_bench.gpu.report import Table
-from turnrl_bench.task import ARGUMENT, DESCRIPTION, SCHEMA, Shape, Task, make, reward
-from turnrl_doctor import plan
+from turnrl_bench.steps import by_trl, by_turnrl, check_equal
+from turnrl_bench.task import Shape, make
+from turnrl_doctor import work
 from turnrl_segmenters import TwoTurn
 from turnrl_slots import Slots
 
@@ -102,7 +99,7 @@ def held_mb(which: str) -> float:
 
 
 def new_peak() -> float:
-    """Forget the peak so far, and give what is held now."""
+    """Forget the peak so far, and return the memory in use."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", "utf-8")
     return held_mb("VmRSS")
@@ -114,158 +111,6 @@ def return_memory() -> None:
 
 
 # ------------------------------------------------------------------------ trl: a training step
-
-
-@final
-class Search(Tool):
-    """A search tool that takes its time. A batch of calls ends with its slowest one.
-
-    Args:
-        find: Gives the page of a query.
-        ms: Milliseconds of a call.
-        jitter: Each call takes a time of its own, between nothing and twice as long.
-    """
-
-    name, description, parameters = "search", DESCRIPTION, cast(Any, SCHEMA["parameters"])
-
-    def __init__(self, find: Callable[[str], str], ms: float = 0, jitter: bool = False) -> None:
-        self.find, self.ms, self.jitter = find, ms, jitter
-
-    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-        queries = [call.arguments.get("query", "") for call in calls]
-        times = [zlib.crc32(q.encode()) % 1000 / 500 if self.jitter else 1.0 for q in queries]
-        if self.ms:
-            await asyncio.sleep(max(times) * self.ms / 1000)
-        return [ToolResult(self.find(query)) for query in queries]
-
-
-class Gradient(L.Callback):
-    """Keeps the gradient of turnrl's last step."""
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        self.kept = gradient_of(pl_module.policy.load())
-
-
-class GradientOfTrl(transformers.TrainerCallback):
-    """Keeps the gradient of TRL's last step."""
-
-    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.kept = gradient_of(kwargs["model"])
-
-
-def gradient_of(model: torch.nn.Module) -> dict[str, Any]:
-    """The gradient of a model in one array of numpy, and the names of its parameters."""
-    named = sorted(model.named_parameters())
-    kept = {n: p.grad.double().flatten() for n, p in named if p.grad is not None}
-    return {"parameters": [*kept], "gradient": torch.cat([*kept.values()]).numpy()}
-
-
-def work_of(trajectories: Any, gradient: Gradient | GradientOfTrl) -> dict[str, Any]:
-    """What a step did. Trajectories come as prompt, tokens after it, their part in the loss, calls
-    and reward."""
-    parts = ("prompt tokens", "tokens after the prompts", "loss tokens", "tool calls", "rewards")
-    rows = sorted(trajectories, key=lambda one: (list(one[0]), list(one[1])))
-    return {**dict(zip(parts, zip(*rows, strict=True), strict=True)), **gradient.kept}
-
-
-def by_turnrl(folder: str, steps: int, updates: int = 1, tool_ms: float = 0, **policy: Any) -> Any:
-    """Time steps of turnrl after a first one. With 0 steps, give the work of the first."""
-    search, watch, gradient = Search(Task.read(folder).article, tool_ms), agent.Watch(), Gradient()
-    module = agent.module_of(folder, Policy(folder, **policy), Slots(), updates, search)
-    agent.train(module, [watch, gradient] if not steps else [watch], folder, 1 + steps)
-    if steps:
-        parts = ("rollouts", "learning", "whole step")
-        return {f"{part}, s": [one[part] for one in watch.times[1:]] for part in parts}
-    rows = []
-    for one in cast(Any, module.experience).trajectories:
-        after = slice(len(one.prompt_ids), None)
-        calls = [[c.name, dict(c.arguments)] for turn in one.turns for c in turn.reading.calls]
-        loss = [int(turn >= 0) for turn in one.turn_index[after]]
-        answer = reward(one.answer or "")
-        rows.append(([*one.prompt_ids], [*one.token_ids[after]], loss, calls, answer))
-    return work_of(rows, gradient)
-
-
-def by_trl(folder: str, rows: int, steps: int, updates: int = 1, tool_ms: float = 0) -> Any:
-    """The same by TRL's `GRPOTrainer`, set up to do what turnrl does: float32, no checkpointing of
-    activations, no reference model, a loss that is a mean over tokens, no clipping of gradients.
-    `ScriptedTokens` leaves it one token at a time; it does all of its other work."""
-    trl: Any = importlib.import_module("trl")
-    datasets: Any = importlib.import_module("datasets")
-    task, gradient = Task.read(folder), GradientOfTrl()
-    shape, system = task.shape, {"role": "system", "content": task.system}
-    data = [[system, {"role": "user", "content": question}] for question in task.questions]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-    async def search(query: str):  # type: ignore[no-untyped-def]
-        if tool_ms:
-            await asyncio.sleep(tool_ms / 1000)
-        return task.article(query)
-
-    search.__doc__ = f"{DESCRIPTION}\n\nArgs:\n    query: {ARGUMENT}\n"
-    same: Any = {"bf16": False, "gradient_checkpointing": False, "beta": 0.0, "loss_type": "dapo"}
-    same |= {"max_grad_norm": 0.0, "shuffle_dataset": False, "max_tool_calling_iterations": 1}
-    size: Any = {"num_generations": shape.group_size, "per_device_train_batch_size": rows}
-    size |= {"gradient_accumulation_steps": shape.prompts * shape.group_size // rows}
-    size |= {"max_completion_length": shape.tokens - shape.prompt_tokens}
-    size |= {"num_iterations": updates, "max_steps": (1 + steps) * updates}
-    quiet: Any = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none"}
-    quiet |= {"disable_tqdm": True}
-    trainer = trl.GRPOTrainer(
-        model=model,
-        reward_funcs=lambda completions, **_: [reward(said[-1]["content"]) for said in completions],
-        args=trl.GRPOConfig(str(Path(folder, "trl")), use_cpu=True, **same, **size, **quiet),
-        train_dataset=datasets.Dataset.from_dict({"prompt": data}),
-        processing_class=tokenizer,
-        tools=[search],
-        callbacks=[gradient] if not steps else [],
-    )
-    turns = itertools.cycle([[s[k] for group in task.script for s in group] for k in range(2)])
-    generate, collect, kept = model.generate, trainer._generate, []
-    marks: list[tuple[float, float]] = []
-
-    def forced(**kwargs: Any) -> Any:
-        script = ScriptedTokens(next(turns), tokenizer.eos_token_id)
-        return generate(**kwargs, logits_processor=transformers.LogitsProcessorList([script]))
-
-    def timed(prompts: Any) -> Any:
-        began = time.perf_counter()
-        kept.append(collect(prompts))
-        marks.append((began, time.perf_counter()))
-        return kept[-1]
-
-    model.generate, trainer._generate = forced, timed
-    trainer.train()
-    if steps:
-        # a step lasts from one rollout to the next
-        began, collected = np.array([*marks, (time.perf_counter(), 0)]).T
-        whole, rollouts = np.diff(began)[1:], (collected - began)[1:-1]
-        both = {"rollouts, s": rollouts, "learning, s": whole - rollouts, "whole step, s": whole}
-        return {name: seconds.tolist() for name, seconds in both.items()}
-    work = []
-    for prompt, ids, loss, said in zip(*kept[-1][:4], strict=True):
-        called = [call["function"] for one in said for call in one.get("tool_calls") or ()]
-        calls = [[one["name"], dict(one["arguments"])] for one in called]
-        work.append(([*prompt], [*ids], [*loss], calls, reward(said[-1]["content"])))
-    return work_of(work, gradient)
-
-
-def check_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Compare the first step of two sides.
-
-    Raises:
-        SystemExit: Naming the first difference.
-    """
-    a, b = ours.pop("gradient"), theirs.pop("gradient")
-    for part in ours:
-        if ours[part] != theirs[part]:
-            sys.exit(f"The {part} of the two sides differ, so nothing was timed.")
-    cosine = a @ b / np.sqrt((a @ a) * (b @ b))
-    if not cosine > 0.9999:
-        sys.exit(f"The gradients have a cosine of {cosine:.7f}, so nothing was timed.")
-    count = len(ours["rewards"])
-    print(f"Equal work: {count} trajectories, a cosine of {cosine:.7f} between the gradients.")
 
 
 def trl(blocks: int = 3, steps: int = 2, prompts: int = 8, rows: int = 16) -> None:
@@ -283,18 +128,26 @@ def trl(blocks: int = 3, steps: int = 2, prompts: int = 8, rows: int = 16) -> No
     template = importlib.import_module("trl.chat_template_utils").qwen2_5_chat_template
     with TemporaryDirectory() as folder:
         make(Path(folder), Shape(prompts), template)
-        sides: Any = {"TRL": partial(by_trl, folder, rows), "turnrl": partial(by_turnrl, folder)}
+        sides = {"TRL": partial(by_trl, folder, rows), "turnrl": partial(by_turnrl, folder)}
         check_equal(*(fresh(partial(side, steps=0)) for side in sides.values()))
-        cases: Any = {"two updates": {"updates": 2}, "50 ms tool": {"tool_ms": 50}}
-        for case, more in {"one update": {}, **cases}.items():
-            timed = {name: partial(side, steps=steps, **more) for name, side in sides.items()}
+        for case, updates, ms in (
+            ("one update", 1, 0),
+            ("two updates", 2, 0),
+            ("50 ms tool", 1, 50),
+        ):
+            timed = {
+                name: partial(side, steps=steps, updates=updates, tool_ms=ms)
+                for name, side in sides.items()
+            }
             alternate(blocks, timed, case)
 
 
 # --------------------------------------------------------------------- engine: sampled tokens
 
 
-def rounds(count: int, prompts: int, sample: Callable[[Any], Any]) -> Figures:
+def rounds(
+    count: int, prompts: int, sample: Callable[[list[list[int]]], Iterable[Sized]]
+) -> Figures:
     """Sample for new prompts in each round, which no cache knows. The first does not count."""
     draw, vocabulary = random.SystemRandom(), len(Policy(STARTER).tokenizer)
     found: Figures = {"sampled tokens": [], "s": []}
@@ -320,11 +173,11 @@ def by_slots(count: int, prompts: int) -> Figures:
                 sessions += [root.fork() for _ in range(8)]
         numbered = enumerate(sessions)
         turns = [one.generate((), Sampling(max_tokens=60, seed=n)) for n, one in numbered]
-        said = await asyncio.gather(*turns)
+        completions = await asyncio.gather(*turns)
         for session in sessions:
             session.close()
         await engine.drain()
-        return [one.token_ids for one in said]
+        return [one.token_ids for one in completions]
 
     found = rounds(count, prompts, lambda asked: asyncio.run(sample(asked)))
     engine.close()
@@ -340,15 +193,15 @@ def by_vllm(url: str, count: int, prompts: int) -> Figures:
         how |= {"return_token_ids": True, "logprobs": 0}
 
         def one(prompt: list[int]) -> list[int]:
-            said = client.post("/v1/completions", json={**how, "prompt": prompt}).json()
-            return cast(list[int], said["choices"][0]["token_ids"])
+            answer = client.post("/v1/completions", json={**how, "prompt": prompt}).json()
+            return cast(list[int], answer["choices"][0]["token_ids"])
 
         with ThreadPoolExecutor(64) as pool:
             return rounds(count, prompts, lambda asked: pool.map(one, sorted(asked * 8)))
 
 
 def engine(url: str | None = None, blocks: int = 3, steps: int = 4, prompts: int = 16) -> None:
-    """Compare the tokens that Slots samples with those of a vLLM server.
+    """Compare tokens per second of Slots and of a vLLM server.
 
     Args:
         url: A vLLM server of the Atlas starter, such as http://127.0.0.1:8123. Without one, Slots
@@ -382,7 +235,7 @@ def learning_peak(folder: str, **policy: Any) -> Figures:
 def logits_peak(folder: str) -> Figures:
     """The most memory that the plainest means take: the logits of all loss tokens in one tensor."""
     policy = agent.policy_of(folder, 8, share_prefixes=False)
-    rows = [trajectory.token_row for trajectory in agent.played(folder, policy)]
+    rows = [row for one in agent.played(folder, policy) for row in one.token_rows]
     ((_, layout),) = policy.passes(rows, sys.maxsize)
     held = new_peak()
     hidden = policy.hidden(layout.input_ids, layout.attention_mask, layout.position_ids)
@@ -400,7 +253,7 @@ def learn(blocks: int = 3, steps: int = 3, prompts: int = 8) -> None:
         prompts: Questions of a step, with eight trajectories each.
     """
     # a head as wide as Qwen2.5-0.5B's, and hardly anything before it
-    wide = plan.Shape(896, 128, 1, 14, 2, 64, vocab=152_064, tied=True)
+    wide = work.Shape(896, 128, 1, 14, 2, 64, vocab=152_064, tied=True)
     with TemporaryDirectory() as small, TemporaryDirectory() as large:
         make(Path(small), Shape(prompts))
         make(Path(large), Shape(1, 8, 281, (256, 256)), network=wide)

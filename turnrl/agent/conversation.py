@@ -1,8 +1,8 @@
-"""Conversations: one trajectory's history at an engine, or at a sampler of messages.
+"""Conversations: one history at an engine, or at a sampler of messages.
 
-Both take messages and return turns, so that the loop above does not know the difference. An engine
-is given token ids, rendered once and appended. A sampler of messages is given the messages, and the
-limits of a rollout are counted in the policy's tokens all the same.
+Both take messages and give replies, so that the attempt above does not know the difference. An
+engine is given token ids, rendered once and appended. A sampler of messages is given the messages,
+and the limits of a rollout are counted in the policy's tokens all the same.
 """
 
 from __future__ import annotations
@@ -15,33 +15,31 @@ from dataclasses import replace
 from typing import final
 
 from turnrl.agent.chat import ChatFormat, tool_schema
-from turnrl.types import Message, MessageSampler, Reading, Sampling, Session, ToolSpec, Turn
+from turnrl.types import Message, MessageSampler, Reply, Sample, Sampling, Session, ToolSpec
 
 _TOOLS = "\n\n# Tools\n\nYou can call these functions:\n<tools>\n{}\n</tools>"
 
 
 class Conversation(ABC):
-    """One trajectory's history at what samples it.
+    """One history at what samples it.
 
     Attributes:
-        prompt_ids: Token ids of the prompt; None where messages are sampled.
-        tokens: Its length so far, in the policy's tokens.
+        messages: The history as messages, replies included.
+        sample: The history as tokens; None where messages are sampled.
+        tokens: Its length so far, in the policy's tokens, messages that nobody answered included.
     """
 
-    prompt_ids: tuple[int, ...] | None = None
+    messages: tuple[Message, ...]
+    sample: Sample | None = None
     tokens: int
 
     @abstractmethod
-    async def say(self, sampling: Sampling) -> Turn:
-        """Sample the next turn; nothing is read in it yet."""
+    async def say(self, turn: int, sampling: Sampling) -> Reply:
+        """Sample a turn."""
 
     @abstractmethod
-    def tell(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Append messages, for the next turn to answer.
-
-        Returns:
-            Their token ids, chat markup included; none where messages are sampled.
-        """
+    def tell(self, messages: Sequence[Message]) -> None:
+        """Append messages for the next turn to answer."""
 
     @abstractmethod
     def fork(self) -> Conversation:
@@ -51,6 +49,14 @@ class Conversation(ABC):
     def close(self) -> None:
         """Free what the sampler holds for it."""
 
+    def beyond(self, messages: Sequence[Message]) -> Sequence[Message] | None:
+        """The messages that come after this history; None if they do not begin with it, or more
+        than replies of a user or a tool come after."""
+        own = self.messages
+        more = messages[len(own) :]
+        replies = more and all(message["role"] in ("user", "tool") for message in more)
+        return more if replies and tuple(messages[: len(own)]) == own else None
+
 
 @final
 class TokenConversation(Conversation):
@@ -59,28 +65,39 @@ class TokenConversation(Conversation):
     Args:
         session: Its history is the prompt.
         chat: The policy's chat format.
-        prompt_ids: The prompt.
+        messages: The prompt.
+        prompt_ids: The same as tokens.
     """
 
-    def __init__(self, session: Session, chat: ChatFormat, prompt_ids: tuple[int, ...]) -> None:
-        self.session, self._chat, self.prompt_ids = session, chat, prompt_ids
+    def __init__(
+        self,
+        session: Session,
+        chat: ChatFormat,
+        messages: Sequence[Message],
+        prompt_ids: tuple[int, ...],
+    ) -> None:
+        self.session, self._chat, self.messages = session, chat, tuple(messages)
+        self.sample: Sample = Sample().read(prompt_ids)
         self.tokens = len(prompt_ids)
         self._new_ids: tuple[int, ...] = ()
         self._last: int | None = None
 
-    async def say(self, sampling: Sampling) -> Turn:
+    async def say(self, turn: int, sampling: Sampling) -> Reply:
         sampling = replace(sampling, end_ids=self._chat.end_ids)
         done = await self.session.generate(self._new_ids, sampling)
+        # what was told is part of the history only once it is read
+        read = self.sample.read(self._new_ids)
+        self.sample = read.wrote(turn, done.token_ids, done.logprobs, done.version)
         self.tokens += len(done.token_ids)
         self._last = done.token_ids[-1] if done.token_ids else None
-        text, cut = self._chat.text(done.token_ids), done.reason == "length"
-        ids, version = done.token_ids, done.version
-        return Turn(text, ids, done.logprobs, Reading(), cut=cut, version=version)
+        text = self._chat.text(done.token_ids)
+        self.messages += ({"role": "assistant", "content": text},)
+        return Reply(text, done.reason == "length")
 
-    def tell(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def tell(self, messages: Sequence[Message]) -> None:
         self._new_ids = self._chat.observation(messages, self._last)
+        self.messages += tuple(messages)
         self.tokens += len(self._new_ids)
-        return self._new_ids
 
     def fork(self) -> Conversation:
         branch = copy.copy(self)
@@ -109,35 +126,35 @@ class MessageConversation(Conversation):
         messages: Sequence[Message],
         specs: Sequence[ToolSpec],
     ) -> None:
-        self._sampler, self._chat, self._messages = sampler, chat, [*messages]
+        self._sampler, self._chat, self.messages = sampler, chat, tuple(messages)
         self.tokens = len(chat.prompt(messages, specs))
+        self._sent = self.messages
         if specs:
-            system: Message = {"role": "system", "content": ""}
-            if messages[0]["role"] == "system":
-                system = self._messages.pop(0)
+            first, *others = messages
+            if first["role"] != "system":
+                first, others = {"role": "system", "content": ""}, [*messages]
             schemas = "\n".join(json.dumps(tool_schema(spec), default=dict) for spec in specs)
-            content = (system["content"] + _TOOLS.format(schemas)).strip()
-            self._messages.insert(0, {"role": "system", "content": content})
+            content = (first["content"] + _TOOLS.format(schemas)).strip()
+            self._sent = ({"role": "system", "content": content}, *others)
 
-    async def say(self, sampling: Sampling) -> Turn:
-        reply = await self._sampler.reply(tuple(self._messages), sampling)
-        self._messages.append({"role": "assistant", "content": reply.text})
+    async def say(self, turn: int, sampling: Sampling) -> Reply:
+        reply = await self._sampler.reply(self._sent, sampling)
+        answer: Message = {"role": "assistant", "content": reply.text}
+        self._sent, self.messages = (*self._sent, answer), (*self.messages, answer)
         self.tokens += self._chat.count(reply.text)
-        return Turn(reply.text, (), (), Reading(), cut=reply.cut)
+        return reply
 
-    def tell(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def tell(self, messages: Sequence[Message]) -> None:
+        self.messages += tuple(messages)
         self.tokens += len(self._chat.observation(messages, None))
         # To such a server a message of role `tool` replies to a call in a form of its own, so the
         # user tells the results, as in Qwen's chat template.
         forms = {"tool": "<tool_response>\n{}\n</tool_response>", "user": "{}"}
         content = "\n".join(forms[m["role"]].format(m["content"]) for m in messages)
-        self._messages.append({"role": "user", "content": content})
-        return ()
+        self._sent = (*self._sent, {"role": "user", "content": content})
 
     def fork(self) -> Conversation:
-        branch = copy.copy(self)
-        branch._messages = [*self._messages]
-        return branch
+        return copy.copy(self)
 
     def close(self) -> None:
         """There is nothing to free: the server keeps no history."""

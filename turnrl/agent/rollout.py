@@ -1,4 +1,4 @@
-"""Rollouts: one turn as a function from state to state, and the rules it follows.
+"""Rollouts: how an attempt moves on, by a turn scheme or by a player, and the rules it follows.
 
 A recipe configures `Rollout`, and the module calls its `explore`. The loop around the turns is in
 `turnrl/agent/explore.py`. Whatever the policy does is data. Whatever the world does wrong is an
@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any, final
 
-import numpy as np
 from tqdm.auto import tqdm
 
 from turnrl import types
+from turnrl.agent.attempt import Attempt, Branch, Rules, let_play
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
-from turnrl.agent.explore import Exploration, Opening, State, on_loop
-from turnrl.agent.toolbox import Toolbox, check_tools
+from turnrl.agent.explore import Exploration
+from turnrl.agent.running import on_loop
+from turnrl.agent.toolbox import Live, Toolbox, ToolSessions, check_tools
 from turnrl.errors import (
     DataError,
     PluginError,
@@ -30,8 +31,8 @@ from turnrl.errors import (
     ToolError,
     at_least,
     blaming,
+    check_numbers,
     instance_of,
-    numbers,
     within,
 )
 
@@ -40,11 +41,11 @@ _logger = logging.getLogger(__name__)
 
 @final
 class Agent:
-    """A rollout's rules bound to a sampler: begins trajectories, and takes turns.
+    """A rollout's rules bound to a sampler: begins attempts, and moves them on.
 
     Args:
         rollout: The rules.
-        sampler: Says the turns.
+        sampler: Writes the turns.
         chat: The policy's chat format.
         greedy: Take the likeliest tokens instead of sampling.
     """
@@ -52,79 +53,105 @@ class Agent:
     def __init__(
         self, rollout: Rollout, sampler: types.Sampler, chat: ChatFormat, greedy: bool = False
     ) -> None:
-        self._rollout = rollout
-        self._sampler = sampler
-        self._chat = chat
+        self._rollout, self._sampler, self._chat = rollout, sampler, chat
         temperature = 0.0 if greedy else rollout.temperature
-        self._sampling = replace(rollout.sampling, temperature=temperature)
-        self.tools = Toolbox(rollout.tools, self._make_safe, rollout.max_calls_per_turn)
+        self._rules = Rules(
+            replace(rollout.sampling, temperature=temperature),
+            rollout.max_turns,
+            rollout.max_tokens,
+            self._converse,
+            lambda text: chat.inert(text, rollout.tags),
+        )
+        self._box = Toolbox(rollout.tools, self._make_safe, rollout.max_calls_per_turn)
 
-    def begin(self, openings: Iterable[Opening]) -> Iterator[State]:
-        """The states that trajectories start from, in order. Those with one prompt that stand side
-        by side share the work of reading it.
+    def attempt(
+        self,
+        question: types.Question,
+        seed: tuple[int, ...],
+        branch: Branch | None = None,
+    ) -> Attempt:
+        """An attempt that has not begun."""
+        return Attempt(self._rules, question, ToolSessions(self._box), seed, branch)
+
+    def begin(self, attempts: Sequence[Attempt]) -> None:
+        """Begin attempts, unless a player does. Those with one prompt that stand side by side share
+        the work of reading it.
 
         Raises:
             DataError: If a question leaves no room to act.
         """
+        if self._rollout.player is not None:
+            return
         most = self._rollout.max_tokens
-        for _, alike in groupby(openings, lambda o: (id(o.question), o.sessions.prompt)):
-            first, *others = alike
-            with contextlib.closing(self._converse(first.question, first.sessions.prompt)) as root:
+        with contextlib.ExitStack() as roots:  # what is shared is let go after the last
+            for _, alike in groupby(attempts, lambda a: (id(a.asked), a.sessions.prompt, a.tools)):
+                first, *others = alike
+                rollout, question, tools = self._rollout, first.asked, first.tools
+                messages = rollout.messages(question, self._chat, first.sessions.prompt, tools)
+                described = tools if rollout.templates_tools else ()
+                root = roots.enter_context(contextlib.closing(self._converse(messages, described)))
                 if root.tokens >= most:
                     raise DataError(
-                        f"question {first.question.id!r} makes a prompt of {root.tokens} tokens: "
+                        f"question {question.id!r} makes a prompt of {root.tokens} tokens: "
                         f"no room within rollout.max_tokens = {most}. Raise it, or leave it out."
                     )
-                for opening in (first, *others):
-                    yield State(opening, root.fork())
+                for attempt in (first, *others):
+                    attempt.conversations.append(root.fork())
 
-    def _converse(self, question: types.Question, more: str) -> Conversation:
-        rollout = self._rollout
+    def _converse(
+        self, messages: Sequence[types.Message], tools: Sequence[types.ToolSpec]
+    ) -> Conversation:
         if isinstance(self._sampler, types.MessageSampler):
-            messages = rollout.messages(question, self._chat, more)
-            return MessageConversation(self._sampler, self._chat, messages, rollout.templated)
+            return MessageConversation(self._sampler, self._chat, messages, tools)
         assert isinstance(self._sampler, types.Engine)
-        prompt_ids = rollout.prompt(question, self._chat, more)
-        return TokenConversation(self._sampler.open(prompt_ids), self._chat, prompt_ids)
+        prompt_ids = self._chat.prompt(messages, tools)
+        session = self._sampler.open(prompt_ids)
+        return TokenConversation(session, self._chat, messages, prompt_ids)
 
     async def close(self) -> None:
         """Let go of the tools' batches, and have the sampler give back what only sampling needs."""
-        self.tools.close()
+        self._box.close()
         await self._sampler.drain()
 
-    async def turn(self, state: State) -> State:
-        """Take one turn: sample, read, act, observe.
-
-        The calls of a turn after which nothing could be read are not run: of the last turn, and of
-        one that was cut. If their results leave no room to go on, they were in vain; the policy
-        never reads them, so neither do the rewards.
-        """
-        rollout, k, talk = self._rollout, len(state.turns), state.conversation
-        most = min(rollout.max_turn_tokens, rollout.max_tokens - talk.tokens)
-        seed = stream_seed(*state.opening.seed, k)
-        turn = await talk.say(replace(self._sampling, max_tokens=most, seed=seed))
-        reading: types.Reading = rollout.consult("read", turn.text, k, turn.cut)
-        turn = replace(turn, reading=reading)
-        ended_by: types.Ending | None = None
-        if reading.answer is not None:
-            ended_by = "answer"
-        elif turn.cut:
-            ended_by = "length"
-        elif k + 1 == rollout.segmenter.max_turns:
-            ended_by = "turns"
+    async def advance(self, attempt: Attempt) -> None:
+        """Take the next turn, or all of them if a player drives."""
+        if self._rollout.player is not None:
+            await let_play(self._rollout.player, attempt)
         else:
-            results = await state.opening.sessions.answer(reading.calls, k)
-            observation_ids = talk.tell(rollout.consult("observe", reading, results))
-            if talk.tokens >= rollout.max_tokens:
-                ended_by = "length"
-            else:
-                turn = replace(turn, results=results, observation_ids=observation_ids)
-        return replace(state, turns=(*state.turns, turn), ended_by=ended_by)
+            await self._turn(attempt)
+
+    async def _turn(self, attempt: Attempt) -> None:
+        """Take one turn of the turn scheme: sample, read, act, observe.
+
+        Calls are run if the policy can read what comes of them. That is not so in the last turn, or
+        in one that was cut. A call that acts on the world is run in the last turn all the same.
+        """
+        rollout, k = self._rollout, len(attempt.turns)
+        (talk,) = attempt.conversations
+        reply = await attempt.say(talk, rollout.sampling.stop)
+        reading: types.Reading = rollout.consult("read", reply.text, k, reply.cut)
+        attempt.read(reading)
+        why: types.Ending | None = None
+        if reading.answer is not None:
+            why = "answer"
+        elif reply.cut:
+            why = "length"
+        elif k + 1 == rollout.max_turns:
+            why = "turns"
+            if attempt.sessions.acted(reading.calls):
+                await attempt.call(reading.calls)
+        else:
+            results = await attempt.call(reading.calls)
+            if attempt.ended_by is None:
+                talk.tell(rollout.consult("observe", reading, results))
+                why = "length" if talk.tokens >= rollout.max_tokens else None
+        if why is not None:
+            attempt.end(why)
 
     def _make_safe(self, text: str) -> str:
         """A tool's text, cut to the budget and inert."""
         budget = self._rollout.max_result_tokens
-        tags = self._rollout.segmenter.tags
+        tags = self._rollout.tags
         safe = self._chat.inert(self._chat.cut(text, budget), tags)
         # what is inert may be longer, and a cut may make a tag of `<tools`: so inert comes last
         most = budget
@@ -137,10 +164,10 @@ class Agent:
 @final
 @dataclass(frozen=True)
 class Rollout:
-    """Rules by which the agent acts: the turn scheme, the tools, and the limits.
+    """Rules by which the agent acts: who drives it, the tools, and the limits.
 
     Args:
-        segmenter: What a turn is.
+        segmenter: The turn scheme: what a turn is. Either this or a `player` is given.
         tools: Tools that the policy can call, or whole sets of them.
         temperature: Sampling temperature while collecting; evaluation is greedy.
         max_turn_tokens: The most tokens the policy samples in one turn.
@@ -148,7 +175,8 @@ class Rollout:
             further ones were too many.
         max_result_tokens: The most tokens of one tool result that the policy reads; rewards see the
             same text.
-        max_tokens: The most tokens of a whole trajectory: prompt, turns and results.
+        max_tokens: The most tokens of a whole trajectory: prompt, turns and results. If a player
+            rewrites its history, the most tokens of each history.
         lockstep: Start the next turn when all trajectories have ended theirs. Batches, and so every
             last digit, then do not depend on how fast tools answer. Without it slow tools overlap
             with generation.
@@ -159,10 +187,13 @@ class Rollout:
             likeliest's.
         top_p: While collecting, draw from the fewest likeliest tokens whose probabilities add up to
             this, of those that `top_k` and `min_p` leave.
+        player: Drives the attempts in place of a turn scheme.
+        max_restarts: How often one attempt may begin again after the world lost it
+            (`TrajectoryLost`), before the run stops.
     """
 
-    segmenter: types.Segmenter
-    tools: list[types.Toolset]
+    segmenter: types.Segmenter | None = None
+    tools: list[types.Toolset] = field(default_factory=list)
     temperature: float = 1.0
     max_turn_tokens: int = 512
     max_calls_per_turn: int = 8
@@ -172,21 +203,56 @@ class Rollout:
     top_k: int = 0
     min_p: float = 0.0
     top_p: float = 1.0
+    player: types.Player | None = None
+    max_restarts: int = 2
 
     def __post_init__(self) -> None:
-        instance_of(types.Segmenter, "segmenter", self.segmenter)
-        numbers("rollout.", self, "temperature", "top_p", optional=False)
+        if (self.segmenter is None) == (self.player is None):
+            raise RecipeError(
+                "rollout takes a segmenter, such as TwoTurn or ReAct, or a player, and exactly one "
+                f"of them; it has {'neither' if self.player is None else 'both'}."
+            )
+        if self.segmenter is not None:
+            instance_of(types.Segmenter, "segmenter", self.segmenter)
+        if self.player is not None:
+            instance_of(types.Player, "player", self.player)
+        check_numbers("rollout.", self, "temperature", "top_p", optional=False)
         if not self.temperature > 0:
             raise RecipeError(f"rollout.temperature is {self.temperature}; it must be above 0")
         if not 0 < self.top_p <= 1:
             raise RecipeError(f"rollout.top_p is {self.top_p}; it must be above 0, and at most 1")
         within(0, 1, "rollout.", self, "min_p")
-        at_least(0, "rollout.", self, "top_k", whole=True, optional=False)
+        at_least(0, "rollout.", self, "top_k", "max_restarts", whole=True, optional=False)
         limits = ("max_turn_tokens", "max_calls_per_turn", "max_result_tokens", "max_tokens")
         at_least(1, "rollout.", self, *limits, whole=True, optional=False)
-        scheme = f"{type(self.segmenter).__name__}."
-        at_least(1, scheme, self.segmenter, "max_turns", whole=True, optional=False)
+        at_least(1, f"{self.driver}.", self._drives, "max_turns", whole=True, optional=False)
         check_tools(self.tools)
+
+    @property
+    def _drives(self) -> types.Segmenter | types.Player:
+        drives = self.segmenter or self.player
+        assert drives is not None, "one of them is given"
+        return drives
+
+    @property
+    def driver(self) -> str:
+        """Name of the turn scheme or the player."""
+        return type(self._drives).__name__
+
+    @property
+    def max_turns(self) -> int:
+        """K, the most turns of a trajectory."""
+        return self._drives.max_turns
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tag names that are neutralised in questions and tool results."""
+        return self._drives.tags
+
+    @property
+    def templates_tools(self) -> bool:
+        """True if the turn scheme leaves it to the chat template to describe the tools."""
+        return self.segmenter is not None and self.segmenter.tools_in_template
 
     @cached_property
     def specs(self) -> tuple[types.ToolSpec, ...]:
@@ -194,17 +260,12 @@ class Rollout:
         return tuple(spec for toolset in self.tools for spec in toolset.specs)
 
     @property
-    def templated(self) -> tuple[types.ToolSpec, ...]:
-        """Those that the chat template describes."""
-        return self.specs if self.segmenter.tools_in_template else ()
-
-    @property
     def sampling(self) -> types.Sampling:
         """Settings to sample any turn while collecting."""
         return types.Sampling(
             self.max_turn_tokens,
             self.temperature,
-            stop=self.segmenter.stop,
+            stop=self.segmenter.stop if self.segmenter is not None else (),
             top_k=self.top_k,
             min_p=self.min_p,
             top_p=self.top_p,
@@ -226,19 +287,28 @@ class Rollout:
                 "their ratio is biased; a policy gradient assumes that all of it was drawn from."
             )
         self.consult("check", self.specs)
-        if not self.specs and self.segmenter.max_turns > 1:
+        if self.segmenter is not None:
+            self._check_scheme(self.segmenter, chat)
+        for tool in self.tools:
+            with blaming(ToolError, f"{tool} in check", "Fix the tool, or what it needs."):
+                tool.check()
+
+    def _check_scheme(self, segmenter: types.Segmenter, chat: ChatFormat) -> None:
+        """Preflight what the chat template has to take."""
+        name = type(segmenter).__name__
+        if not self.specs and segmenter.max_turns > 1:
             _logger.warning(
-                f"rollout.tools is empty, and {type(self.segmenter).__name__} takes up to "
-                f"{self.segmenter.max_turns} turns: whatever the policy calls, it reads that there "
-                "is no such tool. Name tools in model.rollout.tools, unless it is to answer from "
-                "memory."
+                f"rollout.tools is empty, and {name} takes up to {segmenter.max_turns} turns: "
+                "whatever the policy calls, it reads that there is no such tool. Name tools in "
+                "model.rollout.tools, unless it is to answer from memory."
             )
         example = types.Question("check", "?", ("!",))
-        plain = chat.prompt(self.messages(example, chat))
-        if self.templated and self.prompt(example, chat) == plain:
+        messages = self.messages(example, chat)
+        plain = chat.prompt(messages)
+        if self.templates_tools and self.specs and chat.prompt(messages, self.specs) == plain:
             raise RecipeError(
-                f"{type(self.segmenter).__name__} leaves it to the chat template to describe the "
-                f"tools, and the policy's does not. {chat.advice_on_tools(self.specs[0])}"
+                f"{name} leaves it to the chat template to describe the tools, and the policy's "
+                f"does not. {chat.advice_on_tools(self.specs[0])}"
             )
         call, replies = (types.ToolCall("check"),), (types.ToolResult("checked"),)
         for calls, wrong in ((call, None), (call, "wrong"), ((), "wrong")):
@@ -246,12 +316,11 @@ class Rollout:
             messages = self.consult("observe", reading, replies[: len(calls)])
             roles = {m.get("role") for m in messages} if isinstance(messages, list) else {"none"}
             if not roles or roles - {"user", "tool"}:
-                gave = f"{type(self.segmenter).__name__}.observe gave {messages!r}"
-                raise PluginError(f"{gave}; it gives messages of role user or tool, at least one")
+                raise PluginError(
+                    f"{name}.observe gave {messages!r}; it gives messages of role user or tool, at "
+                    "least one"
+                )
             chat.observation(messages, None)
-        for tool in self.tools:
-            with blaming(ToolError, f"{tool} in check", "Fix the tool, or what it needs."):
-                tool.check()
 
     def at_once(self, sampler: types.Sampler, probes: int) -> int | None:
         """Number of trajectories that may be under way at a time; None for any number.
@@ -260,36 +329,54 @@ class Rollout:
             sampler: What samples; it may come to hold more than it says now.
             probes: Continuations from the beginning of each turn.
         """
-        if sampler.capacity is None:
+        limits = (sampler.capacity, *(toolset.capacity for toolset in self.tools))
+        if not (known := [limit for limit in limits if limit is not None]):
             return None
         # at worst each has all its turns, and all the branches of each of them are still alive
-        return max(sampler.capacity // (1 + probes * self.segmenter.max_turns), 1)
+        return max(min(known) // (1 + probes * self.max_turns), 1)
 
     def messages(
-        self, question: types.Question, chat: ChatFormat, more: str = ""
+        self,
+        question: types.Question,
+        chat: ChatFormat,
+        more: str = "",
+        tools: Sequence[types.ToolSpec] | None = None,
     ) -> list[types.Message]:
-        """Messages that open a trajectory. Their text is as untrusted as a tool's.
+        """Messages that open a trajectory of a turn scheme. Their text is as untrusted as a tool's.
 
         Args:
             question: What is asked.
             chat: The policy's chat format.
             more: Text that the tools' sessions add to the question.
+            tools: What the policy can call; None for the tools of the recipe.
         """
         text = f"{question.text}\n\n{more}" if more else question.text
-        question = replace(question, text=chat.inert(text, self.segmenter.tags))
-        messages: list[types.Message] = self.consult("prompt", question, self.specs)
+        question = replace(question, text=chat.inert(text, self.tags))
+        tools = self.specs if tools is None else tools
+        messages: list[types.Message] = self.consult("prompt", question, tools)
         return messages
 
-    def prompt(self, question: types.Question, chat: ChatFormat, more: str = "") -> tuple[int, ...]:
-        """Token ids of a question's prompt; see `messages`."""
-        return chat.prompt(self.messages(question, chat, more), self.templated)
+    def prompt(self, question: types.Question, chat: ChatFormat) -> tuple[int, ...]:
+        """Token ids of a question's prompt in a turn scheme; see `messages`."""
+        tools = self.specs if self.templates_tools else ()
+        return chat.prompt(self.messages(question, chat), tools)
 
     def consult(self, method: str, *arguments: Any) -> Any:
-        """Ask the segmenter. It must never raise, so an exception is a bug of its package."""
-        what = f"{type(self.segmenter).__name__}.{method} on {str(arguments[0])[:200]!r}"
-        advice = "A segmenter must accept any text; fix it, and try turnrl.testing.check_segmenter"
-        with blaming(PluginError, what, f"{advice} on it."):
-            return getattr(self.segmenter, method)(*arguments)
+        """Ask the turn scheme or the player. It must never raise, so an exception is a bug of its
+        package."""
+        what = f"{self.driver}.{method} on {str(arguments[0])[:200]!r}"
+        advice = "It must accept any text; fix it, and try turnrl.testing.check_segmenter on it."
+        with blaming(PluginError, what, advice):
+            return getattr(self._drives, method)(*arguments)
+
+    def live(self) -> contextlib.AbstractContextManager[None]:
+        """Within it the toolsets are started, as a run does before its first trajectory; they are
+        stopped at the end.
+
+        Raises:
+            ToolError: If one cannot start.
+        """
+        return Live(self.tools)
 
     def play(
         self,
@@ -358,11 +445,7 @@ class Rollout:
             group_size,
             tuple(seed),
             probes,
+            self.max_restarts,
             bar,
         )
         return on_loop(exploration.run(self.lockstep))
-
-
-def stream_seed(*key: int) -> int:
-    """A random stream's number from what it belongs to; different keys give independent streams."""
-    return int(np.random.SeedSequence([k % 2**32 for k in key]).generate_state(1, np.uint64)[0])

@@ -7,27 +7,25 @@ A mistake of the policy becomes a result that it reads. A fault of the world is 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
-import functools
 import json
 import math
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from numbers import Real
-from typing import Any, TypeVar, cast, final
+from typing import Any, TypeVar, final
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 
+from turnrl.agent.running import on_loop, run_tool, to_its_end
 from turnrl.errors import (
     RecipeError,
     ToolError,
+    TrajectoryLost,
     TurnRLError,
     instances_of,
     kind_of,
-    place_of,
 )
 from turnrl.types import (
     ForkableToolSession,
@@ -39,6 +37,7 @@ from turnrl.types import (
     ToolResult,
     ToolSession,
     Toolset,
+    ToolSpec,
 )
 
 T = TypeVar("T")
@@ -84,12 +83,16 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
                 what = f"two tools are called {spec.name!r}, {both}; no policy can tell"
                 raise RecipeError(f"{what}. Rename one.")
             owners[spec.name] = toolset
-            try:
-                Draft202012Validator.check_schema(spec.parameters)
-            except SchemaError as error:
-                of = "" if isinstance(toolset, Tool) else f"{spec.name!r} of "
-                what = f"{of}{toolset} has parameters that are no JSON Schema"
-                raise RecipeError(f"{what}: {error.message}") from error
+            _check_schema(spec, toolset, RecipeError)
+
+
+def _check_schema(spec: ToolSpec, toolset: Toolset, fault: type[TurnRLError]) -> None:
+    try:
+        Draft202012Validator.check_schema(spec.parameters)
+    except SchemaError as error:
+        of = "" if isinstance(toolset, Tool) else f"{spec.name!r} of "
+        what = f"{of}{toolset} has parameters that are no JSON Schema"
+        raise fault(f"{what}: {error.message}") from error
 
 
 @final
@@ -107,9 +110,9 @@ class Toolbox:
         self, toolsets: Sequence[Toolset], make_safe: Callable[[str], str], max_calls: int
     ) -> None:
         self.batchers = [_Batcher(toolset) for toolset in toolsets]
-        self.by_name = {name: batcher for batcher in self.batchers for name in batcher.schemas}
+        self.tools = {s.name: _Tool(s, b) for b in self.batchers for s in b.toolset.specs}
         self.make_safe = make_safe
-        self._max_calls = max_calls
+        self.max_calls = max_calls
 
     def close(self) -> None:
         """Let go of batches that nobody waits for any more."""
@@ -117,16 +120,22 @@ class Toolbox:
             for batch in batcher.batches:
                 batch.cancel()
 
-    def problem(self, call: ToolCall, number: int) -> str | None:
-        """Fault of a call, the `number`-th of its turn from 0; None if it can be run."""
-        if number >= self._max_calls:
-            return f"too many calls: at most {self._max_calls} a turn"
-        if call.error is not None:
-            return call.error
-        if call.name not in self.by_name:
-            return f"no tool {call.name[:40]!r}; there is {', '.join(self.by_name) or 'none'}"
-        schema = self.by_name[call.name].schemas[call.name]
-        error = best_match(schema.iter_errors(dict(call.arguments)))
+
+class _Tool:
+    """A tool, and where calls of it arrive.
+
+    Args:
+        spec: Its description.
+        batcher: Where its toolset's calls arrive.
+    """
+
+    def __init__(self, spec: ToolSpec, batcher: _Batcher) -> None:
+        self.spec, self.batcher = spec, batcher
+        self._schema = Draft202012Validator(spec.parameters)
+
+    def problem(self, call: ToolCall) -> str | None:
+        """Fault of a call's arguments; None if it can be run."""
+        error = best_match(self._schema.iter_errors(dict(call.arguments)))
         return None if error is None else f"bad arguments: {error.message[:120]}"
 
 
@@ -140,6 +149,7 @@ class ToolSessions:
 
     def __init__(self, box: Toolbox) -> None:
         self._box = box
+        self._tools = box.tools
         self._sessions: dict[_Batcher, ToolSession] = {}
 
     async def open(self, question: Question) -> None:
@@ -160,28 +170,54 @@ class ToolSessions:
         """Text that the sessions add to the question."""
         return "\n\n".join(session.prompt for session in self._sessions.values() if session.prompt)
 
-    async def answer(self, calls: Sequence[ToolCall], turn: int = 0) -> tuple[ToolResult, ...]:
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The tools that this trajectory can call, its sessions' own included."""
+        return tuple(tool.spec for tool in self._tools.values())
+
+    def acted(self, calls: Sequence[ToolCall]) -> bool:
+        """True if one of the calls, once run, has changed the world; see `Toolset.acts`."""
+        tools = (self._tools.get(call.name) for call in calls if call.error is None)
+        return any(tool.batcher.toolset.acts for tool in tools if tool is not None)
+
+    async def answer(
+        self, calls: Sequence[ToolCall], turn: int = 0, earlier: int = 0
+    ) -> tuple[ToolResult, ...]:
         """One result per call of a turn, in order, as the policy reads them.
 
+        Args:
+            calls: The calls.
+            turn: The turn's number.
+            earlier: How many calls of the turn were answered before.
         Raises:
             ToolError: If a tool's world is broken.
         """
         # all in one tick, so that a session's calls leave in one batch
-        replies = (self._reply(call, number, turn) for number, call in enumerate(calls))
+        replies = (self._reply(call, number, turn) for number, call in enumerate(calls, earlier))
         return tuple(await asyncio.gather(*replies))
 
     async def _reply(self, call: ToolCall, number: int, turn: int) -> ToolResult:
         """The tool's reply, or what is wrong with the call, as the policy reads it."""
-        problem = self._box.problem(call, number)
+        problem = self._problem(call, number)
         if problem is not None:
             result = ToolResult(problem, ok=False)
         else:
-            batcher = self._box.by_name[call.name]
+            batcher = self._tools[call.name].batcher
             call = replace(call, session=self._sessions.get(batcher), turn=turn)
             result = await batcher.call(call)
         ok = result.ok and call.mended is None
         content = self._box.make_safe(result.content)
         return replace(result, content=content, ok=ok, metadata=_read(result, len(content)))
+
+    def _problem(self, call: ToolCall, number: int) -> str | None:
+        """Fault of a call, the `number`-th of its turn from 0; None if it can be run."""
+        if number >= (most := self._box.max_calls):
+            return f"too many calls: at most {most} a turn"
+        if call.error is not None:
+            return call.error
+        if (tool := self._tools.get(call.name)) is None:
+            return f"no tool {call.name[:40]!r}; there is {', '.join(self._tools) or 'none'}"
+        return tool.problem(call)
 
     async def _keep(
         self, batcher: _Batcher, verb: str, make: Callable[..., Any], *arguments: Any, on: str = ""
@@ -195,8 +231,20 @@ class ToolSessions:
                 wanted = "it gives a ToolSession, whose prompt is a text"
                 raise ToolError(f"{batcher.toolset} gave {session!r} from {verb}; {wanted}.")
             self._sessions[batcher] = session
+            self._add(batcher, session.specs)
 
-        await _to_its_end(work())
+        await to_its_end(work())
+
+    def _add(self, batcher: _Batcher, specs: Sequence[ToolSpec]) -> None:
+        """Add the tools that a session brings."""
+        for spec in specs:
+            if spec.name in self._tools:
+                raise ToolError(
+                    f"a session of {batcher.toolset} brings a tool {spec.name!r}, and there is one "
+                    "of that name already. Rename one."
+                )
+            _check_schema(spec, batcher.toolset, ToolError)
+            self._tools = {**self._tools, spec.name: _Tool(spec, batcher)}
 
     async def fork(self) -> ToolSessions:
         """The place of a branch: every session copied.
@@ -227,7 +275,7 @@ class ToolSessions:
         """
         sessions, self._sessions = self._sessions, {}
         closings = (run_tool(d.toolset, "close", kept.close) for d, kept in sessions.items())
-        given = await _to_its_end(asyncio.gather(*closings, return_exceptions=True))
+        given = await to_its_end(asyncio.gather(*closings, return_exceptions=True))
         figures: dict[str, float | Sequence[float]] = {}
         for batcher, some in zip(sessions, given, strict=True):
             if isinstance(some, BaseException):
@@ -250,6 +298,32 @@ def _figures(toolset: Toolset, given: Any) -> ToolFigures:
             raise ToolError(f"{gave}; it gives finite numbers by name, or None.")
         figures[str(name)] = tuple(map(float, several)) if several is value else float(value)
     return figures
+
+
+class Live(AbstractContextManager[None]):
+    """Toolsets that are started within it. It is no generator, which would run code on whatever
+    thread collects it as garbage."""
+
+    def __init__(self, toolsets: Sequence[Toolset]) -> None:
+        self._toolsets = toolsets
+        self._begun: list[Toolset] = []
+
+    def __enter__(self) -> None:
+        try:
+            for toolset in self._toolsets:
+                self._begun.append(toolset)
+                self._run(toolset, "start", toolset.start)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        while self._begun:
+            toolset = self._begun.pop()
+            self._run(toolset, "stop", toolset.stop)
+
+    def _run(self, toolset: Toolset, verb: str, work: Callable[[], object]) -> None:
+        on_loop(run_tool(toolset, verb, work))
 
 
 async def call_tools(
@@ -301,8 +375,7 @@ class _Batcher:
 
     def __init__(self, toolset: Toolset) -> None:
         self.toolset = toolset
-        self.schemas = {s.name: Draft202012Validator(s.parameters) for s in toolset.specs}
-        self.batches: set[asyncio.Task[Sequence[ToolResult]]] = set()
+        self.batches: set[asyncio.Task[Sequence[ToolResult | TrajectoryLost]]] = set()
         self._calls: list[ToolCall] = []
 
     async def call(self, call: ToolCall) -> ToolResult:
@@ -313,14 +386,17 @@ class _Batcher:
         batch, place = self._batch, len(self._calls)
         self._calls.append(call)
         await asyncio.wait([batch])  # a caller that is cancelled leaves the batch to the others
-        return batch.result()[place]
+        result = batch.result()[place]
+        if isinstance(result, TrajectoryLost):
+            raise result
+        return result
 
-    def _done(self, batch: asyncio.Task[Sequence[ToolResult]]) -> None:
+    def _done(self, batch: asyncio.Task[Sequence[ToolResult | TrajectoryLost]]) -> None:
         self.batches.discard(batch)
         if not batch.cancelled():
             batch.exception()  # else asyncio would report one that no caller is left to raise
 
-    async def _run(self, calls: list[ToolCall]) -> Sequence[ToolResult]:
+    async def _run(self, calls: list[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
         await asyncio.sleep(_GATHER_S)
         self._calls = []
         example = json.dumps(dict(calls[0].arguments), ensure_ascii=False, default=str)[:200]
@@ -332,117 +408,18 @@ class _Batcher:
             count = len(results) if isinstance(results, Sequence) else type(results).__name__
             raise ToolError(f"{what} {count} for {len(calls)} calls; run() gives one result each.")
         for result in results:
+            if isinstance(result, TrajectoryLost):
+                continue
             if not isinstance(result, ToolResult):
                 raise ToolError(f"{what} {type(result).__name__}; run() gives ToolResults of text.")
             if not isinstance(result.content, str):
                 content = f"a ToolResult whose content is {kind_of(result.content)}"
                 raise ToolError(f"{what} {content}; it must be a text.")
+            if not isinstance(result.reward, Real) or not math.isfinite(result.reward):
+                reward = f"a ToolResult whose reward is {result.reward!r:.80}"
+                raise ToolError(f"{what} {reward}; it must be a finite number.")
             if len(result.content) > MAX_RESULT_CHARACTERS:
                 long = f"{len(result.content):,} characters for arguments {example}"
                 most = f"at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut them there."
                 raise ToolError(f"{what} a result of {long}; {most}")
         return results
-
-
-async def _to_its_end(work: Awaitable[T]) -> T:
-    """Await work to its end even if whoever waits is cancelled, because another trajectory failed,
-    say; the cancellation is raised only then."""
-    begun = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(begun)
-    except asyncio.CancelledError:
-        with contextlib.suppress(TurnRLError):
-            await begun
-        raise
-
-
-async def run_tool(
-    tool: Toolset,
-    verb: str,
-    function: Callable[..., T | Awaitable[T]],
-    *arguments: Any,
-    on: str = "",
-) -> T:
-    """Run a tool's own code within its time; see `result_of`.
-
-    Args:
-        tool: Whose code it is.
-        verb: What is done, for messages.
-        function: Its code.
-        arguments: The function's arguments.
-        on: On what it is done, for messages; begins with a space.
-    Raises:
-        ToolError: If it raises, or takes longer than `timeout_s`.
-    """
-    try:
-        async with asyncio.timeout(tool.timeout_s) as clock:
-            return await result_of(function, *arguments)
-    except TurnRLError:
-        raise
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
-        if clock.expired():
-            late = f"did not answer to {verb}{on} within timeout_s = {tool.timeout_s:g}"
-            advice = "Raise its timeout_s, or find out why it hangs."
-            raise ToolError(f"{tool} {late}. {advice}") from error
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise
-        advice = "Fix the tool; for a mistake of the policy it should return ToolResult(ok=False)."
-        if verb == "open":
-            advice = "Fix the tool, or name data that have what it needs."
-        cause = error.cause if isinstance(error, _Ended) else error
-        what = f"{tool} raised {type(cause).__name__}: {cause} in {verb}{on}{place_of(cause)}"
-        raise ToolError(f"{what}. {advice}") from cause
-
-
-async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
-    """Result of a function that may block, or be a coroutine's.
-
-    A plain one runs in a daemon thread, which does not keep a program that is interrupted. What it
-    returns may be awaitable all the same.
-
-    Args:
-        function: A plain function, or a coroutine's.
-        arguments: What it is called with.
-    """
-    plain = not asyncio.iscoroutinefunction(function)
-    result: Any = await _in_daemon_thread(function, *arguments) if plain else function(*arguments)
-    return cast(T, await result if isinstance(result, Awaitable) else result)
-
-
-class _Ended(RuntimeError):
-    """Holds what a thread raised that cannot be raised out of a future, as a StopIteration, or is
-    to end the run and not the event loop, as a SystemExit."""
-
-    def __init__(self, cause: BaseException) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}")
-        self.cause = cause
-
-
-async def _in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run in a thread that does not keep the process alive: a hanging tool cannot be killed, only
-    left.
-    """
-    done: concurrent.futures.Future[T] = concurrent.futures.Future()
-    done.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            done.set_result(function(*arguments))
-        except BaseException as error:
-            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            done.set_exception(error if plain else _Ended(error))
-
-    threading.Thread(target=work, daemon=True, name="turnrl-tool").start()
-    try:
-        return await asyncio.wrap_future(done)
-    except asyncio.CancelledError:
-        done.add_done_callback(functools.partial(_close_late, loop=asyncio.get_running_loop()))
-        raise
-
-
-def _close_late(done: concurrent.futures.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
-    """Close a session that comes when nobody waits for it any more."""
-    late = None if done.exception() else done.result()
-    if isinstance(late, ToolSession) and not loop.is_closed():
-        asyncio.run_coroutine_threadsafe(result_of(late.close), loop)

@@ -3,18 +3,27 @@
 eval/       a recipe, a run or a server scored on questions; and the export to inspect_ai
 recipes     the recipes that come with turnrl, listed and copied
 play        a trained agent in a terminal
-report/     runs as a page to look at
+report/     an HTML page about runs
 compare/    runs on the same questions
 sweep/      a recipe trained with several seeds and settings
 scaffold/   the beginning of a plugin, and the list of the installed ones
-completion  the tab key
+completion  a completion script for the shell
 
 `fit` is `turnrl.recipe.fit`, because every command that takes a recipe is made there.
 """
 
+from __future__ import annotations
+
+import argparse
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    Commands = argparse._SubParsersAction[Any]
+    """argparse's sub-parsers, to which a command is added."""
 
 COMMANDS: Mapping[str, str] = {
     "fit": "turnrl.recipe.fit:add_fit_command",
@@ -29,12 +38,12 @@ COMMANDS: Mapping[str, str] = {
     "report": "turnrl.commands.report.command:add_report_command",
     "sweep": "turnrl.commands.sweep.command:add_sweep_command",
 }
-"""Where each command is: the module, which is imported only for it, and the function that adds it
-to argparse's sub-parsers."""
+"""The module of each command, which is imported only for it, and the function that adds it to
+argparse's sub-parsers."""
 
 
-def adder(name: str) -> Callable[[Any], Any]:
+def adder(name: str) -> Callable[[Commands], None]:
     """The function that adds a command to argparse's sub-parsers."""
     module, _, function = COMMANDS[name].partition(":")
-    add: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
+    add: Callable[[Commands], None] = getattr(importlib.import_module(module), function)
     return add

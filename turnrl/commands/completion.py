@@ -1,5 +1,4 @@
-"""`turnrl completion SHELL`: a script with which the tab key completes commands, recipes and
-settings."""
+"""`turnrl completion SHELL`: prints a completion script for commands, recipes and settings."""
 
 from __future__ import annotations
 
@@ -10,10 +9,11 @@ from typing import Any
 import shtab
 
 from turnrl.cli import command_line
+from turnrl.plugins import Commands
 from turnrl.recipe.bundled import bundled_recipes
 
 
-def add_completion_command(commands: Any) -> None:
+def add_completion_command(commands: Commands) -> None:
     """Add `completion` to argparse's sub-parsers."""
     parser = commands.add_parser("completion", help="print a script for tab completion")
     parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
@@ -21,8 +21,8 @@ def add_completion_command(commands: Any) -> None:
 
 
 def _recipe() -> dict[str, Any]:
-    """Completion of a recipe: files and the names of those that come with turnrl, in shells that
-    can mix the two."""
+    """Completion of a recipe: files, and in shells that can mix the two, the names of those that
+    come with turnrl."""
     names, function = " ".join(bundled_recipes()), "_turnrl_recipe_file"
     bash = f"{function}() {{ compgen -W '{names}' -- $1; compgen -f -- $1; }}"
     zsh = f"{function}() {{ compadd -- {names}; _files; }}"
@@ -47,7 +47,7 @@ def _script(shell: str) -> str:
 
 @functools.cache
 def _settings() -> set[str]:
-    """Every setting of a recipe that names no classes of its own, by its dotted key."""
+    """Dotted keys of every setting of turnrl's own classes."""
     import lightning as L
     from lightning.pytorch.cli import LightningArgumentParser
 

@@ -6,9 +6,8 @@
     turnrl play RECIPE --checkpoint RUN          a run made from Python, by a recipe that acts so
     turnrl play RUN "QUESTION" --answer Netherlands --estimators
 
-Turns, calls and results are printed as they come. With --estimators the agent takes several
-attempts, and the agent's own estimator, then each installed one, says what credit their turns
-would get.
+It prints turns, calls and results as they come. With --estimators the agent takes several attempts,
+and it prints the credit of their turns by the agent's own estimator, then by each installed one.
 """
 
 from __future__ import annotations
@@ -17,21 +16,23 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from turnrl.errors import RecipeError
+from turnrl.plugins import Commands
 from turnrl.recipe.agents import find_agent
-from turnrl.recipe.given import read_given, refuse_unknown
+from turnrl.recipe.given import read_given
 from turnrl.text import visible
-from turnrl.types.contracts import Segmenter, ToolSpec
+from turnrl.types.acting import Segmenter
 from turnrl.types.questions import Question
+from turnrl.types.sessions import ToolSpec
 from turnrl.types.trajectory import Message, Reading, ToolResult, Trajectory
 
 if TYPE_CHECKING:
     from turnrl.module import MTGRPO
 
 
-def add_play_command(commands: Any) -> None:
+def add_play_command(commands: Commands) -> None:
     """Add `play` to argparse's sub-parsers."""
     parser = commands.add_parser(
         "play",
@@ -68,14 +69,14 @@ def _run(args: argparse.Namespace) -> None:
     if args.estimators and not (args.question and args.answer):
         raise RecipeError("--estimators scores attempts. Give a QUESTION and its --answer.")
     if args.answer and not args.question:
-        raise RecipeError("--answer is of one question. Give the QUESTION too.")
+        raise RecipeError("--answer belongs to one question. Give the QUESTION too.")
     if args.estimators and args.samples is None:
         args.samples = 8
     agent = find_agent(args.agent, args.checkpoint)
-    file = agent.weights()  # a mistake is told before torch is loaded
+    file = agent.weights()  # so that a mistake shows before torch is loaded
     agent.needs_recipe()
     if agent.is_recipe:
-        refuse_unknown(read_given("fit", ["--config", str(agent.recipe)]))
+        read_given("fit", ["--config", str(agent.recipe)]).check()
     print(f"turnrl play: {agent}", file=sys.stderr, flush=True)
     from turnrl.recipe.build import load
 
@@ -108,21 +109,29 @@ def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
     """Let the agent answer a question, and print what it does."""
     print(f"question   {visible(question.text)}", flush=True)
     if args.samples is None:
-        plain, module.rollout = module.rollout, _telling(module)
+        plain = module.rollout
+        if plain.segmenter is not None:  # its turns are printed as they come
+            module.rollout = replace(plain, segmenter=Printing(plain.segmenter))
         try:
             (trajectory,) = module.ask(question, temperature=args.temperature)
         finally:
             module.rollout = plain
+        if plain.segmenter is None:
+            _show(trajectory)
         print(_end(trajectory), flush=True)
         return
     attempts = module.ask(question, args.samples, temperature=args.temperature)
     for number, attempt in enumerate(attempts, 1):
         print(f"\n== attempt {number}")
-        for k, turn in enumerate(attempt.turns, 1):
-            print(f"-- turn {k}\n{turn}")
+        _show(attempt)
         print(_end(attempt))
     if args.estimators:
         print("\n".join(_credit(module, attempts)))
+
+
+def _show(trajectory: Trajectory) -> None:
+    for k, turn in enumerate(trajectory.turns, 1):
+        print(f"-- turn {k}\n{turn}")
 
 
 def _end(trajectory: Trajectory) -> str:
@@ -138,17 +147,12 @@ def _end(trajectory: Trajectory) -> str:
 # ------------------------------------------------------------------------ as they come
 
 
-def _telling(module: MTGRPO) -> Any:
-    """The module's rollout, whose turns are printed as they come."""
-    return replace(module.rollout, segmenter=Telling(module.rollout.segmenter))
-
-
 @final
-class Telling(Segmenter):
+class Printing(Segmenter):
     """A turn scheme that prints what it reads and observes.
 
     Args:
-        inside: Does the work.
+        inside: The turn scheme that does the work.
     """
 
     def __init__(self, inside: Segmenter) -> None:
@@ -169,12 +173,13 @@ class Telling(Segmenter):
         return self.inside.read(text, turn, cut)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        told, self._reads = self._reads, False
-        for result in results if told else ():  # a check of the scheme comes without a turn
-            kind = "result" if result.ok else "error"
-            print(f"   {kind}: {visible(result.content)}", flush=True)
-        if told and reading.format_error:
-            print(f"   form: {visible(reading.format_error)}", flush=True)
+        if self._reads:  # a check of the scheme observes without a turn
+            for result in results:
+                kind = "result" if result.ok else "error"
+                print(f"   {kind}: {visible(result.content)}", flush=True)
+            if reading.format_error:
+                print(f"   form: {visible(reading.format_error)}", flush=True)
+        self._reads = False
         return self.inside.observe(reading, results)
 
 
@@ -182,7 +187,7 @@ class Telling(Segmenter):
 
 
 def _credit(module: MTGRPO, attempts: Sequence[Trajectory]) -> Iterator[str]:
-    """The rewards of some attempts, and the credit of each estimator, as lines."""
+    """Lines with the rewards of attempts, and with the credit that each estimator gives."""
     from turnrl.scoring import score_group
 
     group = score_group(attempts, module.rewards, None, module.policy)

@@ -1,6 +1,6 @@
-"""`turnrl recipes`: the recipes that come with turnrl, listed, and one copied to be changed.
+"""`turnrl recipes`: lists the recipes that come with turnrl, and copies one for you to change.
 
-What a recipe reproduces and needs stands in the tables of `recipes/README.md`, and nowhere else.
+The tables of `recipes/README.md` are the one place that has what a recipe reproduces and needs.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from turnrl.errors import RecipeError
+from turnrl.plugins import Commands
 from turnrl.recipe.bundled import bundled_recipes, recipe_like
 
 _WIDTH = 80
 _UNKNOWN = "not measured"
 
 
-def add_recipes_command(commands: Any) -> None:
+def add_recipes_command(commands: Commands) -> None:
     """Add `recipes` to argparse's sub-parsers."""
     about = "list the recipes that come with turnrl, or copy one"
     parser = commands.add_parser("recipes", help=about, description=about)
@@ -71,16 +71,18 @@ def _copy(parsed: argparse.Namespace) -> None:
     known = bundled_recipes()
     name: str = parsed.name.removeprefix("recipes/").removesuffix(".yaml")
     if name not in known:
-        there = "'turnrl recipes' lists those that do."
-        what = f"no recipe {parsed.name!r} comes with turnrl"
-        raise RecipeError(f"{what}.{recipe_like(name)} {there}")
+        raise RecipeError(
+            f"no recipe {parsed.name!r} comes with turnrl.{recipe_like(name)} "
+            "'turnrl recipes' lists those that do."
+        )
     file = Path(parsed.file or known[name].name)
     try:
         with file.open("x", encoding="utf-8") as new:
             new.write(known[name].read_text("utf-8"))
     except FileExistsError as error:
-        other = f"turnrl recipes copy {name} FILE"
-        raise RecipeError(f"{str(file)!r} is there already. Name another: {other}.") from error
+        raise RecipeError(
+            f"{str(file)!r} is there already. Name another: turnrl recipes copy {name} FILE."
+        ) from error
     except OSError as error:
         raise RecipeError(f"cannot write {str(file)!r}: {error.strerror}. Name another.") from error
     print(f"written to {file}. Run it with\n  {_command(str(file), dict(tables())[name])}")

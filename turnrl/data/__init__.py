@@ -5,5 +5,5 @@ sources         the questions of a data set, from any source
 known           files, the known data sets by short name, and the hub
 rows            rows of files and of the hub, and the questions made of them
 paragraphs      `HotpotParagraphs`: questions with the paragraphs that answer them
-also            `AlsoScore`: a callback that scores other questions beside those of the validation
+also            `AlsoScore`: a callback that scores other questions at each validation
 """

@@ -1,4 +1,4 @@
-"""Curves of other questions beside those of the validation."""
+"""Curves of other questions than the validation's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import lightning as L
 from turnrl.data.questions import QuestionData
 from turnrl.errors import DataError, RecipeError
 from turnrl.run.announce import announce
-from turnrl.scoring import Tally, curves
+from turnrl.scoring import CURVES, Tally, curves
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
 
 _TAKEN = ("train", "val", "rollout", "reward")
-_CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
 _KEY = 3
-"""Names the random streams of what is scored here; training, validation and `ask` have 0 to 2."""
+"""Names the random streams of these questions; training, validation and `ask` have 0 to 2."""
 
 
 class AlsoScore(L.Callback):
@@ -31,10 +30,10 @@ class AlsoScore(L.Callback):
         name: What their curves are called.
         source: Source of the questions, as `data.val` takes it, but without `data.fields` and
             `data.config`. Their answers compare by `data.answers`. Null for the source of
-            `data.val` itself: if it has no such split, the run says so and goes on without.
+            `data.val` itself: if it has no such split, the run says so and continues without it.
         split: Split of the source; its own for validation by default.
-        limit: Score a fixed choice of at most this many questions; null for all, of which the
-            source of `data.val` gives `data.val_limit`.
+        limit: Score a fixed choice of at most this many questions; null for all, but never more
+            than `data.val_limit` from the source of `data.val`.
         batch_size: Questions that are scored together.
     """
 
@@ -47,13 +46,14 @@ class AlsoScore(L.Callback):
         batch_size: int = 256,
     ) -> None:
         if name in _TAKEN or not re.fullmatch(r"\w+", name):
-            taken = ", ".join(_TAKEN)
             raise RecipeError(
                 f"AlsoScore.name is {name!r}. Take a word of letters, digits and underscores other "
-                f"than {taken}."
+                f"than {', '.join(_TAKEN)}."
             )
         if source is None and split is None:
-            raise RecipeError("AlsoScore needs a source or a split: else it scores what val does.")
+            raise RecipeError(
+                "AlsoScore has no source and no split, and would score data.val again. Set one."
+            )
         self.name = name
         self.source = source
         self.split = split
@@ -62,7 +62,7 @@ class AlsoScore(L.Callback):
         self._data: QuestionData | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Read the questions, so that whatever is wrong with them shows at once."""
+        """Read the questions, so that a mistake in them shows at once."""
         if stage != "fit":
             return
         source, split = self.source, self.split
@@ -78,10 +78,10 @@ class AlsoScore(L.Callback):
             val_split=split,
             val_limit=self.limit,
             val_batch_size=self.batch_size,
-            answers=getattr(data, "rule", None),
+            answers=data.rule if isinstance(data, QuestionData) else None,
         )
         self._data.setup("validate")
-        self._data.trainer = trainer  # from here on, so that the run says once that it reads
+        self._data.trainer = trainer  # only now, or it would announce again that it reads
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Score the questions, each process its share, by greedy trajectories."""
@@ -94,6 +94,6 @@ class AlsoScore(L.Callback):
             if batch:  # processes have equally many batches, some of them empty
                 attempts = pl_module.collector.explore(batch, None, key, version)
                 scored += [curves(one) for group in attempts.trajectories for one in group]
-        known = {name: [v for row in scored if (v := row[name]) is not None] for name in _CURVES}
+        known = {name: [v for row in scored if (v := row[name]) is not None] for name in CURVES}
         tallies = {name: Tally(sum(values), len(values)) for name, values in known.items()}
         pl_module.metrics.log({f"{self.name}/{name}": one for name, one in tallies.items()})

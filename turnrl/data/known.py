@@ -29,17 +29,17 @@ from turnrl.types.questions import Question, answer_rule
 
 @dataclass(frozen=True)
 class Preset:
-    """A data set on the hub that is known by a short name.
+    """A data set on the hub with a short name.
 
     Args:
         path: Its name on the hub.
-        fields: Where its rows keep what is needed.
+        fields: Where its rows keep id, question and answers.
         config: Its configuration there, if it has several.
         train: Split to train on, or None.
         val: Split with public answers to evaluate on.
-        rule: The name of the rule that its answers compare by.
-        without: Columns that become no metadata of its questions: pages and paragraphs, which are
-            most of a row, and what holds the accepted answers.
+        rule: The name of the rule that compares its answers.
+        without: Columns that become no metadata of its questions: the accepted answers, and the
+            pages and paragraphs, which are most of a row.
     """
 
     path: str
@@ -93,7 +93,7 @@ class QuestionFile(QuestionSource):
 
     Args:
         path: The file: one JSON object a line, a JSON list, Parquet or CSV.
-        fields: Where its rows keep what is needed.
+        fields: Where its rows keep id, question and answers.
     """
 
     default_splits = {"train": "", "val": ""}
@@ -113,13 +113,13 @@ class QuestionFile(QuestionSource):
 
 @final
 class GivenRows(QuestionSource):
-    """The questions of rows that are there already: a data set of the `datasets` library, which may
-    have splits, or a list of mappings.
+    """The questions of rows in memory: a data set of the `datasets` library, which may have splits,
+    or a list of mappings.
 
     Args:
-        rows: The rows of each split; of the split without a name, if there is but one.
-        fields: Where they keep what is needed.
-        where: What they are, for messages.
+        rows: The rows of each split; the only split may be called "".
+        fields: Where they keep id, question and answers.
+        where: A name for the rows, for messages.
     """
 
     uses = ("fields",)
@@ -133,25 +133,27 @@ class GivenRows(QuestionSource):
 
     def questions(self, split: str) -> Iterable[Question]:
         if split not in self._rows:
-            there = ", ".join(self._rows) or "none: leave the split out"
-            advice = "Set data.train_split and data.val_split to what it has."
-            raise DataError(f"{self._where} has no split {split!r}. It has {there}. {advice}")
+            raise DataError(
+                f"{self._where} has no split {split!r}. It has "
+                f"{', '.join(self._rows) or 'none: leave the split out'}. "
+                "Set data.train_split and data.val_split to what it has."
+            )
         rows = self._rows[split]
         of_list: Iterable[Row] = rows if isinstance(rows, list) else read_hub(rows)
         where = f"{self._where} ({split})" if split else self._where
         return questions_of(of_list, self._fields, where)
 
 
-def _in_memory(given: Any, fields: Fields | None, where: str | None = None) -> GivenRows | None:
-    """The questions of a data set that is no name; None if it is no data set either."""
-    hub = sys.modules.get("datasets")  # whoever has an object of it has imported it
-    kind = type(given).__name__
+def _in_memory(given: object, fields: Fields | None, where: str | None = None) -> GivenRows | None:
+    """The questions of a data set in memory; None if the object is none."""
+    hub = sys.modules.get("datasets")  # imported by whoever has an object of it
+    where = where or f"the {type(given).__name__}"
     if hub is not None and isinstance(given, hub.DatasetDict | hub.IterableDatasetDict):
-        return GivenRows(given, fields, where or f"the {kind}")
+        return GivenRows(given, fields, where)
     if hub is not None and isinstance(given, hub.Dataset | hub.IterableDataset):
-        return GivenRows({"": given}, fields, where or f"the {kind}")
+        return GivenRows({"": given}, fields, where)
     if isinstance(given, list) and all(isinstance(row, Mapping) for row in given):
-        return GivenRows({"": given}, fields, where or "the list of rows")
+        return GivenRows({"": given}, fields, "the list of rows")
     return None
 
 
@@ -160,7 +162,7 @@ class HubDataset(QuestionSource):
     """The questions of a data set on the hub, read with the `datasets` library.
 
     Args:
-        preset: What is known of it.
+        preset: The data set.
     """
 
     uses = ("fields", "config")
@@ -189,7 +191,7 @@ class ByName:
     )
 
     def __call__(
-        self, name: Any, fields: Fields | None, config: str | None
+        self, name: object, fields: Fields | None, config: str | None
     ) -> QuestionSource | None:
         if not isinstance(name, str):
             return _in_memory(name, fields)

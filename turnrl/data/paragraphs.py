@@ -1,10 +1,10 @@
-"""Questions that come with the paragraphs that answer them, in the layout of HotpotQA's data.
+"""Questions with the paragraphs that answer them, in the layout of HotpotQA's data.
 
     context           {"title": [t, ...], "sentences": [[s, ...], ...]}, or [[t, [s, ...]], ...]
     supporting_facts  {"title": [t, ...], "sent_id": [n, ...]}, or [[t, n], ...]; may be missing
 
-The first form is that of the hub, the second that of HotpotQA's own files. 2WikiMultihopQA has the
-same fields. The paragraphs of all questions together are a corpus, which makes a search index
+The hub has the first form, HotpotQA's own files have the second. 2WikiMultihopQA has the same
+fields. The paragraphs of all questions together are a corpus: a search index can be built from it
 without a dump of Wikipedia and without a server.
 """
 
@@ -52,11 +52,11 @@ class HotpotParagraphs(QuestionSource):
     Args:
         path: A data set on the hub, a folder with the files of one, or a file (.jsonl, .json,
             .parquet). Its rows have HotpotQA's fields.
-        config: Configuration on the hub; of HotpotQA `distractor`.
-        splits: Splits whose paragraphs make the corpus; those to train on and to evaluate with by
-            default. A file is one split without a name.
-        limit: Take the first so many questions of each split, and no paragraphs but theirs.
-        fields: Where rows keep id, question and answers; where HotpotQA has them by default.
+        config: Configuration on the hub; `distractor` for HotpotQA.
+        splits: Splits whose paragraphs make the corpus; by default those to train on and to
+            evaluate with. A file is one split without a name.
+        limit: Take the first `limit` questions of each split, and only their paragraphs.
+        fields: Where rows keep id, question and answers; by default as in HotpotQA.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class HotpotParagraphs(QuestionSource):
     def passages(self) -> Iterator[Passage]:
         """The distinct paragraphs, in the order in which they first appear.
 
-        They are read one row at a time; what is kept in memory is a number for each of them. The
-        iterator estimates how many are left (`operator.length_hint`) where rows can be counted.
+        Rows are read one at a time, and memory holds one number for each paragraph. The iterator
+        estimates how many are left (`operator.length_hint`) if rows can be counted.
 
         Raises:
             DataError: If a row has no paragraphs, or in another layout.

@@ -1,5 +1,5 @@
-"""Questions: who is asked which when. What an iteration asks is a pure function of (seed,
-iteration); an evaluation asks the same questions whatever the seed.
+"""Which question is asked when. An iteration's questions are a pure function of (seed, iteration);
+an evaluation asks the same questions for every seed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _shuffled(size: int, seed: int | str) -> tuple[int, ...]:
 
 
 def _limited(questions: list[Question], limit: int | None) -> list[Question]:
-    """A fixed choice of `limit` questions, in order; a greater limit adds to a smaller one."""
+    """A fixed choice of `limit` questions, in order. A greater limit adds questions to it."""
     if limit is None or limit >= len(questions):
         return questions
     return [questions[i] for i in sorted(_shuffled(len(questions), _SELECTION_SEED)[:limit])]
@@ -70,7 +70,7 @@ class QuestionData(IterationData):
             Null leaves it to the question set, which is `phrase` unless it says otherwise.
         questions_per_iteration: Questions that one policy iteration asks, over all processes.
         train_limit: Train on a fixed choice of at most this many questions.
-        val_limit: Evaluate with a fixed choice of at most this many questions, whatever the seed.
+        val_limit: Evaluate with a fixed choice of at most this many questions, for every seed.
         val_batch_size: Questions that are evaluated together.
         seed: Decides the order of the training questions.
     """
@@ -116,7 +116,7 @@ class QuestionData(IterationData):
         self._advised = False
 
     def setup(self, stage: str | None = None) -> None:
-        """Load what a stage needs, so that whatever is wrong with a source shows at once."""
+        """Load what a stage needs, so that a mistake in a source shows at once."""
         announce(self.trainer, "reading the questions")
         opened = [self._opened(role) for role, name in self.sources.items() if name is not None]
         for option in ("fields", "config"):
@@ -131,8 +131,8 @@ class QuestionData(IterationData):
     def iteration_questions(self, iteration: int, rank: int, world_size: int) -> list[Question]:
         """Questions that one process asks in one iteration.
 
-        The training questions are walked in one seeded permutation after the other, so each is
-        asked once before any is asked again. The processes share out an iteration's questions.
+        One seeded permutation of the training questions follows the other, so each question is
+        asked once before any is asked again. Processes share an iteration's questions.
 
         Raises:
             RecipeError: If `questions_per_iteration` cannot be divided among the processes.
@@ -150,7 +150,7 @@ class QuestionData(IterationData):
         return [questions[_shuffled(size, f"{self.seed}/{epoch}")[i]] for epoch, i in places]
 
     def eval_questions(self, split: str | None = None) -> list[Question]:
-        """The questions to evaluate with, the same ones every time: at most `val_limit`.
+        """The questions to evaluate with, the same every time: at most `val_limit`.
 
         Args:
             split: `val`, `train`, or another split of the `val` source; `self.split` if None.
@@ -160,21 +160,21 @@ class QuestionData(IterationData):
         return _limited(self._questions(role, None if split == role else split), self.val_limit)
 
     def val_dataloader(self) -> Iterable[list[Question]]:
-        """Batches of the questions to evaluate with; none if there are none.
+        """Batches of the questions to evaluate with; none without a source.
 
-        Processes share them out without repeating any, which a padded sampler would: each gets
-        every `ranks`-th question, and all get equally many batches, some perhaps empty, because
-        each batch is scored together.
+        Each process gets every `ranks`-th question. None is repeated, as a padded sampler would do.
+        All processes get equally many batches, because they score each batch together; some may be
+        empty.
         """
         if self.sources["val"] is None and self.split == "val":
-            # Lightning asks whether this was meant
+            # Lightning warns, in case this is a mistake
             warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
             return []
         run = self.trainer
         rank, ranks = (run.global_rank, run.world_size) if run is not None else (0, 1)
         questions, size = self.eval_questions(), self.val_batch_size
         mine, most = questions[rank::ranks], len(questions[::ranks])
-        # to Lightning a plain list is one of loaders, and a torch loader wants workers to read it
+        # Lightning takes a plain list for several loaders, and warns of a torch loader's workers
         return UserList(mine[i : i + size] for i in range(0, most, size))
 
     def _open(self, role: Role) -> QuestionSource:

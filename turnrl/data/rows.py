@@ -1,6 +1,6 @@
-"""Rows of files and of data sets on the hub, one after the other, and the questions made of them.
+"""Rows of files and of data sets on the hub, read one by one, and the questions made of them.
 
-Rows are never all in memory, for those of HotpotQA and its like carry ten paragraphs each.
+Rows are never all in memory: each row of HotpotQA has ten paragraphs.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def read_file(source: str) -> Iterator[Row]:
 
 
 def file_here(source: str) -> bool:
-    """True: the file is here.
+    """True if the file exists.
 
     Raises:
-        DataError: If it is not.
+        DataError: If it does not.
     """
     path = Path(source)
     if not path.is_file():
@@ -76,17 +76,18 @@ def file_here(source: str) -> bool:
 
 
 def refuse_split(path: str, split: str) -> None:
-    """A file is one split without a name.
+    """Refuse a split of a file, which is one split without a name.
 
     Raises:
-        DataError: If another is asked for.
+        DataError: If a split is named.
     """
     if split:
-        what = f"the file {path!r} is one split; leave out the split {split!r}"
-        raise DataError(f"{what}, or name another file")
+        raise DataError(
+            f"the file {path!r} is one split; leave out the split {split!r}, or name another file"
+        )
 
 
-def _parquet(path: Path) -> Iterator[Any]:
+def _parquet(path: Path) -> Iterator[object]:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
@@ -94,7 +95,7 @@ def _parquet(path: Path) -> Iterator[Any]:
             yield from batch.to_pylist()
 
 
-def _arrow(path: Path) -> Iterator[Any]:
+def _arrow(path: Path) -> Iterator[object]:
     """Rows of a file in either of Arrow's formats; `datasets` writes the streaming one."""
     import pyarrow
 
@@ -111,7 +112,7 @@ def _arrow(path: Path) -> Iterator[Any]:
                 yield from batch.slice(first, _AT_ONCE).to_pylist()
 
 
-def _text(path: Path, kind: str) -> Iterator[Any]:
+def _text(path: Path, kind: str) -> Iterator[object]:
     with path.open(encoding="utf-8-sig", newline="" if kind == ".csv" else None) as file:
         if kind == ".csv":
             for row in csv.DictReader(file, strict=True):
@@ -126,13 +127,13 @@ def _text(path: Path, kind: str) -> Iterator[Any]:
 _QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 
 
-def _cell(text: Any) -> Any:
+def _cell(text: object) -> object:
     """The list that a text spells: in JSON; as Python prints a list; or as numpy prints an array,
-    without commas, which is what pandas writes into CSV files. Anything else stays as it is."""
+    without commas, as pandas writes it into CSV files. Any other value stays as it is."""
     if not isinstance(text, str) or not re.match(r"\s*\[.*\]\s*$", text, re.DOTALL):
         return text
     try:
-        values: Any = json.loads(text)
+        values: object = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
         bare = text.strip()[1:-1]
         try:
@@ -146,12 +147,12 @@ def _cell(text: Any) -> Any:
 
 
 def json_rows(lines: Iterable[str], where: str, skip: int = 0) -> Iterator[dict[str, Any]]:
-    """The JSON objects of lines, of which those with white space alone count for nothing.
+    """Read one JSON object from each line that is not blank.
 
     Args:
         lines: The lines.
         where: Their file, for messages.
-        skip: How many rows to pass over, unread.
+        skip: How many rows to skip, unread.
     Raises:
         DataError: Naming the line that is not a JSON object.
     """
@@ -162,16 +163,17 @@ def json_rows(lines: Iterable[str], where: str, skip: int = 0) -> Iterator[dict[
         except ValueError as error:
             raise DataError(f"{where}, line {number}: not JSON ({error}).") from error
         if not isinstance(row, dict):
-            what = f"not a JSON object, but {line[:40]!r}"
-            raise DataError(f"{where}, line {number}: {what}. Give one on each line.")
+            raise DataError(
+                f"{where}, line {number}: not a JSON object, but {line[:40]!r}. "
+                "Give one on each line."
+            )
         yield row
 
 
 def open_hub(path: str, config: str | None, split: str) -> datasets.Dataset:
-    """A split of a data set on the hub, or of a folder with the files of one.
+    """Open a split of a data set on the hub, or of a folder with the files of one.
 
-    It is downloaded once and lies in the cache of `datasets`, from which rows are read as they are
-    needed.
+    `datasets` downloads it once into its cache, from which rows are read as they are needed.
 
     Raises:
         DataError: If there is none.
@@ -184,7 +186,7 @@ def open_hub(path: str, config: str | None, split: str) -> datasets.Dataset:
 
 
 def cached_hub(path: str, config: str | None, split: str) -> bool:
-    """True if `open_hub` would find a data set in the cache. The hub is asked for its name only.
+    """True if `open_hub` would find a data set in the cache. Asks the hub for its name only.
 
     Raises:
         DataError: If it is not on the hub either.
@@ -206,9 +208,9 @@ def hub_errors(
         path: The data set's name on the hub, or a folder with the files of one.
         config: Its configuration, if one is named.
         split: The split.
-        advice: The next step, as a sentence; None for that of a data set to ask questions from.
+        advice: The next step, as a sentence; None for the one about a set of questions.
     """
-    if not Path(path).is_dir():  # which `datasets` takes too
+    if not Path(path).is_dir():  # `datasets` reads folders too
         reach_hub()
     import datasets
 
@@ -216,7 +218,7 @@ def hub_errors(
         yield
     except Exception as error:  # the hub's client raises what its transport raises
         cause = str(error).strip().split("\n")[0]
-        if cause.startswith("Split name should match"):  # and says no more
+        if cause.startswith("Split name should match"):  # it does not name the splits
             cause = f"Should be one of {datasets.get_dataset_split_names(path, config)}."
         if advice is None:
             names = ", ".join([*NAMED_BY.get(), "data.config"])
@@ -244,12 +246,14 @@ def open_saved(folder: str) -> datasets.Dataset | datasets.DatasetDict:
         return datasets.load_from_disk(folder)
     except Exception as error:  # of json, pyarrow or the file system
         cause = str(error).strip().split("\n")[0] or type(error).__name__
-        again = "Write the folder again with save_to_disk, or name a file."
-        raise DataError(f"cannot read the data set in {folder!r}: {cause}. {again}") from error
+        raise DataError(
+            f"cannot read the data set in {folder!r}: {cause}. Write the folder again with "
+            "save_to_disk, or name a file."
+        ) from error
 
 
 def read_hub(rows: datasets.Dataset) -> Iterator[Row]:
-    """The rows of an opened data set, twice as fast as it gives them itself."""
+    """The rows of an opened data set, twice as fast as by iterating over it."""
     for batch in rows.with_format("arrow").iter(_AT_ONCE):
         yield from batch.to_pylist()
 
@@ -257,7 +261,7 @@ def read_hub(rows: datasets.Dataset) -> Iterator[Row]:
 _ABSENT = object()
 
 
-def _at(row: Any, path: str) -> Any:
+def _at(row: object, path: str) -> object:
     """The value at a dotted path, through lists too; `_ABSENT` if there is no such field."""
     if isinstance(row, list):
         values = [_at(item, path) for item in row]
@@ -273,25 +277,26 @@ def _at(row: Any, path: str) -> Any:
 
 
 _WORDS = (str, int, float, Decimal, date, time)
-"""What has one way to be written as a text."""
+"""Types with one way to write a value as a text."""
 
 
-def _missing(value: Any) -> bool:
-    """True if a row has nothing there; NaN is what pandas has in an empty cell."""
+def _missing(value: object) -> bool:
+    """True if a row has nothing there; pandas has NaN in an empty cell."""
     return value is _ABSENT or value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _native(value: Any) -> Any:
-    """The list or the number that an array of numpy, its number, or a tuple stands for."""
-    value = value.tolist() if hasattr(value, "tolist") else value
+def _native(value: object) -> object:
+    """An array, a number of a library's, or a tuple as a list or a number of Python's."""
+    if hasattr(value, "tolist"):  # of numpy, torch, pandas
+        value = value.tolist()
     return list(value) if isinstance(value, tuple) else value
 
 
-def _written(value: Any, path: str, place: str, setting: str) -> str:
-    """The text in a field that has to be one; empty if nothing is there.
+def _written(value: object, path: str, place: str, setting: str) -> str:
+    """The text of a field; empty if nothing is there.
 
     Args:
-        value: What is there.
+        value: The value of the field.
         path: The field.
         place: The source and the row, for messages.
         setting: The setting that names the field, for messages.
@@ -311,13 +316,13 @@ def _written(value: Any, path: str, place: str, setting: str) -> str:
     elif isinstance(value, list) and any(isinstance(m, Mapping) and "role" in m for m in value):
         kind = "a list of chat messages"
         step = (
-            "Write what the user asks there, as one text. The segmenter makes the messages; what a "
-            "system message says goes into its instructions."
+            "Write the user's question there, as one text. The segmenter makes the messages; put "
+            "the system message into its instructions."
         )
     raise DataError(f"{place}: {path!r} is {kind}, {value!r:.60}, and no text. {step}")
 
 
-def _answers(value: Any, path: str, place: str, setting: str) -> Iterator[str]:
+def _answers(value: object, path: str, place: str, setting: str) -> Iterator[str]:
     """The answers in a field: a text, a number, a list of them, or a list in a text."""
     value = _cell(value) if isinstance(value, str) else _native(value)
     if isinstance(value, list):
@@ -328,11 +333,11 @@ def _answers(value: Any, path: str, place: str, setting: str) -> Iterator[str]:
 
 
 def _answer_in(text: str, pattern: str) -> str | None:
-    """The answer within a text of an answers' field; None if the pattern is not there."""
+    """The answer in a text of a field of answers; None if the pattern is not there."""
     if not pattern:
         return text
     match = re.search(pattern, text)
-    answer = match and match[min(1, match.re.groups)]
+    answer: str | None = match and match[min(1, match.re.groups)]
     return answer.strip() if answer is not None else None
 
 
@@ -344,28 +349,26 @@ def questions_of(
     needs_id: bool = False,
     without: Sequence[str] = (),
 ) -> Iterator[Question]:
-    """Rows as questions. Every other column becomes metadata as it is: a text, a number, a list, a
-    mapping. One with null is left out, for Arrow has null where a row lacks the column.
+    """Make questions of rows. Every other column becomes metadata as it is: a text, a number, a
+    list, a mapping. Nulls are left out, because Arrow has null where a row lacks the column.
 
     Args:
         rows: Rows in their order, read once.
-        fields: Where they keep what is needed.
+        fields: Where they keep the question, its id and its answers.
         where: The source, for messages.
-        setting: The setting that `fields` is, for messages.
-        needs_id: Refuse rows of which none has an `id`, as the source knows its questions by it.
-            Otherwise they are numbered.
+        setting: The setting that holds `fields`, for messages.
+        needs_id: Refuse rows without any `id`, by which the source knows its questions. Otherwise
+            they are numbered.
         without: Columns that become no metadata, because they are large.
     Raises:
-        DataError: If no row has a field that is needed (at the end, when all have been seen); or
+        DataError: If no row has a needed field (at the end, when all rows have been read); or
             naming the row whose question or answer is no text.
     """
     of_answers = [fields.answers] if isinstance(fields.answers, str) else list(fields.answers)
     paths = [("id", fields.id)] if fields.id else []
     paths += [("question", fields.question), *(("answers", path) for path in of_answers)]
     used = {*(path for _, path in paths), *without}
-    missing, names, number = paths, set[str](), -1
-    without_match: str | None = None
-    matched = False
+    missing, names, first_text, matched = paths, set[str](), "", False
     for number, row in enumerate(rows):
         missing = [(name, path) for name, path in missing if _at(row, path) is _ABSENT]
         if missing and number < 100:
@@ -376,33 +379,38 @@ def questions_of(
             for path in of_answers
             for text in _answers(_at(row, path), path, place, f"{setting}.answers")
         ]
-        found_in = (_answer_in(text, fields.answer_pattern) for text in texts)
-        accepted = [answer for answer in found_in if answer is not None]
-        matched = matched or bool(accepted)
-        without_match = without_match or next(iter(texts), None)
+        in_texts = (_answer_in(text, fields.answer_pattern) for text in texts)
+        answers = tuple(answer for answer in in_texts if answer is not None)
+        first_text, matched = first_text or "".join(texts[:1]), matched or bool(answers)
         own = _written(_at(row, fields.id), fields.id, place, f"{setting}.id") if fields.id else ""
         text = _written(_at(row, fields.question), fields.question, place, f"{setting}.question")
         metadata = {k: v for k, v in row.items() if k not in used and v is not None}
         question = Question(own or str(number), text.strip(), metadata=metadata)
-        yield replace(question, answers=tuple(accepted)) if accepted else question
-    if not needs_id:  # rows are numbered, unless the user named a field of ids
-        missing = [one for one in missing if one != ("id", Fields.id)]
-    if missing and number >= 0:
-        name, path = missing[0]
-        numbered = ", or to null to number the rows" if name == "id" and not needs_id else ""
-        raise DataError(
-            f"{where} has no field {path!r}.{did_you_mean(path, names)} "
-            f"It has: {', '.join(sorted(names))}. "
-            f"Set {setting}.{name} to the one that holds it{numbered}."
-        )
-    if without_match is not None and not matched:
+        yield replace(question, answers=answers) if answers else question
+    if missing and names:
+        _refuse_missing(missing, names, where, setting, needs_id)
+    if first_text and not matched:
         raise DataError(
             f"{setting}.answer_pattern {fields.answer_pattern!r} is in no answer of {where}, of "
-            f"which the first ends with {without_match[-60:]!r}. Fix the pattern, or leave it out."
+            f"which the first ends with {first_text[-60:]!r}. Fix the pattern, or leave it out."
         )
 
 
-def _names(row: Mapping[str, Any]) -> Iterator[str]:
+def _refuse_missing(
+    missing: Sequence[tuple[str, str]], names: set[str], where: str, setting: str, needs_id: bool
+) -> None:
+    """Refuse rows that lack needed fields; see `questions_of`."""
+    if not needs_id:  # rows are numbered, unless the user named a field of ids
+        missing = [one for one in missing if one != ("id", Fields.id)]
+    for name, path in missing:
+        numbered = ", or to null to number the rows" if name == "id" and not needs_id else ""
+        raise DataError(
+            f"{where} has no field {path!r}.{did_you_mean(path, names)} It has: "
+            f"{', '.join(sorted(names))}. Set {setting}.{name} to the one that holds it{numbered}."
+        )
+
+
+def _names(row: Row) -> Iterator[str]:
     """A row's field names, nested ones dotted."""
     for name, value in row.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Sources: the questions of a data set, whoever brings it; see `load_questions`."""
+"""Sources: the questions of a data set, from any package; see `load_questions`."""
 
 import itertools
 import logging
@@ -19,12 +19,12 @@ from turnrl.types.questions import AnswerRule, Question
 _logger = logging.getLogger(__name__)
 
 NAMED_BY: ContextVar[tuple[str, ...]] = ContextVar("NAMED_BY", default=("data.train", "data.val"))
-"""The settings or options that may have named a data set, for messages."""
+"""The settings or options that may name a data set, for messages."""
 
 Role = Literal["train", "val"]
 Source: TypeAlias = str | QuestionSource | Sequence[Question] | Any
-"""A name as a recipe has it, an opened source, the questions themselves, or rows that an installed
-package makes questions of."""
+"""A name in a recipe, an opened source, a list of questions, or rows that a package turns into
+questions."""
 
 
 @dataclass(frozen=True)
@@ -53,38 +53,40 @@ class Fields:
         try:
             re.compile(self.answer_pattern)
         except (re.error, TypeError) as error:
-            what = f"data.fields.answer_pattern {self.answer_pattern!r} is no regular expression"
-            raise DataError(f"{what}: {error}. Fix it; '#### (.*)' is one.") from error
+            raise DataError(
+                f"data.fields.answer_pattern {self.answer_pattern!r} is no regular expression: "
+                f"{error}. Fix it; '#### (.*)' is one."
+            ) from error
 
 
 class SourceOpener(Protocol):
-    """Opens data sets by a name that is no class's, a file say, or what they are in memory.
+    """Opens data sets that are not named by a class: files, for example, or objects in memory.
 
     Attributes:
-        names: Names it is sure to know, offered where another was meant.
-        takes: What it takes, for messages: `a file (.jsonl, ...)`.
+        names: Names that it knows, suggested for similar ones.
+        takes: Phrase for messages about its names: `a file (.jsonl, ...)`.
     """
 
     names: Sequence[str]
     takes: str
 
     def __call__(
-        self, name: Any, fields: Fields | None, config: str | None
+        self, name: object, fields: Fields | None, config: str | None
     ) -> QuestionSource | None:
         """The data set of a name, or None if the name is not of its kind.
 
         Args:
-            name: As the recipe has it; or, from Python, an object that is neither a source nor a
-                list of questions, a `datasets.Dataset` say.
-            fields: Where rows keep what is needed, if the recipe says.
-            config: A configuration of the data set, if the recipe names one.
+            name: The name in the recipe; or, from Python, an object that is neither a source nor a
+                list of questions, such as a `datasets.Dataset`.
+            fields: `data.fields` of the recipe, if set.
+            config: `data.config` of the recipe, if set.
         Raises:
             DataError: If the name is of its kind and there is no such data set.
         """
 
 
 class GivenQuestions(QuestionSource):
-    """Questions that are there already: one split without a name."""
+    """A list of questions, which is one split without a name."""
 
     default_splits = {"train": "", "val": ""}
 
@@ -106,19 +108,18 @@ def load_questions(
     rule: AnswerRule | None = None,
     name: str = "",
 ) -> list[Question]:
-    """All usable questions of a source, in its own order.
+    """Load all usable questions of a source, in its own order.
 
-    Answers that the rule cannot read are dropped, and so are questions without any answer left and
-    repetitions; a warning counts them with the reasons. Questions that share an id get suffixes,
-    `7` and `7#2`, and a warning says how many do.
+    Answers that the rule cannot read are dropped, and so are questions without any answer left, and
+    repeated ones; a warning counts them by reason. Questions that share an id get suffixes, `7` and
+    `7#2`, and a warning counts them.
 
     Args:
-        source: What `open_source` takes.
-        split: The split to load; by default the one that the source has for `role`. A file is one
-            split.
-        fields: Where rows keep what is needed, for files and the hub.
+        source: As `open_source` takes it.
+        split: The split to load; by default the source's own for `role`. A file is one split.
+        fields: Where rows of files and the hub keep id, question and answers.
         config: The configuration on the hub.
-        role: What the questions are for, where `split` is not given.
+        role: Chooses the split, if `split` is None.
         rule: How answers compare; None leaves it to the questions themselves.
         name: The source's name in messages.
     Raises:
@@ -129,23 +130,25 @@ def load_questions(
     name = name or (str(source) if text else type(opened).__name__)
     chosen = opened.default_splits[role] if split is None else split
     if chosen is None:
-        what = f"{name!r} has no split to train on, only {opened.default_splits['val']!r}"
-        advice = "Set data.train to another source, or data.train_split to what it has."
-        raise DataError(f"{what}. {advice}")
-    return _usable(opened.questions(chosen), f"{name} ({chosen})" if chosen else name, rule)
+        raise DataError(
+            f"{name!r} has no split to train on, only {opened.default_splits['val']!r}. "
+            "Set data.train to another source, or data.train_split to what it has."
+        )
+    where = f"{name} ({chosen})" if chosen else name
+    return _usable(opened.questions(chosen), where, rule, opened.needs_answers)
 
 
 def open_source(
     name: Source, fields: Fields | None = None, config: str | None = None
 ) -> QuestionSource:
-    """The data set that a recipe names.
+    """Open the data set that a recipe names.
 
     Args:
         name: An opened source, questions, a data set in memory that an installed package opens, or
-            a name: in this order, the class of an installed package; whatever an installed package
-            opens (a file; `triviaqa` and its like; the name of a data set on the hub,
-            `owner/name`); the dotted path of any `QuestionSource`.
-        fields: Where rows keep what is needed.
+            a name. A name is tried in this order: the class of an installed package; a file, a
+            known name such as `triviaqa`, a data set on the hub, `owner/name`, or whatever else an
+            installed package opens; the dotted path of any `QuestionSource`.
+        fields: Where rows keep id, question and answers.
         config: A configuration of the data set.
     Raises:
         DataError: If there is none of that name.
@@ -155,8 +158,9 @@ def open_source(
     if isinstance(name, os.PathLike):
         name = os.fspath(name)
     if isinstance(name, type):
-        call = f"{name.__name__}(...)"
-        raise DataError(f"the class {name.__name__} is no data set. Pass an instance: {call}.")
+        raise DataError(
+            f"the class {name.__name__} is no data set. Pass an instance: {name.__name__}(...)."
+        )
     several: Any = name if isinstance(name, Sequence) and not isinstance(name, str) else [name]
     if all(isinstance(one, Question) for one in several):
         return GivenQuestions(several)
@@ -167,12 +171,16 @@ def open_source(
         if source := opener(name, fields, config):
             return source
     if not isinstance(name, str):
-        can = "Give a path, questions, rows as mappings, a datasets.Dataset, or a name"
-        raise DataError(f"a {type(name).__name__} is no data set: {name!r:.60}. {can}.")
+        raise DataError(
+            f"a {type(name).__name__} is no data set: {name!r:.60}. Give a path, questions, rows "
+            "as mappings, a datasets.Dataset, or a name."
+        )
     if name not in classes and ("." not in name or "/" in name):
         known = [*classes, *(n for opener in openers for n in opener.names)]
-        there = f"{', '.join(known)}. Or name {' or '.join(opener.takes for opener in openers)}"
-        raise DataError(f"no data set {name!r}.{did_you_mean(name, known)} Known names: {there}.")
+        raise DataError(
+            f"no data set {name!r}.{did_you_mean(name, known)} Known names: {', '.join(known)}. "
+            f"Or name {' or '.join(opener.takes for opener in openers)}."
+        )
     try:
         cls = find_class(name, classes, QuestionSource)
     except LookupError as error:
@@ -180,8 +188,11 @@ def open_source(
     return cls()  # type: ignore[no-any-return]
 
 
-def _usable(questions: Iterable[Question], where: str, rule: AnswerRule | None) -> list[Question]:
-    """Questions with a text and an answer that can be compared, each once, with their own ids."""
+def _usable(
+    questions: Iterable[Question], where: str, rule: AnswerRule | None, needs_answers: bool
+) -> list[Question]:
+    """Questions with a text and, unless they need none, an answer that can be compared, without
+    repeated ones, each with an id of its own."""
     kept: list[Question] = []
     seen: dict[str, list[str]] = {}
     names: set[str] = set()
@@ -193,9 +204,9 @@ def _usable(questions: Iterable[Question], where: str, rule: AnswerRule | None) 
         texts = seen.setdefault(question.id, [])
         if not question.text:
             left_out["without a question"] += 1
-        elif not question.answers:
+        elif not question.answers and needs_answers:
             left_out["without an answer"] += 1
-        elif not answers:
+        elif question.answers and not answers:
             left_out[f"with {question.rule.unreadable}"] += 1
         elif question.text in texts:
             left_out["repeated"] += 1
@@ -204,23 +215,23 @@ def _usable(questions: Iterable[Question], where: str, rule: AnswerRule | None) 
             numbers = itertools.count(len(texts))
             free = (question.id if n == 1 else f"{question.id}#{n}" for n in numbers)
             names.add(name := next(name for name in free if name not in names))
-            kept.append(replace(question, id=name, answers=answers))
+            kept.append(replace(question, id=name, answers=answers or question.answers))
     total = len(kept) + left_out.total()
     why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
     if not kept:
-        why_none, step = "it is empty", "Name another source."
-        if total:
-            why_none = f"none of its {total} rows can be used ({why})"
-            step = "Check data.fields and data.answers, or name another source."
-        raise DataError(f"{where} has no usable question: {why_none}. {step}")
+        if not total:
+            raise DataError(f"{where} has no usable question: it is empty. Name another source.")
+        raise DataError(
+            f"{where} has no usable question: none of its {total} rows can be used ({why}). "
+            "Check data.fields and data.answers, or name another source."
+        )
     if shared := [name for name, texts in seen.items() if len(texts) > 1]:
         count = sum(len(seen[name]) for name in shared)
-        warning = (
-            "%s: %d questions share an id with another, such as %r; ids with numbers (%r) are made "
+        _logger.warning(
+            f"{where}: {count} questions share an id with another, such as {shared[0]!r}; ids with "
+            f"numbers ('{shared[0]}#2') are made of them. Give each question an id of its own, or "
+            "see data.fields.id."
         )
-        warning += "of them. Give each question an id of its own, or see data.fields.id."
-        _logger.warning(warning, where, count, shared[0], f"{shared[0]}#2")
     if left_out:
-        left = total - len(kept)
-        _logger.warning("%s: left out %d of %d rows (%s)", where, left, total, why)
+        _logger.warning(f"{where}: left out {left_out.total()} of {total} rows ({why})")
     return kept

@@ -43,7 +43,7 @@ def with_adapter(network: Any, lora: Lora, quantized: bool) -> Any:
     Args:
         network: The base.
         lora: The adapter's settings.
-        quantized: Whether the base is in 4 bits.
+        quantized: True if the base is in 4 bits.
     Raises:
         RecipeError: If the settings do not fit the model.
     """
@@ -61,11 +61,13 @@ def with_adapter(network: Any, lora: Lora, quantized: bool) -> Any:
         # peft asks transformers 5.23 by a name that it will drop in 6
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             if quantized:
+                from bitsandbytes.nn.modules import Linear4bit
+
                 # not peft's preparation: it would put norms and head, and so all
                 # activations, in float32
                 network.requires_grad_(False)
                 for layer in network.modules():
-                    if hasattr(layer, "support_avx512bf16_for_cpu"):
+                    if isinstance(layer, Linear4bit):
                         # bitsandbytes would repack the weights at the first pass in eval mode,
                         # and from then on no gradient would pass through them
                         layer.support_avx512bf16_for_cpu = False

@@ -1,4 +1,4 @@
-"""Attention that whoever lays tokens out computes, in place of a model's own.
+"""Attention computed by the caller that lays out the tokens, in place of a model's own.
 
 A model that asks transformers for its attention function is given this one, which is transformers'
 own `sdpa` unless the caller of the forward pass sends an `Attend` along. So tokens may be laid out
@@ -6,7 +6,7 @@ in any way, packed or paged, and no line of a model is repeated. What is sent tr
 through the layers, so that a layer that activation checkpointing recomputes is given the same.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ def _attention(
         )
     if foreign := [name for name in _FOREIGN if options.get(name) is not None]:
         raise NotImplementedError(f"{type(module).__name__} wants {foreign[0]} in its attention")
-    layer: Any = module.layer_idx
+    layer = cast(int, module.layer_idx)
     query, key = query.to(value.dtype), key.to(value.dtype)  # autocast rotates in float32
     return attend(layer, query, key, value, scaling, sliding_window), None
 
@@ -50,7 +50,7 @@ AttentionMaskInterface.register(_NAME, sdpa_mask)
 
 
 def take_over(network: PreTrainedModel) -> bool:
-    """Let a model attend as the caller of its forward pass says; whether its code can."""
+    """Let the caller of a model's forward pass compute its attention. False if its code cannot."""
     network.set_attn_implementation(_NAME)
     return bool(network.config._attn_implementation == _NAME)
 

@@ -7,15 +7,17 @@ float32, and so do sums that would lose them. On a GPU every product runs on its
 import importlib.util
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from turnrl.device import of_the_device
 from turnrl.errors import RecipeError, in_short
+from turnrl.policy.sizes import copies_factors, padded_columns
 
 
 def wide_mm(one: Tensor, other: Tensor) -> Tensor:
@@ -29,16 +31,28 @@ def wide_mm(one: Tensor, other: Tensor) -> Tensor:
     return one.float() @ other.float()
 
 
+class _Context(Protocol):
+    """The context of an operation with its own gradient, and what operations here keep on it."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    base: nn.Linear
+    scale: float
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+
+
 class _Wide(torch.autograd.Function):
     """`wide_mm` of rows (M, K) in half precision and a weight (N, K) of any, and its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: _Context, rows: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(rows, weight)
         return wide_mm(rows, weight.to(rows.dtype).t())
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
         gradient = gradient.to(rows.dtype)
         to_rows = wide_mm(gradient, weight.to(rows.dtype)).to(rows.dtype)
@@ -64,7 +78,7 @@ class InOnePass(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         rows: Tensor,
         targets: Tensor,
         of_chunk: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
@@ -84,7 +98,7 @@ class InOnePass(torch.autograd.Function):
         return torch.cat(values), beside
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (slopes,) = ctx.saved_tensors
         return (gradient[:, None] * slopes).to(slopes.dtype), None, None, None
 
@@ -96,7 +110,7 @@ def side_by_side(wide: Tensor, narrow: Tensor) -> Tensor:
     """[wide, narrow, 0]: (M, K) and (M, r) beside each other in wide's precision, and zeros up to
     a multiple of 8 columns, which tensor cores need."""
     rows, columns = len(wide), wide.shape[1] + narrow.shape[1]
-    zeros = wide.new_zeros(rows, -columns % 8)
+    zeros = wide.new_zeros(rows, padded_columns(columns) - columns)
     return torch.cat([wide, narrow.to(wide.dtype), zeros], dim=1)
 
 
@@ -119,9 +133,7 @@ def joint_product(
         (M, N).
     """
     (m, k), n = x.shape, len(weight)
-    # one product takes copies of both factors, 4K(M + N) bytes; two move their sum in float32 back
-    # and forth, 16MN bytes
-    if k * (m + n) < 4 * m * n:
+    if copies_factors(m, k, n):
         return nn.functional.linear(side_by_side(x, narrow), side_by_side(weight, up), bias)
     out = wide_mm(x, weight.t()).addmm_(narrow.float(), up.float().t())
     return (out if bias is None else out.add_(bias)).to(x.dtype)
@@ -137,7 +149,7 @@ class _Adapted(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         x: Tensor,
         dropped: Tensor | None,
         down: Tensor,
@@ -155,7 +167,7 @@ class _Adapted(torch.autograd.Function):
         return joint_product(x, weight, base.bias, narrow, (scale * up).to(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         entered, narrow, down, up = ctx.saved_tensors
         back = (gradient @ up.to(entered.dtype)) * ctx.scale
         to_x = to_dropped = None
@@ -171,12 +183,18 @@ class _Adapted(torch.autograd.Function):
 
 def dense_weight(layer: nn.Module) -> Tensor:
     """(out, in), the weight of a linear layer; one in 4 bits is dequantised."""
-    weight = cast(Any, layer.weight)
-    if (state := getattr(weight, "quant_state", None)) is None:
-        return cast(Tensor, weight.detach())
+    weight = cast(Tensor, layer.weight)
+    if (state := _quantized(layer)) is None:
+        return weight.detach()
     from bitsandbytes.functional import dequantize_4bit
 
     return dequantize_4bit(weight.data, state)
+
+
+def _quantized(layer: nn.Module) -> Any:
+    """bitsandbytes' state of a layer in 4 bits, else None. By name, because importing bitsandbytes
+    takes seconds, which a policy that is not quantised need not wait for."""
+    return getattr(layer.weight, "quant_state", None)
 
 
 def adapt_in_place(network: nn.Module) -> None:
@@ -238,15 +256,10 @@ class AdaptedLayer:
     @property
     def dense_bytes(self) -> int:
         """Memory of a `DenseLayer` of this layer."""
-        columns = self.base.in_features + len(self.factors[0])
-        size = self._dtype.itemsize
-        return size * self.base.out_features * (columns + -columns % 8)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        weight = cast(Any, self.base.weight)
-        state = getattr(weight, "quant_state", None)
-        return cast(torch.dtype, weight.dtype if state is None else state.dtype)
+        columns = padded_columns(self.base.in_features + len(self.factors[0]))
+        state = _quantized(self.base)
+        dtype = self.base.weight.dtype if state is None else state.dtype
+        return int(dtype.itemsize * self.base.out_features * columns)
 
     @torch.no_grad()
     def dense(self) -> "DenseLayer":
@@ -290,7 +303,7 @@ class DenseLayer:
 # ------------------------------------------------------------------------------------ layers
 
 
-def fuse(network: Any, device: torch.device) -> str:
+def fuse(network: PreTrainedModel, device: torch.device) -> str:
     """Swap in Liger's kernels for norms, rotations and activations, where they can be had. Liger
     swaps them for all models of this architecture in the process.
 

@@ -1,4 +1,4 @@
-"""The Hugging Face hub, which has models and data sets: whether it can be reached."""
+"""The Hugging Face hub of models and data sets, and a check that it answers."""
 
 import functools
 import logging
@@ -9,10 +9,10 @@ _logger = logging.getLogger(__name__)
 
 @functools.cache
 def reach_hub() -> None:
-    """See once, before anything is asked of the Hugging Face hub, whether it answers in 5 s.
+    """Check once, before anything is requested from the Hugging Face hub, that it answers in 5 s.
 
-    If not, `transformers` and `datasets` are told to use what is cached: on their own they would
-    try again and again, for half a minute, whatever they are asked for. `HF_HUB_OFFLINE` has the
+    If not, `transformers` and `datasets` use what is cached: on their own they would try again and
+    again, for half a minute, for every file. `HF_HUB_OFFLINE` has the
     same effect, and then nothing is tried.
     """
     from huggingface_hub import constants, get_session

@@ -20,6 +20,7 @@ whose code takes no attention but its own.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -29,14 +30,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
+from turnrl.policy.sizes import GATHERED
 from turnrl.policy.varlen import varlen_attn
 from turnrl.types import TokenRow
 
 _WASTE, _CALL = 1.03, 2**14
 """Scores that a batch of segments may have for each that is needed, and what a batch more costs."""
-
-_GATHERED = 4
-"""Tokens whose keys and values a layer keeps, for each token of a pass, at most."""
 
 
 @dataclass
@@ -93,13 +92,13 @@ class Ragged:
 
 @dataclass
 class Layout:
-    """Token sequences laid out for one forward pass, and what is asked of it: N tokens, those of
-    the first sequence first. Not frozen, because Lightning moves its tensors in place.
+    """Token sequences laid out for one forward pass, and the N tokens to score, those of the first
+    sequence first. Not frozen, because Lightning moves its tensors in place.
 
     Args:
         input_ids: (B, T).
         position_ids: (B, T).
-        attention_mask: (B, T), bool, what is no padding; None where sequences share beginnings.
+        attention_mask: (B, T), bool, False for padding; None where sequences share beginnings.
         before: (M,), places, in the flattened rows, of the tokens whose hidden states predict.
         targets: (M,), what each of them is to predict; no pair is there twice.
         wanted: (N,), the pair of each token that is asked for.
@@ -160,7 +159,11 @@ Pass = tuple[list[int], Layout]
 
 
 def passes(
-    rows: Sequence[TokenRow], budget: int, share: bool = True, kernel: bool = False
+    rows: Sequence[TokenRow],
+    budget: int,
+    share: bool = True,
+    kernel: bool = False,
+    owners: Sequence[int] | None = None,
 ) -> Iterator[Pass]:
     """Divide sequences among forward passes of at most `budget` tokens as they are laid out.
 
@@ -173,20 +176,36 @@ def passes(
             gathered in full by attention, so together they have at most four times as many.
         share: Read what sequences begin with in common once; see `lay_out`.
         kernel: Lay them out for a kernel that takes any length; see `takes_ragged`.
+        owners: A number for each sequence; those with the same number come in the same pass, side
+            by side. None if each stands alone.
     """
     ids = [np.asarray(ids) for ids, _ in rows]
-    order = _alike(ids) if share else sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    owned: dict[int, list[int]] = {}
+    for i, owner in enumerate(range(len(rows)) if owners is None else owners):
+        owned.setdefault(owner, []).append(i)
+    together = [*owned.values()]
+    firsts = [ids[own[0]] for own in together]
+    order = _alike(firsts) if share else sorted(range(len(firsts)), key=lambda n: len(firsts[n]))
+
+    def laid_by(some: Sequence[int]) -> int:
+        """Tokens of a pass over these sequences, in this order."""
+        if not share:
+            return len(some) * max(len(ids[i]) for i in some)
+        shared = (_common(ids[a], ids[b]) for a, b in itertools.pairwise(some))
+        return sum(len(ids[i]) for i in some) - sum(shared)
+
     some: list[int] = []
     laid = seen = 0
-    for i in order:
-        if share:
-            more = laid + len(ids[i]) - (_common(ids[some[-1]], ids[i]) if some else 0)
+    for own in (together[n] for n in order):
+        size = sum(len(ids[i]) for i in own)
+        if share and some:  # only what comes is counted, as a pass may have thousands of sequences
+            more = laid + laid_by([some[-1], *own]) - len(ids[some[-1]])
         else:
-            more = (len(some) + 1) * len(ids[i])
-        if some and (more > budget or seen + len(ids[i]) > _GATHERED * budget):
+            more = laid_by([*some, *own])
+        if some and (more > budget or seen + size > GATHERED * budget):
             yield some, lay_out([rows[j] for j in some], share, kernel)
-            some, more, seen = [], len(ids[i]), 0
-        some, laid, seen = [*some, i], more, seen + len(ids[i])
+            some, more, seen = [], laid_by(own), 0
+        some, laid, seen = [*some, *own], more, seen + size
     if some:
         yield some, lay_out([rows[j] for j in some], share, kernel)
 
@@ -225,8 +244,8 @@ def lay_out(rows: Sequence[TokenRow], share: bool = True, kernel: bool = False) 
         wanted = np.flatnonzero(asked)
         if len(asked) != len(some) or 0 in wanted:
             raise ValueError(
-                f"of {len(some)} tokens, {len(asked)} are said to be asked for or not; it has to "
-                "be said of each, and the first cannot be asked for: nothing predicts it"
+                f"a row of {len(some)} tokens has {len(asked)} flags that ask for them. Give one "
+                "for each token, and False for the first, which nothing predicts."
             )
         pairs.append(at[wanted - 1] << 32 | some[wanted])  # token ids are less than 2**32
     pair, number = np.unique(np.concatenate(pairs), return_inverse=True)

@@ -9,6 +9,7 @@ import torch
 
 from turnrl.device import out_of_memory
 from turnrl.errors import DeviceMemoryError
+from turnrl.policy.sizes import ALLOCATOR
 
 _LOWERS = {
     "loading": "the size of model.policy.model (nf4 in model.policy.quantization takes the least)",
@@ -16,11 +17,6 @@ _LOWERS = {
     "learning": "model.minibatch_tokens",
 }
 """Settings that lower the memory of a phase, the first to change first."""
-
-
-_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Variables with settings of torch's allocator. torch 2.11 to 2.13 read either, and 2.11 warns that
-the second is deprecated."""
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -66,7 +62,7 @@ class Memory:
             planned, setting = self.planned.get(name, (None, setting or _LOWERS[name]))
             plan = "" if planned is None else f", planned with {planned / 1e9:.1f} GB"
             first = str(error).strip().partition(". GPU")[0].partition("\n")[0]
-            grows = any("expandable_segments" in os.environ.get(one, "") for one in _ALLOCATOR)
+            grows = any("expandable_segments" in os.environ.get(one, "") for one in ALLOCATOR)
             more = (
                 "" if grows else " Start Python with PYTORCH_ALLOC_CONF=expandable_segments:True."
             )

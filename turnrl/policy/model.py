@@ -1,13 +1,11 @@
 """The policy: a causal language model, whole or with LoRA on a 4-bit base, and its tokenizer.
 
-`Policy` is described by a recipe, costs nothing to make, and loads in two steps: the tokenizer
-first, so that a recipe's mistakes are found in a second, and the weights when Lightning asks for
-them.
+A recipe describes a `Policy`, which costs nothing to make. The tokenizer loads first, so that a
+mistake in the recipe shows within a second, and the weights when Lightning asks for them.
 """
 
 import contextlib
 import itertools
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
@@ -24,24 +22,19 @@ from turnrl.errors import (
     ArgumentTypeError,
     CheckpointError,
     RecipeError,
+    check_numbers,
     in_short,
     instance_of,
     kind_of,
-    numbers,
 )
 from turnrl.policy.adapter import Lora, read_adapter, take_adapter, with_adapter
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
 from turnrl.policy.files import fingerprint, load_config, load_part, load_tokenizer, locate
 from turnrl.policy.layout import Layout, Pass, passes
+from turnrl.policy.sizes import LOGITS, MINIBATCH_TOKENS, sizes_of
 from turnrl.policy.trials import check_head, choose_way
 from turnrl.types import Attend, Critic, TokenRow, TokenScores
-
-_logger = logging.getLogger(__name__)
-
-_LOGITS_PER_CHUNK = 2**26
-"""Logits held at once when log-probabilities are taken (0.25 GB in float32, of which some five are
-there at a time)."""
 
 
 @final
@@ -71,11 +64,10 @@ class Policy(nn.Module):
             `liger-kernel` is installed (`pip install 'turnrl[gpu]'`) and knows the architecture.
 
     Attributes:
-        minibatch_tokens: The most tokens computed at once; the recipe's, once the module has loaded
-            the policy.
+        minibatch_tokens: The most tokens computed at once; the module sets the recipe's.
     """
 
-    minibatch_tokens = 16_384
+    minibatch_tokens = MINIBATCH_TOKENS
 
     def __init__(
         self,
@@ -106,7 +98,7 @@ class Policy(nn.Module):
         self.dtype = dtype
         self.gradient_checkpointing = gradient_checkpointing
         if not isinstance(gradient_checkpointing, bool):
-            numbers("policy.", self, "gradient_checkpointing", whole=True)
+            check_numbers("policy.", self, "gradient_checkpointing", whole=True)
         self.chat_template = chat_template
         self.revision = revision
         self.share_prefixes = share_prefixes
@@ -155,7 +147,7 @@ class Policy(nn.Module):
         Raises:
             RecipeError: Naming both numbers.
         """
-        most = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        most = sizes_of(self.config).positions
         if most is not None and tokens > most:
             raise RecipeError(
                 f"rollout.max_tokens is {tokens}, and {self.model!r} has positions for {most} "
@@ -172,8 +164,7 @@ class Policy(nn.Module):
                 would be wrong.
         """
         if self.network is None:
-            # Lightning makes the GPU the default device while a module configures its model; the
-            # tensors made here say themselves where they go
+            # Lightning makes the GPU the default device meanwhile; tensors here name their own
             with torch.device("cpu"):
                 self._load(torch.device(device))
         if self.critic is None:
@@ -240,7 +231,7 @@ class Policy(nn.Module):
         """The device of the base's embeddings."""
         return cast(torch.device, self.base.get_input_embeddings().weight.device)
 
-    def precision(self) -> AbstractContextManager[Any]:
+    def precision(self) -> AbstractContextManager[object]:
         """Within it the network computes in `compute_dtype`, whatever its weights are kept in."""
         if not self._mixed:
             return contextlib.nullcontext()
@@ -294,10 +285,15 @@ class Policy(nn.Module):
         logits = head_logits(head, hidden.reshape(-1, hidden.shape[-1]))
         return logits.view(*hidden.shape[:-1], -1)
 
-    def passes(self, rows: Sequence[TokenRow], budget: int | None = None) -> Iterator[Pass]:
-        """Divide token sequences among forward passes of at most `budget` tokens, by default
-        `minibatch_tokens`; see `turnrl.policy.layout.passes`."""
-        return passes(rows, budget or self.minibatch_tokens, self.share_prefixes, self._kernel)
+    def passes(
+        self,
+        rows: Sequence[TokenRow],
+        budget: int | None = None,
+        owners: Sequence[int] | None = None,
+    ) -> Iterator[Pass]:
+        """See `turnrl.policy.layout.passes`; the budget is `minibatch_tokens` by default."""
+        budget = budget or self.minibatch_tokens
+        return passes(rows, budget, self.share_prefixes, self._kernel, owners)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -314,15 +310,15 @@ class Policy(nn.Module):
     def read(
         self, rows: Sequence[TokenRow], budget: int | None = None, temperature: float = 1.0
     ) -> list[TokenScores]:
-        """Results of `forward` for each of some token sequences, in eval mode and on the CPU.
+        """Results of `forward` for each token sequence, in eval mode and on the CPU.
 
         Args:
-            rows: The sequences, and which of their tokens are asked for.
+            rows: The sequences, and which of their tokens are scored.
             budget: The most tokens computed at once, but one sequence at least; None for the
                 policy's own.
             temperature: As in sampling.
         Returns:
-            For each sequence, of its N_i tokens that are asked for.
+            For each sequence, the scores of its N_i tokens.
         """
         device = self.device
         scores: dict[int, TokenScores] = {}
@@ -335,10 +331,10 @@ class Policy(nn.Module):
         return [scores[i] for i in range(len(rows))]
 
     def forward(self, layout: Layout, temperature: float = 1.0) -> TokenScores:
-        """Numbers of the tokens that are asked for. All learning goes through here.
+        """Scores of the tokens that a layout marks. All learning goes through here.
 
-        Logits exist for those tokens only, a chunk at a time. If the head is not trained, their
-        gradient is taken while they are there; otherwise they are computed again for it.
+        Logits exist for those tokens only, a chunk at a time. If the head is frozen, their gradient
+        is computed with them; otherwise they are recomputed for it.
 
         Args:
             layout: Token sequences, on the policy's device.
@@ -346,11 +342,9 @@ class Policy(nn.Module):
         Returns:
             Of N tokens.
         """
-        ids, mask, positions = layout.input_ids, layout.attention_mask, layout.position_ids
-        if mask is None:
-            hidden = self.hidden(ids, None, positions, attend=layout.attend)
-        else:
-            hidden = self.hidden(ids, mask.long(), positions)
+        mask = None if layout.attention_mask is None else layout.attention_mask.long()
+        attend = layout.attend if mask is None else None
+        hidden = self.hidden(layout.input_ids, mask, layout.position_ids, attend)
         states, targets = hidden.flatten(0, 1)[layout.before], layout.targets
         values = torch.zeros(len(targets), device=states.device)
         if self.critic is not None and self.value_head is not None:
@@ -366,7 +360,7 @@ class Policy(nn.Module):
                 entropy = -(log_p.exp() * log_p).sum(-1)
             return chosen, entropy
 
-        size = max(1, _LOGITS_PER_CHUNK // head.weight.shape[0])
+        size = max(1, LOGITS // head.weight.shape[0])
         if torch.is_grad_enabled() and not any(p.requires_grad for p in head.parameters()):
             chosen, entropy = InOnePass.apply(states, targets, of_chunk, size)  # type: ignore[no-untyped-call]
         elif len(targets) <= size:
@@ -387,21 +381,20 @@ class Policy(nn.Module):
         return {name: p.detach() for name, p in self.trainable_parameters().items()}
 
     def parameter_groups(self) -> list[Any]:
-        """What an optimiser is given: the trained parameters, and the critic's head with its own
-        learning rate, if there is one."""
-        trained: list[Any] = list(self.trainable_parameters().values())
+        """The trained parameters for an optimiser, and the critic's head, if there is one, with
+        its own learning rate."""
+        trained = self.trainable_parameters()
         if self.value_head is None or self.critic is None:
-            return trained
-        own = list(self.value_head.parameters())
-        rest = [p for p in trained if all(p is not one for one in own)]
-        return [{"params": rest}, {"params": own, "lr": self.critic.lr}]
+            return [*trained.values()]
+        own = [trained.pop(name) for name in list(trained) if name.startswith("value_head.")]
+        return [{"params": [*trained.values()]}, {"params": own, "lr": self.critic.lr}]
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters by name; `value_head` is the critic's."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Facts on which a checkpoint must agree to fit this policy, wherever its model lies."""
         shape = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
         return {

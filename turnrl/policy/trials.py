@@ -13,13 +13,14 @@ from transformers import PretrainedConfig
 from turnrl.device import of_the_device
 from turnrl.errors import RecipeError, in_short
 from turnrl.policy.layout import Layout, Pass, lay_out, takes_ragged
+from turnrl.policy.sizes import sizes_of
 from turnrl.types import TokenRow, TokenScores
 
 _logger = logging.getLogger(__name__)
 
 
 class Tried(Protocol):
-    """What a trial needs of a loaded policy. See `turnrl.Policy`."""
+    """The part of a loaded `turnrl.Policy` that a trial needs."""
 
     model: str
     share_prefixes: bool
@@ -32,7 +33,7 @@ class Tried(Protocol):
     def device(self) -> torch.device: ...
     @property
     def compute_dtype(self) -> torch.dtype: ...
-    def precision(self) -> AbstractContextManager[Any]: ...
+    def precision(self) -> AbstractContextManager[object]: ...
     @property
     def hidden(self) -> Callable[..., Tensor]: ...
     def logits(self, hidden: Tensor) -> Tensor: ...
@@ -46,8 +47,8 @@ class Way(NamedTuple):
     """A way to read token sequences.
 
     Args:
-        share: Whether shared beginnings are read once.
-        kernel: Whether a GPU's kernel for ragged batches computes the attention.
+        share: True if shared beginnings are read once.
+        kernel: True if a GPU's kernel for ragged batches computes the attention.
         text: The way in words.
     """
 
@@ -99,10 +100,11 @@ def choose_way(policy: Tried) -> Way:
 def check_sharing(policy: Tried, kernel: bool) -> str | None:
     """Read two texts with one beginning in both ways, and back; why they cannot share it, if
     so. Errors of memory and of devices are raised: they say nothing about the model."""
-    kinds = set(getattr(policy.config.get_text_config(), "layer_types", None) or ())
+    sizes = sizes_of(policy.config)
+    kinds = set(sizes.kinds or ())
     if other := kinds - {"full_attention", "sliding_attention"}:
         return f"it has layers of {min(other)}"
-    if getattr(policy.config.get_text_config(), "attn_temperature_tuning", False):
+    if sizes.tuned:
         return "its attention depends on a token's place in the row"
     rows = [([1, 2, 3, 4, *rest], [False] * 5 + [True] * 3) for rest in ([5, 6, 7, 8], [9] * 4)]
     device = policy.device
@@ -124,9 +126,8 @@ def check_sharing(policy: Tried, kernel: bool) -> str | None:
         if of_the_device(error):
             raise
         return in_short(error)
-    window = getattr(policy.config.get_text_config(), "sliding_window", None)
-    if window is not None and not windows - {None} and kinds != {"full_attention"}:
-        return f"its window of {window} tokens is not told to its attention"
+    if sizes.window is not None and not windows - {None} and kinds != {"full_attention"}:
+        return f"its attention ignores its window of {sizes.window} tokens"
     if not all(slope.isfinite().all() for slope in slopes if slope is not None):
         return "its gradient is not finite"
     gap = float((shared.detach() - padded).abs().mean())

@@ -2,7 +2,7 @@
 
 torch 2.11 has the same kernel and fewer arguments to it:
 
-enable_gqa    It takes query heads that share keys without being told.
+enable_gqa    It takes query heads that share keys anyway.
 seqused_k     What a sequence does not use of its keys becomes a sequence of its own here, one
               without queries.
 block_table   It reads no pages in place.

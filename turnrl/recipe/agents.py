@@ -1,8 +1,8 @@
 """An agent by a word: a run, a checkpoint or a recipe, as `turnrl eval`, `turnrl play` and
 `turnrl.load` take it.
 
-The name of a bundled recipe means the recipe, also if runs have that name: `runs/quickstart` means
-the runs. Nothing here imports torch, so that a mistake is told at once.
+The name of a bundled recipe means the recipe, even if runs have that name: `runs/quickstart` means
+the runs. Nothing here imports torch, so a mistake shows at once.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from turnrl.recipe.folders import (
     EXPORTED,
     LATEST,
     RUNS,
-    checkpoint_to_ask,
     checkpoint_to_resume,
     exported_in,
-    newest_kept,
+    kept_in,
+    named_in,
     run_at,
     run_in,
     run_like,
@@ -38,12 +38,11 @@ class Agent:
     Args:
         word: As it was given.
         kind: What it means. A `checkpoint` may lie in a run, or in none.
-        recipe: A file of YAML. Of a run it is its `config.yaml`, which a run made from Python
-            lacks. Of a checkpoint in no run it is the checkpoint itself, which holds its recipe.
+        recipe: A YAML file; for a run its `config.yaml`, which a run made from Python lacks; for a
+            checkpoint in no run the checkpoint itself, which holds its recipe.
         run: The folder of the run; None for a recipe, and for a checkpoint in no run.
-        checkpoint: The weights: a file, or the folder of an exported policy. None for a recipe,
-            whose policy is untrained unless a checkpoint is given beside it, and for a run that has
-            none yet.
+        checkpoint: The weights: a file, or the folder of an exported policy. None for a run that
+            has none yet, and for a recipe without a checkpoint: its policy is untrained.
     """
 
     word: str
@@ -61,7 +60,7 @@ class Agent:
         """The checkpoint to load, or the folder of an exported policy; None for a recipe.
 
         Args:
-            name: Take this one of the run, `best` or `last`; None for `checkpoint`.
+            name: `best` or `last`, for that checkpoint of the run; None for `checkpoint`.
         Raises:
             CheckpointError: If the run has no such checkpoint, or it cannot be one.
             RecipeError: If a checkpoint of a recipe is asked for.
@@ -71,20 +70,20 @@ class Agent:
             return file if file.is_dir() else Path(checkpoint_to_resume(str(file)))
         if self.run is None:
             return None
-        what = f"the run {str(self.run)!r} has no {name or 'checkpoint'}"
-        if name and (other := checkpoint_to_ask(self.run) or newest_kept(self.run)):
-            raise CheckpointError(f"{what}.ckpt in checkpoints/. It has {other}.")
-        what += ".ckpt in checkpoints/" if name else ", no model/ and no adapter/"
-        step = "Wait for its first iteration"
-        if self.recipe.is_file():
-            raise CheckpointError(
-                f"{what}. {step}, or give its recipe, which is untrained: {self.recipe}"
+        lacks = f"{name}.ckpt in checkpoints/" if name else "checkpoint, no model/ and no adapter/"
+        step = "Wait for its first iteration. If it has ended, it kept no policy."
+        if name and (other := kept_in(self.run)):
+            step = f"It has {other}."
+        elif self.recipe.is_file():
+            step = (
+                "Wait for its first iteration, or give its recipe, which is untrained: "
+                f"{self.recipe}"
             )
-        raise CheckpointError(f"{what}. {step}. If it has ended, it kept no policy.")
+        raise CheckpointError(f"the run {str(self.run)!r} has no {lacks}. {step}")
 
     def needs_recipe(self) -> None:
-        """Refuse an agent that nothing says how to act for, as far as that is known without torch:
-        of a checkpoint, a zip file, `data.pkl` has the names of what it holds.
+        """Refuse a checkpoint without a recipe, as far as that is known without torch: a checkpoint
+        is a zip file whose `data.pkl` has the names of its contents.
 
         Raises:
             CheckpointError: If it has no recipe.
@@ -112,14 +111,16 @@ class Agent:
 
     def _named(self, name: str) -> Path | None:
         if self.is_recipe:
-            what = f"{self.word!r} is a recipe, and has no {name}.ckpt"
-            raise RecipeError(f"{what}. Give a run: {_runs_of_name(self.word) or RUNS / 'NAME'}.")
+            runs = _runs_of_name(self.word) or RUNS / "NAME"
+            raise RecipeError(
+                f"{self.word!r} is a recipe, and has no {name}.ckpt. Give a run: {runs}."
+            )
         if self.run is None or self.kind == "checkpoint":
             raise CheckpointError(f"{self.word!r} is one checkpoint already. Leave {name!r} out.")
         if name not in LATEST:
             near = did_you_mean(name, LATEST) or " Give best or last."
             raise CheckpointError(f"no checkpoint {name!r} of the run {str(self.run)!r}.{near}")
-        return checkpoint_to_ask(self.run, (name,))
+        return named_in(self.run, (name,))
 
     def __str__(self) -> str:
         """A phrase: the checkpoint, or the recipe whose policy is untrained."""
@@ -133,17 +134,17 @@ class Agent:
 
 
 def find_agent(word: str | Path, name: str | None = None) -> Agent:
-    """The agent that a word means. It is the same one for every command.
+    """Find the agent that a word means, the same for every command.
 
-    A file of YAML and the name of a bundled recipe are a recipe. A checkpoint is itself. Whatever
-    else means a run (see `turnrl.find_run`) means its best checkpoint, or else its last, or else
-    its newest, or else its exported policy. `model` or `adapter` of a run mean its last one, from
-    which they were exported, or else themselves. Any other file is read as a recipe.
+    A YAML file or the name of a bundled recipe means the recipe. A checkpoint means itself. A word
+    for a run (see `turnrl.find_run`) means its best checkpoint, or else its last, or else its
+    newest, or else its exported policy. `model` or `adapter` of a run mean its last checkpoint,
+    from which they were exported, or else themselves. Any other file is read as a recipe.
 
     Args:
         word: A run, a checkpoint, or a recipe by its path or its name.
-        name: Checkpoint of the run, `best` or `last`; None for the rule above. After a recipe: a
-            run, a checkpoint, or the folder of an exported policy, whose weights it takes.
+        name: `best` or `last`, for that checkpoint of the run; None for the rule above. After a
+            recipe: a run, a checkpoint, or an exported policy's folder, whose weights it takes.
     Raises:
         CheckpointError: If a word means nothing, or the run has no checkpoint of that name.
         RecipeError: If a checkpoint of a recipe is asked for.
@@ -157,8 +158,9 @@ def find_agent(word: str | Path, name: str | None = None) -> Agent:
         return replace(agent, checkpoint=exported)
     other = _agent_at(name)
     if other.is_recipe:
-        step = "Give a run, or a checkpoint."
-        raise RecipeError(f"{name!r} is a recipe, and has no trained weights. {step}")
+        raise RecipeError(
+            f"{name!r} is a recipe, and has no trained weights. Give a run, or a checkpoint."
+        )
     return replace(agent, checkpoint=other.weights())
 
 
@@ -172,15 +174,15 @@ def _agent_at(word: str) -> Agent:
     if run is not None:
         return Agent(word, "run", run / "config.yaml", run, _kept(place, run))
     if place.is_dir():
-        last = place / "last.ckpt"
-        if (kept := last if last.is_file() else newest_kept(place)) is not None:
+        if (kept := kept_in(place, ("last",))) is not None:
             return Agent(word, "checkpoint", kept, None, kept)
         raise CheckpointError(_no_run(place))
     if place.exists():
         return Agent(word, "recipe", place)
-    near = run_like(word, bundled_recipes())
-    step = "Give the folder of a run, the name of its runs, or a recipe."
-    raise CheckpointError(f"no run, no recipe and no checkpoint at {word!r}.{near} {step}")
+    raise CheckpointError(
+        f"no run, no recipe and no checkpoint at {word!r}.{run_like(word, bundled_recipes())} "
+        "Give the folder of a run, the name of its runs, or a recipe."
+    )
 
 
 def _is_checkpoint(file: Path) -> bool:
@@ -191,22 +193,25 @@ def _kept(place: Path, run: Path) -> Path | None:
     """The weights that a word for a run means; None if it has none. See `find_agent`."""
     folder = place.parent if place.is_file() else place
     if folder.name in EXPORTED and folder.parent == run:
-        return checkpoint_to_ask(run, ("last",)) or exported_in(folder) or newest_kept(run)
-    return checkpoint_to_ask(run) or newest_kept(run) or exported_in(run)
+        return named_in(run, ("last",)) or exported_in(folder) or kept_in(run)
+    return kept_in(run) or exported_in(run)
 
 
 def _no_run(folder: Path) -> str:
     """The message that a folder is no run, with the next step."""
     step = runs_with_checkpoints(folder)
-    play = f"'turnrl play RECIPE --checkpoint {folder}' asks it"
-    if (folder / "config.json").is_file():
-        score = f"'turnrl eval RECIPE --model.policy.model {folder}' scores it"
-        step = f"It holds a model: {play}, and {score}."
     if (folder / "adapter_config.json").is_file():
-        step = f"It holds an adapter: {play}. To score it, give its run, or merge it into its base."
+        step = (
+            f"It holds an adapter: 'turnrl play RECIPE --checkpoint {folder}' asks it. "
+            "To score it, give its run, or merge it into its base."
+        )
+    elif (folder / "config.json").is_file():
+        step = (
+            f"It holds a model: 'turnrl play RECIPE --checkpoint {folder}' asks it, and "
+            f"'turnrl eval RECIPE --model.policy.model {folder}' scores it."
+        )
     here = repr(str(folder))
-    what = f"no run and no checkpoint in {here}: the folder {here} has no config.yaml"
-    return f"{what}. {step}"
+    return f"no run and no checkpoint in {here}: the folder {here} has no config.yaml. {step}"
 
 
 def _runs_of_name(word: str) -> str | None:

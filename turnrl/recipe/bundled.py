@@ -17,15 +17,15 @@ def bundled_recipes() -> dict[str, Path]:
 
 
 def recipe_like(name: str) -> str:
-    """` Did you mean variants/triviaqa_qwen2.5_3b?` if a bundled recipe is called nearly so."""
+    """` Did you mean variants/triviaqa_qwen2.5_3b?` if a bundled recipe has a similar name."""
     bare, known = name.removeprefix("recipes/").removesuffix(".yaml"), bundled_recipes()
     variant = next((full for full in known if full.endswith(f"/{bare}")), None)
     return f" Did you mean {variant}?" if variant else did_you_mean(bare, known)
 
 
 def find_recipe(name: str) -> str:
-    """The file of a recipe that is given by its path, or is bundled and given by its name. A file
-    of that name in the current folder, with or without `.yaml`, goes before a bundled one."""
+    """The file of a recipe, from its path or from the name of a bundled one. A file of that name in
+    the current folder, with or without `.yaml`, overrides a bundled one."""
     bundled = bundled_recipes().get(name)
     if bundled is None or Path(name).is_file():
         return name

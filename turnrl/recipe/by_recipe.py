@@ -7,10 +7,10 @@ from lightning.pytorch.callbacks import ProgressBar
 
 
 class ByRecipe(L.Callback):
-    """Notes about a run by recipe; other trainers have no such callback.
+    """Notes about a run by recipe; other trainers do not have this callback.
 
     Attributes:
-        folder: The folder that the command has named; None if the run leaves no files.
+        folder: The folder that the command has announced; None if the run leaves no files.
         default_bar: Lightning's own progress bar, None if the recipe names a bar or wants none.
     """
 

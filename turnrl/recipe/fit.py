@@ -1,6 +1,6 @@
-"""`turnrl fit`: train a recipe; and how a command that takes a recipe is made.
+"""`turnrl fit`, which trains a recipe, and `add_recipe_command`, for others that take a recipe.
 
-Nothing here imports torch before a recipe is read: a mistake in the YAML is told at once.
+Nothing here imports torch before a recipe is read, so a mistake in the YAML shows at once.
 """
 
 from __future__ import annotations
@@ -16,36 +16,30 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from turnrl.plugins import Commands
 from turnrl.recipe.folders import claimed, writable_part
-from turnrl.recipe.given import (
-    SETTLED,
-    Flags,
-    Given,
-    Settings,
-    read_given,
-    refuse_unknown,
-)
+from turnrl.recipe.given import SETTLED, Flags, Given, Settings, read_given
 
 if TYPE_CHECKING:
     from turnrl.recipe.build import Built
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
-"""Variables of which none is above 0 in the first process of a run, whoever starts the others."""
+"""Variables that are 0 or not set in the first process of a run, whoever starts the others."""
 
 
-def add_fit_command(commands: Any) -> None:
+def add_fit_command(commands: Commands) -> None:
     """Add `fit` to argparse's sub-parsers."""
     add_recipe_command(commands, "fit", "train a recipe", _fit)
 
 
 def _fit(built: Built) -> None:
-    # a checkpoint is data from somewhere: no code in it is run
+    # a checkpoint may come from anywhere: no code in it is run
     path = built.checkpoint
     built.trainer.fit(built.module, datamodule=built.data, ckpt_path=path, weights_only=True)
 
 
 def add_recipe_command(
-    commands: Any,
+    commands: Commands,
     name: str,
     summary: str,
     act: Callable[[Built], None],
@@ -54,7 +48,7 @@ def add_recipe_command(
     flags: Flags | None = None,
     takes_run: bool = False,
     prepare: Callable[[Given], Given] | None = None,
-) -> Any:
+) -> argparse.ArgumentParser:
     """Add a command that makes what a recipe describes, and acts with it, as `turnrl fit` does.
 
     The command takes recipes and options as `fit` does, and prints what it will do before it loads
@@ -66,65 +60,65 @@ def add_recipe_command(
         name: The command's name.
         summary: Its line in `turnrl --help`.
         act: Called with what the recipe makes, in every process of the run.
-        settings: Keys at the top of a recipe that the command knows besides those of `fit`, with
-            their types, defaults and lines of help, such as
+        settings: Keys at the top of a recipe that the command knows and `fit` does not, with their
+            types, defaults and lines of help, such as
             `{"split": (Literal["val", "test"], "val", "What to score")}`. Their values are in
             `Built.settings`. One that may be a list takes several words.
         flags: Options without a value that are no settings of a recipe, with their lines of help,
-            such as `{"json": "Print JSON"}`. Those that are given are in `Built.given.raised`, and
-            argparse knows each as `parsed.json`.
+            such as `{"json": "Print JSON"}`. Those that the user gives are in `Built.given.raised`,
+            and argparse knows each as `parsed.json`.
         takes_run: A run may stand in the place of the first recipe, by any word that
             `turnrl.find_run` takes. The recipe is then the run's `config.yaml` without `ckpt_path`
             and `trainer.logger`, and `Given.agent` has the folder and the checkpoint.
-        prepare: Called with what was given, before anything is built: recipes and options are one
-            mapping in `contents`. Returns it with what the command says over it, as
+        prepare: Called before anything is built, with the recipes and options merged in `contents`.
+            Returns them with the command's own changes, such as
             `dataclasses.replace(given, contents={**given.contents, "ckpt_path": None})`.
     Returns:
-        The command's own parser, an `argparse.ArgumentParser`.
+        The command's own parser.
     """
     flags = flags or {}
-    # no word is an option to argparse: they are the recipe's, which knows hundreds
+    # to argparse no word is an option: they are the recipe's, which has hundreds
     parser = commands.add_parser(name, help=summary, prefix_chars="\0", add_help=False)
-    parser.add_argument("recipe", nargs=argparse.REMAINDER, action=partial(_Words, flags))
+    parser.add_argument("recipe", nargs=argparse.REMAINDER, action=_Words, flags=flags)
+
+    read = partial(read_given, name, settings=settings, takes_run=takes_run, prepare=prepare)
 
     def run(parsed: argparse.Namespace) -> int:
         raised = [flag for flag in flags if getattr(parsed, flag)]
-        given = read_given(
-            name,
-            parsed.recipe,
-            settings,
-            takes_run=takes_run,
-            prepare=prepare,
-            flags=flags,
-            raised=raised,
-        )
-        return _run(given, act)
+        return _run(read(parsed.recipe, flags=flags, raised=raised), act)
 
     parser.set_defaults(run=run)
     return parser
 
 
 class _Words(argparse.Action):
-    """The words after a command, but for its flags, which may stand anywhere among them."""
+    """The words after a command, without its flags, which may stand anywhere among them."""
 
-    def __init__(self, flags: Flags, *args: Any, **more: Any) -> None:
+    def __init__(self, *args: Any, flags: Flags, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._flags = argparse.ArgumentParser(
-            add_help=False, allow_abbrev=False, exit_on_error=False
-        )
-        for flag, told in flags.items():
-            self._flags.add_argument(f"--{flag}", action="store_true", help=told)
+        self._flags = flags
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        _, words = self._flags.parse_known_args(values, namespace)
-        setattr(namespace, self.dest, words)
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: object,
+        values: Any,
+        option: str | None = None,
+    ) -> None:
+        for flag in self._flags:
+            setattr(namespace, flag, f"--{flag}" in values)
+        flags = {f"--{flag}" for flag in self._flags}
+        for name, given, value in (word.partition("=") for word in values):
+            if given and name in flags:
+                parser.error(f"argument {name}: takes no value, and {value!r} was given")
+        setattr(namespace, self.dest, [word for word in values if word not in flags])
 
 
 def _run(given: Given, act: Callable[[Built], None]) -> int:
-    """Make what was given, and act with it; the exit code."""
+    """Make what a recipe describes, and act with it. Returns the exit code."""
+    given.check()
     if given.asks_for_help:
         return _act(given, act)
-    refuse_unknown(given)
     given = given.with_checkpoint()  # before anything is announced
     if given.folder is not None:
         writable_part(given.folder)  # before a logger tries to
@@ -144,7 +138,7 @@ def _act(given: Given, act: Callable[[Built], None]) -> int:
     from turnrl.recipe.build import make
 
     if first:
-        gc.freeze()  # what was imported stays; later it would be what a program has made
+        gc.freeze()  # what was imported stays, so no collection has to look through it
         gc.enable()
     # DDP starts its other processes from sys.argv, so this is where the arguments have to be
     argv, sys.argv = sys.argv, [sys.argv[0], given.command, *_words_of_others(given)]
@@ -161,7 +155,7 @@ def _act(given: Given, act: Callable[[Built], None]) -> int:
 
 
 def _words_of_others(given: Given) -> list[str]:
-    """The words with which the other processes of a run come to what the first one has settled."""
+    """The words that give the other processes of a run what the first one has settled."""
     settled = {"contents": given.contents, "number": given.number}
     return [
         *(f"--{flag}" for flag in given.raised),

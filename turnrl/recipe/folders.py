@@ -1,5 +1,5 @@
-"""Folders of runs: found by the word that a user gives, tried before they are written, counted,
-claimed, and their checkpoints.
+"""Folders of runs: found by the word that a user gives, checked before anything is written,
+numbered and claimed; and their checkpoints.
 
     runs/NAME/version_N/    metrics.csv, config.yaml, record/, transcripts/, checkpoints/, model/
 
@@ -18,7 +18,7 @@ from typing import Literal
 from turnrl.errors import CheckpointError, DataError, RecipeError, TurnRLError, did_you_mean
 
 LATEST = ("best", "last")
-"""Checkpoints of a run by name, in the order in which one is taken."""
+"""Checkpoints of a run by name, the preferred one first."""
 EXPORTED = ("model", "adapter")
 """Folders of a run with the policy at its end."""
 RUNS = Path("runs")
@@ -39,11 +39,11 @@ _NEEDS: dict[str, tuple[str, type[TurnRLError], tuple[str, ...]]] = {
 
 
 def find_run(word: str | Path, needs: Literal["record", "figures", "recipe"] = "record") -> Path:
-    """The folder of the run that a word means. It is the same one for every command.
+    """Find the folder of the run that a word means, the same for every command.
 
     A word is the folder of a run, or a file or folder inside it. It is also a folder of runs, or
-    the name of one in `runs`, and then means the newest run there: of the runs that trained, the
-    one that began last; if none trained, of all. A folder that is there goes before a name.
+    the name of one in `runs`, and then means the newest run there: among the runs that trained, the
+    one that began last; if none trained, among all. An existing folder overrides a name.
 
     Args:
         word: `runs/quickstart/version_0`, `runs/quickstart` or `quickstart`, for example.
@@ -63,31 +63,31 @@ def find_run(word: str | Path, needs: Literal["record", "figures", "recipe"] = "
 
 
 def held(run: Path, needs: str) -> Path:
-    """The folder of a run, once it has shown to hold something; see `find_run`.
+    """Check that the folder of a run has what is needed of it; see `find_run`.
 
     Raises:
         DataError: If it has no record.
         RecipeError: If a recipe is needed, and it has none.
     """
     _, error, patterns = _NEEDS[needs]
-    if not any(any(run.glob(pattern)) for pattern in patterns):
-        raise error(f"the run {str(run)!r} has {_lack(run, needs)}")
-    return run
-
-
-def _lack(run: Path, needs: str) -> str:
-    """Phrase about what a run does not have, and the next step."""
+    if any(any(run.glob(pattern)) for pattern in patterns):
+        return run
     if needs == "recipe":
-        step = f"Give a recipe, and the run after it: RECIPE --ckpt_path {run}"
-        return f"no config.yaml: it was made from Python, or moved without it. {step}"
+        raise error(
+            f"the run {str(run)!r} has no config.yaml: it was made from Python, or moved without "
+            f"it. Give a recipe, and the run after it: RECIPE --ckpt_path {run}"
+        )
     why = "record/ is empty" if (run / "record").is_dir() else "there is no record/"
     more = " and no metrics.csv" if needs == "figures" else ""
-    return f"no record{more}: {why}. Wait for its first evaluation, or give another run."
+    raise error(
+        f"the run {str(run)!r} has no record{more}: {why}. "
+        "Wait for its first evaluation, or give another run."
+    )
 
 
 def is_beginning(word: str | Path) -> bool:
-    """True if a word means a run that has nothing to show yet, or a folder of runs in which one may
-    be about to begin: there is no file in it."""
+    """True if a word means a run that has nothing to show yet, or a folder of runs without a file,
+    in which a run may be about to begin."""
     run = run_at(word)
     if run is not None:
         return not any(any(run.glob(pattern)) for pattern in _NEEDS["figures"][2])
@@ -136,11 +136,11 @@ def _began(run: Path) -> float:
 
 
 def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
-    """` Did you mean quickstart?` if a run is called nearly so, or else the names that there are.
-    Of a folder that is there it says what it holds.
+    """` Did you mean quickstart?` if a run has a similar name, or else all names. If the word is an
+    existing folder: the runs in it.
 
     Args:
-        word: Means no run.
+        word: A word that means no run.
         others: More names that the user may have meant.
     """
     names = sorted(path.name for path in RUNS.glob("*") if path.is_dir())
@@ -156,14 +156,14 @@ def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
 
 
 def writable_part(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists, once it has taken a file.
+    """Find the folder, or the nearest one above it that exists, and try to write there.
 
     Raises:
-        RecipeError: If it takes none.
+        RecipeError: If that fails.
     """
     folder = folder.absolute()
     there = next(one for one in (folder, *folder.parents) if one.exists() or one.is_symlink())
-    try:  # permissions do not tell all: a file system may be read-only, or take no folders
+    try:  # permissions are not enough: a file system may be read-only, or take no folders
         with tempfile.TemporaryDirectory(dir=there, prefix=".turnrl-"):
             return there
     except OSError as error:
@@ -174,8 +174,9 @@ def _not_writable(folder: Path, error: OSError) -> RecipeError:
     why = "is a file" if folder.is_file() else f"takes no folder ({error.strerror})"
     if folder.is_symlink() and not folder.exists():
         why = f"is a link to {folder.readlink()}, which is not there"
-    step = "Set trainer.logger.init_args.save_dir to a folder that can be written."
-    return RecipeError(f"{folder} {why}. {step}")
+    return RecipeError(
+        f"{folder} {why}. Set trainer.logger.init_args.save_dir to a folder that can be written."
+    )
 
 
 def next_version(home: Path) -> int:
@@ -186,9 +187,8 @@ def next_version(home: Path) -> int:
 
 @contextlib.contextmanager
 def claimed(home: Path) -> Iterator[int]:
-    """The number of a run that begins. Its folder is made, so no run that begins meanwhile takes
-    the same number. If it is empty at the end, it goes again, with the folders above it that were
-    made for it.
+    """Claim the number of a new run by making its folder, so no other run takes the same number. If
+    the folder is empty at the end, it is removed, with the folders above it that were made for it.
 
     Args:
         home: The folder of the runs.
@@ -228,7 +228,7 @@ def newest(home: Path, name: str) -> Path:
         CheckpointError: If none has it.
     """
     for run in runs_in(home):
-        if (file := _checkpoint(run, name)).is_file():
+        if file := named_in(run, (name,)):
             return file
     raise CheckpointError(
         f"ckpt_path is {name!r}, and no run in {str(home)!r} has a {name}.ckpt (best.ckpt "
@@ -237,26 +237,21 @@ def newest(home: Path, name: str) -> Path:
     )
 
 
-def _checkpoint(run: Path, name: str) -> Path:
-    return run / "checkpoints" / f"{name}.ckpt"
+def named_in(folder: Path, names: Iterable[str] = LATEST) -> Path | None:
+    """The checkpoint in a folder, or in its `checkpoints`, that has the first of some names."""
+    for name in names:
+        for home in (folder / "checkpoints", folder):
+            if (file := home / f"{name}.ckpt").is_file():
+                return file
+    return None
 
 
-def checkpoint_to_ask(run: Path, names: Iterable[str] = LATEST) -> Path | None:
-    """The checkpoint of a run to score or to ask; None if it has none.
-
-    Args:
-        run: Its folder.
-        names: `best` and `last`, in the order in which one is taken.
-    """
-    files = (_checkpoint(run, name) for name in names)
-    return next((file for file in files if file.is_file()), None)
-
-
-def newest_kept(folder: Path) -> Path | None:
-    """The newest checkpoint in a folder or in its `checkpoints`, by any name: a run from Python has
-    those of Lightning's own callback. None if there is none."""
+def kept_in(folder: Path, names: Iterable[str] = LATEST) -> Path | None:
+    """The checkpoint of `named_in`, or else the newest: Lightning's own callback, which a run from
+    Python may have, gives other names."""
     files = [*folder.glob(_KEPT), *folder.glob("*.ckpt")]
-    return max(files, key=lambda file: (file.stat().st_mtime_ns, file.name), default=None)
+    newest = max(files, key=lambda file: (file.stat().st_mtime_ns, file.name), default=None)
+    return named_in(folder, names) or newest
 
 
 def exported_in(folder: Path) -> Path | None:
@@ -269,8 +264,8 @@ def exported_in(folder: Path) -> Path | None:
 
 
 def checkpoint_to_resume(path: str) -> str:
-    """The checkpoint that a path means: the file itself; or that of a run's folder, or of its
-    `model` or `adapter`: its `last.ckpt`, or else its newest.
+    """The checkpoint that a path means: the file itself; or, in a run's folder, its `model` or its
+    `adapter`, the run's `last.ckpt`, or else its newest.
 
     Raises:
         CheckpointError: If there is none, or the file is no checkpoint.
@@ -280,26 +275,23 @@ def checkpoint_to_resume(path: str) -> str:
     folder = Path(path)
     if folder.is_file():
         raise CheckpointError(f"{path!r} is not a checkpoint. Give a last.ckpt of a run.")
-    if folder.is_dir():
-        home = folder.parent if folder.name in EXPORTED else folder
-        for file in (_checkpoint(home, "last"), home / "last.ckpt", newest_kept(home)):
-            if file is not None and file.is_file():
-                return checkpoint_to_resume(str(file))
-        raise CheckpointError(f"no checkpoint in {path!r}. {_instead(folder)}")
-    near = did_you_mean(path, LATEST) or " Runs keep theirs in their checkpoints/."
-    raise CheckpointError(f"no checkpoint at {path!r}.{near}")
-
-
-def _instead(folder: Path) -> str:
-    """The next step where a folder has no checkpoint."""
+    if not folder.is_dir():
+        near = did_you_mean(path, LATEST) or " Runs keep theirs in their checkpoints/."
+        raise CheckpointError(f"no checkpoint at {path!r}.{near}")
+    if file := kept_in(folder.parent if folder.name in EXPORTED else folder, ("last",)):
+        return checkpoint_to_resume(str(file))
     exported = exported_in(folder)
     if exported is None:
-        return runs_with_checkpoints(folder)
+        raise CheckpointError(f"no checkpoint in {path!r}. {runs_with_checkpoints(folder)}")
     if (exported / "config.json").is_file():
-        step = f"Take its model as the policy: --ckpt_path null --model.policy.model {exported}"
-    else:
-        step = f"It has an adapter, which 'turnrl play RECIPE --checkpoint {exported}' takes."
-    return step
+        raise CheckpointError(
+            f"no checkpoint in {path!r}. Take its model as the policy: "
+            f"--ckpt_path null --model.policy.model {exported}"
+        )
+    raise CheckpointError(
+        f"no checkpoint in {path!r}. It has an adapter, which "
+        f"'turnrl play RECIPE --checkpoint {exported}' takes."
+    )
 
 
 def runs_with_checkpoints(folder: Path) -> str:

@@ -21,12 +21,12 @@ _PACKAGES = {
     "turnrl_turn_rewards": "turnrl_rewards",
     "turnrl_two_turn": "turnrl_segmenters",
 }
-"""By package of those versions, what has its modules now."""
+"""Packages of those versions, and what has their modules now."""
 _PATH = re.compile(rf"({'|'.join(_PACKAGES)})((?:\.[a-z]\w*)*)\.([A-Z]\w*)")
 
 
 def renamed(value: Any) -> Any:
-    """What YAML gives of a recipe, with the class paths of those versions as they are now."""
+    """The contents of a recipe, with the class paths of those versions as they are now."""
     if isinstance(value, dict):
         return {key: renamed(item) for key, item in value.items()}
     if isinstance(value, list):

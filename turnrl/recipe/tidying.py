@@ -1,10 +1,9 @@
-"""Tidying: a run that ends before it has anything to keep leaves no folder."""
+"""Tidying: a run that fails before it has anything to keep leaves no folder."""
 
 import contextlib
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 
@@ -12,31 +11,32 @@ from turnrl.recipe.folders import RUNS
 from turnrl.run.folders import is_trial
 
 _OF_A_START = ("config.yaml", "hparams.yaml", "events.out.")
-"""Beginnings of the names of files that are there before anything is trained or scored."""
+"""Beginnings of the names of files that exist before anything is trained or scored."""
 
 
 class Tidy(L.Callback):
-    """Remove the folder of a run that failed before it had anything to keep, or that had nothing
-    left to train; and if they are empty then, the folder of its runs and `runs` itself. Other
-    folders are the user's own, and those of further loggers are theirs."""
+    """Removes the folder of a run that failed before it had anything to keep, or that had nothing
+    left to train; and if they are then empty, the folder of its runs and `runs` itself. It leaves
+    the folders of other loggers alone."""
 
     def __init__(self) -> None:
         self._begun = time.time()
         self._trains = False
 
-    def on_train_start(self, *args: Any) -> None:
+    def on_train_start(self, *args: object) -> None:
         self._trains = True
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit" and not self._trains:
             self._remove(trainer)
 
-    def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_exception(self, trainer: L.Trainer, *args: object) -> None:
         self._remove(trainer)
 
     def _remove(self, trainer: L.Trainer) -> None:
         if trainer.logger is None or not trainer.is_global_zero or is_trial(trainer):
             return
+        # not every logger has a folder
         folder = Path(getattr(trainer.logger, "log_dir", None) or "")
         if not folder.name or not folder.is_dir():
             return

@@ -1,4 +1,4 @@
-"""The traces of a run, and what is said while it goes on.
+"""The traces of a run, and what it prints while it trains.
 
 folders     where runs leave their files
 metrics     a row per policy, to every logger and `metrics.csv`
@@ -8,8 +8,8 @@ record      the columns and their version; files to rows, figures with intervals
 recording   from scored groups to rows and into files, by a callback of every run
 loggers     advantages by turn and transcripts, for loggers that can show them
 statistics  95 % intervals: of a figure, and of two runs on the same questions
-runs        a run's folder: its settings, metrics and record, and in words what is missing
-console/    a row of figures per iteration, the warning that a run learns nothing, how it ended
-alarms/     a line when a run goes wrong, with the iteration in which it began
+runs        a run's folder: its settings, metrics and record, and what is missing there
+console/    a row of figures per iteration, and how the run ended
+alarms/     a line when a run goes wrong, with the iteration in which it began, or learns nothing
 card/       the trained policy, for use without turnrl: weights, tokenizer, model card
 """

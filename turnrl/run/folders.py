@@ -8,7 +8,8 @@ Nothing here imports torch, so that a command can name the folder before it load
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import csv
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def is_trial(trainer: L.Trainer) -> bool:
     """True if this is a `fast_dev_run`, which leaves nothing behind."""
-    return bool(getattr(trainer, "fast_dev_run", False))
+    return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
 
 
 def run_folder(trainer: L.Trainer) -> Path | None:
@@ -29,15 +30,16 @@ def run_folder(trainer: L.Trainer) -> Path | None:
     logger = trainer.logger
     if logger is None or is_trial(trainer):
         return None
-    own = getattr(logger, "log_dir", None)  # CSVLogger and TensorBoardLogger keep runs apart
+    # loggers that give each run a folder have `log_dir`: CSVLogger and TensorBoardLogger
+    own = getattr(logger, "log_dir", None)
     folder = own or Path(logger.save_dir or "runs", logger.name or "run", str(logger.version or 0))
     return Path(trainer.strategy.broadcast(str(folder)))
 
 
 @contextlib.contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """Write a file so that it is there whole or not at all, also if the disk fills or the process
-    is ended: `with whole_file(path) as new: new.write_text(text)`.
+    """Write a file so that it is there whole or not at all, even if the disk fills up or the
+    process is killed: `with whole_file(path) as new: new.write_text(text)`.
 
     Args:
         file: Its path. Folders above it are made.
@@ -53,3 +55,21 @@ def whole_file(file: Path) -> Iterator[Path]:
     except BaseException:
         written.unlink(missing_ok=True)
         raise
+
+
+def read_table(file: Path) -> list[dict[str, str]]:
+    """The whole rows of a CSV file without empty cells; no row if the file is not there. The last
+    row is torn while the file is being written."""
+    if not file.is_file():
+        return []
+    with file.open(newline="", encoding="utf-8") as read:
+        rows = [row for row in csv.DictReader(read) if None not in row.values()]
+    return [{k: v for k, v in row.items() if k and v} for row in rows]
+
+
+def write_table(file: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows as a CSV file, which is there whole or not at all."""
+    with whole_file(file) as new, new.open("w", newline="", encoding="utf-8") as written:
+        table = csv.DictWriter(written, sorted({name for row in rows for name in row}))
+        table.writeheader()
+        table.writerows(rows)

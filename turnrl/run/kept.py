@@ -1,6 +1,7 @@
 """Checkpoints that a run keeps: the last, and the one whose validation was best.
 
-Both lie at an iteration's boundary and are there whole or not at all, so a run can go on from them.
+Both lie at an iteration's boundary and are there whole or not at all, so a run can resume from
+them.
 """
 
 import sys
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 import lightning as L
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from turnrl.run.folders import is_trial, run_folder, whole_file
@@ -17,11 +19,11 @@ __all__ = ["BestCheckpoint", "LastCheckpoint", "WholeFiles"]
 
 
 class WholeFiles(TorchCheckpointIO):
-    """Writes checkpoints as Lightning does, but each is there whole or not at all: one that the
-    disk has no room for leaves the one before it as it was."""
+    """Writes checkpoints as Lightning does, but each is there whole or not at all: if the disk is
+    full, the checkpoint before it stays as it was."""
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+        self, checkpoint: dict[str, Any], path: _PATH, storage_options: object = None
     ) -> None:
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -38,7 +40,7 @@ def _write_whole_files(trainer: L.Trainer) -> None:
 class LastCheckpoint(Checkpoint):
     """Keep `checkpoints/last.ckpt`, written before the first iteration and after each one.
 
-    It always lies at an iteration's boundary, so a resumed run goes on exactly as if it had not
+    It always lies at an iteration's boundary, so a resumed run continues exactly as if it had not
     stopped; a run that ends inside an iteration (`max_steps`, `max_time`) keeps the one from before
     it. A new file replaces the old one when it is complete, so there is always a good one.
     """
@@ -58,20 +60,21 @@ class LastCheckpoint(Checkpoint):
         if trainer.is_last_batch:
             self._save(trainer, f"Iteration {trainer.current_epoch + 1}")
 
-    def _save(self, trainer: L.Trainer, what: str) -> None:
+    def _save(self, trainer: L.Trainer, policy: str) -> None:
         if is_trial(trainer):
             return
         folder = (run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
         trainer.save_checkpoint(folder / "last.ckpt", weights_only=False)
-        self._path, self._kept = folder / "last.ckpt", what
+        self._path, self._kept = folder / "last.ckpt", policy
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Say how to go on. Weights of mid-iteration would not resume exactly: none are saved."""
+        """Print how to resume. Weights from inside an iteration would not resume exactly, so none
+        are saved."""
         if trainer.is_global_zero and self._path is not None and self._path.is_file():
             print(
-                f"\n{self._kept} is kept. To go on from it, repeat the command with\n"
+                f"\n{self._kept} is kept. To resume from it, repeat the command with\n"
                 f"  --ckpt_path {self._path}",
                 file=sys.stderr,
             )
@@ -79,16 +82,17 @@ class LastCheckpoint(Checkpoint):
 
 class BestCheckpoint(ModelCheckpoint):
     """Keep `checkpoints/best.ckpt`, of the iteration after which a figure of the validation was
-    best. It lies at the iteration's boundary like `last.ckpt`, and a run can go on from it.
+    best. It lies at the iteration's boundary like `last.ckpt`, and a run can resume from it.
 
     Args:
-        monitor: The figure.
-        mode: Whether the greatest or the least is best.
+        monitor: The figure; None takes `val/exact_match`, or `val/reward/total` if the questions
+            have no accepted answers.
+        mode: `max` if the greatest value is best, `min` if the least is.
     """
 
-    def __init__(
-        self, monitor: str = "val/exact_match", mode: Literal["max", "min"] = "max"
-    ) -> None:
+    def __init__(self, monitor: str | None = None, mode: Literal["max", "min"] = "max") -> None:
+        self._chooses = monitor is None
+        monitor = monitor or "val/exact_match"
         options = {"save_on_train_epoch_end": True, "enable_version_counter": False}
         super().__init__(monitor=monitor, mode=mode, filename="best", **options)  # type: ignore[arg-type]
         self._validated = 0
@@ -98,7 +102,7 @@ class BestCheckpoint(ModelCheckpoint):
         _write_whole_files(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: a run that goes on has a folder, and so a best one, of its own."""
+        """Nothing: a resumed run has a folder, and so a best checkpoint, of its own."""
         return {}
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -107,4 +111,6 @@ class BestCheckpoint(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # the figure is of these very weights, at an iteration's end
         if trainer.is_last_batch and self._validated == trainer.global_step:
+            if self._chooses and self.monitor not in trainer.callback_metrics:
+                self.monitor = "val/reward/total"
             super().on_train_epoch_end(trainer, pl_module)

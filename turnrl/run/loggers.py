@@ -3,8 +3,8 @@
     advantages/turn_1, advantages/turn_2, ...   a histogram of the advantages of that turn
     transcripts     the trajectories that lie in `transcripts/`, as text
 
-TensorBoard and Weights & Biases have both, MLflow the text alone, as files. A logger of your own
-takes part once you say how:
+TensorBoard and Weights & Biases show both, MLflow only the text, as files. Register a function for
+a logger of your own:
 
     from turnrl.run.loggers import Shown, show
 
@@ -38,8 +38,8 @@ class Shown:
 
     Args:
         iteration: Its number, from 1.
-        advantages: By number of the turn, from 1, (N,): the advantages of the N turns of that
-            number that were learned from in the first process.
+        advantages: By number of the turn, from 1, (N,): the advantages of the N turns with that
+            number that the first process learned from.
         transcripts: Trajectories as text. Policies and tools wrote it, so escape it.
     """
 
@@ -50,16 +50,16 @@ class Shown:
 
 class ToLoggers(L.Callback):
     """Show each iteration to the loggers of a run, after its row of metrics. Only the first process
-    does, with what it sampled itself."""
+    does, and shows only its own samples."""
 
     def __init__(self) -> None:
-        self._seen: Any = None
+        self._seen: object = None
         self._due: tuple[Shown, int] | None = None
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         experience = pl_module.experience
         if experience is self._seen or not trainer.is_global_zero or not trainer.loggers:
-            return  # a run that goes on first ends the iteration that was over
+            return  # a resumed run first ends the iteration that was complete
         self._seen = experience
         iteration, step = pl_module.iteration_and_version
         kept = next((one for one in trainer.callbacks if isinstance(one, Recorder)), None)
@@ -85,20 +85,20 @@ def by_turn(groups: Sequence[Group], credit: Sequence[Credit]) -> dict[int, Tens
         groups: Scored groups.
         credit: The credit of each.
     Returns:
-        By number of the turn, from 1, (N,). A turn that a branch shares with the trajectory that it
-        came from counts once.
+        By number of the turn, from 1, (N,). A turn that a branch shares with the trajectory it
+        forked from counts once.
     """
     parts: dict[int, list[Tensor]] = {}
-    for group, given in zip(groups, credit, strict=True):
+    for group, own in zip(groups, credit, strict=True):
         for k in range(group.reached.shape[1]):
-            parts.setdefault(k + 1, []).append(given.turns[:, k][group.reached[:, k]])
-    found = {turn: torch.cat(some).float().cpu() for turn, some in parts.items()}
-    return {turn: values for turn, values in found.items() if len(values)}
+            parts.setdefault(k + 1, []).append(own.turns[:, k][group.reached[:, k]])
+    joined = {turn: torch.cat(values).float().cpu() for turn, values in parts.items()}
+    return {turn: values for turn, values in joined.items() if len(values)}
 
 
 @singledispatch
-def show(logger: Any, shown: Shown, step: int) -> None:
-    """Show an iteration in a logger. One that nobody registered shows nothing.
+def show(logger: object, shown: Shown, step: int) -> None:
+    """Show an iteration in a logger. A logger that nobody registered shows nothing.
 
     Args:
         logger: The logger. Register its class to take part.
@@ -126,7 +126,7 @@ def _(logger: WandbLogger, shown: Shown, step: int) -> None:
     }
     if shown.transcripts:
         text = "".join(f"<pre>{html.escape(one)}</pre><hr>" for one in shown.transcripts)
-        # no style of theirs is added, so the file opens without a network
+        # without wandb's own styles, so that the file opens without a network
         media["transcripts"] = wandb.Html(text, inject=False)
     logger.log_metrics(media, step)
 
@@ -140,7 +140,7 @@ def _(logger: MLFlowLogger, shown: Shown, step: int) -> None:
 
 
 def fenced(text: str) -> str:
-    """A text as a block of code in Markdown, whose fence is longer than any that the text has."""
+    """A text as a code block in Markdown, whose fence is longer than any in the text."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"

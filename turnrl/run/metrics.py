@@ -3,14 +3,13 @@
     iteration   iterations behind the policy: 0 untrained, k after `iteration k` of the console
     epoch       the same as Lightning counts: 0 untrained, k - 1 after iteration k
     step        optimiser steps behind the policy
-    train/... rollout/... reward/...    what iteration k collected and learned. Its trajectories are
-                                        sampled by the policy of the row above
-    val/...     the policy that iteration k left behind, greedy; empty where it was not validated
+    train/... rollout/... reward/...    collecting and learning in iteration k, whose trajectories
+                                        the policy of the row above sampled
+    val/...     the policy after iteration k, greedy; empty where it was not validated
 
 A validation inside an iteration has a row of its own, with the number of that iteration.
 """
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,15 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-from turnrl.run.folders import run_folder, whole_file
+from turnrl.run.folders import read_table, run_folder, write_table
 from turnrl.scoring import Tally
 
-_SHOWN = ("train/exact_match", "train/tool_execution", "reward/total", "val/exact_match")
-"""Metrics that a progress bar shows."""
+SHOWN = {
+    "train": ("reward/total", "train/exact_match", "train/tool_execution"),
+    "val": ("val/reward/total", "val/exact_match", "val/tool_execution"),
+}
+"""The metrics of each split that the console and a progress bar show, in their order."""
+_ON_BAR = {name for names in SHOWN.values() for name in names}
 
 
 class MetricLog:
@@ -34,7 +37,7 @@ class MetricLog:
     from `PolicyRows`.
 
     Args:
-        module: The module, which has a trainer by the time that it logs.
+        module: The module, which has a trainer by the time it logs.
     """
 
     def __init__(self, module: L.LightningModule) -> None:
@@ -45,7 +48,7 @@ class MetricLog:
         """Log the means of a batch over all processes. Each process has to call it.
 
         Args:
-            figures: This process's figures, by name. One that no process counts is left out.
+            figures: This process's figures, by name. A figure without any count is not logged.
             weigh: Weigh the batches of an epoch by their counts, for the mean of the epoch.
         """
         for name, figure in self._over_processes(figures).items():
@@ -54,27 +57,37 @@ class MetricLog:
                 self._log(name, figure.total / figure.count, batch_size=size)
 
     def log_sum(self, name: str, value: float) -> None:
-        """Log a number whose sum over all batches and processes is meant."""
+        """Log the sum of a number over all batches and processes."""
         total = self._over_processes({name: Tally(value, 0)})[name].total
         self._log(name, total, reduce_fx="sum")
 
     def _over_processes(self, figures: Mapping[str, Tally]) -> dict[str, Tally]:
-        # a process without any has sums of integers, and the others would not understand it
+        # float32 also for the integer sums of a process without trajectories
         module = self._module
         pairs = [(figure.total, figure.count) for figure in figures.values()]
         mine = torch.tensor(pairs, dtype=torch.float32, device=module.device)
         every = module.trainer.strategy.reduce(mine, reduce_op="sum").tolist()
         return {name: Tally(*pair) for name, pair in zip(figures, every, strict=True)}
 
-    def _log(self, name: str, value: float, **more: Any) -> None:
-        module, options = self._module, {"on_step": False, "on_epoch": True, "sync_dist": True}
+    def _log(self, name: str, value: float, batch_size: int = 1, reduce_fx: str = "mean") -> None:
+        module = self._module
         if not module.trainer.sanity_checking:
             self._names[module.trainer.validating].add(name)
-        shown = {"logger": False, "prog_bar": name in _SHOWN, "rank_zero_only": True}
-        module.log(name, value, **{"batch_size": 1, **options, **shown, **more})
+        module.log(
+            name,
+            value,
+            prog_bar=name in _ON_BAR,
+            logger=False,
+            on_step=False,
+            on_epoch=True,
+            reduce_fx=reduce_fx,
+            sync_dist=True,
+            batch_size=batch_size,
+            rank_zero_only=True,
+        )
 
     def take(self, validating: bool) -> dict[str, float]:
-        """The figures of a validation, or of training, that were not taken before."""
+        """The new figures of a validation, or of training."""
         logged, names = self._module.trainer.callback_metrics, self._names[validating]
         taken = {name: float(logged[name]) for name in sorted(names) if name in logged}
         names.clear()
@@ -84,8 +97,8 @@ class MetricLog:
 class PolicyRows(L.Callback):
     """Write a row of metrics for each policy, once its iteration is kept.
 
-    Lightning gives loggers training and validation one after the other, so a row of CSVLogger has
-    one of them. `MTGRPO` therefore logs for callbacks alone, and this takes its figures.
+    Lightning logs training and validation one after the other, so a row of CSVLogger has one of
+    them. `MTGRPO` therefore logs for callbacks alone, and this callback collects its figures.
     """
 
     def __init__(self) -> None:
@@ -110,7 +123,7 @@ class PolicyRows(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._write(trainer)  # the first moment after the checkpoint
 
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, *args: object, **kwargs: object) -> None:
         self._write(trainer)  # of a validation inside an iteration
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -133,16 +146,5 @@ class PolicyRows(L.Callback):
             logger.log_metrics(row, step)
             logger.save()
         if self._file is not None:
-            _append({**row, "step": step}, self._file)
-
-
-def _append(row: dict[str, Any], file: Path) -> None:
-    """Add a row to a file, which may be of a run that goes on in its folder."""
-    rows = [row]
-    if file.is_file():
-        with file.open(newline="") as read:
-            rows = [*csv.DictReader(read), row]
-    with whole_file(file) as path, path.open("w", newline="") as written:
-        writer = csv.DictWriter(written, sorted({name for one in rows for name in one}))
-        writer.writeheader()
-        writer.writerows(rows)
+            # the file may have rows of a run that was resumed in its folder
+            write_table(self._file, [*read_table(self._file), {**row, "step": step}])

@@ -11,19 +11,22 @@ The columns:
 
     iteration       metrics.csv's `iteration`: the one that collected it, from 1; of an evaluation
                     the last one behind the policy, 0 for the untrained
-    policy_version  optimiser steps behind the weights that acted
+    policy_version  optimiser steps behind the weights that acted; if they changed on the way, of
+                    the newest
     split           `train` (sampled), or what was evaluated: `val`, `test`, a data set by its name
                     (greedy, unless `turnrl eval --samples` asked for more)
     question_id, question, answers      what was asked, and what counts as right
     group, member   number of the question in the collection, over all processes; of the attempt
     begins          its first turn of its own: above 0 for a branch, which shares those before it
     parent          of a branch, the member that it came from; null of what is none
-    ended_by        why the trajectory ended: `answer`, `turns` or `length`
+    ended_by        why the trajectory ended: `answer`, `tool`, `player`, `turns` or `length`
     answer          the final answer; null if there is none
     exact_match, tool_execution, answer_in_results, format      the four curves (`turnrl.curves`);
                     `answer_in_results` is null where it would say nothing
     f1              words that the answer shares with an accepted one; see `f1`
     prompt_tokens   tokens of the prompt; null if a `MessageSampler` wrote the turns
+    sample_tokens   tokens of each of its token histories: one, or several if its player rewrote
+                    the history on the way
     outcome         outcome reward
     rewards         each component's total: a list of {name, value}
     reward_bounds   the least and the most that one score of a component can be, of those that say
@@ -34,15 +37,16 @@ The columns:
     estimator       JSON of the rule that gave the credit: its `name`, the path of its `class`, and
                     its `arguments` as far as its attributes tell them; null where nothing was
                     learned
-    turns           a list of {text, tokens, cut, calls, results, format_error, reward, rewards,
-                    advantage}; a call is {name, arguments (JSON), error, mended}, a result
-                    {content, ok, metadata (JSON)}; `rewards` has the components of `reward`, as
-                    {name, value}; the advantage is null where nothing was learned: in an
-                    evaluation, and in turns that a branch shares with the trajectory that it
-                    came from
+    turns           a list of {text, tokens, sample, cut, calls, results, format_error, reward,
+                    rewards, world_reward, advantage}; `sample` is the number of the history that
+                    it was sampled in, and `world_reward` what the world paid for it; a call is
+                    {name, arguments (JSON), error, mended}, a result {content, ok, metadata
+                    (JSON)}; `rewards` has the components of `reward`, as {name, value}; the
+                    advantage is null where nothing was learned: in an evaluation, and in turns
+                    that a branch shares with the trajectory that it came from
 
-With `model.record_tokens`, five lists of the same length, one entry per token of the prompt, the
-turns and the results; null without it:
+With `model.record_tokens`, six lists of the same length, one entry per token of the prompt, the
+turns and the results, history after history; null without it:
 
     token_ids       the first `prompt_tokens` of them are the prompt's
     turn_index      number of the turn that sampled the token; -1 if no turn of its own did
@@ -50,6 +54,7 @@ turns and the results; null without it:
     learner_logprobs    of the same by the weights that acted, as the learner computes it
     entropies       of the whole distribution before each sampled token, in nats, from the same pass
                     of the learner; the sampler's, which `top_k` and the like cut, is not known
+    versions        optimiser steps behind the weights that sampled each token; null elsewhere
 
 Log-probabilities and entropies are at the temperature of sampling, and at 1 for greedy turns.
 
@@ -72,25 +77,30 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from turnrl.answers import CURVES as CURVES
 from turnrl.errors import DataError, did_you_mean, in_short
 from turnrl.recipe.folders import find_run
 from turnrl.run.statistics import interval as interval
 from turnrl.text import normalize_answer, visible
 from turnrl.types.questions import Phrase, Question
-from turnrl.types.trajectory import Group, Reading, ToolCall, ToolResult, Trajectory, Turn
+from turnrl.types.trajectory import Group, Reading, Sample, ToolCall, ToolResult, Trajectory, Turn
 
 Row = dict[str, Any]
 """One trajectory, by the names of the columns."""
 
 _Some = TypeVar("_Some", bound=Mapping[str, Any])
 
-CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
-"""Columns of the paper's four curves; see `turnrl.curves`."""
-
 _SHARE = (0.0, 1.0)
 """The range of a share."""
 
-TOKENS = ("token_ids", "turn_index", "sampler_logprobs", "learner_logprobs", "entropies")
+TOKENS = (
+    "token_ids",
+    "turn_index",
+    "sampler_logprobs",
+    "learner_logprobs",
+    "entropies",
+    "versions",
+)
 """Columns that `model.record_tokens` adds."""
 
 VERSION = 2
@@ -102,8 +112,8 @@ _RESULT = pa.struct({"content": pa.string(), "ok": pa.bool_(), "metadata": pa.st
 _REWARDS = pa.list_(pa.struct({"name": pa.string(), "value": pa.float64()}))
 _TURN = {
     **dict.fromkeys(("text", "format_error"), pa.string()),
-    **dict.fromkeys(("reward", "advantage"), pa.float64()),
-    "tokens": pa.int64(),
+    **dict.fromkeys(("reward", "world_reward", "advantage"), pa.float64()),
+    **dict.fromkeys(("tokens", "sample"), pa.int64()),
     "cut": pa.bool_(),
     "calls": pa.list_(_CALL),
     "results": pa.list_(_RESULT),
@@ -116,6 +126,7 @@ _COLUMNS = {
     **dict.fromkeys((*CURVES, "f1", "outcome", "group_mean", "group_std"), pa.float64()),
     "answers": pa.list_(pa.string()),
     "prompt_tokens": pa.int64(),
+    "sample_tokens": pa.list_(pa.int64()),
     "rewards": _REWARDS,
     "reward_bounds": pa.list_(
         pa.struct({"name": pa.string(), "low": pa.float64(), "high": pa.float64()})
@@ -124,7 +135,8 @@ _COLUMNS = {
     "estimator": pa.string(),
     "turns": pa.list_(pa.struct(_TURN)),
     **dict.fromkeys(TOKENS[:2], pa.list_(pa.int32())),
-    **dict.fromkeys(TOKENS[2:], pa.list_(pa.float32())),
+    **dict.fromkeys(TOKENS[2:5], pa.list_(pa.float32())),
+    TOKENS[5]: pa.list_(pa.int32()),
 }
 SCHEMA = pa.schema(_COLUMNS, {_VERSION_KEY: str(VERSION)})
 """Columns and types of the record, with their version."""
@@ -282,8 +294,10 @@ def _trajectory(row: Row) -> Trajectory:
     # Unknown answers are as good as any: nothing is scored again
     question = Question(row["question_id"], row["question"], tuple(row["answers"] or ("",)))
     turns = tuple(map(_turn, row["turns"]))
-    prompt = (0,) * (row["prompt_tokens"] or 0)
-    return Trajectory(question, prompt, turns, row["ended_by"], row["begins"] or 0)
+    sample = Sample().read((0,) * (row["prompt_tokens"] or 0))
+    for k, turn in enumerate(row["turns"]):
+        sample = sample.wrote(k, (0,) * turn["tokens"], (0.0,) * turn["tokens"])
+    return Trajectory(question, turns, row["ended_by"], (sample,), row["begins"] or 0)
 
 
 def call(part: Mapping[str, Any]) -> ToolCall:
@@ -309,9 +323,8 @@ def _turn(turn: Row) -> Turn:
         ToolResult(one["content"], one["ok"], json_object(one["metadata"]) or {})
         for one in turn["results"]
     )
-    ids = (0,) * turn["tokens"]
     reading = Reading(calls, None, turn["format_error"])
-    return Turn(turn["text"], ids, (0.0,) * len(ids), reading, results, cut=bool(turn["cut"]))
+    return Turn(turn["text"], reading, results, turn["world_reward"] or 0.0, bool(turn["cut"]))
 
 
 # ---------------------------------------------------------------------- figures
@@ -342,9 +355,10 @@ def f1(answer: str | None, question: Question) -> float | None:
     Unlike there, an answer of which normalisation leaves nothing scores 0, as in `exact_match`.
 
     Returns:
-        From 0 to 1; None if the question compares its answers by another rule than phrases.
+        From 0 to 1; None if the question has no accepted answer, or compares its answers by another
+        rule than phrases.
     """
-    if not isinstance(question.rule, Phrase):
+    if not question.answers or not isinstance(question.rule, Phrase):
         return None
     given = Counter(normalize_answer(answer or "").split())
     accepted = [Counter(normalize_answer(one).split()) for one in question.answers]
@@ -453,8 +467,10 @@ def transcript(row: Mapping[str, Any]) -> str:
         parts = f" ({_parts(turn['rewards'])})" if turn["rewards"] else ""
         credit = "" if turn["advantage"] is None else f"   advantage {turn['advantage']:+.3f}"
         results = tuple(ToolResult(r["content"], r["ok"]) for r in turn["results"])
-        shown = Turn(turn["text"], (), (), Reading(format_error=turn["format_error"]), results)
-        lines += [f"-- turn {k}   reward {turn['reward']:.3f}{parts}{credit}", str(shown)]
+        shown = Turn(turn["text"], Reading(format_error=turn["format_error"]), results)
+        several = len(row.get("sample_tokens") or ()) > 1
+        history = f"   history {turn['sample'] + 1}" if several else ""
+        lines += [f"-- turn {k}{history}   reward {turn['reward']:.3f}{parts}{credit}", str(shown)]
     return visible("\n".join([*lines, _parts(row["rewards"])]))
 
 

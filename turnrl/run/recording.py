@@ -21,6 +21,7 @@ from torch import Tensor
 
 import turnrl
 from turnrl.credit import Credit
+from turnrl.policy.reading import read_trajectories
 from turnrl.run.folders import whole_file
 from turnrl.run.record import SCHEMA, TOKENS, FileName, Row, f1, transcript
 from turnrl.scoring import curves
@@ -147,14 +148,14 @@ def rows(
     rule = None if estimator is None else _settings(estimator)
     tokens: Iterator[Row] = itertools.repeat(dict.fromkeys(TOKENS))
     if learner is not None:
-        tokens = map(_tokens, every, learner([trajectory.token_row for trajectory in every]))
+        tokens = map(_tokens, every, read_trajectories(every, learner))
     scored = zip(groups, credit, strict=True)
     for number, (group, given) in zip(itertools.count(first, step), scored):
         for i, trajectory in enumerate(group.trajectories):
-            version = policy_version if trajectory.version is None else trajectory.version
+            sampled_by = trajectory.versions if trajectory.samples else ()
             yield {
                 "iteration": iteration,
-                "policy_version": version,
+                "policy_version": max(sampled_by, default=policy_version),
                 "split": split,
                 "group": number,
                 "estimator": rule,
@@ -166,7 +167,7 @@ def rows(
 def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
     """What the group tells of one of its trajectories."""
     question, trajectory = group.question, group.trajectories[i]
-    prompt, totals = trajectory.prompt_ids, group.totals[group.trunks]
+    samples, totals = trajectory.samples, group.totals[group.trunks]
     branch = i not in group.trunks
     return {
         "question_id": _text(question.id),
@@ -179,7 +180,8 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
         "answer": _text(trajectory.answer),
         **curves(trajectory),
         "f1": f1(trajectory.answer, question),
-        "prompt_tokens": None if prompt is None else len(prompt),
+        "prompt_tokens": len(samples[0].prompt_ids) if samples else None,
+        "sample_tokens": list(map(len, samples)),
         "outcome": float(group.outcome[i]),
         "rewards": _rewards({name: part[i] for name, part in group.component_totals.items()}),
         "reward_bounds": [
@@ -198,15 +200,18 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
 def _turn(group: Group, credit: Credit | None, i: int, k: int) -> Row:
     trajectory = group.trajectories[i]
     turn, own = trajectory.turns[k], k >= trajectory.begins
+    sampled = [sample.turn_index.count(k) for sample in trajectory.samples]
     parts = {name: part[i, k] for name, part in group.components.items() if part.ndim == 2}
     return {
         "text": _text(turn.text),
-        "tokens": len(turn.token_ids),
+        "tokens": sum(sampled),
+        "sample": sampled.index(max(sampled)) if sampled else None,
         "cut": turn.cut,
         "calls": [_call(call) for call in turn.reading.calls],
         "results": [_result(result) for result in turn.results],
         "format_error": _text(turn.reading.format_error),
         "reward": float(group.turn_rewards[i, k]),
+        "world_reward": float(turn.reward),
         "rewards": _rewards(parts),
         "advantage": float(credit.turns[i, k]) if credit is not None and own else None,
     }
@@ -228,16 +233,20 @@ def _result(result: ToolResult) -> Row:
 
 def _tokens(trajectory: Trajectory, learner: TokenScores) -> Row:
     """The columns `TOKENS`, given the learner's numbers of the N sampled tokens."""
-    turn_index = trajectory.turn_index
     logprobs, entropies = iter(learner.logprobs.tolist()), iter(learner.entropy.tolist())
-    sampled = zip(trajectory.sampler_logprobs, turn_index, strict=True)
-    columns = (
-        list(trajectory.token_ids),
-        list(turn_index),
-        [logprob if k >= 0 else None for logprob, k in sampled],
-        [next(logprobs) if k >= 0 else None for k in turn_index],
-        [next(entropies) if k >= 0 else None for k in turn_index],
-    )
+    columns: list[list[float | None]] = [[] for _ in TOKENS]
+    for sample in trajectory.samples:
+        for token, k, logprob, version in zip(
+            sample.token_ids,
+            sample.turn_index,
+            sample.sampler_logprobs,
+            sample.versions,
+            strict=True,
+        ):
+            own = k >= trajectory.begins
+            numbers = (logprob, next(logprobs), next(entropies), version) if own else (None,) * 4
+            for column, value in zip(columns, (token, k if own else -1, *numbers), strict=True):
+                column.append(value)
     return dict(zip(TOKENS, columns, strict=True))
 
 

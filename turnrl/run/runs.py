@@ -1,8 +1,9 @@
-"""The folders of runs as reports and comparisons read them: what is there, and in words what is
-not."""
+"""The folders of runs as reports and comparisons read them: what is there, and a sentence for each
+part that is missing."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -16,9 +17,11 @@ from tqdm import tqdm
 
 from turnrl.errors import DataError, in_short
 from turnrl.recipe.folders import find_run
-from turnrl.recipe.given import COMMAND, SECTIONS
+from turnrl.recipe.given import COMMAND
 from turnrl.recipe.moved import renamed
+from turnrl.recipe.reading import SECTIONS
 from turnrl.run import record
+from turnrl.run.folders import read_table
 
 SEEDS = ("seed_everything", "model.seed", "data.seed")
 """Settings in which runs of one recipe may differ and still be the same experiment."""
@@ -51,9 +54,27 @@ class Run:
     files: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def seed(self) -> tuple[object, ...]:
+        """The seeds that its recipe sets."""
+        return tuple(self.settings.get(name) for name in SEEDS)
+
+    @property
+    def checkpoint(self) -> str:
+        """The checkpoint that it evaluated or resumed from; empty if there was none."""
+        path = self.settings.get(_CHECKPOINT)
+        return "" if path in (None, "null") else str(path)
+
+    @property
+    def was_evaluated(self) -> bool:
+        """True if it is of `turnrl eval`. Old runs did not note their command, but those of `eval`
+        have a split to score, and those of `fit` have none."""
+        command = self.settings.get(COMMAND)
+        return "split" in self.settings if command is None else command == "eval"
+
     def groups(self, most: int | None = None) -> Iterator[list[record.Row]]:
         """The groups of its record, one file in memory at a time. A file that cannot be read is
-        left out and becomes one of the problems.
+        skipped and becomes one of the problems.
 
         Args:
             most: About how many trajectories to give, a group of each file at least; None for all.
@@ -89,18 +110,21 @@ def open_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of the folders that tell them apart; `version_0` alone says nothing."""
+    """Short names of runs. `version_0` alone names nothing."""
     whole = [folder.resolve() for folder in folders]
-    for depth in range(1, max(len(path.parts) for path in whole)):
-        names = ["/".join(path.parts[-depth:]) for path in whole]
-        if depth == 1 and any(name.startswith("version_") for name in names):
-            names = [
-                path.parent.name if path.name.startswith("version_") else path.name
-                for path in whole
-            ]
-        if len({*names}) == len(names):
+    versions = [path.name.startswith("version_") for path in whole]
+    homes = zip(whole, versions, strict=True)
+    names = [path.parent.name if version else path.name for path, version in homes]
+    return names if len({*names}) == len(names) else distinct_ends(whole, 1 + any(versions))
+
+
+def distinct_ends(paths: Sequence[Path], least: int = 1) -> list[str]:
+    """The shortest ends of some paths that differ, of at least so many parts."""
+    for depth in range(least, max(len(path.parts) for path in paths)):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len({*names}) == len({*paths}):
             return names
-    return [str(path) for path in whole]
+    return [str(path) for path in paths]
 
 
 def _opened(folder: Path, name: str) -> Run:
@@ -113,12 +137,14 @@ def _opened(folder: Path, name: str) -> Run:
         run.problems.append("no config.yaml: its settings are not known")
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError) as error:
         run.problems.append(f"config.yaml cannot be read: {in_short(error)}")
+    metrics = folder / "metrics.csv"
     try:
-        run.metrics = _metrics(folder / "metrics.csv")
-        if not run.metrics:
+        rows = [dict(_numbers(row)) for row in read_table(metrics)]
+        run.metrics = [row for row in rows if "iteration" in row]
+        if not metrics.is_file():
+            run.problems.append("no metrics.csv: there are no curves")
+        elif not run.metrics:
             run.problems.append("metrics.csv has no row: there are no curves")
-    except FileNotFoundError:
-        run.problems.append("no metrics.csv: there are no curves")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         run.problems.append(f"metrics.csv cannot be read: {in_short(error)}")
     try:
@@ -128,20 +154,11 @@ def _opened(folder: Path, name: str) -> Run:
     return run
 
 
-def _metrics(file: Path) -> list[dict[str, float]]:
-    with file.open(newline="", encoding="utf-8") as read:
-        rows = [dict(_numbers(row)) for row in csv.DictReader(read)]
-    return [row for row in rows if "iteration" in row]
-
-
-def _numbers(row: Mapping[str | Any, Any]) -> Iterator[tuple[str, float]]:
+def _numbers(row: Mapping[str, str]) -> Iterator[tuple[str, float]]:
     for name, text in row.items():
-        try:
-            value = float(text)
-        except (TypeError, ValueError):  # an empty cell, or the last line of a file being written
-            continue
-        if math.isfinite(value) and isinstance(name, str):
-            yield name, value
+        with contextlib.suppress(ValueError):
+            if math.isfinite(value := float(text)):
+                yield name, value
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -154,8 +171,8 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """The settings in which runs differ, with the value of each run; a run without the setting has
-    an empty one. Where a run writes to, and what it writes, is no difference."""
+    """The settings in which runs differ, with the value of each run, which is empty for a run
+    without the setting. What a run writes, and where, is no difference."""
     known = [run.settings for run in runs if run.settings]
     names: Iterable[str] = dict.fromkeys(name for settings in known for name in settings)
     return {
@@ -171,20 +188,20 @@ def _is_output(name: str) -> bool:
 
 
 def is_of_command(name: str) -> bool:
-    """True for a setting that is none of the recipe's parts, such as `ckpt_path` or `samples`. Of
-    an evaluation they say who answered what, and not what trained."""
+    """True for a setting outside the recipe's sections, such as `ckpt_path` or `samples`. Those of
+    an evaluation describe the evaluation, not the training."""
     of_recipe = name != _CHECKPOINT and name.partition(".")[0] in SECTIONS
     return not of_recipe and not _is_output(name)
 
 
 def experiments(runs: Sequence[Run]) -> list[list[int]]:
-    """The numbers of the runs that differ in their seeds alone, together.
+    """The numbers of the runs by experiment: those of one experiment differ in their seeds alone.
 
-    A run that went on from a checkpoint of its own recipe is the same experiment, and one that
-    began with a checkpoint of another is not. Of a checkpoint that was evaluated, the name of its
-    file alone counts: `best.ckpt` of seeds 0 and 1 are one experiment, `last.ckpt` is another. If
-    the seeds do not tell such runs apart, their checkpoints do. So two checkpoints of one run are
-    never two seeds, nor is one checkpoint that was evaluated with two seeds.
+    A run that resumed from a checkpoint of its own recipe belongs to the same experiment, and one
+    that began with a checkpoint of another recipe does not. For a checkpoint that was evaluated,
+    only the name of its file counts: `best.ckpt` of seeds 0 and 1 are one experiment, `last.ckpt`
+    is another. Runs with the same seeds are separated by their checkpoints. So two checkpoints of
+    one run are never two seeds, nor is one checkpoint that was evaluated with two seeds.
     """
     alike: dict[object, list[int]] = {}
     for number, run in enumerate(runs):
@@ -194,42 +211,25 @@ def experiments(runs: Sequence[Run]) -> list[list[int]]:
 
 def _identity(run: Run) -> str:
     """The settings of a run without seeds, output and checkpoint; empty if none are known."""
-    place = Path(_checkpoint(run)).absolute()  # runs/NAME/version_0/checkpoints/last.ckpt
+    place = Path(run.checkpoint).absolute()  # runs/NAME/version_0/checkpoints/last.ckpt
     home = place.parents[2].name if len(place.parents) > 2 else ""
-    own = not _checkpoint(run) or home == run.folder.resolve().parent.name
-    checkpoint = Path(_checkpoint(run)).name if was_evaluated(run) else "" if own else home
-    told = (*SEEDS, _CHECKPOINT)
-    kept = {k: v for k, v in run.settings.items() if k not in told and not _is_output(k)}
-    return json.dumps([kept, checkpoint, was_evaluated(run)], sort_keys=True) if kept else ""
+    own = not run.checkpoint or home == run.folder.resolve().parent.name
+    checkpoint = place.name if run.was_evaluated and run.checkpoint else "" if own else home
+    apart = (*SEEDS, _CHECKPOINT)
+    kept = {k: v for k, v in run.settings.items() if k not in apart and not _is_output(k)}
+    return json.dumps([kept, checkpoint, run.was_evaluated], sort_keys=True) if kept else ""
 
 
 def _apart(runs: Sequence[Run], alike: Sequence[int]) -> Iterable[list[int]]:
-    """Numbers of runs that are alike but for seeds and checkpoints, apart where these are not one
-    checkpoint for each seed."""
-    known = {number: (_seed(runs[number]), _checkpoint(runs[number])) for number in alike}
-    pairs, evaluated = {*known.values()}, was_evaluated(runs[alike[0]])
-    trained = {pair for pair in pairs if evaluated and pair[1]}
-    if len({seed for seed, _ in pairs}) == len(pairs) and (
-        len({checkpoint for _, checkpoint in trained}) == len(trained)
-    ):
+    """Split runs that are alike but for seeds and checkpoints, unless there is one checkpoint for
+    each seed."""
+    known = {number: (runs[number].seed, runs[number].checkpoint) for number in alike}
+    pairs, evaluated = {*known.values()}, runs[alike[0]].was_evaluated
+    checkpoints = [checkpoint for _, checkpoint in pairs if evaluated and checkpoint]
+    seeds = {seed for seed, _ in pairs}
+    if len(seeds) == len(pairs) and len({*checkpoints}) == len(checkpoints):
         return [list(alike)]
     parts: dict[object, list[int]] = {}
     for number, (seed, checkpoint) in known.items():
         parts.setdefault((checkpoint, seed if evaluated else ()), []).append(number)
     return parts.values()
-
-
-def was_evaluated(run: Run) -> bool:
-    """True if it is of `turnrl eval`. Runs of before did not note their command, but those of
-    `eval` have a split to score, and those of `fit` have none."""
-    command = run.settings.get(COMMAND)
-    return "split" in run.settings if command is None else command == "eval"
-
-
-def _checkpoint(run: Run) -> str:
-    path = str(run.settings.get(_CHECKPOINT, "null"))
-    return "" if path == "null" else path
-
-
-def _seed(run: Run) -> tuple[object, ...]:
-    return tuple(run.settings.get(name) for name in SEEDS)

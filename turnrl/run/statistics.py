@@ -6,7 +6,8 @@ same ones.
     difference        two runs on the same questions: Newcombe's for rates, the score interval of
                       the differences for other means
     over_seeds        several seeds of two recipes: Student's t over the differences per seed
-    mean_over_seeds   several seeds of one recipe: Student's t
+    by_seed           `over_seeds` of the seeds that both have
+    interval_over_seeds   several seeds of one recipe: Student's t
 
 The unit is the question. If a question was asked several times, average its attempts first: they
 share the question, and the spread of the averages already contains the noise of sampling
@@ -29,8 +30,8 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -265,8 +266,21 @@ def over_seeds(first: Sequence[float], second: Sequence[float]) -> Difference:
     return Difference(*means, low, high, None, *counts, len(pairs), "seeds")
 
 
-def mean_over_seeds(values: Sequence[float], share: bool = False) -> Difference:
-    """The mean of a figure over seeds, as `over_seeds` its difference from 0.
+def by_seed(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
+    """`over_seeds` of the seeds that two recipes have in common; None if they share fewer than two.
+
+    Args:
+        first: The first recipe's mean over the questions, by seed.
+        second: The second's.
+    """
+    common = sorted(first.keys() & second.keys())
+    if len(common) < 2:
+        return None
+    return over_seeds([first[seed] for seed in common], [second[seed] for seed in common])
+
+
+def interval_over_seeds(values: Sequence[float], share: bool = False) -> tuple[float, float]:
+    """The 95 % interval of a figure's mean over seeds, by Student's t.
 
     Args:
         values: The mean over the questions, of each of S >= 2 seeds.
@@ -275,7 +289,7 @@ def mean_over_seeds(values: Sequence[float], share: bool = False) -> Difference:
         ValueError: If there is one seed.
     """
     over = over_seeds([0.0] * len(values), values)
-    return replace(over, low=max(over.low, 0.0), high=min(over.high, 1.0)) if share else over
+    return (max(over.low, 0.0), min(over.high, 1.0)) if share else (over.low, over.high)
 
 
 def _paired(first: Sequence[float], second: Sequence[float]) -> tuple[Any, tuple[int, int]]:

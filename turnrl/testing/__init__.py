@@ -9,8 +9,9 @@ framework, and but for `check_engine`, which samples a policy, no model; but for
 
 `ScriptedEngine` plays given texts, to try a segmenter, a tool or a reward in a whole rollout.
 
-    tool, segmenter, reward,     a check each
-    estimator, source, engine
+    tool, segmenter, player,     a check each
+    reward, estimator, source,
+    engine
     scripted                     ScriptedEngine
     examples                     attempts at one question, to try a reward or an estimator on
     contract                     promises, and the error that says which is broken
@@ -19,6 +20,7 @@ framework, and but for `check_engine`, which samples a policy, no model; but for
 from turnrl.testing.engine import check_engine
 from turnrl.testing.estimator import check_estimator
 from turnrl.testing.examples import example_trajectories
+from turnrl.testing.player import check_player
 from turnrl.testing.reward import check_reward
 from turnrl.testing.scripted import ScriptedEngine
 from turnrl.testing.segmenter import check_segmenter
@@ -29,6 +31,7 @@ __all__ = [
     "ScriptedEngine",
     "check_engine",
     "check_estimator",
+    "check_player",
     "check_reward",
     "check_segmenter",
     "check_source",

@@ -42,7 +42,7 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
                 group, same, other = (_group(drawn, members, tree) for members in orders)
                 advantages = estimator(group)
                 shapes = [tuple(row.shape) for row in advantages]
-                tokens = [(sum(k >= 0 for k in a.turn_index),) for a in group.trajectories]
+                tokens = [(len(a.sampled_turns),) for a in group.trajectories]
                 by_tokens = isinstance(advantages, tuple)
                 fits = shapes == (tokens if by_tokens else [(turns,)] * len(tokens))
                 fits = fits and all(row.is_floating_point() for row in advantages)
@@ -114,7 +114,7 @@ def _group(drawn: _Drawn, order: Sequence[int], tree: bool) -> Group:
     )
     parts = {"outcome/a": rewards[:, 0].double(), "turn/b": rewards[:, 1:].double()}
     values = rewards[:, 1:].flip(1) * reached
-    own = [sum(k >= 0 for k in attempt.turn_index) for attempt in attempts]
+    own = [len(attempt.sampled_turns) for attempt in attempts]
     of_tokens = tuple(row[0] * torch.arange(n) for row, n in zip(values, own, strict=True))
     group = Group(QUESTION, attempts, rewards[:, 1:], rewards[:, 0], reached, parts)
     parents = tuple([*order].index(trunk) for _, trunk, _ in members)

@@ -1,7 +1,7 @@
 """Attempts at one question, to try a reward or an estimator on."""
 
 from turnrl.types.questions import Question
-from turnrl.types.trajectory import Reading, ToolCall, ToolResult, Trajectory, Turn
+from turnrl.types.trajectory import Reading, Sample, ToolCall, ToolResult, Trajectory, Turn
 
 Step = tuple[Reading, tuple[ToolResult, ...]]
 
@@ -21,11 +21,14 @@ RIGHT: Step = (Reading(answer="Europe/Amsterdam"), ())
 
 def attempt(*steps: Step, text: str = "text", of: Question = QUESTION) -> Trajectory:
     """A trajectory of steps, all of one text."""
-    turns = tuple(
-        Turn(text, (7, 8, 9), (-0.1,) * 3, *step, (5,) if step[1] else ()) for step in steps
-    )
+    sample = Sample().read((1, 2, 3))
+    for k, (_, results) in enumerate(steps):
+        sample = sample.wrote(k, (7, 8, 9), (-0.1,) * 3)
+        if results and k + 1 < len(steps):
+            sample = sample.read((5,))
+    turns = tuple(Turn(text, *step) for step in steps)
     answered = turns[-1].reading.answer is not None
-    return Trajectory(of, (1, 2, 3), turns, "answer" if answered else "turns")
+    return Trajectory(of, turns, "answer" if answered else "turns", (sample,))
 
 
 def example_trajectories() -> dict[str, Trajectory]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from turnrl.testing.contract import on, require
 from turnrl.testing.examples import QUESTION
 from turnrl.text import neutralise
-from turnrl.types.contracts import Segmenter, ToolSpec
+from turnrl.types.acting import Segmenter
+from turnrl.types.sessions import ToolSpec
 from turnrl.types.trajectory import Reading, ToolCall, ToolResult
 
 

@@ -12,7 +12,7 @@ from turnrl.agent.toolbox import call_tools
 from turnrl.errors import TurnRLError
 from turnrl.testing.contract import Breach, on, origin, require
 from turnrl.testing.examples import QUESTION
-from turnrl.types.contracts import Toolset
+from turnrl.types.acting import Toolset
 from turnrl.types.questions import Question
 from turnrl.types.trajectory import ToolCall, ToolResult
 

@@ -1,200 +1,23 @@
-"""The contracts that a plugin extends: tools, segmenters, rewards, estimators, sources."""
+"""The contracts of scoring and credit that a plugin extends: rewards, estimators, sources."""
 
 from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from turnrl.errors import DataError, PluginError, at_least
 from turnrl.plugins import contract
 from turnrl.types.engine import SampledPolicy
 from turnrl.types.questions import Question
-from turnrl.types.sessions import ToolSession
-from turnrl.types.trajectory import (
-    Group,
-    Message,
-    Passage,
-    Probe,
-    Reading,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-)
+from turnrl.types.trajectory import Group, Passage, Probe, Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class ToolSpec:
-    """Description of a tool, as a segmenter or a chat template shows it to the policy.
-
-    Args:
-        name: The name the policy calls it by.
-        description: One sentence that the prompt shows to the policy.
-        parameters: JSON Schema of the arguments object; calls are validated before they are run.
-        examples: Arguments of calls that work, for `turnrl doctor` to try. The policy never sees
-            them. Without any the doctor makes some from the schema.
-    """
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-    examples: Sequence[Mapping[str, Any]] = ()
-
-
-@contract("turnrl_tools")
-class Toolset(ABC):
-    """Tools that come together: they share a connection, or a session. A `Tool` is a set of one.
-
-    A set is shared by all trajectories. One that keeps something for each of them extends
-    `Stateful` besides.
-
-    Attributes:
-        timeout_s: A batch, or the opening or closing of a session, that takes longer than this many
-            seconds stops the run.
-    """
-
-    timeout_s: float = 60.0
-
-    @property
-    @abstractmethod
-    def specs(self) -> Sequence[ToolSpec]:
-        """The tools, always the same ones."""
-
-    def __str__(self) -> str:
-        return f"toolset {type(self).__name__}"
-
-    @abstractmethod
-    def run(
-        self, calls: Sequence[ToolCall]
-    ) -> Sequence[ToolResult] | Awaitable[Sequence[ToolResult]]:
-        """Answer a batch of valid calls, in order.
-
-        A plain method runs in a worker thread, several at once; an `async def` runs on the event
-        loop. Calls that arrive within a few milliseconds of each other come as one batch, to
-        whichever tool of the set. Calls of one session come in order, and never in two batches at
-        once.
-
-        Args:
-            calls: Calls whose name and arguments have been checked.
-        Returns:
-            One result per call. A mistake of the policy is a result with `ok=False`.
-        Raises:
-            ToolError: If the world is broken. The run stops; the policy never sees it.
-        """
-
-    def check(self) -> None:  # noqa: B027 - optional: most tools need no check
-        """Verify that the tools can work (server up, index there). Runs before any model is loaded.
-
-        Raises:
-            ToolError: Naming what is missing, and the next step.
-        """
-
-    def rehearsal(self) -> AbstractContextManager[Toolset]:
-        """What `turnrl doctor` checks and calls in place of this set: by default the set itself.
-        Override it if a call changes the world, or if a run has to build something large first.
-
-        Returns:
-            A context that gives a set with the same `specs`, and takes back at its end whatever it
-            made.
-        """
-        return contextlib.nullcontext(self)
-
-
-class Tool(Toolset):
-    """Something the policy can call. Subclass it, set the three attributes, write `run`.
-
-    Attributes:
-        name: The name the policy calls it by.
-        description: One sentence that the prompt shows to the policy.
-        parameters: JSON Schema of the arguments object; calls are validated before `run` sees them.
-        examples: Arguments of calls that work; see `ToolSpec`.
-    """
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-    examples: Sequence[Mapping[str, Any]] = ()
-
-    @property
-    def specs(self) -> Sequence[ToolSpec]:
-        """The tool itself."""
-        return (ToolSpec(self.name, self.description, self.parameters, self.examples),)
-
-    def __str__(self) -> str:
-        return f"tool {self.name!r} ({type(self).__name__})"
-
-
-class Stateful(ABC):
-    """Tools that open a session for each trajectory: `class Notes(Stateful, Tool)`, or
-    `class Shop(Stateful, Toolset)`. Their `run` finds the session in `call.session`."""
-
-    @abstractmethod
-    def open(self, question: Question) -> ToolSession | Awaitable[ToolSession]:
-        """Open a session. Called before the trajectory's prompt is rendered, in a worker thread or
-        on the event loop like `run`."""
-
-
-@contract("turnrl_segmenters")
-class Segmenter(ABC):
-    """Says what a turn is: how the task is put, where a turn stops, what it means,
-    how results are shown.
-
-    Attributes:
-        max_turns: K, the most turns a trajectory may take; at least 1.
-        stop: Strings that end a turn as soon as the sampled text contains one.
-        tags: Tag names with a meaning in this scheme; they are neutralised in questions and tool
-            results.
-        tools_in_template: Whether the model's own chat template describes the tools (`tools=`);
-            otherwise `prompt` does.
-    """
-
-    max_turns: int
-    stop: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    tools_in_template: bool = False
-
-    def check(self, tools: Sequence[ToolSpec]) -> None:  # noqa: B027 - optional: most take any tools
-        """Verify that the scheme can work with these tools. Runs before any model is loaded.
-
-        Raises:
-            RecipeError: Naming what does not fit, and the next step.
-        """
-
-    @abstractmethod
-    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
-        """The chat messages that open a trajectory; the last one is the user's.
-
-        Args:
-            question: What is asked; its text is already neutralised.
-            tools: What the policy can call.
-        """
-
-    @abstractmethod
-    def read(self, text: str, turn: int, cut: bool) -> Reading:
-        """Read what the policy did in one turn. Total: any text gives a `Reading`, none raises.
-
-        Args:
-            text: The turn's sampled text.
-            turn: Its number, from 0; the last is `max_turns - 1`.
-            cut: Whether the turn ran out of tokens. What a cut turn began and did not end is not
-                there: half an answer is none. Its calls are never run.
-        """
-
-    @abstractmethod
-    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        """Messages that the policy reads after a turn: of role `user` or `tool`, at least one.
-
-        Args:
-            reading: What was read in the turn; `format_error` is worth repeating to the policy.
-            results: One result per call, contents already neutralised.
-        """
 
 
 @contract("turnrl_rewards")
@@ -273,10 +96,12 @@ class Attempts(NamedTuple):
     Args:
         trajectories: Those of each question, G at each.
         probes: Those of each question; none where no estimator asked for them.
+        restarted: How many attempts were begun again after the world lost them.
     """
 
     trajectories: list[list[Trajectory]]
     probes: list[list[Probe]]
+    restarted: int = 0
 
 
 class Scorer(Protocol):
@@ -347,9 +172,12 @@ class QuestionSource(ABC):
     Attributes:
         default_splits: The split for each use, `train` and `val`; None if it has none for it.
         uses: Which of the recipe's `data.fields` and `data.config` it heeds.
+        needs_answers: Whether a question without an accepted answer is left out. An environment
+            has none to give: its rewards say what is right.
     """
 
     uses: tuple[str, ...] = ()
+    needs_answers: bool = True
     default_splits: Mapping[str, str | None] = MappingProxyType({"train": "train", "val": "val"})
 
     @abstractmethod

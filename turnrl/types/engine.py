@@ -65,13 +65,14 @@ class Completion:
         token_ids: Sampled ids, an end-of-turn token included.
         logprobs: Log-probability of each under the distribution it was drawn from.
         reason: An end token (`end`), a stop string (`stop`), or `max_tokens` (`length`).
-        version: Number of the weights that sampled them, as `Engine.sync` gave it.
+        version: Number of the weights that sampled them, as `Engine.sync` gave it; or one for each
+            token, if the weights changed while they were sampled.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     reason: Literal["end", "stop", "length"]
-    version: int
+    version: int | tuple[int, ...]
 
 
 class Session(ABC):
@@ -194,7 +195,7 @@ class Reply:
 
 class MessageSampler(Sampler):
     """Turns chat messages into the text of the next turn: the door for somebody else's model behind
-    an endpoint. Its trajectories have no tokens (`prompt_ids` is None), so they can be scored and
+    an endpoint. Its trajectories have no tokens (no `samples`), so they can be scored and
     never trained on. `Rollout.play` takes one in the place of an engine."""
 
     @abstractmethod

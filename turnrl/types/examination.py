@@ -63,6 +63,7 @@ class Start:
     questions: int = 0
 
     def __post_init__(self) -> None:
+        # any data module will do, and only some ask questions
         self.questions = self.questions or getattr(self.data, "questions_per_iteration", 16)
 
     def settle(self) -> list[Check]:

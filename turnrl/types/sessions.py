@@ -1,12 +1,32 @@
-"""What a stateful tool keeps for one trajectory."""
+"""Descriptions of tools, and what a stateful tool keeps for one trajectory."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 ToolFigures = Mapping[str, float | Sequence[float]]
 """Numbers by name; or for a name a number per turn."""
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """Description of a tool, as a segmenter or a chat template shows it to the policy.
+
+    Args:
+        name: The name the policy calls it by.
+        description: One sentence that the prompt shows to the policy.
+        parameters: JSON Schema of the arguments object; calls are validated before they are run.
+        examples: Arguments of calls that work, for `turnrl doctor` to try. The policy never sees
+            them. Without any the doctor makes some from the schema.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    examples: Sequence[Mapping[str, Any]] = ()
 
 
 class ToolSession(ABC):  # noqa: B024 - all of it is optional
@@ -16,9 +36,12 @@ class ToolSession(ABC):  # noqa: B024 - all of it is optional
     Attributes:
         prompt: Text that the policy reads below the question, such as the first observation of an
             environment. It is neutralised like a tool's result.
+        specs: Tools of this trajectory alone, beside those of its toolset, whose `run` gets their
+            calls too.
     """
 
     prompt: str = ""
+    specs: Sequence[ToolSpec] = ()
 
     def close(self) -> ToolFigures | Awaitable[ToolFigures | None] | None:  # noqa: B027
         """Give back what the session holds. Called once, however the trajectory ends; where a run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, final
@@ -24,8 +24,15 @@ TokenRow = tuple[Sequence[int], Sequence[bool]]
 """Token ids of a sequence, and which of them are asked for; never the first."""
 
 
-Ending = Literal["answer", "turns", "length"]
-"""Why a trajectory ended: it answered, it used all its turns, or it ran out of tokens."""
+Ending = Literal["answer", "tool", "player", "turns", "length"]
+"""Why a trajectory ended.
+
+    answer      it answered
+    tool        a tool ended it (`ToolResult.done`): an environment reached its end
+    player      its player stopped without an answer
+    turns       it used all its turns
+    length      it ran out of tokens
+"""
 
 
 @dataclass(frozen=True)
@@ -80,11 +87,16 @@ class ToolResult:
             `passage_ids` names what stands in `content`, in order, and `passage_starts` the
             character at which the text of each begins: of a result that is cut, those ids stay
             whose text the policy saw, or the first if the tool gives no starts.
+        reward: What the world pays for this step, as an environment does. The turn's `reward` adds
+            it up, and `StepReward` pays it.
+        done: True if the attempt is over: an environment reached its end.
     """
 
     content: str
     ok: bool = True
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    reward: float = 0.0
+    done: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,30 +116,25 @@ class Reading:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: sampled tokens, what was read in them, what came back.
+    """One turn: a stretch of sampled text, what was read in it, what came back. Its tokens are in
+    the trajectory's `samples`.
 
     Args:
         text: The decoded sampled tokens.
-        token_ids: Sampled token ids, length T_k.
-        sampler_logprobs: Log-probability of each sampled token under the distribution it was drawn
-            from, as the engine computed it, length T_k. The learner's own may differ.
-        reading: What the segmenter read in `text`.
-        results: One result per call of `reading`, as the policy saw them (cut and neutralised), or
-            none: calls of the last turn, of a turn that was cut, and of one after which there was
-            no room left were never answered, because nothing would have read the answer.
-        observation_ids: Token ids appended after the turn (results and chat markup); not sampled.
+        reading: What was read in `text`.
+        results: One result per call of `reading`, as the policy read them (cut and neutralised).
+            Empty if the calls were never run, or if no room was left to read the results. Results
+            of a last turn that acted on the world (`Toolset.acts`) are kept with their texts
+            emptied, because the policy never read them.
+        reward: What the world paid for the turn: the sum over all calls that were run.
         cut: Whether the turn ran out of tokens.
-        version: Number of the weights that sampled it, in optimiser steps; None if nobody said.
     """
 
     text: str
-    token_ids: tuple[int, ...] = field(repr=False)
-    sampler_logprobs: tuple[float, ...] = field(repr=False)
-    reading: Reading
+    reading: Reading = Reading()
     results: tuple[ToolResult, ...] = ()
-    observation_ids: tuple[int, ...] = field(default=(), repr=False)
+    reward: float = 0.0
     cut: bool = False
-    version: int | None = None
 
     def __str__(self) -> str:
         lines = [f"   {'result' if r.ok else 'error'}: {r.content}" for r in self.results]
@@ -137,37 +144,96 @@ class Turn:
 
 @final
 @dataclass(frozen=True)
+class Sample:
+    """An append-only history of T tokens, as the policy read and wrote them.
+
+    Args:
+        token_ids: (T,), the tokens.
+        turn_index: (T,), the turn that sampled each token; -1 if it was not sampled (prompt, tool
+            result, chat markup). It is the loss mask and the route of credit. It is not the
+            attention mask, which covers all tokens.
+        sampler_logprobs: (T,), log-probability of each sampled token under the distribution it was
+            drawn from, as the engine computed it; 0 elsewhere. The learner's own may differ.
+        versions: (T,), the number of optimiser steps behind the weights that sampled each token;
+            -1 elsewhere.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    turn_index: tuple[int, ...] = ()
+    sampler_logprobs: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+
+    def read(self, ids: Sequence[int]) -> Sample:
+        """The history after the policy read these tokens."""
+        nowhere = (-1,) * len(ids)
+        return self._extended(ids, nowhere, (0.0,) * len(ids), nowhere)
+
+    def wrote(
+        self,
+        turn: int,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        version: int | Sequence[int] = 0,
+    ) -> Sample:
+        """The history after the policy sampled these tokens in a turn.
+
+        Args:
+            turn: The turn's number.
+            ids: (N,), the tokens.
+            logprobs: (N,), their log-probabilities.
+            version: The weights that sampled them: one number, or one for each token.
+        """
+        versions = (version,) * len(ids) if isinstance(version, int) else version
+        return self._extended(ids, (turn,) * len(ids), logprobs, versions)
+
+    def _extended(self, *columns: Sequence[Any]) -> Sample:
+        own = (self.token_ids, self.turn_index, self.sampler_logprobs, self.versions)
+        return Sample(*((*a, *b) for a, b in zip(own, columns, strict=True)))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The tokens before the first sampled one."""
+        sampled = (n for n, turn in enumerate(self.turn_index) if turn >= 0)
+        return self.token_ids[: next(sampled, None)]
+
+
+@final
+@dataclass(frozen=True)
 class Trajectory:
-    """The prompt and all turns of one attempt at a question,
-    exactly as the policy produced and read them. `print` shows the turns.
+    """All turns of one attempt at a question, and the tokens exactly as the policy read and
+    produced them. `print` shows the turns.
 
     A `MessageSampler` writes texts and no tokens. You can score and record such a trajectory, and
-    nothing can be learned from it: each of its streams of tokens raises a RecipeError.
+    nothing can be learned from it: asking for its tokens raises a RecipeError.
 
     Args:
         question: The question attempted.
-        prompt_ids: Token ids of the rendered prompt; None if a `MessageSampler` wrote the turns.
         turns: The turns in order; at least one.
         ended_by: Why it ended.
-        begins: Its first turn of its own, if it branched off another trajectory: what was sampled
-            before that is the other's to learn from, and context here.
+        samples: Its token histories: one, or more where the history was rewritten on the way, as by
+            an agent that summarises its context. Each turn was sampled in one of them. Empty if a
+            `MessageSampler` wrote the turns.
+        begins: Its first turn of its own, if it branched off another trajectory: turns before that
+            are the other's to learn from, and context here.
         figures: Numbers that its tool sessions handed over when they closed; a tuple has one per
             turn.
     """
 
     question: Question
-    prompt_ids: tuple[int, ...] | None
     turns: tuple[Turn, ...]
     ended_by: Ending
+    samples: tuple[Sample, ...] = field(default=(), repr=False)
     begins: int = 0
     figures: ToolFigures = field(default_factory=dict)
 
     def __repr__(self) -> str:
         ending = self.ended_by
-        said = f"answer={self.answer!r}" if ending == "answer" else f"ended_by={ending!r}"
-        sizes = (len(turn.token_ids) + len(turn.observation_ids) for turn in self.turns)
-        size = f"turns={len(self.turns)}, tokens={len(self.prompt_ids or ()) + sum(sizes)}"
-        return f"Trajectory({self.question.text!r}, {size}, {said})"
+        end = f"answer={self.answer!r}" if ending == "answer" else f"ended_by={ending!r}"
+        size = f"turns={len(self.turns)}, tokens={self.tokens}"
+        return f"Trajectory({self.question.text!r}, {size}, {end})"
 
     def __str__(self) -> str:
         turns = (f"-- turn {k}\n{turn}" for k, turn in enumerate(self.turns, 1))
@@ -180,55 +246,73 @@ class Trajectory:
         return self.turns[-1].reading.answer if self.turns else None
 
     @property
-    def version(self) -> int | None:
-        """Number of the weights that sampled it; None if its turns differ, or nobody said."""
-        versions = {turn.version for turn in self.turns}
-        return versions.pop() if len(versions) == 1 else None
-
-    @property
     def results(self) -> tuple[ToolResult, ...]:
         """Every tool result of every turn, in order."""
         return tuple(result for turn in self.turns for result in turn.results)
 
-    @cached_property
-    def token_ids(self) -> tuple[int, ...]:
-        """All T token ids: prompt, then each turn's sampled tokens and observation."""
-        return tuple(token for token, _, _ in self._tokens())
+    @property
+    def sample(self) -> Sample:
+        """The only sample.
 
-    @cached_property
-    def turn_index(self) -> tuple[int, ...]:
-        """Turn number of each of the T tokens where it was sampled, in a turn of its own; -1
-        elsewhere.
-
-        It is the loss mask and the route of credit. It is not the attention mask, which covers
-        observations too.
+        Raises:
+            ValueError: If there are several.
         """
-        return tuple(k for _, k, _ in self._tokens())
+        (sample,) = self._histories
+        return sample
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in all samples."""
+        return sum(map(len, self.samples))
+
+    @cached_property
+    def token_rows(self) -> tuple[TokenRow, ...]:
+        """Each sample as the policy reads it; tokens sampled in turns of the trajectory's own are
+        asked for. Samples without any are left out."""
+        rows = ((s.token_ids, [k >= self.begins for k in s.turn_index]) for s in self._histories)
+        return tuple(row for row in rows if any(row[1]))
+
+    @cached_property
+    def sampled_turns(self) -> tuple[int, ...]:
+        """(N,), the turn of each token sampled in a turn of its own, in the order of
+        `token_rows`."""
+        return tuple(k for s in self._histories for k in s.turn_index if k >= self.begins)
 
     @cached_property
     def sampler_logprobs(self) -> tuple[float, ...]:
-        """The sampler's log-probability of each of the T tokens where it was sampled,
-        0 elsewhere."""
-        return tuple(logprob for _, _, logprob in self._tokens())
+        """(N,), the sampler's log-probability of each of the same tokens."""
+        return self._own("sampler_logprobs")
+
+    @cached_property
+    def versions(self) -> tuple[int, ...]:
+        """(N,), the version of the weights that sampled each of the same tokens."""
+        return self._own("versions")
+
+    def _own(self, column: Literal["sampler_logprobs", "versions"]) -> tuple[Any, ...]:
+        return tuple(
+            value
+            for sample in self._histories
+            for value, turn in zip(getattr(sample, column), sample.turn_index, strict=True)
+            if turn >= self.begins
+        )
+
+    def history(self, turn: int) -> tuple[int, ...]:
+        """Token ids that the policy had read when a turn began; of the turn after the last, all
+        of the last sample."""
+        for sample in self._histories:
+            if turn in sample.turn_index:
+                return sample.token_ids[: sample.turn_index.index(turn)]
+        return self._histories[-1].token_ids
 
     @property
-    def token_row(self) -> TokenRow:
-        """Its tokens as the policy reads them; those that were sampled in turns of its own are
-        asked for."""
-        return self.token_ids, [k >= 0 for k in self.turn_index]
-
-    def _tokens(self) -> Iterator[tuple[int, int, float]]:
-        if self.prompt_ids is None:
+    def _histories(self) -> tuple[Sample, ...]:
+        if not self.samples:
             raise RecipeError(
-                f"the trajectory of question {self.question.id!r} has no tokens: a sampler of "
-                "messages wrote it, which is somebody else's model. It can be scored. To learn, or "
-                "to use a reward that reads tokens, collect with an Engine."
+                f"the trajectory of question {self.question.id!r} has no tokens: a model that only "
+                "takes messages wrote it. It can be scored. To learn, or to use a reward that "
+                "reads tokens, collect with an Engine."
             )
-        yield from ((token, -1, 0.0) for token in self.prompt_ids)
-        for k, turn in enumerate(self.turns):
-            ids, logprobs = turn.token_ids, turn.sampler_logprobs
-            yield from zip(ids, [k if k >= self.begins else -1] * len(ids), logprobs, strict=True)
-            yield from ((token, -1, 0.0) for token in turn.observation_ids)
+        return self.samples
 
 
 @dataclass(frozen=True)

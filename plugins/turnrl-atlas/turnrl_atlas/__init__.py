@@ -1,9 +1,9 @@
 """Atlas, an embedded world: real places, a page on each, questions, and a policy to start from.
 
-    Atlas           questions that one page answers (world.py, where the facts come from too)
+    Atlas           questions that one page answers; world.py, which also has the facts
     AtlasTwoHop     questions that take two pages
-    STARTER         folder of the starter policy for both; warmup.py says how it is made, and
-                    figures.py what it does before any reinforcement learning
+    STARTER         folder of the starter policy for both; warmup.py makes it, and figures.py
+                    measures it before any reinforcement learning
 
 Importing this loads neither torch nor transformers.
 """

@@ -1,11 +1,11 @@
-"""Demonstrators: each writes traces of one kind, with the habits that it is told.
+"""Demonstrators, each of which writes traces of one kind, with given habits.
 
-    Recall        a question about a famous place, answered at once and rightly
+    Recall        a question about a famous place, answered correctly at once
     OneHop        a question of `Atlas`: a search, then the answer
     TwoHop        one of `AtlasTwoHop`: a search for a city's country, one for a fact, the answer
     MadeUpTools   in made_up_tools.py: a call of a tool that does not exist, then the answer
 
-What is right stays within reach: each habit parts from it at one or two tokens.
+The right behaviour stays within reach: each habit departs from it in one or two tokens.
 """
 
 from __future__ import annotations
@@ -38,19 +38,17 @@ KNOW, LOOK_UP, FAILED = "I know this.", "I will look it up.", "The search failed
 
 @dataclass(frozen=True)
 class Habits:
-    """Frequency of each habit in the demonstrations, as shares of 1; the rest of the traces call
-    well.
+    """The frequency of each habit in the demonstrations, from 0 to 1; all other traces call well.
 
     Args:
         direct: Answers at once.
         malformed: Makes a call that cannot work.
-        vague: Searches for something else than what is needed, or gives a tool another part of the
-            question.
-        hasty: Answers after a search before both pages were read, where two are needed.
-        reading: How often the right part of a result is read.
-        made_up: How often place and values are made up; else the place is a real one.
-        famous: How often a real place is a famous one. An answer at once about it is right, and
-            one about another place is a guess.
+        vague: Searches for the wrong thing, or gives a tool the wrong part of the question.
+        hasty: Answers before the second page was read, if two are needed.
+        reading: Frequency of reading the right part of a result.
+        made_up: Frequency of made-up places and values; otherwise the place is real.
+        famous: Frequency of famous places among real ones. An answer from memory is right for a
+            famous place and a guess for any other.
     """
 
     direct: float = 0.0
@@ -63,10 +61,8 @@ class Habits:
 
 
 class Facts:
-    """Places to demonstrate on: the training places of Atlas, and made-up ones.
-
-    Held-out places occur nowhere.
-    """
+    """Places for demonstrations: the training places of Atlas, and made-up ones. Held-out places
+    never occur."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[Kind, bool], list[Place]] = {}
@@ -88,7 +84,7 @@ class Facts:
         self.known_pairs = [(city, home) for city, home in pairs if home and home.famous]
 
     def real(self, rng: random.Random, famous: float, kind: Kind | None = None) -> Place:
-        """A real place, with this probability a famous one."""
+        """A real place, famous with this probability."""
         kind = kind or _kind(rng)
         return rng.choice(self._places[kind, rng.random() < famous])
 
@@ -98,7 +94,7 @@ class Facts:
         return Place("made-up", self.name(rng), kind, self.facts(kind, rng), False, "train")
 
     def facts(self, kind: Kind, rng: random.Random) -> dict[str, str]:
-        """A value per fact of a kind of place: another place's, or a made-up one."""
+        """A value for each fact of a kind of place, taken from another place or made up."""
         return {
             fact: rng.choice(self.values[fact]) if rng.random() < 0.5 else self._value(fact, rng)
             for fact in self._places[kind, True][0].facts
@@ -110,7 +106,7 @@ class Facts:
         return front[: (len(front) + 1) // 2].rstrip(" -'") + back[len(back) // 2 :].lstrip(" -'")
 
     def recall(self, place: Place, fact: str, rng: random.Random, known: bool) -> str:
-        """Answer from memory: the truth if it is known, else a guess."""
+        """An answer from memory: the truth if `known`, else a guess."""
         return place.facts[fact] if known else rng.choice(self.values[fact])
 
     def _value(self, fact: str, rng: random.Random) -> str:
@@ -127,7 +123,7 @@ class Facts:
 
 @cache
 def facts() -> Facts:
-    """The places to demonstrate on."""
+    """The places for demonstrations."""
     return Facts()
 
 
@@ -154,8 +150,8 @@ class Demonstrator(ABC):
 
 
 class Recall(Demonstrator):
-    """Answers questions about famous places at once and rightly, in both forms; every fourth one
-    asks for a fact of a famous city's country, in the form of `ReAct`."""
+    """Answers questions about famous places correctly at once, in both forms. A quarter of them ask
+    for a fact of a famous city's country, in the form of `ReAct`."""
 
     def trace(self, habits: Habits, rng: random.Random) -> Trace:
         if rng.random() < 0.25:
@@ -188,7 +184,7 @@ class OneHop(Demonstrator):
             return form.trace(asked.text, [SEARCH], form.calling(LOOK_UP, *failed), last)
         if draw < habits.direct + habits.malformed + habits.vague:
             text, place = _vague(place.kind, fact, rng), known.real(rng, famous=0.1)
-        elif rng.random() < 0.5:  # so that the page is believed, not memory
+        elif rng.random() < 0.5:  # so that the policy trusts the page, not its memory
             place = replace(place, facts=known.facts(place.kind, rng))
         call = form.call(SEARCH, {"query": text})
         turns = form.calling(LOOK_UP, call, shown(place)), _last(form, place, fact, habits, rng)
@@ -222,7 +218,7 @@ class TwoHop(Demonstrator):
             else:
                 if draw < habits.malformed + habits.vague:
                     astray = [(_vague(place.kind, wanted, rng), known.real(rng, famous=0.1))]
-                    if place is country:  # what is asked, of the city: its page was read already
+                    if place is country:  # the fact, but of the city, whose page was read already
                         astray.append((query(city, fact), city))
                     text, place = rng.choice(astray)
                 else:
@@ -235,10 +231,10 @@ class TwoHop(Demonstrator):
         return REACT.trace(asked.text, [SEARCH], *turns, last)
 
     def _pair(self, true: bool, habits: Habits, rng: random.Random) -> tuple[Place, Place]:
-        """A city and its country, the city with some probability made up.
+        """A city, perhaps made up, and its country.
 
-        Unless they are to be `true`, the pages often say something else, so that they are believed,
-        and not memory.
+        Unless `true`, the pages often contradict the facts, so that the policy trusts the page, not
+        its memory.
         """
         known = facts()
         if rng.random() < habits.made_up:
@@ -256,7 +252,7 @@ class TwoHop(Demonstrator):
 
 
 def _last(form: Form, place: Place, fact: str, habits: Habits, rng: random.Random) -> Turn:
-    """The answer read on the page of a place, in the sentence of `fact` or in another one."""
+    """The answer from a place's page, read in the sentence of `fact` or in another."""
     if fact not in place.facts or rng.random() >= habits.reading:
         fact = rng.choice([other for other in place.facts if other != fact])
     return form.answering(f"It gives the {fact}.", place.facts[fact])

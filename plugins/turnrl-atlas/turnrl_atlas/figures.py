@@ -15,15 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from statistics import mean
 
-from turnrl import (
-    ChatFormat,
-    Policy,
-    QuestionSource,
-    Rollout,
-    Sampling,
-    Trajectory,
-    exact_match,
-)
+from turnrl import ChatFormat, Policy, QuestionSource, Rollout, Sampling, Trajectory, exact_match
 from turnrl_atlas.demonstrators import LOOK_UP, shown
 from turnrl_atlas.forms import REACT, SEARCH, TWO_TURN, Form
 from turnrl_atlas.made_up_tools import drawn_task
@@ -35,12 +27,12 @@ _MAX_TOKENS = 512
 
 
 class Measured:
-    """A policy whose figures are taken.
+    """A policy to measure.
 
     Args:
         policy: The policy.
-        questions: Questions of each sort.
-        samples: Attempts at each question at temperature 1.
+        questions: Questions of each kind.
+        samples: Attempts per question at temperature 1.
     """
 
     def __init__(self, policy: Policy, questions: int, samples: int) -> None:
@@ -89,7 +81,7 @@ class Measured:
         }
 
     def skills(self, form: Form) -> dict[str, float]:
-        """The policy's next words on held-out places, once a turn was begun."""
+        """The policy's continuations of given beginnings of turns, on held-out places."""
         held_out = [place for place in places() if place.split == "val"]
         rng = random.Random(0)
         begun, read, pointed, calls, values = [], [], [], [], []
@@ -99,8 +91,8 @@ class Measured:
             prompt = [*self.chat.prompt(trace.prompt, trace.tools)]
             calls.append(form.call(SEARCH, {"query": query(place, fact)}))
             begun.append((prompt, form.thinking(LOOK_UP)))
-            said, seen = form.calling(LOOK_UP, calls[-1], shown(place))
-            history = prompt + self._ids(f"{said}{self.chat.tokenizer.eos_token}")
+            text, seen = form.calling(LOOK_UP, calls[-1], shown(place))
+            history = prompt + self._ids(f"{text}{self.chat.tokenizer.eos_token}")
             history += self.chat.observation(seen, self.chat.tokenizer.eos_token_id)
             read.append((history, f"<{form.thought}>"))
             pointed.append((history, form.thinking(f"It gives the {fact}.")))
@@ -112,7 +104,7 @@ class Measured:
         }
 
     def tools(self, form: Form) -> dict[str, float]:
-        """The policy's calls of tools that it has never seen."""
+        """The policy's calls of unknown tools."""
         rng = random.Random("figures")
         tasks = [drawn_task(rng) for _ in range(self.questions)]
         traces = [form.trace(task.text, task.tools) for task in tasks]
@@ -139,8 +131,8 @@ class Measured:
         }
 
     def _says(self, begun: Sequence[tuple[Sequence[int], str]], wanted: Sequence[str]) -> float:
-        said = self._complete(begun, 0.0)
-        return _share(want in text for text, want in zip(said, wanted, strict=True))
+        texts = self._complete(begun, 0.0)
+        return _share(want in text for text, want in zip(texts, wanted, strict=True))
 
     def _ids(self, text: str) -> list[int]:
         return list(self.chat.tokenizer.encode(text, add_special_tokens=False))
@@ -148,16 +140,16 @@ class Measured:
     def _complete(
         self, begun: Sequence[tuple[Sequence[int], str]], temperature: float
     ) -> list[str]:
-        """Turns, of each of which the history and the beginning are given, without that one."""
+        """Complete turns, each from its history and its beginning."""
         stop = (*TWO_TURN.segmenter.stop, *REACT.segmenter.stop)
 
         async def complete(number: int, history: Sequence[int], beginning: str) -> str:
             ids = [*history, *self._ids(beginning)]
             sampling = Sampling(64, temperature, number, stop, self.chat.end_ids)
             session = self.engine.open(ids[:-1])
-            said = await session.generate(ids[-1:], sampling)
+            completion = await session.generate(ids[-1:], sampling)
             session.close()
-            return self.chat.text(said.token_ids)
+            return self.chat.text(completion.token_ids)
 
         async def every() -> list[str]:
             every = await asyncio.gather(*(complete(k, *one) for k, one in enumerate(begun)))

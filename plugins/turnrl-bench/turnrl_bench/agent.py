@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast, final
 
 import lightning as L
@@ -26,26 +28,32 @@ from turnrl import (
     Trajectory,
 )
 from turnrl_bench.forced import Forced
+from turnrl_bench.gpu import device
 from turnrl_bench.task import DESCRIPTION, SCHEMA, TOOL, Task, reward
 from turnrl_segmenters import ReAct
 
 
 @final
-class Articles(Tool):
-    """The task's search tool.
+class Search(Tool):
+    """A search tool that may take its time. A batch of calls ends with its slowest one.
 
     Args:
-        folder: The task's folder.
+        find: Returns the page for a query.
+        ms: Milliseconds of a call.
+        jitter: Each call takes a time of its own, between nothing and twice as long.
     """
 
-    name, description = TOOL, DESCRIPTION
-    parameters = cast("dict[str, Any]", SCHEMA["parameters"])
+    name, description, parameters = TOOL, DESCRIPTION, cast(Any, SCHEMA["parameters"])
 
-    def __init__(self, folder: str) -> None:
-        self.task = Task.read(folder)
+    def __init__(self, find: Callable[[str], str], ms: float = 0, jitter: bool = False) -> None:
+        self.find, self.ms, self.jitter = find, ms, jitter
 
     async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-        return [ToolResult(self.task.article(call.arguments.get("query", ""))) for call in calls]
+        queries = [call.arguments.get("query", "") for call in calls]
+        times = [zlib.crc32(q.encode()) % 1000 / 500 if self.jitter else 1.0 for q in queries]
+        if self.ms:
+            await asyncio.sleep(max(times) * self.ms / 1000)
+        return [ToolResult(self.find(query)) for query in queries]
 
 
 @final
@@ -73,26 +81,34 @@ class TaskScript:
         if (number := self._number.get(prompt_ids)) is None:
             text = self._tokenizer.decode(list(prompt_ids))
             questions = enumerate(self._task.questions)
-            number = self._number[prompt_ids] = next(n for n, one in questions if one in text)
+            number = self._number[prompt_ids] = next(n for n, asked in questions if asked in text)
         return self._task.script[number][member][turn]
 
 
 @final
 class Watch(L.Callback):
-    """Times iterations. A step lasts from the end of the step before to its own end, so nothing is
-    left out.
+    """Times iterations. A step lasts from the end of the previous step to its own end, so nothing
+    is left out.
 
+    Args:
+        longest_s: No iteration follows one that took longer.
+        until: `time.monotonic()` by which the next iteration would have to end.
     Attributes:
         times: Seconds of each iteration: its `rollouts`, the `learning` that is everything else,
             the part of that `before learning`'s first batch, and the `whole step`.
+        peaks: The most bytes that each iteration took on a GPU for `sampling` and for `learning`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest_s: float = float("inf"), until: float = float("inf")) -> None:
         self.times: list[dict[str, float]] = []
+        self.peaks: list[dict[str, int | None]] = []
+        self._longest_s, self._until = longest_s, until
         self._began = self._collected = self._first = self._ended = 0.0
+        self._sampling: int | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         cast(Forced, cast(MTGRPO, pl_module).engine).note = self._note
+        device.peak()
         self._ended = time.perf_counter()
 
     def _note(self, when: Literal["sync", "drain"]) -> None:
@@ -102,13 +118,13 @@ class Watch(L.Callback):
             self._collected = time.perf_counter()
 
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: object, batch_idx: int
     ) -> None:
         if batch_idx == 0:
-            self._first = time.perf_counter()
+            self._first, self._sampling = time.perf_counter(), device.peak()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        before, self._ended = self._ended, time.perf_counter()
+        before, self._ended = self._ended, device.clock()
         rollouts, whole = self._collected - self._began, self._ended - before
         self.times.append(
             {
@@ -118,33 +134,32 @@ class Watch(L.Callback):
                 "whole step": whole,
             }
         )
+        self.peaks.append({"sampling": self._sampling, "learning": device.peak()})
+        late = time.monotonic() + whole > self._until
+        trainer.should_stop = whole > self._longest_s or late
 
 
 def sampled_tokens(trajectories: Sequence[Trajectory]) -> int:
-    """Number of sampled tokens in some trajectories."""
-    return sum(len(turn.token_ids) for t in trajectories for turn in t.turns)
+    """Number of sampled tokens of all trajectories."""
+    return sum(len(t.sampled_turns) for t in trajectories)
 
 
 def module_of(
-    folder: str,
-    policy: Policy,
-    engine: Engine | None,
-    updates: int = 1,
-    search: Tool | None = None,
+    folder: str, policy: Policy, engine: Engine | None, updates: int = 1, search: Tool | None = None
 ) -> MTGRPO:
     """The agent of a task, which calls a tool and answers, and whose turns are forced.
 
     Args:
         folder: The task's folder.
         policy: Learns.
-        engine: Samples; None is as in `Forced`.
+        engine: Samples; see `Forced` for None.
         updates: Passes over each iteration's trajectories.
-        search: The tool, `Articles` if None.
+        search: The tool; None finds the task's articles.
     """
     task = Task.read(folder)
     rollout = Rollout(
         ReAct(max_turns=2, answer="plain", instructions=task.system),
-        [search or Articles(folder)],
+        [search or Search(task.article)],
         max_turn_tokens=max(task.shape.turn_tokens),
         max_result_tokens=2 * task.shape.result_tokens,
         max_tokens=task.shape.tokens,
@@ -168,7 +183,7 @@ def train(
     epochs: int,
     accelerator: str = "cpu",
 ) -> None:
-    """Run a module on the task in a folder. Nothing is written or shown."""
+    """Train a module on the task in a folder. Nothing is written or shown."""
     task = Task.read(folder)
     L.Trainer(
         max_epochs=epochs,

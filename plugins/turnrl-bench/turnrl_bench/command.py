@@ -1,6 +1,6 @@
 """`turnrl bench`: measure turnrl on this machine.
 
-Each part's results go to the JSON file as soon as the part ends. docs/explanation/performance.md
+The results of each part go to the JSON file as soon as it ends. docs/explanation/performance.md
 explains the figures.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from turnrl_bench.gpu.parts import DEFAULT, MINUTES, PARTS
+from turnrl_bench.gpu.parts import MINUTES, PARTS, Part
 
 
 def add_bench_command(commands: Any) -> None:
@@ -23,35 +23,23 @@ def add_bench_command(commands: Any) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
     text = "a 7B policy, 4-bit with an adapter, on a GPU"
     gpu = kinds.add_parser("gpu", help=text, description=f"Measures {text}.")
-    gpu.add_argument(
-        "--json",
-        type=Path,
-        default=Path("bench-gpu.json"),
-        metavar="FILE",
-        help="the file for the results (default: bench-gpu.json)",
-    )
-    gpu.add_argument("--markdown", action="store_true", help="print the tables as markdown")
-    gpu.add_argument(
-        "--threads",
-        type=_positive(int),
-        default=8,
-        metavar="N",
-        help="torch threads (default: 8)",
-    )
-    gpu.add_argument("--tiny", action="store_true", help="a small shape, on any device")
-    gpu.add_argument(
-        "--minutes",
-        type=_positive(float),
-        default=MINUTES,
-        help=f"time for all parts together (default: {MINUTES:g})",
-    )
+
+    def option(name: str, default: object, text: str, **settings: Any) -> None:
+        shown = f"{text} (default: {default})"
+        gpu.add_argument(name, default=default, help=shown, **settings)
+
+    option("--json", Path("bench-gpu.json"), "the file for the results", type=Path, metavar="FILE")
+    option("--threads", 8, "torch threads", type=_positive(int), metavar="N")
+    option("--minutes", MINUTES, "time for all parts together", type=_positive(float))
     gpu.add_argument(
         "--parts",
-        type=lambda text: [name.strip() for name in text.split(",")],
-        default=list(DEFAULT),
+        type=_parts,
+        default=list(PARTS.values()),
         metavar="NAME,...",
-        help=f"any of {', '.join(PARTS)} (default: all but train)",
+        help=f"any of {', '.join(PARTS)} (default: all)",
     )
+    gpu.add_argument("--markdown", action="store_true", help="print the tables as markdown")
+    gpu.add_argument("--tiny", action="store_true", help="a small shape, on any device")
     gpu.add_argument("--resume", action="store_true", help="skip what the JSON file already has")
     gpu.set_defaults(run=_run)
 
@@ -69,6 +57,16 @@ def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
         return value
 
     return read
+
+
+def _parts(text: str) -> list[Part]:
+    """The parts of these names, in their own order."""
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(
+            f"there is no part {unknown[0]!r}. Choose from: {', '.join(PARTS)}."
+        )
+    return [part for name, part in PARTS.items() if name in names]
 
 
 def _run(args: argparse.Namespace) -> int:

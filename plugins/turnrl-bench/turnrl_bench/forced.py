@@ -1,5 +1,5 @@
-"""`Forced`: an engine whose turns say what somebody else has said, so that two ways of doing the
-same work can be timed on the same tokens."""
+"""`Forced`: an engine whose turns have the tokens of a script, so that two ways of doing the same
+work can be timed on the same tokens."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any, Literal, final
 from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
 
 Script = Callable[[tuple[int, ...], int, int], Sequence[int]]
-"""Gives the ids that a turn begins with, from a prompt's ids, the number of the trajectory among
-those of its question, and the number of the turn. No ids force nothing."""
+"""Returns the ids that a turn begins with, from a prompt's ids, the number of the trajectory within
+its question, and the number of the turn. No ids force nothing."""
 
 _OWN = ("engine", "script", "seeded", "version", "note")
 
 
 @final
 class Forced(Engine):
-    """Samples with another engine, which is told what to draw: it computes what it always does.
+    """Samples with another engine and forces its tokens: it computes what it always does.
 
-    Trajectories are numbered in the order in which they are forked from their prompt. A branch of a
-    trajectory says what that one says.
+    Trajectories are numbered in the order in which they are forked from their prompt. A branch has
+    the tokens of its trajectory.
 
     Args:
-        engine: What samples; None computes nothing, and gives log-probabilities of zero, to measure
+        engine: Samples; None computes nothing, and gives log-probabilities of zero, to measure
             learning alone.
-        script: What is said.
+        script: Gives the tokens.
 
     Attributes:
         note: Called with `sync` when a collection begins on new weights, and with `drain` when all
@@ -47,7 +47,7 @@ class Forced(Engine):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.engine, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         inside = None if name in _OWN else self.engine
         if inside is not None and name in vars(inside):
             setattr(inside, name, value)
@@ -110,15 +110,15 @@ class _Forced(Session):
     turn: int = 0
 
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
-        said = tuple(self.engine.script(self.prompt_ids, self.number or 0, self.turn))
+        forced = tuple(self.engine.script(self.prompt_ids, self.number or 0, self.turn))
         self.turn += 1
         if self.session is not None:
-            told = replace(sampling, forced_ids=said or sampling.forced_ids)
-            return await self.session.generate(new_ids, told)
-        said = said[: sampling.max_tokens]
-        ended = bool(said) and said[-1] in sampling.end_ids
+            sampling = replace(sampling, forced_ids=forced or sampling.forced_ids)
+            return await self.session.generate(new_ids, sampling)
+        forced = forced[: sampling.max_tokens]
+        ended = bool(forced) and forced[-1] in sampling.end_ids
         reason: Literal["end", "length"] = "end" if ended else "length"
-        return Completion(said, (0.0,) * len(said), reason, self.engine.version)
+        return Completion(forced, (0.0,) * len(forced), reason, self.engine.version)
 
     def fork(self) -> Session:
         session = None if self.session is None else self.session.fork()

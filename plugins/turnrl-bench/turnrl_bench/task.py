@@ -1,9 +1,9 @@
-"""A task that two programs can be given alike: questions, a tool, a small model with a tokenizer,
-and the tokens that everybody samples.
+"""A task that two programs can work on alike: questions, a tool, a small model with a tokenizer,
+and the tokens that both sample.
 
-It is the search agent of two turns. Its prompts have a system message and a tool's description in
-common, which is most of them, as with real ones. Each trajectory says other tokens, as those of a
-policy at temperature 1 are; what it says in the first turn ends in a call of the tool.
+It is the search agent of two turns. Its prompts share most of their tokens, a system message and a
+tool's description, as real ones do. Trajectories differ in their tokens, as at temperature 1. The
+first turn ends in a call of the tool.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from turnrl import RecipeError
-from turnrl_doctor import plan
+from turnrl_doctor import work
 
 TOOL, DESCRIPTION, ARGUMENT = "search", "Find the article that is about something.", "What it is."
 SCHEMA = {
@@ -44,7 +44,7 @@ CHATML = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 """A chat template of messages as they are, the tools after the first."""
 
-TINY = plan.Shape(
+TINY = work.Shape(
     hidden=192, inner=512, layers=4, heads=4, kv_heads=2, head_size=48, vocab=1024, tied=True
 )
 """The dimensions of a Qwen2 with 1.8 million parameters."""
@@ -115,7 +115,7 @@ def make(
     folder: Path,
     shape: Shape,
     template: str = CHATML,
-    network: plan.Shape = TINY,
+    network: work.Shape = TINY,
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Task:
@@ -205,12 +205,12 @@ def _task(shape: Shape, tokenizer: Any) -> Task:
             f"first one ends with has {call}. Ask for {2 * call + 2} tokens or more in all."
         )
 
-    def said() -> list[list[int]]:
+    def trajectory() -> list[list[int]]:
         thought, query = (draw.choices(plain, k=k) for k in (first - call, _QUERY_TOKENS))
         answer = draw.choices(plain, k=second - 1)
         return [[*thought, *opening, *query, *closing, *end], [*answer, *end]]
 
-    script = [[said() for _ in range(shape.group_size)] for _ in questions]
+    script = [[trajectory() for _ in range(shape.group_size)] for _ in questions]
     return Task(shape, system, questions, words, script)
 
 

@@ -3,10 +3,11 @@
 command    the command line
 checks     what is examined, as `Check`s, of which `turnrl fit` runs the quick ones too
 rehearsal  the recipe's own parts, tried on a few questions
+tools      tools as they are tried
 arguments  what a tool is called with
 miniature  the recipe's model and engine, small enough for any machine
 memory     the plan, applied to a recipe
-plan       the plan itself: functions of numbers
+plan       the plan itself: functions of numbers, as are work, counts, speed and table
 """
 
 from __future__ import annotations

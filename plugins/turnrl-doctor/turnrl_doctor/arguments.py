@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from jsonschema import Draft202012Validator
 
 from turnrl import PluginError, ToolSpec
+
+Schema = Mapping[str, Any]
+"""A JSON schema, or the arguments of a call: whatever JSON holds."""
 
 _FORMATS = {
     "date": "2024-01-31",
@@ -25,7 +28,7 @@ _DEEPEST = 3
 """Deeper than this, only required properties are filled in, because a schema may contain itself."""
 
 
-def arguments_of(spec: ToolSpec, text: str) -> Sequence[Mapping[str, Any]]:
+def arguments_of(spec: ToolSpec, text: str) -> Sequence[Schema]:
     """Arguments to call a tool with: its `examples`, or two that its schema allows, one with all
     properties and one with the required ones alone.
 
@@ -37,7 +40,7 @@ def arguments_of(spec: ToolSpec, text: str) -> Sequence[Mapping[str, Any]]:
             that does.
     """
     validator = Draft202012Validator(spec.parameters)
-    listed: Any = spec.examples
+    listed: object = spec.examples
     if not isinstance(listed, Sequence) or not all(isinstance(one, Mapping) for one in listed):
         name = next(iter(spec.parameters.get("properties", {})), "query")
         raise PluginError(
@@ -53,7 +56,7 @@ def arguments_of(spec: ToolSpec, text: str) -> Sequence[Mapping[str, Any]]:
     if spec.examples:
         return spec.examples
     maker = _Maker(validator, text)
-    made: list[Mapping[str, Any]] = []
+    made: list[Schema] = []
     with contextlib.suppress(Exception):  # of a schema that no maker foresees
         for whole in (True, False):
             schema = {"type": "object", **spec.parameters}
@@ -80,7 +83,7 @@ class _Maker:
     def __init__(self, validator: Draft202012Validator, text: str) -> None:
         self._validator, self._text = validator, text
 
-    def values(self, schema: Any, whole: bool, depth: int = 0) -> Iterator[Any]:
+    def values(self, schema: object, whole: bool, depth: int = 0) -> Iterator[object]:
         """Values that a schema may allow.
 
         Args:
@@ -107,7 +110,7 @@ class _Maker:
         for kind in [kinds] if isinstance(kinds, str) else kinds:
             yield from self._of_kind(kind, schema, whole, depth)
 
-    def _of_kind(self, kind: str, schema: Any, whole: bool, depth: int) -> Iterator[Any]:
+    def _of_kind(self, kind: str, schema: Schema, whole: bool, depth: int) -> Iterator[object]:
         if kind == "object":
             yield self._object(schema, whole, depth)
         elif kind == "array":
@@ -121,7 +124,7 @@ class _Maker:
         else:
             yield from {"boolean": (True, False)}.get(kind, (None,))
 
-    def _object(self, schema: Any, whole: bool, depth: int) -> dict[str, Any]:
+    def _object(self, schema: Schema, whole: bool, depth: int) -> dict[str, object]:
         properties, required = schema.get("properties", {}), schema.get("required", ())
         names = dict.fromkeys([*properties, *required] if whole and depth < _DEEPEST else required)
         return {
@@ -130,7 +133,7 @@ class _Maker:
             for value in self._fitting(properties.get(name, True), whole, depth, 1)
         }
 
-    def _array(self, schema: Any, whole: bool, depth: int) -> list[Any]:
+    def _array(self, schema: Schema, whole: bool, depth: int) -> list[object]:
         first = [
             value
             for part in schema.get("prefixItems", ())
@@ -142,9 +145,9 @@ class _Maker:
             more = (more * wanted)[:wanted]
         return first + more
 
-    def _fitting(self, schema: Any, whole: bool, depth: int, count: int) -> Iterator[Any]:
+    def _fitting(self, schema: object, whole: bool, depth: int, count: int) -> Iterator[object]:
         """At most so many values, all different, that a part of the schema allows."""
-        given: list[Any] = []
+        given: list[object] = []
         validator = self._validator.evolve(schema=schema)
         for value in self.values(schema, whole, depth + 1):
             if len(given) == count:
@@ -153,7 +156,7 @@ class _Maker:
                 given.append(value)
                 yield value
 
-    def _looked_up(self, ref: str) -> Any:
+    def _looked_up(self, ref: str) -> object:
         """The part of the whole schema that a `$ref` such as `#/$defs/place` means."""
         part: Any = self._validator.schema
         for name in ref.lstrip("#/").split("/") if ref.startswith("#") else ():
@@ -164,7 +167,7 @@ class _Maker:
         return part
 
 
-def _numbers(schema: Any, kind: str) -> Iterator[float]:
+def _numbers(schema: Schema, kind: str) -> Iterator[float]:
     unit = schema.get("multipleOf", 1)
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
@@ -179,7 +182,7 @@ def _numbers(schema: Any, kind: str) -> Iterator[float]:
         yield (low + high) / 2
 
 
-def _likely(schema: Any) -> str:
+def _likely(schema: Schema) -> str:
     """The type that a schema means which names none."""
     if {"properties", "required"} & schema.keys():
         return "object"
@@ -189,16 +192,16 @@ def _likely(schema: Any) -> str:
     return "number" if numeric & schema.keys() else "string"
 
 
-def _rest(schema: Any, key: str) -> dict[str, Any]:
+def _rest(schema: Schema, key: str) -> dict[str, object]:
     return {name: value for name, value in schema.items() if name != key}
 
 
-def _says_something(schema: Any) -> bool:
+def _says_something(schema: object) -> TypeGuard[Schema]:
     """False for `true`, which allows anything, and `false`, which allows nothing."""
     return isinstance(schema, Mapping)
 
 
-def _merged(parts: Sequence[Any]) -> dict[str, Any]:
+def _merged(parts: Sequence[object]) -> dict[str, object]:
     """One schema of several that all hold."""
     merged: dict[str, Any] = {}
     for part in filter(_says_something, parts):

@@ -1,5 +1,4 @@
-"""Checks of `turnrl doctor`. Every check looks at one thing, says what it saw, and names the next
-step."""
+"""Checks of `turnrl doctor`. Each examines one thing, reports it, and names the next step."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import constants, get_session, hf_hub_url, try_to_load_from_cache
@@ -23,8 +21,10 @@ from turnrl import (
     Finding,
     RecipeError,
     Start,
+    Status,
     writable_part,
 )
+from turnrl.policy.sizes import sizes_of
 from turnrl_doctor.command import of_error
 from turnrl_doctor.memory import work_of
 from turnrl_doctor.plan import gigabytes
@@ -34,7 +34,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def driver_line() -> str:
-    """Name and version of the GPU's driver, where Linux tells them; else nothing."""
+    """Name and version of the GPU's driver on Linux; elsewhere nothing."""
     return _DRIVER.read_text("utf-8").partition("\n")[0] if _DRIVER.exists() else ""
 
 
@@ -74,7 +74,7 @@ class Versions(Check):
 
 
 class Gpu(Check):
-    """The GPU that a run would use: its driver, what it can compute, what is free."""
+    """The GPU that a run would use: its driver, its compute capability, its free memory."""
 
     def run(self, start: Start) -> Iterable[Finding]:
         if start.device.type == "cuda":
@@ -127,16 +127,15 @@ class FourBit(Check):
         module = recipe_of(start)
         if module is not None and module.policy.quantization != "nf4":
             return
-        from bitsandbytes.nn import modules
+        from bitsandbytes.nn.modules import Linear4bit
 
-        four_bit: Any = modules
         where = start.device
         half = torch.bfloat16 if where.type == "cuda" else torch.float32
         generator = torch.Generator().manual_seed(0)
         plain = torch.nn.Linear(128, 64, bias=False)
         with torch.no_grad():
             plain.weight.copy_(torch.randn(64, 128, generator=generator) / 8)
-        layer: Any = four_bit.Linear4bit(
+        layer = Linear4bit(  # type: ignore[no-untyped-call]
             128, 64, bias=False, compute_dtype=half, compress_statistics=True, quant_type="nf4"
         )
         layer.load_state_dict(plain.state_dict())
@@ -185,7 +184,7 @@ class Disk(Check):
             work, there = work_of(start), writable_part(start.folder)
         except (LookupError, RecipeError):  # of a model or a folder, which others tell
             return
-        # weights and what the optimiser keeps; last, its successor and best; what is exported
+        # weights and the optimiser's state; last, its successor and best; the exported policy
         one = int(4 * work.trained * (1 + work.moments))
         kept = module.record_per_iteration
         most = start.iterations or -1
@@ -198,7 +197,7 @@ class Disk(Check):
             f"{gigabytes(one)} GB, the record after iteration {most} {gigabytes(record)}"
         )
         step = "Free some, or set trainer.logger.init_args.save_dir to a larger disk."
-        status: Any = "fail" if free < needed else "warn" if free < 2 * needed else "pass"
+        status: Status = "fail" if free < needed else "warn" if free < 2 * needed else "pass"
         yield Finding(status, "disk", text, "" if status == "pass" else step, "machine")
 
 
@@ -272,7 +271,7 @@ def weights_in(folder: Path) -> tuple[list[Path], str]:
 
 
 class Window(Check):
-    """Trajectories against the model's positions and windows, and what the engine says early."""
+    """Trajectories against the model's positions and windows, and the engine's early checks."""
 
     quick = False
 
@@ -282,7 +281,7 @@ class Window(Check):
         policy, tokens = module.policy, module.rollout.max_tokens
         policy.check_length(tokens)
         module.engine.check(policy, tokens)
-        most = getattr(policy.config.get_text_config(), "max_position_embeddings", None)
+        most = sizes_of(policy.config).positions
         limit = f"positions for {most}" if most else "no limit in its configuration"
         yield Finding("pass", "window", f"max_tokens {tokens}, {limit}")
 
@@ -299,5 +298,5 @@ class Template(Check):
         for tool in tools:  # these have lines of their own
             vars(tool)["check"] = lambda: None
         dataclasses.replace(module.rollout, tools=tools).check(module.chat)
-        name = type(module.rollout.segmenter).__name__
+        name = module.rollout.driver
         yield Finding("pass", "chat template", f"takes the messages of {name}")

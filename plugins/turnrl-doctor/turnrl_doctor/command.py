@@ -27,12 +27,12 @@ from turnrl import (
 )
 
 _USAGE = "turnrl doctor [RECIPE ...] [--card SIZE] [--key value ...]"
-_TOLD = """\
-Examine this machine and, with a RECIPE as of 'turnrl fit', everything of it that can fail later.
-A few questions are tried: tools are called, attempts scored, and a miniature of the model learns a
-step. The model's own weights are not loaded, and nothing is written. Each line is pass, warn or
-fail, with the next step below it. The exit code is 1 if a line says fail, and 2 if the recipe is
-wrong. Settings are as of 'turnrl fit' too."""
+_ABOUT = """\
+Examine this machine, and everything that can fail later in a RECIPE, which is given as to
+'turnrl fit'. A few questions are tried: tools are called, attempts scored, and a miniature of the
+model learns a step. The model's own weights are not loaded, and nothing is written. Each line is
+pass, warn or fail, with the next step below it. The exit code is 1 if a line says fail, and 2 if
+the recipe is wrong. Settings are written as for 'turnrl fit'."""
 _NAME = 13
 
 
@@ -48,9 +48,9 @@ def add_doctor_command(commands: Any) -> None:
 
 def _run(parsed: argparse.Namespace) -> int:
     # no abbreviations, which might be meant for the recipe
-    options = argparse.ArgumentParser(usage=_USAGE, description=_TOLD, allow_abbrev=False)
-    told = "plan the memory of a card of this size, such as 24GB"
-    options.add_argument("--card", metavar="SIZE", help=told)
+    options = argparse.ArgumentParser(usage=_USAGE, description=_ABOUT, allow_abbrev=False)
+    text = "plan the memory of a card of this size, such as 24GB"
+    options.add_argument("--card", metavar="SIZE", help=text)
     given, words = options.parse_known_args(parsed.recipe)
     card = given.card
     if card is not None:
@@ -100,13 +100,13 @@ def diagnose(start: Start, known: Iterable[Finding] = ()) -> Iterator[Finding]:
 
     Args:
         start: What is examined.
-        known: Failures that are told already.
+        known: Failures that were printed already.
     """
     shown = {finding.text for finding in known}
 
     def once(finding: Finding) -> Finding:
-        """A failure that several checks meet (the model's configuration is missing, say) is told
-        once."""
+        """Pass a failure on once, if several checks meet it: the model's configuration is missing,
+        say."""
         if finding.status != "fail" or finding.text not in shown:
             shown.add(finding.text)
             return finding
@@ -165,7 +165,7 @@ def _spaced(name: str) -> str:
     return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
 
 
-def _shown(findings: Any, code: int) -> int:
+def _shown(findings: Iterable[Finding], code: int) -> int:
     """Print findings as they come; the code if one of them is a failure, else 0."""
     failed = False
     for finding in findings:

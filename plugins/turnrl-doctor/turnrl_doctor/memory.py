@@ -9,20 +9,14 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from turnrl import MTGRPO, Check, Finding, RecipeError, Start, parse_bytes
-from turnrl_doctor.plan import (
-    CONTEXT,
-    Card,
-    Plan,
-    Work,
-    card_of,
-    choose,
-    gigabytes,
-    shape_of,
-    table,
-)
+from turnrl_doctor.counts import CONTEXT
+from turnrl_doctor.plan import Plan, choose, gigabytes
+from turnrl_doctor.speed import Card, card_of
+from turnrl_doctor.table import table
+from turnrl_doctor.work import Work, shape_of
 
 _ENGINE = ("slots", "prefill_tokens", "kv_memory", "decode_weights")
-"""Attributes of an engine whose memory the plan knows: those of Slots."""
+"""The attributes of Slots, the engine whose memory the plan knows."""
 
 
 def card_for(device: torch.device, profile: str) -> Card | None:
@@ -55,7 +49,7 @@ def work_of(start: Start) -> Work:
     if not isinstance(module, MTGRPO):
         raise LookupError(f"{type(module).__name__} is not MTGRPO")
     policy, rollout, estimator = module.policy, module.rollout, module.estimator
-    lora, turns = policy.lora, rollout.segmenter.max_turns
+    lora, turns = policy.lora, rollout.max_turns
     trajectories = -(-start.questions // start.processes) * module.group_size
     half = policy.dtype_on("cuda") == torch.bfloat16
     targets = None
@@ -98,8 +92,8 @@ def _moments(module: MTGRPO) -> float:
     return round(sum(t.numel() * t.element_size() for t in state) / (few.numel() * 4), 2)
 
 
-def _owners(module: MTGRPO, sampled: bool) -> dict[str, Any]:
-    """Whose attribute each setting is. An engine that the plan does not know has none."""
+def _owners(module: MTGRPO, sampled: bool) -> dict[str, object]:
+    """The owner of each setting. An engine that the plan does not know owns none."""
     engine = dict.fromkeys((*_ENGINE, "keep_memory"), module.engine) if sampled else {}
     return {"minibatch_tokens": module, "gradient_checkpointing": module.policy, **engine}
 
@@ -109,7 +103,7 @@ def given_settings(module: MTGRPO, work: Work) -> dict[str, Any]:
     given, layers = dict[str, Any](), work.shape.layers
     for name, owner in _owners(module, work.sampled).items():
         value = getattr(owner, name, False)
-        if name == "gradient_checkpointing" and value is None and owner.network is not None:
+        if owner is module.policy and value is None and module.policy.network is not None:
             value = False  # loading has made that choice
         if value is None or value == "auto":
             continue
@@ -146,7 +140,7 @@ class MemoryPlan(Check):
 
     def settle(self, start: Start) -> None:
         """Choose what the recipe leaves to `profile`, and print the plan. A policy that only acts
-        gets what a run would choose on this card; on a CPU, or if no run fits, it gets nothing.
+        gets the choices of a run on this card; on a CPU, or if no run fits, it gets none.
 
         Raises:
             RecipeError: If a run would learn, and nothing fits the card.

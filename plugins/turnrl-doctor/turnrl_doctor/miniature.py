@@ -6,19 +6,20 @@ import copy
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 import transformers
 
 from turnrl import Policy, in_short
+from turnrl.policy.sizes import ModelSizes, sizes_of
 
 _WIDTH = 128
 
 
 def miniature(policy: Policy, folder: Path) -> Policy:
-    """A policy as the recipe's, of a model with two of its layers, narrow, with random weights. Its
-    heads, which the kernels of attention depend on, and its vocabulary are those of the recipe's.
+    """A policy with the recipe's settings and a narrow model of two layers with random weights. It
+    keeps the heads, which attention kernels depend on, and the vocabulary.
 
     Args:
         policy: The recipe's; only its configuration is read.
@@ -26,7 +27,7 @@ def miniature(policy: Policy, folder: Path) -> Policy:
     Raises:
         ValueError: If no such model can be made.
     """
-    network: Any = _network(policy.config)
+    network = _network(policy.config)
     network.generation_config = transformers.GenerationConfig()
     network.save_pretrained(folder)
     small = Policy(
@@ -43,34 +44,33 @@ def miniature(policy: Policy, folder: Path) -> Policy:
 
 
 def _network(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
-    """The smallest of a few miniatures that this kind of model can be: some want a width that their
-    heads divide, some know no size of heads but that, and some have other names for both."""
-    faults = []
-    for sizes in _sizes(config.get_text_config()):
+    """The smallest of a few miniatures that work for this kind of model: some want a width that
+    their heads divide, some derive the size of a head from it, and some name both otherwise."""
+    faults, known = [], sizes_of(config)
+    for sizes in _sizes(known):
         small = copy.deepcopy(config)
-        text: Any = small.get_text_config()
+        text = small.get_text_config()
         try:
-            for name, size in sizes.items():
-                setattr(text, name, size)
-            if kinds := getattr(text, "layer_types", None):
-                text.layer_types = kinds[: text.num_hidden_layers]
-            network: Any = transformers.AutoModelForCausalLM.from_config(small, dtype=torch.float32)
+            text.update(dict(sizes))
+            if known.kinds:
+                text.update({"layer_types": list(known.kinds[: sizes["num_hidden_layers"]])})
+            network = transformers.AutoModelForCausalLM.from_config(small, dtype=torch.float32)
             with torch.no_grad():
                 network(input_ids=torch.arange(3)[None])
-            return network  # type: ignore[no-any-return]
+            return cast(transformers.PreTrainedModel, network)
         except Exception as error:  # of any model's own code
             faults.append(in_short(error))
     raise ValueError(f"no miniature of {config.model_type} can be made ({faults[-1]})")
 
 
-def _sizes(text: Any) -> Iterator[dict[str, int]]:
-    heads, layers = text.num_attention_heads, {"num_hidden_layers": min(text.num_hidden_layers, 2)}
-    head = getattr(text, "head_dim", None) or text.hidden_size // heads
-    least = math.lcm(heads, 64)  # blocks of 4-bit weights have 64
-    even = min(text.hidden_size, least * -(-_WIDTH // least))
-    inner = getattr(text, "intermediate_size", None)
-    narrow = {} if inner is None else {"intermediate_size": min(inner, 2 * _WIDTH)}
-    yield {**layers, **narrow, "hidden_size": min(text.hidden_size, _WIDTH), "head_dim": head}
-    yield {**layers, **narrow, "hidden_size": even, "head_dim": head}
-    yield {**layers, **narrow, "hidden_size": even}
+def _sizes(known: ModelSizes) -> Iterator[dict[str, int]]:
+    layers = {"num_hidden_layers": min(known.layers or 2, 2)}
+    hidden, heads, head, inner = known.hidden, known.heads, known.head_size, known.inner
+    if hidden and heads and head:
+        least = math.lcm(heads, 64)  # blocks of 4-bit weights have 64
+        even = min(hidden, least * -(-_WIDTH // least))
+        narrow = layers if inner is None else layers | {"intermediate_size": min(inner, 2 * _WIDTH)}
+        yield {**narrow, "hidden_size": min(hidden, _WIDTH), "head_dim": head}
+        yield {**narrow, "hidden_size": even, "head_dim": head}
+        yield {**narrow, "hidden_size": even}
     yield layers

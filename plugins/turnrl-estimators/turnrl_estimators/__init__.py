@@ -1,22 +1,20 @@
-"""Estimators beside those of the core, and an exact check of any estimator.
+"""Further estimators, and an exact check of any estimator.
 
     relative   PerTurnIndex, PaperExact, DiscountedReturn: rewards compared within a group
     anchored   GroupInGroup: turns compared that were taken in the same state
-    valued     Branched, Tree, TurnCritic: turns judged by what states are worth
-    why        the numbers behind an advantage, of any estimator that says what it compares
-    applied    an estimator applied to a group: the run's own, then every other installed one
-    toy        a decision process so small that an estimator's bias and variance are summed up
-    rollouts   how much of a policy's advantages is signal
+    valued     Branched, Tree, TurnCritic: turns judged by the values of states
+    toy        a decision process so small that bias and variance can be computed exactly
+    rollouts   the signal-to-noise ratio of a policy's advantages
     command    `turnrl credit-check`
 
-The classes need torch, so they are imported when they are asked for.
+The classes need torch, so they are imported on first use.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from turnrl import AdvantageEstimator, hookimpl
 from turnrl_estimators.command import add_credit_command
@@ -43,9 +41,10 @@ _HOMES = {
 __all__ = [*_HOMES]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type[AdvantageEstimator]:
     if name in _HOMES:
-        return getattr(importlib.import_module(f"turnrl_estimators.{_HOMES[name]}"), name)
+        home = importlib.import_module(f"turnrl_estimators.{_HOMES[name]}")
+        return vars(home)[name]  # type: ignore[no-any-return]
     raise AttributeError(f"module 'turnrl_estimators' has no attribute {name!r}")
 
 
@@ -56,6 +55,6 @@ def turnrl_estimators() -> Iterable[type[AdvantageEstimator]]:
 
 
 @hookimpl
-def turnrl_commands() -> Iterable[Callable[[Any], None]]:
+def turnrl_commands() -> Iterable[Callable[..., None]]:
     """`turnrl credit-check`."""
     return [add_credit_command]

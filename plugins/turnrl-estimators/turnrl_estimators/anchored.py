@@ -1,4 +1,4 @@
-"""An estimator that compares turns which were taken in the same state."""
+"""An estimator that compares turns taken in the same state."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from turnrl_estimators.relative import rewards_and_outcome
 
 
 def retrieved(turn: Turn) -> frozenset[str]:
-    """Results that the calls of a turn brought: ids of passages where the tool tells them
-    (`metadata["passage_ids"]`), else the contents of results that are no failures."""
+    """The results of a turn's calls: the ids of their passages (`metadata["passage_ids"]`) if the
+    tool names them, else the contents of successful results."""
     results: set[str] = set()
     for result in turn.results:
-        said = [result.content] if result.ok else []
-        results.update(map(str, result.metadata.get("passage_ids", said)))
+        content = [result.content] if result.ok else []
+        results.update(map(str, result.metadata.get("passage_ids", content)))
     return frozenset(results)
 
 
 def anchors(group: Group) -> Iterator[list[frozenset[str]]]:
-    """For each trajectory the state in which each of its turns began: the passages retrieved so
-    far. The question is the same for all of a group."""
+    """The state in which each turn of each trajectory began: the passages retrieved until then. The
+    question is the same throughout a group."""
     for trajectory in group.trajectories:
         known: frozenset[str] = frozenset()
         states = []
@@ -37,7 +37,7 @@ def anchors(group: Group) -> Iterator[list[frozenset[str]]]:
 @final
 @dataclass
 class GroupInGroup(GroupRelative):
-    """GiGPO: the whole trajectory's advantage, and that of a turn among those taken in its state.
+    """GiGPO: the trajectory's advantage plus the turn's advantage among turns in the same state.
 
     A_{i,k} = z(R + sum_l r_{.,l})_i + omega z_{(j,l): s_{j,l} = s_{i,k}}(rho_{.,.})_{i,k}, with
     rho_{i,k} = sum_{l >= k} gamma^(l-k) r_{i,l}, the outcome being part of the last turn's reward
@@ -45,17 +45,17 @@ class GroupInGroup(GroupRelative):
     turn k.
 
     Differs from its source in the state, which there is the environment's observation, and in the
-    floor of the standard deviation. It assumes that trajectories meet in states, and that what is
-    left out of the state (thoughts, failed calls, the number of the turn) matters little. A turn
-    that is alone in its state has no second term, unless the baseline is leave-one-out and
-    unscaled, where it is its own return. Both terms estimate the whole gradient: with omega 1 they
-    add up to about twice that.
+    floor of the standard deviation. It assumes that trajectories meet in states, and that thoughts,
+    failed calls and the number of the turn, which the state omits, matter little. A turn alone in
+    its state has no second term, except with an unscaled leave-one-out baseline, where that term is
+    its return. Both terms estimate the whole gradient, so with omega 1 they add up to about twice
+    that.
 
     Args:
         omega: Weight of the second term; 0 gives `Merged`.
-        gamma: Discount of what later turns earn, in the second term.
-        baseline: `mean` of what is compared, or `leave_one_out`.
-        scale: `std` divides by its standard deviation, `none` leaves units of reward.
+        gamma: Discount of later turns' rewards, in the second term.
+        baseline: `mean` of the compared values, or `leave_one_out`.
+        scale: `std` divides by their standard deviation, `none` keeps units of reward.
         min_std: Floor of the standard deviation.
     """
 
@@ -85,7 +85,7 @@ class GroupInGroup(GroupRelative):
             for k, known in enumerate(states):
                 row[k] = numbers.setdefault(known, len(numbers))
         state = state.masked_fill(~group.reached, -1)
-        # a column for each state, in which the turns taken there are compared
+        # one column per state compares the turns taken in it
         members = state.reshape(-1, 1) == torch.arange(len(numbers))
         values = rho.reshape(-1, 1).expand_as(members)
         return self.z(values, members).sum(1).view_as(rho)
@@ -95,7 +95,7 @@ class GroupInGroup(GroupRelative):
 def _(estimator: GroupInGroup, group: Group) -> Sequence[Contrast]:
     earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
     rho = returns_to_go(earned, estimator.gamma)
-    # numbered another way than by the estimator, so that one checks the other
+    # states get other numbers than in the estimator, so that one checks the other
     every = list(anchors(group))
     known = list({state for states in every for state in states})
     sets = torch.full_like(rho, -1, dtype=torch.long)

@@ -1,18 +1,18 @@
-"""`turnrl credit-check`: what each installed estimator does to the gradient.
+"""`turnrl credit-check`: the effect of each installed estimator on the gradient.
 
-Every estimator is tried, as it is by default and unscaled with a leave-one-out baseline, on a
-process of three turns that is small enough to sum over all groups. Printed are, relative to the
-length of the true gradient: the bias of the expected estimate, and the part of it along the
-gradient, which is a factor that the learning rate can take up; then the angle between the two in
-degrees, the variance (for each trajectory of a group), and the noise, which is the variance over
-the squared length of the expected estimate and does not depend on the estimator's scale.
+It tries every estimator, with its defaults and unscaled with a leave-one-out baseline, on a process
+of three turns that is small enough to sum over all groups. It prints the bias of the expected
+estimate and the part of it along the gradient, both relative to the length of the true gradient
+(the learning rate can absorb a factor along it); the angle between the two in degrees; the variance
+per trajectory of a group; and the noise, the variance over the squared length of the expected
+estimate, which does not depend on the estimator's scale.
 
-With a recipe, its policy then plays two groups for each of some questions, and the signal-to-noise
-ratio of the advantages of its turns is printed. Taken are the pairs of trajectories, one of each
-group, that did the same up to and in a turn: same form, same calls that succeeded, same passages,
-same answer. With a and b the turn's advantages, less the mean over those of their own group that
-did the same before the turn, SNR = mean(a b) / mean((a - b)^2 / 2): the part of an advantage that
-comes back in an independent group, over the part that does not. It says nothing of bias.
+Given a recipe, its policy then plays two groups for each of N questions, and the command prints the
+signal-to-noise ratio of the advantages of its turns. It pairs trajectories of the two groups that
+did the same up to and including a turn: same form, same successful calls, same passages, same
+answer. With a and b the turn's advantages minus the mean over the members of their group that did
+the same before the turn, SNR = mean(a b) / mean((a - b)^2 / 2): the repeatable part of an advantage
+over the rest. It does not measure bias.
 """
 
 from __future__ import annotations
@@ -22,44 +22,45 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from turnrl import Question, RecipeError, TurnRLError, installed
 
 if TYPE_CHECKING:
     from turnrl import MTGRPO
 
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
 _USAGE = "turnrl credit-check [--json] [RECIPE ... [--questions N] [--key value ...]]"
 _ALONE = ("accelerator=cpu", "devices=1", "strategy=auto", "logger=false")
-"""The trainer's options: no run begins, so it needs no GPU, no other process and no logger."""
+"""Options of the trainer: no run begins, so it needs no GPU, other process or logger."""
 
 
-def add_credit_command(commands: Any) -> None:
+def add_credit_command(commands: Commands) -> None:
     """Add `credit-check` to argparse's sub-parsers."""
     options = argparse.ArgumentParser("turnrl credit-check", add_help=False, allow_abbrev=False)
     options.add_argument(
         "--ckpt_path",
         metavar="FILE",
-        help="a checkpoint: its policy plays, as the recipe inside it says, the RECIPE's questions",
+        help="a checkpoint whose policy, with the recipe inside it, plays RECIPE's questions",
     )
     options.add_argument(
         "--questions",
         type=int,
         metavar="N",
-        help="of data.train, the first that a run asks (default: 8)",
+        help="play the first N questions of data.train (default: 8)",
     )
-    options.add_argument("--device", help="where it plays (default: cpu)")
+    options.add_argument("--device", help="device of the policy (default: cpu)")
     options.add_argument("--json", action="store_true", help="print JSON, one object a line")
     parser = commands.add_parser(
         "credit-check",
         usage=_USAGE,
-        help="measure bias and variance of every estimator",
+        help="measure the bias and variance of every estimator",
         description=__doc__,
         parents=[options],
     )
-    # its words are as of 'turnrl fit', but for the options above
-    told = "recipes whose policy plays as well, and their settings, as of 'turnrl fit'"
-    parser.add_argument("recipe", nargs=argparse.REMAINDER, metavar="RECIPE", help=told)
+    words = "recipes whose policy plays as well, and their settings, as for 'turnrl fit'"
+    parser.add_argument("recipe", nargs=argparse.REMAINDER, metavar="RECIPE", help=words)
 
     def run(args: argparse.Namespace) -> None:
         args, words = options.parse_known_args(args.recipe, args)
@@ -79,7 +80,7 @@ def _run(args: argparse.Namespace, words: list[str]) -> None:
     args.device = args.device or "cpu"
     if args.questions < 1:
         raise RecipeError(f"--questions is {args.questions}; it must be 1 or more.")
-    # a mistake is told before anything is computed
+    # mistakes show before anything is computed
     played = _opened(args, words) if words else None
     classes = installed("turnrl_estimators")
     _print_toy(classes, args.json)
@@ -120,27 +121,31 @@ def _print_toy(classes: Mapping[str, type], as_json: bool) -> None:
 
 
 def _opened(args: argparse.Namespace, words: Sequence[str]) -> tuple[MTGRPO, list[Question]]:
-    """The module that plays, and the questions. Its weights are loaded last."""
+    """The module that plays, and the questions. Weights are loaded last."""
     from turnrl import MTGRPO, QuestionData, build, load
 
     checkpoint = [] if args.ckpt_path is None else [f"--ckpt_path={args.ckpt_path}"]
     if checkpoint and (own := [word for word in words if word.startswith("--model.")]):
-        what = f"{own[0]} is set, and a checkpoint plays as the recipe of its run says"
-        raise RecipeError(f"{what}. Leave out one of {own[0].partition('=')[0]} and --ckpt_path.")
+        raise RecipeError(
+            f"{own[0]} is set, but a checkpoint plays with the recipe of its run. Leave out one of "
+            f"{own[0].partition('=')[0]} and --ckpt_path."
+        )
     built = build([*words, *checkpoint, *(f"--trainer.{one}" for one in _ALONE)])
     module, data = built.module, built.data
     if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
-        has = f"{type(module).__name__} and {type(data).__name__}"
-        raise RecipeError(f"'turnrl credit-check' plays MTGRPO on QuestionData, not {has}.")
+        raise RecipeError(
+            "'turnrl credit-check' plays MTGRPO on QuestionData, not "
+            f"{type(module).__name__} and {type(data).__name__}."
+        )
     first = (data.iteration_questions(k, 0, 1) for k in range(args.questions))
-    # each once, also where the run would ask one again
+    # each once, even if the run would repeat one
     questions = [*{one.id: one for one in chain.from_iterable(first)}.values()][: args.questions]
     try:
         if built.checkpoint is not None:
             return load(built.checkpoint, args.device), questions
         module.policy.load(args.device)
         return module.to(args.device), questions
-    except (RuntimeError, AssertionError) as error:  # what torch says of a device
+    except (RuntimeError, AssertionError) as error:  # from torch, about a device
         why = str(error).splitlines()[0]
         raise RecipeError(f"--device is {args.device!r}: {why}. Take cpu or cuda.") from error
 
@@ -157,8 +162,10 @@ def _print_rollouts(
     groups = module.collector.score([every[i : i + size] for i in range(0, len(every), size)])
     pairs = list(zip(groups[::2], groups[1::2], strict=True))
     if not as_json:
-        told = f"{len(questions)} questions, two groups of {size} each"
-        print(f"\n{told}; signal to noise of the advantages of turns")
+        print(
+            f"\n{len(questions)} questions, two groups of {size} each; signal to noise of the "
+            "advantages of turns"
+        )
         print(f"{'estimator':37} {'turn':>4} {'mean |A|':>9} {'SNR':>9} {'pairs':>7}")
     notes = []
     for name, made in [("model.estimator", module.estimator), *variants(classes)]:

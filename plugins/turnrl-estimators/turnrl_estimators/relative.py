@@ -1,4 +1,4 @@
-"""Estimators that compare the rewards of a group, and need nothing else."""
+"""Estimators that compare the rewards of a group and need nothing else."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from turnrl.why import Contrast, compares
 
 
 def rewards_and_outcome(turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
-    """(G, K), the reward of each turn, with the outcome as part of the last one's."""
+    """(G, K), the reward of each turn; the last turn's includes the outcome."""
     last = reached & (reached.flip(1).cumsum(1).flip(1) == 1)
     return turn_rewards * reached + outcome[:, None] * last
 
@@ -24,10 +24,10 @@ class PerTurnIndex(GroupRelative):
 
     A_{i,k} = z(R)_i + z_{j reached k}(r_{.,k})_i (arXiv 2505.11821, whose two turns it fits).
 
-    Differs from its source in that there may be more than one rewarded turn. What a turn makes
-    possible later is then credited to nobody: on the toy of `turnrl credit-check`, unscaled and
-    with a leave-one-out baseline, 60 % of the gradient is lost, and what is left points 46 degrees
-    away from it. It is `TurnLevel` with gamma 0, there to be compared with.
+    Differs from its source in that more than one turn may be rewarded. Then nobody gets credit for
+    what a turn makes possible later: on the toy of `turnrl credit-check`, unscaled and with a
+    leave-one-out baseline, 60 % of the gradient is lost, and the rest points 46 degrees away from
+    it. This is `TurnLevel` with gamma 0, as a baseline for comparisons.
     """
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
@@ -52,10 +52,10 @@ class PaperExact(AdvantageEstimator):
         k <= f_i       A_{i,k} = z(R)_i + turn_coef z(T)_i
         k > f_i        A_{i,k} = z(R)_i
 
-    A trajectory that calls no tool is judged by another formula than those that do, and so pays
-    about half as much for it; and a std of a thousandth is divided by. (Zeng et al., arXiv
-    2505.11821, `advantage_est="aae"`.) Differs from its source in nothing that concerns credit: the
-    first turn with a result is known here, and inferred from flips of the loss mask there.
+    A trajectory without a tool call gets another formula than the others, which penalises it only
+    half as much, and even a std of 0.001 is divided by. (Zeng et al., arXiv 2505.11821,
+    `advantage_est="aae"`.) Same credit as its source, which infers the first turn with a result
+    from flips of the loss mask; turnrl knows that turn.
 
     Args:
         turn_coef: Weight of the turns' advantage.
@@ -107,21 +107,21 @@ def _(estimator: PaperExact, group: Group) -> Sequence[Contrast]:
 @final
 @dataclass
 class DiscountedReturn(GroupRelative):
-    """Every turn of the group is a sample of its own, judged by its discounted return.
+    """Each turn of the group is a separate sample, judged by its discounted return.
 
     A_{i,k} = z over all turns (j, l) of the group of rho_{j,l},
     rho_{i,k} = sum_{l >= k} gamma^(l-k) r_{i,l}, the outcome being part of the last turn's reward
     (Kevin, arXiv 2507.11948; GTPO, arXiv 2511.14846, weighs it differently).
 
     Differs from its source in that the outcome is added to the last turn's reward, where Kevin
-    has a score of every turn; and in the floor of the standard deviation. It assumes that turns of
-    different number are comparable: a baseline that does not know the number of the turn leaves
-    more variance, and as it contains the trajectory's other turns, some bias.
+    scores every turn, and in the floor of the standard deviation. It assumes that turns of
+    different numbers are comparable. A baseline over all turns leaves more variance, and some bias,
+    because it includes the trajectory's other turns.
 
     Args:
         gamma: Discount of what later turns earn.
-        baseline: `mean` of the turns compared, or `leave_one_out`.
-        scale: `std` divides by their standard deviation, `none` leaves units of reward.
+        baseline: `mean` of the compared turns, or `leave_one_out`.
+        scale: `std` divides by their standard deviation, `none` keeps units of reward.
         min_std: Floor of the standard deviation.
     """
 

@@ -1,4 +1,4 @@
-"""Share of signal in the advantages that an estimator gives to a policy's own turns."""
+"""The signal-to-noise ratio of the advantages that an estimator gives to a policy's turns."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from turnrl import AdvantageEstimator, Group, Trajectory, assign_credit
 from turnrl_estimators.anchored import retrieved
 
 Done = tuple[object, ...]
-"""Actions of a trajectory, turn by turn."""
+"""The actions of a trajectory, turn by turn."""
 
 
 @dataclass(frozen=True)
 class Signal:
     """Signal and noise in the advantages that an estimator gives to the turns of one number.
 
-    For each question there are two groups, sampled independently. Of each advantage the mean over
-    those of its group is taken off that did the same before the turn: what all actions of a state
-    share moves no policy. Of the pairs of trajectories, one from each group, those are taken that
-    did the same up to and in the turn; with a and b what is left of their advantages,
+    Each question has two independent groups. First each advantage is centred: minus the mean over
+    the members of its group that did the same before the turn, because a part that all actions of a
+    state share moves no policy. Then each two trajectories of different groups that did the
+    same up to and including the turn form a pair. With a and b their centred advantages,
 
         snr = mean(a b) / mean((a - b)^2 / 2).
 
-    If a = m + e with m the worth of doing so, and e what chance made of it in this group, that is
-    E[m^2] / E[e^2]: the part of an advantage that comes back in another group, over the part that
-    does not. No factor changes it. It says nothing of bias.
+    If a = m + e, with m the true worth of the actions and e the noise of this group, this is
+    E[m^2] / E[e^2]: the repeatable part of an advantage over the rest. It does not depend on scale,
+    and does not measure bias.
 
     Args:
-        estimator: Which.
+        estimator: Its name.
         turn: The turn's number, from 0.
-        advantage: Mean |A| over all trajectories that took it.
-        snr: None if no pair did the same, or all pairs agree.
-        pairs: How many did the same.
+        advantage: Mean |A| over all trajectories with this turn.
+        snr: None if there are no pairs, or all pairs agree.
+        pairs: The number of pairs.
     """
 
     estimator: str
@@ -45,30 +45,28 @@ class Signal:
 
 
 def deeds(trajectory: Trajectory) -> Iterator[Done]:
-    """For each turn what was done up to and in it, which two trajectories may have in common: of
-    each turn whether it was well formed, how many calls it made, which of them succeeded, what they
-    brought, and the answer.
-    """
+    """The actions up to and including each turn, in a form that two trajectories can share. Each
+    turn contributes its form, its number of calls, which of them succeeded, their results, and its
+    answer."""
     done: Done = ()
     for turn in trajectory.turns:
         succeeded = tuple(result.ok for result in turn.results)
         answer, rule = turn.reading.answer, trajectory.question.rule
-        said = None if answer is None else rule.read(answer)
+        read = None if answer is None else rule.read(answer)
         formed = turn.reading.format_error is None
-        done += ((formed, len(turn.reading.calls), succeeded, retrieved(turn), said),)
+        done += ((formed, len(turn.reading.calls), succeeded, retrieved(turn), read),)
         yield done
 
 
 def signals(
     name: str, estimator: AdvantageEstimator, pairs: Sequence[tuple[Group, Group]]
 ) -> list[Signal]:
-    """Measure the advantages that an estimator gives to the turns of a policy, by the turn's
-    number.
+    """Measure the advantages that an estimator gives to a policy's turns, by turn number.
 
     Args:
-        name: What the estimator is called.
-        estimator: One without probes and critic.
-        pairs: For each question two groups that were sampled independently.
+        name: The estimator's name.
+        estimator: An estimator without probes or critic.
+        pairs: Two independently sampled groups for each question.
     Raises:
         PluginError: If the estimator breaks its contract.
     """
@@ -96,15 +94,14 @@ def signals(
 
 
 def _advantages(group: Group, estimator: AdvantageEstimator) -> Iterator[tuple[Done, float]]:
-    """For each turn what was done by then, and its advantage."""
+    """The actions up to each turn, and its advantage."""
     credit = assign_credit(group, estimator)
     for row, trajectory in zip(credit.turns, group.trajectories, strict=True):
         yield from zip(deeds(trajectory), row[: len(trajectory.turns)].tolist(), strict=True)
 
 
 def _centred(given: Sequence[tuple[Done, float]]) -> list[tuple[Done, float]]:
-    """The advantages less the mean of those that were given in the same state, where there are
-    several."""
+    """Subtract from each advantage the mean in its state; drop those alone in a state."""
     states: dict[Done, list[float]] = defaultdict(list)
     for done, advantage in given:
         states[done[:-1]].append(advantage)

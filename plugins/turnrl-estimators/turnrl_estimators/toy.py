@@ -1,22 +1,25 @@
-"""A decision process so small that what an estimator does to the gradient is summed up exactly.
+"""A decision process so small that an estimator's effect on the gradient can be summed exactly.
 
-An agent has K turns. In each it stops, and answers, or goes on, and searches; turn k has one logit,
-of stopping. Going on earns a turn reward that depends on the turn and on luck, and in the last turn
-leaves it without an answer. An answer earns an outcome reward that depends on the turn.
+An agent has K turns. In each turn it either answers, which ends the trajectory, or searches; turn k
+has one logit, for answering. A search earns a turn reward that depends on the turn and on luck. An
+answer earns an outcome reward that depends on the turn. After a search in the last turn there is no
+answer.
 
-There are so few trajectories that every group of G of them can be given to an estimator, and the
-estimate of the gradient weighed by the group's chance. What a critic or probes say of a state is
-part of it: a critic is right, and probes earn whatever can be earned from there on.
+There are so few trajectories that an estimator can be given every group of G of them, and each
+estimate of the gradient weighted by the group's probability. This includes critics, which are
+exact, and probes, which earn each possible return of a state.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +30,7 @@ from turnrl import (
     Question,
     Reading,
     RecipeError,
+    Sample,
     ToolCall,
     ToolResult,
     Trajectory,
@@ -37,19 +41,19 @@ from turnrl.applied import Made, make, one_line
 
 QUESTION = Question("toy", "How many searches does it take?", ("right",))
 MOST_GROUPS = 10_000
-"""Beyond so many groups fewer probes are taken than an estimator asks for."""
+"""If there would be more groups than this, an estimator gets fewer probes than it asks for."""
 
 
 @dataclass(frozen=True)
 class Fate:
-    """One trajectory that can come about.
+    """A possible trajectory.
 
     Args:
-        trajectory: With one sampled token a turn.
+        trajectory: The trajectory, with one sampled token per turn.
         chance: Its probability.
-        turn_rewards: The reward of each of its turns.
+        turn_rewards: The reward of each turn.
         outcome: Its outcome reward.
-        scores: For each of its turns, how its log-probability changes with the turn's logit.
+        scores: The derivative of each turn's log-probability by the turn's logit.
     """
 
     trajectory: Trajectory
@@ -68,13 +72,13 @@ class Fate:
 class Toy:
     """The decision process and its policy, K turns long.
 
-    By default the first search may cost or pay, by luck; the second finds what is asked for; and a
-    third, after which there is no turn left to answer in, earns nothing.
+    By default the first search costs or pays, by luck, the second finds the answer, and a third
+    earns nothing, because no turn is left for an answer.
 
     Args:
-        logits: Logit of stopping, in each turn.
-        search_rewards: What going on can earn in each turn, each with the same chance.
-        outcomes: What an answer earns, in each turn.
+        logits: Logit of answering, in each turn.
+        search_rewards: Equally likely rewards of a search, in each turn.
+        outcomes: Reward of an answer, in each turn.
     """
 
     logits: tuple[float, ...] = (0.5, -0.5, 0.5)
@@ -83,7 +87,7 @@ class Toy:
 
     @cached_property
     def fates(self) -> tuple[Fate, ...]:
-        """Every trajectory that can come about; their chances add up to 1."""
+        """Every possible trajectory; their probabilities add up to 1."""
         turns = len(self.logits)
         return tuple(
             self._fate(rewards, stop < turns)
@@ -92,23 +96,28 @@ class Toy:
         )
 
     def _fate(self, earned: tuple[float, ...], answers: bool) -> Fate:
-        """Searches that earn this, and then an answer, if a turn is left for one."""
+        """A trajectory of searches with these rewards, and then an answer if a turn is left."""
         last = len(self.logits) - 1
         taken, scores, chance = [], [], 1.0
+        sample = Sample().read((3,))
         for k, stops in enumerate(map(_sigmoid, self.logits[: len(earned) + 1])):
             going_on = k < len(earned)
             p = 1 - stops if going_on else stops
             scores.append(-stops if going_on else 1 - stops)
             chance *= p / len(self.search_rewards[k]) if going_on else p
-            taken.append(_search(k, p, k == last) if going_on else _answer(k, p))
-        trajectory = Trajectory(QUESTION, (3,), tuple(taken), "answer" if answers else "turns")
+            taken.append(_search(k, k == last) if going_on else _answer(k))
+            sample = sample.wrote(k, (0 if going_on else 1,), (math.log(p),))
+            if going_on and k < last:
+                sample = sample.read((2,))
+        ending: Literal["answer", "turns"] = "answer" if answers else "turns"
+        trajectory = Trajectory(QUESTION, tuple(taken), ending, (sample,))
         outcome = self.outcomes[len(earned)] if answers else 0.0
         rewards = (*earned, 0.0) if answers else earned
         return Fate(trajectory, chance, rewards, outcome, tuple(scores))
 
     @cached_property
     def gradient(self) -> Tensor:
-        """(K,), how the expected return changes with the logits."""
+        """(K,), the gradient of the expected return by the logits."""
         total = torch.zeros(len(self.logits), dtype=torch.float64)
         for fate in self.fates:
             score = torch.tensor(fate.scores, dtype=torch.float64)
@@ -117,7 +126,7 @@ class Toy:
 
     @cached_property
     def to_go(self) -> tuple[dict[float, float], ...]:
-        """For each turn, what can be earned from its beginning on, and the chance of each."""
+        """For each turn, the possible returns from its beginning on, with their probabilities."""
         chances_to_go: list[dict[float, float]] = []
         for k in range(len(self.logits)):
             chances: dict[float, float] = defaultdict(float)
@@ -130,7 +139,7 @@ class Toy:
 
     @cached_property
     def values(self) -> tuple[float, ...]:
-        """For each turn, what is earned from its beginning on, on average."""
+        """For each turn, the mean return from its beginning on."""
         return tuple(sum(value * p for value, p in one.items()) for one in self.to_go)
 
 
@@ -138,29 +147,28 @@ def _sigmoid(logit: float) -> float:
     return 1 / (1 + math.exp(-logit))
 
 
-def _search(turn: int, chance: float, late: bool) -> Turn:
-    """Going on; in the last turn, nothing comes of it."""
+def _search(turn: int, late: bool) -> Turn:
+    """A search; in the last turn it is not run."""
     call = ToolCall("search", {"query": f"page {turn}"})
     page = ToolResult(f"This is page {turn}.", metadata={"passage_ids": [f"page-{turn}"]})
     reading = Reading(calls=(call,), format_error="the last turn must answer" if late else None)
-    results, observed = ((), ()) if late else ((page,), (2,))
-    return Turn(f"I open page {turn}.", (0,), (math.log(chance),), reading, results, observed)
+    return Turn(f"I open page {turn}.", reading, () if late else (page,))
 
 
-def _answer(turn: int, chance: float) -> Turn:
-    """Stopping."""
-    return Turn(f"It takes {turn}.", (1,), (math.log(chance),), Reading(answer=str(turn)))
+def _answer(turn: int) -> Turn:
+    """An answer."""
+    return Turn(f"It takes {turn}.", Reading(answer=str(turn)))
 
 
 @dataclass(frozen=True)
 class Member:
-    """One that can be in a group: a fate, and what its probes earn.
+    """A possible member of a group: a fate, and the returns of its probes.
 
     Args:
         fate: Its trajectory.
         chance: The probability of both.
-        values: (K,), the mean of what the probes of each turn earn; zero where there are none, and
-            for the first turn, of which a group's members share the probes.
+        values: (K,), the mean return of each turn's probes; zero without probes, and for the first
+            turn, whose probes all members of a group share.
     """
 
     fate: Fate
@@ -170,20 +178,19 @@ class Member:
 
 @dataclass(frozen=True)
 class GradientEstimate:
-    """Bias and variance of the gradient that an estimator gives. A factor in units of reward, as
-    `scale: std` brings it, is a bias along the gradient; the learning rate can take it up, and
-    never the angle.
+    """Bias and variance of an estimator's gradient. Dividing by the std, as `scale: std` does, only
+    rescales the gradient, which the learning rate can absorb. It cannot fix a wrong angle.
 
     Args:
-        estimator: Which, and with what options if not its own.
-        bias: |E[g] - gradient| / |gradient|, g being the estimate of one group.
-        along: The part of it along the gradient: below 0 the estimate is too short, and below -1
-            it points backwards.
-        angle: Between E[g] and the gradient, in degrees; None if E[g] is zero.
-        variance: G tr Cov[g]: that of the estimate for each trajectory that it takes.
-        noise: variance / |E[g]|^2, which no factor changes; None if E[g] is zero.
+        estimator: Its name, and any options that are not its defaults.
+        bias: |E[g] - gradient| / |gradient|, with g the estimate of one group.
+        along: The part of the bias along the gradient: below 0 the estimate is too short, and below
+            -1 it points backwards.
+        angle: The angle between E[g] and the gradient, in degrees; None if E[g] is zero.
+        variance: G tr Cov[g], the variance per trajectory.
+        noise: variance / |E[g]|^2, which does not depend on scale; None if E[g] is zero.
         group_size: G.
-        note: What it was given besides rewards.
+        note: Its inputs besides rewards.
     """
 
     estimator: str
@@ -198,20 +205,19 @@ class GradientEstimate:
 
 @dataclass(frozen=True)
 class Skipped:
-    """An estimator without figures, and why."""
+    """An estimator that could not be measured, and the reason."""
 
     estimator: str
     reason: str
 
 
 def variants(classes: Mapping[str, type]) -> Iterator[tuple[str, Made]]:
-    """Each estimator as a recipe gets it by its name, and once more as `(leave_one_out, none)`, in
-    units of reward and with the baseline that brings no bias, if it has these options; with the
-    error that was raised in place of one that cannot be made."""
+    """Each estimator with its defaults, and again as `(leave_one_out, none)`, the unbiased and
+    unscaled form, if it has these options. An estimator that cannot be made is replaced by its
+    error."""
     for name, cls in classes.items():
         yield name, make(cls)
-        fields = getattr(cls, "__dataclass_fields__", {})
-        if {"baseline", "scale"} <= {*fields}:
+        if {"baseline", "scale"} <= {*inspect.signature(cls).parameters}:
             plain = make(cls, baseline="leave_one_out", scale="none")
             yield f"{name}(leave_one_out, none)", plain
 
@@ -219,12 +225,12 @@ def variants(classes: Mapping[str, type]) -> Iterator[tuple[str, Made]]:
 def check(
     classes: Mapping[str, type], toy: Toy = Toy(), group_size: int = 4
 ) -> list[GradientEstimate | Skipped]:
-    """The figures of estimators, each as installed and as `(leave_one_out, none)`.
+    """Measure estimators, each with its defaults and as `(leave_one_out, none)`.
 
     Args:
-        classes: By short name.
-        toy: Where they are tried.
-        group_size: G, where no probes are needed.
+        classes: Their classes, by short name.
+        toy: The process.
+        group_size: G, for estimators without probes.
     """
     rows: list[GradientEstimate | Skipped] = []
     for name, made in variants(classes):
@@ -232,7 +238,7 @@ def check(
             if isinstance(made, Exception):
                 raise made
             rows.append(figures(name, made, toy, group_size))
-        except Exception as error:  # one broken estimator leaves the others their figures
+        except Exception as error:  # a broken estimator must not stop the others
             rows.append(Skipped(name, one_line(error)))
     return rows
 
@@ -240,19 +246,19 @@ def check(
 def figures(
     name: str, estimator: AdvantageEstimator, toy: Toy, group_size: int = 4
 ) -> GradientEstimate:
-    """The exact bias and variance of the policy-gradient estimate that an estimator leads to,
+    """Compute the exact bias and variance, over all groups, of an estimator's policy gradient
 
-        g = 1/G sum_i sum_k A_{i,k} grad log pi(a_{i,k} | s_{i,k}),
+        g = 1/G sum_i sum_k A_{i,k} grad log pi(a_{i,k} | s_{i,k}).
 
-    over all groups. Of groups that differ in their order alone one is tried, as an estimator treats
-    its members alike. One with probes gets groups of the smallest size that it takes, because their
-    number grows with what probes can earn, and if need be fewer probes than it asks for.
+    Groups that differ only in order are tried once, because an estimator treats members alike. An
+    estimator with probes gets the smallest groups that it takes, because the possible returns of
+    probes multiply the number of groups, and if necessary fewer probes than it asks for.
 
     Args:
-        name: What the figures are called.
+        name: Name of the result.
         estimator: The estimator.
-        toy: Where it is tried.
-        group_size: G, where no probes are needed.
+        toy: The process.
+        group_size: G, for estimators without probes.
     Raises:
         PluginError: If the estimator breaks its contract.
         RecipeError: If there are too many groups.
@@ -293,13 +299,13 @@ def figures(
 
 
 def _count(toy: Toy, size: int, probes: int) -> int:
-    """Number of possible groups."""
+    """The number of possible groups."""
     members, shared = _members(toy, probes), _means(toy.to_go[0], size * probes)
     return math.comb(len(members) + size - 1, size) * len(shared)
 
 
 def _means(chances: Mapping[float, float], count: int) -> dict[float, float]:
-    """Possible means of some draws, zero of none, and the chance of each."""
+    """The possible means of `count` draws, with their probabilities; zero for no draws."""
     sums: dict[float, float] = {0.0: 1.0}
     for _ in range(count):
         longer: dict[float, float] = defaultdict(float)
@@ -310,7 +316,7 @@ def _means(chances: Mapping[float, float], count: int) -> dict[float, float]:
 
 
 def _members(toy: Toy, probes: int) -> list[Member]:
-    """Everyone who can be in a group, but for the value that it shares with the others."""
+    """Every possible member of a group, without the first turn's value, which the group shares."""
     turns = len(toy.logits)
     means = [{0.0: 1.0}, *(_means(chances, probes) for chances in toy.to_go[1:])]
     members = []
@@ -332,17 +338,17 @@ def _tensors(fates: Sequence[Fate], turns: int) -> tuple[Tensor, Tensor, Tensor,
             [[1.0] * len(fate.scores) for fate in fates],
         )
     )
-    # an estimator gets what it would in a run: single precision
+    # single precision, as in a run
     return scores, rewards.float(), reached.bool(), torch.tensor([fate.outcome for fate in fates])
 
 
 def _groups(
     toy: Toy, size: int, probes: int, critic: bool
 ) -> tuple[list[Group], list[Tensor], Tensor]:
-    """Every group, the scores (G, K) of its turns, and its chance (M,)."""
+    """Every group, the scores (G, K) of its turns, and its probability (M,)."""
     members = _members(toy, probes)
     some = list(itertools.combinations_with_replacement(range(len(members)), size))
-    # the averages of the first turn's probes, which are the whole group's
+    # the mean returns of the first turn's probes, which the group shares
     shared = _means(toy.to_go[0], size * probes)
     fates = [member.fate for member in members]
     scores, rewards, reached, outcome = _tensors(fates, len(toy.logits))
@@ -365,8 +371,8 @@ def _groups(
 
 
 def _ways_on(toy: Toy, fate: Fate) -> list[list[tuple[Fate, float]]]:
-    """For each turn of a trajectory, how it could go on from the beginning of that turn, and the
-    chance of each."""
+    """For each turn of a trajectory, the possible continuations from its beginning, with their
+    probabilities."""
     ways = []
     for k in range(len(fate.scores)):
         past = fate.turn_rewards[:k]
@@ -377,13 +383,13 @@ def _ways_on(toy: Toy, fate: Fate) -> list[list[tuple[Fate, float]]]:
 
 
 def _count_trees(toy: Toy, size: int, probes: int) -> int:
-    """Number of possible trees, of one trunk each."""
+    """The number of possible trees, each with one trunk."""
     ways = ([len(one) ** probes for one in _ways_on(toy, fate)] for fate in toy.fates)
     return sum(map(math.prod, ways)) if size == 1 else MOST_GROUPS + 1
 
 
 def _trees(toy: Toy, probes: int) -> tuple[list[Group], list[Tensor], Tensor]:
-    """Every trunk with its branches as a group, the scores (M, K) of each, and its chance."""
+    """Every trunk and its branches as a group, the scores (M, K) of each, and its probability."""
     groups, scores, chances, width = [], [], [], len(toy.logits)
     for trunk in toy.fates:
         at = [k for k in range(len(trunk.scores)) for _ in range(probes)]
@@ -402,6 +408,6 @@ def _trees(toy: Toy, probes: int) -> tuple[list[Group], list[Tensor], Tensor]:
 
 
 def _orders(row: Sequence[int]) -> int:
-    """In how many orders the members of a group can come."""
+    """The number of orders of a group's members."""
     same = math.prod(map(math.factorial, Counter(row).values()))
     return math.factorial(len(row)) // same

@@ -1,4 +1,4 @@
-"""Estimators that are told what a state is worth: by probes, by branches, or by a critic."""
+"""Estimators that use values of states, from probes, branches or a critic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,28 +21,24 @@ from turnrl import (
 from turnrl_estimators.relative import rewards_and_outcome
 
 MOST_PROBES = 256
-"""For each turn of each trajectory; far more would only fill the memory."""
+"""The most probes per turn; more would only fill the memory."""
 
 
 def check_probes(probes: int) -> None:
-    """Refuse a number of probes that cannot be.
-
-    Raises:
-        RecipeError: Naming it.
-    """
+    """Raise a RecipeError if the number of probes is out of range."""
     if not 1 <= probes <= MOST_PROBES:
         raise RecipeError(f"probes is {probes}; it must be at least 1 and at most {MOST_PROBES}")
 
 
 def with_state_values(group: Group, probes: Sequence[Probe], scored: Group) -> Group:
-    """The group with the mean of what its probes earned as `state_values`.
+    """The group with the mean return of its probes as `state_values`.
 
-    All trajectories of a group begin in the same state, so its value is the mean over the probes of
-    them all.
+    All trajectories of a group begin in the same state, so the first value is a mean over all their
+    probes.
 
     Args:
         group: G trajectories.
-        probes: Continuations of theirs from the beginning of each turn.
+        probes: Their continuations from the beginning of each turn.
         scored: The probes' trajectories with their rewards, in the same order.
     """
     turn = torch.tensor([probe.trajectory.begins for probe in probes])
@@ -58,7 +54,7 @@ def with_state_values(group: Group, probes: Sequence[Probe], scored: Group) -> G
 
 
 def with_parents(group: Group, probes: Sequence[Probe]) -> Group:
-    """The group with `parents`; its last members are the branches of these probes."""
+    """The group with `parents`; its last members are these probes."""
     trunks = range(len(group.trajectories) - len(probes))
     return replace(group, parents=(*trunks, *(probe.member for probe in probes)))
 
@@ -80,17 +76,17 @@ def trees(attempts: Attempts, scorer: Scorer) -> list[Group]:
 @final
 @dataclass
 class Branched(AdvantageEstimator):
-    """Change that each turn made: its reward, and the value of the state after it less that before.
+    """The change that a turn made: its reward, plus the next state's value minus this state's.
 
     A_{i,k} = r_{i,k} + V(s_{i,k+1}) - V(s_{i,k}), with the outcome R_i in place of V(s_{i,k+1})
-    after the last turn, and V the mean of what `probes` continuations from the beginning of the
-    turn earn, turn rewards and outcome (VinePPO, arXiv 2410.01679).
+    after the last turn, and V the mean return (turn rewards and outcome) of `probes` continuations
+    from the beginning of the turn (VinePPO, arXiv 2410.01679).
 
     Differs from its source in that a step is a turn, and that the first turn's value is the mean
-    over the probes of the whole group, which begins in one state. It assumes nothing but that a
-    trajectory can be continued from a turn (tools with sessions have to be copied), and is
-    unbiased. What it costs is the sampling: for a trajectory of K turns K `probes` continuations,
-    half as long as itself on average. They are not trained on.
+    over the probes of the whole group, which begins in one state. It is unbiased, and only assumes
+    that a trajectory can be continued from any turn (tools with sessions must be copyable). Its
+    cost is sampling: K x `probes` continuations for a trajectory of K turns, half as long on
+    average. They are not trained on.
 
     Args:
         probes: Continuations sampled from the beginning of each turn.
@@ -106,7 +102,7 @@ class Branched(AdvantageEstimator):
 
     def __call__(self, group: Group) -> Tensor:
         if group.state_values is None:
-            raise RecipeError("Branched needs a group with state_values, which probes give it")
+            raise RecipeError("Branched needs a group with state_values, which come from probes")
         earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
         value = group.state_values * group.reached
         later = torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], 1)
@@ -116,19 +112,19 @@ class Branched(AdvantageEstimator):
 @final
 @dataclass
 class Tree(AdvantageEstimator):
-    """Branches compared with those that went on from the same state, all of them learned from.
+    """Branches compared with the others from the same state; all of them are trained on.
 
-    At the beginning of each turn k of a trajectory i, its trunk, m branches go their own way. Let E
-    be what one earns from turn k on, turn rewards and outcome. Then a branch, in each of its own
-    turns l >= k, and the trunk, in turn k, get
+    At the beginning of each turn k of a trajectory, the trunk, m branches leave it. Let E be the
+    return from turn k on, turn rewards and outcome. Then a branch, in each of its own turns l >= k,
+    and the trunk, in turn k, get
 
-        A_l = w_l (E - mean of E over the others that went on from there)
+        A_l = w_l (E - mean of E over the others that continued from there)
         w_l = 1 / (1 + m l)
 
     (Tree-GRPO, arXiv 2509.21240, compares within and between trees.) Differs from its source in
-    that branches come off at every turn, and in w. What a trunk and its branches share is learned
-    from once, in the trunk; but turn l is then taken 1 + m l times, and w makes up for that: a
-    trunk and its branches together are one unbiased estimate.
+    that branches leave at every turn, and in w. Turns that a trunk shares with its branches are
+    trained on once, in the trunk. Turn l occurs 1 + m l times, which w corrects: a trunk and its
+    branches together are one unbiased estimate.
 
     Args:
         probes: m, branches from the beginning of each turn.
@@ -145,7 +141,7 @@ class Tree(AdvantageEstimator):
 
     def __call__(self, group: Group) -> Tensor:
         if len(group.parents) != len(group.trajectories):
-            raise RecipeError("Tree needs a group with parents, which its branches give it")
+            raise RecipeError("Tree needs a group with parents, which come from branches")
         to_go = returns_to_go(group.turn_rewards, 1.0) + group.outcome[:, None]
         advantages = torch.zeros_like(to_go)
         born: dict[tuple[int, int], list[int]] = {}
@@ -160,30 +156,30 @@ class Tree(AdvantageEstimator):
             advantages[trunk, k] = beyond[0]
             advantages[branches] = beyond[1:, None]
         turn = torch.arange(to_go.shape[1])
-        per_turn = len(born[group.parents[0], 0])  # m, of which an exact check takes fewer
+        per_turn = len(born[group.parents[0], 0])  # an exact check may use a smaller m
         return advantages * group.reached / (1 + per_turn * (turn + 1))
 
 
 @final
 @dataclass
 class TurnCritic(AdvantageEstimator):
-    """MT-PPO: credit for each sampled token, by a critic that is trained beside the policy.
+    """MT-PPO: credit for each sampled token, from a critic that is trained beside the policy.
 
     Over the N_i sampled tokens of a trajectory, with r_t the turn's reward on the last token of
     each turn, the outcome added on the very last, and zero elsewhere:
 
         delta_t = r_t + gamma V_{t+1} - V_t         A_t = delta_t + gamma lam A_{t+1}
 
-    V beyond the last token being zero (v2 of arXiv 2505.11821; GAE, arXiv 1506.02438). Tokens of
-    tool results are skipped: the token after the last of a turn is the first of the next turn.
+    with V = 0 beyond the last token (v2 of arXiv 2505.11821; GAE, arXiv 1506.02438). Tokens of tool
+    results are skipped: the last token of a turn is followed by the first of the next turn.
 
     Differs from its source in that there is no KL penalty in the reward, and that advantages are
-    not whitened over the batch. With gamma = lam = 1 the critic is a baseline alone, and a bad one
-    costs variance, not bias; below 1 it is believed, and its errors are bias.
+    not whitened over the batch. With gamma = lam = 1 the critic is only a baseline, and a bad one
+    costs variance, not bias. Below 1 its errors become bias.
 
     Args:
         gamma: Discount per token.
-        lam: 1 sums what was earned to the end; towards 0 the critic stands in for it.
+        lam: 1 uses the rewards up to the end; towards 0 the critic replaces them.
         critic: The value head that is trained beside the policy.
     """
 
@@ -196,13 +192,14 @@ class TurnCritic(AdvantageEstimator):
 
     def __call__(self, group: Group) -> tuple[Tensor, ...]:
         if len(group.token_values) != len(group.trajectories):
-            raise RecipeError("TurnCritic needs a group with token_values, which a critic gives it")
+            raise RecipeError("TurnCritic needs a group with token_values, which a critic computes")
         earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
         advantages = []
         for i, trajectory in enumerate(group.trajectories):
-            rewards: list[float] = []
-            for turn, reward in zip(trajectory.turns, earned[i].tolist(), strict=False):
-                rewards += [0.0] * (len(turn.token_ids) - 1) + [reward]
+            rewards = [0.0] * len(trajectory.sampled_turns)
+            last = {k: n for n, k in enumerate(trajectory.sampled_turns)}  # token of each turn
+            for k, n in last.items():
+                rewards[n] = float(earned[i, k])
             values = group.token_values[i]
             advantages.append(values.new_tensor(self._advantages(rewards, values.tolist())))
         return tuple(advantages)

@@ -1,4 +1,4 @@
-"""Somebody else's model as the agent, behind a server that speaks OpenAI's chat completions."""
+"""Somebody else's model as the agent, behind a server of OpenAI's chat completions."""
 
 from turnrl_openai.endpoint import Endpoint as Endpoint
 from turnrl_openai.endpoint import EndpointError as EndpointError

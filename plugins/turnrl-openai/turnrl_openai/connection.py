@@ -1,8 +1,8 @@
-"""`Connection`: requests to a server of chat completions, and what its faults mean.
+"""`Connection`: requests to a server of chat completions, and the meaning of its faults.
 
-The key is read from the environment when the server is asked, lives in the client alone, and is
-struck out of every message. An outage is never a reply: the request is sent again, or it is an
-error, which stops the run.
+The key is read from the environment for each connection. Only the client holds it, and it is struck
+out of every message. An outage never becomes a reply: the request is sent again, or an error stops
+the run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx2
 
@@ -26,15 +26,14 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Connection:
-    """A server, as all who ask it see it. It belongs to one event loop between two `close`.
+    """A connection that all callers share. Until `close`, it belongs to one event loop.
 
     Args:
-        server: How to reach it.
+        server: The server.
         label: Its name in messages.
-        error: The error that stops the run, made of a text.
-        request: The next step when the server refuses a request, and neither the key nor the
-            address is wrong.
-        quiet_s: An outage shorter than this is not worth a line.
+        error: Makes the error that stops the run.
+        request: The advice after a refused request if key and address are right.
+        quiet_s: Shorter outages are not printed.
     """
 
     server: ChatServer
@@ -51,15 +50,15 @@ class Connection:
         self._client: httpx2.AsyncClient | None = None
 
     async def ask(
-        self, body: Mapping[str, Any], read: Callable[[httpx2.Response], Awaitable[T]]
+        self, body: Mapping[str, object], read: Callable[[httpx2.Response], Awaitable[T]]
     ) -> T:
         """Send a request until it is answered.
 
         Args:
             body: Body of the request.
-            read: Reads a successful response as it is written.
+            read: Reads a successful response while it is written.
         Returns:
-            What was read.
+            The result of `read`.
         Raises:
             WorldError: If the server is away for `patience_s`, or refuses.
         """
@@ -73,8 +72,9 @@ class Connection:
                         return await read(response)
                     await response.aread()
             except TimeoutError:
-                late = f"no whole answer within timeout_s = {self.server.timeout_s:g}"
-                raise Unavailable(late) from None
+                raise Unavailable(
+                    f"no whole answer within timeout_s = {self.server.timeout_s:g}"
+                ) from None
             except httpx2.RequestError as error:
                 raise Unavailable(self.clean(error) or type(error).__name__) from None
             raise self._refusal(response)
@@ -89,23 +89,24 @@ class Connection:
 
     def _connected(self) -> httpx2.AsyncClient:
         if self._client is None:
-            if not re.fullmatch(r"[!-~]*", self._key):  # the client would show what it cannot send
-                variable = f"the environment variable {self.server.api_key_env}"
-                what = f"cannot be asked: {variable} holds something that is no key. Correct it."
-                raise self.fault(what)
+            if not re.fullmatch(r"[!-~]*", self._key):  # the client's own error would show it
+                raise self.fault(
+                    f"cannot be asked: the environment variable {self.server.api_key_env} does not "
+                    "hold a key. Correct it."
+                )
             headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             limits = httpx2.Limits(max_connections=self.server.concurrency)
-            # each request is timed as a whole instead: a server that sends a byte now and then
-            # would never be late
+            # each request is timed as a whole instead, because a server that sends a byte now and
+            # then would never be late
             self._client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=None)
         return self._client
 
     def _refusal(self, response: httpx2.Response) -> Exception:
-        """The meaning of a response that is no success."""
+        """The meaning of an unsuccessful response."""
         status, variable = response.status_code, self.server.api_key_env
-        told = f"status {status}: {self.clean(_complaint(response))}"
+        reason = f"status {status}: {self.clean(_complaint(response))}"
         if status in (408, 429) or status >= 500:
-            return Unavailable(told, response.headers.get("retry-after"))
+            return Unavailable(reason, response.headers.get("retry-after"))
         advice = self.request
         if status in (401, 403):
             held = "holds the wrong key" if self._key else "is not set"
@@ -113,28 +114,28 @@ class Connection:
             advice = f"Correct it: {named} (api_key_env)."
         elif status in (404, 405) or 300 <= status < 400:
             advice = "Correct base_url, or model."
-        return self.fault(f"refused a request ({told}). {advice}")
+        return self.fault(f"refused a request ({reason}). {advice}")
 
-    def _away(self, told: str) -> WorldError:
-        return self.fault(f"{told} Start it, correct base_url, or raise patience_s.")
+    def _away(self, problem: str) -> WorldError:
+        return self.fault(f"{problem} Start it, correct base_url, or raise patience_s.")
 
     @property
     def _key(self) -> str:
         return os.environ.get(self.server.api_key_env or "", "").strip()
 
     def clean(self, text: object) -> str:
-        """A text in one line, short and without the key."""
+        """A text in one short line, without the key."""
         shown = " ".join(str(text).split())
         return (shown.replace(self._key, "***") if self._key else shown)[:300]
 
-    def fault(self, what: str) -> WorldError:
-        """The error that stops the run, for a fault of the server."""
-        return self.error(f"{self.label} {what}")
+    def fault(self, problem: str) -> WorldError:
+        """The error that stops the run, for a problem of the server."""
+        return self.error(f"{self.label} {problem}")
 
 
 def _complaint(response: httpx2.Response) -> object:
-    """Clearest message of a response that is an error."""
+    """The clearest message in an error response."""
     with contextlib.suppress(ValueError, LookupError, TypeError):
-        told = response.json()["error"]
-        return told["message"] if isinstance(told, Mapping) else told
+        error = response.json()["error"]
+        return error["message"] if isinstance(error, Mapping) else error
     return response.text or response.headers.get("location", "")

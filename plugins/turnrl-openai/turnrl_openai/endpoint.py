@@ -1,14 +1,14 @@
-"""`Endpoint`: asks a server for one turn after the other.
+"""`Endpoint`: asks a server for one turn at a time.
 
-A reply is read as it is written. So it ends at a stop string wherever the server would go on, also
-where a server takes no stop strings, or does not say which one it met.
+It reads a reply while the server writes it, and ends it at a stop string itself. So it also works
+with servers that take no stop strings, or that do not report which one they met.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from turnrl import EngineError, Message, MessageSampler, Reply, Sampling
 from turnrl_openai.server import Server
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _ENDINGS = (
     *("stop", "length", "tool_calls", "function_call"),
-    *("eos_token", "stop_sequence"),  # of servers that say how a reply stopped
+    *("eos_token", "stop_sequence"),  # of servers that report how a reply stopped
 )
-"""Endings of a reply that the model wrote to its end, or as far as it may."""
+"""Reasons with which a complete reply ends, or one that reached its limit."""
 
 
 class EndpointError(EngineError):
@@ -32,15 +32,15 @@ class EndpointError(EngineError):
 class Endpoint(MessageSampler):
     """A model behind a server that speaks OpenAI's chat completions.
 
-    The key is read from the environment when the server is asked, and struck out of every message.
-    Samples cannot be repeated: no seed is sent.
+    The key is read from the environment, and struck out of every message. Samples cannot be
+    reproduced, because no seed is sent.
 
     Args:
-        server: How to reach it.
+        server: The server.
     """
 
     def __init__(self, server: Server) -> None:
-        # not before it is needed: rewards import this package
+        # imported late, because rewards import this package
         from turnrl_openai.connection import Connection
 
         self.server = server
@@ -53,11 +53,11 @@ class Endpoint(MessageSampler):
         )
 
     async def reply(self, messages: Sequence[Message], sampling: Sampling) -> Reply:
-        """See `MessageSampler.reply`. While the server is away, it is asked again.
+        """See `MessageSampler.reply`. While the server is away, requests are repeated.
 
         Raises:
-            EndpointError: If it is away for `patience_s`, refuses, sends what is no reply, or ends
-                one for a reason of its own, such as `content_filter`.
+            EndpointError: If the server is away for `patience_s`, refuses, sends no reply, or ends
+                one for its own reason, such as `content_filter`.
         """
         body = self._body(messages, sampling)
         return await self._connection.ask(body, lambda got: self._reply(got, sampling.stop))
@@ -66,7 +66,7 @@ class Endpoint(MessageSampler):
         """Close the connections."""
         await self._connection.close()
 
-    def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
+    def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, object]:
         cuts = {"top_k": sampling.top_k, "min_p": sampling.min_p, "top_p": sampling.top_p}
         return self.server.request(
             messages,
@@ -90,24 +90,28 @@ class Endpoint(MessageSampler):
                 return Reply(text[: min(ends)])
         kind = response.headers.get("content-type", "")
         if ended is None and not text and "event-stream" not in kind:
-            what = f"answered with {kind or 'no content type'}, which is no stream of events"
-            raise self._connection.fault(f"{what}. Correct base_url.")
+            raise self._connection.fault(
+                f"answered with {kind or 'no content type'}, which is not a stream of events. "
+                "Correct base_url."
+            )
         if ended is None:
             raise Unavailable("the reply broke off")
         if ended not in _ENDINGS:
-            how = self._connection.clean(str(ended))
-            what = f"ended a reply by {how!r}, so the model did not write it to its end"
-            raise self._connection.fault(f"{what}. Leave the question out, or ask another model.")
+            raise self._connection.fault(
+                f"ended a reply with {self._connection.clean(ended)!r}, so the model did not "
+                "finish it. Leave the question out, or ask another model."
+            )
         return Reply(text, cut=ended == "length")
 
     def _read(self, data: str) -> tuple[str, str | None]:
-        """The text in an event, and why the reply ended, if it did."""
+        """The text in an event, and the reason why the reply ended, if it did."""
         try:
             choices = json.loads(data)["choices"]
-            if not choices:  # a last event tells the usage
+            if not choices:  # a last event has only the usage
                 return "", None
             return choices[0]["delta"].get("content") or "", choices[0].get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            sent = self._connection.clean(data)
-            what = f"sent {sent!r}, which is no event of a chat completion"
-            raise self._connection.fault(f"{what}. Correct base_url or model.") from error
+            raise self._connection.fault(
+                f"sent {self._connection.clean(data)!r}, which is not an event of a chat "
+                "completion. Correct base_url or model."
+            ) from error

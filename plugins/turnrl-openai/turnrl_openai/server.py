@@ -14,11 +14,22 @@ from turnrl import RecipeError, at_least
 
 @dataclass(frozen=True)
 class ChatServer(ABC):
-    """The options that every client of such a server has: see `Server`.
+    """Access to a server, without any secret in it: this is what a recipe holds.
 
+    Args:
+        base_url: Address up to `/chat/completions`, such as http://localhost:8000/v1.
+        model: The model's name on the server.
+        api_key_env: Environment variable with the key, which is sent to `base_url` only; no key is
+            sent if this is null or the variable is not set.
+        concurrency: The most requests in flight at once.
+        timeout_s: Seconds that one request may take, reply included.
+        patience_s: Seconds without any answer after which the run stops; until then requests are
+            retried.
+        extra: More fields of a request's body, such as `{response_format: {type: json_object}}`. A
+            null drops one of ours (`{max_tokens: null, max_completion_tokens: 512}`).
     Raises:
-        RecipeError: If the address holds a secret or is none, a key is written out, or a number
-            makes no sense.
+        RecipeError: If the address is malformed or holds a secret, a key is written out, or a
+            number makes no sense.
     """
 
     base_url: str
@@ -27,7 +38,7 @@ class ChatServer(ABC):
     concurrency: int = 16
     timeout_s: float = 60.0
     patience_s: float = 300.0
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)  # not object: jsonargparse reads it
 
     def __post_init__(self) -> None:
         try:
@@ -37,7 +48,7 @@ class ChatServer(ABC):
             good = False
         if "@" in self.base_url or "?" in self.base_url:
             raise RecipeError(
-                "base_url holds a user, a password or a query. Give the address alone, and put a "
+                "base_url holds a user, a password or a query. Give only the address, and put a "
                 "key into the environment variable that api_key_env names."
             )
         if not good:
@@ -46,9 +57,9 @@ class ChatServer(ABC):
             )
         if self.api_key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
             raise RecipeError(
-                "api_key_env must name an environment variable, in capitals, as OPENAI_API_KEY; "
-                "what it holds now is not shown, for it may be the key itself. Recipes are saved "
-                "with every run."
+                "api_key_env must name an environment variable in capitals, such as "
+                "OPENAI_API_KEY. Its value is not shown, because it may be the key itself. Recipes "
+                "are saved with every run."
             )
         at_least(1, "", self, "concurrency", whole=True, optional=False)
         at_least(0.001, "", self, "timeout_s")
@@ -56,33 +67,18 @@ class ChatServer(ABC):
 
     @property
     def url(self) -> str:
-        """Where requests go."""
+        """The address of requests."""
         return self.base_url.rstrip("/") + "/chat/completions"
 
-    def request(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> dict[str, Any]:
-        """Body of a request; the key is not in it."""
-        asked = {"model": self.model, "messages": [*messages], **settings, **self.extra}
-        return {name: value for name, value in asked.items() if value is not None}
+    def request(
+        self, messages: Sequence[Mapping[str, str]], **settings: object
+    ) -> dict[str, object]:
+        """The body of a request, without the key."""
+        fields = {"model": self.model, "messages": [*messages], **settings, **self.extra}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 @final
 @dataclass(frozen=True)
 class Server(ChatServer):
-    """Access to a server that speaks OpenAI's chat completions, without any secret in it: this is
-    what a recipe holds.
-
-    Args:
-        base_url: Address up to `/chat/completions`, such as http://localhost:8000/v1.
-        model: The model, as the server calls it.
-        api_key_env: Name of the environment variable that holds the key, which is sent to
-            `base_url` and nowhere else; no key is sent if it is null or not set.
-        concurrency: Requests under way at once.
-        timeout_s: Seconds that one request may take, its answer included.
-        patience_s: Seconds without any answer after which the run stops; requests are tried again
-            until then.
-        extra: More fields of a request's body, such as `{response_format: {type: json_object}}`;
-            one that is null leaves ours out (`{temperature: null}`).
-    Raises:
-        RecipeError: If the address holds a secret or is none, a key is written out, or a number
-            makes no sense.
-    """
+    """Access to a model that acts; see `ChatServer` for the options."""

@@ -3,18 +3,17 @@
     qa         the paper's: `ToolExecuted`, `AnswerRetrieved`, `ExactMatch`, `AnswerPresent`,
                `WellFormed`
     calls      what calls cost: `SearchCost`, `Repetition`
-    progress   a score of the state turned into differences: `Progress`, `FirstHit`
-    belief     what the policy itself holds likely: `InformationGain`, `KLPenalty`
+    progress   differences of a score of the state: `Progress`, `FirstHit`
+    belief     the policy's own probabilities: `InformationGain`, `KLPenalty`
     outcome    `F1`
     judge      a language model's verdict: `LLMJudge`, `LLMJudgeTurn`
-    verdicts   prompts filled in, replies read, verdicts kept
-    server     where a judge is, as a recipe says it
+    verdicts   prompts filled in, replies read, verdicts cached
+    server     a judge's server, as a recipe describes it
     asking     many requests at once
-    answers    answers compared: `Number`, `Choice`, `Math`, `Compared`
+    answers    rules that compare answers: `Number`, `Choice`, `Math`, `Compared`
     numbers    numbers in a text
 
-Importing this package loads neither torch nor an HTTP client; each is imported when it is first
-used.
+Importing this package loads neither torch nor an HTTP client. Each is imported on first use.
 """
 
 from __future__ import annotations
@@ -47,27 +46,15 @@ from turnrl_rewards.qa import ExactMatch as ExactMatch
 from turnrl_rewards.qa import ToolExecuted as ToolExecuted
 from turnrl_rewards.qa import WellFormed as WellFormed
 from turnrl_rewards.server import Server as Server
+from turnrl_rewards.step import StepReward as StepReward
 
 
 @hookimpl
 def turnrl_rewards() -> Iterable[type[Reward]]:
     """The rewards of this package."""
-    return [
-        ToolExecuted,
-        AnswerRetrieved,
-        AnswerPresent,
-        ExactMatch,
-        WellFormed,
-        SearchCost,
-        Repetition,
-        FirstHit,
-        Progress,
-        InformationGain,
-        KLPenalty,
-        LLMJudgeTurn,
-        F1,
-        LLMJudge,
-    ]
+    qa = (ToolExecuted, AnswerRetrieved, AnswerPresent, ExactMatch, WellFormed)
+    turns = (SearchCost, Repetition, FirstHit, Progress, InformationGain, KLPenalty, LLMJudgeTurn)
+    return [*qa, *turns, StepReward, F1, LLMJudge]
 
 
 @hookimpl

@@ -1,9 +1,9 @@
-"""Rules that say which answers are the same, beside SQuAD's phrases: `data.answers` of a recipe.
+"""Rules that compare answers, besides SQuAD's phrases: `data.answers` of a recipe.
 
 Number      numbers, within a tolerance
 Choice      the letter of an option
 Math        expressions, compared by the package `math-verify`
-Compared    a function of one's own
+Compared    your own function
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class _Kind(AnswerRule):
-    """A rule that can tell answers of its kind from phrases.
+    """A rule that recognises accepted answers of its kind.
 
     Attributes:
-        pattern: An accepted answer that is no phrase but of this kind.
-        as_phrases: What such answers are, and what comes of comparing them as phrases.
+        pattern: Matches an accepted answer of this kind, which is no phrase.
+        as_phrases: The kind, and the effect of comparing such answers as phrases, for messages.
     """
 
     pattern: ClassVar[str]
@@ -40,14 +40,15 @@ class _Kind(AnswerRule):
     @classmethod
     def advice(cls, questions: Sequence[Question]) -> str | None:
         """Advice to set this rule if most questions have answers of its kind, and no rule."""
-        of_phrases = [q.answers for q in questions if isinstance(q.rule, Phrase)]
+        phrases = [q.answers for q in questions if q.answers and isinstance(q.rule, Phrase)]
         kind = re.compile(cls.pattern, re.DOTALL)
-        count = sum(all(kind.fullmatch(a.strip()) for a in some) for some in of_phrases)
+        count = sum(all(kind.fullmatch(a.strip()) for a in answers) for answers in phrases)
         if 2 * count <= len(questions):
             return None
-        what = f"{count} of {len(questions)} accepted answers are {cls.as_phrases}"
-        step = f"Set data.answers to {cls.__name__.lower()}, or to phrase if that is meant."
-        return f"{what}. {step}"
+        return (
+            f"{count} of {len(questions)} accepted answers are {cls.as_phrases}. Set data.answers "
+            f"to {cls.__name__.lower()}, or to phrase if that is meant."
+        )
 
 
 # none of the rules is final: to jsonargparse a final class has no `class_path`
@@ -55,16 +56,15 @@ class _Kind(AnswerRule):
 class Number(_Kind):
     r"""Numbers: |given - accepted| <= max(tolerance, relative x |accepted|), computed exactly.
 
-    An answer is a number if one number stands in it, whatever words stand around it: `$1,000`,
-    `1000 dollars`, `-5`, `1.5e3`, `10^{3}`, `2 1/2`, `\frac{1}{2}`, `50%` (which is 50). Two
-    different numbers are a list of candidates, and no answer. What is computed with them is none
-    either (`5 + 3 = 8`, `\sqrt{2}`, `2^5`, `5 million`, `2x`): a part of it would be a wrong
-    number. Digits in words (`B52`), dates and times are passed over. Number words, NaN and infinity
-    are no numbers.
+    An answer may have words around its number: `$1,000`, `1000 dollars`, `-5`, `1.5e3`, `10^{3}`,
+    `2 1/2`, `\frac{1}{2}`, `50%` (which is 50). Two different numbers are a list of candidates, not
+    an answer. Computations are not answers either (`5 + 3 = 8`, `\sqrt{2}`, `2^5`, `5 million`,
+    `2x`), because a part of them would be a wrong number. Digits in words (`B52`), dates and times
+    are ignored. Number words, NaN and infinity are not numbers.
 
     Args:
-        tolerance: How far apart two numbers may be that are the same.
-        relative: The same as a share of the accepted one.
+        tolerance: The largest difference between two equal numbers.
+        relative: The same, as a share of the accepted number.
     """
 
     tolerance: float = 0.0
@@ -72,7 +72,7 @@ class Number(_Kind):
 
     seeks: ClassVar[bool] = True
     unreadable: ClassVar[str] = "an answer that is no number"
-    # years and other whole numbers are right as phrases, but for a sign
+    # unsigned whole numbers, such as years, compare correctly as phrases
     pattern: ClassVar[str] = r"[-+\N{MINUS SIGN}]?[$€£]?[0-9][0-9.,]*(?:\s?/\s?[0-9]+)?\s?%?"
     as_phrases: ClassVar[str] = (
         "numbers, and are compared as phrases, to which 1.5 is 15 and -5 is 5"
@@ -124,10 +124,10 @@ _CONCLUSION = (
     r"[\s,:]{{0,2}}(?i:(?:it|that|the|correct|right|answer|option|is)\s){{0,5}}"
     r"[(\[]?(?P<name>{kind})(?=[)\].,;:!]|\sis\b|$)"
 )
-"""Where a text comes to the name of an option after all."""
+"""A conclusion that names an option."""
 
 _KINDS = ("[A-Z]", "[a-z]", "[0-9]{1,2}")
-"""Ways to name options; a text names all of them in one."""
+"""Ways to name options. A text uses one way throughout."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ class Choice(_Kind):
     """The letter of an option, or its number: `B`, `b`, `(B)`, `B.`, `B) Paris`, `Answer: B` and
     `The correct answer is B` are the same.
 
-    The option's text alone is no letter. Neither is an article (`A dog`), nor a text that names
-    several options: `A or B`, a list of them (`A. Paris B. Rome`, `1) one 2) two`), or one that
-    ends at another (`A. Paris is wrong, so B`).
+    The option's text alone does not count. Neither does an article (`A dog`), nor a text that names
+    several options: `A or B`, a list (`A. Paris B. Rome`, `1) one 2) two`), or one that concludes
+    with another (`A. Paris is wrong, so B`).
     """
 
     unreadable: ClassVar[str] = "an answer that is no option's letter"
@@ -148,9 +148,9 @@ class Choice(_Kind):
 
     def read(self, text: str) -> str | None:
         bare = re.sub(r"\\boxed\b|\\text\b|[*_{}$`\"']", " ", text)
-        said = "\n".join(" ".join(line.split()) for line in bare.splitlines()).strip()
-        said = said[lead.end() :] if (lead := re.match(_LEAD, said)) else said
-        match = re.fullmatch(_OPTION, said.lstrip("([ "))
+        lines = "\n".join(" ".join(line.split()) for line in bare.splitlines()).strip()
+        lines = lines[lead.end() :] if (lead := re.match(_LEAD, lines)) else lines
+        match = re.fullmatch(_OPTION, lines.lstrip("([ "))
         if match is None:
             return None
         name, rest = match.groups()
@@ -158,10 +158,11 @@ class Choice(_Kind):
 
 
 def _names_another(name: str, text: str) -> bool:
-    """True if the text behind an option's name names another option in the same way.
+    """True if the text after an option's name names another option in the same way.
 
-    A bracket behind a letter names an option anywhere. A point, a colon or a dash does so at the
-    beginning of a line, and within a line if the two are neighbours: `C. George W. Bush` is one.
+    A letter with a bracket names an option anywhere. With a point, a colon or a dash it does so at
+    the beginning of a line, or within a line if the two are neighbours: `C. George W. Bush` names
+    one option.
     """
     kind = next(kind for kind in _KINDS if re.fullmatch(kind, name))
     mark = rf"(?:^|[\s,;])[(\[]?(?P<name>{kind})(?:(?P<bracket>[)\]])|{_MARK})"
@@ -175,7 +176,7 @@ def _names_another(name: str, text: str) -> bool:
 
 
 def _place(name: str) -> int:
-    """The place of an option in a list."""
+    """The position of an option in a list."""
     return int(name) if name.isdecimal() else ord(name)
 
 
@@ -184,8 +185,8 @@ class Math(_Kind):
     r"""Expressions, compared by the package `math-verify`: `\frac{1}{2}`, `0.5` and `$1/2$` are the
     same, and so are `(x+1)^2` and `x^2+2x+1`.
 
-    One comparison may take 5 s, after which it is no match; outside of a program's main thread the
-    package keeps no time.
+    A comparison that takes longer than 5 s is no match; outside the main thread the package has no
+    time limit.
 
     Raises:
         RecipeError: If the package is not installed.
@@ -199,8 +200,8 @@ class Math(_Kind):
     def __post_init__(self) -> None:
         if importlib.util.find_spec("math_verify") is None:
             raise RecipeError(
-                "the answers are compared as expressions by the package 'math-verify', which is "
-                "not installed. Install it: pip install 'turnrl[math]'."
+                "data.answers is math, which needs the package 'math-verify'. Install it: "
+                "pip install 'turnrl[math]'."
             )
 
     def read(self, text: str) -> str | None:
@@ -219,8 +220,7 @@ def _same_expression(given: str, accepted: str) -> bool:
     limit = 5 if threading.current_thread() is threading.main_thread() else None
 
     def parse(text: str) -> list[object]:
-        # what is not marked as mathematics is searched for a number alone, so an answer that is
-        # nothing but an expression is marked
+        # the package finds only numbers outside mathematics, so a bare expression is marked as such
         marked = re.search(r"\$|\\[(\[]|\\boxed", text)
         words = re.search(r"(?<![\\A-Za-z{])[A-Za-z]{2,}", text)
         both = [text] if marked or words else [f"${text}$", text]
@@ -232,11 +232,11 @@ def _same_expression(given: str, accepted: str) -> bool:
 
 @dataclass(frozen=True)
 class Compared(AnswerRule):
-    """A function of one's own decides.
+    """Answers compared by your own function.
 
     Args:
-        function: Given the policy's answer and an accepted one, says whether they are the same.
-        name: What it is called in messages.
+        function: Returns True if the policy's answer (first) equals an accepted one (second).
+        name: Its name in messages.
     """
 
     function: Callable[[str, str], bool]
@@ -250,22 +250,26 @@ class Compared(AnswerRule):
     def same(self, given: str, accepted: str) -> bool:
         if not given.strip():
             return False
-        what = f"data.answers {self.name} on {given!r} and {accepted!r}"
         try:
             verdict: object = self.function(given, accepted)
-        except (Exception, SystemExit) as error:  # of anybody's code
-            cause = f"raised {type(error).__name__}: {error}"
-            raise PluginError(f"{what} {cause}. It must compare any two texts.") from error
+        except (Exception, SystemExit) as error:  # the function may do anything
+            raise PluginError(
+                f"data.answers {self.name} on {given!r} and {accepted!r} raised "
+                f"{type(error).__name__}: {error}. It must compare any two texts."
+            ) from error
         if type(verdict).__name__ not in ("bool", "bool_"):  # NumPy's has either name
-            raise PluginError(f"{what} returned {verdict!r}. It must return True or False.")
+            raise PluginError(
+                f"data.answers {self.name} on {given!r} and {accepted!r} returned {verdict!r}. It "
+                "must return True or False."
+            )
         return bool(verdict)
 
     @classmethod
     def named(cls, given: object) -> AnswerRule | None:
-        """The rule that a function is, or that the path of a rule or of a function leads to.
+        """The rule for a function, or for the path of a rule or a function.
 
         Raises:
-            RecipeError: If there is nothing at the path, or no function that takes two texts.
+            RecipeError: If the path leads nowhere, or to no function of two texts.
         """
         function, name = given, getattr(given, "__name__", type(given).__name__)
         if isinstance(given, str):
@@ -277,16 +281,18 @@ class Compared(AnswerRule):
                 if inspect.isclass(function) and issubclass(function, AnswerRule):
                     return function()
             except Exception as error:  # a module may do anything
-                cause = str(error) or type(error).__name__
-                what = f"data.answers names {given!r}, which cannot be taken: {cause}"
-                raise RecipeError(f"{what}. Give a rule, or {cls.goes_by}.") from error
+                raise RecipeError(
+                    f"data.answers names {given!r}, which cannot be imported: "
+                    f"{str(error) or type(error).__name__}. Give a rule, or {cls.goes_by}."
+                ) from error
         try:
             if inspect.isclass(function) or not callable(function):
-                raise TypeError("it is no function")
-            with contextlib.suppress(ValueError):  # one of C, say, that does not tell
+                raise TypeError("it is not a function")
+            with contextlib.suppress(ValueError):  # functions in C may have no signature
                 inspect.signature(function).bind("", "")
         except TypeError as error:
-            what = f"data.answers is {name!r} ({function!r}), which cannot be taken: {error}"
-            step = "Give a rule, its name, or a function of two texts, the given and the accepted"
-            raise RecipeError(f"{what}. {step} one.") from error
+            raise RecipeError(
+                f"data.answers is {name!r} ({function!r}), which cannot be used: {error}. Give a "
+                "rule, its name, or a function of two texts, the given and the accepted answer."
+            ) from error
         return cls(function, name)

@@ -1,7 +1,7 @@
 """Asking a judge: many requests at once, and the verdicts in their replies.
 
-What an outage produced is never a verdict: it is tried again, or it is a `RewardError`, which stops
-the run (`turnrl_openai.connection`).
+An outage never becomes a verdict. The request is sent again, or a `RewardError` stops the run
+(`turnrl_openai.connection`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from turnrl import RewardError, on_loop
 from turnrl_openai.connection import Connection
 from turnrl_rewards.server import Server
 
 _QUIET_S = 5.0
-"""An outage that is over before is not worth a line."""
+"""Shorter outages are not printed."""
 
 
 def ask_all(
@@ -25,16 +24,16 @@ def ask_all(
     read: Callable[[str], float | None],
     keep: Callable[[bytes, float], None],
 ) -> None:
-    """Ask a judge about prompts, `server.concurrency` of them at a time.
+    """Send prompts to a judge, `server.concurrency` at a time.
 
     Args:
-        server: Whom to ask.
-        prompts: What to ask, by keys.
-        read: The verdict in a reply, or None if it holds none.
-        keep: Called with the key and the verdict of each prompt, as they come, in another thread.
+        server: The judge's server.
+        prompts: The prompts, by key.
+        read: Reads the verdict in a reply; None if there is none.
+        keep: Called in another thread with the key and the verdict of each prompt, as they come.
     Raises:
-        RewardError: If the server is away for too long, refuses, or twice gives no verdict. What
-            came before it was kept.
+        RewardError: If the server stays away, refuses, or twice gives no verdict. Verdicts that
+            came before were passed to `keep`.
     """
     judge = Connection(
         server,
@@ -46,7 +45,7 @@ def ask_all(
     todo = iter(prompts.items())
 
     async def lane() -> None:
-        for key, prompt in todo:  # lanes take from one iterator, each what comes next
+        for key, prompt in todo:  # all lanes take the next prompt from one iterator
             keep(key, await _verdict(judge, server.body(prompt), read))
 
     async def work() -> None:
@@ -63,9 +62,9 @@ def ask_all(
 
 
 async def _verdict(
-    judge: Connection, body: Mapping[str, Any], read: Callable[[str], float | None]
+    judge: Connection, body: Mapping[str, object], read: Callable[[str], float | None]
 ) -> float:
-    """The judge's verdict on a prompt, whatever it takes."""
+    """The judge's verdict on a prompt; asked for a second time if the reply has none."""
     answer = ""
     for _ in range(2):
         whole = await judge.ask(body, lambda response: response.aread())

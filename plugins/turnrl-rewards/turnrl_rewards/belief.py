@@ -1,39 +1,47 @@
-"""Likelihoods that the policy itself holds: of the accepted answer, and beside its reference of
-what it did. All forward passes are made in `prepare`."""
+"""The policy's own probabilities: of the accepted answer, and of its actions compared with the
+reference's. All forward passes happen in `prepare`."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, final
 
-from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, usable_answers
+from turnrl import (
+    RecipeError,
+    Sample,
+    SampledPolicy,
+    Trajectory,
+    TurnReward,
+    read_trajectories,
+    usable_answers,
+)
 from turnrl_rewards.calls import lost
 from turnrl_rewards.progress import Difference, StateScore, informed
 
 Measure = Literal["logprob", "mean_logprob", "probability"]
 _State = tuple[str, tuple[int, ...]]
-"""The answer asked about, and the token ids of the history."""
+"""An accepted answer, and the token ids of a history."""
 
 
 @final
 @dataclass(eq=False, repr=False)
 class AnswerLikelihood(StateScore):
-    """Likelihood that the policy gives the accepted answer, having read what it has read so far.
+    """The likelihood of the accepted answer under the policy, given the history so far.
 
     phi(s) = log p(a | s, opening), with a the tokens of the first accepted answer that the
-    question's rule can read, under the policy as it is now, at temperature 1. s is the history up
-    to and including the last successful result: an error, or the policy's own words after it, are
-    not information. 0 where there is no such answer.
+    question's rule can read, under the current policy, at temperature 1. s is the history up to and
+    including the last successful result, because errors and the policy's own later words are not
+    information. 0 without such an answer.
 
     Args:
-        opening: Text after which the answer is put; see `InformationGain`.
+        opening: Text before the answer; see `InformationGain`.
         measure: `logprob`, in nats; `mean_logprob`, in nats per token of the answer; `probability`,
             the exponential of that, from 0 to 1.
-        reference: Ask the policy that training began from (its adapter off), so that the score of a
-            state does not move while the policy learns.
+        reference: Use the policy that training began from (its adapter off), so that a state's
+            score does not move while the policy learns.
     """
 
     opening: str = "<answer>"
@@ -48,7 +56,7 @@ class AnswerLikelihood(StateScore):
         if policy is None:
             return
         states = dict.fromkeys(
-            (answer, _history(trajectory, informed(trajectory, turns)))
+            (answer, trajectory.history(informed(trajectory, turns)))
             for trajectory in trajectories
             if (answer := _accepted(trajectory)) is not None
             for turns in range(len(trajectory.turns) + 1)
@@ -59,8 +67,8 @@ class AnswerLikelihood(StateScore):
             opening, tokens = put[answer]
             asked = [False] * (len(history) + len(opening)) + [True] * len(tokens)
             rows.append(((*history, *opening, *tokens), asked))
-        who = _reference(policy, "reference: true") if self.reference else contextlib.nullcontext()
-        with who:
+        reader = _reference(policy, "reference: true") if self.reference else nullcontext()
+        with reader:
             read = policy.read(rows)
         for state, scores in zip(states, read, strict=True):
             mean = float(scores.logprobs.mean())
@@ -74,8 +82,8 @@ class AnswerLikelihood(StateScore):
     def _put(self, policy: SampledPolicy, answer: str) -> tuple[list[int], list[int]]:
         """Token ids of the opening, and of the answer after it.
 
-        They are tokenised in one, as the policy would write them: a space at the end of the opening
-        is a part of the answer's first token, and is counted with it.
+        They are tokenised together, as the policy would write them, so a space at the end of the
+        opening becomes a part of the answer's first token.
         """
         alone, together = (
             policy.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -89,7 +97,7 @@ class AnswerLikelihood(StateScore):
         answer = _accepted(trajectory)
         if answer is None:
             return 0.0
-        state = answer, _history(trajectory, informed(trajectory, turns))
+        state = answer, trajectory.history(informed(trajectory, turns))
         if state not in self._known:
             raise _unprepared("The likelihood of an answer")
         return self._known[state]
@@ -97,29 +105,29 @@ class AnswerLikelihood(StateScore):
 
 @final
 class InformationGain(Difference):
-    """r_k = weight x (phi(s_{k+1}) - phi(s_k)), with phi(s) = log p(a | s, opening): how much
-    likelier the policy holds the accepted answer a after reading what turn k brought. In nats.
+    """r_k = weight x (phi(s_{k+1}) - phi(s_k)), with phi(s) = log p(a | s, opening): how much more
+    likely the results of turn k make the accepted answer a for the policy. In nats.
 
-    Information gain (Wang et al., IGPO, arXiv 2510.14967), whose phi is `measure: probability`, the
-    exponential of the mean log-probability of the answer's tokens; log-probabilities also tell of a
-    gain where the answer is still unlikely. A turn that brought no successful result earns 0, an
-    error or a remark on form included; its text is a part of the next turn's history.
+    Information gain (Wang et al., IGPO, arXiv 2510.14967). There phi is `measure: probability`, the
+    exponential of the mean log-probability of the answer's tokens; log-probabilities also show a
+    gain while the answer is still unlikely. A turn without a successful result earns 0. Its text is
+    part of the next turn's history.
 
-    Potential-based: the sum over a trajectory is weight x (last - first), so reading a thing twice
-    earns nothing. It pays for where a trajectory ends (see `turnrl_rewards.progress`), and so
-    for a right guess that is said before a search; words without a search earn nothing. The policy
-    that is asked is the one that learns, so phi moves with it, unless `reference` holds it.
+    Potential-based: the sum over a trajectory is weight x (last - first), so reading something
+    twice earns nothing. It pays for the last state (see `turnrl_rewards.progress`), so also for a
+    right guess written before a search; words without a search earn nothing. phi moves with the
+    learning policy, unless `reference` is set.
 
-    Each distinct history, the question alone included, is read once per collection; what they
-    begin with in common, as those of one trajectory's turns do, is read once for all of them.
+    Each distinct history, including the question alone, is read once per collection. Histories that
+    begin alike, such as the turns of one trajectory, share that part of the computation.
 
     Args:
         weight: Reward of one nat, or of one unit of `measure`.
-        opening: Text after which the answer is put, right after a result: all that the policy
-            itself writes between the two, to the space. Its tokens are not counted.
+        opening: The text between a result and the answer: everything that the policy itself would
+            write there, including spaces. Its tokens are not counted.
         measure: `logprob`, in nats; `mean_logprob`, in nats per token of the answer; `probability`,
             the exponential of that, from 0 to 1.
-        reference: Ask the policy that training began from (its adapter off); needs policy.lora.
+        reference: Use the policy that training began from (its adapter off); needs policy.lora.
     """
 
     def __init__(
@@ -141,11 +149,11 @@ class KLPenalty(TurnReward):
     -coef x KL(policy || reference) of the turn, so never above 0, though a single turn may earn a
     little.
 
-    KL as *reward*: the estimator hands it out, it counts for the turns before through their
-    return-to-go, and it is normalised with the other turn rewards of the group. `objective.kl_coef`
-    is KL as *loss*: a gradient of its own on each token, outside of advantages and of the clip,
-    which looks one token ahead and no further. Use one of the two. Not potential-based: it changes
-    which policy is best, to one nearer to the reference (Ziegler et al. 2019, arXiv 1909.08593).
+    This is KL as a *reward*: earlier turns get credit for it through their return-to-go, and it is
+    normalised with the group's other turn rewards. `objective.kl_coef` is KL as a *loss*: a
+    separate gradient on each token, outside advantages and clipping, which does not look beyond
+    the token. Use one of the two. Not potential-based: the best policy becomes one nearer to the
+    reference (Ziegler et al. 2019, arXiv 1909.08593).
 
     Args:
         coef: Reward lost for each nat.
@@ -153,25 +161,25 @@ class KLPenalty(TurnReward):
 
     def __init__(self, coef: float) -> None:
         self.coef = lost(self, "coef", coef)
-        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
+        self._known: dict[tuple[tuple[Sample, ...], int], list[float]] = {}
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
         self._known = {}
         if policy is None:
             return
-        distinct = {(t.token_ids, t.turn_index): t.token_row for t in trajectories}
-        own = policy.read([*distinct.values()])
+        distinct = {(t.samples, t.begins): t for t in trajectories}
+        own = read_trajectories([*distinct.values()], policy.read)
         with _reference(policy, "KLPenalty"):
-            reference = policy.read([*distinct.values()])
-        for key, ours, theirs in zip(distinct, own, reference, strict=True):
-            sampled = [k for k in key[1] if k >= 0]
+            reference = read_trajectories([*distinct.values()], policy.read)
+        for (key, trajectory), ours, theirs in zip(distinct.items(), own, reference, strict=True):
+            sampled = trajectory.sampled_turns
             turns = [0.0] * (max(sampled, default=-1) + 1)
             for k, apart in zip(sampled, (ours.logprobs - theirs.logprobs).tolist(), strict=True):
                 turns[k] += apart
             self._known[key] = turns
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
-        apart = self._known.get((trajectory.token_ids, trajectory.turn_index))
+        apart = self._known.get((trajectory.samples, trajectory.begins))
         if apart is None:
             raise _unprepared("KLPenalty")
         return -self.coef * apart[turn]
@@ -179,8 +187,8 @@ class KLPenalty(TurnReward):
 
 def _unprepared(name: str) -> RecipeError:
     return RecipeError(
-        f"{name} is asked of the policy in `prepare`, which has not seen this trajectory with one. "
-        "Score with turnrl.score_group(trajectories, rewards, policy=policy), or prepare first."
+        f"{name} is computed in `prepare`, which has not seen this trajectory with a policy. Score "
+        "with turnrl.score_group(trajectories, rewards, policy=policy), or prepare first."
     )
 
 
@@ -189,18 +197,13 @@ def _accepted(trajectory: Trajectory) -> str | None:
     return next(iter(usable_answers(trajectory.question)), None)
 
 
-def _history(trajectory: Trajectory, turns: int) -> tuple[int, ...]:
-    """Token ids of the prompt and the first turns, what was read after them included."""
-    ids, later = trajectory.token_ids, trajectory.turns[turns:]
-    sizes = (len(turn.token_ids) + len(turn.observation_ids) for turn in later)
-    return ids[: len(ids) - sum(sizes)]
-
-
-def _reference(policy: SampledPolicy, who: str) -> contextlib.AbstractContextManager[None]:
+def _reference(policy: SampledPolicy, who: str) -> AbstractContextManager[None]:
     """The policy with its adapter off."""
-    if not hasattr(policy.load(), "disable_adapter"):
+    from peft import PeftModel  # which loads torch
+
+    if not isinstance(policy.load(), PeftModel):
         raise RecipeError(
-            f"{who} asks the policy that training began from, which is the policy without its "
-            "adapter, but policy.lora is not set. Set it, or leave that out of model.rewards."
+            f"{who} needs the policy that training began from, the policy without its adapter, but "
+            "policy.lora is not set. Set it, or leave that out of model.rewards."
         )
     return policy.reference()

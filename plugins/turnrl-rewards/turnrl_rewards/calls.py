@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, final
+from typing import final
 
 from turnrl import RecipeError, Trajectory, TurnReward
 
 
 def lost(reward: TurnReward, name: str, value: float) -> float:
-    """Check the amount of a cost, which would be a reward below 0.
-
-    Raises:
-        RecipeError: If it is below 0.
-    """
+    """Return the amount of a cost. Raises a RecipeError if it is negative, and so would pay."""
     if not value >= 0:
-        what = f"{type(reward).__name__}.{name} is {value}, which would pay for what is to cost"
-        raise RecipeError(f"{what}. It is taken off: give it without a minus.")
+        raise RecipeError(
+            f"{type(reward).__name__}.{name} is {value}, so it would pay instead of costing. It is "
+            "subtracted: leave out the minus."
+        )
     return value
 
 
@@ -27,11 +25,10 @@ class SearchCost(TurnReward):
     turn k; 0 in a turn that does not. In units of reward.
 
     So every call costs more than the one before it: n turns of one call each cost
-    weight x n (n + 1) / 2. Not potential-based: it changes which policy is best, to one that calls
-    less. v2 of the paper (arXiv 2505.11821) has -0.1 x searches so far as a part of what a search
-    turn earns. Here every attempted call counts, of whatever tool, those that failed or could not
-    be read included, or calling badly would be the cheap way to call; and the calls of one turn are
-    paid for together, once.
+    weight x n (n + 1) / 2. Not potential-based: the best policy becomes one that calls less. v2 of
+    the paper (arXiv 2505.11821) gives a search turn -0.1 x searches so far. Here every attempted
+    call of any tool counts, even if it failed or could not be read, because otherwise bad calls
+    would be cheap. The calls of one turn are charged together, once.
 
     Args:
         weight: Reward lost for each call so far.
@@ -50,10 +47,9 @@ class Repetition(TurnReward):
     """r_k = -weight x calls of turn k that repeat a call of the same trajectory, in units of
     reward.
 
-    A call repeats another if it names the same tool with equal arguments, where texts are compared
-    without regard to case and white space. Punctuation counts: 1+2 is not 12. Calls that could not
-    be read repeat nothing. Not potential-based: it changes which policy is best, to one that does
-    not ask twice, also where asking again would have helped.
+    A call repeats another if it has the same tool and equal arguments, ignoring case and white
+    space in texts. Punctuation counts: 1+2 is not 12. Unreadable calls repeat nothing. Not
+    potential-based: the best policy becomes one that never asks twice, even where that would help.
 
     Args:
         weight: Reward lost for each repeated call.
@@ -72,7 +68,7 @@ class Repetition(TurnReward):
 
 
 def _signatures(trajectory: Trajectory, first: int, end: int) -> Iterator[str]:
-    """Signature of each readable call of some turns, as a text."""
+    """A signature of each readable call in a range of turns."""
     for turn in trajectory.turns[first:end]:
         for call in turn.reading.calls:
             if call.error is None:
@@ -80,7 +76,7 @@ def _signatures(trajectory: Trajectory, first: int, end: int) -> Iterator[str]:
                 yield json.dumps(parts, sort_keys=True, default=repr)
 
 
-def _normal(value: Any) -> Any:
+def _normal(value: object) -> object:
     if isinstance(value, str):
         return " ".join(value.casefold().split())
     if isinstance(value, dict):

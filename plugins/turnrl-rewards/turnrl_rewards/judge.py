@@ -1,6 +1,6 @@
-"""A language model as the judge: `LLMJudge` of answers, `LLMJudgeTurn` of how far turns came.
+"""A language model as the judge: `LLMJudge` of answers, `LLMJudgeTurn` of the progress of turns.
 
-Both ask any server that speaks OpenAI's chat completions, all at once before anything is scored.
+Both use any server that speaks OpenAI's chat completions, and send all requests before scoring.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ STATE_PROMPT = (_HERE / "state_prompt.txt").read_text(encoding="utf-8")
 
 @final
 class LLMJudge(OutcomeReward):
-    """weight x the score, 0 to 1, that a language model gives the answer; 0 without an answer, for
-    which nothing is asked. In units of reward.
+    """weight x the score, 0 to 1, that a language model gives the answer; 0 without an answer,
+    which needs no request. In units of reward.
 
-    An outcome of its own, not a shaping. Each distinct question and answer is asked about once, at
-    temperature 0, before anything is scored. While the server is away the run waits for it; after
-    `patience_s` it stops, and nothing is trained on the outage. A reply without a verdict is asked
-    for once more, then stops the run too.
+    This is an outcome, not a shaping. Each distinct question and answer is judged once, at
+    temperature 0, before scoring. While the server is away the run waits; after `patience_s` it
+    stops, so it never trains on an outage. If a reply has no verdict, the judge is asked once more;
+    then the run stops.
 
     Args:
-        server: How to reach the judge.
-        weight: Reward of an answer that is right.
-        prompt: What is asked, with {question}, {answers} and {answer}; by default `ANSWER_PROMPT`.
-            What is filled in can write none of the tags that stand in it.
+        server: The judge.
+        weight: Reward of a right answer.
+        prompt: The prompt, with {question}, {answers} and {answer}; `ANSWER_PROMPT` by default.
+            The texts filled in cannot contain its tags.
     """
 
     def __init__(self, server: Server, weight: float = 1.0, prompt: str | None = None) -> None:
@@ -46,7 +46,7 @@ class LLMJudge(OutcomeReward):
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[LLMJudge]:
-        """The same judge, without its file of verdicts and without patience."""
+        """The same judge without its cache, and almost without patience."""
         rehearsed = copy.copy(self)
         rehearsed._verdicts = self._verdicts.rehearsal()
         yield rehearsed
@@ -66,8 +66,8 @@ class LLMJudge(OutcomeReward):
 
 @final
 class JudgedState(StateScore):
-    """Share of what is needed that a language model finds in the text read so far, 0 to 1; see
-    `LLMJudgeTurn`."""
+    """The share, 0 to 1, of the needed information that a language model finds in the text read so
+    far; see `LLMJudgeTurn`."""
 
     def __init__(self, server: Server, prompt: str | None = None) -> None:
         places = ("question", "answers", "transcript")
@@ -75,7 +75,7 @@ class JudgedState(StateScore):
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[JudgedState]:
-        """The same judge, without its file of verdicts and without patience."""
+        """The same judge without its cache, and almost without patience."""
         rehearsed = copy.copy(self)
         rehearsed._verdicts = self._verdicts.rehearsal()
         yield rehearsed
@@ -94,27 +94,27 @@ class JudgedState(StateScore):
         turns_read = informed(trajectory, turns)
         if not turns_read:
             return None
-        some = enumerate(trajectory.turns[:turns_read], 1)
-        transcript = "\n".join(f"-- turn {number}\n{turn}" for number, turn in some)
+        turns_shown = enumerate(trajectory.turns[:turns_read], 1)
+        transcript = "\n".join(f"-- turn {number}\n{turn}" for number, turn in turns_shown)
         return {**_asked(trajectory), "transcript": transcript}
 
 
 @final
 class LLMJudgeTurn(Difference):
-    """r_k = weight x (phi(s_{k+1}) - phi(s_k)), with phi the share, 0 to 1, of what is needed to
-    answer that a language model finds in what the tools returned so far. In units of reward.
+    """r_k = weight x (phi(s_{k+1}) - phi(s_k)), with phi the share, 0 to 1, of the information
+    needed for an answer that a language model finds in the results so far. In units of reward.
 
-    It judges states and pays for differences, so turns that add nothing earn nothing however well
-    they read, and the sum over a trajectory is weight x the last score: potential-based, see
-    `turnrl_rewards.progress`. A state without any successful result scores 0 and is not asked
-    about. The transcript shows everything up to the last successful result. Everything else is as
-    with `LLMJudge`; a trajectory of K turns costs up to K requests.
+    It judges states and pays for differences, so a turn that adds nothing earns nothing, however
+    well it is written. The sum over a trajectory is weight x the last score: potential-based, see
+    `turnrl_rewards.progress`. A state without a successful result scores 0 without a request. The
+    transcript ends at the last successful result. Everything else is as in `LLMJudge`. A trajectory
+    of K turns costs up to K requests.
 
     Args:
-        server: How to reach the judge.
-        weight: Reward of going from nothing to all that is needed.
-        prompt: What is asked, with {question}, {answers} and {transcript}; by default
-            `STATE_PROMPT`. What is filled in can write none of the tags that stand in it.
+        server: The judge.
+        weight: Reward of going from no information to all of it.
+        prompt: The prompt, with {question}, {answers} and {transcript}; `STATE_PROMPT` by default.
+            The texts filled in cannot contain its tags.
     """
 
     def __init__(self, server: Server, weight: float = 1.0, prompt: str | None = None) -> None:

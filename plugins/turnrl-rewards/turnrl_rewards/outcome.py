@@ -1,4 +1,4 @@
-"""Rewards of how a trajectory ended."""
+"""Partial credit for answers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class F1(OutcomeReward):
     words that are the accepted one's, and R the share of the accepted one's that are the answer's.
     0 without an answer. In units of reward.
 
-    SQuAD's (Rajpurkar et al. 2016, arXiv 1606.05250), with words counted as often as they stand
-    there; unlike it, a text that normalises to nothing scores 0 even against another such. An
-    outcome of its own, not a shaping: it pays for a part of an answer, and so for naming several.
-    Of two equally likely names of one word, giving both earns 0.67 and giving one 0.5 on average.
-    Set it beside `ExactMatch`, or take `AnswerPresent`, which a list never beats. An answer that is
-    no phrase (`data.answers`) has no parts: it earns weight if it is right.
+    SQuAD's F1 (Rajpurkar et al. 2016, arXiv 1606.05250), which counts repeated words. Unlike there,
+    a text that normalises to nothing scores 0 even against another such text. This is an outcome,
+    not a shaping. It pays for a part of an answer, and so for naming several: with two equally
+    likely one-word names, both together earn 0.67 and one alone 0.5 on average. Use it beside
+    `ExactMatch`, or use `AnswerPresent`, where lists never pay. An answer that is no phrase
+    (`data.answers`) has no parts: it earns weight if it is right.
 
     Args:
-        weight: Reward of an answer that has the words of an accepted one, and no others.
+        weight: Reward of an answer with exactly the words of an accepted one.
     """
 
     def __init__(self, weight: float = 1.0) -> None:

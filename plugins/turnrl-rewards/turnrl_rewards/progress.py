@@ -1,11 +1,11 @@
-"""Progress: a score of the state after each turn, turned into differences.
+"""Progress: differences of a score of the state after each turn.
 
-The state after n turns is the question and all that was said and read until then. What a trajectory
-earns is the score of its last state minus that of its first, so stalling, going back and forth or
-finding a thing twice earns nothing (potential-based shaping, Ng, Harada and Russell 1999, at a
-discount of 1). Their theorem, that shaping leaves the best policy what it was, also asks that the
-score of the last state be the same whatever was done. It is not, and is not meant to be: the best
-policy moves to last states that score high, and by nothing else.
+The state after n turns is the question and the history until then. A trajectory earns the score of
+its last state minus the score of its first, so stalling, going back and forth or finding something
+twice earns nothing (potential-based shaping, Ng, Harada and Russell 1999, with discount 1). Their
+theorem, that shaping keeps the best policy, also requires the same score for every last state. That
+does not hold here, on purpose: the best policy moves towards last states with high scores, and
+changes in no other way.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, answer_in
 
 
 class StateScore(ABC):
-    """phi(s), a score of the state after some turns. Extend it and name it in `Progress.state`."""
+    """phi(s), a score of a state. Extend it, and name your class in `Progress.state`."""
 
     def prepare(  # noqa: B027 - optional, as `Reward.prepare` is
         self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
     ) -> None:
-        """See all trajectories before any of their states is scored; see `Reward.prepare`."""
+        """See all trajectories before the first state is scored; see `Reward.prepare`."""
 
     def rehearsal(self) -> AbstractContextManager[StateScore]:
-        """What `turnrl doctor` scores with in place of this; see `Reward.rehearsal`."""
+        """A replacement for `turnrl doctor`; see `Reward.rehearsal`."""
         return contextlib.nullcontext(self)
 
     @abstractmethod
     def score(self, trajectory: Trajectory, turns: int) -> float:
         """phi of the state after the first `turns` turns of the trajectory; 0 is the prompt alone.
 
-        Later turns are there to be seen, but a state's score shall not depend on them.
+        The score must not depend on later turns.
         """
 
 
 class Difference(TurnReward):
-    """r_k = weight x (phi(s_{k+1}) - phi(s_k)): what turn k adds to a score of the state. Each
-    class that extends it says which score that is."""
+    """r_k = weight x (phi(s_{k+1}) - phi(s_k)): the change of a state's score in turn k. Subclasses
+    choose the score."""
 
     @abstractmethod
     def __init__(self, state: StateScore, weight: float) -> None:
@@ -54,7 +54,7 @@ class Difference(TurnReward):
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[Difference]:
-        """The same difference, of the score's rehearsal."""
+        """The same difference, with the score's rehearsal."""
         rehearsed = copy.copy(self)
         with self.state.rehearsal() as rehearsed.state:
             yield rehearsed
@@ -66,14 +66,14 @@ class Difference(TurnReward):
 
 @final
 class Progress(Difference):
-    """r_k = weight x (phi(s_{k+1}) - phi(s_k)), what turn k adds to a score of the state, with s_k
+    """r_k = weight x (phi(s_{k+1}) - phi(s_k)), the change of a state's score in turn k, with s_k
     the state before it. In units of weight x phi.
 
-    Potential-based: the sum over a trajectory is weight x (last - first), so it pays for where a
-    trajectory ends and for nothing on the way (see `turnrl_rewards.progress`).
+    Potential-based: the sum over a trajectory is weight x (last - first), so it pays only for the
+    last state (see `turnrl_rewards.progress`).
 
     Args:
-        state: The score: `AnswerSeen`, `SupportSeen`, or a `StateScore` of one's own.
+        state: The score: `AnswerSeen`, `SupportSeen`, or your own `StateScore`.
         weight: Reward of one unit of the score.
     """
 
@@ -83,9 +83,9 @@ class Progress(Difference):
 
 @final
 class AnswerSeen(StateScore):
-    """1 if an accepted answer stands in a successful result so far, else 0. It is 0 throughout
-    where finding the answer says nothing (`turnrl.can_be_found`): it is yes or no, say, or stands
-    in the question."""
+    """1 if an accepted answer stands in a successful result so far, else 0. Always 0 if finding the
+    answer means nothing (`turnrl.can_be_found`), for example because it is yes or no, or stands in
+    the question."""
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
         results = (result for turn in trajectory.turns[:turns] for result in turn.results)
@@ -94,14 +94,14 @@ class AnswerSeen(StateScore):
 
 @final
 class SupportSeen(StateScore):
-    """Share, 0 to 1, of the question's supporting passages that successful results showed so far.
+    """The share, 0 to 1, of the question's supporting passages in successful results so far.
 
-    Results name what they showed in `metadata["passage_ids"]`, as `WikiSearch` does. A question
-    that names no passages scores 0 throughout.
+    Results name their passages in `metadata["passage_ids"]`, as `WikiSearch` does. A question
+    without supporting passages always scores 0.
 
     Args:
-        field: Where the question's metadata has the ids of its supporting passages: a list, or the
-            one.
+        field: The field of the question's metadata with the ids of its supporting passages, or with
+            one id.
     """
 
     def __init__(self, field: str = "supporting_ids") -> None:
@@ -112,9 +112,10 @@ class SupportSeen(StateScore):
         known = {name: None for t in trajectories for name in t.question.metadata}
         self._named |= self.field in known
         if known and not self._named:  # it would score 0 for ever
-            what = f"SupportSeen.field is {self.field!r}, and no question has metadata of that name"
-            there = ", ".join(known)
-            raise RecipeError(f"{what}; there is {there}. Set it to where passages are named.")
+            raise RecipeError(
+                f"SupportSeen.field is {self.field!r}, and no question has metadata of that name; "
+                f"there is {', '.join(known)}. Set it to the field that names passages."
+            )
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
         named = trajectory.question.metadata.get(self.field, ())
@@ -127,8 +128,8 @@ class FirstHit(Difference):
     """weight in the turn in which an accepted answer first stands in a successful result, else 0.
 
     This is `Progress` of `AnswerSeen`, so potential-based: the sum over a trajectory is weight if
-    the answer was found at all, and nothing where finding it says nothing. `AnswerRetrieved` pays
-    in every turn that finds it again.
+    the answer was found, and 0 if finding it means nothing. `AnswerRetrieved` pays in every turn
+    that finds it.
 
     Args:
         weight: Reward of the turn that found the answer.
@@ -140,19 +141,18 @@ class FirstHit(Difference):
 
 
 def passages_shown(trajectory: Trajectory, turns: int) -> set[str]:
-    """Ids of the passages that the policy read in successful results of its first `turns` turns, as
-    tools name them in `metadata["passage_ids"]`."""
+    """Ids (`metadata["passage_ids"]`) of the passages in successful results of the first `turns`
+    turns."""
     results = (result for turn in trajectory.turns[:turns] for result in turn.results)
     return {i for result in results if result.ok for i in result.metadata.get("passage_ids", ())}
 
 
 def informed(trajectory: Trajectory, turns: int) -> int:
-    """Number of turns, of the first `turns`, up to the last that brought a successful result; 0 if
-    none did.
+    """The number of turns up to the last one, of the first `turns`, with a successful result; 0 if
+    there is none.
 
-    What was read before then is all there is to know: an error, or the policy's own words, tell
-    nothing of the world. A score that asks a model about the state this many turns in cannot pay
-    for words alone.
+    Errors and the policy's own words carry no information about the world. A score that shows a
+    model only this many turns cannot pay for words alone.
     """
     numbers = (n for n in range(turns, 0, -1) if any(r.ok for r in trajectory.turns[n - 1].results))
     return next(numbers, 0)

@@ -3,9 +3,9 @@
     turn      ToolExecuted 0.2, AnswerRetrieved 0.5
     outcome   ExactMatch 1.0, AnswerPresent up to 0.5, WellFormed up to 0.4
 
-The magnitudes are the paper's. Its released code differs: there an error counts as a tool result,
-a list of candidates earns what the right one earns, any text earns something for its form, and
-weights are ignored.
+The magnitudes are the paper's. Its released code differs: an error counts as a tool result, a list
+of candidates earns as much as the right one, any text earns something for its form, and weights are
+ignored.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class ToolExecuted(TurnReward):
 class AnswerRetrieved(TurnReward):
     """weight if an accepted answer stands in a successful result of the turn, else 0.
 
-    Nothing is paid where finding it says nothing (`turnrl.can_be_found`): the answer is yes or no,
-    say, or stands in the question.
+    0 if finding it means nothing (`turnrl.can_be_found`), for example because the answer is yes or
+    no, or stands in the question.
 
     Args:
-        weight: Reward of a turn that brought an accepted answer.
+        weight: Reward of a turn that found an accepted answer.
     """
 
     def __init__(self, weight: float = 0.5) -> None:
@@ -68,15 +68,15 @@ class AnswerRetrieved(TurnReward):
 class AnswerPresent(OutcomeReward):
     """weight x words of the accepted answer / words of the given answer it stands in, else 0.
 
-    The paper pays in full for an accepted answer anywhere in the given one, which pays for naming
-    every candidate. The share of words makes that useless: if candidate i has w_i words and is
-    right with probability p_i, naming all earns sum(p_i w_i) / sum(w_i), a weighted mean of the
-    p_i, and so never more than naming the likeliest.
+    The paper pays in full for an accepted answer anywhere in the given one, so naming every
+    candidate pays. The share of words prevents that: if candidate i has w_i words and is right with
+    probability p_i, naming all earns sum(p_i w_i) / sum(w_i), a weighted mean of the p_i, and so
+    never more than naming the likeliest.
 
     An answer that is no phrase (`data.answers`) has no parts: it earns weight if it is right.
 
     Args:
-        weight: Reward of an answer that is nothing but an accepted one.
+        weight: Reward of an answer that equals an accepted one.
     """
 
     def __init__(self, weight: float = 0.5) -> None:
@@ -113,8 +113,8 @@ class ExactMatch(OutcomeReward):
 class WellFormed(OutcomeReward):
     """weight x share of turns without a format error if the trajectory ends with an answer, else 0.
 
-    The paper's format and tag-use rewards (0.2 each) in one. There each tag earns a part for
-    itself, so that a text of no form at all still earns 0.04.
+    This merges the paper's format and tag-use rewards (0.2 each). There each tag earns a part, so
+    that even a formless text earns 0.04.
 
     Args:
         weight: Reward of a trajectory that is well formed throughout.

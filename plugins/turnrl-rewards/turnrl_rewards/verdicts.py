@@ -1,47 +1,49 @@
-"""Verdicts of a language model: prompts filled in, replies read, verdicts kept.
+"""A judge's verdicts: prompts filled in, replies read, verdicts cached.
 
-What is judged is untrusted. It stands between the tags of the prompt, and neither such a tag nor
-the control token of a chat template can be written in it; the prompt says that it is to be judged
-and not to be followed. A judge can be talked round all the same: look at what it pays for.
+The judged text is untrusted. It stands between tags of the prompt, it can contain neither those
+tags nor a chat template's control tokens, and the prompt asks to judge it, not to obey it. A policy
+can still talk a judge round, so look at the answers that it pays for.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from turnrl import RecipeError, RewardError, neutralise
 from turnrl_rewards.server import Server
 
+if TYPE_CHECKING:
+    from turnrl.servers import Cache
+
 _PLACE = re.compile(r"\{(\w+)\}")
 _TAG = re.compile(r"</?([A-Za-z]\w*)>")
 _CONTROL = re.compile(r"<[|｜][^<>]*[|｜]>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>")
-"""Control tokens of the chat templates that judges have."""
+"""Control tokens of judges' chat templates."""
 
 _MOST_CHARACTERS = 20_000
 _REHEARSAL_S = 5.0
-"""Patience with a server that is away while a run is rehearsed."""
+"""How long a rehearsal waits for a server that is away."""
 
 Case = Mapping[str, str]
-"""Texts for the places of a prompt, by their names."""
+"""Texts for the places of a prompt, by name."""
+
+_TABLE = "CREATE TABLE IF NOT EXISTS verdicts (key BLOB PRIMARY KEY, score REAL) WITHOUT ROWID"
 
 
 class Verdicts:
-    """Scores from 0 to 1 that a judge gave, each asked for once.
+    """A judge's scores, from 0 to 1. Each case is asked about once.
 
     Args:
-        server: Whom to ask.
-        prompt: What to ask, with the places in braces.
-        places: Names of the places that there are.
+        server: The judge's server.
+        prompt: The prompt, with its places in braces.
+        places: Names of the possible places.
     Raises:
-        RecipeError: If the prompt has another place, or lacks the last one, which is judged.
+        RecipeError: If the prompt has another place, or lacks the last one, the judged text.
     """
 
     def __init__(self, server: Server, prompt: str, places: Sequence[str]) -> None:
@@ -50,27 +52,32 @@ class Verdicts:
         if odd := [name for name in named if name not in places]:
             raise RecipeError(f"prompt has a place {{{odd[0]}}}, and there are {known}")
         if places[-1] not in named:
-            raise RecipeError(f"prompt lacks {{{places[-1]}}}, which is to be judged")
+            raise RecipeError(f"prompt lacks {{{places[-1]}}}, the text to judge")
         self._server = server
         self._prompt = prompt
         self._places = places
         self._tags = sorted({tag.lower() for tag in _TAG.findall(prompt)})
         self._known: dict[bytes, float] = {}
+        self._cache: Cache | None = None
+        if server.cache is not None:
+            from turnrl.servers import Cache  # which loads asyncio, and is seldom needed
+
+            self._cache = Cache(server.cache, _TABLE, RewardError)
 
     def rehearsal(self) -> Verdicts:
-        """The same question to the same judge, for `turnrl doctor`: no verdict is kept, and a
-        server that is away is not waited for."""
+        """The same prompt and judge for `turnrl doctor`: without a cache, and almost without
+        patience."""
         patience_s = min(self._server.patience_s, _REHEARSAL_S)
         server = replace(self._server, cache=None, patience_s=patience_s)
         return Verdicts(server, self._prompt, self._places)
 
     def ask(self, cases: Iterable[Case | None]) -> None:
-        """Ask about those cases for which there is no verdict yet, all at once.
+        """Ask about all cases at once that have no verdict yet.
 
         Args:
             cases: The cases; None where there is nothing to judge.
         Raises:
-            RewardError: If the server is away for too long, refuses, or gives no verdict.
+            RewardError: If the server stays away, refuses, or gives no verdict.
         """
         filled = (self._filled(case) for case in cases if case is not None)
         prompts = {self._key(prompt): prompt for prompt in filled}
@@ -79,25 +86,30 @@ class Verdicts:
             return
         from turnrl_rewards.asking import ask_all  # slow to import, and seldom needed
 
-        with _kept(self._server.cache) as db:
-            if db is not None:
-                sought = "SELECT score FROM verdicts WHERE key = ?"
-                rows = ((key, db.execute(sought, (key,)).fetchone()) for key in wanted)
+        if self._cache is not None:
+            query = "SELECT score FROM verdicts WHERE key = ?"
+            with self._cache.transaction() as db:
+                rows = ((key, db.execute(query, (key,)).fetchone()) for key in wanted)
                 self._known |= {key: float(row[0]) for key, row in rows if row}
 
-            def keep(key: bytes, score: float) -> None:
-                self._known[key] = score
-                if db is not None:  # at once: what was paid for outlives an outage
+        def keep(key: bytes, score: float) -> None:
+            self._known[key] = score
+            if self._cache is not None:  # at once: a verdict that was paid for outlives an outage
+                with self._cache.transaction() as db:
                     db.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (key, score))
 
+        try:
             if left := {key: p for key, p in wanted.items() if key not in self._known}:
                 ask_all(self._server, left, read_verdict, keep)
+        finally:
+            if self._cache is not None:
+                self._cache.close()
 
     def of(self, case: Case | None) -> float:
-        """The verdict of a case; 0 where there is nothing to judge.
+        """The verdict on a case; 0 where there is nothing to judge.
 
         Raises:
-            RecipeError: If the case was not asked about.
+            RecipeError: If `ask` has not seen the case.
         """
         if case is None:
             return 0.0
@@ -109,7 +121,7 @@ class Verdicts:
         return score
 
     def _filled(self, case: Case) -> str:
-        # in one pass: a place that is written in what is filled in is not filled in
+        # in one pass, so that a place inside a filled-in text stays as it is
         return _PLACE.sub(lambda place: self._inert(case[place[1]]), self._prompt)
 
     def _inert(self, text: str) -> str:
@@ -125,47 +137,23 @@ class Verdicts:
 
 
 def read_verdict(reply: str) -> float | None:
-    """The score in a judge's reply, 0 to 1, or None if it gives none.
+    """The score in a judge's reply, 0 to 1; None if there is none.
 
-    The last JSON object with a `score` counts, for a judge may think or quote before; or a reply
-    that is nothing but yes or no. A score outside of 0 to 1 is none.
+    The last JSON object with a `score` counts, because a judge may think or quote first. A bare yes
+    or no counts too. Scores outside 0 to 1 do not.
     """
-    said = reply.rpartition("</think>")[2]
-    if "<think>" in said:  # cut short in the middle of its thoughts
+    text = reply.rpartition("</think>")[2]
+    if "<think>" in text:  # cut off in the middle of a thought
         return None
-    at, last = said.find("{"), None
+    at, last = text.find("{"), None
     while at >= 0:
         try:
-            value, end = json.JSONDecoder().raw_decode(said, at)
+            value, end = json.JSONDecoder().raw_decode(text, at)
         except (ValueError, RecursionError):
             end = at + 1
         else:
             last = value.get("score", last)
-        at = said.find("{", end)
+        at = text.find("{", end)
     if isinstance(last, int | float) and not isinstance(last, bool):
         return float(last) if 0 <= last <= 1 else None
-    return {"yes": 1.0, "no": 0.0}.get(said.strip(" \n\t.*`\"'").casefold())
-
-
-@contextlib.contextmanager
-def _kept(path: str | None) -> Iterator[sqlite3.Connection | None]:
-    """The file of verdicts, which processes may share."""
-    if path is None:
-        yield None
-        return
-    try:
-        Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
-        # written to by the thread that asks, while this one waits for it
-        options: Any = {"timeout": 60, "isolation_level": None, "check_same_thread": False}
-        with contextlib.closing(sqlite3.connect(path, **options)) as db:
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute(
-                "CREATE TABLE IF NOT EXISTS verdicts (key BLOB PRIMARY KEY, score REAL NOT NULL) "
-                "WITHOUT ROWID"
-            )
-            yield db
-    except (sqlite3.Error, OSError) as error:
-        raise RewardError(
-            f"the verdicts in {path!r} cannot be used ({error}). Delete the file, free space on "
-            "the disk, or set 'cache' to another."
-        ) from error
+    return {"yes": 1.0, "no": 0.0}.get(text.strip(" \n\t.*`\"'").casefold())

@@ -1,9 +1,10 @@
-"""Turn schemes: what a turn is, how it is read, and how the conversation goes on.
+"""Turn schemes: they define a turn, read it, and continue the conversation.
 
+scheme      the system message and the last turn, which all schemes share
 two_turn    `TwoTurn`: the paper's agent, one tool call and then the answer
 react       `ReAct`: thought and action until the answer, with the calls of Qwen and Hermes
 search_r1   `SearchR1`: the same with the tags of Search-R1
-calls       tool calls of `ReAct` read, and mended where it is lenient
+calls       reads the tool calls of `ReAct`, and mends them if it is lenient
 """
 
 from __future__ import annotations

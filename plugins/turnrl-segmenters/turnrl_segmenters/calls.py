@@ -1,8 +1,8 @@
-"""One `<tool_call>`: the call in it, and exactly what is wrong with it.
+"""One `<tool_call>`: the call in it, and its exact fault.
 
-What is nearly JSON is rewritten as JSON and read by `turnrl.read_call` like any other, so that
-mending cannot let anything in that it would refuse. Not `ast.literal_eval`: Python's own compiler
-can exhaust the stack on the text of a policy.
+Near-JSON is rewritten as JSON and then read by `turnrl.read_call` like any other call, so mending
+accepts nothing that `read_call` refuses. Not `ast.literal_eval`: Python's compiler can exhaust the
+stack on a policy's text.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def read_tool_call(body: str, fault: str | None, lenient: bool) -> ToolCall:
 
     Args:
         body: The content of the block.
-        fault: What is wrong with the block, if anything is.
-        lenient: Whether a call of bad form is `mended` if it is plain what it means; otherwise the
-            same goes into its `error`.
+        fault: The fault of the block, if any.
+        lenient: If a malformed call has a clear meaning, return it with its faults in `mended`;
+            otherwise they become its `error`.
     """
     call = read_call(body, _KEYS[:1])
     if call.error is None and fault is None:
@@ -39,15 +39,14 @@ def read_tool_call(body: str, fault: str | None, lenient: bool) -> ToolCall:
     mended, slips = _mend(body)
     if mended is None:
         return ToolCall("", error=fault or _reason(body, str(call.error)))
-    told = "; ".join([fault, *slips] if fault else slips)
-    return replace(mended, mended=told) if lenient else ToolCall("", error=told)
+    faults = "; ".join([fault, *slips] if fault else slips)
+    return replace(mended, mended=faults) if lenient else ToolCall("", error=faults)
 
 
 def _mend(body: str) -> tuple[ToolCall | None, list[str]]:
-    """Call that a block means though it is no JSON of a call, and how it differs; None if that is
-    not plain."""
+    """The call that a malformed block clearly means, and its faults; None if it is not clear."""
     text, slips = body.strip(), dict[str, None]()
-    if "name" not in text or not text.endswith(("}", "```")):  # spares most of them six readings
+    if "name" not in text or not text.endswith(("}", "```")):  # most are read once only
         return None, []
     if len(text) > 6 and text.startswith("```") and text.endswith("```"):
         text = re.sub(r"\A\w*", "", text[3:-3])
@@ -81,14 +80,14 @@ _ESCAPE = re.compile(r'\\(.)|"', re.DOTALL)
 
 
 def _requoted(piece: re.Match[str]) -> str:
-    """Rewrite a piece of a single-quoted text as it stands in double quotes."""
+    """Rewrite an escape or quote of a single-quoted text for double quotes."""
     return {'"': r"\"", r"\'": "'"}.get(piece[0], piece[0])
 
 
 def _unquoted(text: str) -> str:
-    """The object with its arguments spelt out where they are JSON in a string; else nothing."""
+    """The object with arguments in a string turned into JSON; empty if it is no object."""
     try:
-        # all pairs, not a dictionary: of two that have one key, neither may be lost
+        # pairs, because a dictionary would drop duplicate keys
         pairs = json.loads(text, object_pairs_hook=tuple)
     except (ValueError, RecursionError):
         return ""
@@ -101,16 +100,16 @@ def _unquoted(text: str) -> str:
     return f"{{{', '.join(spelt)}}}"
 
 
-def _reason(body: str, told: str) -> str:
-    """Reason that a call is wrong, where `read_call` says no more than that it is bad JSON."""
-    if not told.startswith("bad JSON"):
-        return told
+def _reason(body: str, error: str) -> str:
+    """The fault of a call, more exactly than the "bad JSON" of `read_call`."""
+    if not error.startswith("bad JSON"):
+        return error
     body = body.strip()
     try:
         value, end = json.JSONDecoder().raw_decode(body)
         json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError:
-        return told
+        return error
     except UnicodeEncodeError:
         return "bad JSON: half a surrogate pair is no text"
     except (ValueError, RecursionError):

@@ -5,9 +5,9 @@
     reply       a message of role `tool` for each call, which the chat template wraps
     last turn   <think>...</think> <answer>...</answer>
 
-What a turn does is decided by what stands first in it, so that it does not change as the text
-grows: an answer before any call is the answer, and calls after it are not run; after a call there
-is no answer, because the policy has not read the result.
+The first call or answer decides what a turn does, so that more text never changes it. After an
+answer, calls are not run. After a call, an answer does not count, because the policy has not read
+the result.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
-from turnrl import Message, Question, Reading, RecipeError, Segmenter, ToolResult, ToolSpec
+from turnrl import Message, Reading, RecipeError, ToolResult, ToolSpec
 from turnrl_segmenters.calls import read_tool_call
+from turnrl_segmenters.scheme import MUST_ANSWER, Scheme
 
 _INSIDE = "tags inside tool_call; in the text of an argument, write < as \\u003c"
 
@@ -47,8 +48,8 @@ _LAST = "\nThis ends your work. The last turn must do it."
 
 
 class _Block(NamedTuple):
-    """A piece of a turn: `text` between the tags, a `think`, `tool_call` or `answer`, or a `stray`
-    tag that is no part of one. `fault` says why a block cannot be used."""
+    """A piece of a turn: `text`, a `think`, `tool_call` or `answer` block, or a `stray` tag outside
+    any block. `fault` is the reason why a block cannot be used."""
 
     kind: str
     body: str
@@ -57,21 +58,21 @@ class _Block(NamedTuple):
 
 @final
 @dataclass(eq=False, repr=False)
-class ReAct(Segmenter):
-    """A thought, then tool calls or the answer, until there is one; for models that were trained to
-    call tools as Qwen and Hermes do. The chat template describes the tools.
+class ReAct(Scheme):
+    """A thought, then tool calls or the answer, for models that call tools as Qwen and Hermes do.
+    The chat template describes the tools.
 
-    A turn ends where the model ends it: there is no stop string, as a turn may have several calls,
-    and a thought may speak of any tag.
+    The model ends a turn itself. There is no stop string, because a turn may have several calls and
+    a thought may mention any tag.
 
     Args:
         max_turns: The most turns; the last one must answer.
-        answer: Where the answer stands: `tag`, in `<answer>`; `boxed`, in `\\boxed{}`; `plain`, in
-            whatever follows the thought of a turn without a call.
-        think: Whether a turn must have a thought: `required`, or `optional`; `opened` if the chat
+        answer: The place of the answer: `tag`, in `<answer>`; `boxed`, in `\\boxed{}`; `plain`,
+            anything after the thought of a turn without a call.
+        think: `required` if every turn must have a thought, or `optional`; `opened` if the chat
             template opens it, so that turns begin inside.
-        lenient: Run calls of bad form too, if it is plain what they mean. The form is an error all
-            the same, and no reward pays for such a call.
+        lenient: Also run malformed calls whose meaning is clear. The form stays an error, and no
+            reward pays for such a call.
         instructions: The system message, word for word; empty for none. By default it explains the
             task and the form.
     """
@@ -89,27 +90,21 @@ class ReAct(Segmenter):
             if (value := getattr(self, name)) not in known:
                 raise RecipeError(f"ReAct.{name} is {value!r}; choose one of {', '.join(known)}")
         self._forms = ("think", "tool_call", "tool_response", *["answer"][: self.answer == "tag"])
-        # what the template puts its tools into is not for a page to open
+        # a page must not open the template's list of tools either
         self.tags = (*self._forms, "tools")
 
-    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
-        """The instructions as system message (none if empty), the question as user message."""
-        system = self.instructions
-        if system is None:
-            turns = "one turn" if self.max_turns == 1 else f"{self.max_turns} turns"
-            about, act = f"You have {turns}. {_THINK[self.think]}", _ANSWER[self.answer]
-            if tools and self.max_turns > 1:
-                act = f"{_CALL}{act}{_LAST}"
-            system = f"Answer the question. {about} {act}"
-        opening = [{"role": "system", "content": system}] if system else []
-        return [*opening, {"role": "user", "content": question.text}]
+    def explain(self, tools: Sequence[ToolSpec]) -> str:
+        act = _ANSWER[self.answer]
+        if tools and self.max_turns > 1:
+            act = f"{_CALL}{act}{_LAST}"
+        return f"Answer the question. You have {self.allowance}. {_THINK[self.think]} {act}"
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
-        """Read the calls or the answer of one turn, whichever stands first; whatever else is wrong
-        with its form leaves that in force.
+        """Read the calls or the answer of one turn, whichever comes first, despite any other format
+        error.
 
         A block that is not closed, or has tags inside, cannot be used. A call that cannot be used
-        was attempted all the same: it carries an `error`. Calls of the last turn are none.
+        still counts as attempted, with an `error`. Calls in the last turn do not count.
         """
         blocks = [*self._blocks(text, cut)]
         acts = [n for n, block in enumerate(blocks) if block.kind in ("tool_call", "answer")]
@@ -120,8 +115,8 @@ class ReAct(Segmenter):
         if blocks[first].kind == "answer":
             answer = None if blocks[first].fault else blocks[first].body.strip()
             return Reading(answer=answer or None, format_error="; ".join(wrong) or None)
-        if turn >= self.max_turns - 1:
-            return Reading(format_error="; ".join(["the last turn must give an answer", *wrong]))
+        if self.is_last(turn):
+            return Reading(format_error="; ".join([MUST_ANSWER, *wrong]))
         calls = tuple(
             read_tool_call(block.body, block.fault, self.lenient and not cut)
             for block in blocks
@@ -132,8 +127,8 @@ class ReAct(Segmenter):
         return Reading(calls, format_error="; ".join(wrong or errors[:1]) or None)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        """A tool message with each result, and a user message with what is wrong with the form if
-        no result says so."""
+        """A tool message with each result, and a user message with the format error if no result
+        has it."""
         shown = [{"role": "tool", "content": result.content} for result in results]
         wrong = reading.format_error
         if shown and (wrong is None or wrong in (result.content for result in results)):

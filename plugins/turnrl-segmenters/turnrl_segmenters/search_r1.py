@@ -4,8 +4,8 @@
     reply       <information>...</information>
     last turn   <think>...</think> <answer>...</answer>
 
-Unlike there, whose rollouts tell every mistake in one sentence, the policy reads which one it made,
-and a reply cannot close the tags that it stands in.
+Unlike the original, whose rollouts answer every mistake with the same sentence, the policy reads
+which mistake it made, and a reply cannot close the tags around it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from turnrl import (
-    Message,
-    Question,
-    Reading,
-    RecipeError,
-    Segmenter,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-)
+from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec
+from turnrl_segmenters.scheme import MUST_ANSWER, Scheme
 
 _TAG = re.compile(r"<(/?)(think|search|information|answer)>")
 
@@ -41,13 +33,13 @@ Or give the answer, in few words. This ends your work. The last turn must do it:
 
 @final
 @dataclass(eq=False, repr=False)
-class SearchR1(Segmenter):
+class SearchR1(Scheme):
     """A thought, then a search in plain words or the answer, until there is one; Search-R1's tags.
 
     Args:
         max_turns: The most turns; the last one must answer.
-        tool: The name of the tool that is called.
-        argument: The argument of it that is the query.
+        tool: The name of the tool that a search calls.
+        argument: The tool's argument for the query.
         instructions: The system message, word for word; empty for none. By default it explains the
             task and the tags.
     """
@@ -64,28 +56,26 @@ class SearchR1(Segmenter):
         called = {tool.name: tool for tool in tools}.get(self.tool)
         if called is None:
             there = ", ".join(tool.name for tool in tools) or "none"
-            what = f"SearchR1.tool is {self.tool!r}, and model.rollout.tools has {there}"
-            raise RecipeError(f"{what}. Name the one that a search is to call.")
+            raise RecipeError(
+                f"SearchR1.tool is {self.tool!r}, but model.rollout.tools has {there}. Name "
+                "the one that a search calls."
+            )
         known = list(called.parameters.get("properties", {}))
         if self.argument not in known:
-            what = f"SearchR1.argument is {self.argument!r}, and {self.tool!r} takes"
-            raise RecipeError(f"{what} {', '.join(known) or 'none'}. Name the query's.")
+            raise RecipeError(
+                f"SearchR1.argument is {self.argument!r}, but {self.tool!r} takes "
+                f"{', '.join(known) or 'none'}. Name the argument for the query."
+            )
 
-    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
-        """The instructions as system message (none if empty), the question as user message."""
-        system = self.instructions
-        if system is None:
-            turns = "one turn" if self.max_turns == 1 else f"{self.max_turns} turns"
-            system = _INSTRUCTIONS.format(turns=turns)
-        opening = [{"role": "system", "content": system}] if system else []
-        return [*opening, {"role": "user", "content": question.text}]
+    def explain(self, tools: Sequence[ToolSpec]) -> str:
+        return _INSTRUCTIONS.format(turns=self.allowance)
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
         """Read the search or the answer of one turn.
 
-        The first `<search>` or `<answer>` that is closed counts, as sampling stops there, whatever
-        else is wrong with the turn; but one with tags inside is not used. A search that cannot be
-        used was attempted all the same: it carries an `error`. A search in the last turn is none.
+        The first closed `<search>` or `<answer>` counts, because sampling stops there. It counts
+        despite any other format error, except if there are tags inside. A search that cannot be
+        used still counts as attempted, with an `error`. A search in the last turn does not count.
         """
         tags = [*_TAG.finditer(text)]
         written = [tag.group() for tag in tags]
@@ -101,15 +91,15 @@ class SearchR1(Segmenter):
         error = _forged(written) or wrong or _form_error(text, tags[: close + 1])
         if kind == "answer":
             return Reading(answer=None if wrong else body, format_error=error)
-        if turn >= self.max_turns - 1:
-            return Reading(format_error=error or "the last turn must give an answer")
+        if self.is_last(turn):
+            return Reading(format_error=error or MUST_ANSWER)
         if wrong is None and body.encode("utf-8", "replace").decode() != body:
             wrong = "half a surrogate pair is no text"
         call = ToolCall("", error=wrong) if wrong else ToolCall(self.tool, {self.argument: body})
         return Reading(calls=(call,), format_error=error or wrong)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        """A user message: what was found, and what is wrong with the search or the form."""
+        """A user message with the results, and with any error of the search or its format."""
         lines = [
             f"<information>{r.content}</information>" if r.ok else f"Error: {r.content}."
             for r in results
@@ -126,11 +116,11 @@ def _forged(written: Sequence[str]) -> str | None:
 
 
 def _form_error(text: str, tags: Sequence[re.Match[str]]) -> str | None:
-    """Fault in a turn around its action; None if there is none.
+    """A format error outside a turn's action, or None.
 
     Args:
         text: The turn.
-        tags: Its tags up to where the action is closed.
+        tags: Its tags up to the end of the action.
     """
     kind = tags[-1][2]
     if text[tags[-1].end() :].strip():

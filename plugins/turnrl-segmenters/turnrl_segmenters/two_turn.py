@@ -13,28 +13,23 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from turnrl import (
-    Message,
-    Question,
-    Reading,
-    Segmenter,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-    read_call,
-)
+from turnrl import Message, Reading, ToolCall, ToolResult, ToolSpec, read_call
+from turnrl_segmenters.scheme import MUST_ANSWER, Scheme
 
 _TAG = re.compile(r"<(/?)(reasoning|tool|result|answer|error)>")
 
 _ACTIONS = ("tool", "answer")
+_SAMPLES: Mapping[str, object] = json.loads(
+    '{"integer": 1, "number": 1.0, "boolean": true, "array": [], "object": {}, "null": null}'
+)
 
 _INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text(encoding="utf-8")
 
 
 @final
-class TwoTurn(Segmenter):
+class TwoTurn(Scheme):
     """One tool call, then the answer, in the paper's tags.
 
     Args:
@@ -49,26 +44,21 @@ class TwoTurn(Segmenter):
     def __init__(self, instructions: str | None = None) -> None:
         self.instructions = instructions
 
-    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
-        """The instructions as system message (none if empty), the question as user message."""
-        system = self.instructions
-        if system is None:
-            listing = "\n\n".join(map(_describe, tools))
-            example = _example(tools[0]) if tools else '{"name": "...", "args": {}}'
-            system = _INSTRUCTIONS.format(
-                example=example, tools=f"Tools:\n\n{listing}" if tools else "There are no tools."
-            )
-        opening = [{"role": "system", "content": system}] if system else []
-        return [*opening, {"role": "user", "content": question.text}]
+    def explain(self, tools: Sequence[ToolSpec]) -> str:
+        listing = "\n\n".join(map(_describe, tools))
+        example = _example(tools[0]) if tools else '{"name": "...", "args": {}}'
+        return _INSTRUCTIONS.format(
+            example=example, tools=f"Tools:\n\n{listing}" if tools else "There are no tools."
+        )
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
         """Read the call or the answer of one turn.
 
-        The first `<tool>` or `<answer>` that is closed counts, as sampling stops there. Whatever
-        else is wrong with the turn is a format error that leaves it in force; but a block with tags
-        inside, or one that is never closed (so none that was cut short), is not used. A call that
-        cannot be used was still attempted: it carries an `error`. A call in the second turn is a
-        format error and no call: there is no turn left in which to read its result.
+        The first closed `<tool>` or `<answer>` counts, because sampling stops there. It counts
+        despite any other format error, except if there are tags inside. A block that is never
+        closed does not count. A call that cannot be used still counts as attempted, with an
+        `error`. A call in the second turn is only a format error, because no turn is left in which
+        to read its result.
         """
         kind, body, end = _action(text)
         error = _form_error(text, kind, body, end)
@@ -76,15 +66,14 @@ class TwoTurn(Segmenter):
             return Reading(answer=body.strip(), format_error=error)
         if kind != "tool":
             return Reading(format_error=error)
-        if turn >= self.max_turns - 1:
-            return Reading(format_error=error or "the last turn must give an answer")
+        if self.is_last(turn):
+            return Reading(format_error=error or MUST_ANSWER)
         unusable = ToolCall("", error="tags inside tool, or it is not closed")
         call = unusable if body is None else read_call(body, ("args", "arguments"))
         return Reading(calls=(call,), format_error=error or call.error)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        """A user message: the result or error of each call; without a call, what is wrong with the
-        turn."""
+        """A user message with the result or error of each call, or with the turn's format error."""
         replies = [("result" if result.ok else "error", result.content) for result in results]
         replies = replies or [("error", reading.format_error or "no tool call or answer")]
         text = "\n".join(f"<{tag}>{content}</{tag}>" for tag, content in replies)
@@ -92,7 +81,7 @@ class TwoTurn(Segmenter):
 
 
 def _action(text: str) -> tuple[str | None, str | None, int]:
-    """Action of a turn: "tool", "answer" or None; its content, None if unusable; where it ends."""
+    """Action of a turn: "tool", "answer" or None; its content, None if unusable; its end."""
     tags = list(_TAG.finditer(text))
     close = next((n for n, tag in enumerate(tags) if tag[1] and tag[2] in _ACTIONS), None)
     if close is None:
@@ -107,7 +96,7 @@ def _action(text: str) -> tuple[str | None, str | None, int]:
 
 
 def _form_error(text: str, kind: str | None, body: str | None, end: int) -> str | None:
-    """Gravest fault in a turn's form, or None."""
+    """The worst format error of a turn, or None."""
     tags = [tag.group() for tag in _TAG.finditer(text)]
     if any(tag in tags for tag in ("<result>", "</result>", "<error>", "</error>")):
         return "results are not yours to write"
@@ -138,24 +127,16 @@ def _describe(tool: ToolSpec) -> str:
 
 
 def _example(tool: ToolSpec) -> str:
-    """A call with the required arguments of a tool, or with all if none is required."""
-    properties: Mapping[str, Mapping[str, Any]] = tool.parameters.get("properties", {})
+    """A call with a tool's required arguments, or with all if none is required."""
+    properties: Mapping[str, Mapping[str, object]] = tool.parameters.get("properties", {})
     names = tool.parameters.get("required") or list(properties)
     args = {name: _example_value(properties.get(name, {})) for name in names}
     return json.dumps({"name": tool.name, "args": args}, ensure_ascii=False)
 
 
-def _example_value(schema: Mapping[str, Any]) -> Any:
-    for key in ("examples", "enum"):
-        if schema.get(key):
-            return schema[key][0]
-    samples = {
-        "integer": 1,
-        "number": 1.0,
-        "boolean": True,
-        "array": [],
-        "object": {},
-        "null": None,
-    }
+def _example_value(schema: Mapping[str, object]) -> object:
+    for values in (schema.get("examples"), schema.get("enum")):
+        if isinstance(values, Sequence) and values:
+            return values[0]
     kind = schema.get("type")
-    return samples.get(kind, "...") if isinstance(kind, str) else "..."
+    return _SAMPLES.get(kind, "...") if isinstance(kind, str) else "..."

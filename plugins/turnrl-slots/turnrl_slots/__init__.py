@@ -1,11 +1,12 @@
 """`Slots`: the engine that samples in the process that learns.
 
 engine        Slots, its sessions, and the loop that computes pass after pass
+passes        the forward passes, and the weights that they are computed with
 limits        options, models and memories that are refused, from configurations alone
-trial         what is tried at the start: pages against the model itself, the largest passes
-scheduler     which turns are sampled, and in which pages
+trial         trials at the start: pages against the model itself, the largest passes
+scheduler     chooses the turns that are sampled, and their pages
 pages         the memory of keys and values, and what lies in it
-memory        how much of it there may be
+memory        the bytes that it may take
 attention     attention over pages, on any device
 kernel        the same by a GPU's own kernels
 triton_pages  a kernel that reads pages in place
@@ -14,6 +15,7 @@ decode        passes that only sample, recorded as CUDA graphs
 dense         an adapter beside its base as dense weights
 stops         stop strings, looked for as tokens are sampled
 sampling      one token of each turn
+sizes         sizes that decide the memory of sampling
 transfer      numbers on their way between host and device
 """
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from turnrl_slots.pages import PAGE, Pool, pages_of, rectangle
+from turnrl_slots.pages import Pool, rectangle
+from turnrl_slots.sizes import PAGE, pages_of
 
 _ROWS = 64
 """The most rows that read a chain in one go."""
@@ -208,7 +209,7 @@ class Feed:
         table: Its pages.
         start: Tokens that are in them already.
         ids: The tokens of this pass.
-        ends: Whether they are the last that are to be read.
+        ends: True if they are the last ones to read.
     """
 
     table: Sequence[int]
@@ -218,8 +219,8 @@ class Feed:
 
 
 class Pass:
-    """The attention of one forward pass: an `Attend`. Its tokens are those of the rows, one each,
-    then those of the feeds.
+    """The attention of one forward pass: an `Attend`. Its tokens are one per row, then the tokens
+    of the feeds.
 
     Args:
         plan: The plan of the rows.

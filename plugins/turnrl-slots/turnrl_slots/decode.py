@@ -2,8 +2,8 @@
 
 A step of a large model is thousands of short kernels, and launching them takes longer than they do.
 A CUDA graph launches all of them at once, but only for the sizes and addresses it was recorded
-with. So rows are padded to the next of a few sizes (`padded`), and tables of pages to that of the
-longest history: kernels that read pages in place do not read the rest. Where pages are gathered,
+with. So rows are padded to the next of a few sizes (`padded`), and tables of pages to the longest
+history: kernels that read pages in place do not read the rest. Where pages are gathered,
 tables are padded to a power of two instead. Rows that pad read and write a page that is nobody's.
 What a size is given comes in two buffers, and all else is worked out from them on the device.
 
@@ -27,7 +27,8 @@ from torch import Tensor
 
 from turnrl import in_short, of_the_device
 from turnrl_slots.kernel import KernelPass, Sequences, Tables
-from turnrl_slots.pages import PAGE, Pool, pages_of
+from turnrl_slots.pages import Pool
+from turnrl_slots.sizes import PAGE, pages_of
 from turnrl_slots.transfer import fill
 
 _logger = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class _Step:
         self.replay: Callable[[], None] | None = None
 
     def fill(self, tables: Tables, lengths: np.ndarray, tokens: list[int]) -> None:
-        """Say what is computed next. A table is written only where it is another than before."""
+        """Fill the buffers for the next step. A table is written only if it has changed."""
         rows, width = self._size
         read = np.zeros((2, rows), np.int64)
         read[:, : len(tokens)] = tokens, lengths
@@ -197,8 +198,8 @@ class Decoder:
         return self._widest
 
     def _record(self, step: _Step, graphs: Graphs) -> None:
-        """Record a step. If that cannot be, no other is, which is said once. The first is compared
-        with what is computed plainly: doing a step twice changes nothing."""
+        """Record a step. If that fails, no other is recorded, and one warning says so. The first is
+        compared with what is computed plainly: doing a step twice changes nothing."""
         try:
             replay, output = graphs.record(step.compute)
             if not self._checked:

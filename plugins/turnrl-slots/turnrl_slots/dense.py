@@ -33,8 +33,8 @@ class Dense:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it the network computes with these weights. It is for one pass at a time, so that
-        whoever reads the network between passes finds it as it is learned, however a pass ends."""
+        """Within it the network computes with these weights. It is for one pass at a time: between
+        passes the network has the learner's weights, however a pass ends."""
         # a `forward` of the object shadows its class's. Not set by way of nn.Module, which would
         # look among parameters and modules first: there are some hundred layers, in every pass
         own = [(vars(layer), vars(layer)["forward"]) for layer, _ in self._layers]

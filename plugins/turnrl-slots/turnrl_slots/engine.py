@@ -1,14 +1,13 @@
 """`Slots`, the in-process engine: any transformers decoder, turns batched as they come.
 
 A session is its token ids, and pages that hold the keys and values of all but the last of them.
-Forks share pages, and so do histories that begin with the same text; nothing is copied but a page
-that two would write to. Every forward pass takes one token of each turn that is being sampled, and
-what is to be read of those that are begun, in one packed row of tokens. The memory of pages has a
-bound, so turns wait for room; which is begun next, and in which pages, `scheduler` says.
+Forks share pages, and so do histories that begin with the same text. Every forward pass (`passes`)
+takes one token of each turn that is being sampled, and the unread tokens of turns that begin, in
+one packed row. The memory of pages is bounded, so turns wait for room (`scheduler`).
 
-The model is the stock one, adapters and 4-bit layers included: its attention asks this engine's
-(`Attend`), which writes the new keys and values into pages and reads them there: what rows share
-once for all of them (`attention`), or by the kernel of a GPU, if it has one that can (`kernel`).
+The model is the stock one, adapters and 4-bit layers included. Its attention calls this engine's
+(`Attend`), which writes the new keys and values into pages and reads them there (`attention`,
+`kernel`).
 """
 
 from __future__ import annotations
@@ -24,32 +23,26 @@ from typing import Literal, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from turnrl import (
     Completion,
     Engine,
+    Policy,
     RecipeError,
     SampledPolicy,
     Sampling,
     Session,
     adapted_layers,
 )
-from turnrl_slots.attention import Feed, Plan
-from turnrl_slots.decode import Decoder, Graphs
-from turnrl_slots.dense import Dense, dense_bytes
-from turnrl_slots.kernel import KernelPass, Tables
+from turnrl_slots.dense import dense_bytes
 from turnrl_slots.limits import budget_of, check_layers, check_room, least_shapes
 from turnrl_slots.memory import auto_memory
-from turnrl_slots.pages import PAGE, Pool, pages_of
-from turnrl_slots.sampling import sample
+from turnrl_slots.pages import Pool
+from turnrl_slots.passes import Passes
 from turnrl_slots.scheduler import History, Request, Scheduler
-from turnrl_slots.stops import Stops
-from turnrl_slots.transfer import pack
+from turnrl_slots.sizes import PAGE, PREFILL_TOKENS, pages_of
 from turnrl_slots.trial import compare, fill, measure
 from turnrl_slots.ways import NAMES, Attention, find_way, unavailable
-
-_PREFILL_TOKENS = 16_384
 
 _SLOTS_OF_CPU = 256
 """Where rows are many, a CPU gains nothing by more of them, and last digits depend on it."""
@@ -65,7 +58,7 @@ pass: waking them takes longer than they save."""
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def _on_one_thread() -> Iterator[None]:
     """Within it, torch computes on one thread in whatever thread begins."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -141,8 +134,8 @@ class Slots(Engine):
             kept and the adapter, as in learning; `dense`, the base as dense weights with the
             adapter beside it. `dense` computes the same with fewer operations: a step reads each
             weight once (2 bytes in half precision), where `adapter` dequantises a 4-bit base anew
-            in every step. With 7 billion weights it takes 13 GB in half precision, beside what is
-            learned. `auto` is `adapter`, unless a memory
+            in every step. With 7 billion weights it takes 13 GB in half precision, beside the
+            learner. `auto` is `adapter`, unless a memory
             plan has room for the other.
         cuda_graphs: Record the passes that sample a token of each turn, and replay them, where the
             attention is a GPU's own kernel (half precision on CUDA). Elsewhere, on a CPU for one,
@@ -158,8 +151,7 @@ class Slots(Engine):
 
     Attributes:
         pool: The pages of keys and values, from the first start on.
-        dense: The dense weights of base and adapter, while they are in memory.
-        decoder: Computes the passes that only sample, where a GPU's kernel attends.
+        passes: Computes the forward passes; None before the first start.
     """
 
     memory_setting = "model.engine.kv_memory"
@@ -184,18 +176,8 @@ class Slots(Engine):
         self._stopping = False
         self._closed = False
         self._rehearses = False
-        """True of a small engine in place of a run's, which does not tell its own size."""
-        self._samples_dense = False
-        """As it was decided at the start, when there was room for them, or none."""
-        self._planned: list[Request] = []
-        self._plan: Plan | Tables | None = None
-        """Page plan of the rows of the last pass."""
-        self.dense: Dense | None = None
-        self._stale = False
-        """True if the adapter may have changed since the dense weights were filled."""
-        self.decoder: Decoder | None = None
-        self._addresses: tuple[int, ...] = ()
-        """Addresses of the weights that graphs were recorded with."""
+        """True for a small engine in place of a run's, whose size says nothing about the run."""
+        self.passes: Passes | None = None
 
     def check(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.check`. Layers that pages do not hold, a memory too small for one trajectory,
@@ -207,9 +189,7 @@ class Slots(Engine):
                 "is not installed. Install it, or set attention to 'auto'."
             )
         check_layers(policy.config, max_tokens)
-        if (
-            self.decode_weights == "dense" and getattr(policy, "lora", policy) is None
-        ):  # of `Policy`
+        if self.decode_weights == "dense" and isinstance(policy, Policy) and policy.lora is None:
             raise _dense_already()
         if budget is not None and (shapes := least_shapes(policy)) is not None:
             check_room(self.kv_memory, budget, shapes.page_bytes, 0, max_tokens)
@@ -228,25 +208,26 @@ class Slots(Engine):
         self._closed = False
         self._network = policy.load()
         self._device = next(self._network.parameters()).device
-        self._samples_dense = self.decode_weights == "dense"
-        if self._samples_dense and not adapted_layers(self._network):
+        samples_dense = self.decode_weights == "dense"
+        if samples_dense and not adapted_layers(self._network):
             raise _dense_already()
-        self._stops = Stops(policy, self._network.config.get_text_config().vocab_size)
         on_cpu = self._device.type == "cpu"
-        prefill_tokens = self.prefill_tokens or _PREFILL_TOKENS
-        self._piece_tokens = min(_CPU_TOKENS, prefill_tokens) if on_cpu else prefill_tokens
-        weights = sum(p.numel() for p in self._network.parameters())
-        self._policy_is_small = on_cpu and weights < _SMALL
+        prefill_tokens = self.prefill_tokens or PREFILL_TOKENS
+        piece_tokens = min(_CPU_TOKENS, prefill_tokens) if on_cpu else prefill_tokens
+        small = sum(p.numel() for p in self._network.parameters()) < _SMALL
+        self._one_thread = on_cpu and small
         self._evaluate()
         done = False
         try:
-            self.pool = self._sized_pool(budget, max_tokens)
-            self._slots = self._rows(on_cpu, self.pool.count)
-            self._least = self.pool.count // pages_of(max_tokens)
-            self._scheduler = Scheduler(self.pool, self._slots, prefill_tokens, self._least)
-            self.decoder = self._made_decoder(max_tokens) if self.pool.kernel else None
-            with self._weights():  # room for dense ones is missing now or never
-                tried = policy, self.pool, self._compute, max_tokens
+            self.pool = pool = self._sized_pool(budget, max_tokens, samples_dense)
+            self._slots = self._rows(on_cpu, pool.count)
+            self._least = pool.count // pages_of(max_tokens)
+            self._scheduler = Scheduler(pool, self._slots, prefill_tokens, self._least)
+            passes = self.passes = Passes(
+                policy, pool, samples_dense, self.cuda_graphs, piece_tokens, max_tokens
+            )
+            with passes.weights():  # room for dense ones is missing now or never
+                tried = policy, pool, passes.compute, max_tokens
                 compare(*tried)
                 if not on_cpu:
                     fill(*tried, prefill_tokens, self._slots)
@@ -258,11 +239,10 @@ class Slots(Engine):
     @property
     def in_force(self) -> Mapping[str, str]:
         """See `Engine.in_force`."""
-        if not hasattr(self, "_scheduler"):
+        if self.passes is None:
             return {}
-        pool = self.pool
-        graphs = self.decoder is not None and self.decoder.graphs is not None
-        dense = self._samples_dense
+        pool, decoder, dense = self.pool, self.passes.decoder, self.passes.samples_dense
+        graphs = decoder is not None and decoder.graphs is not None
         weights = "base and adapter" if adapted_layers(self._network) else "the policy's own"
         chosen = {
             "attention while sampling": NAMES[pool.kernel],
@@ -270,55 +250,31 @@ class Slots(Engine):
             "weights while sampling": "base, dense, and adapter" if dense else weights,
             "memory between collections": "kept" if self.keep_memory else "given back",
         }
+        if self._rehearses:
+            return chosen
         tokens = f"{pool.count * PAGE} tokens, at least {self._least} sessions"
-        sizes = {
+        return chosen | {
             "keys and values": f"{pool.bytes / 1e9:.2f} GB, {tokens}",
             "turns at once": str(min(self._slots, pool.count)),
         }
-        return chosen if self._rehearses else chosen | sizes
 
     @property
     def capacity(self) -> int | None:  # type: ignore[override]
         """See `Engine.capacity`. It grows with what sessions turn out to need."""
-        return self._scheduler.capacity if hasattr(self, "_scheduler") else None
+        return None if self.passes is None else self._scheduler.capacity
 
     def _rows(self, on_cpu: bool, pages: int) -> int:
-        """The most turns sampled at once, where there are so many pages."""
         return self.slots or (_SLOTS_OF_CPU if on_cpu else pages)
 
-    def _sized_pool(self, budget: int | None, tokens: int) -> Pool:
+    def _sized_pool(self, budget: int | None, tokens: int, samples_dense: bool) -> Pool:
         """The pool that the budget allows, with room for one session of so many tokens at least."""
-        device = self._device
-        shapes = measure(self._policy, device, tokens)
+        shapes = measure(self._policy, self._device, tokens)
         if budget is None:
-            beside = dense_bytes(self._network) if self._samples_dense else 0
-            budget = auto_memory(device, beside)
-        way = find_way(shapes, device, self.attention)
-        spare = int(way is not None)
-        count = check_room(self.kv_memory, budget, shapes.page_bytes, spare, tokens)
-        return Pool(count, shapes, device, way)
-
-    def _made_decoder(self, longest: int) -> Decoder:
-        """Decoder that computes passes of rows alone, where a kernel attends."""
-
-        def hidden(tokens: Tensor, positions: Tensor, attend: KernelPass) -> Tensor:
-            return self._policy.hidden(tokens[None], None, positions[None], attend=attend)[0]
-
-        graphs = self.cuda_graphs and self._device.type == "cuda"
-        return Decoder(self.pool, hidden, Graphs(self._device) if graphs else None, longest)
-
-    def _plan_of(self, tables: Sequence[Sequence[int]]) -> Plan | Tables:
-        """Plan for reading rows with these pages."""
-        return (Tables if self.pool.kernel else Plan)(tables, self.pool)
-
-    def _compute(
-        self,
-        tables: Sequence[Sequence[int]],
-        lengths: np.ndarray,
-        tokens: list[int],
-        feeds: list[Feed],
-    ) -> Tensor:
-        return self._forward(self._plan_of(tables), lengths, tokens, feeds)
+            beside = dense_bytes(self._network) if samples_dense else 0
+            budget = auto_memory(self._device, beside)
+        way = find_way(shapes, self._device, self.attention)
+        count = check_room(self.kv_memory, budget, shapes.page_bytes, int(way is not None), tokens)
+        return Pool(count, shapes, self._device, way)
 
     def sync(self, version: int) -> None:
         """See `Engine.sync`. The weights are the policy's own, so there is nothing to copy; what
@@ -343,33 +299,10 @@ class Slots(Engine):
             raise ValueError("a prompt has at least one token")
         return _Session(self, History(next(self._orders), tuple(prompt_ids)))
 
-    @contextlib.contextmanager
-    def _weights(self) -> Iterator[None]:
-        """Within it the network has the weights that are sampled with."""
-        if not self._samples_dense:
-            yield
-            return
-        if self.dense is None:
-            self.dense = Dense(self._network)
-        elif self._stale:
-            self.dense.refill()
-        self._stale = False
-        with self.dense.in_place():
-            yield
-
     def _forget(self, keep: bool = False) -> None:
-        """Take all pages from all sessions. Memory is given back, that of dense weights and graphs
-        too, unless it is to be kept; graphs only if the network's is where it was."""
-        if not keep:
-            self.dense = None
-        if self.decoder is not None:
-            addresses = _addresses(self._network) if keep else ()
-            if not keep or addresses != self._addresses:
-                self.decoder.forget()
-            self._addresses = addresses
-        self._stale = True
-        self._planned, self._plan = [], None
-        if hasattr(self, "_scheduler"):
+        """Take all pages from all sessions, and give back memory, unless it is to be kept."""
+        if self.passes is not None:
+            self.passes.forget(keep)
             self._scheduler.forget(keep)
 
     def _evaluate(self) -> None:
@@ -387,6 +320,7 @@ class Slots(Engine):
     async def _submit(
         self, history: History, ids: tuple[int, ...], sampling: Sampling
     ) -> Completion:
+        assert self.passes is not None, "Engine.start() comes first"
         loop = asyncio.get_running_loop()
         if pages_of(len(ids) + sampling.max_tokens - 1) > self.pool.count:
             raise ValueError(
@@ -404,7 +338,7 @@ class Slots(Engine):
             sampling,
             loop.create_future(),
             uniforms.tolist(),
-            self._stops.closers(sampling.stop),
+            self.passes.stops.closers(sampling.stop),
         )
         self._inbox.append(request)
         if self._server is None or self._server.done():
@@ -414,7 +348,7 @@ class Slots(Engine):
     async def drain(self) -> None:
         """See `Engine.drain`."""
         if self._server is not None and not self._server.done():
-            await asyncio.wait([self._server])  # who gives up waiting does not cancel it
+            await asyncio.wait([self._server])  # cancelling this wait does not cancel it
         self._server = None
         self._leave_mode()
         self._forget(keep=bool(self.keep_memory))
@@ -425,14 +359,14 @@ class Slots(Engine):
         self._stopping = False
         self._evaluate()
         with (
-            _one_thread() if self._policy_is_small else contextlib.nullcontext(),
+            _on_one_thread() if self._one_thread else contextlib.nullcontext(),
             ThreadPoolExecutor(
                 1, "turnrl-engine", initializer=_compute_on, initargs=(self._device,)
             ) as thread,
         ):
             arrived: list[Request] = []
             try:
-                await asyncio.sleep(0)  # whoever asks in this tick is in the first batch
+                await asyncio.sleep(0)  # requests of this tick are in the first batch
                 while self._inbox or self._scheduler.waiting or self._scheduler.active:
                     # the inbox belongs to the loop's thread, all else to the engine's
                     arrived, self._inbox = self._inbox, []
@@ -453,7 +387,7 @@ class Slots(Engine):
                     self._forget()
 
     def _fail(self, error: BaseException, arrived: list[Request]) -> None:
-        """Tell whoever waits. What pages hold is anybody's guess, so all are given up."""
+        """Raise the error in every waiting turn. Pages may hold anything now, so drop them all."""
         fault = error if isinstance(error, Exception) else RuntimeError("sampling was interrupted")
         begun = [*self._scheduler.waiting, *self._scheduler.active]
         for request in [*arrived, *self._inbox, *begun]:
@@ -473,98 +407,38 @@ class Slots(Engine):
             arrived = []
             if not self._scheduler.active:
                 return []
-            with self._weights():
-                finished = self._pass(several)
+            finished = self._pass(several)
             if finished or self._inbox or self._stopping:
                 return finished
 
     def _pass(self, several: list[Request]) -> list[tuple[Request, Completion]]:
-        """One forward pass: a token of each turn. Those that have several to be read come last."""
+        """Sample a token of each active turn, and return those that end with it.
+
+        Args:
+            several: The turns that have several tokens to be read, the last ones.
+        """
+        assert self.passes is not None
         active = self._scheduler.active
-        rows = active[: len(active) - len(several)]
-        if self._plan is None or rows != self._planned:
-            self._planned, self._plan = rows, self._plan_of([r.history.table for r in rows])
-        lengths = np.array([len(r.ids) + len(r.token_ids) - 1 for r in rows], np.int64)
-        tokens = [(r.token_ids or r.ids)[-1] for r in rows]
-        *before, last = self._pieces(several)
-        states = [self._compute([], np.zeros(0, np.int64), [], feeds) for feeds in before]
-        hidden = self._forward(self._plan, lengths, tokens, last)
-        # in the order of turns: rows, then those that were fed
-        return self._sample(torch.cat([hidden[: len(rows)], *states, hidden[len(rows) :]]))
-
-    def _pieces(self, requests: list[Request]) -> list[list[Feed]]:
-        """Tokens to read, in portions of one forward pass each; one portion at least, perhaps
-        empty."""
-        pieces: list[list[Feed]] = [[]]
-        room = self._piece_tokens
-        for request in requests:
-            ids, start, table = request.ids, request.history.covered, request.history.table
-            while start < len(ids):
-                if pieces[-1] and len(ids) - start > room:
-                    pieces.append([])
-                    room = self._piece_tokens
-                part = ids[start : start + room]
-                start, room = start + len(part), room - len(part)
-                pieces[-1].append(Feed(table, start - len(part), part, start == len(ids)))
-        return pieces
-
-    def _forward(
-        self, plan: Plan | Tables, lengths: np.ndarray, tokens: list[int], feeds: list[Feed]
-    ) -> Tensor:
-        """The hidden state after each row's token, and after each feed that ends, (n, H)."""
-        if self.decoder is not None and isinstance(plan, Tables) and not feeds:
-            return self.decoder(plan, lengths, tokens)
-        attend = plan.attend_to(lengths, feeds)
-        ids = [*tokens, *itertools.chain.from_iterable(feed.ids for feed in feeds)]
-        last = np.cumsum([len(tokens), *(len(feed.ids) for feed in feeds)])[1:] - 1
-        ends = [at for at, feed in zip(last.tolist(), feeds, strict=True) if feed.ends]
-        asked = [np.array(some, np.int32) for some in (ids, [*range(len(tokens)), *ends])]
-        read, wanted = (some.long() for some in pack(asked, self._device))
-        hidden = self._policy.hidden(read[None], None, attend.positions[None], attend=attend)[0]
-        return hidden[wanted] if feeds else hidden
-
-    def _sample(self, hidden: Tensor) -> list[tuple[Request, Completion]]:
-        """Draw one token in each turn; give those that end with it."""
-        requests = self._scheduler.active
-        uniforms = [r.uniforms[len(r.token_ids)] for r in requests]
-        forced = [
-            s.forced_ids[n] if (n := len(r.token_ids)) < len((s := r.sampling).forced_ids) else None
-            for r in requests
+        with self.passes.weights():
+            ended = self.passes.draw(active, self.passes.step(active, several))
+        if ended:
+            self._scheduler.end([request for request, _ in ended])
+        return [
+            (
+                request,
+                Completion(
+                    tuple(request.token_ids), tuple(request.logprobs), reason, self._version
+                ),
+            )
+            for request, reason in ended
         ]
-        samplings = [r.sampling for r in requests]
-        tokens, logprobs = sample(self._policy.logits, hidden, samplings, uniforms, forced)
-        finished = []
-        for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
-            request.token_ids.append(token)
-            request.logprobs.append(logprob)
-            if reason := self._ending(request, token):
-                sampled = tuple(request.token_ids), tuple(request.logprobs)
-                completion = Completion(*sampled, reason, self._version)
-                finished.append((request, completion))
-        if finished:
-            self._scheduler.end([request for request, _ in finished])
-        return finished
-
-    def _ending(self, request: Request, token: int) -> Literal["end", "stop", "length"] | None:
-        sampling = request.sampling
-        if token in sampling.end_ids:
-            return "end"
-        completes = request.closers is None or token in request.closers
-        if sampling.stop and completes and self._stops.found(request.token_ids, sampling.stop):
-            return "stop"
-        return "length" if len(request.token_ids) >= sampling.max_tokens else None
 
 
 def _compute_on(device: torch.device) -> None:
     """Make a GPU this thread's own: kernels that others wrote launch on the thread's GPU, which is
-    the first until it is told."""
+    the first one by default."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-
-
-def _addresses(network: nn.Module) -> tuple[int, ...]:
-    """Where a network's weights are."""
-    return tuple(x.data_ptr() for x in itertools.chain(network.parameters(), network.buffers()))
 
 
 def _dense_already() -> RecipeError:

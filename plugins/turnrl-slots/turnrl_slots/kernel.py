@@ -27,7 +27,8 @@ from torch import Tensor
 
 from turnrl import varlen_attn
 from turnrl_slots.attention import Feed
-from turnrl_slots.pages import PAGE, Pool, Way, pages_of, rectangle
+from turnrl_slots.pages import Pool, Way, rectangle
+from turnrl_slots.sizes import PAGE, pages_of
 from turnrl_slots.transfer import pack
 
 
@@ -94,7 +95,7 @@ def attend(
         of.longest,
         width * PAGE,
         scale=scale,
-        # a token alone sees all that is there; said so, the queries that share a head are packed
+        # a token alone sees all that is there; with no window, queries that share a head are packed
         window_size=(-1, 0 if of.longest > 1 else -1),
         seqused_k=used,
         block_table=pages,

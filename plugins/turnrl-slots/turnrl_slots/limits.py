@@ -3,14 +3,15 @@ loaded."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NoReturn, Protocol, get_args
+from typing import NoReturn, Protocol, get_args
 
 import torch
 from transformers import PretrainedConfig
 
-from turnrl import RecipeError, SampledPolicy, at_least, parse_bytes
-from turnrl_slots.pages import PAGE, Shapes, pages_of
+from turnrl import Policy, RecipeError, SampledPolicy, at_least, parse_bytes
+from turnrl.policy.sizes import sizes_of
+from turnrl_slots.pages import Shapes
+from turnrl_slots.sizes import PAGE, pages_of
 from turnrl_slots.ways import Attention
 
 
@@ -61,7 +62,7 @@ def refuse(config: PretrainedConfig, why: str, cause: Exception | None = None) -
         RecipeError: In any case.
     """
     name = (config.architectures or [config.model_type])[0]
-    window = getattr(config.get_text_config(), "sliding_window", None)
+    window = sizes_of(config).window
     at_most = f" ({window} or less)" if window else ""
     raise RecipeError(
         f"{name} cannot be sampled by the engine Slots, which keeps keys and values of full "
@@ -79,20 +80,15 @@ def check_layers(config: PretrainedConfig, tokens: int) -> None:
     Raises:
         RecipeError: Naming the model.
     """
-    text = config.get_text_config()
-    kinds: list[str] | None = getattr(text, "layer_types", None)
-    for kind in sorted(set(kinds or ())):
+    sizes = sizes_of(config)
+    kinds = set(sizes.kinds or ())
+    for kind in sorted(kinds):
         if "attention" not in kind or kind == "linear_attention":
             refuse(config, f"(it has layers of the kind {kind!r})")
-    window = getattr(text, "sliding_window", None)
-    if kinds is None:
-        slides = getattr(text, "use_sliding_window", True)
-    else:
-        slides = "sliding_attention" in kinds
-    chunk = getattr(text, "attention_chunk_size", None)
-    chunks = "chunked_attention" in (kinds or ())
-    for sees, holds in ((window, slides), (chunk, chunks)):
-        if holds and isinstance(sees, int) and sees < tokens:
+    slides = sizes.slides if sizes.kinds is None else "sliding_attention" in kinds
+    chunks = "chunked_attention" in kinds
+    for sees, holds in ((sizes.window, slides), (sizes.chunk, chunks)):
+        if holds and sees is not None and sees < tokens:
             refuse(config, f"(a layer sees {sees} tokens, and a trajectory has {tokens})")
 
 
@@ -122,18 +118,10 @@ def check_room(kv_memory: str, budget: int, page_bytes: int, spare: int, tokens:
 def least_shapes(policy: SampledPolicy) -> Shapes | None:
     """The shapes of keys and values by a configuration, in the smallest type that the policy may
     come to have; None if it does not tell."""
-    config = policy.config.get_text_config()
-    asking, width = (getattr(config, n, None) for n in ("num_attention_heads", "hidden_size"))
-    layers = getattr(config, "num_hidden_layers", None)
-    heads = getattr(config, "num_key_value_heads", None) or asking
-    size = getattr(config, "head_dim", None)
-    if size is None and isinstance(width, int) and isinstance(asking, int):
-        size = width // asking
-    numbers: list[Any] = [layers, heads, size, asking]
-    # some share keys and values among layers, or keep something smaller in their place
-    other = any(getattr(config, n, None) for n in ("kv_lora_rank", "num_kv_shared_layers"))
-    if other or not all(isinstance(number, int) and number > 0 for number in numbers):
+    sizes = sizes_of(policy.config)
+    layers, heads, size, asking = sizes.layers, sizes.kv_heads, sizes.head_size, sizes.heads
+    if sizes.shares_keys or not (layers and heads and size and asking):
         return None
-    # `Policy` says it; another policy may have half precision
-    dtype_on = getattr(policy, "dtype_on", lambda _: torch.bfloat16)
-    return replace(Shapes(*numbers), dtype=dtype_on("cuda"))
+    half = torch.bfloat16  # which a policy of another kind may have
+    dtype = policy.dtype_on("cuda") if isinstance(policy, Policy) else half
+    return Shapes(layers, heads, size, asking, dtype)

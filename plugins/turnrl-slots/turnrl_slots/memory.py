@@ -50,7 +50,8 @@ def empty_cache(device: torch.device) -> None:
 
 
 def _of(device: torch.device) -> Any:
-    """torch's module for a device, such as `torch.cuda`; None if it has none."""
+    """torch's module for a device, such as `torch.cuda`; None if it has none. Its functions are
+    looked up by name, because third-party devices bring some of them."""
     try:
         return torch.get_device_module(device)
     except RuntimeError:

@@ -1,8 +1,8 @@
-"""Keys and values in pages of one size: who holds which, and what is known to lie in them.
+"""Keys and values in pages of one size: the holders of each page, and its known contents.
 
 A session's history is a list of pages, of which the last is perhaps not full. Sessions share pages;
 a page that somebody writes to is nobody else's. A page that was read for a text's beginning can be
-found by its tokens, and is kept for whoever begins in the same way until its room is needed.
+found by its tokens, and stays for histories that begin alike until its room is needed.
 """
 
 from __future__ import annotations
@@ -18,21 +18,14 @@ import torch
 from torch import Tensor
 
 from turnrl_slots.memory import empty_cache
+from turnrl_slots.sizes import PAGE
 from turnrl_slots.transfer import upload
-
-PAGE = 32
-"""Tokens to a page. The smaller, the less is left empty; the larger, the faster it is gathered."""
 
 _Key = tuple[int, tuple[int, ...]]
 
 Way = Literal["pages", "triton", "gathered"]
 """A way of giving pages to kernels: in place, by a table; in place to a kernel of our own for
 sequences of one token, and gathered for the others; or gathered for all."""
-
-
-def pages_of(tokens: int) -> int:
-    """Number of pages that so many tokens take."""
-    return -(-tokens // PAGE)
 
 
 def rectangle(rows: Sequence[Sequence[int]], dtype: type = np.int64) -> np.ndarray:
@@ -88,7 +81,7 @@ class Shapes:
 
 
 class Pool:
-    """A bounded number of pages, and what is in them.
+    """A bounded number of pages, and their contents.
 
     Not for several threads at once: the engine has a lock.
 
@@ -114,7 +107,7 @@ class Pool:
 
     def reset(self, keep: bool = False) -> None:
         """Nothing is held, nothing known. The memory is given back, or kept at its addresses and
-        cleared: what is masked has to be finite."""
+        cleared, because masked numbers have to be finite."""
         had = self.allocated and not keep
         if keep and self._store is not None:
             with torch.inference_mode():
@@ -146,7 +139,7 @@ class Pool:
         return self.count - len(self._holders)
 
     def take(self) -> int:
-        """A page for its holder to write to; the lowest, so that what is touched stays compact."""
+        """A page for its holder to write to; the lowest, so that touched memory stays compact."""
         if self._free:
             page = heapq.heappop(self._free)
         elif self._untouched < self.count:

@@ -14,13 +14,8 @@ import torch
 from torch import Tensor
 
 from turnrl import Sampling
+from turnrl_slots.sizes import CUT_ROWS, ROWS
 from turnrl_slots.transfer import download, pack
-
-ROWS = 256
-"""Rows whose logits are there at once; on a CPU all, because last digits may depend on it."""
-
-_CUT_ROWS = 64
-"""Rows whose distributions are cut at once; on a CPU all."""
 
 
 def sample(
@@ -87,7 +82,7 @@ def draw(
     taken, asked = asked >= 0, asked.clamp(min=0).long()
     of_asked = log_p.gather(-1, asked[:, None])[:, 0]
     if cut:
-        at_once = len(cut) if logits.device.type == "cpu" else _CUT_ROWS
+        at_once = len(cut) if logits.device.type == "cpu" else CUT_ROWS
         split = (part.split(at_once) for part in (rows.long(), *limits))
         for some, *parts in zip(*split, strict=True):
             log_p.index_copy_(0, some, _cut(log_p.index_select(0, some), *parts))

@@ -1,8 +1,8 @@
-"""Which turns are sampled, and in which pages: what waits, what is begun, who gives up room.
+"""Chooses the turns that are sampled and their pages: turns wait, begin, and give up room.
 
 A turn is begun when there is a slot for it, room in the forward pass for what it has to read, and
-pages for all that it may come to need; so what is begun is never held up. What others have read of
-its history is taken over. Where pages are held by sessions that are idle, these give them up, those
+pages for all that it may come to need; so no turn stops in the middle. Pages that others have read
+of its history are shared. Where pages are held by sessions that are idle, these give them up, those
 that will go on last first, and are read again when they go on.
 """
 
@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from turnrl import Completion, Sampling
-from turnrl_slots.pages import PAGE, Pool, pages_of
+from turnrl_slots.pages import Pool
+from turnrl_slots.sizes import PAGE, pages_of
 
 _LIKELY = 0.9
 """The share of the sessions that would fit by what others needed that `capacity` promises; if they
@@ -172,7 +173,9 @@ class Scheduler:
     def _admit(self, copies: list[tuple[int, int]]) -> list[Request]:
         """The turns that are begun, in order, and the pages to be copied for them."""
         begun: list[Request] = []
-        unread: set[int] = set()  # pages that this pass fills: who wants them waits for the next
+        unread: set[int] = (
+            set()
+        )  # pages that this pass fills: turns that want them wait for the next
         tokens = 0
         for request in self.waiting:
             if len(self.active) + len(begun) == self._slots:
@@ -192,9 +195,12 @@ class Scheduler:
 
     def _look_up(self, request: Request, unread: set[int]) -> bool:
         """Take over pages that others have read, of a history whose pages are full or none.
-        Whether the turn need not wait for pages that are about to be read."""
+
+        Returns:
+            True if no page that the turn needs is still being read.
+        """
         pool, history, ids = self.pool, request.history, request.ids
-        table, last = history.table, len(ids) - 1  # whoever samples the next token reads the last
+        table, last = history.table, len(ids) - 1  # sampling the next token reads the last one
         while history.covered == len(table) * PAGE:
             rest = ids[history.covered : min(history.covered + PAGE, last)]
             page = pool.find(table[-1] if table else None, rest) if rest else None

@@ -59,5 +59,5 @@ class Stops:
 
 
 def _byte(value: int) -> str:
-    """How vocabularies of SentencePiece write the token of a byte."""
+    """The name of a byte's token in a SentencePiece vocabulary."""
     return f"<0x{value:02X}>"

@@ -1,5 +1,5 @@
-"""Trying at the start what a run will need: that a model can be sampled at all, that pages and the
-model's own attention agree, and that there is memory for the largest passes."""
+"""Trials at the start of a run: the model can be sampled, pages agree with its own attention, and
+there is memory for the largest passes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from turnrl import RecipeError, SampledPolicy, Sampling, in_short, of_the_device, out_of_memory
 from turnrl_slots.attention import Feed
 from turnrl_slots.limits import refuse
-from turnrl_slots.pages import PAGE, Pool, Shapes, pages_of
-from turnrl_slots.sampling import ROWS, sample
+from turnrl_slots.pages import Pool, Shapes
+from turnrl_slots.sampling import sample
+from turnrl_slots.sizes import PAGE, ROWS, pages_of
 
 Forward = Callable[[Sequence[Sequence[int]], np.ndarray, list[int], list[Feed]], Tensor]
 """One forward pass: the tables of its rows, their lengths and tokens, and its feeds. Gives the
@@ -118,7 +119,9 @@ def fill(
         left -= len(ids)
     whole = pages_of(tokens)
     rows = min(rows, pool.count // whole, _MOST_ROWS)
-    tables = np.arange(rows * whole).reshape(rows, whole).tolist()  # who holds them is of no matter
+    tables = (
+        np.arange(rows * whole).reshape(rows, whole).tolist()
+    )  # no matter that nobody holds them
     part = "a prefill of that many tokens"
     try:
         forward([], np.zeros(0, np.int64), [], feeds)

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from turnrl_slots.pages import PAGE
+from turnrl_slots.sizes import PAGE
 
 KEYS = 2 * PAGE
 """Keys that a program reads at a time: 16 KB of keys and 16 KB of values at D = 128."""
@@ -135,8 +135,8 @@ def parts_of(rows: int, heads: int, width: int, programs: int) -> int:
 
 def settings(
     group: int, size: int, dtype: torch.dtype, parts: int
-) -> tuple[dict[str, Any], dict[str, int]]:
-    """What `_attend` is compiled with: its constants and the compiler's options.
+) -> tuple[dict[str, object], dict[str, int]]:
+    """Constants that `_attend` is compiled with, and the compiler's options.
 
     Args:
         group: Query heads that share a key-value head.

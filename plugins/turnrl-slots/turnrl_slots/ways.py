@@ -13,7 +13,8 @@ from torch.nn.attention import activate_flash_attention_impl
 
 from turnrl import RecipeError, in_short, of_the_device, takes_ragged
 from turnrl_slots import kernel
-from turnrl_slots.pages import PAGE, Shapes, Way
+from turnrl_slots.pages import Shapes, Way
+from turnrl_slots.sizes import PAGE
 
 _logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def _gap(
 ) -> float:
     """Largest difference between the kernel and plain attention, for the last `counts` tokens of
     two sequences, one of three pages and one of a single page."""
-    rng = torch.Generator().manual_seed(0)  # of its own: a run's numbers shall not depend on this
+    rng = torch.Generator().manual_seed(0)  # of its own: a run's numbers must not depend on this
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=rng, device="cpu").to(device, shapes.dtype)

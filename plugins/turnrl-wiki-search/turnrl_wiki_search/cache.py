@@ -1,19 +1,18 @@
-"""Answers kept on disk: a repeated epoch costs nothing, and a run replays with its server off."""
+"""Search results cached on disk, for repeated epochs and for replay without a server."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import sqlite3
+import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from turnrl import Passage, ToolError
+from turnrl.servers import Cache
 from turnrl_wiki_search.index import FORMAT, Backend, Hit, IndexInfo, SearchIndex
 
 _TABLES = """
@@ -32,34 +31,34 @@ DELETE FROM answers WHERE key IN (SELECT key FROM
 
 
 class AnswerCache:
-    """Answers by (index version, query, k) in one SQLite file, which processes may share.
+    """Hits by (index version, query, k), and the descriptions of indexes.
 
-    When it outgrows `max_bytes`, the answers used longest ago go, down to nine tenths of it.
+    When it outgrows `max_bytes`, the least recently used answers are dropped until nine tenths are
+    left.
 
     Args:
         path: The file; made if absent.
-        max_bytes: Most bytes of answers, compressed.
+        max_bytes: The most bytes of answers, compressed.
     """
 
-    def __init__(self, path: str | Path, max_bytes: int) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], max_bytes: int) -> None:
+        self._cache = Cache(path, _TABLES, ToolError)
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._db: sqlite3.Connection | None = None
+        self.path, self.close = self._cache.path, self._cache.close
 
     def remember(self, info: IndexInfo) -> None:
-        """Note the description of an index, for replay without it."""
+        """Store the description of an index, for replay without it."""
         row = (info.backend, info.index, json.dumps(asdict(info)))
-        with self._transaction() as db:
+        with self._cache.transaction() as db:
             db.execute("INSERT OR REPLACE INTO indexes VALUES (?, ?, ?)", row)
 
     def recall(self, backend: Backend, name: str) -> IndexInfo:
-        """The description last noted for an index.
+        """The description last stored for an index.
 
         Raises:
             ToolError: If there is none, or it is of another format.
         """
-        with self._transaction() as db:
+        with self._cache.transaction() as db:
             row = db.execute(
                 "SELECT info FROM indexes WHERE backend = ? AND name = ?", (backend, name)
             ).fetchone()
@@ -71,10 +70,10 @@ class AnswerCache:
         return info
 
     def get(self, version: str, queries: Sequence[str], k: int) -> dict[str, list[Hit]]:
-        """The answers that are kept, by query."""
+        """The cached answers, by query."""
         answers: dict[str, list[Hit]] = {}
         used = []
-        with self._transaction() as db:
+        with self._cache.transaction() as db:
             for query in queries:
                 key = _key(version, query, k)
                 row = db.execute("SELECT hits FROM answers WHERE key = ?", (key,)).fetchone()
@@ -85,8 +84,8 @@ class AnswerCache:
         return answers
 
     def put(self, version: str, answers: dict[str, list[Hit]], k: int) -> None:
-        """Keep answers by query."""
-        with self._transaction() as db:
+        """Store answers by query."""
+        with self._cache.transaction() as db:
             for query, hits in answers.items():
                 packed = _pack(hits)
                 row = (_key(version, query, k), packed, len(packed), time.time_ns())
@@ -97,49 +96,17 @@ class AnswerCache:
                 db.execute(_SHRINK, (0.9 * self._max_bytes,))
                 db.execute("UPDATE size SET bytes = (SELECT sum(bytes) FROM answers)")
 
-    def close(self) -> None:
-        """Close the file; the next use opens it again."""
-        with self._lock:
-            if self._db is not None:
-                self._db.close()
-                self._db = None
-
-    def __del__(self) -> None:
-        self.close()
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        # one connection for all threads, kept open, for closing it waits for the disk
-        try:
-            with self._lock:
-                if self._db is None:
-                    self.path.absolute().parent.mkdir(parents=True, exist_ok=True)
-                    self._db = sqlite3.connect(
-                        self.path, timeout=60, isolation_level=None, check_same_thread=False
-                    )
-                    self._db.execute("PRAGMA journal_mode = WAL")
-                    self._db.execute("PRAGMA synchronous = NORMAL")
-                    self._db.executescript(_TABLES)
-                with self._db as db:
-                    db.execute("BEGIN IMMEDIATE")
-                    yield db
-        except (sqlite3.Error, OSError) as error:
-            raise ToolError(
-                f"the search cache {str(self.path)!r} cannot be used ({error}). Delete it, free "
-                "space on the disk, or set 'cache' to another file."
-            ) from error
-
 
 @dataclass(eq=False)
 class CachedIndex(SearchIndex):
-    """An index whose answers are kept, opened only when something is asked that is not.
+    """An index with a cache in front. It is opened only when a query is not cached.
 
     Args:
-        open_index: Opens the index behind it.
-        cache: Where answers are kept.
-        backend: The backend behind it.
+        open_index: Opens the index.
+        cache: The cached answers.
+        backend: The index's backend.
         name: Its folder or name.
-        offline: Never open the index: what is not kept is an error.
+        offline: Never open the index; a query that is not cached is an error.
     """
 
     open_index: Callable[[], SearchIndex]

@@ -1,4 +1,4 @@
-"""`turnrl index build | info | search`: make search indexes, look at them, ask them."""
+"""`turnrl index build | info | search`: build, describe and search indexes."""
 
 from __future__ import annotations
 
@@ -9,32 +9,59 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from turnrl import Question, RecipeError, contains_answer, visible
 from turnrl_wiki_search import elastic
 from turnrl_wiki_search.elastic.access import Server, explained
 from turnrl_wiki_search.index import Analyzer, Backend, IndexInfo, SearchIndex, clean_query
 from turnrl_wiki_search.progress import Progress
-from turnrl_wiki_search.sources import Corpus, Splitter, open_source
+from turnrl_wiki_search.sources import Corpus, open_source
+from turnrl_wiki_search.splitting import Splitter
 from turnrl_wiki_search.tool import open_index
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _BATCH = 64
 _RANKS = (1, 3, 5)
 _ACCESS = [field.name for field in dataclasses.fields(Server) if field.default is None]
-"""The arguments of `Server` that say which one; the others say how patient a run is."""
+"""The arguments of `Server` that name a server; the others set how patient a run is."""
 
 
-def add_index_command(commands: Any) -> None:
+def add_index_command(commands: Commands) -> None:
     """Add `index` to argparse's sub-parsers."""
     parser = commands.add_parser(
         "index", help="build, describe and ask search indexes", description=__doc__
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="{build,info,search}")
+    _add_build(_action(actions, _build, "build an index, or resume an interrupted build"))
+    _action(actions, _info, "describe an index").add_argument(
+        "--json", action="store_true", help="print JSON"
+    )
+    summary = "search for a query, or score retrieval on questions with answers"
+    _add_search(_action(actions, _search, summary))
 
-    build = actions.add_parser("build", help="build an index, or take up an interrupted build")
+
+def _action(
+    actions: Commands, run: Callable[[argparse.Namespace], None], summary: str
+) -> argparse.ArgumentParser:
+    """Add an action with the options of all actions: the index and its server."""
+    parser = actions.add_parser(run.__name__.strip("_"), help=summary)
+    parser.set_defaults(run=run)
+    parser.add_argument("--index", required=True, help="folder, or name of the index on the server")
+    parser.add_argument(
+        "--backend", choices=get_args(Backend), default="embedded", help="default: %(default)s"
+    )
+    server = parser.add_argument_group("Elasticsearch", "Quote '${NAME}' on a command line.")
+    for name in _ACCESS:
+        server.add_argument(f"--{name.replace('_', '-')}", help=explained()[name])
+    return parser
+
+
+def _add_build(build: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--source",
         required=True,
@@ -43,11 +70,10 @@ def add_index_command(commands: Any) -> None:
         "{limit: 5000}}'; a folder with a data set's files; or a hub data set, "
         "NAME[:CONFIG[:SPLIT]], such as wikimedia/wikipedia",
     )
-    _add_index_arguments(build)
     build.add_argument(
         "--split",
         help="words=N cuts articles into passages of about N words at sentence ends; none leaves "
-        "texts as they are (default: words=100 for a hub data set, none for anything else)",
+        "texts as they are (default: words=100 for a hub data set, otherwise none)",
     )
     build.add_argument(
         "--analyzer",
@@ -55,7 +81,7 @@ def add_index_command(commands: Any) -> None:
         default="english",
         help="english drops stop words and stems; standard does neither (default: %(default)s)",
     )
-    build.add_argument("--overwrite", action="store_true", help="replace the index if it is there")
+    build.add_argument("--overwrite", action="store_true", help="replace an existing index")
     build.add_argument("--shards", type=int, help="shards of the index on the server (default: 1)")
     build.add_argument(
         "--k1", type=float, help="BM25's k1 on the server (default: 1.2, as in the embedded index)"
@@ -63,17 +89,10 @@ def add_index_command(commands: Any) -> None:
     build.add_argument(
         "--b", type=float, help="BM25's b on the server (default: 0.75, as in the embedded index)"
     )
-    build.set_defaults(run=_build)
 
-    info = actions.add_parser("info", help="describe an index")
-    _add_index_arguments(info)
-    info.add_argument("--json", action="store_true", help="print JSON")
-    info.set_defaults(run=_info)
 
-    search = actions.add_parser(
-        "search", help="search for a query, or score retrieval on questions with answers"
-    )
-    search.add_argument("query", nargs="?", help="what to look for")
+def _add_search(search: argparse.ArgumentParser) -> None:
+    search.add_argument("query", nargs="?", help="the words to search for")
     search.add_argument(
         "--questions",
         metavar="SOURCE",
@@ -81,30 +100,15 @@ def add_index_command(commands: Any) -> None:
         "set that a recipe's data.val can name",
     )
     search.add_argument(
-        "--sample", type=int, metavar="N", help="take N of the questions, drawn with --seed"
+        "--sample", type=int, metavar="N", help="use N of the questions, drawn with --seed"
     )
-    search.add_argument(
-        "--seed", type=int, default=0, help="seed of --sample (default: %(default)s)"
-    )
-    _add_index_arguments(search)
-    search.add_argument("-k", type=int, default=3, help="passages per query (default: %(default)s)")
+    search.add_argument("--seed", type=int, default=0, help="seed of --sample (default: 0)")
+    search.add_argument("-k", type=int, default=3, help="passages per query (default: 3)")
     search.add_argument("--json", action="store_true", help="print JSON")
-    search.set_defaults(run=_search)
 
 
-def _add_index_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--index", required=True, help="folder, or name of the index on the server")
-    parser.add_argument(
-        "--backend", choices=get_args(Backend), default="embedded", help="default: %(default)s"
-    )
-    server = parser.add_argument_group("Elasticsearch", "Quote '${NAME}' on a command line.")
-    for name in _ACCESS:
-        server.add_argument(f"--{name.replace('_', '-')}", help=explained()[name])
-
-
-def _server_arguments(args: argparse.Namespace, *more: str) -> dict[str, Any]:
-    """Arguments given for a server; refuses them where there is none."""
-    names = (*_ACCESS, *more)
+def _options(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """The options among `names` that were given. Refuses them for an embedded index."""
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if given and args.backend == "embedded":
         options = ", ".join("--" + name.replace("_", "-") for name in given)
@@ -115,23 +119,22 @@ def _server_arguments(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     return given
 
 
-def _open(args: argparse.Namespace) -> SearchIndex:
-    return open_index(args.backend, args.index, Server(**_server_arguments(args), wait_s=0))
+def _open(args: argparse.Namespace) -> contextlib.closing[SearchIndex]:
+    server = Server(**_options(args, _ACCESS), wait_s=0)
+    return contextlib.closing(open_index(args.backend, args.index, server))
 
 
-def _build(args: argparse.Namespace) -> int:
-    given = _server_arguments(args, "shards", "k1", "b")
+def _build(args: argparse.Namespace) -> None:
+    settings, server = _options(args, ("shards", "k1", "b")), Server(**_options(args, _ACCESS))
     splitter = None if args.split is None else Splitter.parse(args.split)
     corpus = Corpus(open_source(args.source), splitter)
     progress = Progress(corpus.source.fraction)
-    existing = "replace" if args.overwrite else "refuse"
     if args.backend == "embedded":
         from turnrl_wiki_search import embedded  # which loads tantivy
 
-        info = embedded.build(args.index, corpus, args.analyzer, existing, progress)  # type: ignore[arg-type]
+        existing: embedded.Existing = "replace" if args.overwrite else "refuse"
+        info = embedded.build(args.index, corpus, args.analyzer, existing, progress)
     else:
-        settings = {name: given.pop(name) for name in ("shards", "k1", "b") if name in given}
-        server = Server(**given)
         info = elastic.build(
             server, args.index, corpus, args.analyzer, args.overwrite, progress, **settings
         )
@@ -141,62 +144,56 @@ def _build(args: argparse.Namespace) -> int:
         f"{info.index}: {info.passages:,} passages from {info.source} in {progress.seconds:.1f} "
         f"s{rate}, counted"
     )
-    return 0
 
 
-def _info(args: argparse.Namespace) -> int:
-    info = _open(args).info()
+def _info(args: argparse.Namespace) -> None:
+    with _open(args) as index:
+        fields = dataclasses.asdict(index.info())
     if args.json:
-        print(json.dumps(dataclasses.asdict(info)))
+        print(json.dumps(fields))
     else:
-        said = (f"{name:9} {value}" for name, value in dataclasses.asdict(info).items())
-        print(visible("\n".join(said)))
-    return 0
+        print(visible("\n".join(f"{name:9} {value}" for name, value in fields.items())))
 
 
-def _search(args: argparse.Namespace) -> int:
+def _search(args: argparse.Namespace) -> None:
     if (args.query is None) == (args.questions is None):
-        raise RecipeError("turnrl index search takes a query or --questions SOURCE, one of them.")
+        raise RecipeError("turnrl index search takes either a query or --questions SOURCE.")
     if args.k < 1:
         raise RecipeError(f"-k is {args.k}; it must be 1 or more.")
-    if args.sample is not None and args.questions is None:
-        raise RecipeError("--sample draws from questions. Add --questions SOURCE.")
     if args.questions is not None:
         questions = _read_questions(args.questions, args.sample, args.seed)
-        with contextlib.closing(_open(args)) as index:
+        with _open(args) as index:
             _print_score(args, score_retrieval(index, questions, args.k), index.info())
-        return 0
+        return
+    if args.sample is not None:
+        raise RecipeError("--sample draws from questions. Add --questions SOURCE.")
     query = clean_query(args.query)
     if not query:
         raise RecipeError("the query is empty. Give some words to look for.")
-    with contextlib.closing(_open(args)) as index:
+    with _open(args) as index:
         (hits,) = index.search([query], args.k)
     if args.json:
-        shown = [{**dataclasses.asdict(hit.passage), "score": hit.score} for hit in hits]
-        print(json.dumps(shown))
-    else:
-        said = (
-            f"{h.score:.2f}  {h.passage.title}  [{h.passage.id}]\n{h.passage.text}" for h in hits
-        )
-        print(visible("\n\n".join(said)))
-        if not hits:
-            print(f"nothing found for {query!r}", file=sys.stderr)
-    return 0
+        print(json.dumps([{**vars(hit.passage), "score": hit.score} for hit in hits]))
+        return
+    found = [f"{h.score:.2f}  {h.passage.title}  [{h.passage.id}]\n{h.passage.text}" for h in hits]
+    print(visible("\n\n".join(found)))
+    if not found:
+        print(f"nothing found for {query!r}", file=sys.stderr)
 
 
 def score_retrieval(index: SearchIndex, questions: Sequence[Question], k: int) -> dict[str, float]:
-    """Share of questions whose best passages hold an accepted answer, each being its own query.
+    """Search for each question's text, and compute the share with an answer in the best passages.
 
-    An answer counts if its words stand, whole and in order, in title and text of a passage, after
-    SQuAD normalisation of both.
+    An accepted answer counts if its words stand, whole and in order, in the title and text of a
+    passage, both normalised as SQuAD does.
 
     Args:
-        index: Where to search.
-        questions: Whose texts are the queries.
+        index: The index to search.
+        questions: The questions; their texts are the queries.
         k: Passages per question.
     Returns:
-        `answer@n` for n of 1, 3, 5 and k, as far as k goes; `queries_per_s`, in batches of 64,
-        scoring not counted; and `questions`.
+        `answer@n` for n of 1, 3, 5 and k, up to k; `queries_per_s`, in batches of 64, without the
+        time for scoring; and `questions`.
     """
     ranks = sorted({n for n in (*_RANKS, k) if n <= k})
     answered = dict.fromkeys(ranks, 0)
@@ -221,19 +218,16 @@ def _print_score(args: argparse.Namespace, score: dict[str, float], info: IndexI
     if args.json:
         print(json.dumps({**score, "passages": info.passages}))
         return
-    print(
-        f"{score['questions']} questions over {info.passages:,} passages, "
-        f"{score['queries_per_s']:,.0f} queries/s"
-    )
+    rate = f"{score.pop('queries_per_s'):,.0f} queries/s"
+    print(f"{score.pop('questions')} questions over {info.passages:,} passages, {rate}")
     for name, value in score.items():
-        if name.startswith("answer@"):
-            print(f"{name:10} {value:.3f}")
+        print(f"{name:10} {value:.3f}")
 
 
 def _read_questions(source: str, sample: int | None, seed: int) -> list[Question]:
     from turnrl import Fields, load_questions
 
-    # a file of questions needs no ids here, for nothing is remembered about a question
+    # questions in a file need no ids here, because nothing is stored about them
     fields = Fields(id=None) if Path(source).is_file() else None
     questions = load_questions(source, fields=fields)
     if sample is not None:

@@ -1,12 +1,12 @@
-"""An index in a folder, searched in-process by tantivy: no server, no memory of its own.
+"""An index in a folder, searched in-process by tantivy, without a server.
 
     FOLDER/turnrl-index.json   the description (`IndexInfo`)
     FOLDER/tantivy/            one indexed field, title and text together; frequencies, no positions
-    FOLDER.building/           an unfinished build, which the same command takes up again
-    FOLDER.lock                held while building, so that workers who ask at once build once
+    FOLDER.building/           an unfinished build, which the same command resumes
+    FOLDER.lock                held while building, so that concurrent workers build once
 
-The folder is only ever written under its temporary name and then renamed, so what stands under its
-own name is whole, and any number of processes read it at once.
+A build writes to the temporary name and renames it at the end. So a folder under its own name is
+whole, and any number of processes can read it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import filelock
 import tantivy
@@ -46,14 +46,16 @@ _COMMIT_EVERY = 250_000
 _ONE_SEGMENT = 50_000
 _HEAP_BYTES = 256_000_000
 
+Existing = Literal["refuse", "keep", "replace"]
+
 
 class EmbeddedIndex(SearchIndex):
     """An index in a folder.
 
     Args:
-        folder: Where `build` put it.
+        folder: The folder that `build` made.
     Raises:
-        ToolError: Naming the folder, what was found there, and the command that builds it.
+        ToolError: Naming the folder, its contents, and the command that builds the index.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -70,7 +72,7 @@ class EmbeddedIndex(SearchIndex):
         self._schema = self._index.schema
         self._searcher = self._index.searcher()
         self._pools: dict[int, ThreadPoolExecutor] = {}
-        """By process: a forked one has the pool of its parent, and not its threads."""
+        """By process id: a fork inherits its parent's pool, but not the threads."""
 
     def info(self) -> IndexInfo:
         return self._info
@@ -89,8 +91,7 @@ class EmbeddedIndex(SearchIndex):
             pool.shutdown()
 
     def _search(self, query: str, k: int) -> list[Hit]:
-        # terms are looked up one by one, never parsed, so `title:foo AND (` is five plain words at
-        # most
+        # terms are looked up one by one, never parsed: `title:foo AND (` is at most five words
         terms = dict.fromkeys(self._terms.analyzer.analyze(query))
         if not terms:
             return []
@@ -98,13 +99,13 @@ class EmbeddedIndex(SearchIndex):
             (tantivy.Occur.Should, tantivy.Query.term_query(self._schema, "body", term, "freq"))
             for term in terms
         ]
-        # counting all matches would forbid skipping those that cannot reach the top: 4 times slower
+        # counting would visit matches that cannot reach the top, which is 4 times slower
         result = self._searcher.search(tantivy.Query.boolean_query(clauses), k, count=False)
         return [Hit(_passage(self._searcher.doc(address)), score) for score, address in result.hits]
 
 
 class _Terms(threading.local):
-    """An analyzer for each thread: tantivy's refuses a call while another thread is in one."""
+    """An analyzer per thread: tantivy's refuses concurrent calls."""
 
     def __init__(self, name: Analyzer) -> None:
         self.analyzer = _analyzer(name)
@@ -119,14 +120,13 @@ def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
     path = Path(folder)
     command = build_command("embedded", str(folder))
     if not path.is_dir():
-        unfinished = _beside(path, ".building").is_dir()
-        there = (
-            "an unfinished build beside it, which that command takes up again"
-            if unfinished
-            else "nothing"
-        )
+        if _beside(path, ".building").is_dir():
+            raise ToolError(
+                f"no search index in {str(folder)!r}, only an unfinished build beside it. Resume "
+                f"the build with '{command}'."
+            )
         raise ToolError(
-            f"no search index in {str(folder)!r} (found: {there}). Build it with '{command}'."
+            f"no search index in {str(folder)!r} (found: nothing). Build it with '{command}'."
         )
     try:
         data = json.loads((path / METADATA).read_text(encoding="utf-8"))
@@ -149,26 +149,24 @@ def build(
     folder: str | os.PathLike[str],
     corpus: Corpus,
     analyzer: Analyzer = "english",
-    existing: Literal["refuse", "keep", "replace"] = "refuse",
+    existing: Existing = "refuse",
     on_progress: Callable[[int], None] | None = None,
 ) -> IndexInfo:
-    """Build an index in a folder, or take up an interrupted build of the same corpus.
+    """Build an index in a folder, or resume an interrupted build of the same corpus.
 
-    An interrupted build loses at most the last 250,000 passages, and never holds one twice: what
-    the folder holds is told by tantivy's own commit, and the corpus is taken up at the mark of that
-    commit.
+    An interruption loses at most the last 250,000 passages and never duplicates one: tantivy's last
+    commit decides which passages are in, and the corpus resumes at the mark of that commit.
 
     Args:
-        folder: Where the index is to stand.
-        corpus: Its passages.
+        folder: The folder to make.
+        corpus: The passages.
         analyzer: How text becomes terms.
-        existing: What to do if the folder is there already.
-        on_progress: Called with the number of passages read so far, some times a second.
+        existing: What to do with an existing folder.
+        on_progress: Called a few times a second with the number of passages read so far.
     Returns:
         The description of the index.
     Raises:
-        ToolError: If the folder is there and `existing` is `refuse`, or the index does not hold
-            what was read.
+        ToolError: If the folder exists and `existing` is `refuse`, or the index lacks passages.
     """
     path = Path(folder)
     with _lock(path):
@@ -176,7 +174,7 @@ def build(
             return read_info(path)
         if path.exists() and existing == "refuse":
             raise ToolError(
-                f"{str(folder)!r} is there already. Add --overwrite to build it anew, or choose "
+                f"{str(folder)!r} exists already. Add --overwrite to build it anew, or choose "
                 "another folder."
             )
         work = _beside(path, ".building")
@@ -224,12 +222,10 @@ def _fill(
 
     save(mark)
     committed = mark
-    # one thread keeps a small index in one segment and in order, so that ties fall the same way
-    # everywhere
+    # one thread keeps a small index in order in one segment, so that ties break alike everywhere
     one_thread = mark.passages < _ONE_SEGMENT
     writer = index.writer(_HEAP_BYTES, 1 if one_thread else min(os.cpu_count() or 1, 8))
-    for chunk, reached in corpus.chunks(committed):
-        mark = reached
+    for chunk, mark in corpus.chunks(committed):
         for passage in chunk:
             body = f"{passage.title}\n{passage.text}"
             writer.add_document(tantivy.Document(id=passage.id.encode(), body=body))
@@ -237,8 +233,7 @@ def _fill(
             on_progress(mark.passages)
         grown = one_thread and mark.passages >= _ONE_SEGMENT
         if grown or mark.passages - committed.passages >= _COMMIT_EVERY:
-            # both marks are on disk before the commit: whichever side of it we die on, one of them
-            # is true
+            # both marks are on disk before the commit: wherever we die, one of them is right
             save(committed, mark)
             writer.commit()
             committed = mark
@@ -255,22 +250,22 @@ def _fill(
         shutil.rmtree(work, ignore_errors=True)
         raise ToolError(
             f"{mark.passages:,} passages were read from {corpus.source.name!r}, and the new index "
-            f"holds {held:,}. It was thrown away; build it again, and check the disk if it happens "
+            f"holds {held:,}. It was deleted; build it again, and check the disk if this happens "
             "twice."
         )
     return mark
 
 
-def _resume(work: Path, build_of: dict[str, Any]) -> tuple[tantivy.Index, Mark] | None:
-    """The unfinished index and the mark of its last commit, if they are of the same build."""
+def _resume(work: Path, build_of: dict[str, object]) -> tuple[tantivy.Index, Mark] | None:
+    """The unfinished index and the mark of its last commit, if they belong to the same build."""
     try:
         state = json.loads((work / _PROGRESS).read_text(encoding="utf-8"))
         index = tantivy.Index.open(str(work / "tantivy"))
-        held, same = index.searcher().num_docs, state["build"] == build_of
-        marks = [Mark(**m) for m in state["marks"] if same and m["passages"] == held]
+        held = index.searcher().num_docs
+        marks = [Mark(**m) for m in state["marks"] if m["passages"] == held]
+        return (index, marks[-1]) if marks and state["build"] == build_of else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return (index, marks[-1]) if marks else None
 
 
 def _tantivy_version() -> str:
@@ -304,7 +299,7 @@ def _lock(path: Path) -> contextlib.AbstractContextManager[object]:
     try:
         return lock.acquire(timeout=0)
     except filelock.Timeout:
-        say(f"waiting for another process that builds {str(path)!r}")
+        say(f"waiting for another process that is building {str(path)!r}")
         return lock.acquire()
 
 
@@ -313,6 +308,6 @@ def _beside(path: Path, ending: str) -> Path:
     return absolute.with_name(absolute.name + ending)
 
 
-def _write_json(path: Path, data: Any) -> None:
+def _write_json(path: Path, data: object) -> None:
     with whole_file(path) as whole:
         whole.write_text(json.dumps(data, ensure_ascii=False, indent=1), encoding="utf-8")

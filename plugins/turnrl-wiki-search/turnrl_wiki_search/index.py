@@ -1,4 +1,4 @@
-"""Search index, whichever library is behind it."""
+"""The interface of a search index, shared by both backends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from turnrl import Passage, ToolError
 
@@ -15,15 +15,15 @@ Backend = Literal["embedded", "elasticsearch"]
 Analyzer = Literal["english", "standard"]
 
 FORMAT = 1
-"""Version of the layout of fields and metadata; an index of another version is refused."""
+"""Version of the fields and metadata; indexes of other versions are refused."""
 
 MAX_QUERY_CHARACTERS = 1000
-"""Length at which a query is cut: some 170 words, far below the clause limit of any server."""
+"""Longer queries are cut. This is about 170 words, far below any server's clause limit."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage that answers a query, and its BM25 score."""
+    """A passage that matches a query, with its BM25 score."""
 
     passage: Passage
     score: float
@@ -31,18 +31,18 @@ class Hit:
 
 @dataclass(frozen=True)
 class IndexInfo:
-    """The description that an index carries with it.
+    """The description that an index carries.
 
     Args:
-        backend: The library or server behind it.
+        backend: Its backend.
         index: Folder, or name on the server.
-        version: Digest of the passages, in order, and the analyzer: the same corpus gives the same
-            version on any machine, and everything cached under a version stays true.
-        source: The corpus, in the words of `turnrl index build --source`.
+        version: Digest of the passages, in order, and the analyzer. The same corpus gets the same
+            version on any machine, so results cached under a version stay valid.
+        source: The corpus, as `turnrl index build --source` names it.
         splitter: How articles were split: `words=100`, or `none`.
         analyzer: `english` (stop words, stemming) or `standard`.
-        passages: How many there are.
-        built: When the build ended, ISO 8601, UTC.
+        passages: The number of passages.
+        built: The end of the build, ISO 8601, UTC.
         format: Version of the layout.
     """
 
@@ -65,7 +65,7 @@ class SearchIndex(ABC):
         """Its description.
 
         Raises:
-            ToolError: If the index is absent, of another format, or out of reach.
+            ToolError: If the index is absent, of another format, or unreachable.
         """
 
     @abstractmethod
@@ -73,22 +73,20 @@ class SearchIndex(ABC):
         """The best passages for each query, best first.
 
         Args:
-            queries: Cleaned by `clean_query`, none empty. Their text is data: nothing in it is an
-                operator.
+            queries: Cleaned by `clean_query`, none empty. Nothing in their text is an operator.
             k: The most hits per query.
         Raises:
-            ToolError: If the index cannot answer. A list that is returned holds true answers only.
+            ToolError: If the index cannot answer; partial results are never returned.
         """
 
-    def close(self) -> None:  # noqa: B027 (most indexes hold nothing that needs it)
-        """Give back what the index holds open."""
+    def close(self) -> None:  # noqa: B027 - optional
+        """Release connections and threads."""
 
 
 def clean_query(text: str) -> str:
-    """`text` as both backends take it: valid, with single spaces, not over `MAX_QUERY_CHARACTERS`.
+    """`text` as both backends accept it: valid, with single spaces, cut to `MAX_QUERY_CHARACTERS`.
 
-    The policy writes JSON, in which half a surrogate pair is legal and reaches us as text that no
-    index can encode.
+    The policy writes JSON, which may contain half a surrogate pair that no index can encode.
     """
     text = " ".join(text.encode("utf-8", "replace").decode().replace("\0", " ").split())
     if len(text) <= MAX_QUERY_CHARACTERS:
@@ -98,19 +96,17 @@ def clean_query(text: str) -> str:
 
 def build_command(backend: Backend, index: str, source: str = "SOURCE") -> str:
     """The command that builds an index, for messages."""
-    return (
-        f"turnrl index build --backend {backend} --index {shlex.quote(index)} "
-        f"--source {shlex.quote(source)}"
-    )
+    words = ("turnrl", "index", "build", "--backend", backend, "--index", index, "--source", source)
+    return shlex.join(words)
 
 
-def described(data: Mapping[str, Any], backend: Backend, index: str, where: str) -> IndexInfo:
-    """The description in the metadata of an index.
+def described(data: Mapping[str, object], backend: Backend, index: str, where: str) -> IndexInfo:
+    """Read the description in an index's metadata.
 
     Args:
-        data: The metadata; it may say more besides.
-        backend: What is behind the index.
-        index: Folder, or name on the server, by which it was asked for.
+        data: The metadata; it may have more fields.
+        backend: The index's backend.
+        index: The folder or name that it was opened by.
         where: The index, for messages.
     Raises:
         ToolError: If the index is of another format.
@@ -122,10 +118,10 @@ def described(data: Mapping[str, Any], backend: Backend, index: str, where: str)
             f"{FORMAT}. Build it again: "
             f"'{build_command(backend, index, str(data.get('source', 'SOURCE')))} --overwrite'."
         )
-    fields = IndexInfo.__dataclass_fields__
-    return IndexInfo(**{**{k: v for k, v in data.items() if k in fields}, "index": index})
+    fields = {k: v for k, v in data.items() if k in IndexInfo.__dataclass_fields__}
+    return IndexInfo(**{**fields, "index": index})  # type: ignore[arg-type]
 
 
 def say(message: str) -> None:
-    """Tell the user something on stderr, at once."""
+    """Print a message to the user on stderr."""
     print(f"turnrl: {message}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Progress of a build, for whoever waits for it."""
+"""The progress bar of a build."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Progress:
     """A bar on stderr, rewritten twice a second on a terminal and every ten seconds elsewhere.
 
     Args:
-        fraction: Gives the share of the corpus that has been read, or None if it is not known.
+        fraction: Returns the share of the corpus that has been read; None if unknown.
     """
 
     def __init__(self, fraction: Callable[[], float | None]) -> None:
@@ -25,7 +25,7 @@ class Progress:
     def __call__(self, passages: int) -> None:
         if self._bar is None:
             every_s = 0.5 if sys.stderr.isatty() else 10
-            # a build that was taken up has passages already, which were not made now
+            # a resumed build has passages already, which do not count towards its rate
             self._bar = tqdm(
                 unit=" passages",
                 initial=passages,

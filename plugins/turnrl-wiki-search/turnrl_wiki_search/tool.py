@@ -29,30 +29,28 @@ _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
 class WikiSearch(Tool):
     """Searches passages by BM25 and shows the best ones to the policy, each under its title.
 
-    The index is an embedded one, a folder that any number of processes read, or one on an
-    Elasticsearch server. Text of a query is data: no character in it is an operator. An empty query
-    is the policy's mistake; a query that finds nothing is not.
+    The index is embedded, in a folder that any number of processes can read, or on an Elasticsearch
+    server. Nothing in a query is an operator. An empty query is the policy's mistake; a query
+    without matches is not.
 
-    While an Elasticsearch server is out of reach, calls wait, the run with them; when it is back
-    they are answered as if nothing had happened, and when it stays away for `wait_s` the run stops.
-    What the policy reads is never an error of the server's.
+    While an Elasticsearch server is unreachable, calls and the run wait. When it comes back, calls
+    are answered as if nothing had happened. If it stays away for `wait_s`, the run stops. The
+    policy never reads a server's error.
 
     Args:
         index: Folder of an embedded index, or name of an index on the server.
         backend: embedded, or elasticsearch.
-        build_from: If the embedded index is not there, build it from this source before the run;
-            the words are those of `turnrl index build --source`, and a source with settings is
-            `class_path` and `init_args`.
-        top_k: Passages shown per query, at most. The paper shows 1.
-        max_result_tokens: Passages are left out, last first, beyond this many tokens; a first
-            passage that is longer by itself is cut at a sentence end. Tokens are estimated, at 4
-            characters each, since a tool does not know the policy's tokenizer.
-        cache: File in which answers are kept, bounded and shared by runs, so that no question is
-            asked twice.
-        cache_mb: Most megabytes (10^6 bytes) of answers kept in it.
-        offline: Answer from the cache alone, which replays a run with its server off.
-        server: How to reach an Elasticsearch server: the arguments of `elastic.Server` (`url`,
-            `api_key`, `wait_s`, ...), each by its own name.
+        build_from: Source from which a missing embedded index is built before the run: what
+            `turnrl index build --source` takes, or `class_path` and `init_args`.
+        top_k: The most passages per query. The paper shows 1.
+        max_result_tokens: The last passages are dropped beyond this many tokens. If the first one
+            is longer, it is cut at a sentence end. A tool does not know the policy's tokenizer, so
+            a token is taken to be 4 characters.
+        cache: File that caches search results, so that no query is sent twice. Runs may share it.
+        cache_mb: The most megabytes (10^6 bytes) of results in it.
+        offline: Use the cache only. This replays a run with its server off.
+        server: Access to an Elasticsearch server: any argument of `elastic.Server` (`url`,
+            `api_key`, `wait_s`, ...), by its own name.
     """
 
     name = "search"
@@ -90,19 +88,18 @@ class WikiSearch(Tool):
         self._server = Server(**server)
         if backend == "elasticsearch":
             if self.build_from is not None:
-                command = build_command(backend, index, self.build_from)
                 raise RecipeError(
-                    "WikiSearch: build_from builds embedded indexes only. Build the one on the "
-                    f"server with {command!r}, and leave build_from out."
+                    "WikiSearch: build_from builds only embedded indexes. Build the one on the "
+                    f"server with {build_command(backend, index, self.build_from)!r}, and leave "
+                    "build_from out."
                 )
             self.timeout_s = longest_answer_s(self._server)
         elif backend == "embedded":
-            default = Server()
-            given = [name for name in server if server[name] != getattr(default, name)]
-            if given:
+            default = vars(Server())
+            if given := [name for name in server if server[name] != default[name]]:
                 raise RecipeError(
-                    f"WikiSearch: {', '.join(given)} would have no effect, for an embedded index "
-                    "has no server. Leave it out, or set backend to 'elasticsearch'."
+                    f"WikiSearch: {', '.join(given)} would have no effect, because an embedded "
+                    "index has no server. Leave it out, or set backend to 'elasticsearch'."
                 )
         else:
             raise RecipeError(
@@ -116,7 +113,7 @@ class WikiSearch(Tool):
         self._lock = threading.Lock()
 
     def check(self) -> None:
-        """Verify that the index is there and answers, building it first if `build_from` says so.
+        """Check that the index answers, and build it first if `build_from` is set.
 
         Raises:
             ToolError: Naming what is missing, and the next step.
@@ -127,9 +124,9 @@ class WikiSearch(Tool):
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[WikiSearch]:
-        """This search, which keeps no answers. If a run would build the index first, it searches
-        a few passages of the source, in a folder of its own; a made-up one where they would have to
-        be downloaded, or where answers come from a cache, which knows no new queries."""
+        """This search without its cache. If a run would first build the index, the rehearsal
+        searches a few passages of the source, in a temporary index; or a made-up passage, if the
+        source would have to be downloaded, or if the search is offline."""
         rehearsed = copy.copy(self)
         rehearsed._open, rehearsed._lock, rehearsed._cache = None, threading.Lock(), None
         if not self._offline and (self._source is None or Path(self.index).exists()):
@@ -159,7 +156,7 @@ class WikiSearch(Tool):
         ]
 
     def _opened(self) -> SearchIndex:
-        """The index, opened on first use: a recipe can be read without it."""
+        """The index, opened on first use, so that a recipe can be read without it."""
         with self._lock:
             if self._open is None:
                 behind = partial(open_index, self.backend, self.index, self._server)
@@ -167,8 +164,7 @@ class WikiSearch(Tool):
                     self._open = behind()
                 else:
                     cache = AnswerCache(self._cache, self.cache_mb * 1_000_000)
-                    name = self.index
-                    self._open = CachedIndex(behind, cache, self.backend, name, self._offline)
+                    self._open = CachedIndex(behind, cache, self.backend, self.index, self._offline)
             return self._open
 
     def _build(self, source: str | QuestionSource) -> None:
@@ -182,17 +178,16 @@ class WikiSearch(Tool):
             try:
                 embedded.build(path, corpus, existing="keep", on_progress=progress)
             except KeyboardInterrupt:
-                say(f"the search index {self.index!r} is unfinished; the next run goes on with it")
+                say(f"the search index {self.index!r} is unfinished; the next run resumes it")
                 raise
             finally:
                 progress.end()
         used = embedded.read_info(path).source
         if used != name:
-            command = build_command("embedded", self.index, name)
             raise ToolError(
-                f"the search index in {self.index!r} was built from {used!r}, and the recipe says "
-                f"build_from {name!r}. Choose another folder, or build it anew: "
-                f"{command} --overwrite"
+                f"the search index in {self.index!r} was built from {used!r}, but build_from is "
+                f"{name!r}. Choose another folder, or build it anew: "
+                f"{build_command('embedded', self.index, name)} --overwrite"
             )
 
     def _result(self, hits: Sequence[Hit]) -> ToolResult:
@@ -221,7 +216,7 @@ class WikiSearch(Tool):
 
 
 def open_index(backend: Backend, index: str, server: Server) -> SearchIndex:
-    """Open the index of this name; an embedded one has no server."""
+    """Open an index. An embedded one ignores `server`."""
     if backend == "elasticsearch":
         return ElasticIndex(server, index)
     from turnrl_wiki_search.embedded import EmbeddedIndex  # which loads tantivy
@@ -230,12 +225,12 @@ def open_index(backend: Backend, index: str, server: Server) -> SearchIndex:
 
 
 def estimate_tokens(text: str) -> int:
-    """About how many tokens a language model reads in `text`; errs high for English."""
+    """Roughly the number of tokens in `text`; on the high side for English."""
     return -(-len(text) // _CHARACTERS_PER_TOKEN)
 
 
 def cut_to_tokens(text: str, tokens: int) -> str:
-    """The beginning of `text` within a token budget, up to a sentence end if that leaves half."""
+    """Cut `text` to a token budget, at a sentence end if that keeps at least half of the budget."""
     end = tokens * _CHARACTERS_PER_TOKEN
     if len(text) <= end:
         return text

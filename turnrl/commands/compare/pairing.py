@@ -18,7 +18,7 @@ from turnrl.commands.report.links import link
 from turnrl.errors import DataError
 from turnrl.recipe.folders import find_run, run_at
 from turnrl.run import record
-from turnrl.run.runs import SEEDS, Run, experiments, open_runs, was_evaluated
+from turnrl.run.runs import Run, experiments, open_runs
 from turnrl.run.statistics import Difference, difference, over_seeds
 
 _COLUMNS = (
@@ -26,12 +26,14 @@ _COLUMNS = (
     *("question_id", "question", "answers", "answer", "rewards", "reward_bounds"),
     *("turns", "prompt_tokens", *record.CURVES, "f1"),
 )
+_MATCH = "exact_match"
 _TOTAL = "reward/total"
 SIZES = ("turns", "calls", "sampled_tokens")
 """Figures of which neither more nor less is better."""
 _FIGURES = (*record.CURVES, "f1", _TOTAL, *SIZES)
 _NOT_EVERYWHERE = ("f1", "sampled_tokens")
-"""Figures that a run may lack: answers that are no words, and a server that counts no tokens."""
+"""Figures that a run may lack: its answers are no words, or its server counts no tokens."""
+_STEP = "Evaluate both on the same data: 'turnrl eval RECIPE --ckpt_path RUN'."
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Evaluation:
 
     Args:
         run: The run.
-        number: Number of the run among those that were given, as in a report of them.
+        number: Number of the run in a report of the same runs.
         iteration: Iterations behind the policy.
         questions: The rows of each question, by its id.
     """
@@ -50,13 +52,8 @@ class Evaluation:
     iteration: int
     questions: Mapping[str, Sequence[record.Row]]
 
-    @property
-    def seed(self) -> tuple[object, ...]:
-        """The seeds that the recipe sets."""
-        return tuple(self.run.settings.get(name) for name in SEEDS)
-
     def value(self, question: str, name: str) -> float | None:
-        """A figure of one question, averaged over its attempts; None where it says nothing."""
+        """A figure of one question, averaged over its attempts; None if no attempt has it."""
         known = [value for one in self._scores[question] if (value := one[name]) is not None]
         return fmean(known) if known else None
 
@@ -72,7 +69,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Side:
-    """Evaluations that are compared as one: of one run, or of runs that differ in their seeds.
+    """Evaluations that are compared together: of one run, or of runs that differ in their seeds.
 
     Args:
         name: The name of the run, or the names of the runs.
@@ -94,13 +91,15 @@ class Comparison:
 
     Args:
         first: The baseline, with the evaluations that were paired.
-        second: What is compared with it, with the same number of evaluations in the same order.
+        second: The other side, with the same number of evaluations in the same order.
         questions: The ids of the questions in common.
         asked: Questions that the first run of each side answered, in common or not.
         figures: By the names of `turnrl.record.scores`.
-        won: Questions with a higher exact match on the second side, in the order of the first.
-        lost: Those with a lower one.
-        notes: What cannot be read or was left out, and why, as sentences.
+        main: The figure that decides: `exact_match`, or `reward/total` if no question has an
+            accepted answer.
+        won: Questions with more of it on the second side, in the order of the first.
+        lost: Questions with less of it.
+        notes: Sentences about what cannot be read or was left out, and why.
     """
 
     first: Side
@@ -108,6 +107,7 @@ class Comparison:
     questions: Sequence[str]
     asked: tuple[int, int]
     figures: Mapping[str, Difference]
+    main: str
     won: Sequence[str]
     lost: Sequence[str]
     notes: Sequence[str]
@@ -116,16 +116,15 @@ class Comparison:
 def open_sides(
     places: Sequence[str], split: str = "val", iteration: int | None = None
 ) -> list[Side]:
-    """The evaluations at some places, by what is compared with what.
-
-    Runs that differ in their seeds alone are one side, unless there would be no other.
+    """The evaluations at some places, by side. Runs that differ in their seeds alone are one side,
+    unless there would be no other.
 
     Args:
         places: Runs, as `turnrl.find_run` takes them. `quickstart@10` is the policy after
             iteration 10.
-        split: What was evaluated.
-        iteration: Take the evaluations after this iteration, where a place names none; None for the
-            last of each run.
+        split: The split that was evaluated.
+        iteration: For places that name no iteration, take the evaluation after this one; None for
+            the last of each run.
     Raises:
         DataError: If there is no run or no such evaluation, or nothing to compare.
     """
@@ -134,19 +133,17 @@ def open_sides(
     homes = {folder.resolve(): folder for folder in reversed(folders)}  # as it was first named
     order = [*dict.fromkeys(folder.resolve() for folder in folders)]
     runs = open_runs([homes[home] for home in order])
-    found = []
+    evaluations = []
     for folder, (_, wanted) in zip(folders, placed, strict=True):
         number = order.index(folder.resolve())
-        found.append((_evaluation(runs[number], number, split, wanted), wanted))
-    _refuse_one(places, [one for one, _ in found], split)
+        evaluations.append(_evaluation(runs[number], number, split, wanted))
+    _refuse_twice(places, evaluations, split)
     alike = {number: n for n, some in enumerate(experiments(runs)) for number in some}
     sides: dict[object, list[Evaluation]] = {}
-    for one, wanted in found:
+    for one, (_, wanted) in zip(evaluations, placed, strict=True):
         sides.setdefault((alike[one.number], wanted), []).append(one)
-    if len(sides) == 1:
-        sides = {n: [one] for n, (one, _) in enumerate(found)}
-    several = len(runs) < len(found)
-    return [_side(some, several) for some in sides.values()]
+    parts = [*sides.values()] if len(sides) > 1 else [[one] for one in evaluations]
+    return [_side(part, len(runs) < len(evaluations)) for part in parts]
 
 
 def _placed(place: str, iteration: int | None) -> tuple[str, int | None]:
@@ -156,47 +153,54 @@ def _placed(place: str, iteration: int | None) -> tuple[str, int | None]:
     return (run, int(number)) if named else (place, iteration)
 
 
-def _refuse_one(places: Sequence[str], found: Sequence[Evaluation], split: str) -> None:
-    """Refuse one evaluation alone, or one that two words mean."""
-    if len(found) < 2:
-        step = "'turnrl compare quickstart@0 quickstart' for two policies of one run"
-        raise DataError(f"there is one evaluation. Name two runs or more, or say {step}.")
+def _refuse_twice(places: Sequence[str], evaluations: Sequence[Evaluation], split: str) -> None:
+    """Refuse a single evaluation, or one that two places mean."""
+    if len(evaluations) < 2:
+        raise DataError(
+            "there is one evaluation. Name two runs or more, or two policies of one run: 'turnrl "
+            "compare quickstart@0 quickstart'."
+        )
     first: dict[tuple[int, int], str] = {}
-    for place, one in zip(places, found, strict=True):
+    for place, one in zip(places, evaluations, strict=True):
         key = (one.number, one.iteration)
         if key not in first:
             first[key] = place
             continue
-        after = f"that of {one.run.name} after iteration {one.iteration}"
-        what = f"an evaluation is named twice: {first[key]!r} and {place!r} both mean {after}"
-        others = sorted(_iterations(one.run, split) - {one.iteration})
         run, _ = _placed(place, None)
-        step = "Give another of that run: " + ", ".join(f"{run}@{n}" for n in others) + "."
-        if not others:
-            step = f"It is the only one of {split!r} there. Train on, or give another run."
-        raise DataError(f"{what}. {step}")
+        others = sorted(_iterations(one.run, split) - {one.iteration})
+        raise DataError(
+            f"an evaluation is named twice: {first[key]!r} and {place!r} both mean "
+            f"{one.run.name} after iteration {one.iteration}. "
+            + (
+                f"Give another of that run: {', '.join(f'{run}@{n}' for n in others)}."
+                if others
+                else f"It is the only one of {split!r} there. Train on, or give another run."
+            )
+        )
 
 
 def _iterations(run: Run, split: str) -> set[int]:
     """The iterations after which a run was evaluated, as far as its files can be read."""
-    found: set[int] = set()
+    iterations: set[int] = set()
     for file in record.files(run.folder, split):
         with contextlib.suppress(DataError):
-            found |= {*record.table(file, ["iteration"])["iteration"].to_pylist()}
-    return found
+            iterations |= {*record.table(file, ["iteration"])["iteration"].to_pylist()}
+    return iterations
 
 
 def _side(evaluations: Sequence[Evaluation], several: bool) -> Side:
     """
     Args:
         evaluations: One per seed.
-        several: Whether a run has several evaluations here, which its name does not tell apart.
+        several: True if a run has several evaluations here, so that names need the iteration.
     """
-    for n, one in enumerate(evaluations):
-        for other in evaluations[:n]:
-            if one.seed == other.seed:
-                what = f"{other.run.name} and {one.run.name} have the same settings and seeds"
-                raise DataError(f"{what}. Leave one out, or compare them alone.")
+    by_seed: dict[object, Evaluation] = {}
+    for one in evaluations:
+        if (other := by_seed.setdefault(one.run.seed, one)) is not one:
+            raise DataError(
+                f"{other.run.name} and {one.run.name} have the same settings and seeds. Leave one "
+                "out, or compare them alone."
+            )
     names = (one.run.name + f"@{one.iteration}" * several for one in evaluations)
     return Side(", ".join(names), evaluations)
 
@@ -204,7 +208,7 @@ def _side(evaluations: Sequence[Evaluation], several: bool) -> Side:
 def _evaluation(run: Run, number: int, split: str, wanted: int | None) -> Evaluation:
     """The last evaluation, or the last one after an iteration, which may have several
     (`trainer.val_check_interval`). A file that cannot be read becomes one of the run's problems,
-    and the evaluation before it is taken."""
+    and the evaluation before it counts."""
     rows: list[record.Row] = []
     seen: dict[int, None] = {}
     for file in reversed(record.files(run.folder, split)):  # the newest policy first
@@ -225,9 +229,10 @@ def _evaluation(run: Run, number: int, split: str, wanted: int | None) -> Evalua
     if wanted is None:  # no file could be read
         raise DataError(f"{run.name}: {' '.join(run.problems) or 'its record is empty.'}")
     if not rows:
-        there = ", ".join(map(str, sorted(seen))) or "none that can be read"
-        what = f"{run.name} has no evaluation of {split!r} after iteration {wanted}"
-        raise DataError(f"{what}. There are those after {there}.")
+        raise DataError(
+            f"{run.name} has no evaluation of {split!r} after iteration {wanted}. It has one after "
+            f"each of these: {', '.join(map(str, sorted(seen)))}."
+        )
     questions: dict[str, list[record.Row]] = {}
     for row in rows:
         questions.setdefault(row["question_id"] or row["question"], []).append(row)
@@ -259,11 +264,8 @@ def _compared(first: Side, second: Side) -> Comparison:
     after = [one.iteration for one in every]
     if len({*after}) > 1 and len({one.number for one in every}) > 1:
         # an evaluation by `turnrl eval` has one iteration
-        step = (
-            ""
-            if any(was_evaluated(e.run) for e in every)
-            else " Take --iteration N for the same of all."
-        )
+        evaluated = any(one.run.was_evaluated for one in every)
+        step = "" if evaluated else " To compare at one iteration, add --iteration N."
         notes.append(f"the iterations differ ({', '.join(map(str, after))}).{step}")
     rows = (row for one in every for question in questions for row in one.questions[question])
     possible = {name: ends for name, ends in record.bounds(rows).items() if name not in SIZES}
@@ -274,22 +276,30 @@ def _compared(first: Side, second: Side) -> Comparison:
         elif found := _figure(first, second, questions, name, possible.get(name)):
             figures[name] = found
         elif name not in _NOT_EVERYWHERE:
-            notes.append(f"{name} is left out: it says nothing about any question in common.")
-    match = {q: [_mean(side, q, "exact_match") for side in (first, second)] for q in questions}
+            notes.append(f"{name} is left out: no question in common has it.")
+    main = next((name for name in (_MATCH, _TOTAL) if name in figures), None)
+    if main is None:
+        raise DataError(
+            f"{first.name} and {second.name} cannot be compared: their questions have no accepted "
+            "answers, and their rewards differ. Name runs with the same rewards."
+        )
+    match = {q: [_mean(side, q, main) for side in (first, second)] for q in questions}
     won = [q for q, (a, b) in match.items() if b > a]
     lost = [q for q, (a, b) in match.items() if b < a]
-    return Comparison(first, second, questions, asked, figures, won, lost, notes)
+    return Comparison(first, second, questions, asked, figures, main, won, lost, notes)
 
 
 def _by_seed(first: Side, second: Side, notes: list[str]) -> tuple[Side, Side]:
     """The sides with the seeds that both have, in the same order."""
     if len(first.evaluations) == len(second.evaluations) == 1:
         return first, second
-    theirs = {one.seed: one for one in second.evaluations}
-    pairs = [(one, theirs[one.seed]) for one in first.evaluations if one.seed in theirs]
+    theirs = {one.run.seed: one for one in second.evaluations}
+    pairs = [(one, theirs[one.run.seed]) for one in first.evaluations if one.run.seed in theirs]
     if not pairs:
-        what = f"{first.name} and {second.name} have no seed in common, and one has several"
-        raise DataError(f"{what}. Name runs of the same seeds, or one run of each recipe.")
+        raise DataError(
+            f"{first.name} and {second.name} have no seed in common, and one has several. Name "
+            "runs of the same seeds, or one run of each recipe."
+        )
     kept = [one.run.name for pair in pairs for one in pair]
     for one in (*first.evaluations, *second.evaluations):
         if one.run.name not in kept:
@@ -299,30 +309,31 @@ def _by_seed(first: Side, second: Side, notes: list[str]) -> tuple[Side, Side]:
 
 
 def _same_questions(first: Side, second: Side, questions: Sequence[str]) -> None:
-    """Refuse what was not asked the same."""
-    step = "Evaluate both on the same data: 'turnrl eval RECIPE --ckpt_path RUN'."
+    """Refuse sides that were not asked the same questions."""
     one = first.one
     for other in (*first.evaluations[1:], *second.evaluations):
         names = f"{one.run.name} and {other.run.name}"
         rules = [_rule(evaluation.run) for evaluation in (one, other)]
         if None not in rules and rules[0] != rules[1]:
-            what = " and ".join(json.dumps(rule) for rule in rules)
-            raise DataError(f"{names} compare answers by two rules: {what}. {step}")
+            both = " and ".join(json.dumps(rule) for rule in rules)
+            raise DataError(f"{names} compare answers by two rules: {both}. {_STEP}")
         shared = [q for q in one.questions if q in other.questions]
         if not shared:
             counts = f"{len(one.questions)} and {len(other.questions)}"
-            raise DataError(f"{names} have no question in common ({counts}). {step}")
+            raise DataError(f"{names} have no question in common ({counts}). {_STEP}")
         for column in ("question", "answers"):
-            differ = [q for q in shared if _said(one, q, column) != _said(other, q, column)]
+            pairs = {q: [side.questions[q][0][column] for side in (one, other)] for q in shared}
+            differ = [(q, *pair) for q, pair in pairs.items() if pair[0] != pair[1]]
             if differ:
-                q = differ[0]
-                what = f"{_said(one, q, column)!r} and {_said(other, q, column)!r}"
-                count = f"in {len(differ)} of {len(shared)} questions of {names}"
-                where = f"the {column} differ" + "s" * (column == "question")
-                raise DataError(f"{where} {count}: {q} has {what}. {step}")
+                q, mine, theirs = differ[0]
+                raise DataError(
+                    f"{names} differ in the {column} of {len(differ)} of {len(shared)} questions: "
+                    f"{q} has {mine!r} and {theirs!r}. {_STEP}"
+                )
     if not questions:
-        every = f"{first.name} and {second.name}"
-        raise DataError(f"no question is common to all of {every}. {step}")
+        raise DataError(
+            f"{first.name} and {second.name} have no question that all of them answered. {_STEP}"
+        )
 
 
 def _rule(run: Run) -> dict[str, object] | None:
@@ -330,10 +341,6 @@ def _rule(run: Run) -> dict[str, object] | None:
     if not run.settings:
         return None
     return {name: v for name, v in run.settings.items() if name.startswith("data.answers")}
-
-
-def _said(evaluation: Evaluation, question: str, column: str) -> object:
-    return evaluation.questions[question][0][column]
 
 
 def _other_rewards(first: Evaluation, second: Evaluation) -> str:
@@ -361,24 +368,18 @@ def _figure(
     name: str,
     possible: tuple[float, float] | None,
 ) -> Difference | None:
-    """A figure of both sides, over the questions of which it says something in every run."""
+    """A figure of both sides, over the questions for which every run has it."""
     every = (*first.evaluations, *second.evaluations)
-    columns: list[list[float]] = [[] for _ in every]
-    for question in questions:
-        values = [one.value(question, name) for one in every]
-        if None not in values:
-            for column, value in zip(columns, values, strict=True):
-                column.append(float(value or 0))
-    if not columns[0]:
+    rows = ([one.value(question, name) for one in every] for question in questions)
+    known = [[value for value in row if value is not None] for row in rows if None not in row]
+    if not known:
         return None
     seeds = len(first.evaluations)
-    if seeds == 1:
-        return difference(*columns, possible=possible)
-    means = [fmean(column) for column in columns]
-    found = over_seeds(means[:seeds], means[seeds:])
-    if found.low < found.high:
-        return found
-    # every seed differs by the same, which does not tell how seeds vary: over questions, then
-    halves = (columns[:seeds], columns[seeds:])
-    both = [[fmean(values) for values in zip(*half, strict=True)] for half in halves]
-    return difference(*both, possible=possible)
+    if seeds > 1:
+        means = [fmean(column) for column in zip(*known, strict=True)]
+        over = over_seeds(means[:seeds], means[seeds:])
+        if over.low < over.high:
+            return over
+    # all seeds differ by the same, which does not show how seeds vary: over questions, then
+    sides = [fmean(row[:seeds]) for row in known], [fmean(row[seeds:]) for row in known]
+    return difference(*sides, possible=possible)

@@ -1,7 +1,7 @@
 """`turnrl eval RECIPE_OR_RUN`: questions asked and scored, with an interval for every figure; and
-`turnrl export`, the record of an evaluation as a log of inspect_ai.
+`turnrl export`, the record of an evaluation as an inspect_ai log.
 
-Nothing but `asked` is imported before a command runs.
+Nothing heavy is imported before a command runs.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from turnrl.commands.eval.asked import prepare
 from turnrl.recipe.fit import add_recipe_command
+from turnrl.recipe.folders import LATEST
+from turnrl.recipe.given import Given
 from turnrl.types.contracts import QuestionSource
 from turnrl_openai import Server
 
 if TYPE_CHECKING:
+    from turnrl.commands import Commands
     from turnrl.recipe.build import Built
 
 _SETTINGS = {
@@ -26,23 +29,23 @@ _SETTINGS = {
     "questions": (
         list[QuestionSource | str] | QuestionSource | str | None,
         None,
-        "Data sets to score in place of data.val, each a file or a name as data.val takes it",
+        "One or more data sets to score instead of data.val, each a file or a name as for data.val",
     ),
     "samples": (
         int | None,
         None,
-        "Trajectories to sample of each question, at rollout.temperature; null for a greedy one",
+        "Trajectories to sample per question, at rollout.temperature; null for a greedy one",
     ),
     "endpoint": (
         Server | None,
         None,
-        "A server of chat completions that acts in place of the policy: base_url and model",
+        "A chat completions server that acts instead of the policy: base_url and model",
     ),
 }
 _FLAGS = {"json": "Print the figures as JSON, and nothing else, on standard output"}
 
 
-def add_eval_command(commands: Any) -> None:
+def add_eval_command(commands: Commands) -> None:
     """Add `eval` to argparse's sub-parsers."""
     out, summary = sys.stdout, "score a recipe, a run or a server"
 
@@ -52,20 +55,37 @@ def add_eval_command(commands: Any) -> None:
         evaluate(built, out)
 
     parser = add_recipe_command(
-        commands, "eval", summary, act, _SETTINGS, flags=_FLAGS, takes_run=True, prepare=prepare
+        commands, "eval", summary, act, _SETTINGS, flags=_FLAGS, takes_run=True, prepare=_prepare
     )
     parser.set_defaults(run=partial(_start, parser.get_default("run")))
 
 
+def _prepare(given: Given) -> Given:
+    """Choose the checkpoint of a run that is scored, unless the user did: its best, or else its
+    last. A server that acts instead of the policy needs none.
+
+    Raises:
+        CheckpointError: If the run has no checkpoint.
+    """
+    if given.agent is None:
+        return given
+    checkpoint = given.contents.get("ckpt_path", "")
+    if checkpoint == "" and given.contents.get("endpoint"):
+        checkpoint = None
+    elif checkpoint in ("", *LATEST):
+        checkpoint = str(given.agent.weights(checkpoint or None))
+    return replace(given, contents={**given.contents, "ckpt_path": checkpoint})
+
+
 def _start(run: Callable[[argparse.Namespace], int], parsed: argparse.Namespace) -> int:
-    # a run says what it does on standard output, where a program wants to read figures alone
+    # a run prints its progress on standard output, where a program wants to read only figures
     with contextlib.redirect_stdout(sys.stderr) if parsed.json else contextlib.nullcontext():
         return run(parsed)
 
 
-def add_export_command(commands: Any) -> None:
+def add_export_command(commands: Commands) -> None:
     """Add `export` to argparse's sub-parsers."""
-    summary = "write trajectories of a run as a log of inspect_ai"
+    summary = "write trajectories of a run as an inspect_ai log"
     parser = commands.add_parser("export", help=summary, description=summary)
     parser.add_argument("run_folder", metavar="RUN", help="a run, or the name of its runs")
     parser.add_argument("file", metavar="FILE", help="the log to write: NAME.eval or NAME.json")

@@ -1,5 +1,5 @@
-"""Evaluating: the questions of each data set, asked of the policy or of a server, and the rows of
-the record that come of it."""
+"""Evaluating: the questions of each data set put to the policy or to a server, and the resulting
+rows of the record."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
+import lightning as L
 import torch
 from lightning.pytorch.cli import SaveConfigCallback
 
@@ -22,23 +23,8 @@ from turnrl.module import MTGRPO
 from turnrl.recipe.build import Built
 from turnrl.run import record, recording
 from turnrl.scoring import score_group
-from turnrl.types.engine import MessageSampler
 from turnrl.types.questions import Question
 from turnrl_openai import Endpoint, Server
-
-
-class _Parts(NamedTuple):
-    """What is evaluated.
-
-    Args:
-        module: The recipe's module.
-        sets: The data sets, by the names that the record knows them by.
-        trainer: The recipe's trainer.
-    """
-
-    module: MTGRPO
-    sets: dict[str, QuestionData]
-    trainer: Any
 
 
 class _Named(IterationData):
@@ -78,19 +64,20 @@ def evaluate(built: Built, out: TextIO) -> None:
 
 
 def _evaluate(built: Built, out: TextIO) -> None:
-    parts, server = _parts(built), built.settings["endpoint"]
+    (module, sets), trainer = _parts(built), built.trainer
+    server: Server | None = built.settings["endpoint"]
     if server is None:
-        rows = _by_policy(parts, built.checkpoint)
+        rows = _by_policy(module, sets, trainer, built.checkpoint)
     else:
-        rows = _by_server(parts, server, built.given.folder)
+        rows = _by_server(module, sets, trainer, server, built.given.folder)
     if not any(rows.values()):
         raise RecipeError("nothing to score. Set data.val; leave out limit_val_batches 0.")
-    if not parts.trainer.is_global_zero:
+    if not trainer.is_global_zero:
         return
-    if _chose_itself(built):
+    if _is_optimistic(built):
         print("best.ckpt was chosen by its score on these questions: its figures are optimistic")
         print("take others by --questions, or the last checkpoint by --ckpt_path last")
-    samples = parts.module.samples
+    samples = module.samples
     figures = report_of(rows, samples is not None)
     if "json" in built.given.raised:
         asked = {
@@ -102,15 +89,13 @@ def _evaluate(built: Built, out: TextIO) -> None:
         }
         print(as_json(asked, figures), file=out)
         return
-    how = "greedy" if samples is None else f"{samples} sampled of each"
-    print("\n".join(lines(figures, how)))
+    print("\n".join(lines(figures, "greedy" if samples is None else f"{samples} sampled of each")))
     if built.given.folder:
         print(f"written to {built.given.folder / 'metrics.csv'}; every trajectory in record/")
 
 
-def _chose_itself(built: Built) -> bool:
-    """True if the best checkpoint of a run is scored on the validation that chose it: the run's
-    recipe, as it was."""
+def _is_optimistic(built: Built) -> bool:
+    """True if the best checkpoint of a run is scored on the validation that chose it."""
     given, settings = built.given, built.settings
     if built.checkpoint is None or Path(built.checkpoint).name != "best.ckpt":
         return False
@@ -125,8 +110,8 @@ def _chose_itself(built: Built) -> bool:
     )
 
 
-def _parts(built: Built) -> _Parts:
-    """The parts of an evaluation, checked before any weights are loaded."""
+def _parts(built: Built) -> tuple[MTGRPO, dict[str, QuestionData]]:
+    """The module and the data sets by name, checked before any weights are loaded."""
     module, data, settings = built.module, built.data, built.settings
     if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
         has = f"{type(module).__name__} and {type(data).__name__}"
@@ -138,17 +123,18 @@ def _parts(built: Built) -> _Parts:
         )
     if server is not None and built.checkpoint is not None:
         raise RecipeError(
-            f"ckpt_path is {built.checkpoint!r}, and the endpoint {server.model!r} acts in place "
-            "of the policy. Leave one of them out."
+            f"ckpt_path is {built.checkpoint!r}, and the endpoint {server.model!r} acts instead of "
+            "the policy. Leave one of them out."
         )
     module.samples = samples
-    return _Parts(module, _data_sets(data, settings), built.trainer)
+    return module, _data_sets(data, settings)
 
 
 def _data_sets(data: QuestionData, settings: Mapping[str, Any]) -> dict[str, QuestionData]:
-    """The data sets to score: those asked for, or the recipe's own."""
-    split, given = settings["split"], settings["questions"]
-    if given is None:
+    """The data sets to score, by the names that the record has for them: those that the user named,
+    or the recipe's own."""
+    split, sources = settings["split"], settings["questions"]
+    if sources is None:
         if split == "val" and data.sources["val"] is None:
             raise RecipeError(
                 "data.val is not set, so there are no questions to score. Set it, or name some: "
@@ -157,7 +143,7 @@ def _data_sets(data: QuestionData, settings: Mapping[str, Any]) -> dict[str, Que
         data.split = split
         return {split: data}
     sets: dict[str, QuestionData] = {}
-    for source in given if isinstance(given, list) else [given]:
+    for source in sources if isinstance(sources, list) else [sources]:
         opened = open_source(source, data.fields, data.config)
         one = QuestionData(
             val=source,
@@ -178,8 +164,8 @@ def _name(source: object, kind: str) -> str:
     """A short name of a data set, for columns and files: `dev` of `data/dev.jsonl`.
 
     Args:
-        source: As it was given.
-        kind: The class that it is of.
+        source: As the user named it.
+        kind: The name of its class.
     """
     if not isinstance(source, str) or source.rpartition(".")[2] == kind:
         return kind
@@ -187,13 +173,14 @@ def _name(source: object, kind: str) -> str:
     return re.sub(r"\W+", "_", file.stem if file.is_file() else file.name) or "questions"
 
 
-def _by_policy(parts: _Parts, checkpoint: str | None) -> dict[str, list[record.Row]]:
+def _by_policy(
+    module: MTGRPO, sets: Mapping[str, QuestionData], trainer: Any, checkpoint: str | None
+) -> dict[str, list[record.Row]]:
     """The rows of each data set, by the policy, over all processes."""
-    module, trainer = parts.module, parts.trainer
     if checkpoint is None and trainer.is_global_zero:
         print("no --ckpt_path: this scores the policy as the recipe names it, before any training")
     rows: dict[str, list[record.Row]] = {}
-    for name, data in parts.sets.items():
+    for name, data in sets.items():
         named = data if data.split == name else _Named(data, name)
         # a checkpoint is data from somewhere: no code in it is run
         options = {"ckpt_path": checkpoint, "verbose": False, "weights_only": True}
@@ -207,21 +194,29 @@ def _by_policy(parts: _Parts, checkpoint: str | None) -> dict[str, list[record.R
     return rows
 
 
-def _by_server(parts: _Parts, server: Server, folder: Path | None) -> dict[str, list[record.Row]]:
+def _by_server(
+    module: MTGRPO,
+    sets: Mapping[str, QuestionData],
+    trainer: L.Trainer,
+    server: Server,
+    folder: Path | None,
+) -> dict[str, list[record.Row]]:
     """The rows of each data set, by a model behind a server. No weights are loaded."""
-    module, trainer = parts.module, parts.trainer
-    sampler: MessageSampler = Endpoint(server)
+    sampler = Endpoint(server)
     size, greedy = module.samples or 1, module.samples is None
-    # nothing that a server says can be repeated, so no trajectory waits for another's turn
+    # replies of a server cannot be repeated, so no trajectory waits for another's turn
     rollout = replace(module.rollout, lockstep=False)
     rollout.check(module.chat)
     print(f"asking {server.model!r} at {server.base_url}")
     rows: dict[str, list[record.Row]] = {}
-    for name, data in parts.sets.items():
+    for name, data in sets.items():
         data.setup("validate")
         questions = data.eval_questions()
-        attempts = rollout.play(sampler, module.chat, questions, size, (0,), greedy, "evaluating")
-        turns = rollout.segmenter.max_turns
+        with rollout.live():
+            attempts = rollout.play(
+                sampler, module.chat, questions, size, (0,), greedy, "evaluating"
+            )
+        turns = rollout.max_turns
         groups = [score_group(group, module.rewards, turns) for group in attempts]
         rows[name] = list(recording.rows(groups, [None] * len(groups), name, 0, 0))
         _keep(trainer, module, report_of({name: rows[name]}, not greedy))
@@ -230,7 +225,7 @@ def _by_server(parts: _Parts, server: Server, folder: Path | None) -> dict[str, 
     return rows
 
 
-def _keep(trainer: Any, module: MTGRPO, figures: Figures) -> None:
+def _keep(trainer: L.Trainer, module: MTGRPO, figures: Figures) -> None:
     """Leave the recipe and the metrics of an evaluation that no trainer ran."""
     row = {"iteration": 0, "epoch": 0} | {
         f"{name}/{key}": figure.mean
@@ -241,6 +236,6 @@ def _keep(trainer: Any, module: MTGRPO, figures: Figures) -> None:
     for logger in trainer.loggers:  # first: one warns of a folder that is there already
         logger.log_metrics(row, 0)
         logger.save()
-    for one in trainer.callbacks:
+    for one in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(one, SaveConfigCallback):
             one.setup(trainer, module, "validate")

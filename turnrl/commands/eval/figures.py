@@ -1,11 +1,10 @@
-"""Figures of an evaluation: of each data set and of all, as lines to read or as JSON."""
+"""The figures of each data set of an evaluation and of all together, as lines or as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from turnrl.run import record
 
@@ -35,16 +34,16 @@ def lines(figures: Figures, how: str) -> Iterator[str]:
 
     Args:
         figures: See `report_of`.
-        how: How the trajectories were made: `greedy`, for example.
+        how: How the trajectories were sampled: `greedy`, for example.
     """
     for name, some in figures.items():
-        questions = some["exact_match"].questions
+        questions = max(figure.questions for figure in some.values())
         yield f"\n{questions} questions, {how}; mean and 95 % interval"
         for key, figure in some.items():
             value, few = "-", ""
             if figure.mean is not None:
                 value = f"{figure.mean:.4f}  [{figure.low:.4f}, {figure.high:.4f}]"
-            elif key != "answer_in_results":
+            elif key != "answer_in_results" or some["exact_match"].mean is None:
                 continue
             if figure.questions < questions:
                 why = ", whose answer can be found" if key == "answer_in_results" else ""
@@ -52,10 +51,8 @@ def lines(figures: Figures, how: str) -> Iterator[str]:
             yield f"    {f'{name}/{key}':36} {value}{few}"
 
 
-def as_json(asked: Mapping[str, Any], figures: Figures) -> str:
-    """What was asked, and every figure with `mean`, `low`, `high` and its number of `questions`;
-    null where it says nothing."""
-    found = {
-        name: {key: asdict(one) for key, one in some.items()} for name, some in figures.items()
-    }
-    return json.dumps({**asked, "figures": found}, indent=2)
+def as_json(asked: Mapping[str, object], figures: Figures) -> str:
+    """What was evaluated, and every figure with `mean`, `low`, `high` and its number of
+    `questions`; null without any question."""
+    plain = {name: {key: asdict(one) for key, one in of.items()} for name, of in figures.items()}
+    return json.dumps({**asked, "figures": plain}, indent=2)

@@ -1,4 +1,4 @@
-"""Rows of the record as a log of inspect_ai, so that its viewer shows them."""
+"""Rows of the record as an inspect_ai log, for its viewer."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import datetime
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from turnrl.errors import DataError, PluginError
 from turnrl.run import record
 
+if TYPE_CHECKING:
+    from inspect_ai.log import EvalLog, EvalSample, EvalScore
+    from inspect_ai.model import ChatMessage
+
 _KINDS = (".eval", ".json")
 
 
 def export(run: str, file: str, split: str | None = None) -> None:
-    """Write the trajectories of a run's newest evaluation as a log of inspect_ai.
+    """Write the trajectories of a run's newest evaluation as an inspect_ai log.
 
     Args:
         run: See `turnrl.record.files`.
@@ -29,14 +33,16 @@ def export(run: str, file: str, split: str | None = None) -> None:
             another ending or cannot be written.
     """
     if importlib.util.find_spec("inspect_ai") is None:
-        what = "'turnrl export' writes a log of inspect_ai, which is not installed"
-        raise PluginError(f"{what}. Install it: pip install inspect_ai.")
+        raise PluginError(
+            "'turnrl export' writes a log of inspect_ai, which is not installed. Install it: pip "
+            "install inspect_ai."
+        )
     if Path(file).suffix not in _KINDS:
         raise DataError(f"{file!r} ends in neither of {', '.join(_KINDS)}. Name it with one.")
-    files = _newest(run, split)
-    rows = [row for one in files for row in record.read(one)]
     from inspect_ai.log import write_eval_log
 
+    files = _newest(run, split)
+    rows = [row for one in files for row in record.read(one)]
     try:
         write_eval_log(_log(rows, files[0]), file)
     except OSError as error:
@@ -59,7 +65,7 @@ def _newest(run: str, split: str | None) -> list[Path]:
     return [file for file in of_split if names[file].policy_version == last]
 
 
-def _log(rows: Sequence[record.Row], file: Path) -> Any:
+def _log(rows: Sequence[record.Row], file: Path) -> EvalLog:
     from inspect_ai import log
 
     name = rows[0]["split"]
@@ -82,7 +88,7 @@ def _log(rows: Sequence[record.Row], file: Path) -> Any:
 
 
 def _model(file: Path) -> str:
-    """The name of what acted, as the recipe beside a record has it."""
+    """The name of the model that acted, by the recipe beside a record."""
     try:
         recipe = yaml.safe_load((file.parent.parent / "config.yaml").read_text("utf-8"))
         server = recipe.get("endpoint")
@@ -91,7 +97,7 @@ def _model(file: Path) -> str:
         return "turnrl"  # made from Python, or moved without its recipe
 
 
-def _results(rows: Sequence[record.Row]) -> Iterator[Any]:
+def _results(rows: Sequence[record.Row]) -> Iterator[EvalScore]:
     from inspect_ai.log import EvalMetric, EvalScore
 
     for name, figure in record.figures(rows).items():
@@ -101,7 +107,7 @@ def _results(rows: Sequence[record.Row]) -> Iterator[Any]:
             yield EvalScore(name=name, scorer=name, metrics=metrics)
 
 
-def _sample(row: record.Row, model: str) -> Any:
+def _sample(row: record.Row, model: str) -> EvalSample:
     from inspect_ai.log import EvalSample
     from inspect_ai.model import ModelOutput
     from inspect_ai.scorer import Score
@@ -119,7 +125,7 @@ def _sample(row: record.Row, model: str) -> Any:
     )
 
 
-def _messages(row: record.Row) -> Iterator[Any]:
+def _messages(row: record.Row) -> Iterator[ChatMessage]:
     from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ChatMessageUser
     from inspect_ai.tool import ToolCall, ToolCallError
 

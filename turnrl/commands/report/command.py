@@ -1,8 +1,8 @@
-"""`turnrl report RUN ...`: runs as one page to look at.
+"""`turnrl report RUN ...`: writes one HTML page about runs.
 
     turnrl report quickstart                     the newest run in runs/quickstart
     turnrl report a b c -o report.html           several runs side by side
-    turnrl report --watch quickstart             written again whenever the run has something new
+    turnrl report --watch quickstart             rewritten whenever the run has something new
 
 The page is one file that needs no server and no network: send it, or keep it beside a paper.
 """
@@ -13,40 +13,36 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from turnrl.errors import DataError
 from turnrl.recipe.folders import is_beginning
 from turnrl.run.folders import whole_file
 from turnrl.text import visible
 
+if TYPE_CHECKING:
+    from turnrl.commands import Commands
+
 _EVERY_S = 2.0
 """Time between two looks at the runs that are watched."""
 
 
-def add_report_command(commands: Any) -> None:
+def add_report_command(commands: Commands) -> None:
     """Add `report` to argparse's sub-parsers."""
     parser = commands.add_parser(
         "report",
-        help="write runs as a page to look at",
+        help="write an HTML page about runs",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    told = "a run, a folder of runs, or its name under runs/: the newest that trained"
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=told)
-    parser.add_argument(
-        "-o", "--output", default="report.html", metavar="FILE", help="(default: %(default)s)"
-    )
-    parser.add_argument("--title", help="title of the page (default: the names of the runs)")
-    parser.add_argument(
-        "--trajectories",
-        type=int,
-        metavar="N",
-        help="about how many of each run: whole groups, from all of its parts (default: all)",
-    )
-    parser.add_argument(
-        "--watch", action="store_true", help="write it again as the runs go on, until Ctrl-C"
-    )
+    add = parser.add_argument
+    text = "a run, a folder of runs, or its name under runs/: the newest that trained"
+    add("runs", nargs="+", metavar="RUN", help=text)
+    add("-o", "--output", default="report.html", metavar="FILE", help="(default: %(default)s)")
+    add("--title", help="title of the page (default: the names of the runs)")
+    text = "about how many of each run: whole groups, from all of its parts (default: all)"
+    add("--trajectories", type=int, metavar="N", help=text)
+    add("--watch", action="store_true", help="rewrite it while the runs train, until Ctrl-C")
     parser.set_defaults(run=_run)
 
 
@@ -54,15 +50,20 @@ def _run(args: argparse.Namespace) -> None:
     if args.trajectories is not None and args.trajectories < 1:
         raise DataError(f"--trajectories is {args.trajectories}; it must be 1 or more.")
     file = Path(args.output)
-    more = (args.title, args.trajectories)
     if args.watch:
         _wait(args.runs)
-    seen = _state(args.runs)  # before it is written: what comes meanwhile is written again
-    write(args.runs, file, *more)
+    seen = _state(args.runs)  # before the page is written, so that it catches later changes
+    write(args.runs, file, args.title, args.trajectories)
     print(f"written to {file} ({file.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
-    if args.watch:
-        print("watching: it is written again after every iteration. Ctrl-C ends this.", flush=True)
-        _watch(args.runs, file, seen, *more)
+    if not args.watch:
+        return
+    print("watching: the page is rewritten after every iteration. Ctrl-C ends this.", flush=True)
+    while True:
+        time.sleep(_EVERY_S)
+        if (now := _state(args.runs)) != seen:
+            write(args.runs, file, args.title, args.trajectories)
+            print(f"{time.strftime('%H:%M:%S')} rewritten. Reload the page.", flush=True)
+        seen = now
 
 
 def write(
@@ -97,32 +98,16 @@ def write(
 
 def _wait(runs: Sequence[str]) -> None:
     """Wait until every run has something to show."""
-    told = ""
+    waited = ""
     while begins := [run for run in runs if is_beginning(run)]:
-        if told != begins[0]:
-            told = begins[0]
-            print(f"waiting: {told} has nothing to show yet. Ctrl-C ends this.", flush=True)
+        if waited != begins[0]:
+            waited = begins[0]
+            print(f"waiting: {waited} has nothing to show yet. Ctrl-C ends this.", flush=True)
         time.sleep(_EVERY_S)
-
-
-def _watch(
-    runs: Sequence[str],
-    file: Path,
-    seen: dict[Path, tuple[int, int]],
-    title: str | None,
-    most: int | None,
-) -> None:
-    while True:
-        time.sleep(_EVERY_S)
-        now = _state(runs)
-        if now != seen:
-            write(runs, file, title, most)
-            print(f"{time.strftime('%H:%M:%S')} written again. Reload the page.", flush=True)
-        seen = now
 
 
 def _state(runs: Sequence[str]) -> dict[Path, tuple[int, int]]:
-    """When each file that the report reads was written last, and its size."""
+    """The time and the size of each file that the report reads."""
     from turnrl.run.runs import open_runs
 
     files = [

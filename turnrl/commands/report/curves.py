@@ -14,15 +14,13 @@ from turnrl.run.runs import Run, open_runs
 
 
 class Curves(L.Callback):
-    """Draw `curves.svg` after each validation."""
+    """Draw `curves.svg` after each validation, once its row is in `metrics.csv`."""
 
     def __init__(self) -> None:
         self._due = False
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._due = trainer.state.fn == "fit" and not trainer.sanity_checking
-
-    # by now the row of the validation is in metrics.csv
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._draw(trainer, pl_module)

@@ -1,4 +1,4 @@
-"""Addresses in a report: behind the name of the page, they open it at one place."""
+"""Addresses in a report: appended to the name of the page, they open it at one place."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One file with all of it: summaries that are read at once, details that are unpacked on demand.
+"""The page: summaries that it reads at once, details that it unpacks on demand.
 
-The data lie in the page as gzip in base64, which no parser of HTML takes for markup, and the page's
-policy lets no script run but its own. Whatever a trajectory says becomes text in the page.
+The data lie in the page as gzip in base64, which no HTML parser takes for markup, and the page's
+policy lets no script run but its own. The contents of a trajectory become text in the page.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ from turnrl.why import Term
 _CHUNK = 48
 """Trajectories that are unpacked together, a group at least."""
 
+Shown = dict[str, object]
+"""A part of the page's JSON."""
+Advantages = Sequence[Sequence[float | None]]
+
 
 def page(runs: Sequence[Run], title: str, most: int | None = None) -> Iterator[str]:
     """The page, in pieces.
@@ -43,20 +47,12 @@ def page(runs: Sequence[Run], title: str, most: int | None = None) -> Iterator[s
     assets = files("turnrl.commands.report") / "assets"
     style = "\n".join((assets / name).read_text() for name in ("uPlot.min.css", "report.css"))
     script = "\n".join((assets / name).read_text() for name in ("uPlot.iife.min.js", "report.js"))
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src {_digest(script)}",
-            f"style-src {_digest(style)}",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
+    policy = (
+        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
+        "base-uri 'none'; form-action 'none'"
     )
-    yield (
-        (assets / "report.html")
-        .read_text()
-        .format(policy=policy, title=html.escape(title), style=style)
-    )
+    page = (assets / "report.html").read_text()
+    yield page.format(policy=policy, title=html.escape(title), style=style)
     listed = _Listed()
     for number, run in enumerate(runs):
         for chunk in _chunks(run, most):
@@ -70,7 +66,7 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _block(name: str, value: Any) -> str:
+def _block(name: str, value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     packed = base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode()
     return f'<script type="text/plain" id="{name}">{packed}</script>\n'
@@ -96,7 +92,7 @@ class _Listed:
     def __init__(self) -> None:
         self.chunks = 0
         self.questions: dict[tuple[str, str], int] = {}
-        self.columns: dict[str, list[Any]] = {}
+        self.columns: dict[str, list[object]] = {}
 
     def add(self, run: int, chunk: Sequence[Sequence[record.Row]]) -> None:
         """Add the groups of a chunk."""
@@ -122,7 +118,7 @@ class _Listed:
         self.chunks += 1
 
 
-def _summary(runs: Sequence[Run], listed: _Listed, title: str) -> dict[str, Any]:
+def _summary(runs: Sequence[Run], listed: _Listed, title: str) -> Shown:
     return {
         "title": title,
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -151,8 +147,8 @@ def _short(value: float | None) -> float | None:
 # ------------------------------------------------------------------------ details
 
 
-def _detail(members: Sequence[record.Row]) -> dict[str, Any]:
-    """A group: its trajectories in full, and why each turn got its advantage."""
+def _detail(members: Sequence[record.Row]) -> Shown:
+    """A group: its trajectories in full, and how each turn got its advantage."""
     first = members[0]
     return {
         "mean": first["group_mean"],
@@ -163,7 +159,7 @@ def _detail(members: Sequence[record.Row]) -> dict[str, Any]:
     }
 
 
-def _row(row: record.Row) -> dict[str, Any]:
+def _row(row: record.Row) -> Shown:
     names = ("answers", "answer", "begins", "prompt_tokens", "rewards", "figures", "turns")
     kept = {name: row[name] for name in names}
     if row["token_ids"]:
@@ -171,8 +167,8 @@ def _row(row: record.Row) -> dict[str, Any]:
     return kept
 
 
-def _why(members: Sequence[record.Row]) -> list[dict[str, Any]]:
-    """The credit of this group: that of the run first, then that of every other estimator."""
+def _why(members: Sequence[record.Row]) -> list[Shown]:
+    """The credit of this group by the run's estimator, then by every other one."""
     if any(turn["advantage"] is None for row in members for turn in row["turns"][row["begins"] :]):
         return []  # greedy: nothing was compared
     name, rule = _recorded(members[0]["estimator"])
@@ -181,26 +177,28 @@ def _why(members: Sequence[record.Row]) -> list[dict[str, Any]]:
 
 
 def _recorded(estimator: str | None) -> tuple[str, Made]:
-    """The name of the run's estimator, and the estimator made again, or why it cannot be."""
+    """The name of the run's estimator, and the estimator built again, or the error that stands in
+    its place."""
     if estimator is None:
-        return "the estimator", LookupError("the record does not say which it was")
-    told = record.json_object(estimator)
-    if told is None or "name" not in told or not isinstance(told.get("arguments"), dict):
+        return "the estimator", LookupError("the record does not name it")
+    noted = record.json_object(estimator)
+    if noted is None or "name" not in noted or not isinstance(noted.get("arguments"), dict):
         return "the estimator", LookupError(f"the record has no JSON of it, but {estimator[:60]!r}")
-    kind = _class_of(told)
+    kind = _class_of(noted)
     if kind is None:
-        return told["name"], LookupError("it is not installed here")
-    # an error if it is of another version, or with a part that is no number
-    return told["name"], make(kind, **told["arguments"])
+        return noted["name"], LookupError("it is not installed here")
+    # an error if it is of another version, or has an argument that JSON cannot hold
+    return noted["name"], make(kind, **noted["arguments"])
 
 
-def _class_of(told: Mapping[str, Any]) -> type | None:
+def _class_of(noted: Mapping[str, Any]) -> type | None:
     """The class of a recorded estimator; None if it is not here.
 
-    A record may come from anyone: it has no file imported that is not part of something installed.
+    Anybody may have written the record, so it can make nothing imported but modules of installed
+    packages.
     """
     known = installed("turnrl_estimators")
-    path = told.get("class", "")
+    path = noted.get("class", "")
     module = path.rpartition(".")[0]
     if module in sys.modules or (
         module.partition(".")[0] in _packages() and "__main__" not in module
@@ -209,7 +207,7 @@ def _class_of(told: Mapping[str, Any]) -> type | None:
             return find_class(path, known, AdvantageEstimator)
         except LookupError:
             pass
-    return known.get(told["name"])
+    return known.get(noted["name"])
 
 
 @cache
@@ -217,27 +215,27 @@ def _packages() -> Mapping[str, Sequence[str]]:
     return packages_distributions()
 
 
-def _of_this_run(own: Applied, members: Sequence[record.Row]) -> dict[str, Any]:
+def _of_this_run(own: Applied, members: Sequence[record.Row]) -> Shown:
     """The recorded credit, and the numbers behind it if the estimator gives them again."""
-    given = [[turn["advantage"] for turn in row["turns"]] for row in members]
+    noted: Advantages = [[turn["advantage"] for turn in row["turns"]] for row in members]
     shown = _credit(own, len(members)) | {
         "missing": "",
-        "advantages": [[_short(advantage) for advantage in row] for row in given],
+        "advantages": [[_short(advantage) for advantage in row] for row in noted],
     }
-    problem = own.reason or _differs(given, [*own.advantages.values()])
+    problem = own.reason or _differs(noted, [*own.advantages.values()])
     if problem:
         shown |= {"terms": None, "unexplained": f"cannot be rebuilt: {problem}"}
     return shown
 
 
-def _differs(recorded: Sequence[Sequence[Any]], again: Sequence[Sequence[Any]]) -> str:
-    """Two advantages of one turn that are not the same in float32, in words; empty if there are
+def _differs(recorded: Advantages, again: Advantages) -> str:
+    """A phrase about the first advantage that is not the same in float32; empty if there is
     none."""
     pairs = [
         (was, now)
         for row, other in zip(recorded, again, strict=True)
         for was, now in zip(row, other, strict=True)
-        if was is not None
+        if was is not None and now is not None
     ]
     allowed = 1e-6 + 1e-5 * max((abs(was) for was, _ in pairs), default=0.0)
     for was, now in pairs:
@@ -246,24 +244,20 @@ def _differs(recorded: Sequence[Sequence[Any]], again: Sequence[Sequence[Any]]) 
     return ""
 
 
-def _credit(one: Applied, size: int) -> dict[str, Any]:
-    """The part of the page about an estimator; None in the place of a trajectory without credit."""
-    shown: dict[str, Any] = {"name": one.name, "own": one.own, "missing": one.reason}
+def _credit(one: Applied, size: int) -> Shown:
+    """The part of the page about an estimator; None for a trajectory without credit."""
+    shown: Shown = {"name": one.name, "own": one.own, "missing": one.reason}
     if one.credit is not None:
         rows = {i: [_short(value) for value in row] for i, row in one.advantages.items()}
-        told = {i: [_terms(turn) for turn in row] for i, row in (one.terms or {}).items()}
+        terms = {i: [_terms(turn) for turn in row] for i, row in (one.terms or {}).items()}
         shown |= {
             "advantages": [rows.get(i) for i in range(size)],
-            "terms": None if one.terms is None else [told.get(i) for i in range(size)],
+            "terms": None if one.terms is None else [terms.get(i) for i in range(size)],
             "unexplained": one.unexplained,
         }
     return shown
 
 
-def _terms(some: Sequence[Term]) -> list[Mapping[str, Any]]:
-    names = ("weight", "value", "baseline", "divisor", "mean", "std")
-    return [
-        {"name": term.name, "count": term.count}
-        | {name: _short(getattr(term, name)) for name in names}
-        for term in some
-    ]
+def _terms(turn: Sequence[Term]) -> list[Shown]:
+    plain = (asdict(term) for term in turn)
+    return [{k: _short(v) if isinstance(v, float) else v for k, v in one.items()} for one in plain]

@@ -1,7 +1,7 @@
 """`turnrl plugin new NAME [--with KIND ...] [--folder DIR]`: the beginning of a plugin.
 
-It is `templates/turnrl-example`, a real package with a component of every kind, under another name
-and without the kinds that were not asked for.
+It writes a copy of `templates/turnrl-example`, a real package with a component of every kind, under
+the name NAME and with the chosen kinds alone.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from turnrl.errors import RecipeError, did_you_mean
+from turnrl.plugins import Commands
 
 TEMPLATE = Path(__file__).parent / "templates" / "turnrl-example"
 
@@ -27,19 +27,24 @@ COMPONENTS: Mapping[str, tuple[str, str]] = {
         "        init_args: {index: indexes/atlas, build_from: Atlas, top_k: 1}",
     ),
     "segmenter": ("ExampleTurns", "TwoTurn"),
+    "player": ("ExampleDesk", ""),
     "turn-reward": ("ExampleNewlyFound", "ToolExecuted, AnswerRetrieved"),
     "outcome-reward": ("ExampleLookedUp", "ExactMatch, WellFormed"),
     "source": ("ExampleQuestions", "Atlas"),
     "estimator": ("ExampleToGo", "TurnLevel"),
     "engine": ("ExampleEngine", "Slots"),
 }
-"""The kinds: the template's class, and what the recipe has in its place if it is left out."""
+"""The template's class of each kind, and its stand-in in the recipe if the kind is left out. A
+player stands where a segmenter else would, so it needs none."""
+
+_SCHEME = re.compile(r" +segmenter:\n(?: {6}.*\n)+")
+_PLAYER = re.compile(r"( +)# in place of the segmenter: (.*\n)")
 
 _SHARED = {"facts.py": {"tool", "source"}, "countries.csv": {"tool", "source"}}
 """Files that several kinds need."""
 
 
-def add_plugin_command(commands: Any) -> None:
+def add_plugin_command(commands: Commands) -> None:
     """Add `plugin` to argparse's sub-parsers."""
     parser = commands.add_parser("plugin", help="begin a plugin of your own")
     actions = parser.add_subparsers(dest="action", required=True, metavar="{new}")
@@ -65,12 +70,14 @@ def _new(args: argparse.Namespace) -> int:
         if kind not in COMPONENTS:
             hint = did_you_mean(kind, COMPONENTS)
             raise RecipeError(f"--with: no kind {kind!r}.{hint} Kinds: {', '.join(COMPONENTS)}.")
-    if "tool" in kinds:  # or the recipe would ask what the tool does not know
+    if "tool" in kinds:  # the recipe has to ask about facts that the tool has
         kinds.add("source")
     folder = Path(args.folder or f"turnrl-{name}")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        what = "is a folder that is not empty" if folder.is_dir() else "is a file"
-        raise RecipeError(f"{str(folder)!r} {what}. Name another with --folder, or move it away.")
+        kind = "a folder that is not empty" if folder.is_dir() else "a file"
+        raise RecipeError(
+            f"{str(folder)!r} is {kind}. Name another with --folder, or move it away."
+        )
     for path, text in package(name, kinds).items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +91,7 @@ def _new(args: argparse.Namespace) -> int:
 
 
 def _programs() -> str:
-    """Prefix of `pip` that calls this environment's: empty if it is on the path."""
+    """This environment's folder of programs, as a prefix of `pip`; empty if it is on the path."""
     folder, python = Path(sys.executable).parent, shutil.which("python")
     if python and Path(python).parent == folder:
         return ""
@@ -93,10 +100,10 @@ def _programs() -> str:
 
 
 def plugin_name(given: str) -> str:
-    """The name of a plugin, `weather` for `turnrl-weather` too, if it can be had.
+    """The name of a new plugin: `weather`, also for `turnrl-weather`.
 
     Raises:
-        RecipeError: If it is no name of a package, or an installed plugin has it.
+        RecipeError: If a package cannot have that name, or an installed plugin has it.
     """
     name = given.replace("_", "-").removeprefix("turnrl-")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
@@ -134,6 +141,10 @@ def package(name: str, kinds: Iterable[str]) -> dict[Path, str]:
             lines = text.splitlines(keepends=True)
             text = "".join(line for line in lines if not any(cls in line for cls in classes))
         elif path.name == "recipe.yaml":
+            if "player" in left_out:
+                text = _PLAYER.sub("", text)
+            elif "segmenter" in left_out:
+                text = _PLAYER.sub(r"\1\2", _SCHEME.sub("", text))
             for cls, stand_in in left_out.values():
                 text = text.replace(cls, stand_in)
         files[Path(renamed(str(path.relative_to(TEMPLATE)), name))] = renamed(text, name)
@@ -141,10 +152,10 @@ def package(name: str, kinds: Iterable[str]) -> dict[Path, str]:
 
 
 def without(source: str, classes: Iterable[str]) -> str:
-    """A module without some classes: without the functions that mention one, unless it can be taken
-    out of a list, and without the imports that nothing needs then.
+    """Remove classes from a module: from its lists, or else with the functions that mention them,
+    and the imports that are then unused.
 
-    It relies on the form that the template's modules have: imports of one line, and two empty lines
+    The module has to be laid out as the template's are: imports of one line, and two empty lines
     between functions.
     """
     for cls in classes:
@@ -165,12 +176,7 @@ def without(source: str, classes: Iterable[str]) -> str:
 
 def renamed(text: str, name: str) -> str:
     """A text of the template, or a path in it, with the plugin's name in place of `example`."""
-    words = {
-        "turnrl_example": f"turnrl_{name.replace('-', '_')}",
-        "turnrl-example": f"turnrl-{name}",
-        "example = ": f"{name} = ",  # the entry point
-        "Example": "".join(word.capitalize() for word in name.split("-")),
-    }
-    for old, new in words.items():
-        text = text.replace(old, new)
-    return text
+    text = text.replace("turnrl_example", f"turnrl_{name.replace('-', '_')}")
+    text = text.replace("turnrl-example", f"turnrl-{name}")
+    text = text.replace("example = ", f"{name} = ")  # the entry point
+    return text.replace("Example", "".join(word.capitalize() for word in name.split("-")))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from turnrl.plugins import HOOKS, load_plugins
+from turnrl.plugins import HOOKS, Commands, load_plugins
 
 
-def add_plugins_command(commands: Any) -> None:
+def add_plugins_command(commands: Commands) -> None:
     """Add `plugins` to argparse's sub-parsers."""
     listing = commands.add_parser("plugins", help="list installed plugins and what they bring")
     listing.set_defaults(run=_list)
@@ -25,8 +24,9 @@ def _list(_: argparse.Namespace) -> None:
                 for add in brought:
                     add(subparsers)
                 names = list(subparsers.choices)
+            elif hook == "turnrl_openers":
+                names = [opener.takes for opener in brought]
             else:
-                said = "takes" if hook == "turnrl_openers" else "__name__"
-                names = [getattr(thing, said, repr(thing)) for thing in brought]
+                names = [getattr(thing, "__name__", repr(thing)) for thing in brought]
             if names:
                 print(f"    {hook:18} {', '.join(names)}")

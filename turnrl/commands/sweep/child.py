@@ -2,7 +2,7 @@
 
 Its standard input is a pipe that the sweep holds open and never writes to. The pipe ends when the
 sweep does, even by a kill -9. Then this process and all that it started are killed, at once: a
-killed run goes on from its last checkpoint as if nothing had happened.
+killed run resumes from its last checkpoint as if nothing had happened.
 """
 
 import os

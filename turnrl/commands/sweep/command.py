@@ -4,15 +4,15 @@
     turnrl sweep quickstart --seeds 0..4 --set model.estimator=OutcomeOnly,TurnLevel
     turnrl sweep quickstart --set config=a.yaml,b.yaml --trainer.max_epochs 20
 
-Every seed with every setting is a run of its own, as of 'turnrl fit'. Several
---set give all combinations. Commas part the values, except inside brackets.
-'config' takes recipes that go over the others. Other options are settings of
-every run.
+Every seed with every setting is a run of its own, as if by 'turnrl fit'.
+Several --set give all combinations. Commas separate the values, except inside
+brackets. 'config' takes recipes that override the others. All other options
+are settings of every run.
 
-Run the same command again, and it goes on: runs that are done are left out,
-unfinished ones go on from their last checkpoint, and failed ones are tried
-again. At the end you get a table with intervals over seeds, and a report.
-results.jsonl in the sweep's folder has a line for each run that is done.
+Repeat the command to resume the sweep: it skips finished runs, resumes
+unfinished ones from their last checkpoint and retries failed ones. At the end
+you get a table with intervals over seeds, and a report. results.jsonl in the
+sweep's folder has a line for each finished run.
 """
 
 from __future__ import annotations
@@ -21,123 +21,99 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from turnrl.errors import RecipeError
 from turnrl.recipe.folders import writable_part
 
-_USAGE = "turnrl sweep RECIPE [--seeds 0..4] [--set KEY=VALUE,...] [--key value]"
+if TYPE_CHECKING:
+    from turnrl.commands import Commands
+    from turnrl.commands.sweep.table import Table
 
 
-def add_sweep_command(commands: Any) -> None:
+def add_sweep_command(commands: Commands) -> None:
     """Add `sweep` to argparse's sub-parsers."""
-    options = argparse.ArgumentParser("turnrl sweep", add_help=False, allow_abbrev=False)
-    own = [
-        options.add_argument(
-            "--seeds", metavar="0..4", help="or 0,2,5 (default: that of the recipe)"
-        ),
-        options.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            metavar="KEY=VALUE,...",
-            help="a setting, and the values to try; the first is what the others are compared with",
-        ),
-        options.add_argument(
-            "-o",
-            "--output",
-            metavar="FOLDER",
-            help="folder of the sweep (default: runs/NAME-sweep)",
-        ),
-        options.add_argument(
-            "--results",
-            metavar="FILE",
-            help="file of the lines of runs that are done (default: results.jsonl in the folder)",
-        ),
-        options.add_argument(
-            "--jobs",
-            type=int,
-            metavar="N",
-            help="runs at a time, which share the cores (default: one for each GPU, or each core)",
-        ),
-        options.add_argument(
-            "--devices", metavar="0,1", help="GPUs, of which each run gets one (default: all)"
-        ),
-        options.add_argument(
-            "--list", action="store_true", help="check and list the runs, start none"
-        ),
-        options.add_argument("--json", action="store_true", help="print the table as JSON"),
-    ]
+    options = _options()
     parser = commands.add_parser(
         "sweep",
-        usage=_USAGE,
+        usage="turnrl sweep RECIPE [--seeds 0..4] [--set KEY=VALUE,...] [--key value]",
         help="train a recipe with several seeds and settings",
         description=__doc__,
         parents=[options],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    # its words are as of 'turnrl fit', but for the options above
-    text = "recipes, and settings of every run, as of 'turnrl fit'"
+    text = "recipes, and settings of every run, as for 'turnrl fit'"
     parser.add_argument("recipe", nargs=argparse.REMAINDER, metavar="RECIPE", help=text)
 
     def run(args: argparse.Namespace) -> int:
+        # the sweep's own options may also stand among those of the recipe
         args, words = options.parse_known_args(args.recipe, args)
         if {"-h", "--help"} & {*words}:
             parser.print_help()
             return 0
         # a program wants to read the table alone
         with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-            flags = [flag for one in own for flag in one.option_strings]
-            code, table = _run(args, words, flags)
-        if table is not None:
-            print(json.dumps(table))
-        return code
+            table = _run(args, words, [f"--{name}" for name in vars(options.parse_args([]))])
+        if table is None:
+            return 0
+        if args.json:
+            print(json.dumps(table.as_json()))
+        return int(bool(table.missing))
 
     parser.set_defaults(run=run)
 
 
-def _run(
-    args: argparse.Namespace, words: list[str], own: Sequence[str]
-) -> tuple[int, dict[str, Any] | None]:
-    """Run the command; the exit code, and the table as plain values if it was asked for."""
+def _options() -> argparse.ArgumentParser:
+    """The options of the sweep itself."""
+    options = argparse.ArgumentParser("turnrl sweep", add_help=False, allow_abbrev=False)
+    add = options.add_argument
+    add("--seeds", metavar="0..4", help="or 0,2,5 (default: the recipe's seed)")
+    text = "a setting, and the values to try; the first is what the others are compared with"
+    add("--set", action="append", default=[], metavar="KEY=VALUE,...", help=text)
+    text = "folder of the sweep (default: runs/NAME-sweep)"
+    add("-o", "--output", metavar="FOLDER", help=text)
+    text = "file for the lines of finished runs (default: results.jsonl in the folder)"
+    add("--results", metavar="FILE", help=text)
+    text = "runs at a time, which share the cores (default: one for each GPU, or each core)"
+    add("--jobs", type=int, metavar="N", help=text)
+    add("--devices", metavar="0,1", help="GPUs, of which each run gets one (default: all)")
+    add("--list", action="store_true", help="check and list the runs, start none")
+    add("--json", action="store_true", help="print the table as JSON")
+    return options
+
+
+def _run(args: argparse.Namespace, words: list[str], own: list[str]) -> Table | None:
+    """Train what is not done, and give the table; None if the runs are only listed."""
     from filelock import FileLock, Timeout
 
     from turnrl.commands.sweep.matrix import default_folder, read_cells, refuse_options
+    from turnrl.commands.sweep.results import FILE
     from turnrl.commands.sweep.sweep import Sweep
 
     refuse_options(words, own)
     given, cells = read_cells(words, args.seeds, args.set)
     folder = Path(args.output) if args.output else default_folder(given)
+    lines = Path(args.results) if args.results else folder / FILE
     writable_part(folder)
+    if lines.is_dir():
+        raise RecipeError(f"--results is {str(lines)!r}, which is a folder. Name a file.")
+    writable_part(lines.parent)
     print(f"turnrl sweep: {' + '.join(given.files)}")
-    lines = None if args.results is None else _lines(Path(args.results))
-    sweep = Sweep(folder, cells, given.name, lines)
     if args.list:
-        sweep.read()
+        sweep = Sweep(folder, cells, given.name, lines)
         sweep.prepare(args.jobs, args.devices)
         sweep.show()
-        return 0, None
+        return None
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / "sweep.lock", timeout=0):
-            sweep.read()
+            sweep = Sweep(folder, cells, given.name, lines)
             if sweep.todo:
-                sweep.work(sweep.prepare(args.jobs, args.devices))
-            return sweep.close(args.json)
+                sweep.train(sweep.prepare(args.jobs, args.devices))
+            return sweep.close()
     except Timeout:
-        step = "Wait until it ends, or give another folder with -o."
-        raise RecipeError(f"another sweep is at work in {str(folder)!r}. {step}") from None
-
-
-def _lines(file: Path) -> Path:
-    """The file of `--results`, which need not be there yet.
-
-    Raises:
-        RecipeError: If it is a folder, or cannot be written.
-    """
-    if file.is_dir():
-        raise RecipeError(f"--results is {str(file)!r}, which is a folder. Name a file.")
-    writable_part(file.parent)
-    return file
+        raise RecipeError(
+            f"another sweep is at work in {str(folder)!r}. Wait until it ends, or give another "
+            "folder with -o."
+        ) from None

@@ -1,7 +1,7 @@
 """The folder of one run of a sweep.
 
     NAME/version_0/    the run: metrics.csv, config.yaml, record/, checkpoints/, ...
-    NAME/version_1/    an attempt that goes on, while it does
+    NAME/version_1/    an attempt that resumes it, while it runs
     NAME/log.txt       what all attempts printed
 
 `turnrl fit` writes every attempt into a folder of its own. Here they become one run.
@@ -9,16 +9,14 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from turnrl.recipe.given import listed
-from turnrl.run.folders import whole_file
+from turnrl.recipe.merging import listed
+from turnrl.run.folders import read_table, write_table
 
 _METRICS = "metrics.csv"
 _BEST = Path("checkpoints", "best.ckpt")
@@ -53,25 +51,15 @@ def _join(run: Path, attempt: Path) -> None:
             continue
         (run / place).parent.mkdir(parents=True, exist_ok=True)
         file.replace(run / place)
-    new = _rows(attempt)
-    if new:
+    if new := _rows(attempt):
         begun = _number(new[0]["step"])
-        rows = [*(row for row in _rows(run) if _number(row["step"]) < begun), *new]
-        with whole_file(run / _METRICS) as path, path.open("w", newline="") as out:
-            writer = csv.DictWriter(out, sorted({name for row in rows for name in row}))
-            writer.writeheader()
-            writer.writerows(rows)
+        kept = [row for row in _rows(run) if _number(row["step"]) < begun]
+        write_table(run / _METRICS, [*kept, *new])
     shutil.rmtree(attempt)
 
 
 def _rows(run: Path) -> list[dict[str, str]]:
-    """The rows of a run's metrics that are whole."""
-    file = run / _METRICS
-    if not file.is_file():
-        return []
-    with file.open(newline="", encoding="utf-8") as read:
-        rows = list(csv.DictReader(read))
-    return [row for row in rows if row.get("step") and None not in row.values()]
+    return [row for row in read_table(run / _METRICS) if "step" in row]
 
 
 def _number(text: str) -> int:
@@ -79,41 +67,33 @@ def _number(text: str) -> int:
 
 
 def _older_is_best(run: Path, attempt: Path) -> bool:
-    """True if the best checkpoint of a run is better than the one of an attempt that went on."""
-    settings = _monitored(attempt)
-    name, sign = settings.get("monitor", "val/exact_match"), 1
-    if settings.get("mode") == "min":
-        sign = -1
-    older, newer = (
-        max((sign * float(row[name]) for row in _rows(one) if row.get(name)), default=None)
-        for one in (run, attempt)
-    )
-    if older is None or newer is None or not (run / _BEST).is_file():
-        return False
-    return older >= newer
-
-
-def _monitored(attempt: Path) -> Mapping[str, Any]:
-    """The settings of the run's own `BestCheckpoint`; none if it has turnrl's."""
+    """True if the best checkpoint of a run is better than the one of the attempt that resumed it,
+    by the settings of the run's own `BestCheckpoint`; else by turnrl's."""
+    name, sign = "val/exact_match", 1
     try:
         config = yaml.safe_load((attempt / "config.yaml").read_text("utf-8"))
         for one in listed(config["trainer"]["callbacks"]):
             if str(one["class_path"]).endswith("BestCheckpoint"):
-                settings: Mapping[str, Any] = one.get("init_args") or {}
-                return settings
-    except (OSError, yaml.YAMLError, KeyError, TypeError):  # without a recipe, by the default
+                settings: Mapping[str, str] = one.get("init_args") or {}
+                name = settings.get("monitor", name)
+                sign = -1 if settings.get("mode") == "min" else 1
+    except (OSError, yaml.YAMLError, KeyError, TypeError):  # no recipe, or no callback in it
         pass
-    return {}
+    older, newer = (
+        [sign * float(row[name]) for row in _rows(one) if name in row] for one in (run, attempt)
+    )
+    return bool(older and newer and (run / _BEST).is_file()) and max(older) >= max(newer)
 
 
 def checkpoint(run: Path) -> tuple[Path, int] | None:
-    """Where a run goes on.
+    """The checkpoint that a run can be resumed from.
 
     Args:
         run: The folder of a run that is settled.
     Returns:
-        Its last checkpoint, and the iterations behind that; None if there is none, or if a row of
-        metrics is missing because the run was killed between writing the two. Then it begins anew.
+        Its last checkpoint, and the number of iterations behind it; None if there is none, or if
+        a row of metrics is missing because the run was killed between writing the two. Then the run
+        begins anew.
     """
     import torch
 
@@ -121,7 +101,7 @@ def checkpoint(run: Path) -> tuple[Path, int] | None:
     try:
         place = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         done = int(place["epoch"]) + 1 if place["global_step"] else 0
-    except Exception:  # none, or not one of ours: torch raises errors of many kinds
+    except Exception:  # missing, or foreign: torch raises errors of many kinds
         return None
-    there = {_number(row["iteration"]) for row in _rows(run) if row.get("iteration")}
+    there = {_number(row["iteration"]) for row in _rows(run) if "iteration" in row}
     return (file, done) if not done or there >= {*range(done + 1)} else None

@@ -20,10 +20,7 @@ from typing import Self
 from turnrl.commands.sweep.matrix import Cell
 from turnrl.errors import RecipeError
 
-_THREADS = (
-    "OMP_NUM_THREADS",
-    *("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"),
-)
+_THREADS = [f"{name}_THREADS" for name in ("OMP_NUM", "MKL_NUM", "OPENBLAS_NUM", "VECLIB_MAXIMUM")]
 ONE = (None, "auto", 1, "1", -1, "-1")
 """Values of `trainer.devices` with which a run may have one GPU."""
 _GRACE_S = 30.0
@@ -45,33 +42,41 @@ class Places:
     def environment(self, device: str | None) -> dict[str, str]:
         """The environment of a run."""
         own = {name: str(self.threads) for name in _THREADS}
-        own |= {"PYTHONUNBUFFERED": "1"}  # so that a log ends with what a killed run said last
         if device is not None:
             own["CUDA_VISIBLE_DEVICES"] = device
-        return {**os.environ, **own}
+        # unbuffered, so that the log of a killed run has its last words
+        return {**os.environ, **own, "PYTHONUNBUFFERED": "1"}
 
 
 def places(jobs: int | None, devices: str | None, kind: str, several: object) -> Places:
-    """Share out the cores or GPUs of this machine.
+    """Divide up the cores or GPUs of this machine.
 
     Args:
         jobs: Runs at a time; None for one on each GPU, and without GPUs one on each core.
         devices: `0,1`, of which each run gets one; None for all GPUs that the recipe may use.
-        kind: Where the recipe would run: `cpu`, `cuda` or another.
+        kind: Device of the recipe: `cpu`, `cuda` or another.
         several: The recipe's `trainer.devices`. A recipe that asks for several gets all GPUs.
     Raises:
         RecipeError: If the machine has no such GPU, or the numbers make no sense.
     """
     if jobs is not None and jobs < 1:
         raise RecipeError(f"--jobs is {jobs}; it must be 1 or more.")
-    one_each = several in ONE
     here = _gpus() if kind == "cuda" or devices is not None else []
-    named: list[str | None] = [*here] if one_each and kind == "cuda" else []
+    named: list[str] = here if several in ONE and kind == "cuda" else []
     if devices is not None:
-        named = [*_named(devices, here)]
-        if not one_each:
-            what = f"--devices gives each run one GPU, and trainer.devices is {several!r}"
-            raise RecipeError(f"{what}. Leave one of them out.")
+        named = [name.strip() for name in devices.split(",")]
+        if {*named} - {*here}:
+            raise RecipeError(
+                f"--devices is {devices!r}, and this machine has GPUs {', '.join(here)}. Name some "
+                "of them."
+                if here
+                else f"--devices is {devices!r}, and this machine has no GPU. Leave --devices out."
+            )
+        if several not in ONE:
+            raise RecipeError(
+                f"--devices gives each run one GPU, and trainer.devices is {several!r}. Leave one "
+                "of them out."
+            )
     cores = _cores()
     if jobs is None:
         jobs = len(named) or (cores if kind == "cpu" else 1)
@@ -97,16 +102,6 @@ def _gpus() -> list[str]:
     return [name.strip() for name in names[:count]]
 
 
-def _named(devices: str, here: Sequence[str]) -> list[str]:
-    names = [name.strip() for name in devices.split(",")]
-    for name in names:
-        if name not in here:
-            there = f"GPUs {', '.join(here)}" if here else "no GPU"
-            step = "Name some of them" if here else "Leave --devices out"
-            raise RecipeError(f"--devices is {devices!r}, and this machine has {there}. {step}.")
-    return names
-
-
 # ---------------------------------------------------------------------------------------- one run
 
 
@@ -116,11 +111,11 @@ class Job:
 
     Args:
         cell: The run.
-        log: The file of all that its attempts printed.
+        log: The file of everything that its attempts printed.
         words: What follows `turnrl`.
         environment: Of its process.
         device: Its GPU.
-        resumed: True if it goes on from a checkpoint.
+        resumed: True if it resumes from a checkpoint.
     """
 
     cell: Cell
@@ -164,8 +159,8 @@ class Job:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, of the dead
             os.killpg(self._process.pid, number)
 
-    def said(self, lines: int) -> list[str]:
-        """The last lines of this attempt."""
+    def tail(self, lines: int) -> list[str]:
+        """The last lines that this attempt printed."""
         with self.log.open("rb") as file:
             file.seek(self._from)
             text = file.read().decode("utf-8", "replace")
@@ -210,9 +205,9 @@ class Jobs:
         environment = self._where.environment(device)
         self.running.append(Job(cell, log, words, environment, device, resumed))
 
-    def wait(self, pause_s: float = 0.1) -> list[tuple[Job, int]]:
+    def wait(self) -> list[tuple[Job, int]]:
         """Wait for a moment, and take the runs that have ended, with their exit codes."""
-        time.sleep(pause_s)
+        time.sleep(0.1)
         ended = [(job, code) for job in self.running if (code := job.ended()) is not None]
         for job, _ in ended:
             self.running.remove(job)

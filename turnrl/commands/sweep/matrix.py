@@ -7,25 +7,30 @@ is `turnrl fit quickstart --model.estimator OutcomeOnly --seed_everything 0`, an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from turnrl.errors import RecipeError, did_you_mean
 from turnrl.recipe.folders import RUNS
-from turnrl.recipe.given import SECTIONS, Given, listed, read_given, refuse_unknown
+from turnrl.recipe.given import Given, read_given
+from turnrl.recipe.merging import listed
+from turnrl.recipe.reading import SECTIONS
 
 _SEEDS_LIMIT = 10_000
 _PLACES = ("trainer.logger", "trainer.default_root_dir")
 """Settings that say where a run writes, which the sweep decides."""
 _NAME_LENGTH = 60
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,11 @@ class Cell:
     devices: object
 
     @property
+    def key(self) -> tuple[str, int]:
+        """Its digest and its seed, by which a line of results names it."""
+        return self.digest, self.seed
+
+    @property
     def name(self) -> str:
         """The name of its folder."""
         parts = [f"{key.split('.')[-1]}_{value}" for key, value in self.settings.items()]
@@ -69,9 +79,8 @@ class Cell:
         place = {"save_dir": str(folder), "name": self.name}
         others = [dict(one) for one in self.loggers]
         for one in others:  # they keep their files beside those of the run
-            settings = {**one.get("init_args", {})}
-            if "save_dir" in settings:
-                one["init_args"] = {**settings, "save_dir": str(folder / self.name)}
+            if "save_dir" in one.get("init_args", {}):
+                one["init_args"] = {**one["init_args"], "save_dir": str(folder / self.name)}
         loggers = [{"class_path": "CSVLogger", "init_args": place}, *others]
         logger = f"--trainer.logger={json.dumps(loggers if others else loggers[0])}"
         return [*self.arguments, f"--seed_everything={self.seed}", logger]
@@ -88,44 +97,54 @@ def read_cells(
     """The runs of a sweep, the first seed of every setting first.
 
     Args:
-        words: Recipes, then options for every run, as they follow `turnrl fit`.
+        words: Recipes, then options for every run, as after `turnrl fit`.
         seeds: `0..4`, or `0,2,5`; None for the seed of the recipe.
         sets: Each a key with its values, `model.estimator=OutcomeOnly,Merged`.
     Returns:
-        The recipes and options as they are without any of the settings, and the runs.
+        The recipes and options without any of the settings, and the runs.
     Raises:
         RecipeError: If a recipe cannot be read, or the seeds and settings make no sweep. Values
             are only read here; see `check`.
     """
     given = read_given("sweep", words)
     if given.asks_for_help:
-        asked = given.asks_for_help[0]
-        raise RecipeError(f"{asked} is of 'turnrl fit'. 'turnrl sweep --help' describes a sweep.")
+        raise RecipeError(
+            f"{given.asks_for_help[0]} is an option of 'turnrl fit'. 'turnrl sweep --help' "
+            "describes a sweep."
+        )
     own = given.contents.get("seed_everything", 0)
     numbers = read_seeds(str(own) if seeds is None else seeds)
     keys = [read_set(text) for text in sets]
-    for number, (key, _) in enumerate(keys):
-        if key in [other for other, _ in keys[:number]]:
-            raise RecipeError(f"--set {key} is given twice. Give all of its values in one.")
+    if twice := _twice([key for key, _ in keys]):
+        raise RecipeError(f"--set {twice[0]} is given twice. Give all of its values in one.")
     cells = []
     known: dict[str, Mapping[str, str]] = {}
     for values in itertools.product(*(values for _, values in keys)):
         settings = {key: value for (key, _), value in zip(keys, values, strict=True)}
         words = [*given.arguments, *(f"--{key}={value}" for key, value in settings.items())]
         read = read_given("fit", words)
-        refuse_unknown(read)
+        read.check()
         _refuse(read.contents)
         digest = _digest(read.contents)
         if (other := known.setdefault(digest, settings)) is not settings:
-            what = f"{title(other)} and {title(settings)} are the same recipe"
-            raise RecipeError(f"{what}. Leave one out.")
-        more = (
-            tuple(read.arguments),
-            tuple(_others(read)),
-            read.contents["trainer"].get("devices"),
+            raise RecipeError(
+                f"{title(other)} and {title(settings)} are the same recipe. Leave one out."
+            )
+        trainer = read.contents["trainer"]
+        # the loggers but for the one that keeps the folder of a run
+        others = (
+            one
+            for one in listed(trainer["logger"])
+            if isinstance(one, dict) and one.get("init_args") != read.own
         )
+        more = tuple(read.arguments), tuple(others), trainer.get("devices")
         cells += [Cell(settings, seed, digest, *more) for seed in numbers]
     return given, sorted(cells, key=lambda cell: numbers.index(cell.seed))
+
+
+def _twice(names: Sequence[T]) -> list[T]:
+    """The names that come again after their first place."""
+    return [name for number, name in enumerate(names) if name in names[:number]]
 
 
 def read_seeds(text: str) -> list[int]:
@@ -138,35 +157,39 @@ def read_seeds(text: str) -> list[int]:
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(\d{1,10})(?:\.\.(\d{1,10}))?\s*", part)
         if ends is None:
-            what = f"--seeds is {text!r}, and {part!r} is neither a seed nor a range of seeds"
-            raise RecipeError(f"{what}. Give 0..4, or 0,2,5.")
+            raise RecipeError(
+                f"--seeds is {text!r}, and {part!r} is neither a seed nor a range of seeds. Give "
+                "0..4, or 0,2,5."
+            )
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if last < first:
             raise RecipeError(f"--seeds is {text!r}, which counts down. Give {last}..{first}.")
         if last >= 2**32 or len(seeds) + last - first >= _SEEDS_LIMIT:
-            most = f"at most {_SEEDS_LIMIT} seeds, each below {2**32}"
-            raise RecipeError(f"--seeds is {text!r}; there can be {most}.")
+            raise RecipeError(
+                f"--seeds is {text!r}; there can be at most {_SEEDS_LIMIT} seeds, each below "
+                f"{2**32}."
+            )
         seeds += range(first, last + 1)
-    twice = [seed for number, seed in enumerate(seeds) if seed in seeds[:number]]
-    if twice:
+    if twice := _twice(seeds):
         raise RecipeError(f"--seeds is {text!r}, which names {twice[0]} twice. Name it once.")
     return seeds
 
 
 def read_set(text: str) -> tuple[str, list[str]]:
-    """The key and the values of one `--set`. Commas inside brackets part no values.
+    """The key and the values of one `--set`. Commas inside brackets separate no values.
 
     Raises:
         RecipeError: If it has no key or value, one value twice, or a key that a sweep decides.
     """
     key, _, rest = text.partition("=")
-    values = [value.strip() for value in _parted(rest)]
+    values = [value.strip() for value in _split(rest)]
     if not re.fullmatch(r"\w[\w.-]*\+?", key) or "" in values:
-        what = f"--set is {text!r}, which is no key with its values"
-        raise RecipeError(f"{what}. Give --set model.estimator=OutcomeOnly,Merged.")
-    for number, value in enumerate(values):
-        if value in values[:number]:
-            raise RecipeError(f"--set {key} has the value {value!r} twice. Give it once.")
+        raise RecipeError(
+            f"--set is {text!r}, which is not a key with its values. Give --set "
+            "model.estimator=OutcomeOnly,Merged."
+        )
+    if twice := _twice(values):
+        raise RecipeError(f"--set {key} has the value {twice[0]!r} twice. Give it once.")
     if key == "seed_everything":
         raise RecipeError("--set seed_everything: seeds have an option of their own, --seeds 0..4.")
     if key.removesuffix("+").startswith(_PLACES):
@@ -174,7 +197,7 @@ def read_set(text: str) -> tuple[str, list[str]]:
     return key, values
 
 
-def _parted(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     depth, quote, parts = 0, "", [""]
     for letter in text:
         if quote:
@@ -191,20 +214,17 @@ def _parted(text: str) -> list[str]:
 
 
 def _refuse(contents: Mapping[str, Any]) -> None:
-    """Refuse what no run of a sweep can begin with."""
+    """Refuse settings that a run of a sweep cannot have."""
     if contents.get("ckpt_path") is not None:
-        what = f"ckpt_path is {contents['ckpt_path']!r}, and a sweep looks for checkpoints itself"
-        raise RecipeError(f"{what}: unfinished runs go on from their last. Leave it out.")
+        raise RecipeError(
+            f"ckpt_path is {contents['ckpt_path']!r}, and a sweep looks for checkpoints itself: it "
+            "resumes unfinished runs from their last. Leave it out."
+        )
     if contents["trainer"].get("fast_dev_run") not in (None, False, 0, "0"):
-        step = "Leave it out, or try the recipe with 'turnrl fit'."
-        raise RecipeError(f"trainer.fast_dev_run is a trial, which leaves no figures. {step}")
-
-
-def _others(given: Given) -> Iterator[Mapping[str, Any]]:
-    """The loggers of a recipe but for the one that keeps the folder of a run."""
-    for one in listed(given.contents["trainer"]["logger"]):
-        if isinstance(one, dict) and one.get("init_args") != given.own:
-            yield one
+        raise RecipeError(
+            "trainer.fast_dev_run is a trial, which leaves no figures. Leave it out, or try the "
+            "recipe with 'turnrl fit'."
+        )
 
 
 def _digest(contents: Mapping[str, Any]) -> str:
@@ -215,7 +235,7 @@ def _digest(contents: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A value in one spelling: 2e-4 and 0.0002 are the same, and so are a class and its name."""
     if isinstance(value, Mapping):
         if "class_path" in value and not any(v for k, v in value.items() if k != "class_path"):
@@ -223,40 +243,38 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    if isinstance(value, bool) or value is None:
-        return value
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return value
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
 
 
-def check(cells: Iterable[Cell], folder: Path) -> Any:
-    """Make every recipe of some runs, as `turnrl fit` does before it begins, and run none.
+def check(cells: Iterable[Cell], folder: Path) -> str:
+    """Build every recipe of some runs, as `turnrl fit` does before it begins, and run none.
 
     Args:
-        cells: The runs. Those that differ in their seeds alone are made once.
+        cells: At least one run. Those that differ in their seeds alone are built once.
         folder: The sweep's folder.
     Returns:
-        The `turnrl.Start` of the last.
+        The kind of device on which the last of them runs: `cpu`, `cuda` or another.
     Raises:
-        RecipeError: If one of them cannot be made.
+        RecipeError: If one of them cannot be built.
     """
     from turnrl.recipe.build import build
 
-    start, level = None, logging.root.manager.disable
+    kind, level = "", logging.root.manager.disable
     logging.disable(logging.WARNING)  # Lightning names the seed of each
     try:
         with warnings.catch_warnings(action="ignore"):
             for cell in {cell.digest: cell for cell in cells}.values():
-                start = build(cell.words(folder)).start
+                kind = build(cell.words(folder)).start.device.type
     finally:
         logging.disable(level)
-    return start
+    return kind
 
 
 def refuse_options(words: Sequence[str], own: Iterable[str]) -> None:
-    """Refuse an option that is neither of the sweep nor the top of a recipe.
+    """Refuse an option that is neither the sweep's nor a section of a recipe.
 
     Args:
         words: Recipes and options.
@@ -269,8 +287,10 @@ def refuse_options(words: Sequence[str], own: Iterable[str]) -> None:
         option = word.partition("=")[0].removesuffix("+")
         if option.startswith("--") and "." not in option and option not in known:
             near = did_you_mean(option, [*own, *known])
-            see = "'turnrl sweep --help' lists what there is, 'turnrl fit --help' all settings."
-            raise RecipeError(f"unknown option {option}.{near} {see}")
+            raise RecipeError(
+                f"unknown option {option}.{near} 'turnrl sweep --help' lists the sweep's own, "
+                "'turnrl fit --help' all settings."
+            )
 
 
 def default_folder(given: Given) -> Path:

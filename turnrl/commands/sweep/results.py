@@ -1,7 +1,7 @@
-"""`results.jsonl` in the folder of a sweep: a line of figures for each run that finished.
+"""A line of figures for each run of a sweep that finished: `results.jsonl` in its folder.
 
 A run with a line is done, whether its folder is there or not. So lines can be committed, and copied
-from another machine. Lines say of which recipe they are by its digest, not by its name.
+from another machine. A line names its recipe by digest, not by name.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Result:
     Args:
         digest: Of its recipe; see `Cell`.
         seed: Its seed.
-        settings: What `--set` gave it, by key.
+        settings: Its values of `--set`, by key.
         recipe: Name of the recipe.
         turnrl: The version that trained it.
         threads: Threads that it had, which decide its last digits on a CPU.
         ended: When it ended, in ISO 8601.
-        curves: A value for each validation. `iteration` and `step` are behind the policy then;
-            `sampled_tokens` and `seconds` are what all of them took until then, the tokens of one
-            process, and None from where a row does not tell its share. The others are figures of
-            `metrics.csv`: all of the validation, such as `val/exact_match`, and the curves of the
-            iteration before it (`train/exact_match`) and of questions that were scored beside it
-            (`famous/exact_match`). None where there was none.
+        curves: A value for each validation. `iteration` and `step` are behind the policy then.
+            `sampled_tokens` and `seconds` are totals of all iterations until then; the tokens are
+            of one process, and both are None from a row on that lacks its share. The others are
+            figures of `metrics.csv`: all of the validation, such as `val/exact_match`, and the
+            curves of the iteration before it (`train/exact_match`) and of questions that were
+            scored beside it (`famous/exact_match`). None where there was none.
     """
 
     digest: str
@@ -55,40 +55,32 @@ class Result:
         return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
-def read(file: Path) -> tuple[dict[tuple[str, int], Result], list[str]]:
-    """The results in a file, by digest and seed; and in words what is wrong there.
+Results = dict[tuple[str, int], Result]
+"""Finished runs, by digest and seed."""
+
+
+def read(file: Path) -> tuple[Results, list[str]]:
+    """The finished runs in a file, and a sentence for each broken line.
 
     Args:
         file: The file, or the folder of a sweep. It may not be there yet.
     """
-    results: dict[tuple[str, int], Result] = {}
+    results: Results = {}
     problems = []
-    file = _file(file)
+    file = file / FILE if file.is_dir() else file
     for number, line in enumerate(_lines(file), 1):
-        try:
-            one = _result(line)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            what = f"line {number} of {file} is torn or broken"
-            problems.append(f"{what}, and is ignored: it counts for no run.")
-        else:
+        if one := _result(line):
             results.setdefault((one.digest, one.seed), one)
+        else:
+            problems.append(f"ignored line {number} of {file}, which is torn or broken.")
     return results, problems
 
 
 def append(file: Path, result: Result) -> None:
-    """Add a line for a run, which is there whole or not at all. A torn last line gives way.
-
-    Args:
-        file: The file, or the folder of a sweep.
-        result: The line.
-    """
-    file = _file(file)
+    """Add a line for a run, which is there whole or not at all. It replaces a torn last line."""
     lines = _lines(file)
-    if lines and not _text(file).endswith("\n"):
-        try:
-            _result(lines[-1])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            lines.pop()
+    if lines and not _text(file).endswith("\n") and _result(lines[-1]) is None:
+        lines.pop()
     lines.append(json.dumps(asdict(result)))
     with whole_file(file) as new:
         new.write_text("\n".join(lines) + "\n", "utf-8", "surrogateescape")
@@ -128,10 +120,6 @@ def _short(value: float | None) -> float | None:
     return int(short) if short is not None and short == int(short) else short
 
 
-def _file(place: Path) -> Path:
-    return place / FILE if place.is_dir() else place
-
-
 def _text(file: Path) -> str:
     return file.read_text("utf-8", "surrogateescape") if file.is_file() else ""
 
@@ -140,21 +128,25 @@ def _lines(file: Path) -> list[str]:
     return _text(file).splitlines()
 
 
-def _result(line: str) -> Result:
-    """Read a line.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: If it is none.
-    """
-    read = json.loads(line)
-    curves = {str(name): [*values] for name, values in read["curves"].items()}
-    if len({len(values) for values in curves.values()}) != 1:
-        raise ValueError("the curves are not equally long")
-    for value in (value for values in curves.values() for value in values):
-        if not isinstance(value, int | float | None):
-            raise TypeError("a value is no number")
-    _ = curves["sampled_tokens"], curves["iteration"]
-    texts = {name: str(read[name]) for name in ("digest", "recipe", "turnrl", "ended")}
-    settings = {str(key): str(value) for key, value in read["settings"].items()}
-    numbers = {name: int(read[name]) for name in ("seed", "threads")}
-    return Result(settings=settings, curves=curves, **texts, **numbers)  # type: ignore[arg-type]
+def _result(line: str) -> Result | None:
+    """Read a line; None if it is torn or broken."""
+    try:
+        read = json.loads(line)
+        curves = {str(name): [*values] for name, values in read["curves"].items()}
+        values = [value for values in curves.values() for value in values]
+        alike = len({len(values) for values in curves.values()}) == 1
+        numbers = all(isinstance(value, int | float | None) for value in values)
+        if not alike or not numbers or not curves.keys() >= {"sampled_tokens", "iteration"}:
+            return None
+        return Result(
+            digest=str(read["digest"]),
+            seed=int(read["seed"]),
+            settings={str(key): str(value) for key, value in read["settings"].items()},
+            recipe=str(read["recipe"]),
+            turnrl=str(read["turnrl"]),
+            threads=int(read["threads"]),
+            ended=str(read["ended"]),
+            curves=curves,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,6 +1,6 @@
-"""A sweep in its folder: runs begun, kept and shown.
+"""A sweep in its folder: runs trained, kept and shown.
 
-    FOLDER/results.jsonl      a line for each run that is done
+    FOLDER/results.jsonl      a line for each finished run
     FOLDER/RUN/version_0/     a run, and beside it its log.txt
     FOLDER/table.txt          what is printed at the end
     FOLDER/report.html        the runs that are there, as a page
@@ -10,59 +10,62 @@ The folder has a lock while a sweep is at work.
 
 from __future__ import annotations
 
+import math
+import signal
+import time
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from turnrl.commands.sweep import results
 from turnrl.commands.sweep.matrix import Cell, check
-from turnrl.errors import TurnRLError
+from turnrl.errors import DataError, TurnRLError
 from turnrl.run.folders import whole_file
+from turnrl.text import visible
 
 if TYPE_CHECKING:
-    from turnrl.commands.sweep.jobs import Places
+    from turnrl.commands.sweep.jobs import Job, Jobs, Places
+    from turnrl.commands.sweep.table import Table
 
 _IN_REPORT = 5_000
 """Trajectories of all runs in the report, more or less, so that it opens at once."""
+_TAIL = 8
+"""Lines shown from the log of a failed run."""
 
 
 class Sweep:
-    """A sweep in its folder.
+    """A sweep in its folder. It reads and prints which runs are done.
 
     Args:
         folder: Its folder.
         cells: Its runs.
         recipe: Name of the recipe.
-        lines: The file with a line for each run that is done; None for `results.jsonl` in the
-            folder.
+        lines: The file with a line for each finished run. It may not be there yet.
     """
 
-    def __init__(
-        self, folder: Path, cells: Sequence[Cell], recipe: str, lines: Path | None = None
-    ) -> None:
-        self.todo: list[Cell] = []
-        """The runs that are not done."""
-        self._folder, self._cells, self._recipe = folder, cells, recipe
-        self._lines = lines or folder / results.FILE
-        self._results: dict[tuple[str, int], results.Result] = {}
-
-    def read(self) -> None:
-        """Read which runs are done, and say so."""
-        self._results, problems = results.read(self._lines)
-        self.todo = [one for one in self._cells if (one.digest, one.seed) not in self._results]
-        count, settings = len(self._cells), len({cell.digest for cell in self._cells})
+    def __init__(self, folder: Path, cells: Sequence[Cell], recipe: str, lines: Path) -> None:
+        self._folder, self._cells, self._recipe, self._lines = folder, cells, recipe, lines
+        self._results, problems = results.read(lines)
+        self._took: list[float] = []
+        todo, count = self.todo, len(cells)
+        settings = len({cell.digest for cell in cells})
         seeds = count // settings
         of_each = f" ({settings} settings x {seeds} seed{'s' * (seeds > 1)})"
         product = of_each if settings > 1 else ""
-        done = f", {count - len(self.todo)} of them done" if len(self.todo) < count else ""
-        print(f"{_count(count)}{product} in {self._folder}{done}", flush=True)
-        for problem in problems:
-            print(problem)
+        done = f", {count - len(todo)} of them done" if len(todo) < count else ""
+        print(f"{_count(count)}{product} in {folder}{done}", *problems, sep="\n", flush=True)
+
+    @property
+    def todo(self) -> list[Cell]:
+        """The runs that are not done."""
+        return [cell for cell in self._cells if cell.key not in self._results]
 
     def prepare(self, jobs: int | None, devices: str | None) -> Places:
-        """Make every recipe that is to be run, so that a mistake shows before anything begins;
-        and share out the machine.
+        """Build every recipe that is to run, so that a mistake shows before anything begins; and
+        divide up the machine.
 
         Args:
             jobs: Runs at a time; None for as many as the machine has GPUs or cores.
@@ -74,75 +77,143 @@ class Sweep:
 
         cells = self.todo or self._cells[:1]
         recipes = len({cell.digest for cell in cells})
-        what = f"{recipes} settings" if recipes > 1 else "the recipe"
-        print(f"checking {what}; this loads torch and Lightning", flush=True)
-        start = check(cells, self._folder)
+        subject = f"{recipes} settings" if recipes > 1 else "the recipe"
+        print(f"checking {subject}; this loads torch and Lightning", flush=True)
+        kind = check(cells, self._folder)
         several = next((one.devices for one in self._cells if one.devices not in ONE), None)
-        where = places(jobs, devices, start.device.type, several)
+        where = places(jobs, devices, kind, several)
         gpus = [name for name in dict.fromkeys(where.devices) if name is not None]
-        kind = {"cpu": "the CPU", "cuda": "all GPUs"}.get(start.device.type, start.device.type)
-        on = f"on GPU {', '.join(gpus)}" if gpus else f"on {kind}"
+        device = {"cpu": "the CPU", "cuda": "all GPUs"}.get(kind, kind)
+        on = f"GPU {', '.join(gpus)}" if gpus else device
         threads = f"{where.threads} thread{'s' * (where.threads > 1)} each"
-        print(f"{len(where.devices)} at a time, {threads}, {on}", flush=True)
+        print(f"{len(where.devices)} at a time, {threads}, on {on}", flush=True)
         return where
 
     def show(self) -> None:
         """List the runs."""
+        todo = self.todo
         for cell in self._cells:
-            done = cell not in self.todo
             begun = any((self._folder / cell.name).glob("version_*/checkpoints/last.ckpt"))
-            print(f"  {'done' if done else 'begun' if begun else 'to do':7}{cell}")
+            state = "done" if cell not in todo else "begun" if begun else "to do"
+            print(f"  {state:7}{cell}")
 
-    def work(self, where: Places) -> None:
-        """Run what is not done, several at a time.
+    # --------------------------------------------------------------------------------- at work
+
+    def train(self, where: Places) -> None:
+        """Train what is not done, several runs at a time. One that fails is shown, and the others
+        continue.
 
         Args:
-            where: The machine, as `prepare` shared it out.
+            where: The machine, as `prepare` divided it.
         """
-        from turnrl.commands.sweep.work import Work
+        from turnrl.commands.sweep.jobs import Jobs
 
+        queue = self.todo
+        left = len(queue)
         try:
-            Work(self._folder, self._recipe, where, self._keep).run(self.todo)
+            with Jobs(where) as jobs:
+                while queue or jobs.running:
+                    while queue and not jobs.full:
+                        self._begin(queue.pop(0), jobs)
+                    for job, code in jobs.wait():
+                        left -= 1
+                        self._end(job, code, left, where)
         except KeyboardInterrupt:
-            done = sum((one.digest, one.seed) in self._results for one in self._cells)
-            print(f"\n{done} of {_count(len(self._cells))} are done. The same command goes on.")
+            count = len(self._cells)
+            done = count - len(self.todo)
+            print(f"\n{done} of {_count(count)} are done. Repeat the command to resume.")
             raise
 
-    def _keep(self, result: results.Result) -> None:
+    def _begin(self, cell: Cell, jobs: Jobs) -> None:
+        from turnrl.commands.sweep.folders import checkpoint, settle
+
+        home = self._folder / cell.name
+        words = ["fit", *cell.words(self._folder)]
+        last = checkpoint(settle(home))
+        if last is None:
+            _log(f"begins  {cell}")
+        else:
+            file, iterations = last
+            words.append(f"--ckpt_path={file}")
+            _log(f"resumes {cell}, after iteration {iterations}")
+        jobs.begin(cell, home / "log.txt", words, last is not None)
+
+    def _end(self, job: Job, code: int, left: int, where: Places) -> None:
+        from turnrl.run.console.lines import duration
+
+        took = time.monotonic() - job.began
+        if not job.resumed and not code:
+            self._took.append(took)
+        rest = f"{duration(took)}; {left} left"
+        if left and self._took:
+            rounds = math.ceil(left / len(where.devices))
+            rest += f", ~{duration(rounds * sum(self._took) / len(self._took))}"
+        try:
+            if code:
+                raise DataError(_reason(code))
+            result = self._result(job, where.threads)
+        except TurnRLError as error:
+            _log(f"FAILED  {job.cell}: {error}. {rest}")
+            for line in job.tail(_TAIL):
+                print(f"          | {visible(line)}")
+            print(f"          the whole log: {job.log}", flush=True)
+            return
         results.append(self._lines, result)
-        self._results[result.digest, result.seed] = result
+        self._results[job.cell.key] = result
+        points = result.points("val/exact_match")
+        match = f", exact_match {points[-1][1]:.3f}" if points else ""
+        _log(f"done    {job.cell}{match}, {rest}")
+
+    def _result(self, job: Job, threads: int) -> results.Result:
+        """The line of a run that ended well.
+
+        Raises:
+            DataError: If it left no figures.
+        """
+        from turnrl.commands.report.curves import draw
+        from turnrl.commands.sweep.folders import settle
+        from turnrl.run.runs import open_runs
+
+        folder = settle(self._folder / job.cell.name)
+        (run,) = open_runs([folder])
+        curves = results.curves(run.metrics)
+        if not curves:
+            raise DataError("it validated nothing, so it has no figures. Set data.val")
+        if job.resumed:
+            draw([run], folder / "curves.svg")
+        return results.Result(
+            digest=job.cell.digest,
+            seed=job.cell.seed,
+            settings=job.cell.settings,
+            recipe=self._recipe,
+            turnrl=version("turnrl"),
+            threads=threads,
+            ended=datetime.now(UTC).isoformat(timespec="seconds"),
+            curves=curves,
+        )
 
     # ------------------------------------------------------------------------------------ the end
 
-    def close(self, as_json: bool) -> tuple[int, dict[str, Any] | None]:
-        """Print the table and write the report.
+    def close(self) -> Table:
+        """Print the table, and write it and the report."""
+        from turnrl.commands.sweep.table import tabulate
 
-        Returns:
-            The exit code, which is 1 if a run did not finish; and the table as plain values if it
-            was asked for.
-        """
-        from turnrl.commands.sweep import table
-
-        whole = table.tabulate(self._cells, self._results)
-        text = "\n".join(table.as_text(whole))
+        table = tabulate(self._cells, self._results)
+        text = "\n".join(table.lines())
         print(f"\n{text}\n")
         with whole_file(self._folder / "table.txt") as new:
             new.write_text(f"{text}\n", encoding="utf-8")
-        self._report([one for one in self._cells if one not in whole.missing])
-        versions = Counter(
-            self._results[one.digest, one.seed].turnrl
-            for one in self._cells
-            if one not in whole.missing
-        )
+        done = [cell for cell in self._cells if cell.key in self._results]
+        self._report([self._folder / cell.name / "version_0" for cell in done])
+        versions = Counter(self._results[cell.key].turnrl for cell in done)
         if len(versions) > 1:
             counts = ", ".join(f"{count} by {name}" for name, count in sorted(versions.items()))
             print(f"the runs are of several versions of turnrl: {counts}")
-        return int(bool(whole.missing)), table.as_json(whole) if as_json else None
+        return table
 
-    def _report(self, done: Sequence[Cell]) -> None:
+    def _report(self, runs: Sequence[Path]) -> None:
         from turnrl.commands.report.command import write
 
-        runs = [self._folder / one.name / "version_0" for one in done]
         there = [run for run in runs if (run / "metrics.csv").is_file()]
         if not there:
             return
@@ -159,3 +230,14 @@ class Sweep:
 
 def _count(runs: int) -> str:
     return f"{runs} run{'s' * (runs != 1)}"
+
+
+def _log(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+
+
+def _reason(code: int) -> str:
+    """Why a run failed, by its exit code."""
+    if code == -signal.SIGKILL:
+        return "killed by SIGKILL, as by the system if memory runs out"
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"

@@ -1,4 +1,4 @@
-"""The figures of a sweep: each setting's over its seeds, and what it gains over the first.
+"""The figures of a sweep: those of each setting over its seeds, and what it gains over the first.
 
 The area is the average of exact match over the sampled tokens, from the first to a number that
 every run reached: it is high if a policy answers well early.
@@ -8,25 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from string import ascii_uppercase
 from textwrap import wrap
-from typing import Any
 
 import numpy as np
 
 from turnrl.commands.sweep.matrix import Cell, title
-from turnrl.commands.sweep.results import Result
+from turnrl.commands.sweep.results import Result, Results
 from turnrl.run import record
-from turnrl.run.statistics import Difference, mean_over_seeds, over_seeds
+from turnrl.run.statistics import Difference, by_seed, interval_over_seeds
 from turnrl.text import visible
 
 _WIDTH = 80
 _NAME = 18
 """Columns for the name of a figure; a longer one has a line of its own."""
 _MATCH = "val/exact_match"
-_AREA = "area"
-_SHARES = (_AREA, *record.CURVES, "f1")
-"""Figures between 0 and 1. Their intervals end there too."""
+_FIRST = ("area", *record.CURVES)
+"""Figures at the top of the table. Like `f1` they are shares, so their intervals end at 0 and 1."""
 _SAME = 1e-9
 _LEFT_OUT = ("val/findable", "val/questions")
 _PLACES = ("train", "iteration", "step", "sampled_tokens", "seconds")
@@ -38,20 +37,20 @@ class Figure:
     """A figure of one setting.
 
     Args:
-        values: Of each seed.
-        over: Student's t over the seeds, within 0 and 1 for shares; None for one seed.
+        values: By seed.
+        ends: The interval over seeds, by Student's t, within 0 and 1 for shares; None for one seed.
         less: What it gains over the first setting, paired by seed; None for the first one, and
-            where fewer than two seeds are common.
+            with fewer than two seeds in common.
     """
 
     values: Mapping[int, float]
-    over: Difference | None
+    ends: tuple[float, float] | None
     less: Difference | None
 
     @property
     def mean(self) -> float:
         """The mean over seeds."""
-        return float(np.mean([*self.values.values()]))
+        return fmean(self.values.values())
 
 
 @dataclass(frozen=True)
@@ -71,11 +70,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """All settings that have a run, in order.
+    """All settings that have a finished run, in order.
 
     Args:
-        rows: The settings. The first is what the others are compared with.
-        tokens: Sampled tokens up to which the area goes.
+        rows: The settings. The others are compared with the first.
+        tokens: The area is over this many sampled tokens.
         missing: Runs that did not finish.
     """
 
@@ -83,48 +82,88 @@ class Table:
     tokens: float
     missing: Sequence[Cell]
 
+    def as_json(self) -> dict[str, object]:
+        """The table as plain values."""
+        settings = [
+            {
+                "settings": dict(row.settings),
+                "seeds": [*row.seeds],
+                "figures": {
+                    name: {
+                        "mean": one.mean,
+                        "low": one.ends and one.ends[0],
+                        "high": one.ends and one.ends[1],
+                        "values": one.values,
+                        "difference": one.less and asdict(one.less),
+                    }
+                    for name, one in row.figures.items()
+                },
+            }
+            for row in self.rows
+        ]
+        missing = [{"settings": dict(one.settings), "seed": one.seed} for one in self.missing]
+        return {"settings": settings, "area_tokens": self.tokens, "missing": missing}
 
-def tabulate(cells: Sequence[Cell], results: Mapping[tuple[str, int], Result]) -> Table:
+    def lines(self) -> Iterator[str]:
+        """The table as lines of at most 80 columns."""
+        if not self.rows:
+            yield "no run has finished: there are no figures."
+            return
+        rows = {_letter(number): row for number, row in enumerate(self.rows)}
+        for letter, row in rows.items():
+            seeds = f"seed{'s' * (len(row.seeds) > 1)} {', '.join(map(str, row.seeds))}"
+            yield from _wrapped(f"{title(row.settings) or 'the recipe'}: {seeds}", f"{letter:3}")
+        gains = f"{'less A':>9}  95 % interval" if len(rows) > 1 else ""
+        yield f"\n{'':21}{'mean':>8}  {'95 % interval':18}{gains}".rstrip()
+        for name in dict.fromkeys(name for row in self.rows for name in row.figures):
+            shown = name if len(name) < _NAME else ""
+            if not shown:
+                yield name
+            for letter, row in rows.items():
+                if one := row.figures.get(name):
+                    yield _line(shown if letter == "A" else "", letter, one)
+        yield ""
+        for sentence in _notes(self, rows):
+            yield from _wrapped(sentence)
+
+
+def tabulate(cells: Sequence[Cell], results: Results) -> Table:
     """The table of some runs.
 
     Args:
         cells: The runs.
-        results: Those that finished, by digest and seed. Others than of these runs are left out.
+        results: Those that finished; others than of these runs are ignored.
     """
     of_digest: dict[str, dict[int, Result]] = {}
     settings: dict[str, Mapping[str, str]] = {}
     for cell in cells:
-        if (one := results.get((cell.digest, cell.seed))) is not None:
+        if one := results.get(cell.key):
             of_digest.setdefault(cell.digest, {})[cell.seed] = one
             settings.setdefault(cell.digest, cell.settings)
-    every = [one for some in of_digest.values() for one in some.values()]
-    tokens = min((one.points(_MATCH)[-1][0] for one in every if one.points(_MATCH)), default=0.0)
-    values = [
-        {seed: _figures(one, tokens) for seed, one in some.items()} for some in of_digest.values()
-    ]
-    rows = []
-    for setting, by_seed in zip(settings.values(), values, strict=True):
-        names = dict.fromkeys(name for one in by_seed.values() for name in one)
-        figures = {
-            name: _figure(name, _of(by_seed, name), _of(values[0], name), by_seed is values[0])
-            for name in sorted(names, key=_order)
-        }
-        rows.append(Row(setting, sorted(by_seed), figures))
-    missing = [cell for cell in cells if (cell.digest, cell.seed) not in results]
-    return Table(rows, tokens, missing)
+    every = [one.points(_MATCH) for runs in of_digest.values() for one in runs.values()]
+    tokens = min((points[-1][0] for points in every if points), default=0.0)
+    rows: list[Row] = []
+    for digest, runs in of_digest.items():
+        values: dict[str, dict[int, float]] = {}
+        for seed, run in sorted(runs.items()):
+            for name, value in _figures(run, tokens).items():
+                values.setdefault(name, {})[seed] = value
+        base = rows[0].figures if rows else {}
+        figures = {n: _figure(n, values[n], base.get(n)) for n in sorted(values, key=_order)}
+        rows.append(Row(settings[digest], sorted(runs), figures))
+    return Table(rows, tokens, [cell for cell in cells if cell.key not in results])
 
 
 def _figures(result: Result, tokens: float) -> dict[str, float]:
     """The figures of one run."""
     figures = {}
     if tokens and (points := result.points(_MATCH)):
-        figures[_AREA] = area(points, tokens)
-    for name in result.curves:
+        figures["area"] = area(points, tokens)
+    for name, curve in result.curves.items():
         shown = not name.startswith("val/reward/") or name == "val/reward/total"
-        if name.partition("/")[0] not in _PLACES and shown and name not in _LEFT_OUT:
-            last = result.curves[name][-1]
-            if last is not None:
-                figures[name.removeprefix("val/")] = float(last)
+        shown = shown and name not in _LEFT_OUT and name.partition("/")[0] not in _PLACES
+        if shown and (last := curve[-1]) is not None:
+            figures[name.removeprefix("val/")] = float(last)
     return figures
 
 
@@ -134,7 +173,7 @@ def area(points: Sequence[tuple[float, float]], end: float) -> float:
 
     Args:
         points: x and y, in the order of x.
-        end: The x to which it goes, at most that of the last point.
+        end: The x at which the area ends, at most that of the last point.
     """
     xs, ys = (np.asarray(values, float) for values in zip(*points, strict=True))
     if end <= xs[0]:
@@ -143,94 +182,36 @@ def area(points: Sequence[tuple[float, float]], end: float) -> float:
     return float(np.trapezoid(np.interp(until, xs, ys), until) / (end - xs[0]))
 
 
-def _of(by_seed: Mapping[int, Mapping[str, float]], name: str) -> dict[int, float]:
-    return {seed: one[name] for seed, one in sorted(by_seed.items()) if name in one}
-
-
-def _figure(name: str, values: dict[int, float], base: dict[int, float], first: bool) -> Figure:
-    numbers = [*values.values()]
-    share = name.rpartition("/")[2] in _SHARES
-    over = mean_over_seeds(numbers, share) if len(numbers) > 1 else None
-    common = [seed for seed in values if seed in base]
-    if first or len(common) < 2:
-        return Figure(values, over, None)
-    less = over_seeds([base[seed] for seed in common], [values[seed] for seed in common])
-    return Figure(values, over, less)
+def _figure(name: str, values: dict[int, float], base: Figure | None) -> Figure:
+    share = name.rpartition("/")[2] in (*_FIRST, "f1")
+    ends = interval_over_seeds([*values.values()], share) if len(values) > 1 else None
+    return Figure(values, ends, by_seed(base.values, values) if base else None)
 
 
 def _order(name: str) -> tuple[int, str]:
-    known = (_AREA, *record.CURVES)
-    return (known.index(name), name) if name in known else (len(known), name)
+    return (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)
 
 
 # ------------------------------------------------------------------------------------------- shown
 
 
-def as_json(table: Table) -> dict[str, Any]:
-    """The table as plain values."""
-    settings = [
-        {
-            "settings": dict(row.settings),
-            "seeds": [*row.seeds],
-            "figures": {
-                name: {
-                    "mean": one.mean,
-                    "low": one.over and one.over.low,
-                    "high": one.over and one.over.high,
-                    "values": one.values,
-                    "difference": one.less and asdict(one.less),
-                }
-                for name, one in row.figures.items()
-            },
-        }
-        for row in table.rows
-    ]
-    missing = [{"settings": dict(one.settings), "seed": one.seed} for one in table.missing]
-    return {"settings": settings, "area_tokens": table.tokens, "missing": missing}
-
-
-def as_text(table: Table) -> Iterator[str]:
-    """The lines of a table, of at most 80 columns."""
-    if not table.rows:
-        yield "no run has finished: there are no figures."
-        return
-    letters = [_letter(n) for n in range(len(table.rows))]
-    for letter, row in zip(letters, table.rows, strict=True):
-        seeds = ", ".join(map(str, row.seeds))
-        name = f"{title(row.settings) or 'the recipe'}: seed{'s' * (len(row.seeds) > 1)}"
-        yield from _wrapped(f"{name} {seeds}", f"{letter:3}")
-    gains = f"{'less A':>9}  95 % interval" if len(table.rows) > 1 else ""
-    yield f"\n{'':21}{'mean':>8}  {'95 % interval':18}{gains}".rstrip()
-    for name in dict.fromkeys(name for row in table.rows for name in row.figures):
-        shown = [
-            (letter, row.figures.get(name)) for letter, row in zip(letters, table.rows, strict=True)
-        ]
-        if long := len(name) >= _NAME:
-            yield name
-        for number, (letter, one) in enumerate(shown):
-            if one is not None:
-                yield _line(name if number == 0 and not long else "", letter, one)
-    yield ""
-    for sentence in _notes(table, letters):
-        yield from _wrapped(sentence)
-
-
 def _line(name: str, letter: str, one: Figure) -> str:
-    gain = "" if one.less is None else f"{one.less.change:+9.4f}"
-    left = f"{name:{_NAME}}{letter:3}{one.mean:8.4f}  {_ends(one.over):18}"
-    return f"{left}{gain:9}  {_ends(one.less, '+')}".rstrip()
+    gain, ends = "", ""
+    if one.less is not None:
+        gain, ends = f"{one.less.change:+9.4f}", _ends((one.less.low, one.less.high), "+")
+    left = f"{name:{_NAME}}{letter:3}{one.mean:8.4f}  {_ends(one.ends):18}"
+    return f"{left}{gain:9}  {ends}".rstrip()
 
 
-def _ends(one: Difference | None, sign: str = "") -> str:
-    if one is None:
+def _ends(ends: tuple[float, float] | None, sign: str = "") -> str:
+    if ends is None:
         return ""
-    if one.high - one.low < _SAME:
-        return "all seeds alike"
-    return f"[{one.low:{sign}.4f}, {one.high:{sign}.4f}]"
+    low, high = ends
+    return "all seeds alike" if high - low < _SAME else f"[{low:{sign}.4f}, {high:{sign}.4f}]"
 
 
-def _notes(table: Table, letters: Sequence[str]) -> Iterator[str]:
-    """Sentences that say what each figure is, and what it rests on."""
+def _notes(table: Table, rows: Mapping[str, Row]) -> Iterator[str]:
+    """Sentences about what each figure is, and what it rests on."""
     if table.tokens:
         yield (
             f"area is the average of exact_match over the first {table.tokens:,.0f} sampled "
@@ -243,21 +224,17 @@ def _notes(table: Table, letters: Sequence[str]) -> Iterator[str]:
         )
     else:
         yield "One seed shows nothing about others: for intervals, give more with --seeds."
-    for letter, row in zip(letters, table.rows, strict=True):
+    for letter, row in rows.items():
         for name, one in row.figures.items():
             if len(one.values) < len(row.seeds):
                 yield f"{name} of {letter} is over {len(one.values)} of its seeds."
-        pairs = {one.less.pairs for one in row.figures.values() if one.less is not None}
-        if pairs and max(pairs) < max(len(row.seeds), len(table.rows[0].seeds)):
-            yield f"{letter} shares {max(pairs)} seeds with A: its differences are over these."
-    if table.missing:
-        count = len(table.missing)
-        runs = (
-            "1 run did not finish, and is"
-            if count == 1
-            else f"{count} runs did not finish, and are"
-        )
-        yield f"{runs} in no figure."
+        pairs = max((one.less.pairs for one in row.figures.values() if one.less), default=0)
+        if 0 < pairs < max(len(row.seeds), len(table.rows[0].seeds)):
+            yield f"{letter} shares {pairs} seeds with A: its differences are over these."
+    if len(table.missing) == 1:
+        yield "1 run did not finish, and is in no figure."
+    elif table.missing:
+        yield f"{len(table.missing)} runs did not finish, and are in no figure."
 
 
 def _wrapped(text: str, begin: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""Alarms: what rows of metrics say of a run that goes wrong. Plain arithmetic, without torch.
+"""Alarms: signs in the rows of metrics that a run goes wrong. Plain arithmetic, without torch.
 
 The level of a figure is its mean over three iterations in a row, or over the first one or two. An
 alarm is raised once, in the first iteration in which its rule holds, and each of the last three
@@ -20,19 +20,19 @@ difference of the two levels, because the highest of many levels is high by chan
 iteration is estimated by the median change from one iteration to the next, so a collapse does not
 hide itself.
 
-As long as exact match has always been 0, it says nothing of how good the policy is. Then `lengths`
-goes by reward/total, and `entropy`, `groups` and `reward` are silent.
+As long as exact match has always been 0, it does not show how good the policy is. Until then
+`lengths` uses reward/total, and `entropy`, `groups` and `reward` are silent.
 
 The numbers rest on recorded runs of one world: see the page on alarms in the documentation.
 """
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
+from statistics import median_high
 from typing import NamedTuple
 
 WINDOW = 3
@@ -67,7 +67,7 @@ class Alarm:
         began: The iteration in which it began.
         noticed: The iteration in which the rule held first.
         figures: The columns that show it.
-        text: One line that says it.
+        text: The line to print.
     """
 
     name: str
@@ -84,8 +84,8 @@ def alarms(rows: Iterable[Mapping[str, float]]) -> list[Alarm]:
 
     Args:
         rows: Rows of `metrics.csv`, by the names of the columns. Figures that are missing or not
-            finite are passed over, and so is a rule where one that it needs is missing. Of two rows
-            of one iteration the later holds.
+            finite are skipped, and so is a rule that needs them. A later row of the same iteration
+            overrides an earlier one.
     """
     merged: dict[int, dict[str, float]] = {}
     for row in rows:
@@ -102,9 +102,9 @@ def alarms(rows: Iterable[Mapping[str, float]]) -> list[Alarm]:
 
 def _tool_use(rows: Rows) -> Alarm | None:
     its, (values,) = _columns(rows, _TOOLS)
-    noise, before = _Noise(values), _NONE_YET
+    before = _NONE_YET
     for now in _levels(values):
-        fell = now.mean <= TOOL_USE * before.mean and noise.explains_less(before, now)
+        fell = now.mean <= TOOL_USE * before.mean and _exceeds_noise(values, before, now)
         if fell and (began := _began(its, values, now.place, before.mean, now.mean)):
             change = f"{_TOOLS} {before.mean:.2f} -> {now.mean:.2f}"
             text = f"tool use fell from iteration {began} on: {change}"
@@ -180,9 +180,9 @@ def _cut(rows: Rows) -> Alarm | None:
 
 def _reward(rows: Rows) -> Alarm | None:
     its, (match, rewards) = _columns(rows, _MATCH, _REWARD)
-    noise, before, then = _Noise(match), _NONE_YET, math.inf
+    before, then = _NONE_YET, math.inf
     for now, paid in zip(_levels(match), _levels(rewards), strict=True):
-        fell = now.mean <= EXACT_MATCH * before.mean and noise.explains_less(before, now)
+        fell = now.mean <= EXACT_MATCH * before.mean and _exceeds_noise(match, before, now)
         rose = paid.mean > then
         if fell and rose and (began := _began(its, match, now.place, before.mean, now.mean)):
             change = f"{_REWARD} {then:.2f} -> {paid.mean:.2f}"
@@ -218,7 +218,7 @@ def _levels(values: Sequence[float]) -> list[_Level]:
 
 
 def _columns(rows: Rows, *names: str) -> tuple[list[int], list[list[float]]]:
-    """The iterations in which all of some figures are known, and each of the figures."""
+    """The iterations in which all the named figures are known, and the values of each figure."""
     known = [row for row in rows if all(name in row for name in names)]
     return [int(row["iteration"]) for row in known], [[row[n] for row in known] for n in names]
 
@@ -231,28 +231,17 @@ def _log(value: float) -> float:
     return math.log(max(value, 1e-9))
 
 
-class _Noise:
-    """The noise of a series, as it was known at each place.
+def _exceeds_noise(values: Sequence[float], before: _Level, now: _Level) -> bool:
+    """True if a fall is more than five standard deviations of the difference of two levels.
 
-    Args:
-        values: The series.
+    The noise is that of the series up to now: the median of |x_{t+1} - x_t| is 0.6745 sqrt(2)
+    standard deviations of independent noise.
     """
-
-    def __init__(self, values: Sequence[float]) -> None:
-        self._values = values
-        self._changes: list[float] = []
-
-    def explains_less(self, before: _Level, now: _Level) -> bool:
-        """Tell if a fall is more than five standard deviations of the difference of two levels.
-
-        The median of |x_{t+1} - x_t| is 0.6745 sqrt(2) standard deviations of independent noise.
-        """
-        for one, other in pairwise(self._values[len(self._changes) : now.place + 1]):
-            bisect.insort(self._changes, abs(other - one))
-        if not self._changes:
-            return False
-        deviation = self._changes[len(self._changes) // 2] / (0.6745 * math.sqrt(2))
-        return before.mean - now.mean > 5 * deviation * math.sqrt(1 / before.size + 1 / now.size)
+    changes = [abs(other - one) for one, other in pairwise(values[: now.place + 1])]
+    if not changes:
+        return False
+    deviation = median_high(changes) / (0.6745 * math.sqrt(2))
+    return before.mean - now.mean > 5 * deviation * math.sqrt(1 / before.size + 1 / now.size)
 
 
 def _began(
@@ -263,8 +252,8 @@ def _began(
     now: float,
     speaks: int = 0,
 ) -> int | None:
-    """The iteration from which on a series lies beyond half of its change. None if this is no whole
-    window yet, or an earlier place than the one from which on the rule speaks."""
+    """The first iteration since which a series lies beyond half of its change. None if that is
+    less than a whole window, or if the rule still has to be silent at this place."""
     half, first = (before + now) / 2, place + 1
     while first > 0 and (values[first - 1] - half) * (now - before) > 0:
         first -= 1

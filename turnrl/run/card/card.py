@@ -1,6 +1,6 @@
 """The model card of an exported policy, and the name of the model that it was trained from.
 
-Neither holds a folder of one machine, as far as that can be: runs are moved, and put on the hub.
+Both avoid absolute paths where they can: people move runs, and put them on the hub.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 {imports}
 
 here = Path(".")  # this folder
+tokenizer = AutoTokenizer.from_pretrained(here)
 {load}
 ```
 """
@@ -47,15 +48,15 @@ def export(policy: Policy, folder: str | Path, facts: Mapping[str, str] | None =
 
 
 def base_name(model: str, loaded_from: str, folder: Path) -> str:
-    """Name by which an export calls the model that it was trained from.
+    """The name that an export gives the model that it was trained from.
 
     Args:
-        model: As the recipe names it.
+        model: Its name in the recipe.
         loaded_from: The folder or the hub name that this means.
-        folder: Where the export lies.
+        folder: Folder of the export.
     Returns:
-        A hub name, or `package://...`, as it is; a path that starts from the export, if the two
-        have a folder above them in common; else the path.
+        A hub name, or `package://...`, as it is; a path relative to the export, if the two share a
+        parent folder; else the absolute path.
     """
     if not Path(loaded_from).is_dir() or "://" in model:
         return model
@@ -74,8 +75,8 @@ def write_card(
         folder: Where the export lies.
         base: See `base_name`.
         revision: Revision of the base on the hub.
-        adapter: Whether it is an adapter, or a whole model.
-        facts: What else to say of the training, by name.
+        adapter: True for an adapter, False for a whole model.
+        facts: More rows about the training, by name.
     """
     on_hub = not base.startswith(("/", ".")) and "://" not in base
     library, relation = ("peft", "adapter") if adapter else ("transformers", "finetune")
@@ -90,8 +91,7 @@ def write_card(
         file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     rows = {"base model": f"`{base}`" + (f", revision `{revision}`" if revision else "")}
     rows |= {"trained with": f"turnrl {importlib.metadata.version('turnrl')}", **facts}
-    what = "LoRA adapter" if adapter else "model"
-    title = f"# A {what} trained with turnrl"
+    title = f"# A {'LoRA adapter' if adapter else 'model'} trained with turnrl"
     table = ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())]
     head = f"---\n{yaml.safe_dump(data, sort_keys=False)}---"
     parts = [head, title, "\n".join(table), _how(base, revision, adapter)]
@@ -99,19 +99,19 @@ def write_card(
 
 
 def _how(base: str, revision: str | None, adapter: bool) -> str:
-    imports = ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
-    load = ["tokenizer = AutoTokenizer.from_pretrained(here)"]
+    """Python code that loads the export."""
+    imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
     if not adapter:
-        load.append("model = AutoModelForCausalLM.from_pretrained(here)")
-        return _LOADED.format(imports="\n".join(imports), load="\n".join(load))
-    given = repr(base)
-    if base.startswith("."):
-        given = f"here / {base!r}"
-    elif "://" in base:
-        imports.append("from turnrl import Policy")
-        given = f"Policy({base!r}).folder"
-    imports.insert(0, "from peft import PeftModel")
-    options = f", revision={revision!r}" if revision else ""
-    load.append(f"base = AutoModelForCausalLM.from_pretrained({given}{options})")
-    load.append("model = PeftModel.from_pretrained(base, here)")
-    return _LOADED.format(imports="\n".join(imports), load="\n".join(load))
+        load = "model = AutoModelForCausalLM.from_pretrained(here)"
+    else:
+        imports = f"from peft import PeftModel\n{imports}"
+        path = f"here / {base!r}" if base.startswith(".") else repr(base)
+        if "://" in base:
+            imports += "\nfrom turnrl import Policy"
+            path = f"Policy({base!r}).folder"
+        options = f", revision={revision!r}" if revision else ""
+        load = (
+            f"base = AutoModelForCausalLM.from_pretrained({path}{options})\n"
+            "model = PeftModel.from_pretrained(base, here)"
+        )
+    return _LOADED.format(imports=imports, load=load)

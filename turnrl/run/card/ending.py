@@ -10,7 +10,7 @@ from turnrl.run.card.card import export
 
 
 class ExportsPolicy(L.Callback):
-    """Leave what was trained in the run's folder, in a form that others can load."""
+    """Export the trained policy into the run's folder, for others to load."""
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, MTGRPO)
@@ -21,7 +21,7 @@ class ExportsPolicy(L.Callback):
 
 
 def facts_of(run: Path, iterations: int, steps: int) -> dict[str, str]:
-    """Facts of a run for its card, by name: how long it trained, and the digest of its recipe.
+    """Rows of a run's card, by name: how long it trained, and the digest of its recipe.
 
     Args:
         run: Its folder.

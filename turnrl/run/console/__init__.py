@@ -1,6 +1,5 @@
-"""The console of a run: what it is doing, a row of figures per iteration, and how it ended.
+"""The console of a run: its progress, a row of figures per iteration, and how it ended.
 
 lines      what is printed in place of Lightning's default bar
-health     the warning that a run learns nothing
-resumed    the figures that a run began with, and what a run that goes on changed
+resumed    the figures that a run began with, and settings that changed when it was resumed
 """

@@ -1,4 +1,4 @@
-"""Lines on the console: what a run is doing, a row of figures per iteration, and how it ended.
+"""Lines on the console: the progress of a run, a row of figures per iteration, and how it ended.
 
                           time    left  split  reward exact_match tool_execution
     untrained            00:03          val     0.400       0.000          0.000
@@ -27,13 +27,9 @@ from tqdm.auto import tqdm
 
 from turnrl.recipe.by_recipe import ByRecipe
 from turnrl.run.console.resumed import FirstFigures
-from turnrl.run.folders import run_folder
+from turnrl.run.folders import is_trial, run_folder
+from turnrl.run.metrics import SHOWN
 
-_SPLITS = {
-    "train": ("reward/total", "train/exact_match", "train/tool_execution"),
-    "val": ("val/reward/total", "val/exact_match", "val/tool_execution"),
-}
-"""The figures that are shown of each split, in the order of the columns."""
 _COLUMNS = ("reward", "exact_match", "tool_execution")
 _HEADER_EVERY = 25
 _lightning = logging.getLogger("lightning.pytorch.utilities.rank_zero")
@@ -49,8 +45,9 @@ def iteration_lines(trainer: Any) -> L.Callback | None:
     """Give a run lines in place of what Lightning shows by default: a bar, and a summary whose
     count of FLOPs is 0.
 
-    A bar that was asked for stays, and so do a deeper summary and `enable_progress_bar=False`. A
-    run by recipe knows what was asked for. Elsewhere another class than Lightning's default was.
+    A bar that the user asked for stays, and so do a deeper summary and
+    `enable_progress_bar=False`. A recipe shows what the user asked for. Without one, any class but
+    Lightning's default counts as asked for.
 
     Returns:
         The lines. None if the run shows something else.
@@ -70,17 +67,17 @@ def iteration_lines(trainer: Any) -> L.Callback | None:
 
 
 def _note(trainer: Any) -> ByRecipe | None:
-    """The note of a run by recipe."""
+    """The note of a run that was built from a recipe."""
     return next((one for one in trainer.callbacks if isinstance(one, ByRecipe)), None)
 
 
 def _is_no_end(record: logging.LogRecord) -> bool:
-    """False for Lightning's message that a run reached its end, which comes between two rows."""
+    """False for Lightning's message that a run reached its end, which would come between rows."""
     return not record.getMessage().startswith("`Trainer.fit` stopped: `max_")
 
 
 def duration(seconds: float) -> str:
-    """A time to wait, in at most seven characters."""
+    """A duration in at most seven characters."""
     minutes, hours, days = (int(seconds // size) for size in (60, 3600, 86400))
     if days:
         return f"{days}d {hours % 24}h"
@@ -90,8 +87,8 @@ def duration(seconds: float) -> str:
 
 
 class IterationLines(ProgressBar):
-    """A row of figures per iteration and per validation, within 80 columns; and on a terminal,
-    while an iteration is being learned from for more than a few seconds, a bar of its steps."""
+    """A row of figures per iteration and per validation, within 80 columns; and on a terminal, if
+    learning from an iteration takes more than a few seconds, a bar of its steps."""
 
     is_enabled = True
 
@@ -118,7 +115,7 @@ class IterationLines(ProgressBar):
         """Print at once, also into a pipe."""
         super().print(*args, flush=True, **kwargs)
 
-    def _say(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         if self.trainer.is_global_zero:
             self.print(text)
 
@@ -128,21 +125,25 @@ class IterationLines(ProgressBar):
         self._learned, self._trains = False, True
         _lightning.addFilter(_is_no_end)
         self._folder = run_folder(trainer)  # a collective call
-        trial: Any = trainer.fast_dev_run  # type: ignore[attr-defined]
-        note = _note(trainer)
+        trial, note = is_trial(trainer), _note(trainer)
         if (note is None or note.folder != self._folder) and not trial:
             alone = f"checkpoints/ in {trainer.default_root_dir} alone: trainer.logger is false"
-            self._say(f"writing to {self._folder or alone}")
+            self._print_line(f"writing to {self._folder or alone}")
         count = sum(p.numel() for p in pl_module.parameters() if p.requires_grad)
-        self._say(f"{count:,} trained parameters on {_name(pl_module.device)}")
+        self._print_line(f"{count:,} trained parameters on {_name(pl_module.device)}")
         validates = trainer.enable_validation and sum(trainer.num_val_batches) > 0
         if trainer.global_step == 0 and validates and not trial:
-            self._say("evaluating the untrained policy")
+            self._print_line("evaluating the untrained policy")
         else:
-            self._say("collecting trajectories")
+            self._print_line("collecting trajectories")
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
     ) -> None:
         self._learned = True
         if self._steps is None:
@@ -168,7 +169,7 @@ class IterationLines(ProgressBar):
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._close()
 
-    def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_exception(self, trainer: L.Trainer, *args: object) -> None:
         self._close()
         _lightning.removeFilter(_is_no_end)
 
@@ -185,7 +186,7 @@ class IterationLines(ProgressBar):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self._learned and trainer.is_last_batch:
-            return  # a run that goes on first ends the iteration that was over
+            return  # a resumed run first ends the iteration that was complete
         self._learned = False
         self._close()
         total = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
@@ -194,7 +195,7 @@ class IterationLines(ProgressBar):
         if trainer.is_last_batch:
             self._add(trainer, _Row(title, "train", self._left(trainer)))
         else:
-            self._say(f"stopped inside {title}, of which no checkpoint is kept")
+            self._print_line(f"stopped inside {title}, which has no checkpoint")
         if self._validated:
             self._add(trainer, _Row("validation", "val"))
         self._validated = False
@@ -203,46 +204,46 @@ class IterationLines(ProgressBar):
         self._print()  # the first moment after the checkpoint; the row is in metrics.csv as well
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say why it ended, what training changed, where it lies, and how to ask it."""
+        """Print why it ended, what training changed, where the policy is, and how to ask it."""
         if not self._trains and _note(trainer) is not None:
-            return  # nothing is left to train, which was said
+            return  # nothing was left to train, and `FirstFigures` prints that
         if self._validated:
             self._add(trainer, _Row("validation", "val"))
         self._print()
         for stop in trainer.early_stopping_callbacks:
             if why := _reason(stop):
-                self._say(f"stopped early after iteration {trainer.current_epoch}: {why}")
+                self._print_line(f"stopped early after iteration {trainer.current_epoch}: {why}")
         if 0 < trainer.max_steps <= trainer.global_step:
-            self._say(f"stopped at step {trainer.global_step}: trainer.max_steps is reached")
+            self._print_line(f"stopped at step {trainer.global_step}: trainer.max_steps is reached")
         self._compare(trainer)
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if is_trial(trainer):
             return
         folder = self._folder or Path(trainer.default_root_dir)
         for kind in ("model", "adapter"):
             if self._folder and (path := folder / kind).is_dir():
-                self._say(f"the trained {kind} is in {path}")
+                self._print_line(f"the trained {kind} is in {path}")
         loads = self._folder and (folder / "config.yaml").is_file()
         if loads and (folder / "checkpoints" / "last.ckpt").is_file():
-            self._say(f'ask it: turnrl.load("{self._folder}").ask("a question")')
-        elif hasattr(pl_module, "ask"):
-            self._say('ask it: module.ask("a question")')
+            self._print_line(f'ask it: turnrl.load("{self._folder}").ask("a question")')
+        else:
+            self._print_line('ask it: module.ask("a question")')
 
-    def _compare(self, trainer: Any) -> None:
+    def _compare(self, trainer: L.Trainer) -> None:
         """Print the figures of the run's first row beside the last ones of the same split."""
-        kept = (one.figures for one in trainer.callbacks if isinstance(one, FirstFigures))
-        first = next(kept, {})
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        first = next((one.figures for one in callbacks if isinstance(one, FirstFigures)), {})
         place = int(first.get("iteration", 0))
-        for names in _SPLITS.values():
+        for names in SHOWN.values():
             if shown := [name for name in names if name in first and name in self._last]:
                 before = f"iteration {place}" if place else "untrained"
-                self._say(f"\n{'':22}  {before:>13}  {'final':>7}")
+                self._print_line(f"\n{'':22}  {before:>13}  {'final':>7}")
                 for name in shown:
-                    self._say(f"{name:22}  {first[name]:13.3f}  {self._last[name]:7.3f}")
+                    self._print_line(f"{name:22}  {first[name]:13.3f}  {self._last[name]:7.3f}")
 
     def _add(self, trainer: L.Trainer, row: _Row) -> None:
         """Keep a row until it may be printed, with its figures as they are now."""
         logged = trainer.callback_metrics
-        figures = {name: float(logged[name]) for name in _SPLITS[row.split] if name in logged}
+        figures = {name: float(logged[name]) for name in SHOWN[row.split] if name in logged}
         self._last |= figures
         self._pending.append((row, figures))
 
@@ -252,20 +253,20 @@ class IterationLines(ProgressBar):
         for row, figures in self._pending:
             if self._printed % _HEADER_EVERY == 0 and figures:
                 names = " ".join(_COLUMNS)
-                self._say(f"{'':{width}} {'time':>8} {'left':>7}  split  {names}")
+                self._print_line(f"{'':{width}} {'time':>8} {'left':>7}  split  {names}")
             self._printed += 1
             left = "" if row.left_s is None else duration(row.left_s)
-            values = zip(_COLUMNS, _SPLITS[row.split], strict=True)
+            values = zip(_COLUMNS, SHOWN[row.split], strict=True)
             shown = " ".join(
                 f"{figures[name]:{max(6, len(column))}.3f}" if name in figures else " " * 6
                 for column, name in values
             )
             line = f"{row.title:{width}} {passed:>8} {left:>7}  {row.split:5}  {shown}"
-            self._say(line.rstrip())
+            self._print_line(line.rstrip())
         self._pending.clear()
 
     def _left(self, trainer: L.Trainer) -> float | None:
-        """Seconds that the iterations to come take at the pace so far."""
+        """Seconds that the remaining iterations take at the pace so far."""
         to_come = [
             total - done
             for total, done in (
@@ -287,6 +288,5 @@ def _name(device: torch.device) -> str:
 
 
 def _reason(stop: EarlyStopping) -> str:
-    """Why an early stopping stopped the run; nothing if it did not."""
-    why = getattr(stop, "stopping_reason_message", None) or ""
-    return why.removesuffix(" Signaling Trainer to stop.")
+    """Why an early stopping stopped the run; empty if it did not."""
+    return (stop.stopping_reason_message or "").removesuffix(" Signaling Trainer to stop.")

@@ -1,4 +1,4 @@
-"""Runs that go on from a checkpoint: their first figures, and settings that changed since."""
+"""Resumed runs: their first figures, and settings that have changed since."""
 
 import json
 import shutil
@@ -17,27 +17,27 @@ _SCORING = (
     *("data.val", "data.answers", "data.fields", "data.config"),
     *("model.rewards", "model.rollout"),
 )
-"""Beginnings of the keys that decide what a figure of the validation is of."""
+"""Beginnings of the keys that decide how the validation is scored."""
 _ABSENT = object()
 _LONGEST, _AROUND = 60, 20
-"""Characters of a value that are shown; and of those, how many come before its first difference."""
+"""Characters of a value that are shown, and how many of these come before its first difference."""
 _NARROWEST = 20
 
 
 class FirstFigures(L.Callback):
-    """Keep the first figures of a run, in its checkpoints too; and say what a run that goes on by
-    another recipe than its checkpoint's changed."""
+    """Keep the first figures of a run, in its checkpoints too; and print the settings of a resumed
+    run that differ from its checkpoint's."""
 
     def __init__(self) -> None:
         self.figures: dict[str, float] = {}
-        """By name, with `iteration`, the iterations behind the policy; empty at first."""
+        """By name; `iteration` counts the iterations behind the policy. Empty at first."""
         self._finished = ""
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._take(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._take(trainer, pl_module)
 
     def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -48,18 +48,22 @@ class FirstFigures(L.Callback):
                 if name.startswith("val/") == trainer.validating
             }
 
-    def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Say last that there was nothing to do, below what Lightning says of a run like others."""
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Print last that there was nothing to do, below Lightning's own lines."""
         if self._finished and trainer.is_global_zero:
             print(self._finished, file=sys.stderr)
         self._finished = ""
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: Any) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, object]
+    ) -> None:
         checkpoint["first_figures"] = self.figures
 
-    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """Compare the recipe in the checkpoint with that of this run, if it has one; and say so if
-        the checkpoint is of a run that is finished."""
+    def on_load_checkpoint(
+        self, trainer: Any, pl_module: L.LightningModule, checkpoint: Mapping[str, Any]
+    ) -> None:
+        """Compare the recipe in the checkpoint with this run's, if it has one; and note if the
+        checkpoint is of a finished run."""
         if trainer.state.fn != "fit":
             return
         self.figures = checkpoint.get("first_figures", {})
@@ -73,15 +77,17 @@ class FirstFigures(L.Callback):
         )
         for name, unit, done, most in limits:
             if done >= most > 0:
-                told = f"this run is finished: {done} {unit} are done, and {name} is {most}."
                 step = f"repeat the command with --trainer.{name} N" if own else f"set {name}=N"
-                self._finished = f"turnrl: {told}\nTo go on, {step}, N above {done}."
+                self._finished = (
+                    f"turnrl: this run is finished: {done} {unit} are done, and {name} is {most}.\n"
+                    f"To train on, {step}, N above {done}."
+                )
                 return
         if own is not None and "recipe" in checkpoint:
             texts = checkpoint["recipe"], own.parser.dump(own.config, skip_none=False)
             self._compare(trainer, *(renamed(yaml.safe_load(text)) for text in texts))
 
-    def _compare(self, trainer: Any, saved: Any, now: Any) -> None:
+    def _compare(self, trainer: L.Trainer, saved: object, now: object) -> None:
         changed = {
             key: values
             for key, *values in _changes(saved, now)
@@ -89,14 +95,14 @@ class FirstFigures(L.Callback):
             and not key.startswith("trainer.logger")
         }
         if any(key.startswith(_SCORING) for key in changed):
-            self.figures = {}  # they were scored in another way: not to be compared
+            self.figures = {}  # they were scored differently, so they cannot be compared
         if trainer.is_global_zero and changed:
-            print("turnrl: goes on with other settings:", file=sys.stderr)
+            print("turnrl: resumes with changed settings:", file=sys.stderr)
             for key, (old, new) in sorted(changed.items()):
                 print(_line(key, old, new), file=sys.stderr)
 
 
-def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+def _changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str, str]]:
     """The smallest parts of two recipes that differ: key, old value and new value, as JSON."""
     if old == new:
         return
@@ -119,11 +125,9 @@ def _line(key: str, old: str, new: str) -> str:
     begin = max(0, same - _AROUND) if max(len(old), len(new)) > _LONGEST else 0
     old, new = (_cut(value, begin) for value in (old, new))
     width = max(_NARROWEST, shutil.get_terminal_size().columns)
+    indent = {"initial_indent": "  ", "subsequent_indent": "      "}
     text = f"{key}: {old} -> {new}"
-    first, then = "  ", "      "
-    return textwrap.fill(
-        text, width, initial_indent=first, subsequent_indent=then, break_on_hyphens=False
-    )
+    return textwrap.fill(text, width, **indent, break_on_hyphens=False)  # type: ignore[arg-type]
 
 
 def _cut(value: str, begin: int) -> str:

@@ -1,17 +1,14 @@
-"""`turnrl bench gpu`: as much as a GPU can tell in nine minutes, worth the most first.
+"""`turnrl bench gpu`: what a GPU does in nine minutes, the most telling parts first.
 
-    parts      the parts in their order, and the seconds of each
-    driver     a process that measures, watched: what it dies of is one part's error
-    worker     that process: part after part
-    results    the JSON file, written whenever a part or a case of one is over
-    floors     the bytes and operations that cannot be spared, and so the least seconds
-    shapes     networks, iterations, and how much of each is measured
+    parts      the parts in their order, their seconds, and the sizes that are measured
+    driver     runs each part in a process of its own: a crash or a hang costs that part alone
+    worker     that process
+    results    the JSON file, written whenever a case ends
+    floors     the bytes and operations that the mathematics needs, and so the least seconds
     bench      the random model, its policies, trajectories
-    device     waiting for a device, its peaks, what it does at best
-    machine, loading, decoding, learning, profiling, iteration, generating, training: a part each
-    passes     an engine's forward passes, timed from outside
+    device     waiting for a device, its peaks, its highest rates
+    machine, decoding, learning, iteration: the parts
     report     the tables
 
-A part is a function of the bench and its cases. Nothing here knows the engine's insides: passes are
-timed by the policy that it calls.
+A part is a function of the bench and its cases.
 """

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from turnrl_bench.gpu import device, floors
-from turnrl_bench.gpu.floors import Network, Work, model_bytes
+from turnrl_bench.gpu.floors import Cost
+from turnrl_bench.gpu.parts import RANK, SMALL, WHOLE
 from turnrl_bench.gpu.results import Found, Results
-from turnrl_bench.gpu.shapes import RANK, SMALL, WHOLE
-from turnrl_bench.task import Shape, Task, make
-from turnrl_doctor import plan
+from turnrl_bench.task import make
+from turnrl_doctor.work import Work
 
-if TYPE_CHECKING:  # seconds of importing, which the first part does not need
+if TYPE_CHECKING:  # seconds of importing, which a process that fails or measures the machine saves
     from turnrl import Policy, Trajectory
 
 Kind = Literal["nf4", "dense"]
@@ -21,80 +20,62 @@ Kind = Literal["nf4", "dense"]
 
 
 class Bench:
-    """Makes what the parts need when one needs it first, and keeps it.
+    """Makes what a part needs when it first needs it, and keeps it.
 
     Args:
-        folder: For the models.
+        folder: For the model.
         tiny: A small shape.
-        results: What was measured so far.
+        results: All results so far.
     """
 
     def __init__(self, folder: Path, tiny: bool, results: Results) -> None:
-        self.folder, self.tiny, self.results = folder, tiny, results
-        self.model = folder / "model"
-        """The folder of the model, which `task` makes."""
+        self.results = results
         self.setting = SMALL if tiny else WHOLE
         self.device = device.device()
         self.on_gpu = self.device.type == "cuda"
-        self.net = Network(self.setting.network, size=2 if self.on_gpu else 4, rank=RANK)
-        self._policies: dict[Kind, Policy] = {}
+        self.net = Work(self.setting.network, size=2 if self.on_gpu else 4, rank=RANK)
+        self._model = folder / "model"
+        self._loaded: tuple[Kind, Policy] | None = None
         self._played: list[Trajectory] = []
 
-    def task(self) -> Task:
-        """The questions and the script. The first call also makes the model."""
-        return self.made(self.model, self.setting.network, self.setting.shape)
-
-    def made(self, folder: Path, network: plan.Shape, shape: Shape) -> Task:
-        """A task and a model with random weights, drawn on the device."""
-        if not (folder / "task.json").exists():  # written last: a model that was cut off has none
+    @property
+    def model(self) -> str:
+        """The folder of the model and the task."""
+        if not (self._model / "task.json").exists():  # written last: a model cut off has none
             dtype = "bfloat16" if self.on_gpu else "float32"
-            make(folder, shape, network=network, device=str(self.device), dtype=dtype)
+            network, shape = self.setting.network, self.setting.shape
+            make(self._model, shape, network=network, device=str(self.device), dtype=dtype)
             device.free()
-        return Task.read(folder)
+        return str(self._model)
 
     def policy(self, kind: Kind) -> Policy:
-        """A policy on the device, loaded as Lightning does: inside its device's context."""
+        """A policy on the device, loaded as Lightning does, inside its device's context. One of
+        another kind is dropped."""
         from turnrl_bench.agent import policy_of
 
-        if kind not in self._policies:
-            self.task()
-            # a 16-bit base beside one in 4 bits, and room to sample, take some 40 GB at most
-            room = device.free_bytes()
-            if room is not None and room < 3 * model_bytes(self.net):
-                self.drop()
-            options = {"quantization": "nf4"} if kind == "nf4" else {}
-            policy = policy_of(str(self.model), RANK, **options)
+        if self._loaded is None or self._loaded[0] != kind:
+            self._loaded = None
+            device.free()
+            policy = policy_of(self.model, RANK, quantization="nf4" if kind == "nf4" else "none")
             with self.device:
                 policy.load(self.device)
-            self._policies[kind] = policy.to(self.device)
-        policy = self._policies[kind]
-        if next(policy.parameters()).device != self.device:  # Lightning leaves it on the CPU
-            policy.to(self.device)
-        return policy
-
-    def keep(self, kind: Kind, policy: Policy, played: Sequence[Trajectory]) -> None:
-        """Take a policy that somebody else has loaded, and the task's trajectories."""
-        self._policies[kind], self._played = policy, list(played)
-
-    def drop(self) -> None:
-        """Let all policies go."""
-        self._policies.clear()
-        device.free()
+            self._loaded = kind, policy.to(self.device)
+        return self._loaded[1]
 
     def played(self) -> list[Trajectory]:
         """The trajectories of the task, from the script, without an engine."""
         from turnrl_bench.agent import played
 
         if not self._played:
-            self._played = played(str(self.model), self.policy("nf4"))
+            self._played = played(self.model, self.policy("nf4"))
         return self._played
 
-    def floor(self, *works: Work) -> float | None:
-        """The floor of some work by the ceilings of part `machine`. None without these."""
+    def floor(self, costs: list[Cost]) -> float | None:
+        """The floor of some costs by the rates of part `machine`. None without these."""
         copy, matmul = (self.results.case("machine", name) for name in ("copy", "matmul"))
-        return floors.seconds(works, copy["rate"], matmul["rate"]) if copy and matmul else None
+        return floors.seconds(costs, copy["rate"], matmul["rate"]) if copy and matmul else None
 
-    def against(self, seconds: float, works: list[Work]) -> Found:
+    def against(self, seconds: float, costs: list[Cost]) -> Found:
         """A time beside its floor."""
-        floor = self.floor(*works)
+        floor = self.floor(costs)
         return {"floor_s": floor, "ratio": None if floor is None else seconds / floor}

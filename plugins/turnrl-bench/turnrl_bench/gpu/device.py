@@ -6,7 +6,6 @@ import gc
 import time
 import timeit
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -75,7 +74,7 @@ def matmul_flops(size: int) -> float:
     return 2 * size**3 / best_seconds(lambda: one @ one)
 
 
-def best_seconds(work: Callable[[], Any], repetitions: int = 10) -> float:
+def best_seconds(work: Callable[[], object], repetitions: int = 10) -> float:
     """The least seconds of some repetitions, after one that warms up."""
 
     def finished() -> None:

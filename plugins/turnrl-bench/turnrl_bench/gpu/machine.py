@@ -1,4 +1,4 @@
-"""The machine, its libraries, and its measured ceilings."""
+"""The machine, its libraries, its highest rates, and a policy loaded on it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import torch
 from turnrl_bench.gpu import device
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.results import Cases, Found
+from turnrl_doctor.checks import driver_line
+from turnrl_slots import Slots
 
 LIBRARIES = (
     *("turnrl", "torch", "transformers", "peft", "bitsandbytes", "triton", "liger-kernel"),
@@ -25,15 +27,34 @@ def measure(bench: Bench, cases: Cases) -> None:
     """See `parts`."""
     cases.run("device", _device)
     cases.run("versions", _versions)
-    setting = bench.setting
-    cases.run("copy", lambda: {"rate": device.copy_bytes_per_s(_size(setting.copied))})
+    setting, room = bench.setting, device.free_bytes()
+    copied = setting.copied if room is None else min(setting.copied, room // 4)
+    cases.run("copy", lambda: {"rate": device.copy_bytes_per_s(copied)})
     cases.run("matmul", lambda: {"rate": device.matmul_flops(setting.multiplied)})
 
 
-def _size(wanted: int) -> int:
-    """Bytes that can be copied: a quarter of what is free at most."""
-    room = device.free_bytes()
-    return wanted if room is None else min(wanted, room // 4)
+def load(bench: Bench, cases: Cases) -> None:
+    """Load a policy as a run does, start an engine with its defaults, and note what is in force."""
+    cases.run("nf4", lambda: _load(bench))
+
+
+def _load(bench: Bench) -> Found:
+    _ = bench.model  # made first
+    device.peak()
+    began = device.clock()
+    policy = bench.policy("nf4")
+    loaded = device.clock()
+    peak, engine = device.peak(), Slots(kv_memory="4GB" if bench.on_gpu else "64MB")
+    engine.start(policy, bench.setting.shape.tokens)
+    in_force = {**policy.in_force, **engine.in_force}
+    engine.close()
+    return {
+        "loaded_s": loaded - began,
+        "started_s": device.clock() - loaded,
+        "peak_bytes": peak,
+        "share_prefixes": policy.share_prefixes,
+        "in_force": in_force,
+    }
 
 
 def _device() -> Found:
@@ -48,17 +69,9 @@ def _device() -> Found:
             "capability": f"{seen.major}.{seen.minor}",
             "multiprocessors": seen.multi_processor_count,
             "gpus": torch.cuda.device_count(),
-            "driver": _driver(),
+            "driver": driver_line(),
         }
     return facts
-
-
-def _driver() -> str | None:
-    """The driver's version, where Linux tells it. Not the doctor's, whose checks import Lightning:
-    this part comes first, and has seconds."""
-    with suppress(OSError), Path("/proc/driver/nvidia/version").open(encoding="utf-8") as file:
-        return file.readline().strip()
-    return None
 
 
 def _versions() -> Found:

@@ -1,17 +1,16 @@
-"""The parts of the benchmark in the order of what they are worth."""
+"""The parts of the benchmark, the most telling first, and the sizes that they measure. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from turnrl import RecipeError
+from turnrl_bench.task import TINY, Shape
+from turnrl_doctor import work
 
 MINUTES = 9.0
 """All parts together, unless `--minutes` says otherwise."""
 
-HUNG = "hung.txt"
-"""The file where a process that ends because a part hangs leaves the place."""
+RANK, UPDATES = 16, 2
 
 
 @dataclass(frozen=True)
@@ -22,8 +21,7 @@ class Part:
         name: As in `--parts` and in the JSON file.
         function: `module:function`, which takes a `Bench` and `Cases`.
         least_s: With fewer seconds left on a GPU it is skipped.
-        most_s: The seconds after which no case begins, in `PARTS` for all in nine minutes; the
-            driver scales them to the time that there is.
+        most_s: Seconds after which no case begins; the driver scales them to the time it has.
     """
 
     name: str
@@ -33,28 +31,67 @@ class Part:
 
 
 PARTS = {
-    name: Part(name, f"turnrl_bench.gpu.{module}:measure", least_s, most_s)
-    for name, module, least_s, most_s in (
-        ("machine", "machine", 3, 20),
-        ("loading", "loading", 30, 120),
-        ("decoding", "decoding", 20, 130),
-        ("learning", "learning", 10, 60),
-        ("profile", "profiling", 10, 45),
-        ("iteration", "iteration", 40, 120),
-        ("trl", "generating", 15, 70),
-        ("train", "training", 60, 240),
+    name: Part(name, f"turnrl_bench.gpu.{function}", least_s, most_s)
+    for name, function, least_s, most_s in (
+        ("machine", "machine:measure", 3, 20),
+        ("loading", "machine:load", 30, 120),
+        ("decoding", "decoding:measure", 45, 160),
+        ("learning", "learning:measure", 35, 80),
+        ("iteration", "iteration:measure", 40, 120),
     )
 }
-DEFAULT = tuple(name for name in PARTS if name != "train")
-"""All but `train`: three runs of a smaller model, on request."""
+
+SEVEN_B = work.Shape(
+    hidden=3584,
+    inner=18_944,
+    layers=28,
+    heads=28,
+    kv_heads=4,
+    head_size=128,
+    vocab=152_064,
+    tied=False,
+)
+"""Qwen2.5-7B."""
 
 
-def chosen(names: Sequence[str]) -> list[Part]:
-    """The parts of these names, in their own order.
+@dataclass(frozen=True)
+class Setting:
+    """The sizes of one benchmark, whole or tiny.
 
-    Raises:
-        RecipeError: Naming one that there is not.
+    Args:
+        network: The policy's dimensions.
+        shape: Shape of the iteration.
+        rows: Trajectories that are sampled at once: the default, and the recipe's.
+        turns: Tokens sampled in a turn where decoding alone is measured, on average.
+        minibatch_tokens: Tokens of a minibatch.
+        copied: Bytes of the large copy.
+        multiplied: Rows of the large product.
     """
-    if odd := [name for name in names if name not in PARTS]:
-        raise RecipeError(f"--parts has {odd[0]!r}. There are: {', '.join(PARTS)}.")
-    return [part for name, part in PARTS.items() if name in names]
+
+    network: work.Shape
+    shape: Shape
+    rows: tuple[int, int]
+    turns: tuple[int, int]
+    minibatch_tokens: int
+    copied: int
+    multiplied: int
+
+
+WHOLE = Setting(
+    network=SEVEN_B,
+    shape=Shape(8, 16, 600, (150, 200), 500),
+    rows=(128, 336),
+    turns=(48, 64),
+    minibatch_tokens=8192,
+    copied=2**32,
+    multiplied=8192,
+)
+SMALL = Setting(
+    network=replace(TINY, layers=2, tied=False),
+    shape=Shape(2, 2, 160, (40, 8), 16),
+    rows=(4, 6),
+    turns=(3, 3),
+    minibatch_tokens=512,
+    copied=2**20,
+    multiplied=256,
+)

@@ -7,9 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnrl_bench.gpu.parts import PARTS
-from turnrl_bench.gpu.results import Found, Results
-from turnrl_bench.gpu.shapes import SMALL, WHOLE
+from turnrl_bench.gpu.parts import SMALL, WHOLE
+from turnrl_bench.gpu.results import DONE, Found, Results
 
 _KINDS = (("dense copy and adapter", "dense copy"), ("NF4 and adapter", "nf4 + adapter"),
           ("16 bits and adapter", "dense + adapter"))  # fmt: skip
@@ -42,7 +41,7 @@ def show(results: Results, markdown: bool) -> str:
     """All that was measured, at most 80 columns wide unless it is markdown. A table in which
     nothing was measured is left out, if there is another."""
     device = results.case("machine", "device")
-    size = "tiny" if results.found["about"].get("tiny") else "7B"
+    size = "tiny" if results.about.get("tiny") else "7B"
     title = f"A {size} policy on {device.get('name', 'a GPU')}: NF4, an adapter of rank 16"
     tables = tables_of(results)
     measured = [table for table in tables if any(NONE not in row for row in table.rows)]
@@ -56,12 +55,13 @@ def show(results: Results, markdown: bool) -> str:
 
 def tables_of(results: Results) -> list[Table]:
     """The tables, which have the same rows whatever was measured."""
-    rows = SMALL.rows if results.found["about"].get("tiny") else WHOLE.rows
+    rows = SMALL.rows if results.about.get("tiny") else WHOLE.rows
     others = [table(results) for table in (_learning, _iteration, _machine)]
     return [_sampling(results, rows), *others]
 
 
-_SECONDS, _TIMES, _PER_S, _MS = "{:.3g} s", "{:.2f}x", "{:,.0f}", "{:.1f} ms"
+_SECONDS, _TIMES, _PER_S = "{:.3g} s", "{:.2f}x", "{:,.0f}"
+_GB = "{:,.1f} GB"
 
 
 def _cell(case: Found, name: str, form: str, scale: float = 1.0) -> str:
@@ -70,40 +70,31 @@ def _cell(case: Found, name: str, form: str, scale: float = 1.0) -> str:
     return NONE if value is None else form.format(value * scale)
 
 
-def _gigabytes(case: Found, name: str) -> str:
-    return _cell(case, name, "{:,.1f} GB", 1e-9)
-
-
 def _sampling(results: Results, rows: Sequence[int]) -> Table:
     lines = []
     for many, (name, weights), graphs in itertools.product(rows, _KINDS, ("on", "off")):
         case = results.case("decoding", f"{weights}, graphs {graphs}, {many} rows")
-        figures = (
-            _cell(case, "tokens_per_s", _PER_S),
-            _cell(case, "ratio", _TIMES),
-            _cell(case, "step_ms", _MS),
-            _cell(case, "step_floor_ms", _MS),
-        )
+        figures = _cell(case, "tokens_per_s", _PER_S), _cell(case, "ratio", _TIMES)
         lines.append((f"{many} rows, {name}, graphs {graphs}", *figures))
-    return Table(("sampling", "tokens/s", "x floor", "a step", "floor"), tuple(lines))
+    return Table(("sampling", "tokens/s", "x floor"), tuple(lines))
 
 
 def _learning(results: Results) -> Table:
     both = [results.case("learning", name) for name in ("recomputed", "kept")]
     read, step = (results.case("learning", name) for name in ("old log-probabilities", "optimiser"))
     lines = [
-        (text, *(_cell(case, name, form) for case in both))
-        for text, name, form in (
-            ("forward", "forward_s", _SECONDS),
-            ("log-probabilities", "head_s", _SECONDS),
-            ("backward", "backward_s", _SECONDS),
-            ("together", "minibatch_s", _SECONDS),
-            ("x floor", "ratio", _TIMES),
-            ("TFLOP/s that are needed", "tflops", "{:,.1f}"),
+        (text, *(_cell(case, name, form, scale) for case in both))
+        for text, name, form, scale in (
+            ("forward", "forward_s", _SECONDS, 1),
+            ("log-probabilities", "head_s", _SECONDS, 1),
+            ("backward", "backward_s", _SECONDS, 1),
+            ("together", "minibatch_s", _SECONDS, 1),
+            ("x floor", "ratio", _TIMES, 1),
+            ("TFLOP/s that are needed", "tflops", "{:,.1f}", 1),
+            ("peak memory", "peak_bytes", _GB, 1e-9),
         )
     ]
     lines += [
-        ("peak memory", *(_gigabytes(case, "peak_bytes") for case in both)),
         ("old log-probabilities", _cell(read, "read_s", _SECONDS), ""),
         ("a step of the optimiser", _cell(step, "step_s", _SECONDS), ""),
     ]
@@ -112,21 +103,17 @@ def _learning(results: Results) -> Table:
 
 def _iteration(results: Results) -> Table:
     case = results.case("iteration", "iteration")
-    turns = [results.case("trl", f"turn {k}") for k in range(2)]
-    generate: Found = {}
-    if all(turns):
-        rate = sum(t["sampled"] for t in turns) / sum(t["generate_s"] for t in turns)
-        generate = {"tokens_per_s": rate}
+    plan = case.get("plan", {})
 
     def taken(phase: str, name: str) -> tuple[str, str]:
         measured = case.get(phase, {})
         return _cell(measured, name, _SECONDS), _cell(measured, "ratio", _TIMES)
 
     def memory(phase: str) -> tuple[str, str]:
-        plan = case.get("plan")
-        size = {"planned": plan[phase][0]} if isinstance(plan, dict) and phase in plan else {}
-        planned = _gigabytes(size, "planned") if size or plan is None else "no plan"
-        return _gigabytes(case.get("memory", {}).get(phase, {}), "peak_bytes"), planned
+        measured = case.get("memory", {}).get(phase, {})
+        planned = {"planned": plan[phase][0]} if phase in plan else {}
+        text = "no plan" if plan == "no plan" else _cell(planned, "planned", _GB, 1e-9)
+        return _cell(measured, "peak_bytes", _GB, 1e-9), text
 
     lines = (
         ("rollouts", *taken("rollouts", "rollouts_s"), *memory("sampling")),
@@ -134,7 +121,6 @@ def _iteration(results: Results) -> Table:
         ("learning, 2 updates", *taken("learning", "learning_s"), *memory("learning")),
         ("whole iteration", *taken("whole", "whole_s"), "", ""),
         ("rollouts, tokens/s", _cell(case, "tokens_per_s", _PER_S), "", "", ""),
-        ("transformers' generate, tokens/s", _cell(generate, "tokens_per_s", _PER_S), "", "", ""),
     )
     return Table(("8 x 16 trajectories", "measured", "x floor", "peak memory", "planned"), lines)
 
@@ -146,7 +132,7 @@ def _machine(results: Results) -> Table:
         ("a copy, read and written", _cell(copy, "rate", "{:,.0f} GB/s", 1e-9)),
         ("a product of matrices", _cell(matmul, "rate", "{:,.1f} TFLOP/s", 1e-12)),
         ("loading in NF4", _cell(load, "loaded_s", _SECONDS)),
-        ("peak memory while loading", _gigabytes(load, "peak_bytes")),
+        ("peak memory while loading", _cell(load, "peak_bytes", _GB, 1e-9)),
     )
     return Table(("the machine", "measured"), lines)
 
@@ -160,37 +146,14 @@ def _notes(results: Results, device: Found, versions: Found) -> list[str]:
             f"{device['name']}, {device['bytes'] / 1e9:.0f} GB, compute capability "
             f"{device['capability']}."
         )
-    loaded = results.case("loading", "nf4")
-    in_force = {
-        **(loaded.get("in_force") or {}),
-        **(results.case("loading", "in force").get("engine") or {}),
-    }
-    if loaded:
+    if loaded := results.case("loading", "nf4"):
         shared = "shared" if loaded["share_prefixes"] else "not shared"
-        choices = "".join(f"; {name}: {value}" for name, value in in_force.items())
+        choices = "".join(f"; {name}: {value}" for name, value in loaded["in_force"].items())
         notes.append(f"In force: prefixes are {shared} while learning{choices}.")
-    if end := results.case("train", "the same end"):
-        worst, off = end["worst"], end["off"][end["worst"]]
-        notes.append(
-            "A run that was killed and resumed ends like one that was not: "
-            f"{worst} is off by {off:.2%} of its range, the weights by {end['weights_off']:.2%}."
-        )
-    for name in PARTS:
-        notes += _missing(name, results.part(name))
+    for name, part in results.parts.items():
+        cases = {f"{name}, {case}": entry for case, entry in part.get("cases", {}).items()}
+        for what, entry in {name: part, **cases}.items():
+            if entry["status"] not in (DONE, "partial"):
+                why = str(entry.get("error") or entry.get("why"))
+                notes.append(f"{what}: {why.rstrip('.')}.")
     return notes
-
-
-def _missing(name: str, part: Found) -> list[str]:
-    """The missing results of a part, each with its reason."""
-    status = part.get("status")
-    lines = []
-    if status in ("error", "skipped"):
-        lines.append(f"{name}: {_why(part)}.")
-    for case, entry in part.get("cases", {}).items():
-        if entry["status"] != "done":
-            lines.append(f"{name}, {case}: {_why(entry)}.")
-    return lines
-
-
-def _why(entry: Found) -> str:
-    return str(entry.get("error") or entry.get("why")).rstrip(".")

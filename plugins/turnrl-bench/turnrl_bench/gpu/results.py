@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from turnrl import RecipeError, whole_file
+from turnrl_bench.gpu import device
 
 Found = dict[str, Any]
 """Results as JSON: figures by name, in seconds and bytes unless the name has another unit."""
@@ -35,7 +36,7 @@ def error_of(error: BaseException) -> Found:
 
 
 class Results:
-    """The file: `about`, and by its name each part with a status and its cases.
+    """The file: the shape that is measured, and by its name each part with a status and its cases.
 
     A part is `running`, `done`, `partial` (some of its cases failed or were skipped), `error` or
     `skipped`. Every change is written to a file beside it, which then takes its place.
@@ -46,31 +47,24 @@ class Results:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.found: Found = {"about": {}, "parts": {}}
+        self.about: Found = {}
+        self.parts: dict[str, Found] = {}
         if file.is_file():
             self.read()
 
     def read(self) -> None:
-        """Take what another process has written.
+        """Read what another process has written.
 
         Raises:
             RecipeError: If the file is not one of these.
         """
         try:
             kept = json.loads(self.file.read_text("utf-8"))
-            known = isinstance(kept["about"], dict) and isinstance(kept["parts"], dict)
-        except (ValueError, KeyError, TypeError):
-            known = False
-        if not known:
+            self.about, self.parts = dict(kept["about"]), dict(kept["parts"])
+        except (ValueError, KeyError, TypeError) as error:
             raise RecipeError(
                 f"{str(self.file)!r} is not a file of 'turnrl bench gpu'. Give another --json."
-            )
-        self.found = kept
-
-    def save(self) -> None:
-        """Write the file."""
-        with whole_file(self.file) as new:
-            new.write_text(json.dumps(self.found, indent=1) + "\n", "utf-8")
+            ) from error
 
     def describe(self, tiny: bool) -> None:
         """Note the shape that is measured.
@@ -78,30 +72,24 @@ class Results:
         Raises:
             RecipeError: If there are results of the other one.
         """
-        about = self.found["about"]
-        if about.setdefault("tiny", tiny) != tiny:
+        if self.about.setdefault("tiny", tiny) != tiny:
             size = "the whole shape" if tiny else "the tiny shape"
             raise RecipeError(f"{str(self.file)!r} has results of {size}. Give another --json.")
-        self.save()
+        self._save()
 
     def part(self, name: str) -> Found:
         """A part, empty if there is none."""
-        part: Found = self.found["parts"].get(name, {})
-        return part
-
-    def note(self, name: str, **values: Any) -> None:
-        """Change some entries of a part, and write the file."""
-        self.found["parts"].setdefault(name, {"status": "running", "cases": {}}).update(values)
-        self.save()
-
-    def is_done(self, name: str) -> bool:
-        """Tell if a part was measured in full."""
-        return self.part(name).get("status") == DONE
+        return self.parts.get(name, {})
 
     def case(self, part: str, name: str) -> Found:
         """A case that was measured, empty if it was not."""
         case: Found = self.part(part).get("cases", {}).get(name, {})
         return case if case.get("status") == DONE else {}
+
+    def note(self, name: str, **values: Any) -> None:
+        """Change some entries of a part, and write the file."""
+        self.parts.setdefault(name, {"cases": {}}).update(values)
+        self._save()
 
     def end(self, name: str) -> None:
         """Give a part that has run to its end the status that its cases make."""
@@ -109,9 +97,14 @@ class Results:
         whole = all(case["status"] == DONE for case in cases)
         self.note(name, status=DONE if whole else "partial", ended=now())
 
+    def _save(self) -> None:
+        kept = {"about": self.about, "parts": self.parts}
+        with whole_file(self.file) as new:
+            new.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+
 
 class Cases:
-    """The cases of one part: each is recorded as soon as it is over, and none ends the others.
+    """The cases of one part: each is recorded as soon as it ends, and none ends the others.
 
     Args:
         results: Where they are recorded.
@@ -121,11 +114,6 @@ class Cases:
 
     def __init__(self, results: Results, part: str, until: float) -> None:
         self.results, self.part, self.until = results, part, until
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until no case begins any more."""
-        return self.until - time.monotonic()
 
     def run(self, name: str, work: Callable[[], Found], least_s: float = 0.0) -> None:
         """Measure one case, unless an earlier run has done so.
@@ -138,17 +126,14 @@ class Cases:
         if self.results.case(self.part, name):
             return
         began = time.monotonic()
-        if self.left_s < least_s or self.left_s <= 0:
-            why = f"needs about {least_s:.0f} s, and {max(self.left_s, 0):.0f} s are left"
+        left = self.until - began
+        if left < least_s or left <= 0:
+            why = f"needs about {least_s:.0f} s, and {max(left, 0):.0f} s are left"
             entry: Found = {"status": "skipped", "why": why}
         else:
             try:
                 entry = {"status": DONE, **work(), "seconds": time.monotonic() - began}
             except Exception as error:
                 entry = error_of(error)
-        cases = self.results.part(self.part).get("cases", {})
-        self.results.note(self.part, cases={**cases, name: entry})
-        if entry["status"] == "error":
-            from turnrl_bench.gpu import device  # needs torch, which those who only read do not
-
-            device.free()  # here, where the exception and what its frames held are gone
+        self.results.note(self.part, cases={**self.results.part(self.part)["cases"], name: entry})
+        device.free()  # here, where the exception and what its frames held are gone

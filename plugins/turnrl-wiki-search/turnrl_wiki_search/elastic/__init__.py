@@ -1,12 +1,12 @@
-"""An index on an Elasticsearch server, in four rooms; each uses those above it.
+"""An index on an Elasticsearch server, in four modules; each uses those above it.
 
-    access      how to reach a server: addresses, secrets, the client
-    faults      what an error means, retries, and waiting out an outage
+    access      addresses, secrets, the client
+    faults      the meaning of errors, and retries
     search      asking an index
-    building    making one, or taking up an interrupted build
+    building    building one, or resuming an interrupted build
 
-Two rules hold throughout. What an outage produced never leaves these rooms as an answer. And the
-official client does the talking; it is imported only when a connection is made.
+An outage never becomes an answer. Only the official client talks to the server; it is imported when
+a connection is made.
 """
 
 from turnrl_wiki_search.elastic.access import Server

@@ -1,7 +1,7 @@
-"""Access to a server, and the place of the secrets that open it.
+"""Access to a server, and its secrets.
 
-Secrets are read from the environment when a connection is made, live in the client alone, and are
-struck out of every message and log line.
+Secrets are read from the environment when a connection is made. Only the client holds them, and
+they are struck out of every message and log line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
 
 MAJORS = (8, 9)
-"""Server versions that a client of major 8 can talk to."""
+"""Major versions of servers that the client, of major version 8, works with."""
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -33,8 +33,8 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 class Server:
     """Access to an Elasticsearch server, without any secret in it: this is what a recipe holds.
 
-    The three secrets are given as `${NAME}`, which names an environment variable; a literal is
-    refused, so that none can be saved with a run.
+    Secrets are written `${NAME}`, after an environment variable. A literal secret is refused, so
+    that none is ever saved with a run.
 
     Args:
         url: Address, or several of one cluster; by default the environment's TURNRL_ES_URL, or
@@ -48,10 +48,10 @@ class Server:
         ca_certs: File with the certificates to trust; by default the environment's
             TURNRL_ES_CA_CERTS.
         timeout_s: Seconds that one request may take.
-        retries: Attempts after a first failure, before the server counts as out of reach.
-        wait_s: Seconds that the run waits for a server out of reach before it stops.
+        retries: Attempts after a first failure, before the server counts as unreachable.
+        wait_s: Seconds that the run waits for an unreachable server before it stops.
     Raises:
-        RecipeError: If a secret is written out, two ways of access are mixed, or a number makes no
+        RecipeError: If a secret is written out, options exclude each other, or a number makes no
             sense.
     """
 
@@ -71,16 +71,15 @@ class Server:
             if value is not None and not _REFERENCE.fullmatch(value):
                 raise RecipeError(
                     f"{name} must name an environment variable, as '${{NAME}}' (in quotes on a "
-                    "command line); what it holds now is not shown, for it may be the secret "
-                    "itself. Recipes are saved with every run."
+                    "command line). Its value is not shown, because it may be the secret itself. "
+                    "Recipes are saved with every run."
                 )
-        for one, other, to in (
-            ("url", "cloud_id", "name one server"),
-            ("api_key", "password", "sign in"),
-        ):
-            if getattr(self, one) is not None and getattr(self, other) is not None:
-                what = f"{one} and {other} are two ways to {to}"
-                raise RecipeError(f"{what}. Leave one of them out.")
+        if self.url is not None and self.cloud_id is not None:
+            raise RecipeError("url and cloud_id both name a server. Leave one of them out.")
+        if self.api_key is not None and self.password is not None:
+            raise RecipeError(
+                "api_key and password are two ways to sign in. Leave one of them out."
+            )
         at_least(0.001, "", self, "timeout_s")
         at_least(0, "", self, "wait_s")
         at_least(0, "", self, "retries", whole=True)
@@ -89,7 +88,7 @@ class Server:
 
 
 def explained() -> dict[str, str]:
-    """Text of each argument in the docstring of `Server`."""
+    """The text on each argument in the docstring of `Server`."""
     params = docstring_parser.parse(Server.__doc__ or "").params
     return {param.arg_name: " ".join((param.description or "").split()) for param in params}
 
@@ -98,7 +97,7 @@ def _check_url(url: str, name: str) -> None:
     parts = urlsplit(url)
     if "@" in url:
         raise RecipeError(
-            f"{name} holds a user or password. Give the address alone, and the password as "
+            f"{name} holds a user or password. Give only the address, and the password as "
             f"'${{NAME}}' in 'password'."
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -107,7 +106,7 @@ def _check_url(url: str, name: str) -> None:
 
 @dataclass(frozen=True)
 class Access:
-    """A server with the secrets that open it; it is never printed."""
+    """A server and its secrets. It is never printed."""
 
     label: str
     options: dict[str, Any] = field(repr=False)
@@ -118,13 +117,12 @@ class Access:
     def of(cls, server: Server) -> Access:
         options: dict[str, Any] = {}
         secrets: list[str] = []
-        environment = os.environ
 
         def secret(name: str) -> tuple[str | None, str]:
-            """A secret and the variable it comes from."""
+            """A secret, and the variable that holds it."""
             reference = getattr(server, name)
             variable = reference[2:-1] if reference else f"TURNRL_ES_{name.upper()}"
-            value = environment.get(variable)
+            value = os.environ.get(variable)
             if reference and not value:
                 raise RecipeError(
                     f"{name} names the environment variable {variable}, which is not set. Set it."
@@ -139,7 +137,7 @@ class Access:
             label = f"the Elastic Cloud deployment in ${{{variable}}}"
             secrets += _cloud_hosts(cloud_id)
         else:
-            urls = server.url or environment.get("TURNRL_ES_URL") or "http://localhost:9200"
+            urls = server.url or os.environ.get("TURNRL_ES_URL") or "http://localhost:9200"
             hosts = urls.split(",") if isinstance(urls, str) else list(urls)
             for url in hosts:
                 _check_url(url, "url" if server.url else "TURNRL_ES_URL")
@@ -152,24 +150,24 @@ class Access:
             credentials = f"the API key in ${{{variable}}}"
         else:
             password, variable = secret("password")
-            username = server.username or environment.get("TURNRL_ES_USERNAME") or "elastic"
+            username = server.username or os.environ.get("TURNRL_ES_USERNAME") or "elastic"
             if password:
                 options["basic_auth"] = (username, password)
                 secrets.append(base64.b64encode(f"{username}:{password}".encode()).decode())
                 credentials = f"user {username!r} with the password in ${{{variable}}}"
             elif server.username:
                 raise RecipeError(
-                    f"username is {username!r}, and there is no password: {variable} is not set. "
+                    f"username is {username!r}, but there is no password: {variable} is not set. "
                     "Set it."
                 )
-        ca_certs = server.ca_certs or environment.get("TURNRL_ES_CA_CERTS")
+        ca_certs = server.ca_certs or os.environ.get("TURNRL_ES_CA_CERTS")
         if ca_certs and not os.path.isfile(ca_certs):  # noqa: PTH113
             raise RecipeError(f"no file {ca_certs!r} with certificates to trust. Correct ca_certs.")
         if ca_certs and (cloud_id or all(url.startswith("https:") for url in options["hosts"])):
             options["ca_certs"] = ca_certs
         elif server.ca_certs:
             raise RecipeError(
-                f"ca_certs is {ca_certs!r}, and {label} is not https. Leave it out, or use https."
+                f"ca_certs is {ca_certs!r}, but {label} is not https. Leave it out, or use https."
             )
         return cls(label, options, tuple(secrets), credentials)
 
@@ -179,8 +177,8 @@ class Access:
         if elasticsearch.__version__[0] != 8:
             version = ".".join(map(str, elasticsearch.__version__))
             raise ToolError(
-                f"the Python client elasticsearch {version} is installed, and turnrl needs one of "
-                "major 8, which serves servers of major 8 and 9. Install it: pip install "
+                f"the Python client elasticsearch {version} is installed, but turnrl needs major "
+                "version 8, which works with servers of major 8 and 9. Install it: pip install "
                 "'elasticsearch>=8.19,<9'"
             )
         _struck_out.update(self.secrets)
@@ -188,21 +186,18 @@ class Access:
             logging.getLogger(name).addFilter(_strike_line)
         try:
             return elasticsearch.Elasticsearch(
-                **self.options,
-                request_timeout=timeout_s,
-                max_retries=0,
-                retry_on_timeout=False,
+                **self.options, request_timeout=timeout_s, max_retries=0, retry_on_timeout=False
             )
         except (ValueError, TypeError) as error:
             raise RecipeError(f"{self.label}: {self.clean(error)}") from None
 
     def clean(self, error: object) -> str:
-        """An error's text, short and without secrets."""
+        """The text of an error in one short line, without secrets."""
         return _strike(" ".join(str(error).split()), self.secrets)[:300]
 
 
 def _cloud_hosts(cloud_id: str) -> list[str]:
-    """Texts that tell as much as a cloud id: its encoded part, and the host names in that."""
+    """Texts as secret as a cloud id: its encoded part, and the host names in it."""
     encoded = cloud_id.rpartition(":")[2]
     try:
         domain, *names = base64.b64decode(encoded).decode().split("$")
@@ -212,7 +207,7 @@ def _cloud_hosts(cloud_id: str) -> list[str]:
 
 
 def _with_port(url: str) -> str:
-    """`url` with the port that the client insists on: 9200 for http, 443 for https."""
+    """`url` with a port, which the client insists on: 9200 for http, 443 for https."""
     parts = urlsplit(url)
     if parts.port is not None:
         return url
@@ -231,7 +226,7 @@ _struck_out: set[str] = set()
 
 
 def _strike_line(record: logging.LogRecord) -> bool:
-    """Strike secrets out of a log line of the client's, which names hosts."""
+    """Strike secrets out of a log line of the client, which names hosts."""
     message = record.getMessage()
     struck = _strike(message, _struck_out)
     if struck != message or record.exc_info:

@@ -1,4 +1,4 @@
-"""Building an index on a server, through its faults and ours."""
+"""Building an index on a server, and resuming after faults on either side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from turnrl import Passage, ToolError
 from turnrl.servers import Unavailable, pause_s
@@ -20,6 +20,8 @@ from turnrl_wiki_search.sources import Corpus, Mark
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
+
+T = TypeVar("T")
 
 _SAVE_EVERY_CHUNKS = 25
 _LOADERS = 2
@@ -39,16 +41,15 @@ def build(
     k1: float = 1.2,
     b: float = 0.75,
 ) -> IndexInfo:
-    """Build an index on a server, or take up an interrupted build of the same corpus.
+    """Build an index on a server, or resume an interrupted build of the same corpus.
 
-    Passages are stored under their own ids, so what is sent twice is there once. The place reached
-    is kept in the index's mapping; a server that goes away is waited for, and loading goes on from
-    that place.
+    Passages are stored under their own ids, so one that is sent twice is stored once. The index's
+    mapping holds the place reached, where a build resumes after the server was away.
 
     Args:
-        server: How to reach the server.
+        server: The server.
         name: Name of the index.
-        corpus: Its passages.
+        corpus: The passages.
         analyzer: How text becomes terms.
         overwrite: Delete an index of this name first, if turnrl built it.
         on_progress: Called with the number of passages indexed so far.
@@ -58,8 +59,7 @@ def build(
     Returns:
         The description of the index.
     Raises:
-        ToolError: If the index is there already, the server stays away, or the index does not hold
-            what was read.
+        ToolError: If the index exists already, the server stays away, or passages are missing.
     """
     access = Access.of(server)
     meta: dict[str, Any] = {
@@ -103,33 +103,33 @@ class _Builder:
                 if failures > max(self.retries, 1):
                     raise ToolError(
                         f"{self.access.label} failed {failures} times after passage "
-                        f"{mark.passages:,} ({fault}). When it is well again, the same command "
-                        "goes on from there."
+                        f"{mark.passages:,} ({fault}). Once it works again, the same command "
+                        "resumes there."
                     ) from None
                 say(
                     f"{self.access.label} failed after passage {mark.passages:,} ({fault}); "
-                    "trying again from there"
+                    "resuming there"
                 )
                 time.sleep(pause_s(failures + 2, fault))
         return self._finish(mark)
 
-    def _do(self, request: Callable[[], Any]) -> Any:
+    def _do(self, request: Callable[[], T]) -> T:
         return call(self.access, request, max(self.retries, 2))
 
     def _prepare(self, overwrite: bool) -> Mark:
-        """Make the index, or find the place that an interrupted build reached."""
+        """Make the index, or return the mark of an interrupted build."""
         check_version(self.client, self.access, 2)
         indices = self.client.indices
         if self._do(lambda: indices.exists(index=self.name)):
             meta = describe(self.client, self.access, self.name, 2)
             progress = meta.pop("progress", None)
             if progress and not overwrite and meta == self.meta:
-                say(f"going on with index {self.name!r} after passage {progress['passages']:,}")
+                say(f"resuming index {self.name!r} after passage {progress['passages']:,}")
                 return Mark(**progress)
             if not overwrite:
-                state = "an unfinished build of something else" if progress else "there already"
+                exists = "holds another, unfinished build" if progress else "exists already"
                 raise ToolError(
-                    f"index {self.name!r} at {self.access.label} is {state}. Add --overwrite to "
+                    f"index {self.name!r} at {self.access.label} {exists}. Add --overwrite to "
                     "build it anew, or choose another name."
                 )
             self._do(lambda: indices.delete(index=self.name))
@@ -144,8 +144,7 @@ class _Builder:
             "dynamic": "strict",
             "_meta": {"turnrl": {**self.meta, "progress": asdict(Mark())}},
             "properties": {
-                # one field holds both, as in the embedded index: a title's words weigh like any
-                # other
+                # one field for both, as in the embedded index: words of titles weigh no more
                 "title": {"type": "text", "index": False, "copy_to": "contents"},
                 "text": {"type": "text", "index": False, "copy_to": "contents"},
                 "contents": text,
@@ -161,11 +160,11 @@ class _Builder:
         return Mark()
 
     def _load(self, start: Mark) -> Mark:
-        """Send everything after `start`; `_reached` follows what the server has acknowledged."""
+        """Send everything after `start`. `reached` follows the server's acknowledgements."""
         self.reached = self.saved = start
         sent: collections.deque[tuple[Mark, Future[None]]] = collections.deque()
         # the client's own `parallel_bulk` sends the whole rest of the corpus before it raises the
-        # error of one chunk; this one stops with the chunks that are under way
+        # error of one chunk; this stops with the chunks in flight
         with ThreadPoolExecutor(_LOADERS) as pool:
             try:
                 for chunk, mark in self.corpus.chunks(start):
@@ -217,7 +216,7 @@ class _Builder:
         held = self._do(lambda: self.client.count(index=self.name))["count"]
         if held != mark.passages:
             raise ToolError(
-                f"{mark.passages:,} passages were read from {self.corpus.source.name!r}, and "
+                f"{mark.passages:,} passages were read from {self.corpus.source.name!r}, but "
                 f"index {self.name!r} holds {held:,}. Fewer means that some share an id: make ids "
                 "unique, and build again with --overwrite."
             )
@@ -235,12 +234,12 @@ class _Builder:
         return described(meta, "elasticsearch", self.name, f"index {self.name!r}")
 
     def _merge(self, mark: Mark) -> None:
-        """Put the index, which never changes again, into one segment: a quarter less work a query.
+        """Merge the finished index into one segment, which saves a quarter of the work per query.
 
-        An index that could not be merged is whole all the same, so that is said and no error.
+        An unmerged index is complete too, so a failure is only printed.
         """
         if mark.passages > _LONG_MERGE:
-            say(f"all passages are in index {self.name!r}; the server merges it, for some minutes")
+            say(f"index {self.name!r} has all passages; the server merges it for some minutes")
         patient = self.client.options(request_timeout=_LONGEST_MERGE_S)
         try:
             patient.indices.forcemerge(index=self.name, max_num_segments=1)
@@ -248,4 +247,4 @@ class _Builder:
             meaning = translate(error, self.access)
             if meaning is error:
                 raise
-            say(f"index {self.name!r} was not merged, which makes it slower ({meaning})")
+            say(f"index {self.name!r} was not merged, so it is slower ({meaning})")

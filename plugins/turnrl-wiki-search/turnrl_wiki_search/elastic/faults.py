@@ -1,16 +1,15 @@
-"""Meaning of a server's faults, and the requests to try again.
-
-What an outage produced is never an answer: it is `Unavailable`, which is tried again, or an error.
-"""
+"""The meaning of a server's errors: `Unavailable`, after which a request is retried, or final."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from turnrl import ToolError
 from turnrl.servers import LONGEST_PAUSE_S, Patience, Unavailable
 from turnrl_wiki_search.elastic.access import MAJORS, Access, Server
+
+T = TypeVar("T")
 
 RETRIED = (429, 502, 503, 504)
 """Statuses after which the same request may succeed."""
@@ -19,76 +18,80 @@ _MARGIN_S = 60.0
 
 
 def longest_answer_s(server: Server) -> float:
-    """No search takes longer: all attempts, the wait, and a margin for its turn."""
+    """The longest time that a search may take: all attempts, the wait, and a margin."""
     attempts = (server.retries + 2) * (server.timeout_s + LONGEST_PAUSE_S)
     return attempts + server.wait_s + _MARGIN_S
 
 
 def translate(error: Exception, access: Access) -> Exception:
-    """Translate an error of the client's: `Unavailable` if the same request may succeed later."""
+    """Translate a client error: `Unavailable` if the same request may succeed later."""
     import elastic_transport
     import elasticsearch
 
-    what = access.clean(_cause(error))
+    cause = access.clean(_cause(error))
     if isinstance(error, elasticsearch.UnsupportedProductError):
         return ToolError(
-            f"{access.label} answers, but not as an Elasticsearch server ({what}). Correct the url."
+            f"{access.label} is not an Elasticsearch server ({cause}). Correct the url."
         )
     if isinstance(error, elasticsearch.ApiError):
         status = error.meta.status
         if status in RETRIED:
-            return Unavailable(f"status {status}: {what}", error.meta.headers.get("retry-after"))
-        if status == 406 or "media_type_header_exception" in what or "media-type" in what:
+            return Unavailable(f"status {status}: {cause}", error.meta.headers.get("retry-after"))
+        if status == 406 or "media_type_header_exception" in cause or "media-type" in cause:
             return ToolError(
                 f"{access.label} does not speak the protocol of the Elasticsearch 8 client "
-                f"({what}). turnrl works with servers of major {' and '.join(map(str, MAJORS))}; "
+                f"({cause}). turnrl works with servers of major {' and '.join(map(str, MAJORS))}; "
                 "upgrade the server."
             )
         if status in (401, 403):
             return ToolError(
-                f"{access.label} refused {access.credentials} (status {status}: {what}). Correct "
+                f"{access.label} refused {access.credentials} (status {status}: {cause}). Correct "
                 "them, or grant 'monitor' on the cluster and 'read' and 'view_index_metadata' on "
                 "the index; building needs 'manage' and 'write' on it too."
             )
-        return ToolError(f"{access.label} refused a request (status {status}: {what}).")
-    if isinstance(error, elastic_transport.TlsError) and "CERTIFICATE" in what.upper():
+        return ToolError(f"{access.label} refused a request (status {status}: {cause}).")
+    if isinstance(error, elastic_transport.TlsError) and "CERTIFICATE" in cause.upper():
         return ToolError(
-            f"the certificate of {access.label} is not trusted ({what}). Set ca_certs, or "
+            f"the certificate of {access.label} is not trusted ({cause}). Set ca_certs, or "
             "TURNRL_ES_CA_CERTS, to the file with the certificate that signed it."
         )
     if isinstance(error, elastic_transport.SerializationError):
         return ToolError(
-            f"{access.label} sent something that is not JSON ({what}). Correct the url."
+            f"{access.label} sent something that is not JSON ({cause}). Correct the url."
         )
     if isinstance(error, elastic_transport.TransportError):
-        return Unavailable(what)
+        return Unavailable(cause)
     return error
 
 
 def _cause(error: Exception) -> object:
-    """Fullest cause of an error of the client's; its own text leaves the cause out."""
+    """The fullest cause of a client error, whose own text leaves it out."""
     import elastic_transport
+    import elasticsearch
 
     if isinstance(error, elastic_transport.TransportError):
         return error.message
-    body = getattr(error, "body", None)
-    told = body.get("error") if isinstance(body, dict) else None
-    return (told.get("reason") or told) if isinstance(told, dict) else error
+    if isinstance(error, elasticsearch.ApiError) and isinstance(error.body, dict):
+        cause = error.body.get("error")
+        if isinstance(cause, dict):
+            return cause.get("reason") or cause
+    return error
 
 
-def call(access: Access, request: Callable[[], Any], retries: int) -> Any:
-    """One administrative request, tried again a few times."""
+def call(access: Access, request: Callable[[], T], retries: int) -> T:
+    """Send one administrative request, with a few retries."""
 
-    def attempt() -> Any:
+    def attempt() -> T:
         try:
             return request()
         except Exception as error:
             raise translate(error, access) from None
 
-    def away(told: str) -> ToolError:
+    def away(problem: str) -> ToolError:
         return ToolError(
-            f"the search server {access.label} {told} Start it, or correct 'url' (TURNRL_ES_URL). "
-            "With 'cache' and 'offline: true' a finished run replays without a server."
+            f"the search server {access.label} {problem} Start it, or correct 'url' "
+            "(TURNRL_ES_URL). With 'cache' and 'offline: true' a finished run replays without a "
+            "server."
         )
 
     return Patience(access.label, 0.0, away, retries).ask(attempt)

@@ -1,4 +1,4 @@
-"""Searching an index on a server. A search returns whole answers or raises."""
+"""Searching an index on a server. A search returns complete answers or raises."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _BATCH = 64
 _LANES = 2
-"""Requests that are under way at once: the server reads one while we read the other's answers."""
+"""Requests in flight at once: the server works on one while we read the answers to another."""
 
 
 class ElasticIndex(SearchIndex):
-    """An index on a server. Nothing is asked until `info` or `search`.
+    """An index on a server. It connects on the first `info` or `search`.
 
     Args:
-        server: How to reach it.
+        server: The server.
         index: Name of the index.
     """
 
@@ -42,15 +42,15 @@ class ElasticIndex(SearchIndex):
 
     @property
     def _client(self) -> Elasticsearch:
-        """The client of this process. A forked one that spoke on its parent's connections would
-        read answers to other questions."""
+        """The client of this process. On its parent's connections, a fork would read the answers to
+        its parent's requests."""
         if (client := self._clients.get(os.getpid())) is None:
             client = self._access.connect(self._timeout_s)
             client = self._clients.setdefault(os.getpid(), client)
         return client
 
     def info(self) -> IndexInfo:
-        """Its description. A server that is away is not waited for: this is asked before a run."""
+        """Its description. Asked before a run, so it does not wait for a server that is away."""
         meta = describe(self._client, self._access, self._name, min(self._retries, 2))
         where = f"index {self._name!r} at {self._access.label}"
         if "progress" in meta:
@@ -66,12 +66,12 @@ class ElasticIndex(SearchIndex):
         if len(batches) == 1:
             return self._answer(queries, k)
 
-        # not a pool: its threads are no daemons, and a run that is interrupted while it waits for a
-        # dead server must be able to end
+        # not a pool: its threads are no daemons, so Ctrl-C could not end a run that waits for a
+        # dead server
         async def answers() -> list[list[list[Hit]]]:
-            asked = [result_of(self._answer, some, k) for some in batches]
-            replies = await asyncio.gather(*asked, return_exceptions=True)  # none is left behind
-            if error := next((one for one in replies if isinstance(one, BaseException)), None):
+            requests = [result_of(self._answer, batch, k) for batch in batches]
+            replies = await asyncio.gather(*requests, return_exceptions=True)  # wait for all
+            if error := next((r for r in replies if isinstance(r, BaseException)), None):
                 raise error
             return cast("list[list[list[Hit]]]", replies)
 
@@ -81,27 +81,27 @@ class ElasticIndex(SearchIndex):
         self._client.close()
 
     def _answer(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """Answer a batch, whatever it takes; only what failed is asked again."""
+        """Answer a batch; only failed queries are sent again."""
         answers: dict[int, list[Hit]] = {}
         request = self._patience.request()
         with self._free:
             request.ask(lambda: self._ask(queries, k, answers))
         return [answers[i] for i in range(len(queries))]
 
-    def _away(self, what: str) -> ToolError:
+    def _away(self, problem: str) -> ToolError:
         return ToolError(
-            f"the search server {self._access.label} {what} Start it, or correct 'url'; then "
+            f"the search server {self._access.label} {problem} Start it, or correct 'url'; then "
             "resume the run from its last checkpoint with --ckpt_path, or raise 'wait_s' to wait "
             "longer. With 'cache' and 'offline: true' a finished run replays without a server."
         )
 
     def _ask(self, queries: Sequence[str], k: int, answers: dict[int, list[Hit]]) -> None:
-        """One request; fills in the answers that came, and raises for the first that did not."""
+        """Send one request, store its answers, and raise if some are missing."""
         waiting = [i for i in range(len(queries)) if i not in answers]
-        # a shard that is missing would silently shorten the answer, so partial results are refused
+        # a missing shard would silently shorten the answer, so partial results are refused
         where = {"index": self._name, "allow_partial_search_results": False}
         how = {"size": k, "track_total_hits": False}
-        searches: list[dict[str, Any]] = []
+        searches: list[dict[str, object]] = []
         for i in waiting:
             searches += [where, {"query": {"match": {"contents": {"query": queries[i]}}}, **how}]
         try:
@@ -137,22 +137,22 @@ class ElasticIndex(SearchIndex):
 
 
 def check_version(client: Elasticsearch, access: Access, retries: int) -> None:
-    """Raise if a node is of a major version that the client does not serve.
+    """Raise if a node has a major version that the client does not support.
 
-    An API key may not be allowed to ask, which is no fault.
+    An API key that may not ask for versions is fine.
     """
     quiet = client.options(ignore_status=[403])
     response = call(access, lambda: quiet.nodes.info(filter_path="nodes.*.version"), retries)
     for node in response.get("nodes", {}).values():
         if int(node["version"].split(".")[0]) not in MAJORS:
             raise ToolError(
-                f"{access.label} runs Elasticsearch {node['version']}, and turnrl works with "
+                f"{access.label} runs Elasticsearch {node['version']}, but turnrl works with "
                 f"servers of major {' and '.join(map(str, MAJORS))}. Upgrade the server."
             )
 
 
 def describe(client: Elasticsearch, access: Access, name: str, retries: int) -> dict[str, Any]:
-    """Description that turnrl wrote into an index's mapping."""
+    """The description that turnrl wrote into an index's mapping."""
     check_version(client, access, retries)
     quiet = client.options(ignore_status=[404])
     response = call(access, lambda: quiet.indices.get_mapping(index=name), retries)
@@ -166,7 +166,7 @@ def describe(client: Elasticsearch, access: Access, name: str, retries: int) -> 
     meta = [m["mappings"].get("_meta", {}).get("turnrl") for m in response.values()]
     if len(meta) != 1 or not isinstance(meta[0], dict):
         raise ToolError(
-            f"index {name!r} at {access.label} was not built by turnrl: its mapping carries no "
+            f"index {name!r} at {access.label} was not built by turnrl: its mapping has no "
             "description. Choose another name, and build it with "
             f"'{build_command('elasticsearch', 'NAME')}'."
         )

@@ -490,7 +490,9 @@
   function turnCard(turn, k, n, row, detail) {
     const shared = k < row.begins;
     return el("section", { class: "turn" },
-      el("header", {}, el("h2", {}, `Turn ${k + 1}`), el("span", {}, "advantage ", advantage(turn.advantage)), el("span", { class: "dim" }, `${turn.tokens} tokens${turn.cut ? ", cut" : ""}`)),
+      el("header", {}, el("h2", {}, `Turn ${k + 1}`), el("span", {}, "advantage ", advantage(turn.advantage)), el("span", { class: "dim" }, [`${turn.tokens} tokens${turn.cut ? ", cut" : ""}`,
+        (row.sample_tokens || []).length > 1 ? `history ${turn.sample + 1} of ${row.sample_tokens.length}` : null,
+        turn.world_reward ? `the world paid ${exact(turn.world_reward)}` : null].filter(Boolean).join(", "))),
       shared ? el("p", { class: "dim" }, "Shared with the trajectory that this one branched off: learned from there.") : null,
       el("p", { class: "label" }, "said"), block(turn.text, `Turn ${k + 1}, said`),
       turn.format_error ? el("p", {}, el("span", { class: "bad" }, "form: "), bdi(turn.format_error)) : null,

@@ -4,6 +4,7 @@ from turnrl import Policy, Question, Reading, ToolCall, ToolResult, Trajectory, 
 from turnrl_example.engine import ExampleEngine
 from turnrl_example.estimator import ExampleToGo
 from turnrl_example.outcome_reward import ExampleLookedUp
+from turnrl_example.player import ExampleDesk
 from turnrl_example.segmenter import ExampleTurns
 from turnrl_example.source import ExampleQuestions
 from turnrl_example.tool import ExampleLookup
@@ -47,6 +48,11 @@ def test_a_call_in_the_last_turn_and_a_forged_result_are_format_errors() -> None
     assert forged.format_error == "results are not yours to write"
 
 
+def test_the_player_keeps_to_its_contract() -> None:
+    replies = ["It is <answer>Lima</answer>", "<answer>Lima</answer>"]
+    testing.check_player(ExampleDesk(), replies)
+
+
 def test_the_turn_reward_keeps_to_its_contract() -> None:
     testing.check_reward(ExampleNewlyFound())
 
@@ -54,8 +60,8 @@ def test_the_turn_reward_keeps_to_its_contract() -> None:
 def test_finding_the_answer_again_earns_nothing() -> None:
     question = Question("q", "What is the capital of Peru?", ("Lima",))
     page = ToolResult("Its capital is Lima.")
-    turn = Turn("...", (1,), (0.0,), Reading((ToolCall("search"),)), (page,))
-    trajectory = Trajectory(question, (1,), (turn, turn), "turns")
+    turn = Turn("...", Reading((ToolCall("search"),)), (page,))
+    trajectory = Trajectory(question, (turn, turn), "turns")
     assert [ExampleNewlyFound().score(trajectory, k) for k in (0, 1)] == [0.5, 0.0]
 
 

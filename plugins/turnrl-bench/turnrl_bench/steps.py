@@ -1,0 +1,192 @@
+"""A training step by turnrl and by TRL, set up to do equal work, and a check that they do."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import itertools
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import numpy as np
+import torch
+import transformers
+
+from turnrl import MTGRPO, Policy
+from turnrl_bench import agent
+from turnrl_bench.task import ARGUMENT, DESCRIPTION, Task, reward
+from turnrl_slots import Slots
+
+
+class Gradient(L.Callback):
+    """Keeps the gradient of turnrl's last step."""
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.kept = gradient_of(cast(MTGRPO, pl_module).policy.load())
+
+
+class GradientOfTrl(transformers.TrainerCallback):
+    """Keeps the gradient of TRL's last step."""
+
+    def on_pre_optimizer_step(self, *args: object, **kwargs: Any) -> None:
+        self.kept = gradient_of(kwargs["model"])
+
+
+def gradient_of(model: torch.nn.Module) -> dict[str, Any]:
+    """The gradient of a model in one array of numpy, and the names of its parameters."""
+    named = sorted(model.named_parameters())
+    kept = {n: p.grad.double().flatten() for n, p in named if p.grad is not None}
+    return {"parameters": [*kept], "gradient": torch.cat([*kept.values()]).numpy()}
+
+
+def work_of(trajectories: Any, gradient: Gradient | GradientOfTrl) -> dict[str, Any]:
+    """The work of a step. Trajectories come as prompt, tokens after it, part in the loss, calls and
+    reward."""
+    parts = ("prompt tokens", "tokens after the prompts", "loss tokens", "tool calls", "rewards")
+    rows = sorted(trajectories, key=lambda one: (list(one[0]), list(one[1])))
+    return {**dict(zip(parts, zip(*rows, strict=True), strict=True)), **gradient.kept}
+
+
+def by_turnrl(folder: str, steps: int, updates: int = 1, tool_ms: float = 0, **policy: Any) -> Any:
+    """Time steps of turnrl after a first one. With 0 steps, give the work of the first."""
+    search = agent.Search(Task.read(folder).article, tool_ms)
+    watch, gradient = agent.Watch(), Gradient()
+    module = agent.module_of(folder, Policy(folder, **policy), Slots(), updates, search)
+    agent.train(module, [watch, gradient] if not steps else [watch], folder, 1 + steps)
+    if steps:
+        parts = ("rollouts", "learning", "whole step")
+        return {f"{part}, s": [one[part] for one in watch.times[1:]] for part in parts}
+    rows = []
+    for one in cast(Any, module.experience).trajectories:
+        (sample,) = one.samples
+        after = slice(len(sample.prompt_ids), None)
+        calls = [[c.name, dict(c.arguments)] for turn in one.turns for c in turn.reading.calls]
+        loss = [int(turn >= 0) for turn in sample.turn_index[after]]
+        answer = reward(one.answer or "")
+        said = [*sample.token_ids[after]]
+        rows.append(([*sample.prompt_ids], said, loss, calls, answer))
+    return work_of(rows, gradient)
+
+
+class ScriptedTokens(transformers.LogitsProcessor):
+    """Leaves one token possible: the next one of each row's script."""
+
+    def __init__(self, rows: Sequence[Sequence[int]], end: int) -> None:
+        longest = max(map(len, rows))
+        padded = [[*row, *[end] * (longest - len(row))] for row in rows]
+        self.columns = torch.tensor(padded).T.contiguous()
+        self.at = 0
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        column = self.columns[min(self.at, len(self.columns) - 1), :, None]
+        self.at += 1
+        forced = torch.full_like(scores, -torch.inf)
+        return forced.scatter(1, column, 0.0)  # type: ignore[return-value]
+
+
+def _trainer(folder: str, task: Task, tool_ms: float, size: dict[str, int]) -> Any:
+    """A `GRPOTrainer` set up to do what turnrl does: float32, no checkpointing of activations, no
+    reference model, a loss that is a mean over tokens, no clipping of gradients."""
+    trl: Any = importlib.import_module("trl")
+    datasets: Any = importlib.import_module("datasets")
+    system = {"role": "system", "content": task.system}
+    data = [[system, {"role": "user", "content": question}] for question in task.questions]
+
+    async def search(query: str):  # type: ignore[no-untyped-def]
+        if tool_ms:
+            await asyncio.sleep(tool_ms / 1000)
+        return task.article(query)
+
+    search.__doc__ = f"{DESCRIPTION}\n\nArgs:\n    query: {ARGUMENT}\n"
+    settings: dict[str, object] = {
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "beta": 0.0,
+        "loss_type": "dapo",
+        "max_grad_norm": 0.0,
+        "shuffle_dataset": False,
+        "max_tool_calling_iterations": 1,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        **size,
+    }
+    return trl.GRPOTrainer(
+        model=transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+        reward_funcs=lambda completions, **_: [reward(c[-1]["content"]) for c in completions],
+        args=trl.GRPOConfig(str(Path(folder, "trl")), use_cpu=True, **settings),
+        train_dataset=datasets.Dataset.from_dict({"prompt": data}),
+        processing_class=transformers.AutoTokenizer.from_pretrained(folder, padding_side="left"),
+        tools=[search],
+    )
+
+
+def by_trl(folder: str, rows: int, steps: int, updates: int = 1, tool_ms: float = 0) -> Any:
+    """The same by TRL's `GRPOTrainer`. `ScriptedTokens` leaves it one token at a time; it does all
+    of its other work."""
+    task, gradient = Task.read(folder), GradientOfTrl()
+    shape = task.shape
+    size = {
+        "num_generations": shape.group_size,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": shape.prompts * shape.group_size // rows,
+        "max_completion_length": shape.tokens - shape.prompt_tokens,
+        "num_iterations": updates,
+        "max_steps": (1 + steps) * updates,
+    }
+    trainer = _trainer(folder, task, tool_ms, size)
+    if not steps:
+        trainer.add_callback(gradient)
+    model, end = trainer.model, trainer.processing_class.eos_token_id
+    turns = itertools.cycle([[s[k] for group in task.script for s in group] for k in range(2)])
+    generate, collect, kept = model.generate, trainer._generate, []
+    marks: list[tuple[float, float]] = []
+
+    def forced(**kwargs: Any) -> Any:
+        script = ScriptedTokens(next(turns), end)
+        return generate(**kwargs, logits_processor=transformers.LogitsProcessorList([script]))
+
+    def timed(prompts: Any) -> Any:
+        began = time.perf_counter()
+        kept.append(collect(prompts))
+        marks.append((began, time.perf_counter()))
+        return kept[-1]
+
+    model.generate, trainer._generate = forced, timed
+    trainer.train()
+    if steps:
+        # a step lasts from one rollout to the next
+        began, collected = np.array([*marks, (time.perf_counter(), 0)]).T
+        whole, rollouts = np.diff(began)[1:], (collected - began)[1:-1]
+        both = {"rollouts, s": rollouts, "learning, s": whole - rollouts, "whole step, s": whole}
+        return {name: seconds.tolist() for name, seconds in both.items()}
+    work = []
+    for prompt, ids, loss, messages in zip(*kept[-1][:4], strict=True):
+        called = [call["function"] for one in messages for call in one.get("tool_calls") or ()]
+        calls = [[one["name"], dict(one["arguments"])] for one in called]
+        work.append(([*prompt], [*ids], [*loss], calls, reward(messages[-1]["content"])))
+    return work_of(work, gradient)
+
+
+def check_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Compare the first step of two sides.
+
+    Raises:
+        SystemExit: Naming the first difference.
+    """
+    a, b = ours.pop("gradient"), theirs.pop("gradient")
+    for part in ours:
+        if ours[part] != theirs[part]:
+            sys.exit(f"The {part} of the two sides differ, so nothing was timed.")
+    cosine = a @ b / np.sqrt((a @ a) * (b @ b))
+    if not cosine > 0.9999:
+        sys.exit(f"The gradients have a cosine of {cosine:.7f}, so nothing was timed.")
+    count = len(ours["rewards"])
+    print(f"Equal work: {count} trajectories, a cosine of {cosine:.7f} between the gradients.")

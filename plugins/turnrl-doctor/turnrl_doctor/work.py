@@ -1,0 +1,213 @@
+"""The input of a memory plan: a model's dimensions, the recipe's part, and the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal
+
+from turnrl.policy.sizes import MINIBATCH_TOKENS, copies_factors, padded_columns, sizes_of
+from turnrl_slots.sizes import PREFILL_TOKENS
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The dimensions of a decoder with gated MLPs.
+
+    Args:
+        hidden: Width of the residual stream.
+        inner: Width inside the MLP.
+        layers: Number of layers.
+        heads: Number of query heads.
+        kv_heads: Number of heads of keys and values.
+        head_size: Width of a head.
+        vocab: Rows of the head.
+        tied: True if embedding and head are one matrix.
+    """
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocab: int
+    tied: bool
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of a layer's matrices, by name."""
+        h, q, kv = self.hidden, self.heads * self.head_size, self.kv_heads * self.head_size
+        return {
+            "q_proj": (h, q),
+            "k_proj": (h, kv),
+            "v_proj": (h, kv),
+            "o_proj": (q, h),
+            "gate_proj": (h, self.inner),
+            "up_proj": (h, self.inner),
+            "down_proj": (self.inner, h),
+        }
+
+    @property
+    def dense(self) -> int:
+        """Weights of all layers' matrices."""
+        return self.layers * sum(a * b for a, b in self.linears.values())
+
+    @property
+    def embedded(self) -> int:
+        """Weights of embedding and head."""
+        return self.vocab * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def rest(self) -> int:
+        """Weights of norms and biases, about."""
+        kv = self.kv_heads * self.head_size
+        return self.layers * (2 * self.hidden + self.heads * self.head_size + 2 * kv) + self.hidden
+
+
+def shape_of(config: PretrainedConfig) -> Shape:
+    """The dimensions of a transformers configuration.
+
+    Raises:
+        LookupError: If the plan does not know its kind; the text completes "the memory is not
+            planned: ".
+    """
+    sizes, kind = sizes_of(config), config.get_text_config().model_type
+    if sizes.routed:
+        raise LookupError(f"{kind} routes tokens among experts")
+    hidden, inner, layers, heads = sizes.hidden, sizes.inner, sizes.layers, sizes.heads
+    kv_heads, head_size, vocab = sizes.kv_heads, sizes.head_size, sizes.vocab
+    if not (hidden and inner and layers and heads and kv_heads and head_size and vocab):
+        raise LookupError(f"the configuration of {kind} lacks sizes")
+    return Shape(hidden, inner, layers, heads, kv_heads, head_size, vocab, sizes.tied)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A recipe's part of the plan.
+
+    Args:
+        shape: The model's.
+        four_bit: True if the layers' matrices are in NF4.
+        size: Bytes of an element of activations and of weights that are not in NF4.
+        rank: Rank of the adapter; 0 if all weights are trained.
+        targets: Matrices that have an adapter; None for all.
+        trajectories: Trajectories of an iteration, on one GPU, probes included.
+        max_tokens: The most tokens of a trajectory.
+        turn_tokens: The most tokens of a turn.
+        turns: The most turns.
+        result_tokens: The most tokens between two turns.
+        updates: Passes over an iteration's trajectories.
+        old: True if log-probabilities from before the updates are computed.
+        cut: True if tokens are drawn from a part of the distribution.
+        moments: Numbers in float32 that the optimiser keeps for each weight.
+        processes: Number of processes that learn together.
+        sampled: True if the engine is one whose memory is known.
+        mixed: True if float32 weights are rounded for each product.
+    """
+
+    shape: Shape
+    four_bit: bool = False
+    size: int = 2
+    rank: int = 16
+    targets: tuple[str, ...] | None = None
+    trajectories: int = 256
+    max_tokens: int = 2048
+    turn_tokens: int = 512
+    turns: int = 2
+    result_tokens: int = 512
+    updates: int = 1
+    old: bool = False
+    cut: bool = False
+    moments: float = 2
+    processes: int = 1
+    sampled: bool = True
+    mixed: bool = False
+
+    @property
+    def trained(self) -> int:
+        """Weights that are trained, in float32."""
+        shape = self.shape
+        if not self.rank:
+            return shape.dense + shape.embedded + shape.rest
+        return shape.layers * self.rank * sum(a + b for a, b in self._adapted)
+
+    @property
+    def adapted(self) -> int:
+        """Weights of the matrices that have an adapter."""
+        return self.shape.layers * sum(a * b for a, b in self._adapted) if self.rank else 0
+
+    @property
+    def dense_copy(self) -> int:
+        """Bytes of these matrices as dense weights with the adapter beside them."""
+        weights = sum(padded_columns(a + self.rank) * b for a, b in self._adapted)
+        return self.size * self.shape.layers * weights
+
+    def joined(self, rows: int, dense: bool = False) -> int:
+        """Bytes that a forward pass moves beside its factors, so that bases and adapters are added
+        up in float32: see `joint_product` and `DenseLayer` of `turnrl.policy.compute`."""
+        if not self.rank or self.size != 2:
+            return 0
+        moved = 0
+        for a, b in self._adapted:
+            if dense:
+                moved += 4 * a * rows
+            else:
+                moved += 4 * a * (rows + b) if copies_factors(rows, a, b) else 16 * rows * b
+        return self.shape.layers * moved
+
+    @property
+    def _adapted(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of a layer's matrices that have an adapter."""
+        linears = self.shape.linears
+        return [linears[name] for name in self.targets or linears if name in linears]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of a token."""
+        shape = self.shape
+        return 2 * shape.layers * shape.kv_heads * shape.head_size * self.size
+
+    @property
+    def asked(self) -> float:
+        """The share of a trajectory's tokens that is sampled, at most."""
+        return min(1.0, self.turns * self.turn_tokens / self.max_tokens)
+
+    # an iteration as it may be expected to be, for the computed times alone
+    @property
+    def sampled_tokens(self) -> float:
+        """Tokens sampled in a trajectory: a quarter of what its turns allow."""
+        return max(1.0, min(self.turns * self.turn_tokens, self.max_tokens) / 4)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of a trajectory: half of what it may have."""
+        return self.max_tokens / 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The settings that decide how much memory is needed.
+
+    Args:
+        slots: The most turns sampled at once.
+        kv_memory: Bytes for keys and values.
+        prefill_tokens: The most tokens read in one pass of sampling.
+        minibatch_tokens: The most tokens of a pass of learning.
+        gradient_checkpointing: Layers whose activations are computed again.
+        decode_weights: `adapter` or `dense`.
+        keep_memory: True if pages, graphs and dense weights stay while learning.
+    """
+
+    slots: int = 256
+    kv_memory: int = 0
+    prefill_tokens: int = PREFILL_TOKENS
+    minibatch_tokens: int = MINIBATCH_TOKENS
+    gradient_checkpointing: int = 0
+    decode_weights: Literal["adapter", "dense"] = "adapter"
+    keep_memory: bool = False
+
+
+NAMES = tuple(f.name for f in fields(Choice))

@@ -1,0 +1,39 @@
+"""The parts that all turn schemes of this package share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from turnrl import Message, Question, Segmenter, ToolSpec
+
+MUST_ANSWER = "the last turn must give an answer"
+
+
+class Scheme(Segmenter):
+    """A turn scheme with a system message, which users can replace.
+
+    Attributes:
+        instructions: The system message, word for word; empty for none. None explains the scheme.
+    """
+
+    instructions: str | None
+
+    @abstractmethod
+    def explain(self, tools: Sequence[ToolSpec]) -> str:
+        """The default system message."""
+
+    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
+        """The instructions as system message (none if empty), the question as user message."""
+        system = self.explain(tools) if self.instructions is None else self.instructions
+        opening = [{"role": "system", "content": system}] if system else []
+        return [*opening, {"role": "user", "content": question.text}]
+
+    def is_last(self, turn: int) -> bool:
+        """True if no turn follows in which the policy could read a result."""
+        return turn >= self.max_turns - 1
+
+    @property
+    def allowance(self) -> str:
+        """The number of turns in words: `4 turns`."""
+        return "one turn" if self.max_turns == 1 else f"{self.max_turns} turns"

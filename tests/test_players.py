@@ -1,0 +1,621 @@
+"""Players: agents that drive their attempts themselves, and worlds that pay by the step."""
+
+import asyncio
+from dataclasses import replace
+
+import gymnasium
+import pytest
+import torch
+
+from commands import save
+from players.frozen_lake import MOVES, FrozenLake, Lakes, Walker
+from players.plain_agent import PlainAgent
+from players.summariser import Summariser
+from runs import adamw, column, trainer
+from turnrl import (
+    MTGRPO,
+    AttemptOver,
+    ClippedSurrogate,
+    Player,
+    PluginError,
+    Policy,
+    Question,
+    QuestionData,
+    RecipeError,
+    Reply,
+    Rollout,
+    Stateful,
+    Tool,
+    ToolCall,
+    ToolError,
+    ToolResult,
+    ToolSession,
+    ToolSpec,
+    TrajectoryLost,
+    record,
+)
+from turnrl.agent.chat import ChatFormat
+from turnrl.cli import main
+from turnrl.testing import ScriptedEngine, check_player
+from turnrl_rewards import StepReward
+from turnrl_slots import Slots
+from worlds import Answered, Called, Echo, Letters, Numbers
+
+QUESTION = Question("q", "Where is it?", ("here",))
+
+
+def trained(model, folder, player, tools, rewards, source, epochs=2, **options):
+    """A module after a short training, without validation."""
+    rollout = Rollout(player=player, tools=tools, max_turn_tokens=8, max_tokens=256)
+    settings = {"group_size": 4, "steps_per_update": 2, "optimizer": adamw(3e-3), **options}
+    it = MTGRPO(Policy(str(model)), rollout, rewards, engine=Slots(), **settings)
+    data = QuestionData(source, None, questions_per_iteration=2)
+    trainer(folder, epochs, limit_val_batches=0).fit(it, data)
+    return it
+
+
+def scripted(policy, player, texts, tools=(), questions=(QUESTION,), size=1, **options):
+    """The attempts of a player whose model writes the texts, by the number of the turn."""
+    chat = ChatFormat(policy.tokenizer)
+
+    async def says(session, turn):
+        await asyncio.sleep(0)
+        return texts[turn % len(texts)]
+
+    engine = ScriptedEngine(policy.tokenizer, says)
+    limits = {"max_turn_tokens": 40, "max_tokens": 400, **options}
+    rollout = Rollout(player=player, tools=list(tools), **limits)
+    with rollout.live():
+        return rollout.explore(engine, chat, list(questions), size, (0,), 0)
+
+
+# ------------------------------------------------------------------------- from outside the house
+
+
+def test_an_environment_of_gymnasium_trains_by_what_each_step_pays(tiny_model, tmp_path):
+    it = trained(tiny_model, tmp_path, Walker(), [FrozenLake()], [StepReward()], Lakes())
+    rows = record.read(tmp_path / "version_0", split="train")
+    assert len(rows) == 16
+    assert {row["ended_by"] for row in rows} <= {"tool", "turns"}
+    moved = 0
+    for row in rows:  # walked again, by Gymnasium alone
+        schedule = (10, -1, -0.1)
+        env = gymnasium.make("FrozenLake-v1", is_slippery=False, reward_schedule=schedule)
+        env.reset()
+        over = False
+        for turn in row["turns"]:
+            way = next((letter for letter in turn["text"] if letter in MOVES), None)
+            wanted = 0.0
+            if way is not None:
+                _, wanted, ended, late, _ = env.step(MOVES[way])
+                over, moved = ended or late, moved + 1
+            assert turn["world_reward"] == pytest.approx(float(wanted))
+            assert turn["reward"] == pytest.approx(float(wanted))
+        assert (row["ended_by"] == "tool") == over
+        assert row["exact_match"] is None  # there is nothing to match
+    assert moved > 20
+    assert column(tmp_path, "train/logprob_gap")[-1] < 1e-5
+    assert it.experience is not None
+
+
+def test_an_environment_is_trained_scored_and_compared_by_commands(recipe, tmp_path, capsys):
+    lake = "players.frozen_lake"
+    recipe["model"]["rollout"] |= {
+        "segmenter": None,
+        "player": f"{lake}.Walker",
+        "tools": [f"{lake}.FrozenLake"],
+        "max_tokens": 256,
+    }
+    recipe["model"]["rewards"] = ["StepReward"]
+    recipe["data"] = {"train": f"{lake}.Lakes", "val": f"{lake}.Lakes"}
+    recipe["data"]["questions_per_iteration"] = 2
+    save(recipe)
+    for _ in range(2):
+        assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    runs = [tmp_path / "runs" / "recipe" / f"version_{n}" for n in (0, 1)]
+    assert (runs[0] / "checkpoints" / "best.ckpt").is_file()  # by the reward: nothing can match
+    assert "are numbers" not in capsys.readouterr().err
+    assert main(["eval", str(runs[0])]) == 0
+    shown = capsys.readouterr().out
+    assert "4 questions, greedy" in shown
+    assert "val/reward/turn/step_reward" in shown
+    assert "exact_match" not in shown
+    assert main(["compare", *map(str, runs)]) == 0
+    assert "reward/total: no significant difference" in capsys.readouterr().out
+
+
+def test_an_agent_that_is_a_plain_coroutine_trains(tiny_model, tmp_path):
+    rewards = [Answered(), Called()]
+    it = trained(tiny_model, tmp_path, PlainAgent(), [Echo()], rewards, Numbers())
+    assert max(column(tmp_path, "train/logprob_gap")) < 1e-5
+    chat = it.chat
+    for trajectory in it.experience.trajectories:  # one history, each message after the last
+        assert len(trajectory.samples) == 1
+        asked = f"{trajectory.question.text} Name what to look up."
+        prompt = chat.prompt([{"role": "user", "content": asked}])
+        assert trajectory.sample.prompt_ids == prompt
+        shown = chat.tokenizer.decode(trajectory.sample.token_ids)
+        for turn in trajectory.turns[:-1]:
+            assert f"{turn.results[0].content} Go on." in shown
+
+
+def test_an_agent_that_summarises_its_context_trains_on_all_its_histories(tiny_model, tmp_path):
+    it = trained(tiny_model, tmp_path, Summariser(), [Echo()], [Answered(), Called()], Numbers())
+    assert max(column(tmp_path, "train/logprob_gap")) < 1e-5
+    for trajectory in it.experience.trajectories:
+        first, second = trajectory.samples
+        assert {k for k in first.turn_index if k >= 0} == {0, 1, 2}
+        assert {k for k in second.turn_index if k >= 0} == {3}
+        assert trajectory.turns[2].text in it.chat.tokenizer.decode(second.prompt_ids)
+        sampled = sum(k >= 0 for sample in trajectory.samples for k in sample.turn_index)
+        assert len(trajectory.sampled_turns) == sampled
+    row = record.read(tmp_path / "version_0", split="train")[0]
+    assert len(row["sample_tokens"]) == 2
+    assert [turn["sample"] for turn in row["turns"]] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("level", ["token", "turn", "trajectory"])
+def test_a_trajectory_of_several_histories_is_learned_from_as_a_whole(tiny_model, tmp_path, level):
+    """However the iteration is cut into minibatches: a ratio of a whole trajectory counts the
+    tokens of all its histories."""
+    ends = []
+    for tokens in (1, 100_000):
+        it = trained(
+            *(tiny_model, tmp_path / str(tokens), Summariser(), [Echo()]),
+            *([Answered(), Called()], Numbers()),
+            epochs=1,
+            updates_per_iteration=2,
+            minibatch_tokens=tokens,
+            objective=ClippedSurrogate(ratio_level=level),
+        )
+        ends.append(torch.cat([p.detach().flatten() for p in it.policy.parameters()]))
+    assert torch.allclose(*ends, atol=2e-5)
+    assert not torch.equal(ends[0], torch.zeros_like(ends[0]))
+
+
+@pytest.mark.parametrize(
+    ("player", "replies", "tools", "question"),
+    [
+        (Walker(), ["d", "d", "r"], [FrozenLake()], Question("q", "Go!", metadata={"seed": 0})),
+        (PlainAgent(), ["echo", "a"], [Echo()], QUESTION),
+        (Summariser(), ["one", "two", "notes", "here"], [Echo()], QUESTION),
+    ],
+    ids=["Walker", "PlainAgent", "Summariser"],
+)
+def test_players_keep_to_the_contract(player, replies, tools, question):
+    if isinstance(player, Walker):  # d, d, r, then d is the way to the lake's first hole
+        replies = ["d", "r"]
+    check_player(player, replies, tools, question)
+
+
+# ------------------------------------------------------------------------- the rules of an attempt
+
+
+class Asks(Player):
+    """Asks again and again, and shows no sense otherwise."""
+
+    max_turns = 3
+
+    def __init__(self, guards=False):
+        self.guards, self.over = guards, 0
+
+    async def play(self, attempt):
+        messages = [{"role": "user", "content": "?"}]
+        while True:
+            try:
+                reply = await attempt.reply(messages)
+            except AttemptOver:
+                self.over += 1
+                if self.guards:
+                    return "a guess"
+                raise
+            messages += [{"role": "assistant", "content": reply.text}]
+            messages += [{"role": "user", "content": "on"}]
+
+
+def test_a_player_gets_no_more_turns_than_it_may_have(tiny_policy):
+    (trajectory,) = scripted(tiny_policy, Asks(), ["x"]).trajectories[0]
+    assert (len(trajectory.turns), trajectory.ended_by, trajectory.answer) == (3, "turns", None)
+    guarding = Asks(guards=True)
+    (trajectory,) = scripted(tiny_policy, guarding, ["x"]).trajectories[0]
+    assert (trajectory.ended_by, trajectory.answer, guarding.over) == ("turns", "a guess", 1)
+
+
+def test_a_player_gets_no_more_tokens_than_a_history_may_have(tiny_policy):
+    chat = ChatFormat(tiny_policy.tokenizer)
+    prompt = len(chat.prompt([{"role": "user", "content": "?"}]))
+    (trajectory,) = scripted(tiny_policy, Asks(), ["xx"], max_tokens=prompt + 4).trajectories[0]
+    assert trajectory.ended_by == "length"
+    assert trajectory.tokens <= prompt + 4
+
+
+class Does(Player):
+    """Plays as a function does."""
+
+    max_turns = 4
+
+    def __init__(self, play):
+        self._play = play
+
+    async def play(self, attempt):
+        return await self._play(attempt)
+
+
+USER = [{"role": "user", "content": "?"}]
+
+
+async def _nothing(attempt):
+    return None
+
+
+async def _number(attempt):
+    await attempt.reply(USER)
+    return 7
+
+
+async def _raises(attempt):
+    await attempt.reply(USER)
+    raise KeyError("no such thing")
+
+
+async def _calls_first(attempt):
+    await attempt.call([ToolCall("echo", {"text": "x"})])
+
+
+async def _reads_first(attempt):
+    attempt.read(None)
+
+
+async def _two_at_once(attempt):
+    await asyncio.gather(attempt.reply(USER), attempt.reply(USER))
+
+
+@pytest.mark.parametrize(
+    ("play", "message"),
+    [
+        (_nothing, "Does.play on question 'q' asked for no reply. Await attempt.reply"),
+        (_number, "Does.play on question 'q' returned an int. Return a text, or None."),
+        (_raises, "Does.play on question 'q' raised KeyError: 'no such thing'"),
+        (_calls_first, "used attempt.call before its first reply"),
+        (_reads_first, "used attempt.read before its first reply"),
+        (_two_at_once, "asked for a reply while another is sampled"),
+    ],
+)
+def test_what_a_player_does_wrong_is_named(tiny_policy, play, message):
+    with pytest.raises(PluginError, match=message.replace(".", r"\.")):
+        scripted(tiny_policy, Does(play), ["x"], [Echo()])
+
+
+@pytest.mark.parametrize("raises", [ToolError("the shop is closed"), KeyError("x")])
+def test_what_a_players_tasks_raise_is_what_was_raised(tiny_policy, raises):
+    async def task(attempt):
+        await attempt.reply(USER)
+        raise raises
+
+    async def play(attempt):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(task(attempt))
+
+    kind, text = (ToolError, "closed") if isinstance(raises, ToolError) else (PluginError, "KeyEr")
+    with pytest.raises(kind, match=text):
+        scripted(tiny_policy, Does(play), ["x"])
+
+
+def test_an_attempt_that_is_over_ends_the_tasks_of_its_player(tiny_policy):
+    async def play(attempt):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(Asks().play(attempt))
+
+    (trajectory,) = scripted(tiny_policy, Does(play), ["x"]).trajectories[0]
+    assert (len(trajectory.turns), trajectory.ended_by) == (4, "turns")
+
+
+def test_the_calls_of_a_turn_are_counted_however_often_a_player_calls(tiny_policy):
+    async def play(attempt):
+        await attempt.reply(USER)
+        for _ in range(2):
+            await attempt.call([ToolCall("echo", {"text": "x"})] * 2)
+
+    attempts = scripted(tiny_policy, Does(play), ["x"], [Ever()], max_calls_per_turn=3)
+    (turn,) = attempts.trajectories[0][0].turns
+    assert [result.metadata["unread"] for result in turn.results] == [
+        *["1 letters"] * 3,
+        "too many calls: at most 3 a turn",
+    ]
+
+
+class Ever(Echo):
+    acts = True
+
+
+def test_nothing_is_done_in_a_world_that_is_over(tiny_policy):
+    tool = Steps()
+
+    async def play(attempt):
+        await attempt.reply(USER)
+        step = ToolCall("echo", {"text": "x"})
+        await attempt.call([step] * 3)
+        await attempt.call([step])
+
+    (trajectory,) = scripted(tiny_policy, Does(play), ["x"], [tool]).trajectories[0]
+    assert (trajectory.ended_by, trajectory.turns[0].reward) == ("tool", 3)
+    assert trajectory.figures == {"steps": 3}
+
+
+def test_a_player_says_what_it_read_and_why_it_stopped(tiny_policy):
+    async def play(attempt):
+        await attempt.reply(USER)
+        await attempt.call([ToolCall("echo", {"text": "abc"}), ToolCall("echo", {})])
+        reading = type(attempt.turns[-1].reading)
+        attempt.read(reading(format_error="rambling"))
+        await attempt.reply(USER)
+
+    (trajectory,) = scripted(tiny_policy, Does(play), ["x"], [Echo()]).trajectories[0]
+    first, last = trajectory.turns
+    assert [call.arguments for call in first.reading.calls] == [{"text": "abc"}, {}]
+    assert [result.ok for result in first.results] == [True, False]
+    assert first.reading.format_error == "rambling"
+    assert (trajectory.ended_by, last.results) == ("player", ())
+
+
+def test_messages_that_go_on_extend_a_history_and_others_begin_one(tiny_policy):
+    async def play(attempt):
+        first = (await attempt.reply(USER)).text
+        on = [*USER, {"role": "assistant", "content": first}, {"role": "user", "content": "on"}]
+        await attempt.reply(on)
+        changed = [*USER, {"role": "assistant", "content": first + "!"}, on[-1]]
+        await attempt.reply(changed)
+        await attempt.reply(USER)
+
+    (trajectory,) = scripted(tiny_policy, Does(play), ["x"]).trajectories[0]
+    parts = [{k for k in sample.turn_index if k >= 0} for sample in trajectory.samples]
+    assert parts == [{0, 1}, {2}, {3}]
+    chat = ChatFormat(tiny_policy.tokenizer)
+    on = chat.observation([{"role": "user", "content": "on"}], None)
+    (first, *_) = trajectory.samples
+    x = tiny_policy.tokenizer("x")["input_ids"]
+    assert list(first.token_ids) == [*chat.prompt(USER), *x, *on, *x]
+
+
+def test_a_player_cannot_be_probed_and_stands_alone(tiny_model):
+    with pytest.raises(RecipeError, match="exactly one of them; it has both"):
+        Rollout(Letters(), [Echo()], player=Walker())
+    with pytest.raises(RecipeError, match="exactly one of them; it has neither"):
+        Rollout(tools=[Echo()])
+    from turnrl_estimators import Branched
+
+    rollout = Rollout(player=PlainAgent(), tools=[Echo()])
+    it = MTGRPO(Policy(str(tiny_model)), rollout, [Answered()], Branched(), engine=Slots())
+    with pytest.raises(RecipeError, match="Attempts of the player PlainAgent cannot be branched"):
+        it.collector.check()
+
+
+# ------------------------------------------------------------------------- a world that pays
+
+
+class Steps(Stateful, Tool):
+    """Pays 1 for each step, and ends the attempt at a third."""
+
+    name = "echo"
+    description = "Take a step."
+    parameters = Echo.parameters
+    acts = True
+    ends_at = 3
+
+    class Count(ToolSession):
+        steps = 0
+
+        def close(self):
+            return {"steps": float(self.steps)}
+
+    def open(self, question):
+        return self.Count()
+
+    def run(self, calls):
+        return [self._step(call) for call in calls]
+
+    def _step(self, call):
+        call.session.steps += 1
+        done = call.session.steps == self.ends_at
+        return ToolResult(f"step {call.session.steps}", reward=1.0, done=done)
+
+
+def walked(policy, tool, texts, segmenter=None, **options):
+    chat = ChatFormat(policy.tokenizer)
+    engine = ScriptedEngine(policy.tokenizer, lambda session, turn: texts[turn])
+    limits = {"max_turn_tokens": 40, "max_tokens": 400, **options}
+    rollout = Rollout(segmenter or Letters(), [tool], **limits)
+    (trajectory,) = rollout.play(engine, chat, [QUESTION], 1, (0,))[0]
+    return trajectory
+
+
+class Four(Letters):
+    max_turns = 4
+
+
+def test_the_world_ends_an_attempt_and_its_last_step_counts(tiny_policy):
+    trajectory = walked(tiny_policy, Steps(), ["b"] * 4, Four())
+    assert trajectory.ended_by == "tool"
+    assert [turn.reward for turn in trajectory.turns] == [1, 1, 1]
+    contents = [turn.results[0].content for turn in trajectory.turns]
+    assert contents == ["step 1", "step 2", ""]  # nobody read the third
+    assert trajectory.turns[2].results[0].metadata["unread"] == "step 3"
+    assert [StepReward(0.5).score(trajectory, k) for k in range(3)] == [0.5, 0.5, 0.5]
+    assert trajectory.figures == {"steps": 3}
+
+
+def test_a_step_of_the_last_turn_is_taken_and_a_search_is_not(tiny_policy):
+    trajectory = walked(tiny_policy, Steps(), ["b"] * 2)
+    assert trajectory.ended_by == "turns"
+    assert [turn.reward for turn in trajectory.turns] == [1, 1]
+    looked = walked(tiny_policy, Echo(), ["b"] * 2)
+    assert looked.turns[1].results == ()
+
+
+def test_a_step_counts_where_no_room_is_left_to_read_it(tiny_policy):
+    chat = ChatFormat(tiny_policy.tokenizer)
+    prompt = len(Rollout(Letters(), [Echo()]).prompt(QUESTION, chat))
+    trajectory = walked(tiny_policy, Steps(), ["b"] * 2, max_tokens=prompt + 2)
+    assert (trajectory.ended_by, len(trajectory.turns)) == ("length", 1)
+    assert trajectory.turns[0].reward == 1
+    assert trajectory.turns[0].results[0].content == ""
+    looked = walked(tiny_policy, Echo(), ["b"] * 2, max_tokens=prompt + 2)
+    assert looked.turns[0].results == ()
+
+
+@pytest.mark.parametrize("reward", [float("nan"), "much", None])
+def test_a_reward_of_the_world_is_a_finite_number(tiny_policy, reward):
+    class Odd(Echo):
+        def run(self, calls):
+            return [ToolResult("x", reward=reward) for _ in calls]
+
+    with pytest.raises(ToolError, match=r"whose reward is .*; it must be a finite number"):
+        walked(tiny_policy, Odd(), ["b"] * 2)
+
+
+# ------------------------------------------------------------------------- the life of a world
+
+
+class Fragile(Steps):
+    """Loses a session at its second step, so many times."""
+
+    def __init__(self, times):
+        self.times, self.lost = times, 0
+
+    def _step(self, call):
+        if call.session.steps == 1 and self.lost < self.times:
+            self.lost += 1
+            return TrajectoryLost("the sandbox crashed")
+        return super()._step(call)
+
+
+def test_an_attempt_that_the_world_lost_begins_again_with_the_same_numbers(tiny_policy, tiny_model):
+    chat = ChatFormat(tiny_policy.tokenizer)
+    engine = Slots()
+    engine.start(tiny_policy, 200)
+    engine.sync(0)
+    found = []
+    for times in (0, 2):
+        rollout = Rollout(Four(), [Fragile(times)], max_turn_tokens=6, max_tokens=200)
+        found.append(rollout.explore(engine, chat, [QUESTION], 4, (3,), 0))
+    engine.close()
+    whole, again = found
+    assert (whole.restarted, again.restarted) == (0, 2)
+    for one, same in zip(*(groups.trajectories[0] for groups in found), strict=True):
+        assert one.turns == same.turns
+        assert one.sample.token_ids == same.sample.token_ids
+        logprobs = pytest.approx(one.sampler_logprobs, abs=1e-5)  # of a batch of another size
+        assert same.sampler_logprobs == logprobs
+
+
+def test_an_attempt_that_is_lost_too_often_stops_the_run(tiny_policy):
+    with pytest.raises(TrajectoryLost, match="the sandbox crashed"):
+        walked(tiny_policy, Fragile(3), ["b"] * 4, Four(), max_restarts=2)
+    assert walked(tiny_policy, Fragile(3), ["b"] * 4, Four(), max_restarts=3).ended_by == "tool"
+
+
+def test_restarted_attempts_are_counted(tiny_model, tmp_path):
+    trained(tiny_model, tmp_path, PlainAgent(), [Losing()], [Answered()], Numbers(), epochs=1)
+    assert column(tmp_path, "rollout/restarted") == [pytest.approx(1 / 8)]
+
+
+class Losing(Echo):
+    """Loses the first attempt that calls."""
+
+    lost = False
+
+    def run(self, calls):
+        results = super().run(calls)
+        if not self.lost:
+            self.lost, results = True, [TrajectoryLost("gone"), *results[1:]]
+        return results
+
+
+class Held(Echo):
+    """Notes its life, and how many sessions are open at once."""
+
+    def __init__(self):
+        self.life = []
+
+    async def start(self):
+        self.life.append("start")
+
+    async def stop(self):
+        self.life.append("stop")
+
+
+def test_toolsets_start_and_stop_with_the_run(tiny_model, tmp_path):
+    tool = Held()
+    trained(tiny_model, tmp_path, PlainAgent(), [tool], [Answered()], Numbers(), epochs=2)
+    assert tool.life == ["start", "stop"]
+
+
+class Booth(Stateful, Echo):
+    """Serves two trajectories at a time."""
+
+    capacity = 2
+
+    def __init__(self):
+        self.open_now = self.most = 0
+
+    def open(self, question):
+        booth = self
+        booth.open_now += 1
+        booth.most = max(booth.most, booth.open_now)
+
+        class Visit(ToolSession):
+            def close(self):
+                booth.open_now -= 1
+
+        return Visit()
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_no_more_attempts_are_under_way_than_a_toolset_serves(tiny_policy, lockstep):
+    booth = Booth()
+    scripted(tiny_policy, PlainAgent(), ["b", "a"], [booth], size=7, lockstep=lockstep)
+    assert booth.most == 2
+
+
+class Doors(Stateful, Tool):
+    """Each attempt has a door of its own."""
+
+    name = "look"
+    description = "Look around."
+    parameters = {"type": "object", "properties": {}}
+
+    def open(self, question):
+        class Room(ToolSession):
+            specs = (ToolSpec(f"door_{question.id}", "Open it.", {"type": "object"}),)
+
+        return Room()
+
+    def run(self, calls):
+        return [ToolResult(f"{call.name} is used") for call in calls]
+
+
+def test_a_session_brings_tools_of_its_own(tiny_policy):
+    async def play(attempt):
+        await attempt.reply(USER, tools=attempt.tools)
+        calls = [ToolCall(name) for name in ("look", "door_1", "door_2")]
+        results = await attempt.call(calls)
+        return " | ".join(result.content for result in results)
+
+    questions = [Question(str(n), "?", ("x",)) for n in (1, 2)]
+    groups = scripted(tiny_policy, Does(play), ["x"], [Doors()], questions).trajectories
+    answers = [group[0].answer for group in groups]
+    assert answers[0] == "look is used | door_1 is used | no tool 'door_2'; there is look, door_1"
+    assert answers[1].startswith("look is used | no tool 'door_1'; there is look, door_2")
+
+
+def test_a_reply_can_be_cut_and_its_text_is_the_turns(tiny_policy):
+    seen = []
+
+    async def play(attempt):
+        seen.append(await attempt.reply(USER))
+
+    (trajectory,) = scripted(tiny_policy, Does(play), ["xxxxxxxx"], max_turn_tokens=2).trajectories[
+        0
+    ]
+    assert seen == [Reply(trajectory.turns[0].text, cut=True)]
+    assert replace(trajectory.turns[0], cut=False).text == seen[0].text

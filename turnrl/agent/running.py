@@ -1,0 +1,175 @@
+"""Coroutines and other people's code: run on the event loop of all collections or on a thread,
+within their time, and to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar, cast
+
+from turnrl.errors import ToolError, TurnRLError, place_of
+from turnrl.types import ToolSession, Toolset
+
+T = TypeVar("T")
+
+_SHUTDOWN_S = 30.0
+"""After Ctrl-C, how long the forward pass under way may take to end."""
+
+
+async def to_its_end(work: Awaitable[T]) -> T:
+    """Await work to its end even if whoever waits is cancelled, because another trajectory failed,
+    say; the cancellation is raised only then."""
+    begun = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(begun)
+    except asyncio.CancelledError:
+        with contextlib.suppress(TurnRLError):
+            await begun
+        raise
+
+
+async def run_tool(
+    tool: Toolset,
+    verb: str,
+    function: Callable[..., T | Awaitable[T]],
+    *arguments: Any,
+    on: str = "",
+) -> T:
+    """Run a tool's own code within its time; see `result_of`.
+
+    Args:
+        tool: Whose code it is.
+        verb: What is done, for messages.
+        function: Its code.
+        arguments: The function's arguments.
+        on: On what it is done, for messages; begins with a space.
+    Raises:
+        ToolError: If it raises, or takes longer than `timeout_s`.
+    """
+    try:
+        async with asyncio.timeout(tool.timeout_s) as clock:
+            return await result_of(function, *arguments)
+    except TurnRLError:
+        raise
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        if clock.expired():
+            late = f"did not answer to {verb}{on} within timeout_s = {tool.timeout_s:g}"
+            advice = "Raise its timeout_s, or find out why it hangs."
+            raise ToolError(f"{tool} {late}. {advice}") from error
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        advice = "Fix the tool; for a mistake of the policy it should return ToolResult(ok=False)."
+        if verb == "open":
+            advice = "Fix the tool, or name data that have what it needs."
+        cause = error.cause if isinstance(error, _Ended) else error
+        what = f"{tool} raised {type(cause).__name__}: {cause} in {verb}{on}{place_of(cause)}"
+        raise ToolError(f"{what}. {advice}") from cause
+
+
+async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
+    """Result of a function that may block, or be a coroutine's.
+
+    A plain one runs in a daemon thread, which does not keep a program that is interrupted. What it
+    returns may be awaitable all the same.
+
+    Args:
+        function: A plain function, or a coroutine's.
+        arguments: What it is called with.
+    """
+    plain = not asyncio.iscoroutinefunction(function)
+    result: Any = await _in_daemon_thread(function, *arguments) if plain else function(*arguments)
+    return cast(T, await result if isinstance(result, Awaitable) else result)
+
+
+class _Ended(RuntimeError):
+    """Holds what a thread raised that cannot be raised out of a future, as a StopIteration, or is
+    to end the run and not the event loop, as a SystemExit."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.cause = cause
+
+
+async def _in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Run in a thread that does not keep the process alive: a hanging tool cannot be killed, only
+    left.
+    """
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+    done.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            done.set_result(function(*arguments))
+        except BaseException as error:
+            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            done.set_exception(error if plain else _Ended(error))
+
+    threading.Thread(target=work, daemon=True, name="turnrl-tool").start()
+    try:
+        return await asyncio.wrap_future(done)
+    except asyncio.CancelledError:
+        done.add_done_callback(functools.partial(_close_late, loop=asyncio.get_running_loop()))
+        raise
+
+
+def _close_late(done: concurrent.futures.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+    """Close a session that comes when nobody waits for it any more."""
+    late = None if done.exception() else done.result()
+    if isinstance(late, ToolSession) and not loop.is_closed():
+        asyncio.run_coroutine_threadsafe(result_of(late.close), loop)
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all collections, in a thread of its own: it works inside a notebook, whose
+    own is running already."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True, name="turnrl-rollout").start()
+    return loop
+
+
+# a forked process has the loop but not its thread; it begins with one of its own
+os.register_at_fork(after_in_child=_loop.cache_clear)
+
+
+def on_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the event loop of all collections, and wait for it. The calling thread may
+    have a running loop of its own. Ctrl-C cancels the coroutine, and waits 30 s at most for it.
+
+    Args:
+        work: The coroutine.
+    Returns:
+        What it returned.
+    Raises:
+        RuntimeError: If it is called on that loop, which would wait for itself.
+    """
+    if asyncio._get_running_loop() is _loop():
+        work.close()
+        raise RuntimeError("this waits for work on the event loop that it runs on. Await the work.")
+    ended = threading.Event()
+
+    async def supervised() -> T:
+        try:
+            return await work
+        finally:
+            ended.set()
+
+    future = asyncio.run_coroutine_threadsafe(supervised(), _loop())
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        ended.wait(_SHUTDOWN_S)  # a cancelled future is done at once; the work behind it is not
+        raise
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The exception that a user should see of a group in which one failure cancelled the rest."""
+    error = group.exceptions[0]
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,121 @@
+"""Recipes and options as text: YAML files, and the words of a command line."""
+
+import io
+import json
+import re
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from turnrl.errors import RecipeError, did_you_mean
+from turnrl.recipe.bundled import recipe_like
+from turnrl.recipe.moved import renamed
+
+SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path")
+"""The keys at the top of a recipe."""
+ASKS = ("--help", "--print_config")
+"""Options that ask for a text and for no run."""
+DASHES = ("-", "\N{EN DASH}", "\N{EM DASH}")  # word processors join two hyphens
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is a mistake."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        names = [key.value for key, _ in node.value]
+        for number, (key, _) in enumerate(node.value):
+            if key.value in names[:number]:
+                problem = f"the key {key.value!r} stands there twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        return node
+
+
+def value_of(text: str) -> object:
+    """The value of an option: lists, mappings, true, false and null are YAML, all else is text."""
+    try:
+        return yaml.load(text, _Loader) if re.match(r"[\[{]|(?i:null|true|false)$", text) else text
+    except yaml.YAMLError:
+        return text
+
+
+def read_recipe(path: str) -> dict[str, Any]:
+    """Read a recipe.
+
+    Args:
+        path: Its file; or its text, which has a line break.
+    Raises:
+        RecipeError: If there is no such file, or it is not a YAML mapping.
+    """
+    name = "-" if "\n" in path else path
+    try:
+        with io.StringIO(path) if name == "-" else Path(path).open(encoding="utf-8") as file:
+            contents = renamed(yaml.load(file, _Loader))
+            if not isinstance(contents, dict):
+                raise yaml.YAMLError(f"it holds {contents!r:.40}")
+            return contents
+    except OSError as error:
+        folder = Path(path) if isinstance(error, IsADirectoryError) else Path(path).parent
+        here = sorted(map(str, folder.glob("*.y*ml")))
+        near = f" Recipes there: {', '.join(here) or 'none'}."
+        if isinstance(error, FileNotFoundError):
+            near = did_you_mean(path, here) or recipe_like(path) or near
+        raise RecipeError(
+            f"no recipe at {path!r}: {error.strerror}.{near} Give the path of a YAML file, or a "
+            "name that 'turnrl recipes' lists."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"recipe {name!r} is not UTF-8: {error}. Save it as UTF-8.") from error
+    except yaml.YAMLError as error:
+        raise RecipeError(
+            f"recipe {name!r} is no YAML mapping: {' '.join(str(error).split())}. "
+            f"Fix it; its keys are {', '.join(SECTIONS)}."
+        ) from error
+
+
+def read_options(
+    command: str, words: Sequence[str], lists: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Split the words of a command into options and their values. Recipes come as values of
+    `--config`; an option that asks for help may have an empty value.
+
+    Args:
+        command: The command.
+        words: Recipes, then options.
+        lists: Options that take several words.
+    Raises:
+        RecipeError: If a word is neither, or an option has no value.
+    """
+    rest, begun = list(words), False
+    while rest:
+        word = rest.pop(0)
+        option, equals, value = word.partition("=")
+        begun = begun or (word.startswith(DASHES) and word != "-")
+        if not begun and (not equals or Path(word).exists()):
+            # the first process of a run reads standard input, and hands the text to the others
+            yield "--config", sys.stdin.read() + "\n" if word == "-" else word
+            continue
+        option = {"-c": "--config", "-h": "--help"}.get(option, option)
+        if not re.fullmatch(r"--\w[\w.-]*\+?", option):
+            meant = "--" + re.sub(r"\W+", ".", option.partition(" ")[0]).strip(".") + equals + value
+            close = equals or (word.startswith(DASHES) and meant != word)
+            hint = f" Did you mean {meant}?" if close else ""
+            raise RecipeError(
+                f"unknown argument {word!r}.{hint} Recipes come first, then options as --key value."
+            )
+        values = [value] if equals else []
+        while rest and not rest[0].startswith("--") and not equals and option not in ASKS:
+            values.append(rest.pop(0))
+            if option not in lists:
+                break
+        if option in lists and values and not (len(values) == 1 and values[0][:1] in ("[", "{")):
+            values = [json.dumps(values)]
+        if not values and option not in ASKS and not option.endswith(".help"):
+            raise RecipeError(
+                f"{option} has no value. Give it as {option} VALUE; "
+                f"'turnrl {command} --help' lists what there is."
+            )
+        yield option, values[0] if values else ""

@@ -1,0 +1,283 @@
+"""The contracts of acting that a plugin extends: tools, turn schemes, players."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from turnrl.errors import TrajectoryLost
+from turnrl.plugins import contract
+from turnrl.types.engine import Reply
+from turnrl.types.questions import Question
+from turnrl.types.sessions import ToolSession, ToolSpec
+from turnrl.types.trajectory import Message, Reading, ToolCall, ToolResult, Turn
+
+
+@contract("turnrl_tools")
+class Toolset(ABC):
+    """Tools that come together: they share a connection, or a session. A `Tool` is a set of one.
+
+    A set is shared by all trajectories. One that keeps something for each of them extends
+    `Stateful` besides.
+
+    Attributes:
+        timeout_s: A batch, or the opening or closing of a session, that takes longer than this many
+            seconds stops the run.
+        acts: Whether a call changes the world, as a step of an environment does. Such a call is run
+            in the last turn too, where nobody reads the reply: its reward counts all the same.
+        capacity: How many trajectories it can serve at once; None for any number.
+    """
+
+    timeout_s: float = 60.0
+    acts: bool = False
+    capacity: int | None = None
+
+    @property
+    @abstractmethod
+    def specs(self) -> Sequence[ToolSpec]:
+        """The tools, always the same ones."""
+
+    def __str__(self) -> str:
+        return f"toolset {type(self).__name__}"
+
+    @abstractmethod
+    def run(
+        self, calls: Sequence[ToolCall]
+    ) -> Sequence[ToolResult | TrajectoryLost] | Awaitable[Sequence[ToolResult | TrajectoryLost]]:
+        """Answer a batch of valid calls, in order.
+
+        A plain method runs in a worker thread, several at once; an `async def` runs on the event
+        loop. Calls that arrive within a few milliseconds of each other come as one batch, to
+        whichever tool of the set. Calls of one session come in order, and never in two batches at
+        once.
+
+        Args:
+            calls: Calls whose name and arguments have been checked.
+        Returns:
+            One result per call. A mistake of the policy is a result with `ok=False`. A
+            `TrajectoryLost` in the place of a result has that attempt alone begin again.
+        Raises:
+            ToolError: If the world is broken. The run stops; the policy never sees it.
+        """
+
+    def check(self) -> None:  # noqa: B027 - optional: most tools need no check
+        """Verify that the tools can work (server up, index there). Runs before any model is loaded.
+
+        Raises:
+            ToolError: Naming what is missing, and the next step.
+        """
+
+    async def start(self) -> None:  # noqa: B027 - optional: most tools hold nothing
+        """Open what all trajectories share: connections, child processes. Called once before the
+        first trajectory, on the event loop that `run` is called from.
+
+        Raises:
+            ToolError: If the world is broken.
+        """
+
+    async def stop(self) -> None:  # noqa: B027 - optional: most tools hold nothing
+        """Give back what `start` opened. Called once, at the end of the run, however it ends;
+        `start` may follow."""
+
+    def rehearsal(self) -> AbstractContextManager[Toolset]:
+        """What `turnrl doctor` checks and calls in place of this set: by default the set itself.
+        Override it if a call changes the world, or if a run has to build something large first.
+
+        Returns:
+            A context that gives a set with the same `specs`, and takes back at its end whatever it
+            made.
+        """
+        return contextlib.nullcontext(self)
+
+
+class Tool(Toolset):
+    """Something the policy can call. Subclass it, set the three attributes, write `run`.
+
+    Attributes:
+        name: The name the policy calls it by.
+        description: One sentence that the prompt shows to the policy.
+        parameters: JSON Schema of the arguments object; calls are validated before `run` sees them.
+        examples: Arguments of calls that work; see `ToolSpec`.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    examples: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        """The tool itself."""
+        return (ToolSpec(self.name, self.description, self.parameters, self.examples),)
+
+    def __str__(self) -> str:
+        return f"tool {self.name!r} ({type(self).__name__})"
+
+
+class Stateful(ABC):
+    """Tools that open a session for each trajectory: `class Notes(Stateful, Tool)`, or
+    `class Shop(Stateful, Toolset)`. Their `run` finds the session in `call.session`."""
+
+    @abstractmethod
+    def open(self, question: Question) -> ToolSession | Awaitable[ToolSession]:
+        """Open a session. Called before the trajectory's prompt is rendered, in a worker thread or
+        on the event loop like `run`."""
+
+
+@contract("turnrl_segmenters")
+class Segmenter(ABC):
+    """Says what a turn is: how the task is put, where a turn stops, what it means,
+    how results are shown.
+
+    Attributes:
+        max_turns: K, the most turns a trajectory may take; at least 1.
+        stop: Strings that end a turn as soon as the sampled text contains one.
+        tags: Tag names with a meaning in this scheme; they are neutralised in questions and tool
+            results.
+        tools_in_template: Whether the model's own chat template describes the tools (`tools=`);
+            otherwise `prompt` does.
+    """
+
+    max_turns: int
+    stop: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    tools_in_template: bool = False
+
+    def check(self, tools: Sequence[ToolSpec]) -> None:  # noqa: B027 - optional: most take any tools
+        """Verify that the scheme can work with these tools. Runs before any model is loaded.
+
+        Raises:
+            RecipeError: Naming what does not fit, and the next step.
+        """
+
+    @abstractmethod
+    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
+        """The chat messages that open a trajectory; the last one is the user's.
+
+        Args:
+            question: What is asked; its text is already neutralised.
+            tools: What the policy can call.
+        """
+
+    @abstractmethod
+    def read(self, text: str, turn: int, cut: bool) -> Reading:
+        """Read what the policy did in one turn. Total: any text gives a `Reading`, none raises.
+
+        Args:
+            text: The turn's sampled text.
+            turn: Its number, from 0; the last is `max_turns - 1`.
+            cut: Whether the turn ran out of tokens. What a cut turn began and did not end is not
+                there: half an answer is none. Its calls are never run.
+        """
+
+    @abstractmethod
+    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
+        """Messages that the policy reads after a turn: of role `user` or `tool`, at least one.
+
+        Args:
+            reading: What was read in the turn; `format_error` is worth repeating to the policy.
+            results: One result per call, contents already neutralised.
+        """
+
+
+class AttemptOver(BaseException):
+    """Ends a player's `play` when its attempt is over. Not an `Exception`, so that a player which
+    guards its own code with `except Exception` does not catch it."""
+
+
+class Attempt(Protocol):
+    """An attempt at a question under way, as its player sees it.
+
+    Everything that the model writes and that tools reply becomes part of the trajectory. The limits
+    of the rollout hold whatever the player does: once the attempt is over (a tool said so, the
+    turns or the tokens are used up), `reply` ends `play` by raising `AttemptOver`.
+    """
+
+    @property
+    def question(self) -> Question:
+        """What is asked; control tokens and the player's tags in its text are neutralised."""
+
+    @property
+    def opening(self) -> str:
+        """What the tools show before the first turn, such as the first observation of an
+        environment; usually empty."""
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """The tools that can be called, those of the attempt's own sessions included."""
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """The turns so far."""
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        stop: Sequence[str] = (),
+    ) -> Reply:
+        """Sample the next turn.
+
+        If the messages go on from an earlier call (all of its messages, the reply word for word,
+        then messages of role `user` or `tool`), the tokens of that history are extended. Otherwise
+        a new history begins, as after a context was summarised.
+
+        Args:
+            messages: The conversation so far; the last message is not the assistant's.
+            tools: Tools that the chat template describes to the model.
+            stop: Texts that end the turn when the sampled text contains one.
+        Raises:
+            AttemptOver: If the attempt is over. Let it pass.
+        """
+
+    def read(self, reading: Reading) -> None:
+        """Say what the last turn meant: its calls, its answer, what is wrong with its form. `call`
+        notes calls by itself, and the value that `play` returns notes the answer."""
+
+    async def call(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
+        """Run calls of the last turn, each checked, batched with other trajectories' and timed.
+
+        Returns:
+            One result per call, its text cut and neutralised. A mistake of the policy (no such
+            tool, wrong arguments) is a result with `ok=False`.
+        Raises:
+            ToolError: If a tool's world is broken. Let it pass.
+        """
+
+
+@contract("turnrl_players")
+class Player(ABC):
+    """Drives an attempt: asks the model, calls tools, decides when to stop. For agents that are
+    not a fixed loop of turns; a `Segmenter` is simpler where one will do.
+
+    An instance plays many attempts side by side, so whatever belongs to one attempt lives in
+    `play`.
+
+    Attributes:
+        max_turns: K, the most replies that an attempt may ask for; at least 1.
+        tags: Tag names with a meaning to the player; they are neutralised in questions and tool
+            results.
+    """
+
+    max_turns: int
+    tags: tuple[str, ...] = ()
+
+    def check(self, tools: Sequence[ToolSpec]) -> None:  # noqa: B027 - optional: most take any tools
+        """Verify that the player can work with these tools. Runs before any model is loaded.
+
+        Raises:
+            RecipeError: Naming what does not fit, and the next step.
+        """
+
+    @abstractmethod
+    async def play(self, attempt: Attempt) -> str | None:
+        """Play an attempt to its end, on the event loop of all attempts: await, never block.
+
+        Args:
+            attempt: The attempt; it has the question, the model and the tools.
+        Returns:
+            The final answer; None if there is none.
+        """
