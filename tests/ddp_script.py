@@ -24,8 +24,8 @@ def plain(model: str, name: str, share: bool, *callbacks: L.Callback) -> None:
         callbacks=[KeepWeights(), *callbacks],
         log_every_n_steps=1,
     )
-    policy = {"share_prefixes": share}
-    trainer.fit(module(model, policy, minibatch_tokens=100), data())
+    policy = {"share_prefixes": share, "minibatch_tokens": 100}
+    trainer.fit(module(model, policy), data())
 
 
 def by_recipe() -> None:

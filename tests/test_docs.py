@@ -208,7 +208,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "docs/changelog.md": {
         "--trainer.callbacks+": Fits(),
         "--trainer.profiler pytorch": Fits(),
-        "--model.record_per_iteration 0": Fits(),
+        "--record.per_iteration 0": Fits(),
         "turnrl --help": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "plugin new --with tool": Elsewhere(
             "test_scaffold.test_a_tool_comes_with_questions_that_it_knows_the_answers_to"
@@ -416,7 +416,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "estimator TurnCritic": Runs((FINISHED,), slow=True),
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "chat_template qwen3": Fits(),
-        "--model.minibatch_tokens": Fits(),
+        "--model.policy.minibatch_tokens": Fits(),
         "gradient_checkpointing true": Fits(),
         "--model.policy.lora.r": Fits(),
         "--model.engine Slots": Fits(),
@@ -437,7 +437,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "docs/howto/gpu.md": {
         "pip install 'turnrl[gpu]'": NotRun("the package index; the tests use what is installed"),
         "turnrl doctor": NotRun("the hub and a search server; test_doctor.py has smaller recipes"),
-        "--model.profile 24GB": NotRun("the hub and a GPU; test_plan.py applies a profile"),
+        "--plan.profile 24GB": NotRun("the hub and a GPU; test_plan.py applies a profile"),
         "memory plan for": Elsewhere(
             "test_plan.test_the_tables_on_the_page_are_what_the_plan_computes"
         ),

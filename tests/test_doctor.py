@@ -335,7 +335,7 @@ CANNOT_RUN = {
         "Start it",
     ),
     "memory that is too small": (
-        {"model__profile": "1MB"},
+        {"plan__profile": "1MB"},
         "memory plan",
         "needs at least",
         "Lower model.rollout.max_tokens",

@@ -964,7 +964,6 @@ def test_a_recipe_trains_with_each(recipe, capsys):
     saved = yaml.safe_load(Path("runs/recipe/version_3/config.yaml").read_text())["model"]
     assert saved["estimator"]["init_args"]["critic"] == {
         "lr": 0.01,
-        "coef": 0.1,
         "trains_policy": False,
     }
 

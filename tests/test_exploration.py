@@ -36,6 +36,7 @@ from turnrl import (
     Probe,
     Question,
     RecipeError,
+    Recorder,
     Rollout,
     Stateful,
     ToolError,
@@ -261,8 +262,8 @@ def test_a_collection_with_another_seed_has_other_probes(tiny_model):
 
 def test_a_tree_learns_from_its_branches_and_once_from_what_they_share(tiny_model, tmp_path):
     estimator = ToGo(probes=1, trains_probes=True)
-    it = module(tiny_model, estimator=estimator, record_per_iteration=None)
-    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    it = module(tiny_model, estimator=estimator)
+    trainer(tmp_path, 1, [Recorder(None)], limit_val_batches=0).fit(it, data())
     for group in estimator.seen:
         assert group.parents[:4] == (0, 1, 2, 3)
         assert len(group.parents) == len(group.trajectories) > 4
@@ -303,8 +304,8 @@ def test_a_critic_learns_what_to_expect_at_a_rate_of_its_own(tiny_model, tmp_pat
         def score(self, trajectory, turn):
             return [-1.0, 1.0][turn] if len(trajectory.turns) > 1 else 0.0
 
-    estimator = ToGo(critic=Critic(lr=0.5, coef=0.5))
-    it = module(tiny_model, estimator=estimator)
+    estimator = ToGo(critic=Critic(lr=0.5))
+    it = module(tiny_model, estimator=estimator, objective=ClippedSurrogate(value_coef=0.5))
     it.rewards[:] = [Toll()]
     run = trainer(tmp_path, 12, limit_val_batches=0)
     run.fit(it, data())
@@ -387,15 +388,15 @@ def naive_step(it, trajectories, streams, level):
             bounded = min(max(ratio, 1 - low), 1 + high)
             gain = min(ratio * advantages[n], bounded * advantages[n])
             missed = returns[n] - float(head(states[t - 1]).detach())
-            total += weight * (-gain + it.policy.critic.coef * missed**2 / 2)
+            total += weight * (-gain + it.objective.value_coef * missed**2 / 2)
     return total
 
 
 @pytest.mark.parametrize("level", ["turn", "trajectory"])
 def test_the_loss_of_a_step_with_a_critic_equals_its_equations(tiny_model, level):
     torch.manual_seed(0)
-    objective = ClippedSurrogate(0.1, 0.1, ratio_level=level)
-    it = module(tiny_model, estimator=ToGo(critic=Critic(coef=0.3)), objective=objective)
+    objective = ClippedSurrogate(0.1, 0.1, ratio_level=level, value_coef=0.3)
+    it = module(tiny_model, estimator=ToGo(critic=Critic()), objective=objective)
     it.configure_model()
     torch.nn.init.normal_(it.policy.value_head.weight)
     trajectories = [
@@ -468,10 +469,11 @@ def test_redraws_with_a_critic_are_refused(tiny_model):
         module(tiny_model, estimator=ToGo(critic=Critic()), redraws=1)
 
 
-@pytest.mark.parametrize("options", [{"lr": -1.0}, {"coef": -0.1}])
-def test_a_critic_out_of_range_is_refused(options):
-    with pytest.raises(RecipeError, match=r"critic\.\w+ is -"):
-        Critic(**options)
+def test_a_critic_out_of_range_is_refused():
+    with pytest.raises(RecipeError, match=r"critic\.lr is -1\.0"):
+        Critic(-1.0)
+    with pytest.raises(RecipeError, match=r"objective\.value_coef is -0\.1"):
+        ClippedSurrogate(value_coef=-0.1)
 
 
 def test_a_run_with_a_critic_goes_on_exactly(tiny_model, tmp_path):

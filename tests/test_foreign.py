@@ -33,7 +33,7 @@ SMALL = {
     "--model.group_size": 2,
     "--model.steps_per_update": 1,
     "--model.updates_per_iteration": 2,
-    "--model.minibatch_tokens": 512,
+    "--model.policy.minibatch_tokens": 512,
     "--data.questions_per_iteration": 2,
     "--data.val_limit": 4,
     "--trainer.max_epochs": 2,
@@ -159,7 +159,7 @@ def test_a_policy_that_a_trainer_has_trained_is_asked_on_its_device(tiny_model):
     ("room", "phase", "step"),
     [
         (100_000, "loading", "the size of model.policy.model (nf4 in model.policy"),
-        (3_000_000, "learning", "Lower model.minibatch_tokens"),
+        (3_000_000, "learning", "Lower model.policy.minibatch_tokens"),
     ],
 )
 def test_memory_that_is_too_small_is_told_at_the_start_with_its_phase(

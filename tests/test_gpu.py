@@ -80,7 +80,7 @@ def test_log_probabilities_on_a_gpu_are_those_of_the_cpu(tiny_model):
 
 
 def test_memory_that_runs_out_names_the_phase_and_the_setting(tiny, capsys):
-    options = ["--model.minibatch_tokens", "4000000", "--model.rollout.max_tokens", "2000"]
+    options = ["--model.policy.minibatch_tokens", "4000000", "--model.rollout.max_tokens", "2000"]
     torch.cuda.set_per_process_memory_fraction(0.02)
     try:
         told = fails(capsys, ["fit", tiny, *GPU, *options], code=1)

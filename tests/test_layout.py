@@ -288,12 +288,11 @@ def test_a_run_learns_the_same_from_shared_and_from_padded_layouts(tiny_model, t
     found = []
     for share in (True, False):
         torch.manual_seed(0)
-        policy = {**options.get("policy", {}), "share_prefixes": share}
+        policy = {**options.get("policy", {}), "share_prefixes": share, "minibatch_tokens": 150}
         it = module(
             tiny_model,
             **{**options, "policy": policy},
             updates_per_iteration=2,
-            minibatch_tokens=150,
             optimizer=adamw(1e-3),
         )
         folder = tmp_path / str(share)

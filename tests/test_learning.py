@@ -377,7 +377,7 @@ def test_the_budget_of_a_minibatch_does_not_change_a_step(tiny_model, tmp_path, 
         it, steps = trained(
             tiny_model,
             tmp_path / str(budget),
-            minibatch_tokens=budget,
+            policy={"minibatch_tokens": budget},
             updates_per_iteration=2,
             objective=ClippedSurrogate(aggregation=aggregation),
         )
@@ -457,11 +457,10 @@ def test_the_loss_of_every_step_and_its_gradient_equal_the_equations_written_as_
     it, seen = trained(
         tiny_model,
         tmp_path,
-        policy={"lora": Lora(r=4)},
+        policy={"lora": Lora(r=4), "minibatch_tokens": 70},
         rollout={"temperature": temperature},
         objective=objective,
         updates_per_iteration=2,
-        minibatch_tokens=70,
         optimizer=adamw(3e-3),
     )
     advantages = torch.cat([credit.turns for credit in it.experience.credit])

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 
 import recorded
 from runs import data, last, module, trainer
-from turnrl import TurnLevel, assign_credit, record
+from turnrl import Recorder, TurnLevel, assign_credit, record
 from turnrl.run.loggers import Shown, by_turn, fenced, show
 from turnrl.run.recording import rows as recorded_rows
 
@@ -133,8 +133,9 @@ def test_without_transcripts_there_are_histograms_alone(tiny_model, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     logger = TensorBoardLogger(str(tmp_path), name="", version=0)
-    run = trainer(tmp_path, 1, logger=logger, limit_val_batches=0)
-    run.fit(module(tiny_model, transcripts_per_iteration=0), data())
+    silent = Recorder(transcripts=0)
+    run = trainer(tmp_path, 1, [silent], logger=logger, limit_val_batches=0)
+    run.fit(module(tiny_model), data())
     tags = EventAccumulator(str(tmp_path / "version_0")).Reload().Tags()
     assert tags["histograms"] == ["advantages/turn_1", "advantages/turn_2"]
     assert tags["tensors"] == []

@@ -266,7 +266,7 @@ def test_the_table_keeps_to_80_columns_and_adds_up():
         (replace(TRIVIA, rank=0, four_bit=False, size=4), 80, {}, "Add model.policy.lora"),
         (replace(TRIVIA, four_bit=False), 16, {}, "Set model.policy.quantization to nf4"),
         (TRIVIA, 24, {"minibatch_tokens": 16_384, "gradient_checkpointing": 0},
-         "Lower model.minibatch_tokens"),
+         "Lower model.policy.minibatch_tokens"),
         (TRIVIA, 24, {"kv_memory": 20 * 10**9}, "Lower model.engine.kv_memory"),
     ],
 )  # fmt: skip
@@ -296,23 +296,22 @@ def test_a_card_has_its_own_ceilings_or_says_whose(name, known, flops):
 # --------------------------------------------------------------------- applied
 
 
-def started(model, **settings):
-    made = module(model, **settings)
-    return Start(torch.device("cpu"), made, data())
+def started(model, profile="auto", **settings):
+    return Start(torch.device("cpu"), module(model, **settings), data(), profile=profile)
 
 
 def test_a_profile_settles_what_the_recipe_leaves_open(tiny_model, capsys):
-    start = started(tiny_model, profile="24GB", minibatch_tokens=2048)
+    start = started(tiny_model, profile="24GB", policy={"minibatch_tokens": 2048})
     check = MemoryPlan()
     check.settle(start)
     made, engine = start.module, start.module.engine
     assert "memory plan for 24GB" in capsys.readouterr().out
-    assert made.minibatch_tokens == 2048  # given
+    assert made.policy.minibatch_tokens == 2048  # given
     assert made.policy.gradient_checkpointing is False  # a tiny model needs none
     assert parse_bytes(engine.kv_memory, "kv_memory") <= 24e9
     assert set(made.memory.planned) == {"sampling", "learning"}
     assert all(0 < size < 22e9 for size, _ in made.memory.planned.values())
-    assert made.memory.planned["learning"][1] == "model.minibatch_tokens"
+    assert made.memory.planned["learning"][1] == "model.policy.minibatch_tokens"
     (line,) = check.run(start)
     assert (line.status, line.name) == ("pass", "memory plan")
 
@@ -348,7 +347,7 @@ def test_a_module_is_planned_once(tiny_model):
     start = started(tiny_model, profile="24GB")
     MemoryPlan().settle(start)
     planned, engine = dict(start.module.memory.planned), vars(start.module.engine).copy()
-    start.module.profile = "3GB"  # as if less were free when it is set up again
+    start.profile = "3GB"  # as if less were free when it is set up again
     MemoryPlan().settle(start)
     assert start.module.memory.planned == planned
     assert vars(start.module.engine) == engine
@@ -371,7 +370,7 @@ def test_a_plan_is_printed_by_the_first_run_that_learns_and_passes_in_each(
 def sampled_with(module):
     """What a plan may settle of a module, but for how it learns."""
     engine = {name: getattr(module.engine, name) for name in (*_ENGINE, "keep_memory")}
-    return {**engine, "minibatch_tokens": module.minibatch_tokens}
+    return {**engine, "minibatch_tokens": module.policy.minibatch_tokens}
 
 
 @pytest.mark.slow
@@ -383,7 +382,7 @@ def test_an_evaluation_and_a_policy_that_is_asked_sample_as_the_run_did(
     # 12 x 4 trajectories, and so less memory for keys and values than by default, 16 x 4
     contents["data"] |= {"questions_per_iteration": 12, "val_limit": 2}
     contents["trainer"] |= {"max_epochs": 1, "accelerator": "far", "strategy": "far"}
-    contents["model"]["profile"] = "2GB"
+    contents["plan"] = {"profile": "2GB"}
     save(contents)
     found = {}
 
@@ -454,15 +453,15 @@ def test_auto_settles_nothing_on_a_cpu(tiny_model, capsys):
     start = started(tiny_model)
     MemoryPlan().settle(start)
     made = start.module
-    assert made.minibatch_tokens is None
+    assert (made.policy.minibatch_tokens, made.policy.budget) == (None, 16_384)
     assert made.policy.gradient_checkpointing is None
     assert (made.engine.kv_memory, made.memory.planned) == ("auto", {})
     assert capsys.readouterr().out == ""
 
 
-def test_a_profile_that_is_no_size_is_refused(tiny_model):
-    with pytest.raises(RecipeError, match=r"model\.profile is '24'.*such as '24GB'"):
-        MemoryPlan().settle(started(tiny_model, profile="24"))
+def test_a_profile_that_is_no_size_is_refused():
+    with pytest.raises(RecipeError, match=r"plan\.profile is '24'.*such as '24GB'"):
+        turnrl.Plan("24")
 
 
 def test_the_work_of_a_recipe_is_read_from_its_parts(tiny_model):

@@ -44,11 +44,13 @@ from worlds import Answered, Called, Echo, Letters, Numbers
 QUESTION = Question("q", "Where is it?", ("here",))
 
 
-def trained(model, folder, player, tools, rewards, source, epochs=2, **options):
+def trained(model, folder, player, tools, rewards, source, epochs=2, budget=None, **options):
     """A module after a short training, without validation."""
     rollout = Rollout(player=player, tools=tools, max_turn_tokens=8, max_tokens=256)
     settings = {"group_size": 4, "steps_per_update": 2, "optimizer": adamw(3e-3), **options}
-    it = MTGRPO(Policy(str(model)), rollout, rewards, engine=Slots(), **settings)
+    it = MTGRPO(
+        Policy(str(model), minibatch_tokens=budget), rollout, rewards, engine=Slots(), **settings
+    )
     data = QuestionData(source, None, questions_per_iteration=2)
     trainer(folder, epochs, limit_val_batches=0).fit(it, data)
     return it
@@ -165,7 +167,7 @@ def test_a_trajectory_of_several_histories_is_learned_from_as_a_whole(tiny_model
             *([Answered(), Called()], Numbers()),
             epochs=1,
             updates_per_iteration=2,
-            minibatch_tokens=tokens,
+            budget=tokens,
             objective=ClippedSurrogate(ratio_level=level),
         )
         ends.append(torch.cat([p.detach().flatten() for p in it.policy.parameters()]))

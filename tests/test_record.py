@@ -29,6 +29,7 @@ from turnrl import (
     OutcomeOnly,
     Question,
     Reading,
+    Recorder,
     Sample,
     ToolCall,
     ToolResult,
@@ -59,10 +60,8 @@ def run(tiny_model, tmp_path_factory):
                 self.experiences.append(pl_module.experience)
 
     folder = tmp_path_factory.mktemp("run")
-    it = module(
-        tiny_model, record_per_iteration=None, record_tokens=True, transcripts_per_iteration=2
-    )
-    trainer(folder, callbacks=[Kept()]).fit(it, data())
+    it = module(tiny_model)
+    trainer(folder, callbacks=[Kept(), Recorder(None, tokens=True, transcripts=2)]).fit(it, data())
     return folder, it, Kept.experiences
 
 
@@ -212,8 +211,7 @@ def test_transcripts_show_the_best_and_the_worst_with_their_credit(run):
 def test_whole_groups_are_kept_as_the_recipe_says_and_evaluations_whole(tiny_model, tmp_path):
     # groups of 4: 9 has room for two, 3 for none and keeps one all the same
     for most, rows in ((9, 8), (3, 4), (0, 0)):
-        it = module(tiny_model, record_per_iteration=most)
-        trainer(tmp_path / str(most), 1).fit(it, data())
+        trainer(tmp_path / str(most), 1, [Recorder(most)]).fit(module(tiny_model), data())
         files = {file.name: len(record.read(file)) for file in kept(tmp_path / str(most)).iterdir()}
         wanted = {"val-000000-0.parquet": 3, "val-000002-0.parquet": 3}
         assert files == (wanted | {"train-000000-0.parquet": rows} if rows else wanted)
@@ -330,7 +328,7 @@ def test_a_trajectory_without_tokens_has_rows_and_the_version_that_is_said(tmp_p
     assert [row[name] for name in record.TOKENS] == [None] * 6
 
 
-def test_without_record_tokens_nothing_is_computed_for_it(tiny_model, tmp_path, monkeypatch):
+def test_without_tokens_nothing_is_computed_for_it(tiny_model, tmp_path, monkeypatch):
     it = module(tiny_model, steps_per_update=1)
     read, asked = it.policy.read, []
     monkeypatch.setattr(it.policy, "read", lambda *a, **k: asked.append(a) or read(*a, **k))
@@ -414,7 +412,7 @@ def test_the_estimator_is_recorded_with_the_arguments_that_it_keeps():
         "class": "turnrl.credit.OutcomeOnly",
         "arguments": {"baseline": "mean", "scale": "std", "min_std": 0.5},
     }
-    critic = {"lr": 0.1, "coef": 0.1, "trains_policy": True}
+    critic = {"lr": 0.1, "trains_policy": True}
     assert told(Forgetful(Critic(), 5)) == {
         "name": "Forgetful",
         "class": f"{__name__}.Forgetful",

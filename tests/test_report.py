@@ -31,6 +31,7 @@ from turnrl import (
     DataError,
     Merged,
     OutcomeOnly,
+    Recorder,
     TurnLevel,
     assign_credit,
     record,
@@ -317,8 +318,8 @@ def test_a_record_has_nothing_imported_that_is_not_installed(tmp_path, monkeypat
 
 
 def test_branches_are_no_attempts_of_their_own(tiny_model, tmp_path):
-    it = module(tiny_model, estimator=Tree(probes=2), record_per_iteration=None)
-    trainer(tmp_path, 2).fit(it, data())
+    it = module(tiny_model, estimator=Tree(probes=2))
+    trainer(tmp_path, 2, [Recorder(None)]).fit(it, data())
     folder = tmp_path / "version_0"
     kept = [row for row in record.read(folder, split="train") if row["iteration"] == 1]
     assert {row["begins"] == 0 for row in kept if row["parent"] is not None} == {True, False}

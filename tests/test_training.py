@@ -629,15 +629,13 @@ def test_settings_that_cannot_be_are_refused(tiny_model):
         module(tiny_model, group_size=1)
     with pytest.raises(RecipeError, match=r"policy\.lora is not set"):
         module(tiny_model, objective=ClippedSurrogate(kl_coef=0.1))
-    for name, value in [
-        ("minibatch_tokens", 0),
-        ("steps_per_update", 0),
-        ("record_per_iteration", -1),
-    ]:
-        with pytest.raises(RecipeError, match=rf"model\.{name} is {value}"):
-            module(tiny_model, **{name: value})
-    with pytest.raises(RecipeError, match=r"model\.transcripts_per_iteration is -1"):
-        module(tiny_model, transcripts_per_iteration=-1)
+    with pytest.raises(RecipeError, match=r"model\.steps_per_update is 0"):
+        module(tiny_model, steps_per_update=0)
+    with pytest.raises(RecipeError, match=r"policy\.minibatch_tokens is 0"):
+        Policy(str(tiny_model), minibatch_tokens=0)
+    for name in ("per_iteration", "transcripts"):
+        with pytest.raises(RecipeError, match=rf"record\.{name} is -1; it must be at least 0"):
+            turnrl.Recorder(**{name: -1})
     with pytest.raises(RecipeError, match="rewards is empty"):
         MTGRPO(Policy(str(tiny_model)), Rollout(Letters(), []), [])
 

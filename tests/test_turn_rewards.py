@@ -553,7 +553,7 @@ def test_a_policy_trains_on_all_of_them(tiny_model, tmp_path):
 
 
 def test_rewards_that_ask_the_policy_go_by_the_recipes_budget(tiny_model, tmp_path, monkeypatch):
-    it, asked, budgets = module(tiny_model, {"lora": Lora(r=4)}, minibatch_tokens=150), [], []
+    it, asked, budgets = module(tiny_model, {"lora": Lora(r=4), "minibatch_tokens": 150}), [], []
     read, passes = it.policy.read, turnrl.policy.model.passes
 
     def watched(rows, budget, *more):

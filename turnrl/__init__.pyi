@@ -12,6 +12,7 @@ from turnrl.answers import contains_answer as contains_answer
 from turnrl.answers import exact_match as exact_match
 from turnrl.answers import says_nothing as says_nothing
 from turnrl.answers import usable_answers as usable_answers
+from turnrl.checks import Plan as Plan
 from turnrl.cli import command_line as command_line
 from turnrl.credit import Credit as Credit
 from turnrl.credit import GroupRelative as GroupRelative
@@ -82,6 +83,7 @@ from turnrl.run.folders import run_folder as run_folder
 from turnrl.run.folders import whole_file as whole_file
 from turnrl.run.kept import BestCheckpoint as BestCheckpoint
 from turnrl.run.kept import LastCheckpoint as LastCheckpoint
+from turnrl.run.recording import Recorder as Recorder
 from turnrl.scoring import Tally as Tally
 from turnrl.scoring import curves as curves
 from turnrl.scoring import score_group as score_group

@@ -42,7 +42,8 @@ def turnrl_datasets() -> Iterable[type[QuestionSource]]:
 
 @hookimpl
 def turnrl_callbacks() -> Iterable[Callable[..., object]]:
-    """The callbacks of every run: alarms, console, record, export, curves."""
+    """The callbacks of every run: alarms, console, memory plan, record, export, curves."""
+    from turnrl.checks import Plan
     from turnrl.commands.report.curves import Curves
     from turnrl.recipe.tidying import Tidy
     from turnrl.run.alarms.watch import Alarms
@@ -53,4 +54,4 @@ def turnrl_callbacks() -> Iterable[Callable[..., object]]:
     from turnrl.run.recording import Recorder
 
     printing = (FirstFigures, iteration_lines)
-    return [Alarms, ExportsPolicy, *printing, Tidy, Recorder, ToLoggers, Curves]
+    return [Alarms, ExportsPolicy, *printing, Tidy, Plan, Recorder, ToLoggers, Curves]

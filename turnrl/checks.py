@@ -25,6 +25,7 @@ from turnrl.loader import data_of
 from turnrl.objective import ClippedSurrogate
 from turnrl.policy.model import Policy
 from turnrl.recipe.keys import SYNONYMS
+from turnrl.run.recording import Recorder
 from turnrl.scoring import component_name
 from turnrl.text import visible
 from turnrl.types import AdvantageEstimator, Engine, MessageSampler, Reward, Start
@@ -85,12 +86,7 @@ def check_settings(module: Any) -> None:
     """
     counts = ("group_size", "updates_per_iteration", "steps_per_update")
     at_least(1, "model.", module, *counts, whole=True, optional=False)
-    at_least(1, "model.", module, "minibatch_tokens", whole=True)
-    counts = ("redraws", "transcripts_per_iteration", "seed")
-    at_least(0, "model.", module, *counts, whole=True, optional=False)
-    at_least(0, "model.", module, "record_per_iteration", whole=True)
-    if module.profile not in (None, "auto"):
-        parse_bytes(module.profile, "model.profile", "'auto', null, or ")
+    at_least(0, "model.", module, "redraws", "seed", whole=True, optional=False)
     _check_estimator(module.estimator, module.group_size, module.redraws)
     _check_rewards(module.rewards)
     if module.objective.kl_coef > 0 and module.policy.lora is None:
@@ -163,20 +159,52 @@ def check_trainer(trainer: L.Trainer) -> None:
     if trainer.accumulate_grad_batches != 1:
         raise RecipeError(
             f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but a "
-            "batch is a whole step. Leave it out; model.minibatch_tokens bounds its memory."
+            "batch is a whole step. Leave it out; policy.minibatch_tokens bounds its memory."
         )
 
 
-def _start_of(module: L.LightningModule, folder: Path | None, learns: bool = True) -> Start:
-    run = module.trainer
-    device, data = run.strategy.root_device, data_of(run)
-    return Start(device, module, data, folder, run.world_size, run.max_epochs, learns)
+class Plan(L.Callback):
+    """Says for which memory the settings of a run that are left null are chosen.
+
+    Args:
+        profile: The memory of a GPU, such as `24GB`, or `auto` for the one that is there: settings
+            that are left null in the policy and in the engine are chosen to fit. Null chooses
+            nothing, and on a CPU `auto` does not either.
+    """
+
+    def __init__(self, profile: str | None = "auto") -> None:
+        if profile not in (None, "auto"):
+            parse_bytes(profile, "plan.profile", "'auto', null, or ")
+        self.profile = profile
+
+
+def start_of(
+    trainer: Any,
+    module: L.LightningModule,
+    data: L.LightningDataModule | None,
+    folder: Path | None,
+    learns: bool = True,
+) -> Start:
+    """The run that a Trainer would begin, as its callbacks want it planned and recorded."""
+    plans = [one for one in trainer.callbacks if isinstance(one, Plan)]
+    recorders = [one for one in trainer.callbacks if isinstance(one, Recorder)]
+    return Start(
+        trainer.strategy.root_device,
+        module,
+        data,
+        folder,
+        trainer.world_size,
+        trainer.max_epochs,
+        learns,
+        profile=(plans or [Plan()])[0].profile,
+        recorded=(recorders or [Recorder()])[0].per_iteration,
+    )
 
 
 def settle_evaluation(module: L.LightningModule, folder: Path | None) -> None:
     """Have installed checks settle what a recipe leaves open, as they do for a run: an evaluation
     samples as the run's own validation does."""
-    _start_of(module, folder, learns=False).settle()
+    start_of(module.trainer, module, data_of(module.trainer), folder, learns=False).settle()
 
 
 def examine_run(module: L.LightningModule, folder: Path | None) -> None:
@@ -186,7 +214,7 @@ def examine_run(module: L.LightningModule, folder: Path | None) -> None:
         RecipeError: With the text of the check that failed.
     """
     run = module.trainer
-    for finding in _start_of(module, folder).examine():
+    for finding in start_of(run, module, data_of(run), folder).examine():
         text = visible(f"{finding.name}: {finding.text}. {finding.step}".strip())
         if finding.status == "fail":
             raise RecipeError(text)

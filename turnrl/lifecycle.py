@@ -44,7 +44,6 @@ class PolicyModule(L.LightningModule, ABC):
         rollout: How it acts.
         optimizer: Makes the optimiser of what is trained.
         scheduler: Makes its schedule; None keeps the rate.
-        minibatch_tokens: The most tokens computed at once while learning; None for 16,384.
         seed: Seed of sampling and of the order of trajectories.
     """
 
@@ -54,7 +53,6 @@ class PolicyModule(L.LightningModule, ABC):
         rollout: Rollout,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         scheduler: Callable[[Optimizer], LRScheduler] | None,
-        minibatch_tokens: int | None,
         seed: int,
     ) -> None:
         super().__init__()
@@ -62,7 +60,6 @@ class PolicyModule(L.LightningModule, ABC):
         self.rollout = rollout
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self.minibatch_tokens = minibatch_tokens
         self.seed = seed
         self.memory = Memory()
         self.metrics = MetricLog(self)
@@ -105,7 +102,6 @@ class PolicyModule(L.LightningModule, ABC):
         """Load the weights onto the device that the strategy chose."""
         run = self._trainer
         announce(run, f"loading {self.policy.model}")
-        self.policy.minibatch_tokens = self.minibatch_tokens or Policy.minibatch_tokens
         with self.memory.phase("loading"):
             self.policy.load(self.device if run is None else run.strategy.root_device)
 
@@ -115,7 +111,7 @@ class PolicyModule(L.LightningModule, ABC):
         if self.device.type != "cpu":
             with self.memory.phase("learning"):
                 longest = self.rollout.max_tokens  # one such trajectory is a minibatch, at least
-                try_out(self.policy, max(self.policy.minibatch_tokens, longest), longest)
+                try_out(self.policy, max(self.policy.budget, longest), longest)
 
     def configure_optimizers(self) -> Any:
         """The recipe's optimiser on what is trained, and its schedule, per optimiser step."""

@@ -72,23 +72,11 @@ class MTGRPO(PolicyModule, Iterates):
         updates_per_iteration: How often an iteration's trajectories are learned from.
         steps_per_update: Optimiser steps that one pass over an iteration's trajectories is divided
             into.
-        minibatch_tokens: The most tokens computed at once while learning, but one trajectory at
-            least; what several begin with in common is counted once. It decides how much memory is
-            needed, and nothing else. Null leaves it to `profile`, or takes 16,384.
         optimizer: Any of torch's or of another library, by its class; given what is trained. None
             is AdamW at the paper's rate, 1e-6.
         scheduler: Schedule of the learning rate, by its class; it counts optimiser steps. None
             keeps the rate.
-        record_per_iteration: How many trajectories of each iteration are kept in the run's record;
-            null keeps all. Groups stay whole, so there is one at least. An evaluation keeps all of
-            its own.
-        record_tokens: Whether the record also has token ids, log-probabilities and entropies. They
-            take one pass of the learner over what is kept.
-        transcripts_per_iteration: How many of these are written out as text to be read.
         seed: Seed of sampling and of the order of trajectories.
-        profile: The memory of a GPU, such as `24GB`, or `auto` for the one that is there: settings
-            that are left null (here, in the policy, in the engine) are chosen to fit. Null chooses
-            nothing, and on a CPU `auto` does not either.
     """
 
     @names_unknown_arguments
@@ -104,18 +92,13 @@ class MTGRPO(PolicyModule, Iterates):
         redraws: int = 0,
         updates_per_iteration: int = 1,
         steps_per_update: int = 1,
-        minibatch_tokens: int | None = None,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
-        record_per_iteration: int | None = 64,
-        record_tokens: bool = False,
-        transcripts_per_iteration: int = 4,
         seed: int = 0,
-        profile: str | None = "auto",
     ) -> None:
         paper = partial(AdamW, lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0)
         optimizer = paper if optimizer is None else optimizer
-        super().__init__(policy, rollout, optimizer, scheduler, minibatch_tokens, seed)
+        super().__init__(policy, rollout, optimizer, scheduler, seed)
         self.rewards = rewards
         self.estimator = estimator if estimator is not None else TurnLevel()
         self.objective = objective if objective is not None else ClippedSurrogate()
@@ -125,10 +108,6 @@ class MTGRPO(PolicyModule, Iterates):
         self.redraws = redraws
         self.updates_per_iteration = updates_per_iteration
         self.steps_per_update = steps_per_update
-        self.record_per_iteration = record_per_iteration
-        self.record_tokens = record_tokens
-        self.transcripts_per_iteration = transcripts_per_iteration
-        self.profile = profile
         self.policy.critic = self.estimator.critic
         self.experience: Experience | None = None
         """The last iteration's."""
@@ -294,7 +273,7 @@ class MTGRPO(PolicyModule, Iterates):
         )
         if batch.returns is not None and self.policy.critic is not None:
             missed = (batch.returns - values).square() / 2
-            loss = loss + self.policy.critic.coef * (missed * batch.weights).sum()
+            loss = loss + self.objective.value_coef * (missed * batch.weights).sum()
             sums["value_loss"] = missed.detach().sum()
         if not loss.isfinite():
             raise self._broken(f"the loss is {float(loss.detach())}")

@@ -61,6 +61,7 @@ class ClippedSurrogate:
             over a `turn` or a `trajectory`.
         importance_cap: C of truncated importance sampling, which corrects for a sampler that
             computes other probabilities than the learner (2 is usual); null corrects nothing.
+        value_coef: Weight of the value loss of an estimator's critic, beside the policy's loss.
     """
 
     clip_low: float | None = None
@@ -70,6 +71,7 @@ class ClippedSurrogate:
     constant_tokens: int = 1024
     ratio_level: RatioLevel = "token"
     importance_cap: float | None = None
+    value_coef: float = 0.1
 
     def __post_init__(self) -> None:
         for name, kind in (("aggregation", Aggregation), ("ratio_level", RatioLevel)):
@@ -82,7 +84,7 @@ class ClippedSurrogate:
                 f"objective.clip_low is {low} and clip_high {high}. "
                 "Set clip_low between 0 and 1, clip_high above 0."
             )
-        at_least(0, "objective.", self, "kl_coef", optional=False)
+        at_least(0, "objective.", self, "kl_coef", "value_coef", optional=False)
         at_least(1, "objective.", self, "constant_tokens", whole=True, optional=False)
         at_least(1, "objective.", self, "importance_cap")
 

@@ -51,11 +51,14 @@ def _settings() -> set[str]:
     import lightning as L
     from lightning.pytorch.cli import LightningArgumentParser
 
+    from turnrl.checks import Plan
     from turnrl.data.questions import QuestionData
     from turnrl.module import MTGRPO
+    from turnrl.run.recording import Recorder
 
     parser = LightningArgumentParser()
     sections = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
+    sections |= {"record": Recorder, "plan": Plan}
     for section, cls in sections.items():
         parser.add_lightning_class_args(cls, section)
     known = {action.dest for action in parser._actions if ".help" not in action.dest}

@@ -14,7 +14,7 @@ from turnrl.policy.sizes import ALLOCATOR
 _LOWERS = {
     "loading": "the size of model.policy.model (nf4 in model.policy.quantization takes the least)",
     "sampling": "the engine's memory",
-    "learning": "model.minibatch_tokens",
+    "learning": "model.policy.minibatch_tokens",
 }
 """Settings that lower the memory of a phase, the first to change first."""
 

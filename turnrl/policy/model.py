@@ -22,6 +22,7 @@ from turnrl.errors import (
     ArgumentTypeError,
     CheckpointError,
     RecipeError,
+    at_least,
     check_numbers,
     in_short,
     instance_of,
@@ -51,8 +52,8 @@ class Policy(nn.Module):
             float32 otherwise. What is trained is float32 in any case: an adapter, or, in bfloat16
             without one, all weights, which are then rounded for each product (mixed precision).
         gradient_checkpointing: Recompute activations in the backward pass, to save memory; a number
-            does so in that many of the layers. Null leaves it to `model.profile`, or recomputes
-            none.
+            does so in that many of the layers. Null leaves it to the memory plan
+            (`plan.profile`), or recomputes none.
         chat_template: A file with a Jinja chat template, or the name of one that comes with turnrl
             (`qwen3`, say), in place of the tokenizer's own.
         revision: Branch, tag or commit of a hub model.
@@ -62,12 +63,10 @@ class Policy(nn.Module):
             model whose code does not allow it reads each from its first token.
         fused_kernels: On a GPU, use the fused norms, rotations and activations of Liger, if
             `liger-kernel` is installed (`pip install 'turnrl[gpu]'`) and knows the architecture.
-
-    Attributes:
-        minibatch_tokens: The most tokens computed at once; the module sets the recipe's.
+        minibatch_tokens: The most tokens computed at once while learning, but one trajectory at
+            least; what several begin with in common is counted once. It decides how much memory is
+            needed, and nothing else. Null leaves it to the memory plan, or takes 16,384.
     """
-
-    minibatch_tokens = MINIBATCH_TOKENS
 
     def __init__(
         self,
@@ -80,6 +79,7 @@ class Policy(nn.Module):
         revision: str | None = None,
         share_prefixes: bool = True,
         fused_kernels: bool = True,
+        minibatch_tokens: int | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(model, str):
@@ -103,6 +103,8 @@ class Policy(nn.Module):
         self.revision = revision
         self.share_prefixes = share_prefixes
         self.fused_kernels = fused_kernels
+        self.minibatch_tokens = minibatch_tokens
+        at_least(1, "policy.", self, "minibatch_tokens", whole=True)
         self.in_force: dict[str, str] = {}
         """The choices that loading made, for people to read."""
         self.critic: Critic | None = None
@@ -113,6 +115,11 @@ class Policy(nn.Module):
         self._attends = False
         self._kernel = False
         self._mixed = False
+
+    @property
+    def budget(self) -> int:
+        """The most tokens computed at once while learning."""
+        return self.minibatch_tokens or MINIBATCH_TOKENS
 
     @cached_property
     def folder(self) -> str:
@@ -291,9 +298,8 @@ class Policy(nn.Module):
         budget: int | None = None,
         owners: Sequence[int] | None = None,
     ) -> Iterator[Pass]:
-        """See `turnrl.policy.layout.passes`; the budget is `minibatch_tokens` by default."""
-        budget = budget or self.minibatch_tokens
-        return passes(rows, budget, self.share_prefixes, self._kernel, owners)
+        """See `turnrl.policy.layout.passes`; the policy's own budget is the default."""
+        return passes(rows, budget or self.budget, self.share_prefixes, self._kernel, owners)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

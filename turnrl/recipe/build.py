@@ -26,6 +26,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from transformers.utils import logging as transformers_logging
 
+from turnrl.checks import Plan, start_of
 from turnrl.data.questions import QuestionData
 from turnrl.errors import ArgumentTypeError, RecipeError, TurnRLError, instance_of, kind_of
 from turnrl.module import MTGRPO
@@ -35,11 +36,13 @@ from turnrl.recipe.by_recipe import ByRecipe
 from turnrl.recipe.explain import explain, explain_class, explain_section
 from turnrl.recipe.given import COMMAND, Given, read_given
 from turnrl.recipe.merging import Contents, each_value, listed, relocated
-from turnrl.recipe.moved import renamed
+from turnrl.recipe.moved import up_to_date
 from turnrl.run.kept import BestCheckpoint, LastCheckpoint
+from turnrl.run.recording import Recorder
 from turnrl.types.examination import Start
 
-_CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
+_CALLBACKS: dict[str, type[L.Callback]] = {"record": Recorder, "plan": Plan}
+_CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer, **_CALLBACKS}
 """The classes of sections that name none."""
 
 
@@ -129,13 +132,15 @@ def load(
             f"{str(path)!r} is a recipe, and has no trained weights for the module to take. "
             "Give a run, or a checkpoint."
         )
-    questions = 0
+    questions, plan = 0, Plan()
     if module is None:
         recipe = _recipe_of(agent, saved)
         module, data = _made(recipe), recipe.get("data") or {}
         settings = data.get("init_args", data) or {}
         questions = settings.get("questions_per_iteration") or 0
-    Start(torch.device(device), module, learns=False, questions=questions).settle()
+        plan = Plan(**(recipe.get("plan") or {}))
+    where = torch.device(device)
+    Start(where, module, learns=False, questions=questions, profile=plan.profile).settle()
     module.policy.load(device)
     if saved is not None:
         module.on_load_checkpoint(saved)
@@ -154,7 +159,7 @@ def _recipe_of(agent: Agent, saved: Contents | None) -> Contents:
     file = agent.checkpoint
     if file is not None and not agent.is_recipe:
         if saved is not None and "recipe" in saved:
-            recipe = renamed(yaml.safe_load(saved["recipe"]))
+            recipe = up_to_date(yaml.safe_load(saved["recipe"]))
             return cast(Contents, each_value(recipe, partial(relocated, file)))
         if not agent.recipe.is_file() or agent.recipe == file:
             raise agent.without_recipe()
@@ -205,7 +210,7 @@ def _faults(contents: Contents, kinds: Mapping[str, object]) -> Iterator[str | N
         cls = _CLASSES.get(key)
         if cls is None:
             yield explain(value, kinds[key], key)
-        elif key != "trainer" and "class_path" in value:
+        elif key in ("model", "data") and "class_path" in value:
             yield explain_class(value, cls.__mro__[1], key)
         else:
             yield explain_section(value, cls, key)
@@ -273,6 +278,8 @@ class _CLI(LightningCLI):
     parser_class: type[_Parser]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        for key, callback in _CALLBACKS.items():
+            parser.add_lightning_class_args(callback, key)
         # one seed for the whole run
         for section, cls in (("model", self.model_class), ("data", self.datamodule_class)):
             if cls is not None:
@@ -312,6 +319,12 @@ class _CLI(LightningCLI):
         config = self.config_init.trainer
         note = ByRecipe(given.folder)
         callbacks = [_Signals(), note, *listed(config.callbacks)]
+        for key, its in _CALLBACKS.items():
+            if any(isinstance(one, its) for one in callbacks):
+                raise RecipeError(
+                    f"trainer.callbacks has a {its.__name__}, and every run has one. Leave it out, "
+                    f"and set what it takes below {key}."
+                )
         ours: list[type[L.Callback]] = [LastCheckpoint]
         if self.datamodule_class is QuestionData:
             ours.append(BestCheckpoint)
@@ -359,7 +372,7 @@ def make(given: Given) -> Built:
     _prepare()
     # the user's own classes may lie here, or beside the recipe
     sys.path += [str(Path(one).absolute().parent) for one in ("here", *given.files)]
-    for key in _CLASSES:  # jsonargparse would take it beside the link
+    for key in ("model", "data", "trainer"):  # jsonargparse would take it beside the link
         if "seed" in (section := contents[key]):
             raise RecipeError(f"{key}.seed is {section['seed']}; set seed_everything in its place.")
     defaults = {"log_every_n_steps": 1, "num_sanity_val_steps": 0, "enable_model_summary": False}
@@ -387,12 +400,11 @@ def make(given: Given) -> Built:
         raise _explained(error, contents, given.kinds) from error
     trainer = cli.trainer
     folder = given.folder and Path(str(trainer.log_dir))
-    device, processes = trainer.strategy.root_device, trainer.world_size
     return Built(
         module=cli.model,
         data=cli.datamodule,
         trainer=trainer,
-        start=Start(device, cli.model, cli.datamodule, folder, processes, trainer.max_epochs),
+        start=start_of(trainer, cli.model, cli.datamodule, folder),
         settings={key: cli.config_init[key] for key in given.settings},
         given=given,
     )

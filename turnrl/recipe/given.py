@@ -21,8 +21,16 @@ from turnrl.recipe.agents import Agent, find_agent
 from turnrl.recipe.bundled import find_recipe
 from turnrl.recipe.folders import LATEST, RUNS, checkpoint_to_resume, held, newest, next_version
 from turnrl.recipe.merging import PARTS, Contents, each_value, filled_in, listed, merged, relocated
-from turnrl.recipe.moved import renamed
-from turnrl.recipe.reading import ASKS, DASHES, SECTIONS, read_options, read_recipe, value_of
+from turnrl.recipe.moved import SAVED, up_to_date
+from turnrl.recipe.reading import (
+    ASKS,
+    DASHES,
+    MAPPINGS,
+    SECTIONS,
+    read_options,
+    read_recipe,
+    value_of,
+)
 from turnrl.recipe.source import refuse_unfit
 
 Settings = Mapping[str, tuple[Any, ...]]
@@ -31,7 +39,6 @@ Flags = Mapping[str, str]
 """Lines of help of options that have no value. They are no settings of a recipe."""
 COMMAND = "command"
 """Key of a run's `config.yaml` that names its command."""
-_MAPPINGS = ("model", "data", "trainer")
 SETTLED = "--settled"
 """Option in which the first process of a run hands the others, as JSON, what it has settled."""
 
@@ -198,10 +205,11 @@ def read_given(
         named = find_agent(words[0])
         if not named.is_recipe:
             agent, words[0] = named, _recipe_of(named, command)
-    contents: dict[str, Any] = {key: {} for key in _MAPPINGS}
+    contents: dict[str, Any] = {key: {} for key in MAPPINGS}
     kept, files, asks_for_help = list[str](), list[str](), list[str]()
     settled: dict[str, Any] = {}
     lists = [f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)]
+    first = not any(word.startswith(SETTLED) for word in words)  # of the processes of a run
     for option, value in read_options(command, words, lists):
         if option in ASKS or option.endswith(".help"):
             asks_for_help.append(f"{option}={value}" if value else option)
@@ -209,12 +217,12 @@ def read_given(
             settled = json.loads(value)
         elif option == "--config":
             path = find_recipe(value)
-            new = _recipe(path, command, flags, of_run=agent is not None and not files)
+            new = _recipe(path, command, flags, agent is not None and not files, contents, first)
             contents.update(merged(contents, new))
             files.append("stdin" if "\n" in path else path)
             kept.append(f"{option}={path}")
         else:
-            contents.update(merged(contents, _nested(option, value)))
+            contents.update(merged(contents, up_to_date(_nested(option, value), contents, first)))
             kept.append(f"{option}={value}")
     if not files and not asks_for_help:
         raise RecipeError(
@@ -234,7 +242,7 @@ def _takes_list(kind: object) -> bool:
 
 def _nested(option: str, value: str) -> dict[str, Any]:
     """The value of an option as a part of a recipe."""
-    nested = renamed(value_of(value))
+    nested = value_of(value)
     for name in reversed(option.removeprefix("--").split(".")):
         nested = {name: nested}
     return cast(dict[str, Any], nested)
@@ -243,7 +251,7 @@ def _nested(option: str, value: str) -> dict[str, Any]:
 def _with_paths(contents: Contents) -> dict[str, Any]:
     """The contents with their paths filled in, and each section as a mapping."""
     filled = {key: each_value(value, _settled_value, key) for key, value in contents.items()}
-    for key in _MAPPINGS:
+    for key in MAPPINGS:
         section = filled[key] or {}
         filled[key] = section if isinstance(section, dict) else {"class_path": section}
     return filled
@@ -274,7 +282,9 @@ def _recipe_of(agent: Agent, command: str) -> str:
     return str(held(agent.run, "recipe") / agent.recipe.name)
 
 
-def _recipe(path: str, command: str, flags: Flags, of_run: bool) -> dict[str, Any]:
+def _recipe(
+    path: str, command: str, flags: Flags, of_run: bool, before: Contents, prints: bool
+) -> dict[str, Any]:
     """The settings of a recipe, without the command that a run notes beside them.
 
     Args:
@@ -283,11 +293,13 @@ def _recipe(path: str, command: str, flags: Flags, of_run: bool) -> dict[str, An
         flags: Options that may be no keys of a recipe, except in the `config.yaml` of an earlier
             run, which has every key at the top.
         of_run: Leave out where its run began and where it wrote.
+        before: The recipes that it overrides.
+        prints: Print a line for each key of an earlier version.
     Raises:
         RecipeError: If it has a flag as a key.
     """
-    contents = read_recipe(path)
-    for flag in () if {*SECTIONS} <= {*contents} else flags:
+    contents = up_to_date(read_recipe(path), before, prints)
+    for flag in () if {*contents} >= SAVED else flags:
         if flag in contents:
             raise RecipeError(
                 f"{flag} is an option of 'turnrl {command}', and no key of a recipe. "

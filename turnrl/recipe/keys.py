@@ -10,7 +10,7 @@ from turnrl.errors import did_you_mean
 _OTHERS = yaml.safe_load(Path(__file__).with_name("synonyms.yaml").read_text(encoding="utf-8"))
 SYNONYMS = {other: ours for ours, others in _OTHERS.items() for other in others.split()}
 """Settings of TRL, verl, Search-R1 and verifiers, and what to set here."""
-_MOVED = {"minibatch_tokens": "model.minibatch_tokens", "trunk": "trains_policy"}
+_MOVED = {"minibatch_tokens": "model.policy.minibatch_tokens", "trunk": "trains_policy"}
 """Keys of components in earlier recipes, and what to set in their place."""
 
 

@@ -1,6 +1,10 @@
-"""Class paths of versions 0.8 and 0.9, as recipes and runs have saved them."""
+"""Class paths and keys of versions 0.8 and 0.9, as recipes and runs have saved them."""
 
+import copy
+import functools
 import re
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import turnrl
@@ -22,6 +26,26 @@ _PACKAGES = {
     "turnrl_two_turn": "turnrl_segmenters",
 }
 """Packages of those versions, and what has their modules now."""
+_KEYS = {
+    "model.minibatch_tokens": "model.policy.minibatch_tokens",
+    "model.record_per_iteration": "record.per_iteration",
+    "model.record_tokens": "record.tokens",
+    "model.transcripts_per_iteration": "record.transcripts",
+    "model.profile": "plan.profile",
+    "model.estimator.critic.coef": "model.objective.value_coef",
+}
+"""Keys of those versions, and where the settings are now."""
+SAVED = {"seed_everything", "model", "data", "trainer", "ckpt_path"}
+"""Keys of every recipe that a run has saved."""
+_EMPTIED = ("record", "plan", "model.objective")
+"""Sections that those versions lack, or that had no value in a recipe of theirs."""
+_VALUE_COEF = 0.1
+"""The default of `critic.coef` then, and of `value_coef` now."""
+_OBJECTIVE = {
+    **{"clip_low": None, "clip_high": None, "kl_coef": 0.0, "importance_cap": None},
+    **{"aggregation": "token", "constant_tokens": 1024, "ratio_level": "token"},
+}
+"""What an objective that those versions saved as null was."""
 _PATH = re.compile(rf"({'|'.join(_PACKAGES)})((?:\.[a-z]\w*)*)\.([A-Z]\w*)")
 
 
@@ -45,3 +69,106 @@ def _now(package: str, modules: str, name: str) -> str:
     if package == "turnrl_questions" and not modules:
         modules = ".known"
     return f"{home}{modules}.{name}"
+
+
+def up_to_date(
+    contents: Mapping[str, Any], before: Mapping[str, Any] | None = None, prints: bool = False
+) -> Any:
+    """A recipe, or options, of any version as this one writes them.
+
+    Args:
+        contents: As YAML gives them.
+        before: The recipes and options that these override. They may name the module's class.
+        prints: Print a line for each old key, once, unless a run has saved the contents.
+    """
+    new = renamed(contents)
+    if not _trains_by_mtgrpo(new, before or {}):
+        return new
+    if saved := {*new} >= SAVED:
+        _settle_value_coef(new)
+    for old, key in _move(new, _KEYS.items()):
+        if prints and not saved:
+            _print_once(f"turnrl: {old} is now {key}. The old key still works.")
+    return new
+
+
+def as_before(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of a recipe with the keys of those versions: a digest of these stays what it was
+    when keys move."""
+    old: dict[str, Any] = copy.deepcopy({**contents})
+    if _trains_by_mtgrpo(old, {}):
+        _move(old, [(new, old) for old, new in _KEYS.items()], make=False)
+    for path in _EMPTIED:
+        name = path.rpartition(".")[2]
+        owner = _owner(old, path)
+        if owner is not None and owner.get(name) == {}:
+            del owner[name]
+    return old
+
+
+def _trains_by_mtgrpo(*recipes: Mapping[str, Any]) -> bool:
+    """True unless a recipe names a module of the user's own, which may have such keys itself."""
+    models = (one["model"] for one in recipes if isinstance(one.get("model"), dict | str))
+    names = (one if isinstance(one, str) else one.get("class_path") for one in models)
+    named = next(filter(None, names), "MTGRPO")
+    return str(named).rpartition(".")[2] == "MTGRPO"
+
+
+def _owner(contents: dict[str, Any], path: str, make: bool = False) -> dict[str, Any] | None:
+    """The mapping that has the last key of a path, or would have it; None if there is no place for
+    one.
+
+    Args:
+        contents: The contents of a recipe.
+        path: Keys, without `init_args`.
+        make: Add what is missing on the way.
+    """
+    here: object = contents
+    for key in path.split(".")[:-1]:
+        if not isinstance(here, dict):
+            break
+        if make and here.get(key) is None:
+            here[key] = {}
+        here = here.get(key)
+        if isinstance(here, dict) and ("init_args" in here or (make and "class_path" in here)):
+            here = here.setdefault("init_args", {})
+    return here if isinstance(here, dict) else None
+
+
+def _move(
+    contents: dict[str, Any], keys: Iterable[tuple[str, str]], make: bool = True
+) -> list[tuple[str, str]]:
+    """Move settings to other keys, unless these have a value. Returns the keys of which some were
+    there.
+
+    Args:
+        contents: The contents of a recipe, which are changed.
+        keys: From where to where.
+        make: Add sections that are missing.
+    """
+    moved = []
+    for key, to in keys:
+        (name, new), owner = (one.rpartition(".")[2] for one in (key, to)), _owner(contents, key)
+        if owner is None or name not in owner:
+            continue
+        if (place := _owner(contents, to, make)) is not None:
+            place.setdefault(new, owner.pop(name))
+            moved.append((key, to))
+    return moved
+
+
+def _settle_value_coef(saved: dict[str, Any]) -> None:
+    """Write the default weight of a critic's loss where a run of this version would save it."""
+    critic = _owner(saved, "model.estimator.critic.coef") or {}
+    model = _owner(saved, "model.objective") or {}
+    if critic.get("coef") == _VALUE_COEF:
+        del critic["coef"]
+    if "coef" in critic:
+        model["objective"] = model.get("objective") or {**_OBJECTIVE}
+    elif isinstance(model.get("objective"), dict):
+        model["objective"].setdefault("value_coef", _VALUE_COEF)
+
+
+@functools.cache
+def _print_once(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -12,9 +12,10 @@ import yaml
 
 from turnrl.errors import RecipeError, did_you_mean
 from turnrl.recipe.bundled import recipe_like
-from turnrl.recipe.moved import renamed
 
-SECTIONS = ("seed_everything", "model", "data", "trainer", "ckpt_path")
+MAPPINGS = ("model", "data", "trainer", "record", "plan")
+"""The sections of a recipe, each of which holds the settings of a class."""
+SECTIONS = ("seed_everything", *MAPPINGS, "ckpt_path")
 """The keys at the top of a recipe."""
 ASKS = ("--help", "--print_config")
 """Options that ask for a text and for no run."""
@@ -53,7 +54,7 @@ def read_recipe(path: str) -> dict[str, Any]:
     name = "-" if "\n" in path else path
     try:
         with io.StringIO(path) if name == "-" else Path(path).open(encoding="utf-8") as file:
-            contents = renamed(yaml.load(file, _Loader))
+            contents = yaml.load(file, _Loader)
             if not isinstance(contents, dict):
                 raise yaml.YAMLError(f"it holds {contents!r:.40}")
             return contents

@@ -28,6 +28,8 @@ _ROOTS = {
     "model": "turnrl.MTGRPO",
     "data": "turnrl.QuestionData",
     "trainer": "lightning.pytorch.trainer.trainer.Trainer",
+    "record": "turnrl.Recorder",
+    "plan": "turnrl.Plan",
 }
 """Classes of a recipe that names none."""
 _LIBRARIES = {"torch": ["optim"], "lightning": ["pytorch/callbacks", "pytorch/loggers"]}

@@ -64,7 +64,7 @@ class ToLoggers(L.Callback):
         iteration, step = pl_module.iteration_and_version
         kept = next((one for one in trainer.callbacks if isinstance(one, Recorder)), None)
         advantages = by_turn(experience.groups, experience.credit)
-        self._due = Shown(iteration, advantages, kept.transcripts if kept else ()), step
+        self._due = Shown(iteration, advantages, kept.texts if kept else ()), step
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._show(trainer)  # the first moment after the row of metrics

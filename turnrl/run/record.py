@@ -45,7 +45,7 @@ The columns:
                     advantage is null where nothing was learned: in an evaluation, and in turns
                     that a branch shares with the trajectory that it came from
 
-With `model.record_tokens`, six lists of the same length, one entry per token of the prompt, the
+With `record.tokens`, six lists of the same length, one entry per token of the prompt, the
 turns and the results, history after history; null without it:
 
     token_ids       the first `prompt_tokens` of them are the prompt's
@@ -101,7 +101,7 @@ TOKENS = (
     "entropies",
     "versions",
 )
-"""Columns that `model.record_tokens` adds."""
+"""Columns that `record.tokens` adds."""
 
 VERSION = 2
 """Version of the columns that this turnrl writes, and the newest that it reads."""

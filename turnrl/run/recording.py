@@ -21,6 +21,7 @@ from torch import Tensor
 
 import turnrl
 from turnrl.credit import Credit
+from turnrl.errors import at_least
 from turnrl.policy.reading import read_trajectories
 from turnrl.run.folders import whole_file
 from turnrl.run.record import SCHEMA, TOKENS, FileName, Row, f1, transcript
@@ -35,12 +36,28 @@ Learner = Callable[[Sequence[turnrl.TokenRow]], Sequence[TokenScores]]
 
 class Recorder(L.Callback):
     """Keep the record of a run of `MTGRPO`: of each iteration before it is learned from, and of
-    each evaluation at its end. Without a folder nothing is written."""
+    each evaluation at its end. Without a folder nothing is written.
 
-    def __init__(self) -> None:
+    Args:
+        per_iteration: How many trajectories of each iteration are kept in the run's record; null
+            keeps all. Groups stay whole, so there is one at least. An evaluation keeps all of its
+            own.
+        tokens: Whether the record also has token ids, log-probabilities and entropies. They take
+            one pass of the learner over what is kept.
+        transcripts: How many of these are written out as text to be read.
+    """
+
+    def __init__(
+        self, per_iteration: int | None = 64, tokens: bool = False, transcripts: int = 4
+    ) -> None:
+        self.per_iteration = per_iteration
+        self.tokens = tokens
+        self.transcripts = transcripts
+        at_least(0, "record.", self, "per_iteration", whole=True)
+        at_least(0, "record.", self, "transcripts", whole=True, optional=False)
         self.evaluated: list[Row] = []
         """The rows of the last evaluation in this process, with or without a folder."""
-        self.transcripts: list[str] = []
+        self.texts: list[str] = []
         """The trajectories of the last iteration that were written out as text."""
         self._kept: Any = None
 
@@ -50,9 +67,9 @@ class Recorder(L.Callback):
         experience = pl_module.experience
         if experience is self._kept or pl_module.folder is None:
             return
-        self._kept, self.transcripts = experience, []
+        self._kept, self.texts = experience, []
         place = (trainer.global_rank, trainer.world_size)
-        count = kept(experience.groups, pl_module.record_per_iteration, *place)
+        count = kept(experience.groups, self.per_iteration, *place)
         some = rows(
             experience.groups[:count],
             experience.credit[:count],
@@ -61,7 +78,7 @@ class Recorder(L.Callback):
             trainer.global_step,
             *place,
             pl_module.estimator,
-            pl_module.read if pl_module.record_tokens else None,
+            pl_module.read if self.tokens else None,
         )
         self._write(list(some), trainer, pl_module)
 
@@ -77,7 +94,7 @@ class Recorder(L.Callback):
             version,
             trainer.global_rank,
             trainer.world_size,
-            learner=learner if pl_module.record_tokens else None,
+            learner=learner if self.tokens else None,
         )
         self.evaluated = list(some)
         self._write(self.evaluated, trainer, pl_module)
@@ -87,14 +104,14 @@ class Recorder(L.Callback):
         were sampled some as text to read."""
         if not some or (folder := module.folder) is None:
             return
-        first, rank, count = some[0], trainer.global_rank, module.transcripts_per_iteration
+        first, rank = some[0], trainer.global_rank
         name = FileName(first["split"], first["policy_version"], rank)
         write(some, folder / "record" / str(name))
-        if first["split"] == "train" and rank == 0 and count:
+        if first["split"] == "train" and rank == 0 and self.transcripts:
             file = folder / "transcripts" / f"iteration_{first['iteration']:04d}.txt"
             file.parent.mkdir(parents=True, exist_ok=True)
-            self.transcripts = list(map(transcript, _extremes(some, count)))
-            whole = ("\n" + "=" * 80 + "\n").join(self.transcripts)
+            self.texts = list(map(transcript, _extremes(some, self.transcripts)))
+            whole = ("\n" + "=" * 80 + "\n").join(self.texts)
             file.write_text(whole + "\n", encoding="utf-8")
 
 

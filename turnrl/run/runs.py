@@ -18,7 +18,7 @@ from tqdm import tqdm
 from turnrl.errors import DataError, in_short
 from turnrl.recipe.folders import find_run
 from turnrl.recipe.given import COMMAND
-from turnrl.recipe.moved import renamed
+from turnrl.recipe.moved import up_to_date
 from turnrl.recipe.reading import SECTIONS
 from turnrl.run import record
 from turnrl.run.folders import read_table
@@ -26,11 +26,8 @@ from turnrl.run.folders import read_table
 SEEDS = ("seed_everything", "model.seed", "data.seed")
 """Settings in which runs of one recipe may differ and still be the same experiment."""
 
-_PLACES = ("trainer.logger", "trainer.default_root_dir")
-_WRITTEN = (
-    *("json", "trainer.enable_progress_bar", "trainer.enable_model_summary"),
-    *("model.record_per_iteration", "model.record_tokens", "model.transcripts_per_iteration"),
-)
+_PLACES = ("trainer.logger", "trainer.default_root_dir", "record.")
+_WRITTEN = ("json", "trainer.enable_progress_bar", "trainer.enable_model_summary")
 _CHECKPOINT = "ckpt_path"
 
 
@@ -132,7 +129,7 @@ def _opened(folder: Path, name: str) -> Run:
     config = folder / "config.yaml"
     try:
         contents = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
-        run.settings = dict(_flat(renamed(contents)))
+        run.settings = dict(_flat(up_to_date(contents)))
     except FileNotFoundError:
         run.problems.append("no config.yaml: its settings are not known")
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError) as error:

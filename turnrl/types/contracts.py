@@ -78,16 +78,14 @@ class Critic:
     Args:
         lr: Learning rate of the head, which is a group of its own in the optimiser. An optimiser of
             Adam's kind moves a value by about as much a step, in units of reward.
-        coef: Weight of the value loss beside the policy's.
         trains_policy: Whether the value loss trains the policy's own weights too, or only the head.
     """
 
     lr: float = 0.1
-    coef: float = 0.1
     trains_policy: bool = True
 
     def __post_init__(self) -> None:
-        at_least(0, "critic.", self, "lr", "coef", optional=False)
+        at_least(0, "critic.", self, "lr", optional=False)
 
 
 class Attempts(NamedTuple):

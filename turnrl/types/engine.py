@@ -154,7 +154,7 @@ class SampledPolicy(Protocol):
     ) -> Sequence[TokenScores]:
         """For each sequence the numbers of its N_i tokens that are asked for. In eval mode, without
         a gradient, on the CPU; at most so many tokens are computed at once (None: the recipe's
-        `model.minibatch_tokens`), but one sequence at least, and what sequences begin with in
+        `policy.minibatch_tokens`), but one sequence at least, and what sequences begin with in
         common is read once."""
 
     def reference(self) -> AbstractContextManager[None]:

@@ -51,6 +51,8 @@ class Start:
         iterations: The most that it takes; None, or -1, if it has no such limit.
         learns: False if the policy only acts, as in an evaluation.
         questions: Questions of an iteration, over all processes; by default those of `data`, or 16.
+        profile: The memory to plan for, a size or `auto`; None for no plan. See `turnrl.Plan`.
+        recorded: Trajectories of an iteration that are recorded; None for all of them.
     """
 
     device: torch.device
@@ -61,6 +63,8 @@ class Start:
     iterations: int | None = None
     learns: bool = True
     questions: int = 0
+    profile: str | None = "auto"
+    recorded: int | None = 64
 
     def __post_init__(self) -> None:
         # any data module will do, and only some ask questions

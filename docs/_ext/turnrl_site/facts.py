@@ -290,6 +290,8 @@ SECTIONS = {
     "model.rollout": turnrl.Rollout,
     "model.objective": turnrl.ClippedSurrogate,
     "model": turnrl.MTGRPO,
+    "plan": turnrl.Plan,
+    "record": turnrl.Recorder,
     "data": turnrl.QuestionData,
     "data.fields": turnrl.Fields,
 }

@@ -186,10 +186,9 @@ class Disk(Check):
             return
         # weights and the optimiser's state; last, its successor and best; the exported policy
         one = int(4 * work.trained * (1 + work.moments))
-        kept = module.record_per_iteration
         most = start.iterations or -1
         most = most if most > 0 else 100
-        record = _RECORD * (work.trajectories if kept is None else kept) * most
+        record = _RECORD * (work.trajectories if start.recorded is None else start.recorded) * most
         needed = 3 * one + 4 * work.trained + record
         free = shutil.disk_usage(there).free
         text = (

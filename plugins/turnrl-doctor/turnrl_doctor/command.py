@@ -81,7 +81,7 @@ def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Findi
     """Build the recipe as far as it can be built, and list its mistakes."""
     from turnrl import build
 
-    words = [*words, *([f"--model.profile={card}"] if card else [])]
+    words = [*words, *([f"--plan.profile={card}"] if card else [])]
     try:
         return build(words).start, []
     except TurnRLError as error:

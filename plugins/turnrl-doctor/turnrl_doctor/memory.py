@@ -27,7 +27,7 @@ def card_for(device: torch.device, profile: str) -> Card | None:
         RecipeError: If `profile` is neither `auto` nor a size.
     """
     if profile != "auto":
-        return card_of(profile, parse_bytes(profile, "model.profile"))
+        return card_of(profile, parse_bytes(profile, "plan.profile"))
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -95,7 +95,7 @@ def _moments(module: MTGRPO) -> float:
 def _owners(module: MTGRPO, sampled: bool) -> dict[str, object]:
     """The owner of each setting. An engine that the plan does not know owns none."""
     engine = dict.fromkeys((*_ENGINE, "keep_memory"), module.engine) if sampled else {}
-    return {"minibatch_tokens": module, "gradient_checkpointing": module.policy, **engine}
+    return {"minibatch_tokens": module.policy, "gradient_checkpointing": module.policy, **engine}
 
 
 def given_settings(module: MTGRPO, work: Work) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def given_settings(module: MTGRPO, work: Work) -> dict[str, Any]:
     given, layers = dict[str, Any](), work.shape.layers
     for name, owner in _owners(module, work.sampled).items():
         value = getattr(owner, name, False)
-        if owner is module.policy and value is None and module.policy.network is not None:
+        if name == "gradient_checkpointing" and value is None and module.policy.network is not None:
             value = False  # loading has made that choice
         if value is None or value == "auto":
             continue
@@ -136,7 +136,7 @@ class MemoryPlan(Check):
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
-        self._why = "the run has no GPU, and model.profile gives no size"
+        self._why = "the run has no GPU, and plan.profile gives no size"
 
     def settle(self, start: Start) -> None:
         """Choose what the recipe leaves to `profile`, and print the plan. A policy that only acts
@@ -159,12 +159,12 @@ class MemoryPlan(Check):
 
     def _made(self, start: Start, module: MTGRPO) -> Plan | None:
         """A plan, applied to a module that has none yet; None if there is none to make."""
-        if module.profile is None:
-            self._why = "model.profile is null"
+        if start.profile is None:
+            self._why = "plan.profile is null"
             return None
         if not start.learns and start.device.type == "cpu":
             return None  # perhaps trained elsewhere: pages of a GPU's size may not fit here
-        if (card := card_for(start.device, module.profile)) is None:
+        if (card := card_for(start.device, start.profile)) is None:
             return None
         try:
             work = work_of(start)
@@ -186,7 +186,7 @@ class MemoryPlan(Check):
             return
         if self._plan is None:
             if start.device.type == "cuda":
-                step = "Set model.minibatch_tokens and model.engine.kv_memory by hand."
+                step = "Set model.policy.minibatch_tokens and model.engine.kv_memory by hand."
                 yield Finding("warn", "memory plan", f"none: {self._why}", step)
             else:
                 yield Finding(
@@ -197,6 +197,6 @@ class MemoryPlan(Check):
         if not plan.work.sampled:
             engine = type(cast(MTGRPO, start.module).engine).__name__
             text = f"the plan does not know what {engine} takes while it samples"
-            yield Finding("warn", "memory plan", text, "Leave room for it: lower model.profile.")
+            yield Finding("warn", "memory plan", text, "Leave room for it: lower plan.profile.")
         usable = f"{gigabytes(plan.most)} of {gigabytes(plan.card.bytes)} GB"
         yield Finding("pass", "memory plan", f"{plan.worst} needs most, {usable}")

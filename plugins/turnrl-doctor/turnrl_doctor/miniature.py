@@ -38,6 +38,7 @@ def miniature(policy: Policy, folder: Path) -> Policy:
         policy.gradient_checkpointing and True,  # a number is of the recipe's layers, not of two
         share_prefixes=policy.share_prefixes,
         fused_kernels=policy.fused_kernels,
+        minibatch_tokens=policy.minibatch_tokens,
     )
     small.tokenizer = policy.tokenizer
     return small

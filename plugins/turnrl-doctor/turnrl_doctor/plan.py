@@ -33,10 +33,10 @@ _SETTING_OF = {
     "prefill": "model.engine.prefill_tokens",
     "step and logits": "model.engine.slots",
     "graphs": "model.engine.keep_memory",
-    "kept activations": "model.minibatch_tokens",
-    "a layer computed again": "model.minibatch_tokens",
-    "gradients of activations": "model.minibatch_tokens",
-    "logits": "model.minibatch_tokens",
+    "kept activations": "model.policy.minibatch_tokens",
+    "a layer computed again": "model.policy.minibatch_tokens",
+    "gradients of activations": "model.policy.minibatch_tokens",
+    "logits": "model.policy.minibatch_tokens",
 }
 """The setting that decides how large a part is."""
 
@@ -90,7 +90,7 @@ class Plan:
         """The setting to lower first if sampling or learning runs out of memory: for sampling, the
         setting of its larger pass, or of the pages, which take what the others leave."""
         if phase == "learning":
-            return "model.minibatch_tokens"
+            return "model.policy.minibatch_tokens"
         largest = max(("prefill", "step and logits"), key=self.memory[phase].__getitem__)
         small = self.memory[phase][largest] < 10**9
         return _SETTING_OF["keys and values" if small else largest]

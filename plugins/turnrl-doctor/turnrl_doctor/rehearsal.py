@@ -378,9 +378,7 @@ def _small(module: MTGRPO, policy: Policy, rollout: Rollout) -> MTGRPO:
         max(_ATTEMPTS, module.estimator.min_group_size),
         optimizer=module.optimizer,
         scheduler=module.scheduler,
-        minibatch_tokens=module.minibatch_tokens,
         seed=module.seed,
-        profile=None,
     )
 
 

@@ -120,7 +120,7 @@ class Slots(Engine):
     their sessions were opened, so equal requests give equal batches and equal results to the last
     digit.
 
-    Options that are null are filled in when it starts, by a memory plan (`model.profile`) where
+    Options that are null are filled in when it starts, by a memory plan (`plan.profile`) where
     there is one.
 
     Args:

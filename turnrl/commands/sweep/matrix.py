@@ -23,6 +23,7 @@ from turnrl.errors import RecipeError, did_you_mean
 from turnrl.recipe.folders import RUNS
 from turnrl.recipe.given import Given, read_given
 from turnrl.recipe.merging import listed
+from turnrl.recipe.moved import as_before
 from turnrl.recipe.reading import SECTIONS
 
 _SEEDS_LIMIT = 10_000
@@ -228,7 +229,9 @@ def _refuse(contents: Mapping[str, Any]) -> None:
 
 
 def _digest(contents: Mapping[str, Any]) -> str:
-    kept = {k: v for k, v in contents.items() if k not in ("seed_everything", "ckpt_path")}
+    kept = as_before(contents)
+    for seed_or_place in ("seed_everything", "ckpt_path"):
+        kept.pop(seed_or_place, None)
     where = [place.split(".")[-1] for place in _PLACES]
     kept["trainer"] = {k: v for k, v in contents["trainer"].items() if k not in where}
     text = json.dumps(_plain(kept), sort_keys=True, default=str)

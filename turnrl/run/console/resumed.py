@@ -11,7 +11,8 @@ import lightning as L
 import yaml
 from lightning.pytorch.cli import SaveConfigCallback
 
-from turnrl.recipe.moved import renamed
+from turnrl.recipe.moved import up_to_date
+from turnrl.recipe.reading import MAPPINGS
 
 _SCORING = (
     *("data.val", "data.answers", "data.fields", "data.config"),
@@ -85,13 +86,13 @@ class FirstFigures(L.Callback):
                 return
         if own is not None and "recipe" in checkpoint:
             texts = checkpoint["recipe"], own.parser.dump(own.config, skip_none=False)
-            self._compare(trainer, *(renamed(yaml.safe_load(text)) for text in texts))
+            self._compare(trainer, *(up_to_date(yaml.safe_load(text)) for text in texts))
 
     def _compare(self, trainer: L.Trainer, saved: object, now: object) -> None:
         changed = {
             key: values
             for key, *values in _changes(saved, now)
-            if key.startswith(("seed_everything", "model", "data", "trainer"))
+            if key.startswith(("seed_everything", *MAPPINGS))
             and not key.startswith("trainer.logger")
         }
         if any(key.startswith(_SCORING) for key in changed):

@@ -30,7 +30,7 @@ def _iteration(bench: Bench, until: float) -> Found:
     trajectories, last = module.experience.trajectories, watch.times[-1]
     rolled, before, whole = last["rollouts"], last["before learning"], last["whole step"]
     learned = last["learning"] - before
-    tokens = module.policy.minibatch_tokens
+    tokens = module.policy.budget
     rolling = rollout_costs(bench)
     learning: list[Cost] = []
     for _, layout in policy.passes([row for t in trajectories for row in t.token_rows], tokens):
