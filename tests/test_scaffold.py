@@ -238,11 +238,12 @@ def installed(tmp_path_factory, nursery):
 def test_an_installed_package_works_like_a_bundled_one(installed):
     folder, environment = installed
     listing = run(folder, environment, "turnrl", "plugins")
-    block = listing[listing.index("weather  (turnrl-weather 0.1.0)\n") :].split("\n")[1:7]
+    block = listing[listing.index("weather  (turnrl-weather 0.1.0)\n") :].split("\n")[1:8]
     assert [line.split(maxsplit=1) for line in block] == [
         ["turnrl_datasets", "WeatherQuestions"],
         ["turnrl_engines", "WeatherEngine"],
         ["turnrl_estimators", "WeatherToGo"],
+        ["turnrl_players", "WeatherDesk"],
         ["turnrl_rewards", "WeatherNewlyFound, WeatherLookedUp"],
         ["turnrl_segmenters", "WeatherTurns"],
         ["turnrl_tools", "WeatherLookup"],
