@@ -40,8 +40,10 @@ from turnrl import (
     Rollout,
     Stateful,
     ToolError,
+    ToolResult,
     ToolSession,
     TrainingError,
+    TrajectoryLost,
     TurnLevel,
     TurnReward,
     assign_credit,
@@ -111,6 +113,60 @@ def test_probes_go_on_from_the_beginning_of_each_turn_of_each_trajectory(chat, l
             assert branch.sample.token_ids == branch.history(turn) + ids_of(branch, turn)
             assert {*branch.sampled_turns} == {turn}
     assert sum(map(len, tool.batches)) == 8  # probes repeat no call of before
+    assert not engine.open_sessions
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("place", ["run", "fork", "close"])
+def test_an_attempt_begins_again_with_its_probes_if_one_of_them_is_lost(chat, lockstep, place):  # noqa: F811
+    """The world may answer differently the second time. So the new attempt's probes branch off what
+    it does itself."""
+
+    class Frail(Copied):
+        async def fork(self):
+            if place == "fork":
+                frail.lose()
+            return Frail(self.depth + 1)
+
+        def close(self):
+            if place == "close" and self.depth:
+                frail.lose()
+
+    class World(Stateful, Look):
+        opened, times, lost = 0, 0, 0
+
+        def lose(self):
+            """Lose the second batch, or the fifth session."""
+            self.times += 1
+            if self.times == (2 if place == "run" else 5):
+                self.lost += 1
+                raise TrajectoryLost("gone")
+
+        async def open(self, question):
+            self.opened += 1
+            return Frail()
+
+        def run(self, calls):
+            if place == "run":
+                self.lose()
+            return [ToolResult(f"world {self.opened}") for _ in calls]
+
+    frail = World()
+    # probes call, too; each attempt takes two calls and answers
+    says = lambda session, k: (CALL, CALL, "=yes")[k]  # noqa: E731
+    rollout = Rollout(Brackets(), [frail], lockstep=lockstep)
+    engine = ScriptedEngine(chat.tokenizer, says)
+    groups, tried, restarted = rollout.explore(engine, chat, QUESTIONS, 2, (0,), 2)
+    assert frail.lost == 1
+    assert restarted >= 1
+    assert frail.opened == 4 + restarted
+    for group, probes in zip(groups, tried, strict=True):
+        places = sorted((probe.member, probe.trajectory.begins) for probe in probes)
+        assert places == sorted((i, k) for i in range(2) for k in range(3) for _ in range(2))
+        for probe in probes:
+            whole, branch = group[probe.member], probe.trajectory
+            assert branch.turns[: branch.begins] == whole.turns[: branch.begins]
+            assert branch.history(branch.begins) == whole.history(branch.begins)
     assert not engine.open_sessions
 
 

@@ -598,7 +598,7 @@ class Doors(Stateful, Tool):
 
 def test_a_session_brings_tools_of_its_own(tiny_policy):
     async def play(attempt):
-        await attempt.reply(USER, tools=attempt.tools)
+        await attempt.reply(USER)
         calls = [ToolCall(name) for name in ("look", "door_1", "door_2")]
         results = await attempt.call(calls)
         return " | ".join(result.content for result in results)

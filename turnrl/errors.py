@@ -69,8 +69,10 @@ class ToolError(WorldError):
 
 class TrajectoryLost(WorldError):
     """The world lost one attempt: a sandbox crashed, a server dropped a session. Raise it from a
-    tool, a session or a player. The attempt begins again with the same random numbers, a bounded
-    number of times (`rollout.max_restarts`), and then the run stops."""
+    tool, a session or a player. If a tool's `run` raises it, all attempts with a call in that batch
+    are lost; to lose one of them, return it in place of a result. The attempt begins again with the
+    same random numbers, a bounded number of times (`rollout.max_restarts`), and then the run stops.
+    Probes of an attempt begin again with it."""
 
 
 class RewardError(WorldError):

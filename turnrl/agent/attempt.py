@@ -5,14 +5,17 @@ A player sees it as `turnrl.Attempt`; the loop of a turn scheme drives it by the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import Any, final
 
 from turnrl.agent.conversation import Conversation
 from turnrl.agent.running import first_error
 from turnrl.agent.toolbox import ToolSessions
-from turnrl.errors import PluginError, blaming, kind_of
+from turnrl.errors import DataError, PluginError, blaming, kind_of
 from turnrl.types import (
     AttemptOver,
     Ending,
@@ -29,6 +32,13 @@ from turnrl.types import (
     Trajectory,
     Turn,
 )
+
+_ROLES = ("system", "user", "assistant", "tool")
+_REFUSALS = 10
+"""Actions of an attempt that is over, after which its player is taken to ask for ever."""
+
+_left: set[asyncio.Future[Any]] = set()
+"""Players that did not stop. They are kept, because Python reports one that it deletes."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +60,6 @@ class Rules:
     inert: Callable[[str], str]
 
 
-class Branch(NamedTuple):
-    """Where a probe left another attempt.
-
-    Args:
-        turn: The first turn of its own.
-        seed: The seed of the other attempt, which names the random streams of the turns before.
-    """
-
-    turn: int
-    seed: tuple[int, ...]
-
-
 @final
 class Attempt:
     """One attempt at a question, from its opening to its end.
@@ -71,7 +69,7 @@ class Attempt:
         asked: What is asked, as the data have it.
         sessions: Its place at the tools.
         seed: Integers that name its random streams; a turn's number is added.
-        branch: Where it left another attempt, if it is a probe.
+        begins: Its first turn of its own, if it left another attempt.
     """
 
     def __init__(
@@ -80,16 +78,21 @@ class Attempt:
         asked: Question,
         sessions: ToolSessions,
         seed: tuple[int, ...],
-        branch: Branch | None = None,
+        begins: int = 0,
     ) -> None:
         self.rules, self.asked, self.sessions = rules, asked, sessions
-        self.seed, self.branch = seed, branch
+        self.seed, self.begins = seed, begins
         self.conversations: list[Conversation] = []
         self.turns: tuple[Turn, ...] = ()
         self.ended_by: Ending | None = None
         self.figures: ToolFigures = {}
-        self._calls: tuple[ToolCall, ...] = ()  # of the last turn, as far as they were run
-        self._samples = False
+        self.fault: Exception | None = None  # of the world or of the player, once there is one
+        self.stuck: asyncio.Future[None] | None = None  # done when its player does not stop
+        self._calls: tuple[ToolCall, ...] = ()  # of the last turn, as far as they were answered
+        self._called = 0  # calls of the last turn, answered or not
+        self._running: set[asyncio.Task[Sequence[ToolResult]]] = set()
+        self.samples = False  # whether a turn is being sampled
+        self._refused = 0
 
     @property
     def question(self) -> Question:
@@ -115,15 +118,43 @@ class Attempt:
         stop: Sequence[str] = (),
     ) -> Reply:
         """See `turnrl.Attempt.reply`."""
+        await self.settled()
         if len(self.turns) >= self.rules.max_turns:
             self.end("turns")
-        if self.ended_by is not None:
-            raise AttemptOver
-        conversation = self._history_of(messages, tools)
-        if conversation.tokens >= self.rules.max_tokens:
-            self.end("length")
-            raise AttemptOver
-        return await self.say(conversation, tuple(stop))
+        await self._going_on()
+        try:
+            conversation = self._history_of(_checked(messages), tools)
+            if conversation.tokens >= self.rules.max_tokens:
+                if not self.turns:
+                    raise self.no_room(conversation.tokens)
+                self.end("length")
+                raise AttemptOver
+            return await self.say(conversation, (stop,) if isinstance(stop, str) else tuple(stop))
+        except Exception as fault:
+            self.fault = self.fault or fault
+            raise
+
+    async def _going_on(self) -> None:
+        """Raise what stands in the way of another action, if anything does.
+
+        A player that catches even that, as a bare `except` does, could ask for ever and never let
+        the event loop go. It waits here from some time on, and `let_play` leaves it.
+        """
+        if self.ended_by is None and self.fault is None:
+            return
+        self._refused += 1
+        if self._refused > _REFUSALS and self.stuck is not None:
+            if not self.stuck.done():
+                self.stuck.set_result(None)
+            await asyncio.get_running_loop().create_future()
+        raise self.fault or AttemptOver
+
+    def no_room(self, tokens: int) -> DataError:
+        """The error that a prompt of so many tokens makes."""
+        return DataError(
+            f"question {self.asked.id!r} makes a prompt of {tokens} tokens: no room within "
+            f"rollout.max_tokens = {self.rules.max_tokens}. Raise it, or leave it out."
+        )
 
     def _history_of(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Conversation:
         """The history that these messages extend, the latest first, or a new one."""
@@ -136,23 +167,24 @@ class Attempt:
 
     async def say(self, conversation: Conversation, stop: tuple[str, ...]) -> Reply:
         """Sample the next turn in a history that has room."""
-        if self._samples:
+        if self.samples:
             raise PluginError(
                 "a player asked for a reply while another is sampled. Await the first."
             )
         rules, turn = self.rules, len(self.turns)
         most = min(rules.sampling.max_tokens, rules.max_tokens - conversation.tokens)
-        # a probe that has to begin again takes the turns before its own with the other's numbers
-        before = self.branch is not None and turn < self.branch.turn
-        seed = stream_seed(*(self.branch.seed if self.branch and before else self.seed), turn)
-        self._samples = True
+        seed = stream_seed(*self.seed, turn)
+        self.samples = True
         try:
             reply = await conversation.say(
                 turn, replace(rules.sampling, max_tokens=most, seed=seed, stop=stop)
             )
+        except BaseException:  # cancelled, for example: what was sampled until then is not known
+            conversation.broken = True
+            raise
         finally:
-            self._samples = False
-        self._calls = ()
+            self.samples = False
+        self._calls, self._called = (), 0
         self.turns += (Turn(reply.text, cut=reply.cut),)
         return reply
 
@@ -164,9 +196,30 @@ class Attempt:
     async def call(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
         """See `turnrl.Attempt.call`."""
         self._last("call")
-        if self.ended_by is not None:
-            raise AttemptOver
-        results = await self.sessions.answer(calls, len(self.turns) - 1, len(self._calls))
+        await self._going_on()
+        wrong = [c for c in calls if not isinstance(c, ToolCall)] if _is_list(calls) else [calls]
+        if wrong:
+            raise self._misused(
+                f"a player gave {kind_of(wrong[0])} to attempt.call. Give it a list of calls, such "
+                'as [turnrl.ToolCall("search", {"query": "..."})].'
+            )
+        # it ends even if a player is in a hurry: what was done in the world is part of the attempt
+        run = asyncio.create_task(self._run(calls, self._called))
+        self._called += len(calls)
+        self._running.add(run)
+        run.add_done_callback(self._running.discard)
+        results = await asyncio.shield(run)
+        if self.fault is not None:
+            raise self.fault
+        return results
+
+    async def _run(self, calls: Sequence[ToolCall], earlier: int) -> tuple[ToolResult, ...]:
+        """Run calls of the last turn, and note what came of them."""
+        try:
+            results = await self.sessions.answer(calls, len(self.turns) - 1, earlier)
+        except Exception as fault:
+            self.fault = self.fault or fault
+            return ()
         self._calls += tuple(calls)
         last = self.turns[-1]
         self._last_is(
@@ -181,14 +234,24 @@ class Attempt:
             self.end("tool")
         return results
 
+    async def settled(self) -> None:
+        """Wait until no call is under way."""
+        if self._running:
+            await asyncio.wait(self._running)
+
     def _last(self, verb: str) -> Turn:
         """The last turn, which a player reads or acts on."""
         if not self.turns:
-            raise PluginError(
+            raise self._misused(
                 f"a player used attempt.{verb} before its first reply, so there is no turn that it "
                 "belongs to. Ask for a reply first."
             )
         return self.turns[-1]
+
+    def _misused(self, what: str) -> PluginError:
+        """The fault of a player, which counts even if the player catches it."""
+        self.fault = PluginError(what)
+        return self.fault
 
     def _last_is(self, turn: Turn) -> None:
         self.turns = (*self.turns[:-1], turn)
@@ -214,7 +277,7 @@ class Attempt:
             ToolError: If a tool's session cannot be copied.
         """
         sessions = await self.sessions.fork()
-        branch = Attempt(self.rules, self.asked, sessions, seed, Branch(len(self.turns), self.seed))
+        branch = Attempt(self.rules, self.asked, sessions, seed, len(self.turns))
         branch.turns = self.turns
         try:
             branch.conversations = [conversation.fork() for conversation in self.conversations]
@@ -226,6 +289,8 @@ class Attempt:
     async def close(self) -> None:
         """Give back what the sampler and the tools hold for it; keep the figures that the tools'
         sessions hand over."""
+        for run in self._running:
+            run.cancel()
         for conversation in self.conversations:
             conversation.close()  # at once: what it keeps on the device is large
         self.figures = await self.sessions.close() or self.figures
@@ -239,9 +304,8 @@ class Attempt:
         acted = self.sessions.acted(last.reading.calls)
         results = tuple(map(_unread, last.results)) if acted else ()
         turns = (*before, replace(last, results=results))
-        samples = tuple(c.sample for c in self.conversations if c.sample is not None)
-        begins = self.branch.turn if self.branch else 0
-        return Trajectory(self.asked, turns, self.ended_by, samples, begins, self.figures)
+        samples = tuple(c.sample for c in self.conversations if c.sample and c.sample.sampled)
+        return Trajectory(self.asked, turns, self.ended_by, samples, self.begins, self.figures)
 
 
 async def let_play(player: Player, attempt: Attempt) -> None:
@@ -249,23 +313,96 @@ async def let_play(player: Player, attempt: Attempt) -> None:
 
     Raises:
         PluginError: If the player raises, or breaks its contract.
+        TurnRLError: What the world or the player did wrong, even if the player caught it.
     """
     what = f"{type(player).__name__}.play on question {attempt.asked.id!r}"
     answer: str | None = None
     try:
         with blaming(PluginError, what, "Fix the player."):
-            try:
-                answer = await player.play(attempt)
-            except BaseExceptionGroup as group:  # of tasks that it began
-                others = group.split(AttemptOver)[1]
-                raise AttemptOver if others is None else first_error(others) from None
-    except AttemptOver:
-        pass
+            play = player.play(attempt)
+            if not inspect.iscoroutine(play):
+                fix = "Write `async def play(self, attempt):`."
+                raise PluginError(f"{what} gave no coroutine. {fix}")
+            answer = await _played(play, attempt, what)
+    except Exception:
+        if attempt.fault is None:
+            raise
+    if attempt.fault is not None:
+        raise attempt.fault
+    if attempt.samples:
+        raise PluginError(f"{what} ended while a reply was sampled. Await the reply.")
     if not attempt.turns:
         raise PluginError(f"{what} asked for no reply. Await attempt.reply at least once.")
     if not isinstance(answer, str | None):
         raise PluginError(f"{what} returned {kind_of(answer)}. Return a text, or None.")
     attempt.end("player" if answer is None else "answer", answer)
+
+
+async def _played(play: Coroutine[Any, Any, str | None], attempt: Attempt, what: str) -> str | None:
+    """What `play` returns, when all that it began has ended. It runs in a task of its own, so that
+    the attempt may leave a player that does not stop."""
+    attempt.stuck = asyncio.get_running_loop().create_future()
+    task = asyncio.ensure_future(play)
+    either: list[asyncio.Future[Any]] = [task, attempt.stuck]
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await attempt.settled()
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        _left.add(task)
+        raise PluginError(
+            f"{what} went on after {_REFUSALS} refused actions: the attempt was over, and it "
+            "caught the turnrl.AttemptOver that ends it. Write `except Exception:` in place of a "
+            "bare `except:`."
+        )
+    if task.cancelled():
+        raise PluginError(f"{what} was cancelled by a task of its own. Fix the player.")
+    try:
+        return task.result()
+    except AttemptOver:
+        return None
+    except BaseExceptionGroup as group:  # of tasks that it began
+        others = group.split(AttemptOver)[1]
+        if others is None:
+            return None
+        raise first_error(others) from None
+
+
+def _is_list(given: object) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, str)
+
+
+def _checked(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Copies of messages that a player gave, which may change its own later.
+
+    Raises:
+        PluginError: If they are no messages, or leave nothing to reply to.
+    """
+    example = '[{"role": "user", "content": "Who wrote it?"}]'
+    if not _is_list(messages) or not messages:
+        what = kind_of(messages) if messages else "no messages"
+        raise PluginError(
+            f"a player gave {what} to attempt.reply. Give it a list of messages, such as {example}."
+        )
+    for message in messages:
+        if (
+            not isinstance(message, dict)
+            or message.get("role") not in _ROLES
+            or not isinstance(message.get("content"), str)
+        ):
+            raise PluginError(
+                f"a player gave the message {message!r:.200} to attempt.reply. A message has a "
+                f"role ({', '.join(_ROLES)}) and a text, such as {example}."
+            )
+    if messages[-1]["role"] == "assistant":
+        raise PluginError(
+            "a player asked for a reply to a message of the assistant. Add what the model is to "
+            "reply to, a message of role user or tool."
+        )
+    return tuple(message.copy() for message in messages)
 
 
 def _unread(result: ToolResult) -> ToolResult:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import copy
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import final
 
 from turnrl.agent.chat import ChatFormat, tool_schema
@@ -27,11 +28,13 @@ class Conversation(ABC):
         messages: The history as messages, replies included.
         sample: The history as tokens; None where messages are sampled.
         tokens: Its length so far, in the policy's tokens, messages that nobody answered included.
+        broken: True if a turn was begun and not ended, so that no turn can follow.
     """
 
     messages: tuple[Message, ...]
     sample: Sample | None = None
     tokens: int
+    broken: bool = False
 
     @abstractmethod
     async def say(self, turn: int, sampling: Sampling) -> Reply:
@@ -55,7 +58,8 @@ class Conversation(ABC):
         own = self.messages
         more = messages[len(own) :]
         replies = more and all(message["role"] in ("user", "tool") for message in more)
-        return more if replies and tuple(messages[: len(own)]) == own else None
+        goes_on = replies and not self.broken and tuple(messages[: len(own)]) == own
+        return more if goes_on else None
 
 
 @final
@@ -128,11 +132,11 @@ class MessageConversation(Conversation):
     ) -> None:
         self._sampler, self._chat, self.messages = sampler, chat, tuple(messages)
         self.tokens = len(chat.prompt(messages, specs))
-        self._sent = self.messages
+        self._sent = tuple(_untooled(messages))
         if specs:
-            first, *others = messages
+            first, *others = self._sent
             if first["role"] != "system":
-                first, others = {"role": "system", "content": ""}, [*messages]
+                first, others = {"role": "system", "content": ""}, [*self._sent]
             schemas = "\n".join(json.dumps(tool_schema(spec), default=dict) for spec in specs)
             content = (first["content"] + _TOOLS.format(schemas)).strip()
             self._sent = ({"role": "system", "content": content}, *others)
@@ -147,14 +151,23 @@ class MessageConversation(Conversation):
     def tell(self, messages: Sequence[Message]) -> None:
         self.messages += tuple(messages)
         self.tokens += len(self._chat.observation(messages, None))
-        # To such a server a message of role `tool` replies to a call in a form of its own, so the
-        # user tells the results, as in Qwen's chat template.
-        forms = {"tool": "<tool_response>\n{}\n</tool_response>", "user": "{}"}
-        content = "\n".join(forms[m["role"]].format(m["content"]) for m in messages)
-        self._sent = (*self._sent, {"role": "user", "content": content})
+        self._sent = (*self._sent, *_untooled(messages))
 
     def fork(self) -> Conversation:
         return copy.copy(self)
 
     def close(self) -> None:
         """There is nothing to free: the server keeps no history."""
+
+
+def _untooled(messages: Sequence[Message]) -> Iterator[Message]:
+    """The messages, with those of role `tool`, and what the user says beside them, as one of the
+    user's, as in Qwen's chat template. To such a server a message of role `tool` replies to a call
+    in a form of its own."""
+    forms = {"tool": "<tool_response>\n{}\n</tool_response>", "user": "{}"}
+    for replies, run in groupby(messages, lambda message: message["role"] in forms):
+        if replies:
+            content = "\n".join(forms[m["role"]].format(m["content"]) for m in run)
+            yield {"role": "user", "content": content}
+        else:
+            yield from run

@@ -17,7 +17,7 @@ from typing import NoReturn, Protocol, final
 from tqdm.auto import tqdm
 
 from turnrl import types
-from turnrl.agent.attempt import Attempt, Branch
+from turnrl.agent.attempt import Attempt
 from turnrl.agent.running import first_error
 from turnrl.errors import TrajectoryLost, WorldError
 
@@ -25,12 +25,7 @@ from turnrl.errors import TrajectoryLost, WorldError
 class Drives(Protocol):
     """Begins attempts and moves them on."""
 
-    def attempt(
-        self,
-        question: types.Question,
-        seed: tuple[int, ...],
-        branch: Branch | None = None,
-    ) -> Attempt:
+    def attempt(self, question: types.Question, seed: tuple[int, ...]) -> Attempt:
         """An attempt that has not begun; see `Attempt`."""
 
     def begin(self, attempts: Sequence[Attempt]) -> None:
@@ -50,14 +45,16 @@ class _Track:
     Args:
         number: The attempt's number in the collection; a probe has its parent's.
         attempt: Where it stands now.
+        probe: True if it branched off another attempt.
         restarts: How often it was begun again.
-        counts: False for the probe of an attempt that was begun again.
+        lost: Why it has to begin again.
     """
 
     number: int
     attempt: Attempt
+    probe: bool = False
     restarts: int = 0
-    counts: bool = True
+    lost: TrajectoryLost | None = None
 
 
 @final
@@ -115,7 +112,7 @@ class Exploration:
         done, size = [track.attempt.trajectory for track in self._attempts], self.group_size
         collected = [done[i : i + size] for i in range(0, len(done), size)]
         tried: list[list[types.Probe]] = [[] for _ in collected]
-        for track in (one for one in self._branches if one.counts):
+        for track in self._branches:
             probe = types.Probe(track.number % size, track.attempt.trajectory)
             tried[track.number // size].append(probe)
         return types.Attempts(collected, tried, self._restarted)
@@ -148,11 +145,17 @@ class Exploration:
         """Begin the members; then move them on, all together, until they and their probes end."""
         await self._begin(members)
         while members := [track for track in members if track.attempt.ended_by is None]:
-            parents = [track for track in members if track.attempt.branch is None]
-            forked = [await self._fork(track, n) for track in parents for n in range(self.probes)]
+            for track in [track for track in members if not track.probe]:
+                members += await self._fork(track)
             async with asyncio.TaskGroup() as crowd:
-                for track in (members := [*members, *forked]):
+                for track in members:
                     crowd.create_task(self._advance(track))
+            if lost := {track.number: track.lost for track in members if track.lost}:
+                anew = [self._attempts[number] for number in lost]
+                for track in anew:
+                    await self._again(track, lost[track.number])
+                await self._begin(anew)
+                members = [track for track in members if track.number not in lost] + anew
 
     async def _begin(self, members: Sequence[_Track]) -> None:
         """Open the members' places at the tools, all together, then their conversations in order,
@@ -169,35 +172,50 @@ class Exploration:
             except TrajectoryLost as lost:
                 await self._again(track, lost)
 
-    async def _fork(self, parent: _Track, n: int) -> _Track:
-        """Branch off the n-th probe of an attempt's next turn."""
-        attempt = parent.attempt
-        forked = await attempt.fork((*attempt.seed, len(attempt.turns), n))
-        self._branches.append(probe := _Track(parent.number, forked))
-        return probe
+    async def _fork(self, parent: _Track) -> list[_Track]:
+        """Branch off the probes of an attempt's next turn."""
+        attempt, probes = parent.attempt, list[_Track]()
+        try:
+            for n in range(self.probes):
+                forked = await attempt.fork((*attempt.seed, len(attempt.turns), n))
+                probes.append(_Track(parent.number, forked, probe=True))
+                self._branches.append(probes[-1])
+        except TrajectoryLost as lost:
+            parent.lost = lost
+        return probes
 
     async def _advance(self, track: _Track) -> None:
         """Move it on; close what has ended, and begin anew what the world lost."""
+        attempt = track.attempt
         try:
-            await self.agent.advance(track.attempt)
+            await self.agent.advance(attempt)
+            if attempt.ended_by is not None:
+                await attempt.close()
         except TrajectoryLost as lost:
-            await self._again(track, lost)
-            await self._begin([track])
-        if track.attempt.ended_by is not None:
-            await track.attempt.close()
-            self.bar.update(track.attempt.branch is None)
+            if self.probes:  # once they stand still, it begins again together with its probes
+                track.lost = lost
+            else:
+                await self._again(track, lost)
+                await self._begin([track])
+                await self._advance(track)
+            return
+        if attempt.ended_by is not None:
+            self.bar.update(not track.probe)
 
     async def _again(self, track: _Track, lost: TrajectoryLost) -> None:
         """Put a new attempt in the place of one that the world lost, with the same random numbers:
-        others would bias the sample if the loss depends on what the policy did."""
+        others would bias the sample if the loss depends on what the policy did. Its probes go too,
+        because the new one may do something else where they left it."""
         if track.restarts >= self.max_restarts:
             raise lost
-        with contextlib.suppress(WorldError):
-            await track.attempt.close()
         old = track.attempt
-        for probe in self._branches if old.branch is None else ():
-            probe.counts = probe.counts and probe.number != track.number
-        track.attempt = self.agent.attempt(old.asked, old.seed, old.branch)
+        gone = [probe for probe in self._branches if probe.number == track.number]
+        for attempt in (old, *(probe.attempt for probe in gone)):
+            with contextlib.suppress(WorldError):
+                await attempt.close()
+        self._branches = [probe for probe in self._branches if probe not in gone]
+        self.bar.update(-(old.ended_by is not None))
+        track.attempt, track.lost = self.agent.attempt(old.asked, old.seed), None
         track.restarts += 1
         self._restarted += 1
 

@@ -18,14 +18,13 @@ from typing import Any, final
 from tqdm.auto import tqdm
 
 from turnrl import types
-from turnrl.agent.attempt import Attempt, Branch, Rules, let_play
+from turnrl.agent.attempt import Attempt, Rules, let_play
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
 from turnrl.agent.explore import Exploration
 from turnrl.agent.running import on_loop
 from turnrl.agent.toolbox import Live, Toolbox, ToolSessions, check_tools
 from turnrl.errors import (
-    DataError,
     PluginError,
     RecipeError,
     ToolError,
@@ -64,14 +63,9 @@ class Agent:
         )
         self._box = Toolbox(rollout.tools, self._make_safe, rollout.max_calls_per_turn)
 
-    def attempt(
-        self,
-        question: types.Question,
-        seed: tuple[int, ...],
-        branch: Branch | None = None,
-    ) -> Attempt:
+    def attempt(self, question: types.Question, seed: tuple[int, ...]) -> Attempt:
         """An attempt that has not begun."""
-        return Attempt(self._rules, question, ToolSessions(self._box), seed, branch)
+        return Attempt(self._rules, question, ToolSessions(self._box), seed)
 
     def begin(self, attempts: Sequence[Attempt]) -> None:
         """Begin attempts, unless a player does. Those with one prompt that stand side by side share
@@ -82,7 +76,6 @@ class Agent:
         """
         if self._rollout.player is not None:
             return
-        most = self._rollout.max_tokens
         with contextlib.ExitStack() as roots:  # what is shared is let go after the last
             for _, alike in groupby(attempts, lambda a: (id(a.asked), a.sessions.prompt, a.tools)):
                 first, *others = alike
@@ -90,11 +83,8 @@ class Agent:
                 messages = rollout.messages(question, self._chat, first.sessions.prompt, tools)
                 described = tools if rollout.templates_tools else ()
                 root = roots.enter_context(contextlib.closing(self._converse(messages, described)))
-                if root.tokens >= most:
-                    raise DataError(
-                        f"question {question.id!r} makes a prompt of {root.tokens} tokens: "
-                        f"no room within rollout.max_tokens = {most}. Raise it, or leave it out."
-                    )
+                if root.tokens >= rollout.max_tokens:
+                    raise first.no_room(root.tokens)
                 for attempt in (first, *others):
                     attempt.conversations.append(root.fork())
 
@@ -105,6 +95,11 @@ class Agent:
             return MessageConversation(self._sampler, self._chat, messages, tools)
         assert isinstance(self._sampler, types.Engine)
         prompt_ids = self._chat.prompt(messages, tools)
+        if tools and self._rollout.player and prompt_ids == self._chat.prompt(messages):
+            raise PluginError(
+                f"the player {self._rollout.driver} leaves it to the chat template to describe the "
+                f"tools, and the policy's does not. {self._chat.advice_on_tools(tools[0])}"
+            )
         session = self._sampler.open(prompt_ids)
         return TokenConversation(session, self._chat, messages, prompt_ids)
 

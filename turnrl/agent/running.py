@@ -130,8 +130,14 @@ def _loop() -> asyncio.AbstractEventLoop:
     """The event loop of all collections, in a thread of its own: it works inside a notebook, whose
     own is running already."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True, name="turnrl-rollout").start()
+    threading.Thread(target=_run_for_ever, args=(loop,), daemon=True, name="turnrl-rollout").start()
     return loop
+
+
+def _run_for_ever(loop: asyncio.AbstractEventLoop) -> None:
+    while True:  # a SystemExit in a task stops a loop, and whoever awaits the task gets it too
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()
 
 
 # a forked process has the loop but not its thread; it begins with one of its own

@@ -10,7 +10,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from numbers import Real
 from typing import Any, TypeVar, final
@@ -318,9 +318,10 @@ class Live(AbstractContextManager[None]):
             raise
 
     def __exit__(self, *error: object) -> None:
-        while self._begun:
-            toolset = self._begun.pop()
-            self._run(toolset, "stop", toolset.stop)
+        with ExitStack() as stops:  # all of them, also if one fails
+            while self._begun:
+                toolset = self._begun.pop(0)
+                stops.callback(self._run, toolset, "stop", toolset.stop)
 
     def _run(self, toolset: Toolset, verb: str, work: Callable[[], object]) -> None:
         on_loop(run_tool(toolset, verb, work))
@@ -418,6 +419,10 @@ class _Batcher:
             if not isinstance(result.reward, Real) or not math.isfinite(result.reward):
                 reward = f"a ToolResult whose reward is {result.reward!r:.80}"
                 raise ToolError(f"{what} {reward}; it must be a finite number.")
+            if result.done not in (True, False):
+                raise ToolError(
+                    f"{what} a ToolResult whose done is {result.done!r:.80}; it is True or False."
+                )
             if len(result.content) > MAX_RESULT_CHARACTERS:
                 long = f"{len(result.content):,} characters for arguments {example}"
                 most = f"at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut them there."

@@ -225,12 +225,17 @@ class Attempt(Protocol):
         then messages of role `user` or `tool`), the tokens of that history are extended. Otherwise
         a new history begins, as after a context was summarised.
 
+        It waits for calls that are under way, so that each belongs to the turn that made it. If
+        you cancel it, the history cannot be extended any more: the next reply begins a new one.
+
         Args:
             messages: The conversation so far; the last message is not the assistant's.
             tools: Tools that the chat template describes to the model.
             stop: Texts that end the turn when the sampled text contains one.
         Raises:
             AttemptOver: If the attempt is over. Let it pass.
+            PluginError: If the messages are no messages, or another reply is being sampled.
+            DataError: If the first messages leave no room for a turn.
         """
 
     def read(self, reading: Reading) -> None:
@@ -239,12 +244,14 @@ class Attempt(Protocol):
 
     async def call(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
         """Run calls of the last turn, each checked, batched with other trajectories' and timed.
+        They run to their end even if you cancel this.
 
         Returns:
             One result per call, its text cut and neutralised. A mistake of the policy (no such
             tool, wrong arguments) is a result with `ok=False`.
         Raises:
-            ToolError: If a tool's world is broken. Let it pass.
+            AttemptOver: If the attempt is over. Let it pass.
+            ToolError: If a tool's world is broken. It ends the attempt even if you catch it.
         """
 
 

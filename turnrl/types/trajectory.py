@@ -194,6 +194,11 @@ class Sample:
         return len(self.token_ids)
 
     @property
+    def sampled(self) -> bool:
+        """True if the policy sampled some of it."""
+        return any(turn >= 0 for turn in self.turn_index)
+
+    @property
     def prompt_ids(self) -> tuple[int, ...]:
         """The tokens before the first sampled one."""
         sampled = (n for n, turn in enumerate(self.turn_index) if turn >= 0)

@@ -1,0 +1,387 @@
+"""Players that do not behave: what they raise, catch, cancel, forget or leave running."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from players.summariser import Summariser
+from test_players import QUESTION, USER, Does, Ever, scripted, walked
+from turnrl import (
+    DataError,
+    MessageSampler,
+    PluginError,
+    Reply,
+    Rollout,
+    ToolCall,
+    ToolError,
+    ToolResult,
+    TrajectoryLost,
+)
+from turnrl.agent.chat import ChatFormat
+from turnrl.agent.running import on_loop
+from turnrl.testing import ScriptedEngine
+from worlds import Echo
+
+LOOK = ToolCall("echo", {"text": "abc"})
+
+
+def turns(policy, play, texts=("x",), tools=(), **options):
+    (trajectory,) = scripted(policy, Does(play), texts, tools, **options).trajectories[0]
+    return trajectory
+
+
+# ------------------------------------------------------------------------- caught and swallowed
+
+
+@pytest.mark.timeout(60)
+def test_a_player_that_catches_everything_does_not_hold_up_the_run(tiny_policy):
+    async def play(attempt):
+        while True:
+            try:
+                await attempt.reply(USER)
+            except:  # noqa: E722 - as people write it
+                continue
+
+    with pytest.raises(PluginError, match=r"10 refused actions.*`except Exception:` in place of"):
+        turns(tiny_policy, play)
+
+
+class Broken(Echo):
+    def run(self, calls):
+        raise ConnectionError("no route to the shop")
+
+
+class Gone(Echo):
+    def run(self, calls):
+        return [TrajectoryLost("the sandbox crashed") for _ in calls]
+
+
+@pytest.mark.parametrize(
+    ("tool", "error"), [(Broken, ToolError), (Gone, TrajectoryLost)], ids=["broken", "lost"]
+)
+def test_what_the_world_broke_is_not_learned_from_although_a_player_caught_it(
+    tiny_policy, tool, error
+):
+    async def play(attempt):
+        await attempt.reply(USER)
+        try:
+            await attempt.call([LOOK])
+        except Exception:
+            return "a guess"
+
+    with pytest.raises(error, match=r"no route|crashed"):
+        turns(tiny_policy, play, tools=[tool()])
+
+
+def test_a_mistake_of_a_player_counts_although_it_caught_it(tiny_policy):
+    async def play(attempt):
+        with contextlib.suppress(Exception):
+            await attempt.call([LOOK])
+        await attempt.reply(USER)
+
+    with pytest.raises(PluginError, match=r"used attempt.call before its first reply"):
+        turns(tiny_policy, play)
+
+
+async def _messages(attempt, messages):
+    await attempt.reply(messages)
+
+
+@pytest.mark.parametrize(
+    ("messages", "wrong"),
+    [
+        ("Who?", r"gave the string 'Who\?' to attempt.reply. Give it a list of messages, such as"),
+        ([], "gave no messages to attempt.reply"),
+        ([{"role": "human", "content": "?"}], "A message has a role .system, user, assistant"),
+        ([{"role": "user", "content": None}], "and a text, such as"),
+        ([*USER, {"role": "assistant", "content": "x"}], "reply to a message of the assistant"),
+    ],
+)
+def test_messages_that_are_none_are_named(tiny_policy, messages, wrong):
+    with pytest.raises(PluginError, match=wrong):
+        turns(tiny_policy, lambda attempt: _messages(attempt, messages))
+
+
+def test_one_call_is_no_list_of_calls(tiny_policy):
+    async def play(attempt):
+        await attempt.reply(USER)
+        await attempt.call(LOOK)
+
+    with pytest.raises(PluginError, match=r"gave a ToolCall to attempt.call. Give it a list"):
+        turns(tiny_policy, play, tools=[Echo()])
+
+
+def test_a_play_that_is_no_coroutine_function_is_named(tiny_policy):
+    class Plain(Does):
+        def play(self, attempt):
+            return "here"
+
+    with pytest.raises(PluginError, match=r"gave no coroutine. Write `async def play"):
+        scripted(tiny_policy, Plain(None), ["x"])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_player_that_exits_stops_the_run_and_no_other(tiny_policy, nested):
+    async def leave():
+        raise SystemExit(3)
+
+    async def play(attempt):
+        await attempt.reply(USER)
+        await (asyncio.create_task(leave()) if nested else leave())
+
+    with pytest.raises(PluginError, match="raised SystemExit: 3"):
+        turns(tiny_policy, play)
+    assert on_loop(asyncio.sleep(0, "the loop runs")) == "the loop runs"
+
+
+def test_a_player_that_cancels_its_own_task_is_not_played_again(tiny_policy):
+    played = []
+
+    async def play(attempt):
+        played.append(len(attempt.turns))
+        await attempt.reply(USER)
+        asyncio.current_task().cancel()
+        await asyncio.sleep(1)
+
+    with pytest.raises(PluginError, match="was cancelled by a task of its own"):
+        turns(tiny_policy, play)
+    assert played == [0]
+
+
+# ------------------------------------------------------------------------- in a hurry
+
+
+class Slow(Ever):
+    """Answers in its own time, and pays for it."""
+
+    timeout_s = 10.0
+
+    async def run(self, calls):
+        await asyncio.sleep(0.1)
+        return [ToolResult("done", reward=1.0) for _ in calls]
+
+
+def test_a_call_belongs_to_the_turn_that_made_it(tiny_policy):
+    async def play(attempt):
+        await attempt.reply(USER)
+        call = asyncio.create_task(attempt.call([LOOK]))
+        await asyncio.sleep(0)
+        await attempt.reply(USER)
+        await call
+
+    trajectory = turns(tiny_policy, play, tools=[Slow()])
+    assert [turn.reward for turn in trajectory.turns] == [1.0, 0.0]
+    assert [len(turn.reading.calls) for turn in trajectory.turns] == [1, 0]
+
+
+def test_calls_side_by_side_are_counted_and_paired_with_their_results(tiny_policy):
+    class Says(Ever):
+        async def run(self, calls):
+            await asyncio.sleep(0.01 if calls[0].arguments["text"] == "late" else 0)
+            return [ToolResult(call.arguments["text"]) for call in calls]
+
+    async def play(attempt):
+        await attempt.reply(USER)
+        late = asyncio.create_task(attempt.call([ToolCall("echo", {"text": "late"})]))
+        await asyncio.sleep(0.005)  # in a batch of its own
+        await asyncio.gather(late, attempt.call([ToolCall("echo", {"text": "soon"})] * 2))
+
+    trajectory = turns(tiny_policy, play, tools=[Says()], max_calls_per_turn=2)
+    (turn,) = trajectory.turns
+    asked = [call.arguments["text"] for call in turn.reading.calls]
+    told = [result.metadata["unread"] for result in turn.results]
+    assert sorted(asked) == ["late", "soon", "soon"]
+    assert [a if a == b else b for a, b in zip(asked, told, strict=True)] == told
+    assert told.count("too many calls: at most 2 a turn") == 1
+    assert [b for a, b in zip(asked, told, strict=True) if a != b] == [
+        "too many calls: at most 2 a turn"
+    ]
+
+
+def test_a_step_that_a_player_did_not_wait_for_is_paid_all_the_same(tiny_policy):
+    async def play(attempt):
+        await attempt.reply(USER)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await attempt.call([LOOK])
+        return "in a hurry"
+
+    trajectory = turns(tiny_policy, play, tools=[Slow()])
+    assert (trajectory.turns[0].reward, trajectory.answer) == (1.0, "in a hurry")
+
+
+def test_a_reply_that_was_cancelled_leaves_a_history_that_is_right(tiny_policy):
+    chat = ChatFormat(tiny_policy.tokenizer)
+    slow = []
+
+    async def says(session, turn):
+        if turn == 1 and not slow:
+            slow.append(1)
+            await asyncio.sleep(5)
+        return "x"
+
+    async def play(attempt):
+        first = (await attempt.reply(USER)).text
+        on = [*USER, {"role": "assistant", "content": first}, {"role": "user", "content": "on"}]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await attempt.reply(on)
+        await attempt.reply(on)
+
+    engine = ScriptedEngine(tiny_policy.tokenizer, says)
+    rollout = Rollout(player=Does(play), max_turn_tokens=40, max_tokens=400)
+    ((trajectory,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
+    first, second = trajectory.samples
+    x = tuple(tiny_policy.tokenizer("x")["input_ids"])
+    assert first.token_ids == (*chat.prompt(USER), *x)
+    on = [*USER, {"role": "assistant", "content": "x"}, {"role": "user", "content": "on"}]
+    assert second.token_ids == (*chat.prompt(on), *x)
+    assert len(trajectory.turns) == 2
+    assert not engine.open_sessions
+
+
+def test_a_reply_that_nobody_awaits_is_named(tiny_policy):
+    left = []
+
+    async def says(session, turn):
+        await asyncio.sleep(0.2)
+        return "x"
+
+    async def play(attempt):
+        await attempt.reply(USER)
+        left.append(asyncio.create_task(attempt.reply(USER)))
+        await asyncio.sleep(0.01)
+
+    engine = ScriptedEngine(tiny_policy.tokenizer, says)
+    rollout = Rollout(player=Does(play), max_turn_tokens=40, max_tokens=400)
+    with pytest.raises(PluginError, match=r"ended while a reply was sampled. Await the reply"):
+        rollout.play(engine, ChatFormat(tiny_policy.tokenizer), [QUESTION], 1, (0,))
+
+
+# ------------------------------------------------------------------------- histories
+
+
+def test_messages_that_a_player_changes_later_are_a_history_of_their_own(tiny_policy):
+    chat = ChatFormat(tiny_policy.tokenizer)
+
+    async def play(attempt):
+        messages = [{"role": "user", "content": "one"}]
+        reply = await attempt.reply(messages)
+        messages[0]["content"] = "another"
+        messages += [{"role": "assistant", "content": reply.text}, *USER]
+        await attempt.reply(messages)
+
+    first, second = turns(tiny_policy, play).samples
+    assert first.prompt_ids == chat.prompt([{"role": "user", "content": "one"}])
+    assert "another" in tiny_policy.tokenizer.decode(second.prompt_ids)
+
+
+def test_a_first_prompt_without_room_is_an_error_of_the_data(tiny_policy):
+    async def play(attempt):
+        await attempt.reply([{"role": "user", "content": "so long " * 200}])
+
+    with pytest.raises(DataError, match=r"question 'q' makes a prompt of .* no room within"):
+        turns(tiny_policy, play)
+
+
+def test_a_history_that_got_no_reply_is_no_sample(tiny_policy):
+    async def play(attempt):
+        await attempt.reply(USER)
+        await attempt.reply([{"role": "user", "content": "so long " * 200}])
+
+    trajectory = turns(tiny_policy, play)
+    assert trajectory.ended_by == "length"
+    assert len(trajectory.samples) == 1
+
+
+def test_one_text_to_stop_at_is_not_its_letters(tiny_policy):
+    seen = []
+
+    class Watches(ScriptedEngine):
+        def open(self, prompt_ids):
+            session = super().open(prompt_ids)
+            generate = session.generate
+
+            async def watched(new_ids, sampling):
+                seen.append(sampling.stop)
+                return await generate(new_ids, sampling)
+
+            session.generate = watched
+            return session
+
+    async def play(attempt):
+        await attempt.reply(USER, stop="END")
+
+    async def says(session, turn):
+        return "x"
+
+    engine = Watches(tiny_policy.tokenizer, says)
+    rollout = Rollout(player=Does(play), max_turn_tokens=40, max_tokens=400)
+    rollout.play(engine, ChatFormat(tiny_policy.tokenizer), [QUESTION], 1, (0,))
+    assert seen == [("END",)]
+
+
+def test_a_rewritten_history_reaches_a_server_of_messages_without_the_role_tool(tiny_policy):
+    sent = []
+
+    class Server(MessageSampler):
+        capacity = None
+
+        async def reply(self, messages, sampling):
+            sent.append(messages)
+            return Reply("notes")
+
+        async def drain(self):
+            pass
+
+    rollout = Rollout(player=Summariser(), tools=[Echo()], max_turn_tokens=40, max_tokens=900)
+    rollout.play(Server(), ChatFormat(tiny_policy.tokenizer), [QUESTION], 1, (0,))
+
+    async def play(attempt):
+        call = {"role": "assistant", "content": "look"}
+        results = [{"role": "tool", "content": text} for text in ("one", "two")]
+        await attempt.reply([*USER, call, *results])
+
+    Rollout(player=Does(play), max_tokens=900).play(
+        Server(), ChatFormat(tiny_policy.tokenizer), [QUESTION], 1, (0,)
+    )
+    assert all(m["role"] != "tool" for messages in sent for m in messages)
+    assert [m["role"] for m in sent[-1]] == ["user", "assistant", "user"]
+    assert sent[-1][-1]["content"] == (
+        "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>"
+    )
+
+
+# ------------------------------------------------------------------------- toolsets
+
+
+def test_all_toolsets_are_stopped_although_one_fails_to():
+    stopped = []
+
+    class Held(Echo):
+        def __init__(self, name):
+            self.name = name
+
+        async def stop(self):
+            stopped.append(self.name)
+            if self.name == "b":
+                raise OSError("stuck")
+
+    with (
+        pytest.raises(ToolError, match="OSError: stuck in stop"),
+        Rollout(player=Summariser(), tools=[Held("a"), Held("b"), Held("c")]).live(),
+    ):
+        pass
+    assert stopped == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize("done", ["no", None, 0.5])
+def test_a_result_that_says_neither_yes_nor_no_is_the_tools_fault(tiny_policy, done):
+    class Odd(Echo):
+        def run(self, calls):
+            return [ToolResult("x", done=done) for _ in calls]
+
+    with pytest.raises(ToolError, match=r"a ToolResult whose done is .*; it is True or False"):
+        walked(tiny_policy, Odd(), ["b"] * 2)
