@@ -86,13 +86,29 @@ def check_settings(module: Any) -> None:
     """
     counts = ("group_size", "updates_per_iteration", "steps_per_update")
     at_least(1, "model.", module, *counts, whole=True, optional=False)
-    at_least(0, "model.", module, "redraws", "seed", whole=True, optional=False)
+    least = ("max_staleness", "redraws", "seed")
+    at_least(0, "model.", module, *least, whole=True, optional=False)
+    _check_staleness(module.max_staleness, module.engine, module.objective)
     _check_estimator(module.estimator, module.group_size, module.redraws)
     _check_rewards(module.rewards)
     if module.objective.kl_coef > 0 and module.policy.lora is None:
         raise RecipeError(
             f"objective.kl_coef is {module.objective.kl_coef}, which compares with the policy "
             "without its adapter, but policy.lora is not set. Set it, or set kl_coef to 0."
+        )
+
+
+def _check_staleness(most: int, engine: Engine, objective: ClippedSurrogate) -> None:
+    if most and engine.keeps <= most:
+        raise RecipeError(
+            f"model.max_staleness is {most}, which samples while the policy learns. It needs an "
+            f"engine that keeps {most + 1} versions of the weights, and {type(engine).__name__} "
+            f"keeps {engine.keeps}. Set it to {engine.keeps - 1}, or use another engine."
+        )
+    if most and objective.importance_cap is None:
+        raise RecipeError(
+            f"model.max_staleness is {most}, so older weights sample than learn, and "
+            "objective.importance_cap, which corrects for that, is not set. Set it to 2."
         )
 
 

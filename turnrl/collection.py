@@ -24,6 +24,7 @@ from torch import Tensor
 from turnrl import scoring
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
+from turnrl.agent.running import Underway
 from turnrl.credit import Credit, sampled_tokens
 from turnrl.errors import EngineError, PluginError, RecipeError, blaming
 from turnrl.policy.memory import Memory
@@ -123,6 +124,16 @@ class Experience:
             return None
         return [a + v for a, v in zip(self.advantages, values, strict=True)]
 
+    def staleness(self, version: int) -> Tally:
+        """How many optimiser steps the weights that learn are ahead of those that sampled a token,
+        on average.
+
+        Args:
+            version: The optimiser steps behind the weights that learn.
+        """
+        behind = [version - sampled for t in self.trajectories for sampled in t.versions]
+        return Tally(sum(behind), len(behind))
+
     def tallies(self, rewards: Sequence[Reward]) -> dict[str, Tally]:
         """The figures of the iteration, by the names that they have in `metrics.csv`.
 
@@ -162,6 +173,18 @@ class Experience:
         return tallies | {name: Tally(value, 1) for name, value in once.items()}
 
 
+class _Sampling(NamedTuple):
+    """Attempts under way.
+
+    Args:
+        work: They.
+        version: The weights that they began with.
+    """
+
+    work: Underway[Attempts]
+    version: int
+
+
 class Setup(Protocol):
     """The parts that act and score; an `MTGRPO` has them all.
 
@@ -199,6 +222,7 @@ class Collector:
         self._started = False
         self._world = contextlib.ExitStack()  # the toolsets that are started
         self._synced: int | None = None  # version that the engine was last told of
+        self._sampling: dict[tuple[int, ...], _Sampling] = {}  # by key
 
     @cached_property
     def chat(self) -> ChatFormat:
@@ -225,7 +249,8 @@ class Collector:
     def attempt(
         self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
     ) -> Collected:
-        """Act on each question `group_size` times, score, and prepare the groups for credit.
+        """Act on each question `group_size` times, score, and prepare the groups for credit. What
+        has begun under the same key is only waited for.
 
         Args:
             questions: The questions.
@@ -233,9 +258,8 @@ class Collector:
             version: Optimiser steps behind the weights.
             bar: Text of a progress bar; None for no bar.
         """
-        start = time.perf_counter()
-        size, probes = self.setup.group_size, self.setup.estimator.probes
-        attempts = self.explore(questions, size, key, version, bar, probes)
+        self.begin(questions, key, version, bar)
+        seconds, attempts = self._result(self._sampling.pop(key))
         acted = time.perf_counter()
         what = f"{type(self.setup.estimator).__name__}.prepare"
         with blaming(PluginError, what, "Fix the estimator."):
@@ -250,8 +274,16 @@ class Collector:
         learned = sampled_tokens(t for group in groups for t in group.trajectories)
         scoring_seconds = time.perf_counter() - acted
         probing = sampled - learned
-        times = acted - start, scoring_seconds
+        times = seconds, scoring_seconds
         return Collected(groups, *times, sampled, probing, attempts.restarted)
+
+    def begin(
+        self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
+    ) -> None:
+        """Begin to act on each question, unless that has begun under this key; see `attempt`."""
+        if key not in self._sampling:
+            size, probes = self.setup.group_size, self.setup.estimator.probes
+            self._sampling[key] = self._begin(questions, size, key, version, bar, probes)
 
     def valued(self, groups: Sequence[Group]) -> tuple[Group, ...]:
         """The groups with the critic's value of each sampled token, `token_values`."""
@@ -281,24 +313,46 @@ class Collector:
             probes: Branches from the beginning of each turn.
             rollout: Stands in for the recipe's.
         """
-        with self.setup.memory.phase("sampling", self.setup.engine.memory_setting):
+        return self._result(self._begin(questions, size, key, version, bar, probes, rollout))[1]
+
+    def _begin(
+        self,
+        questions: Sequence[Question],
+        size: int | None,
+        key: tuple[int, ...],
+        version: int,
+        bar: str | None,
+        probes: int,
+        rollout: Rollout | None = None,
+    ) -> "_Sampling":
+        with self._phase():
             if not self._started:
                 self._start()
             if version != self._synced:
                 self.setup.engine.sync(version)
                 self._synced = version
-            attempts = (rollout or self.setup.rollout).explore(
+            work = (rollout or self.setup.rollout).begin(
                 self.setup.engine, self.chat, questions, size or 1, key, probes, size is None, bar
             )
-        self._check_versions(attempts)
-        return attempts
+        return _Sampling(work, version)
+
+    def _result(self, sampling: "_Sampling") -> tuple[float, Attempts]:
+        """The seconds that it took, and what came of it."""
+        with self._phase():
+            attempts = sampling.work.result()
+        self._check_versions(attempts, sampling.version)
+        return sampling.work.seconds, attempts
+
+    def _phase(self) -> contextlib.AbstractContextManager[None]:
+        return self.setup.memory.phase("sampling", self.setup.engine.memory_setting)
 
     def forget(self) -> None:
         """Sync the engine before the next act, whatever the version: the weights were replaced."""
         self._synced = None
 
-    def _check_versions(self, attempts: Attempts) -> None:
-        """Refuse turns that other weights sampled: what is learned from them would be biased.
+    def _check_versions(self, attempts: Attempts, begun: int) -> None:
+        """Refuse turns that other weights sampled than those of the beginning, or newer ones: what
+        is learned from them would be biased.
 
         Raises:
             EngineError: Naming the engine and both versions.
@@ -306,11 +360,12 @@ class Collector:
         sampled = [t for some in attempts.trajectories for t in some]
         sampled += [probe.trajectory for some in attempts.probes for probe in some]
         versions = {version for t in sampled for version in t.versions}
-        if others := versions - {self._synced}:
+        newest = begun if self._synced is None else self._synced
+        if others := versions - {*range(begun, newest + 1)}:
             name = type(self.setup.engine).__name__
             raise EngineError(
                 f"{name} sampled with weights of version {others.pop()}, and sync gave "
-                f"it version {self._synced}. Fix the engine, and try "
+                f"it version {begun}. Fix the engine, and try "
                 "turnrl.testing.check_engine on it."
             )
 
@@ -334,7 +389,9 @@ class Collector:
             )
 
     def close(self) -> None:
-        """Let the engine go. The next act starts it again."""
+        """Let the engine go, and what is being sampled. The next act starts it again."""
+        while self._sampling:
+            self._sampling.popitem()[1].work.cancel()
         if self._started:
             self._started = False
             with self._world:  # stops the toolsets, also if the engine fails to close

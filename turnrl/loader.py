@@ -44,15 +44,32 @@ def data_of(trainer: L.Trainer) -> L.LightningDataModule | None:
 
 
 class Iterates(ABC):
-    """A module that collects experience and learns from it, as `MTGRPO` does."""
+    """A module that collects experience and learns from it, as `MTGRPO` does.
+
+    Attributes:
+        max_staleness: Iterations that are sampled ahead of the one that is learned from.
+    """
+
+    max_staleness: int = 0
 
     @abstractmethod
     def steps(self, questions: int) -> int:
         """Optimiser steps of an iteration in which a process asks so many questions."""
 
     @abstractmethod
-    def iterate(self, questions: Sequence[Question], iteration: int) -> Iterator[Step]:
-        """One iteration: collect experience, then give the steps to learn it by."""
+    def iterate(
+        self,
+        questions: Sequence[Question],
+        iteration: int,
+        ahead: Sequence[Sequence[Question]] = (),
+    ) -> Iterator[Step]:
+        """One iteration: collect experience, then give the steps to learn it by.
+
+        Args:
+            questions: What this process asks.
+            iteration: The iteration's number.
+            ahead: What it asks in the next ones, `max_staleness` of them or as many as the run has.
+        """
 
 
 class ExperienceLoader:
@@ -86,8 +103,14 @@ class ExperienceLoader:
 
     def __iter__(self) -> Iterator[Step]:
         run, iteration = self._trainer, self._trainer.current_epoch
-        questions = self._data.iteration_questions(iteration, run.global_rank, run.world_size)
-        yield from self._module.iterate(questions, iteration)  # lazily: Lightning tries `iter`
+        end = iteration + 1 + self._module.max_staleness
+        if run.max_epochs is not None and run.max_epochs >= 0:
+            end = min(end, max(run.max_epochs, iteration + 1))
+        questions, *ahead = [
+            self._data.iteration_questions(one, run.global_rank, run.world_size)
+            for one in range(iteration, end)
+        ]
+        yield from self._module.iterate(questions, iteration, ahead)  # lazily: Lightning tries iter
 
     def state_dict(self) -> dict[str, int]:
         """Empty: tells Lightning that a run may be resumed inside an iteration all the same."""

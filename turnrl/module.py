@@ -65,6 +65,10 @@ class MTGRPO(PolicyModule, Iterates):
         objective: The clipped surrogate and its options.
         engine: What samples the policy: `Slots`, in this process.
         group_size: G, trajectories per question.
+        max_staleness: How many iterations the weights that sampled may be older than those that
+            learn. With 0 sampling and learning take turns. With 1 the attempts of the next
+            iteration are sampled while this one is learned from. It needs an engine with weights
+            of its own, one version more than this, and `objective.importance_cap`.
         redraws: How often groups that would teach nothing, because all their advantages are zero,
             are sampled anew (arXiv 2503.14476 draws until none is left). Questions that are nearly
             always answered, or nearly never, then have a greater share in the gradient. Metrics of
@@ -89,6 +93,7 @@ class MTGRPO(PolicyModule, Iterates):
         objective: ClippedSurrogate | None = None,
         engine: Engine | None = None,
         group_size: int = 16,
+        max_staleness: int = 0,
         redraws: int = 0,
         updates_per_iteration: int = 1,
         steps_per_update: int = 1,
@@ -105,6 +110,7 @@ class MTGRPO(PolicyModule, Iterates):
         self.engine = engine if engine is not None else _default_engine()
         check_parts(self)
         self.group_size = group_size
+        self.max_staleness = max_staleness
         self.redraws = redraws
         self.updates_per_iteration = updates_per_iteration
         self.steps_per_update = steps_per_update
@@ -128,10 +134,24 @@ class MTGRPO(PolicyModule, Iterates):
         """Lets the policy act, and scores what it did."""
         return Collector(self)
 
-    def collect(self, questions: Sequence[Question], iteration: int) -> Experience:
+    def collect(
+        self,
+        questions: Sequence[Question],
+        iteration: int,
+        ahead: Sequence[Sequence[Question]] = (),
+    ) -> Experience:
         """The experience of one iteration in this process. Groups that would teach nothing are
-        sampled anew, up to `redraws` times."""
-        key = (_TRAIN, self.seed, iteration, self.global_rank)
+        sampled anew, up to `redraws` times.
+
+        Args:
+            questions: What to ask.
+            iteration: The iteration's number.
+            ahead: What the next iterations ask; their sampling begins, too.
+        """
+        key, (_, version) = self._key(iteration), self.iteration_and_version
+        for number, some in enumerate([questions, *ahead], iteration):
+            bar = self.bar("collecting") if number == iteration else None
+            self.collector.begin(some, self._key(number), version, bar)
         experience = self._attempt(questions, key)
         for again in range(1, self.redraws + 1):
             if not (places := experience.degenerate):
@@ -142,6 +162,10 @@ class MTGRPO(PolicyModule, Iterates):
             rank_zero_info(f"sampled {len(places)} groups anew; {left} teach nothing still")
         return experience
 
+    def _key(self, iteration: int) -> tuple[int, ...]:
+        """Names the random streams of an iteration in this process."""
+        return (_TRAIN, self.seed, iteration, self.global_rank)
+
     def _attempt(self, questions: Sequence[Question], key: tuple[int, ...]) -> Experience:
         """G scored attempts at each question, and the credit of their turns."""
         _, version = self.iteration_and_version
@@ -150,9 +174,14 @@ class MTGRPO(PolicyModule, Iterates):
         credit = tuple(assign_credit(group, self.estimator) for group in collected.groups)
         return Experience(collected, credit)
 
-    def iterate(self, questions: Sequence[Question], iteration: int) -> Iterator[Step]:
+    def iterate(
+        self,
+        questions: Sequence[Question],
+        iteration: int,
+        ahead: Sequence[Sequence[Question]] = (),
+    ) -> Iterator[Step]:
         """One iteration: collect experience, then give the steps to learn it by."""
-        self.experience = self.collect(questions, iteration)
+        self.experience = self.collect(questions, iteration, ahead)
         self._began = time.perf_counter()
         self._logged = False
         torch.manual_seed(self.stream(iteration))  # of dropout, so that resuming is exact
@@ -196,7 +225,7 @@ class MTGRPO(PolicyModule, Iterates):
 
     def stream(self, iteration: int) -> int:
         """The random stream of an iteration in this process."""
-        return stream_seed(_TRAIN, self.seed, iteration, self.global_rank) % 2**63
+        return stream_seed(*self._key(iteration)) % 2**63
 
     def steps(self, questions: int) -> int:
         """The optimiser steps of an iteration in which this process asks so many questions.
@@ -221,6 +250,8 @@ class MTGRPO(PolicyModule, Iterates):
         if self.experience is not None and not self._logged:
             self._logged = True
             self.metrics.log(self.experience.tallies(self.rewards))
+            if self.max_staleness:
+                self.metrics.log({"train/staleness": self.experience.staleness(self.global_step)})
         else:  # the first step took what was read before it too
             self._began = time.perf_counter()
 

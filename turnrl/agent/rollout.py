@@ -22,7 +22,7 @@ from turnrl.agent.attempt import Attempt, Rules, let_play
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
 from turnrl.agent.explore import Exploration
-from turnrl.agent.running import on_loop
+from turnrl.agent.running import Underway
 from turnrl.agent.toolbox import Live, Toolbox, ToolSessions, check_tools
 from turnrl.errors import (
     PluginError,
@@ -415,8 +415,24 @@ class Rollout:
         greedy: bool = False,
         description: str | None = None,
     ) -> types.Attempts:
-        """`play`, and continuations besides: at the beginning of each turn of each trajectory,
-        `probes` branches go their own way from there to the end.
+        """`begin`, and its result."""
+        return self.begin(
+            sampler, chat, questions, group_size, seed, probes, greedy, description
+        ).result()
+
+    def begin(
+        self,
+        sampler: types.Sampler,
+        chat: ChatFormat,
+        questions: Sequence[types.Question],
+        group_size: int,
+        seed: Sequence[int],
+        probes: int,
+        greedy: bool = False,
+        description: str | None = None,
+    ) -> Underway[types.Attempts]:
+        """Begin what `play` does, with continuations besides: at the beginning of each turn of each
+        trajectory, `probes` branches go their own way from there to the end.
 
         No more trajectories are under way than the sampler holds at once, with all the probes that
         they may have: in lockstep they are played in waves, whole groups together if it can be;
@@ -425,10 +441,10 @@ class Rollout:
         Args:
             probes: How many; see `play` for the others.
         Returns:
-            G trajectories for each question, and the probes of each question's. Without lockstep a
-            trajectory still begins a turn together with its own probes.
-        Raises:
-            ToolError: As `play`, and if a tool's session cannot be copied.
+            What is under way. Its result is G trajectories for each question, and the probes of
+            each question's; it raises what `play` does, and a ToolError if a tool's session cannot
+            be copied. Without lockstep a trajectory still begins a turn together with its own
+            probes.
         """
         total = len(questions) * group_size
         hidden = True if description is None else None  # None: shown on a terminal only
@@ -443,4 +459,4 @@ class Rollout:
             self.max_restarts,
             bar,
         )
-        return on_loop(exploration.run(self.lockstep))
+        return Underway(exploration.run(self.lockstep))

@@ -9,8 +9,9 @@ import contextlib
 import functools
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, final
 
 from turnrl.errors import ToolError, TurnRLError, place_of
 from turnrl.types import ToolSession, Toolset
@@ -144,6 +145,48 @@ def _run_for_ever(loop: asyncio.AbstractEventLoop) -> None:
 os.register_at_fork(after_in_child=_loop.cache_clear)
 
 
+@final
+class Underway(Generic[T]):
+    """A coroutine on its way on the event loop of all collections.
+
+    Args:
+        work: The coroutine.
+    Attributes:
+        seconds: From its beginning to its end, once it has ended.
+    Raises:
+        RuntimeError: If it is begun on that loop, which would wait for itself.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        if asyncio._get_running_loop() is _loop():
+            work.close()
+            what = "this waits for work on the event loop that it runs on"
+            raise RuntimeError(f"{what}. Await the work.")
+        self._began, self.seconds = time.perf_counter(), 0.0
+        self._ended = threading.Event()
+        self._future = asyncio.run_coroutine_threadsafe(self._supervised(work), _loop())
+
+    async def _supervised(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        finally:
+            self.seconds = time.perf_counter() - self._began
+            self._ended.set()
+
+    def result(self) -> T:
+        """Wait for what it returns. Ctrl-C cancels it, and waits 30 s at most for its end."""
+        try:
+            return self._future.result()
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Cancel it, and wait 30 s at most for its end."""
+        self._future.cancel()
+        self._ended.wait(_SHUTDOWN_S)  # a cancelled future is done at once; the work is not
+
+
 def on_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the event loop of all collections, and wait for it. The calling thread may
     have a running loop of its own. Ctrl-C cancels the coroutine, and waits 30 s at most for it.
@@ -155,24 +198,7 @@ def on_loop(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         RuntimeError: If it is called on that loop, which would wait for itself.
     """
-    if asyncio._get_running_loop() is _loop():
-        work.close()
-        raise RuntimeError("this waits for work on the event loop that it runs on. Await the work.")
-    ended = threading.Event()
-
-    async def supervised() -> T:
-        try:
-            return await work
-        finally:
-            ended.set()
-
-    future = asyncio.run_coroutine_threadsafe(supervised(), _loop())
-    try:
-        return future.result()
-    except KeyboardInterrupt:
-        future.cancel()
-        ended.wait(_SHUTDOWN_S)  # a cancelled future is done at once; the work behind it is not
-        raise
+    return Underway(work).result()
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

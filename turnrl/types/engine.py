@@ -220,6 +220,10 @@ class Engine(Sampler):
     Attributes:
         seeded: Whether the same seed and history give the same tokens. An engine that cannot
             promise it says so.
+        keeps: Of how many versions of the weights it can sample at a time. One that keeps several
+            has copies of its own: it samples while the policy learns, and a session goes on with
+            the weights that it began with, or newer ones, as long as they are among the newest
+            `keeps`.
         capacity: How many sessions it can hold at once, known once it has started. It may grow
             while a collection shows how much of `max_tokens` they need. The engine serves more, but
             has to read their histories again.
@@ -229,6 +233,7 @@ class Engine(Sampler):
     """
 
     seeded: bool = True
+    keeps: int = 1
     memory_setting: str | None = None
 
     def check(self, policy: SampledPolicy, max_tokens: int) -> None:
@@ -270,8 +275,8 @@ class Engine(Sampler):
     @abstractmethod
     def sync(self, version: int) -> None:
         """Act with the policy's weights as they are now. It is called before the first session, and
-        again when the weights have changed. Sessions opened before must not go on: what they
-        remember was computed with older weights.
+        again when the weights have changed. Sessions opened before must not go on, unless the
+        engine `keeps` the weights that they began with: what they remember was computed with those.
 
         Args:
             version: Number of optimiser steps behind the weights.

@@ -1,0 +1,42 @@
+"""An engine with weights of its own, as a server has them: it samples while the policy learns."""
+
+import copy
+
+from turnrl import Engine
+from turnrl_slots import Slots
+
+
+class Kept(Engine):
+    """A `Slots` for each of the newest versions, on a copy of the policy of that time.
+
+    Args:
+        keeps: How many versions.
+    """
+
+    def __init__(self, keeps: int = 2) -> None:
+        self.keeps = keeps
+        self._copies: dict[int, Slots] = {}
+
+    def start(self, policy, max_tokens):
+        self._policy, self._max_tokens = policy, max_tokens
+
+    def sync(self, version):
+        if (old := self._copies.pop(version, None)) is not None:
+            old.close()
+        slots = Slots()
+        slots.start(copy.deepcopy(self._policy), self._max_tokens)
+        slots.sync(version)
+        self._copies[version] = slots
+        while len(self._copies) > self.keeps:
+            self._copies.pop(min(self._copies)).close()
+
+    def open(self, prompt_ids):
+        return self._copies[max(self._copies)].open(prompt_ids)
+
+    async def drain(self):
+        for slots in [*self._copies.values()]:
+            await slots.drain()
+
+    def close(self):
+        while self._copies:
+            self._copies.popitem()[1].close()

@@ -1,0 +1,210 @@
+"""Sampling ahead: the next iterations' attempts come while this one is learned from."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from lightning import Callback
+
+from kept import Kept
+from runs import adamw, column, trainer
+from turnrl import (
+    MTGRPO,
+    ClippedSurrogate,
+    Policy,
+    QuestionData,
+    RecipeError,
+    Rollout,
+    Session,
+    Stateful,
+    ToolError,
+    ToolSession,
+)
+from turnrl.testing import check_engine
+from turnrl_slots import Slots
+from worlds import Answered, Called, Echo, Letters, Numbers
+
+
+def module(model, staleness, tools=None, **options):
+    rollout = Rollout(Letters(), tools or [Echo()], max_turn_tokens=8, max_tokens=256)
+    settings = {
+        "engine": Kept(staleness + 1),
+        "objective": ClippedSurrogate(importance_cap=2.0),
+        "group_size": 4,
+        "max_staleness": staleness,
+        "steps_per_update": 2,
+        "optimizer": adamw(3e-3),
+        **options,
+    }
+    return MTGRPO(Policy(str(model)), rollout, [Answered(), Called()], **settings)
+
+
+def fitted(it, folder, epochs, *callbacks, **options):
+    data = QuestionData(Numbers(), None, questions_per_iteration=2)
+    trainer(folder, epochs, callbacks, limit_val_batches=0, **options).fit(it, data)
+    return it
+
+
+class Versions(Callback):
+    """Notes the versions that sampled what each iteration learns from."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 0:
+            (version,) = {v for t in pl_module.experience.trajectories for v in t.versions}
+            self.seen.append(version)
+
+
+@pytest.mark.parametrize(
+    ("staleness", "versions"), [(0, [0, 2, 4, 6]), (1, [0, 0, 2, 4]), (2, [0, 0, 0, 2])]
+)
+def test_what_is_learned_from_is_as_old_as_it_may_be_and_no_older(
+    tiny_model, tmp_path, staleness, versions
+):
+    seen = Versions()
+    it = fitted(module(tiny_model, staleness), tmp_path, 4, seen)
+    assert seen.seen == versions
+    gaps = column(tmp_path, "train/logprob_gap")
+    for iteration, version in enumerate(versions):
+        behind = 2 * iteration - version
+        assert (gaps[iteration] > 1e-4) == (behind > 0)
+        if staleness:
+            assert column(tmp_path, "train/staleness")[iteration] == behind
+    assert it.engine._copies == {}  # nothing goes on: three iterations ahead were never begun
+
+
+def test_without_staleness_an_engine_of_its_own_weights_changes_nothing(tiny_model, tmp_path):
+    ends = []
+    for name, engine in (("slots", Slots()), ("kept", Kept())):
+        it = fitted(module(tiny_model, 0, engine=engine), tmp_path / name, 2)
+        ends.append(torch.cat([p.detach().flatten() for p in it.policy.parameters()]))
+    assert torch.equal(*ends)
+
+
+class Ahead(Stateful, Echo):
+    """Does something of its own on calls of the second collection, and those after it.
+
+    Args:
+        first: Attempts of the first collection.
+    """
+
+    timeout_s = 600.0
+
+    def __init__(self, first: int = 8) -> None:
+        self.first, self.opened = first, 0
+
+    async def open(self, question):
+        session, self.opened = ToolSession(), self.opened + 1
+        session.ahead = self.opened > self.first
+        return session
+
+    async def run(self, calls):
+        if any(call.session.ahead for call in calls):
+            await self.meet()
+        return super().run(calls)
+
+
+class Late(Ahead):
+    """Waits until something was learned."""
+
+    learned = False
+
+    async def meet(self):
+        for _ in range(600):
+            if self.learned:
+                return
+            await asyncio.sleep(0.1)
+        raise TimeoutError("nothing was learned in the meantime")
+
+
+@pytest.mark.timeout(120)
+def test_the_next_iteration_is_sampled_while_this_one_is_learned_from(tiny_model, tmp_path):
+    tool = Late()
+
+    class Learned(Callback):
+        def on_train_batch_end(self, *_):
+            tool.learned = True
+
+    it = fitted(module(tiny_model, 1, [tool]), tmp_path, 2, Learned())
+    assert (it.global_step, tool.opened) == (4, 16)
+
+
+class Down(Ahead):
+    async def meet(self):
+        raise ConnectionError("no route")
+
+
+def test_a_world_that_breaks_ahead_stops_the_run_after_what_was_sampled_before(
+    tiny_model, tmp_path
+):
+    it = module(tiny_model, 1, [Down()])
+    with pytest.raises(ToolError, match="no route"):
+        fitted(it, tmp_path, 3)
+    assert it.global_step == 2
+
+
+class Hangs(Ahead):
+    hung = False
+
+    async def meet(self):
+        self.hung = True
+        await asyncio.sleep(500)
+
+
+@pytest.mark.timeout(120)
+def test_what_is_sampled_ahead_ends_with_the_run(tiny_model, tmp_path):
+    tool = Hangs()
+
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            while not tool.hung:
+                time.sleep(0.05)
+            trainer.should_stop = True
+
+    it = fitted(module(tiny_model, 1, [tool], steps_per_update=1), tmp_path, 5, Stop())
+    assert it.global_step == 1
+    assert not it.collector._sampling
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": Slots()}, r"keeps 2 versions of the weights, and Slots keeps 1\. Set it to 0"),
+        ({"objective": ClippedSurrogate()}, "importance_cap, which corrects for that, is not set"),
+    ],
+)
+def test_staleness_needs_copies_and_a_correction(tiny_model, options, message):
+    with pytest.raises(RecipeError, match=message):
+        module(tiny_model, 1, **options)
+
+
+def test_an_engine_that_keeps_versions_keeps_the_contract(tiny_policy):
+    check_engine(Kept(), tiny_policy)
+
+    class Forgets(Kept):
+        """Says another version than that of its weights."""
+
+        def open(self, prompt_ids):
+            return Old(super().open(prompt_ids), 1 if len(self._copies) > 1 else 7)
+
+    with pytest.raises(AssertionError, match="gives version 7 in a session from before sync"):
+        check_engine(Forgets(), tiny_policy)
+
+
+class Old(Session):
+    def __init__(self, session, version):
+        self._session, self._version = session, version
+
+    async def generate(self, new_ids, sampling):
+        done = await self._session.generate(new_ids, sampling)
+        return replace(done, version=self._version)
+
+    def fork(self):
+        return Old(self._session.fork(), self._version)
+
+    def close(self):
+        self._session.close()
