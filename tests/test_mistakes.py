@@ -125,7 +125,7 @@ EARLY = [
     ("a word for a number", {"trainer.max_epochs": "two"}, "trainer.max_epochs", "'two'",
      "must be a whole number or null."),
     ("a word for one of two kinds of number", {"trainer.gradient_clip_val": "big"},
-     "trainer.gradient_clip_val", "'big'", "must be a whole number or a number or null."),
+     "trainer.gradient_clip_val", "'big'", "it must be a number or null."),
     ("a number for a switch", {"trainer.detect_anomaly": 3}, "trainer.detect_anomaly", "3",
      "must be true or false."),
     ("a number for a text", {"trainer.callbacks": [component("EarlyStopping", monitor=3)]},
