@@ -306,11 +306,11 @@ class Trajectory:
 
     def history(self, turn: int) -> tuple[int, ...]:
         """Token ids that the policy had read when a turn began; of the turn after the last, all
-        of the last sample."""
+        of the sample that the last turn was sampled in."""
         for sample in self._histories:
             if turn in sample.turn_index:
                 return sample.token_ids[: sample.turn_index.index(turn)]
-        return self._histories[-1].token_ids
+        return max(self._histories, key=lambda sample: max(sample.turn_index, default=-1)).token_ids
 
     @property
     def _histories(self) -> tuple[Sample, ...]:
