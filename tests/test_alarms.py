@@ -371,6 +371,28 @@ def test_two_fits_of_a_trainer_count_for_themselves(tiny_model, tmp_path):
     assert names.count("Alarms") == names.count("LambdaCallback") == 1
 
 
+def test_a_second_fit_of_a_module_begins_without_the_alarms_of_the_first(
+    tiny_model, tmp_path, caplog
+):
+    it, watch = module(tiny_model, optimizer=adamw(1e-9)), Alarms()
+    it.rewards = [Same((0,))]
+    object.__setattr__(it.rewards[0], "module", it)
+    it.rollout = Rollout(Quiet(), [Echo()], max_turn_tokens=6, max_tokens=128)
+    told = []
+    for name, epochs in (("first", 12), ("second", 3)):
+        caplog.clear()
+        run = trainer(tmp_path / name, epochs, [Silence(), watch], limit_val_batches=0)
+        run.fit(it, data())
+        told.append([one for one in warnings(caplog) if "alarm" in one or "nothing to" in one])
+    assert column(tmp_path / "first", "train/alarms")[-1] == 1
+    assert column(tmp_path / "second", "train/alarms") == [0, 0, 0]
+    assert [row["iteration"] for row in watch.rows] == [1, 2, 3]
+    # the first warns of its first iteration, and raises its alarm; the second only warns anew
+    (warned, raised), (again,) = told
+    assert "alarm: tool use fell" in raised
+    assert all("nothing to learn from in iteration 1:" in one for one in (warned, again))
+
+
 def test_without_a_bar_an_alarm_is_logged(tiny_model, tmp_path, caplog):
     run = trainer(tmp_path, 12, [Silence()], limit_val_batches=0)
     it = module(tiny_model)

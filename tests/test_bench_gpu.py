@@ -3,6 +3,7 @@ others alone, and measured results stay. No speed here means anything."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -13,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from commands import fails
 from turnrl import RecipeError
@@ -58,7 +58,7 @@ def test_every_part_runs_without_a_gpu_and_every_case_is_there(bench):
     parts = bench.results.parts
     assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys(PARTS, "done")
     machine, loading = (parts[name]["cases"] for name in ("machine", "loading"))
-    assert machine["versions"]["torch"] == torch.__version__
+    assert machine["versions"]["torch"] == importlib.metadata.version("torch")
     assert machine["copy"]["rate"] > 1e6
     assert loading["nf4"]["share_prefixes"] is True
     assert "attention while learning" in loading["nf4"]["in_force"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import json
 import re
 import shutil
@@ -83,7 +84,7 @@ def test_a_recipe_that_is_well_passes_every_line(recipe, doctor):
         "memory plan", "data train", "data val", "tool echo", "sharing", "sampling", "rewards",
         "learning",
     }  # fmt: skip
-    assert f"torch {torch.__version__}" in told["versions"][1]
+    assert f"torch {importlib.metadata.version('torch')}" in told["versions"][1]
     if not torch.cuda.is_available():
         assert "kernels, graphs and a GPU's attention are not examined" in told["GPU"][1]
     assert re.match(r"\d+ turns by Slots", told["sampling"][1])

@@ -38,9 +38,11 @@ from turnrl import (
     QuestionSource,
     Reading,
     RecipeError,
+    Sample,
     ToolCall,
     ToolResult,
     Trajectory,
+    Turn,
     TurnLevel,
 )
 from turnrl.cli import main
@@ -306,6 +308,47 @@ def test_turn_critic_equals_gae_as_a_sum_of_residuals(drawn, gamma, lam):
             for t in range(len(residuals))
         ]
         assert row.tolist() == pytest.approx(wanted, abs=1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), VALUE, VALUE), min_size=1, max_size=6),
+    st.sampled_from([1.0, 0.9]),
+    st.sampled_from([1.0, 0.7, 0.0]),
+)
+@settings(deadline=None)
+def test_turn_critic_follows_time_where_an_agent_goes_back_and_forth(taken, gamma, lam):
+    """Each turn has the history that it was sampled in, its number of tokens, its reward, and the
+    critic's value of its first token."""
+    samples = [Sample().read((5,)) for _ in range(3)]
+    for k, (which, count, *_) in enumerate(taken):
+        samples[which] = samples[which].wrote(k, (1,) * count, (-0.1,) * count).read((2,))
+    whole = Trajectory(QUESTION, (Turn("t"),) * len(taken), "turns", tuple(samples))
+    # the tokens in time, by hand: (turn, value, reward), with an outcome of 2 on the very last
+    tokens = [
+        (k, value + 0.25 * n, reward if n == count - 1 else 0.0)
+        for k, (_, count, reward, value) in enumerate(taken)
+        for n in range(count)
+    ]
+    values, rewards = [v for _, v, _ in tokens] + [0.0], [r for *_, r in tokens]
+    rewards[-1] += 2.0
+    residuals = [r + gamma * values[t + 1] - values[t] for t, r in enumerate(rewards)]
+    wanted = [
+        sum((gamma * lam) ** (n - t) * residuals[n] for n in range(t, len(residuals)))
+        for t in range(len(residuals))
+    ]
+    # history by history, as the trajectory has them
+    places = [t for which in range(3) for t, (k, *_) in enumerate(tokens) if taken[k][0] == which]
+    assert whole.sampled_turns == tuple(tokens[t][0] for t in places)
+    group = Group(
+        QUESTION,
+        (whole,),
+        torch.tensor([[reward for _, _, reward, _ in taken]], dtype=torch.float64),
+        torch.tensor([2.0], dtype=torch.float64),
+        torch.ones(1, len(taken), dtype=torch.bool),
+        token_values=(torch.tensor([values[t] for t in places], dtype=torch.float64),),
+    )
+    (row,) = TurnCritic(gamma=gamma, lam=lam)(group)
+    assert row.tolist() == pytest.approx([wanted[t] for t in places], abs=1e-9)
 
 
 def test_a_critics_advantage_is_the_return_less_what_was_expected_when_nothing_is_discounted():

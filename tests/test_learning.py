@@ -88,10 +88,13 @@ def made_up(number, sampled, rng, apart=False):
 
 def made_up_iteration():
     """Nine trajectories, of 1 to 12 sampled tokens each and in no order, two of them of several
-    histories, with their advantages."""
+    histories and two with a history in which nothing was sampled, with their advantages."""
     rng = random.Random(0)
     shapes = [(3,), (12,), (1, 1), (5, 2), (1,), (7,), (2, 9), (4,), (2,)]
     trajectories = [made_up(i, shape, rng, i in (3, 6)) for i, shape in enumerate(shapes)]
+    for i, before in ((5, True), (6, False)):
+        own, opened = trajectories[i].samples, (Sample().read((1000 + i, 7, 8)),)
+        trajectories[i] = replace(trajectories[i], samples=opened + own if before else own + opened)
     by_turn = torch.tensor([[rng.uniform(-2, 2) for _ in "12"] for _ in shapes])
     given = [tokens(t, *some) for t, some in zip(trajectories, by_turn.tolist(), strict=True)]
     return trajectories, by_turn, given
@@ -100,6 +103,14 @@ def made_up_iteration():
 def number_of(trajectory):
     """The number that one that was made up has."""
     return trajectory.samples[0].token_ids[0] - 1000
+
+
+def test_attempts_at_one_prompt_stay_together_whatever_else_they_opened():
+    trajectories = [made_up(0, (2,), random.Random(i)) for i in range(4)]
+    opened = Sample().read((1000, 9, 9))
+    trajectories[2] = replace(trajectories[2], samples=(opened, *trajectories[2].samples))
+    columns = TokenColumns(trajectories, [torch.zeros(2)] * 4)
+    assert columns.prompts == [(1000, 5)] * 4
 
 
 def naive_weight(aggregation, trajectory, step):
@@ -268,7 +279,7 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
 
 def asked_with(prompt, trajectory):
     """The same attempt after another prompt."""
-    first, *others = trajectory.samples
+    first, *others = (sample for sample in trajectory.samples if max(sample.turn_index) >= 0)
     held = len(first.prompt_ids)
     columns = (first.turn_index, first.sampler_logprobs, first.versions)
     begun = Sample().read(prompt)

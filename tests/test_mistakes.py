@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import math
 import os
 import random
 import shlex
@@ -47,6 +48,7 @@ from turnrl import (
     score_group,
 )
 from turnrl.cli import main
+from turnrl.errors import is_finite
 from turnrl.recipe.explain import _classes, parameters
 from turnrl.recipe.given import read_given
 from turnrl.recipe.reading import SECTIONS
@@ -125,7 +127,7 @@ EARLY = [
     ("a word for a number", {"trainer.max_epochs": "two"}, "trainer.max_epochs", "'two'",
      "must be a whole number or null."),
     ("a word for one of two kinds of number", {"trainer.gradient_clip_val": "big"},
-     "trainer.gradient_clip_val", "'big'", "must be a whole number or a number or null."),
+     "trainer.gradient_clip_val", "'big'", "it must be a number or null."),
     ("a number for a switch", {"trainer.detect_anomaly": 3}, "trainer.detect_anomaly", "3",
      "must be true or false."),
     ("a number for a text", {"trainer.callbacks": [component("EarlyStopping", monitor=3)]},
@@ -1073,3 +1075,16 @@ def test_a_number_that_is_not_finite_is_told_by_its_key(recipe, capsys, text):
     Path("over.yaml").write_text(f"model: {{optimizer: {{init_args: {{lr: {text}}}}}}}")
     told = fails(capsys, ["fit", "recipe.yaml", "over.yaml"])
     assert f"model.optimizer.init_args.lr is {float(text.replace('.', ''))}; it must be fin" in told
+
+
+def test_a_whole_number_beyond_any_float_is_told_by_its_key(recipe, capsys):
+    Path("over.yaml").write_text(f"model: {{optimizer: {{init_args: {{lr: {10**400}}}}}}}")
+    told = fails(capsys, ["fit", "recipe.yaml", "over.yaml"])
+    assert f"model.optimizer.init_args.lr is 1{'0' * 79}; it must be finite" in told
+
+
+def test_a_finite_number_is_one_that_a_float_can_hold():
+    numbers = [0, -1.5, 10**300, np.float32(2), np.int64(3), np.float64("1e300")]
+    assert all(map(is_finite, numbers))
+    others = [math.nan, -math.inf, 10**400, -(10**400), np.float32("inf"), "1", None, 1j, [1.0]]
+    assert not any(map(is_finite, others))

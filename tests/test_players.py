@@ -21,6 +21,7 @@ from turnrl import (
     Policy,
     Question,
     QuestionData,
+    Reading,
     RecipeError,
     Reply,
     Rollout,
@@ -37,7 +38,8 @@ from turnrl import (
 from turnrl.agent.chat import ChatFormat
 from turnrl.cli import main
 from turnrl.testing import ScriptedEngine, check_player
-from turnrl_rewards import StepReward
+from turnrl_rewards import StepReward, ToolExecuted
+from turnrl_rewards.progress import informed
 from turnrl_slots import Slots
 from worlds import Answered, Called, Echo, Letters, Numbers
 
@@ -426,7 +428,8 @@ def walked(policy, tool, texts, segmenter=None, **options):
     chat = ChatFormat(policy.tokenizer)
     engine = ScriptedEngine(policy.tokenizer, lambda session, turn: texts[turn])
     limits = {"max_turn_tokens": 40, "max_tokens": 400, **options}
-    rollout = Rollout(segmenter or Letters(), [tool], **limits)
+    tools = tool if isinstance(tool, list) else [tool]
+    rollout = Rollout(segmenter or Letters(), tools, **limits)
     (trajectory,) = rollout.play(engine, chat, [QUESTION], 1, (0,))[0]
     return trajectory
 
@@ -452,6 +455,47 @@ def test_a_step_of_the_last_turn_is_taken_and_a_search_is_not(tiny_policy):
     assert [turn.reward for turn in trajectory.turns] == [1, 1]
     looked = walked(tiny_policy, Echo(), ["b"] * 2)
     assert looked.turns[1].results == ()
+
+
+class StepAndLook(Letters):
+    """A turn looks something up, takes a step, and looks up again."""
+
+    def read(self, text, turn, cut):
+        calls = (ToolCall(name, {"text": text}) for name in ("look", "echo", "look"))
+        return Reading(tuple(calls))
+
+
+class Look(Echo):
+    name = "look"
+
+    def __init__(self):
+        self.runs = 0
+
+    def run(self, calls):
+        self.runs += len(calls)
+        return super().run(calls)
+
+
+def test_in_a_last_turn_a_search_beside_a_step_is_neither_run_nor_paid_for(tiny_policy):
+    look = Look()
+    trajectory = walked(tiny_policy, [look, Steps()], ["b"] * 2, StepAndLook())
+    first, last = trajectory.turns
+    assert [result.ok for result in first.results] == [True, True, True]
+    assert look.runs == 2
+    assert [call.name for call in last.reading.calls] == ["look", "echo", "look"]
+    assert [result.ok for result in last.results] == [False, True, False]
+    unread = [result.metadata["unread"] for result in last.results]
+    assert unread == [last.reading.calls[0].error, "step 2", last.reading.calls[2].error]
+    assert "this was the last turn" in unread[0]
+    assert last.reward == 1
+    paid = [ToolExecuted(0.3).score(trajectory, k) for k in (0, 1)]
+    assert paid == pytest.approx([0.3, 0.1])  # one call of three
+
+
+def test_what_the_last_turn_did_in_the_world_informs_nobody(tiny_policy):
+    trajectory = walked(tiny_policy, Steps(), ["b"] * 2)
+    assert [[r.informs for r in turn.results] for turn in trajectory.turns] == [[True], [False]]
+    assert informed(trajectory, 2) == 1
 
 
 def test_a_step_counts_where_no_room_is_left_to_read_it(tiny_policy):

@@ -191,7 +191,9 @@ def test_a_tool_that_hangs_fails_in_its_time(tool, what):
     assert time.monotonic() - before < 5
 
 
-@pytest.mark.parametrize("limit", [0, -1, math.inf, math.nan, "60", None])
+@pytest.mark.parametrize(
+    "limit", [0, -1, math.inf, math.nan, pytest.param(10**400, id="10**400"), "60", None]
+)
 def test_a_tool_has_a_number_of_seconds(limit):
     tool = Upper()
     tool.timeout_s = limit
@@ -528,6 +530,7 @@ def test_a_good_reward_passes(reward):
             r"^Right.score\('right after a search'\) gives nan, which is not a finite n",
         ),
         (lambda trajectory: None, "gives None, which is not a finite number"),
+        (lambda trajectory: 10**400, "gives 10+, which is not a finite number"),
         (lambda trajectory: float(trajectory.answer is None), "pays for garbage, .*'garbage': 1.0"),
         (
             lambda trajectory: float("Euro" in trajectory.turns[0].text),

@@ -125,6 +125,16 @@ def test_what_was_read_before_a_turn_is_the_history_that_it_was_sampled_in():
     assert SEVERAL.history(4) == (10, 11, 12)
 
 
+def test_after_the_last_turn_the_history_is_that_of_the_last_turn():
+    """Whichever history came last, and whether or not anything was sampled in it."""
+    first, second, third = SEVERAL.samples
+    unanswered = Sample().read((20, 21))
+    for samples in ((third, first, second), (unanswered, third, first), (third, unanswered)):
+        whole = dataclasses.replace(SEVERAL, samples=samples)
+        assert whole.history(3) == (10,)
+        assert whole.history(4) == (10, 11, 12)
+
+
 def test_of_a_branch_only_its_own_turns_are_asked_for_and_the_others_are_its_context():
     branch = dataclasses.replace(SEVERAL, begins=2)
     # the second history has no turn of its own left

@@ -1,6 +1,5 @@
 """Questions of your own: let a policy answer them, and score its answers."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,7 +7,7 @@ from typing import Any
 
 from turnrl import scoring
 from turnrl.collection import Collector
-from turnrl.errors import DataError, RecipeError, at_least, check_numbers
+from turnrl.errors import DataError, RecipeError, at_least, check_numbers, is_finite
 from turnrl.types import Question, Trajectory
 
 
@@ -24,8 +23,10 @@ def check_sampling(samples: int | None, seed: int, temperature: float | None) ->
     at_least(0, "", given, "seed", whole=True, optional=False)
     if samples is not None and samples < 1:
         raise RecipeError(f"samples is {samples}; it must be at least 1, or None for greedy")
-    if temperature is not None and not 0 <= temperature < math.inf:
-        raise RecipeError(f"temperature is {temperature}; give 0 for greedy, or a number above")
+    if temperature is not None and not (is_finite(temperature) and temperature >= 0):
+        raise RecipeError(
+            f"temperature is {temperature!r:.80}; give 0 for greedy, or a number above"
+        )
     if temperature == 0 and samples is not None:
         same = f"temperature is 0, which is greedy, so {samples} samples would be one. Leave out"
         raise RecipeError(f"{same} samples, or raise temperature.")

@@ -9,6 +9,7 @@ prints the message without a traceback, and exits with `exit_code`.
 import contextlib
 import difflib
 import inspect
+import math
 import os
 import re
 import traceback
@@ -157,6 +158,15 @@ def check_numbers(
             came = value if isinstance(value, Real) else kind_of(value)
             wanted = "a whole number" if whole else "a number"
             raise ArgumentTypeError(f"{where}{name} is {came}; it must be {wanted}")
+
+
+def is_finite(value: object) -> bool:
+    """True if a value is a number that a float can hold, numpy's scalars included: no NaN, no
+    infinity, and no whole number such as 10**400, for which `math.isfinite` raises."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def instance_of(kind: type, name: str, value: object, extends: str = "") -> None:

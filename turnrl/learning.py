@@ -82,7 +82,7 @@ class TokenColumns:
     ) -> None:
         self.trajectories = trajectories
         self.turns = list(map(sampled_turns, trajectories))  # raises for one without tokens
-        self.prompts = [trajectory.samples[0].prompt_ids for trajectory in trajectories]
+        self.prompts = list(map(_prompt, trajectories))
         self.counts = torch.tensor(list(map(len, self.turns)))
         self.sampler_logprobs = [torch.tensor(one.sampler_logprobs) for one in trajectories]
         self.advantages, self.returns = advantages, returns
@@ -127,6 +127,12 @@ class TokenColumns:
             old_logprobs=old_logprobs,
             returns=None if self.returns is None else column(self.returns),
         )
+
+
+def _prompt(trajectory: Trajectory) -> tuple[int, ...]:
+    """What the policy read first, in a history that it then wrote in."""
+    answered = (sample for sample in trajectory.samples if max(sample.turn_index, default=-1) >= 0)
+    return next(answered, trajectory.samples[0]).prompt_ids
 
 
 class OldLogprobs:

@@ -148,7 +148,7 @@ def _value(
         given = reward.score(trajectory, *turn)
     value = math.nan
     if not isinstance(given, str):
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # None, arrays, tensors
+        with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
             value = float(given)
     if not -1e9 < value < 1e9:
         gave = f"{what} gave {given!r:.80} from score, which is not a finite number"

@@ -119,7 +119,8 @@ class Agent:
         """Take one turn of the turn scheme: sample, read, act, observe.
 
         Calls are run if the policy can read what comes of them. That is not so in the last turn, or
-        in one that was cut. A call that acts on the world is run in the last turn all the same.
+        in one that was cut. Calls that act on the world are run in the last turn all the same, and
+        those alone: a search beside them would be paid for, although it is of no use.
         """
         rollout, k = self._rollout, len(attempt.turns)
         (talk,) = attempt.conversations
@@ -134,7 +135,7 @@ class Agent:
         elif k + 1 == rollout.max_turns:
             why = "turns"
             if attempt.sessions.acted(reading.calls):
-                await attempt.call(reading.calls)
+                await attempt.call([_if_it_acts(call, attempt.sessions) for call in reading.calls])
         else:
             results = await attempt.call(reading.calls)
             if attempt.ended_by is None:
@@ -154,6 +155,14 @@ class Agent:
             most -= 1  # of a vocabulary that cannot say what is inert, the same would come again
             safe = self._chat.inert(self._chat.cut(text, most), tags)
         return safe
+
+
+def _if_it_acts(call: types.ToolCall, sessions: ToolSessions) -> types.ToolCall:
+    """A call of a last turn, which is not run unless it acts on the world. Its result says so, so
+    that results and calls stay aligned."""
+    if call.error is not None or sessions.acted([call]):
+        return call
+    return replace(call, error="not run: this was the last turn, so nobody would read its result")
 
 
 @final

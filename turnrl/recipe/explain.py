@@ -65,7 +65,9 @@ def explain(value: object, kind: object, key: str) -> str | None:
     if fits or faults:  # or only jsonargparse knows what is wrong
         return next(filter(None, faults), None)
     shown = "null" if value is None else repr(value)
-    named = " or ".join(dict.fromkeys(map(_named, _members(kind))))
+    # libraries write float | int in either order, and every whole number is a number
+    kinds = [one for one in _members(kind) if one is not int or float not in _members(kind)]
+    named = " or ".join(dict.fromkeys(map(_named, kinds)))
     quotes = " In YAML a # begins a comment: put a text with one in quotes."
     hint = quotes if value is None and str in _members(kind) else ""
     return f"{key} is {shown}; it must be {named}.{did_you_mean(str(value), choices)}{hint}"

@@ -5,7 +5,6 @@ once. They are merged only here, so that what is explained, chosen and built is 
 """
 
 import json
-import math
 import os
 import platform
 import re
@@ -16,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin
 
-from turnrl.errors import RecipeError
+from turnrl.errors import RecipeError, is_finite
 from turnrl.recipe.agents import Agent, find_agent
 from turnrl.recipe.bundled import find_recipe
 from turnrl.recipe.folders import LATEST, RUNS, checkpoint_to_resume, held, newest, next_version
@@ -261,10 +260,11 @@ def _settled_value(value: object, key: str) -> object:
     """A value of a recipe with its paths filled in.
 
     Raises:
-        RecipeError: If it is a number that is not finite, such as `.inf` in YAML.
+        RecipeError: If it is a number that is not finite, such as `.inf` in YAML, or larger than
+            any float.
     """
-    if isinstance(value, float) and not math.isfinite(value):
-        raise RecipeError(f"{key} is {value}; it must be finite. Give another number.")
+    if isinstance(value, int | float) and not is_finite(value):
+        raise RecipeError(f"{key} is {value!r:.80}; it must be finite. Give another number.")
     return filled_in(value, key)
 
 

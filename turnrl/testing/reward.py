@@ -1,11 +1,11 @@
 """Check of a reward."""
 
 import itertools
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from turnrl.errors import is_finite
 from turnrl.testing.contract import on, require
 from turnrl.testing.examples import example_trajectories
 from turnrl.types.contracts import OutcomeReward, Reward, TurnReward
@@ -45,8 +45,7 @@ def check_reward(
         for at in itertools.product(range(len(trajectory.turns)), repeat=int(of_turns)):
             with on(f"{name}.score({', '.join(map(repr, (label, *at)))})"):
                 first, again = score(trajectory, *at), score(trajectory, *at)
-                finite = isinstance(first, int | float) and math.isfinite(first)
-                require(finite, f"gives {first!r}, which is not a finite number")
+                require(is_finite(first), f"gives {first!r:.80}, which is not a finite number")
                 low, high = sorted(reward.bounds or (first, first))
                 inside = low - 1e-9 <= first <= high + 1e-9
                 require(inside, f"gives {first!r}, and {name}.bounds is {reward.bounds}")

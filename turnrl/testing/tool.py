@@ -1,7 +1,6 @@
 """Check of a tool."""
 
 import asyncio
-import math
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,7 @@ from concurrent.futures import wait
 from typing import Any
 
 from turnrl.agent.toolbox import call_tools
-from turnrl.errors import TurnRLError
+from turnrl.errors import TurnRLError, is_finite
 from turnrl.testing.contract import Breach, on, origin, require
 from turnrl.testing.examples import QUESTION
 from turnrl.types.acting import Toolset
@@ -45,8 +44,8 @@ def check_tool(
         named = isinstance(spec.name, str) and re.fullmatch(r"\w[\w.-]*", spec.name)
         require(named, f"{name}.name is {spec.name!r}: use letters, digits, _, - and .")
         require(spec.description.strip(), f"{name}.description is empty")
-    timed = isinstance(limit, int | float) and 0 < limit < math.inf
-    require(timed, f"{name}.timeout_s is {limit!r}: give a number of seconds")
+    timed = is_finite(limit) and limit > 0
+    require(timed, f"{name}.timeout_s is {limit!r:.80}: give a number of seconds")
     with on(f"{name}.parameters"):
         for spec in tool.specs:
             described = spec.parameters.get("type") == "object"

@@ -58,7 +58,8 @@ class ToolCall:
         name: The tool's name as the policy wrote it; empty if the call could not be read.
         arguments: Arguments by name.
         error: Why the call could not be read (bad JSON, say). Such a call is never run: the policy
-            reads the error as its result.
+            reads the error as its result. Calls of a last turn that are not run beside others that
+            act on the world have an error too.
         mended: What is wrong with the form of a call that was read all the same, by a lenient
             segmenter. It is run, but its result is not `ok`, so no reward pays for it.
         session: State of the trajectory that calls, if the tool is `Stateful`; set when the call is
@@ -98,6 +99,12 @@ class ToolResult:
     reward: float = 0.0
     done: bool = False
 
+    @property
+    def informs(self) -> bool:
+        """True if the policy read it and the call succeeded. It read nothing of the results of a
+        last turn that acted on the world: their texts are in `metadata["unread"]`."""
+        return self.ok and not ("unread" in self.metadata and not self.content)
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -125,7 +132,8 @@ class Turn:
         results: One result per call of `reading`, as the policy read them (cut and neutralised).
             Empty if the calls were never run, or if no room was left to read the results. Results
             of a last turn that acted on the world (`Toolset.acts`) are kept with their texts
-            emptied, because the policy never read them.
+            emptied, because the policy never read them (`ToolResult.informs` is False). A call
+            there that would not act is not run, and so its result is not `ok`.
         reward: What the world paid for the turn: the sum over all calls that were run.
         cut: Whether the turn ran out of tokens.
     """
@@ -303,11 +311,11 @@ class Trajectory:
 
     def history(self, turn: int) -> tuple[int, ...]:
         """Token ids that the policy had read when a turn began; of the turn after the last, all
-        of the last sample."""
+        of the sample that the last turn was sampled in."""
         for sample in self._histories:
             if turn in sample.turn_index:
                 return sample.token_ids[: sample.turn_index.index(turn)]
-        return self._histories[-1].token_ids
+        return max(self._histories, key=lambda sample: max(sample.turn_index, default=-1)).token_ids
 
     @property
     def _histories(self) -> tuple[Sample, ...]:

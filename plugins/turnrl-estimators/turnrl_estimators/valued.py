@@ -171,7 +171,8 @@ class TurnCritic(AdvantageEstimator):
         delta_t = r_t + gamma V_{t+1} - V_t         A_t = delta_t + gamma lam A_{t+1}
 
     with V = 0 beyond the last token (v2 of arXiv 2505.11821; GAE, arXiv 1506.02438). Tokens of tool
-    results are skipped: the last token of a turn is followed by the first of the next turn.
+    results are skipped: the last token of a turn is followed by the first of the next turn, also
+    where that turn was sampled in another history.
 
     Differs from its source in that there is no KL penalty in the reward, and that advantages are
     not whitened over the batch. With gamma = lam = 1 the critic is only a baseline, and a bad one
@@ -196,12 +197,16 @@ class TurnCritic(AdvantageEstimator):
         earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
         advantages = []
         for i, trajectory in enumerate(group.trajectories):
-            rewards = [0.0] * len(trajectory.sampled_turns)
-            last = {k: n for n, k in enumerate(trajectory.sampled_turns)}  # token of each turn
-            for k, n in last.items():
-                rewards[n] = float(earned[i, k])
-            values = group.token_values[i]
-            advantages.append(values.new_tensor(self._advantages(rewards, values.tolist())))
+            turns, values = trajectory.sampled_turns, group.token_values[i]
+            # tokens come history by history, and an agent may go back to an earlier history
+            order = sorted(range(len(turns)), key=turns.__getitem__)
+            last = {turns[n]: n for n in order}  # token of each turn
+            rewards = [float(earned[i, k]) if last[k] == n else 0.0 for n, k in enumerate(turns)]
+            given = values.tolist()
+            in_time = self._advantages([rewards[n] for n in order], [given[n] for n in order])
+            row = torch.zeros_like(values)
+            row[order] = values.new_tensor(in_time)
+            advantages.append(row)
         return tuple(advantages)
 
     def _advantages(self, rewards: Sequence[float], values: Sequence[float]) -> list[float]:

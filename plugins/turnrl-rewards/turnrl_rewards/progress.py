@@ -148,11 +148,11 @@ def passages_shown(trajectory: Trajectory, turns: int) -> set[str]:
 
 
 def informed(trajectory: Trajectory, turns: int) -> int:
-    """The number of turns up to the last one, of the first `turns`, with a successful result; 0 if
-    there is none.
+    """The number of turns up to the last one, of the first `turns`, with a successful result that
+    the policy read; 0 if there is none.
 
-    Errors and the policy's own words carry no information about the world. A score that shows a
-    model only this many turns cannot pay for words alone.
+    Errors, results that nobody read, and the policy's own words carry no information about the
+    world. A score that shows a model only this many turns cannot pay for words alone.
     """
-    numbers = (n for n in range(turns, 0, -1) if any(r.ok for r in trajectory.turns[n - 1].results))
-    return next(numbers, 0)
+    read = (any(result.informs for result in turn.results) for turn in trajectory.turns[:turns])
+    return max((n for n, informs in enumerate(read, 1) if informs), default=0)

@@ -18,6 +18,7 @@ from typing import TypedDict, cast
 
 from turnrl import DataError, Passage, QuestionSource, RecipeError, did_you_mean, installed
 from turnrl.data.rows import hub_errors, json_rows
+from turnrl.recipe.explain import explain
 from turnrl_wiki_search.splitting import Splitter
 
 HUB_CONFIGS = {"wikimedia/wikipedia": "20231101.en"}
@@ -312,8 +313,6 @@ def _made(text: str) -> QuestionSource:
         parts = yaml.safe_load(text)
         checked = parser.parse_object({"source": parts})
     except (yaml.YAMLError, jsonargparse.ArgumentError, TypeError) as error:
-        from turnrl.recipe.explain import explain  # which loads torch
-
         fault = parts and explain(parts, QuestionSource, "source")
         reason = str(fault or " ".join(str(error).split())).rstrip(".")
         raise RecipeError(
