@@ -509,7 +509,7 @@ def test_a_step_counts_where_no_room_is_left_to_read_it(tiny_policy):
     assert looked.turns[0].results == ()
 
 
-@pytest.mark.parametrize("reward", [float("nan"), "much", None])
+@pytest.mark.parametrize("reward", [float("nan"), "much", None, 10**400])
 def test_a_reward_of_the_world_is_a_finite_number(tiny_policy, reward):
     class Odd(Echo):
         def run(self, calls):

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from numbers import Real
 from typing import Any, TypeVar, final
 
 from jsonschema import Draft202012Validator
@@ -25,6 +23,7 @@ from turnrl.errors import (
     TrajectoryLost,
     TurnRLError,
     instances_of,
+    is_finite,
     kind_of,
 )
 from turnrl.types import (
@@ -293,7 +292,7 @@ def _figures(toolset: Toolset, given: Any) -> ToolFigures:
     figures: dict[str, float | Sequence[float]] = {}
     for name, value in given.items() if isinstance(given, Mapping) else [("", given)]:
         several = value if isinstance(value, list | tuple) else [value]
-        if not name or not all(isinstance(n, Real) and math.isfinite(n) for n in several):
+        if not name or not all(map(is_finite, several)):
             gave = f"{toolset} gave {given!r} from close"
             raise ToolError(f"{gave}; it gives finite numbers by name, or None.")
         figures[str(name)] = tuple(map(float, several)) if several is value else float(value)
@@ -416,7 +415,7 @@ class _Batcher:
             if not isinstance(result.content, str):
                 content = f"a ToolResult whose content is {kind_of(result.content)}"
                 raise ToolError(f"{what} {content}; it must be a text.")
-            if not isinstance(result.reward, Real) or not math.isfinite(result.reward):
+            if not is_finite(result.reward):
                 reward = f"a ToolResult whose reward is {result.reward!r:.80}"
                 raise ToolError(f"{what} {reward}; it must be a finite number.")
             if result.done not in (True, False):
