@@ -9,6 +9,7 @@ import http.server
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -19,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from turnrl import EngineError, RecipeError
-from turnrl.servers import LONGEST_PAUSE_S, Patience, Unavailable, pause_s
+from turnrl import EngineError, RecipeError, RewardError
+from turnrl.servers import LONGEST_PAUSE_S, Cache, Patience, Unavailable, pause_s
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -319,3 +320,17 @@ def test_ctrl_c_ends_the_wait_at_once():
         told = process.communicate(timeout=10)[1]
         assert time.monotonic() - began < 2
     assert "KeyboardInterrupt" in told
+
+
+def test_a_cache_waits_for_another_process_that_makes_the_same_file(tmp_path):
+    """SQLite itself does not wait while another holds this lock."""
+    file = tmp_path / "cache.sqlite"
+    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    threading.Timer(0.3, lambda: other.execute("COMMIT")).start()
+    cache = Cache(file, "CREATE TABLE IF NOT EXISTS said (word TEXT)", RewardError)
+    with cache.transaction() as db:
+        db.execute("INSERT INTO said VALUES ('yes')")
+    assert other.execute("SELECT word FROM said").fetchall() == [("yes",)]
+    cache.close()
+    other.close()

@@ -228,6 +228,10 @@ class Request:
             self._patience._answered()
 
 
+_LOCKED_S = 60.0
+"""How long a process waits for another that writes to a cache."""
+
+
 @final
 class Cache:
     """A SQLite file of answers, which threads and processes may share. Its first use opens it.
@@ -250,14 +254,7 @@ class Cache:
         # one connection for all threads, kept open because closing it waits for the disk
         try:
             with self._lock:
-                if self._db is None:
-                    self.path.absolute().parent.mkdir(parents=True, exist_ok=True)
-                    self._db = sqlite3.connect(
-                        self.path, timeout=60, isolation_level=None, check_same_thread=False
-                    )
-                    self._db.execute("PRAGMA journal_mode = WAL")
-                    self._db.execute("PRAGMA synchronous = NORMAL")
-                    self._db.executescript(self._tables)
+                self._db = self._db or self._opened()
                 with self._db as db:
                     db.execute("BEGIN IMMEDIATE")
                     yield db
@@ -266,6 +263,24 @@ class Cache:
                 f"the cache {str(self.path)!r} cannot be used ({error}). Delete it, free space on "
                 "the disk, or set 'cache' to another file."
             ) from error
+
+    def _opened(self) -> sqlite3.Connection:
+        self.path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(
+            self.path, timeout=_LOCKED_S, isolation_level=None, check_same_thread=False
+        )
+        end = time.monotonic() + _LOCKED_S
+        while True:  # SQLite does not wait here for another process that opens the file, too
+            try:
+                db.execute("PRAGMA journal_mode = WAL")
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.executescript(self._tables)
+        return db
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""

@@ -300,9 +300,10 @@ class Attempt:
         """The trajectory that came of it, once it has ended."""
         assert self.ended_by is not None, "the attempt goes on"
         *before, last = self.turns
-        # nobody read the results of the last turn; a step in the world happened all the same
-        acted = self.sessions.acted(last.reading.calls)
-        results = tuple(map(_unread, last.results)) if acted else ()
+        # nobody read the results of the last turn; a step in the world happened all the same, and
+        # it alone counts as one
+        acted = [self.sessions.acted([call]) for call in last.reading.calls]
+        results = tuple(map(_unread, last.results, acted)) if any(acted) else ()
         turns = (*before, replace(last, results=results))
         samples = tuple(c.sample for c in self.conversations if c.sample and c.sample.sampled)
         return Trajectory(self.asked, turns, self.ended_by, samples, self.begins, self.figures)
@@ -405,12 +406,14 @@ def _checked(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(message.copy() for message in messages)
 
 
-def _unread(result: ToolResult) -> ToolResult:
-    """A result of which the policy read nothing; the text is kept for people."""
+def _unread(result: ToolResult, acted: bool) -> ToolResult:
+    """A result of which the policy read nothing; the text is kept for people. It is `ok` if the
+    call changed the world."""
     metadata = {
         k: v for k, v in result.metadata.items() if k not in ("passage_ids", "passage_starts")
     }
-    return replace(result, content="", metadata={**metadata, "unread": result.content})
+    metadata["unread"] = result.content
+    return replace(result, content="", ok=result.ok and acted, metadata=metadata)
 
 
 def stream_seed(*key: int) -> int:
