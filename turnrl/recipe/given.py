@@ -19,7 +19,16 @@ from turnrl.errors import RecipeError, is_finite
 from turnrl.recipe.agents import Agent, find_agent
 from turnrl.recipe.bundled import find_recipe
 from turnrl.recipe.folders import LATEST, RUNS, checkpoint_to_resume, held, newest, next_version
-from turnrl.recipe.merging import PARTS, Contents, each_value, filled_in, listed, merged, relocated
+from turnrl.recipe.merging import (
+    PARTS,
+    Contents,
+    Editable,
+    each_value,
+    filled_in,
+    listed,
+    merged,
+    relocated,
+)
 from turnrl.recipe.moved import SAVED, up_to_date
 from turnrl.recipe.reading import (
     ASKS,
@@ -204,9 +213,9 @@ def read_given(
         named = find_agent(words[0])
         if not named.is_recipe:
             agent, words[0] = named, _recipe_of(named, command)
-    contents: dict[str, Any] = {key: {} for key in MAPPINGS}
+    contents: Editable = {key: {} for key in MAPPINGS}
     kept, files, asks_for_help = list[str](), list[str](), list[str]()
-    settled: dict[str, Any] = {}
+    settled: Editable = {}
     lists = [f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)]
     first = not any(word.startswith(SETTLED) for word in words)  # of the processes of a run
     for option, value in read_options(command, words, lists):
@@ -239,15 +248,15 @@ def _takes_list(kind: object) -> bool:
     return any(get_origin(member) is list for member in get_args(kind))
 
 
-def _nested(option: str, value: str) -> dict[str, Any]:
+def _nested(option: str, value: str) -> Editable:
     """The value of an option as a part of a recipe."""
     nested = value_of(value)
     for name in reversed(option.removeprefix("--").split(".")):
         nested = {name: nested}
-    return cast(dict[str, Any], nested)
+    return cast(Editable, nested)
 
 
-def _with_paths(contents: Contents) -> dict[str, Any]:
+def _with_paths(contents: Contents) -> Editable:
     """The contents with their paths filled in, and each section as a mapping."""
     filled = {key: each_value(value, _settled_value, key) for key, value in contents.items()}
     for key in MAPPINGS:
@@ -284,7 +293,7 @@ def _recipe_of(agent: Agent, command: str) -> str:
 
 def _recipe(
     path: str, command: str, flags: Flags, of_run: bool, before: Contents, prints: bool
-) -> dict[str, Any]:
+) -> Editable:
     """The settings of a recipe, without the command that a run notes beside them.
 
     Args:
@@ -328,7 +337,7 @@ def _settled(given: Given) -> Given:
     return replace(given, contents=contents, own=own)
 
 
-def _with_own(value: object, name: str) -> tuple[Any, dict[str, Any]]:
+def _with_own(value: object, name: str) -> tuple[Any, Editable]:
     """Find or add the logger that keeps a folder for the run. With it the run's files always lie
     where the command announces, and `last` and `best` find them.
 
@@ -341,7 +350,7 @@ def _with_own(value: object, name: str) -> tuple[Any, dict[str, Any]]:
     loggers = [{"class_path": one} if isinstance(one, str) else one for one in listed(value)]
     if not loggers:
         return [], {}
-    described: list[dict[str, Any]] = [one for one in loggers if isinstance(one, dict)]
+    described: list[Editable] = [one for one in loggers if isinstance(one, dict)]
     csv = next((one for one in described if _class(one).endswith("CSVLogger")), {})
     first = csv or next(iter(described), {})
     settings = {key: item for key, item in first.items() if key not in PARTS}

@@ -10,6 +10,8 @@ from turnrl.errors import RecipeError
 
 Contents: TypeAlias = Mapping[str, Any]
 """A recipe, or a mapping in it, as YAML gives it."""
+Editable: TypeAlias = dict[str, Any]
+"""The same, to be changed."""
 PARTS = {"class_path", "init_args", "dict_kwargs"}
 """Keys of a class with its settings."""
 _NO_PATHS = ("answer_pattern", "instructions")

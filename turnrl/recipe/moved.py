@@ -4,10 +4,11 @@ import copy
 import functools
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import turnrl
+from turnrl.recipe.merging import Contents, Editable
 
 _PACKAGES = {
     "turnrl_alarms": "turnrl.run.alarms",
@@ -71,9 +72,7 @@ def _now(package: str, modules: str, name: str) -> str:
     return f"{home}{modules}.{name}"
 
 
-def up_to_date(
-    contents: Mapping[str, Any], before: Mapping[str, Any] | None = None, prints: bool = False
-) -> Any:
+def up_to_date(contents: Contents, before: Contents | None = None, prints: bool = False) -> Any:
     """A recipe, or options, of any version as this one writes them.
 
     Args:
@@ -92,10 +91,10 @@ def up_to_date(
     return new
 
 
-def as_before(contents: Mapping[str, Any]) -> dict[str, Any]:
+def as_before(contents: Contents) -> Editable:
     """The contents of a recipe with the keys of those versions: a digest of these stays what it was
     when keys move."""
-    old: dict[str, Any] = copy.deepcopy({**contents})
+    old: Editable = copy.deepcopy({**contents})
     if _trains_by_mtgrpo(old, {}):
         _move(old, [(new, old) for old, new in _KEYS.items()], make=False)
     for path in _EMPTIED:
@@ -106,7 +105,7 @@ def as_before(contents: Mapping[str, Any]) -> dict[str, Any]:
     return old
 
 
-def _trains_by_mtgrpo(*recipes: Mapping[str, Any]) -> bool:
+def _trains_by_mtgrpo(*recipes: Contents) -> bool:
     """True unless a recipe names a module of the user's own, which may have such keys itself."""
     models = (one["model"] for one in recipes if isinstance(one.get("model"), dict | str))
     names = (one if isinstance(one, str) else one.get("class_path") for one in models)
@@ -114,7 +113,7 @@ def _trains_by_mtgrpo(*recipes: Mapping[str, Any]) -> bool:
     return str(named).rpartition(".")[2] == "MTGRPO"
 
 
-def _owner(contents: dict[str, Any], path: str, make: bool = False) -> dict[str, Any] | None:
+def _owner(contents: Editable, path: str, make: bool = False) -> Editable | None:
     """The mapping that has the last key of a path, or would have it; None if there is no place for
     one.
 
@@ -136,7 +135,7 @@ def _owner(contents: dict[str, Any], path: str, make: bool = False) -> dict[str,
 
 
 def _move(
-    contents: dict[str, Any], keys: Iterable[tuple[str, str]], make: bool = True
+    contents: Editable, keys: Iterable[tuple[str, str]], make: bool = True
 ) -> list[tuple[str, str]]:
     """Move settings to other keys, unless these have a value. Returns the keys of which some were
     there.
@@ -157,7 +156,7 @@ def _move(
     return moved
 
 
-def _settle_value_coef(saved: dict[str, Any]) -> None:
+def _settle_value_coef(saved: Editable) -> None:
     """Write the default weight of a critic's loss where a run of this version would save it."""
     critic = _owner(saved, "model.estimator.critic.coef") or {}
     model = _owner(saved, "model.objective") or {}

@@ -87,8 +87,10 @@ from turnrl.types.trajectory import Group, Reading, Sample, ToolCall, ToolResult
 
 Row = dict[str, Any]
 """One trajectory, by the names of the columns."""
+Columns = Mapping[str, Any]
+"""A row, or a part of one, that is only read."""
 
-_Some = TypeVar("_Some", bound=Mapping[str, Any])
+_Some = TypeVar("_Some", bound=Columns)
 
 _SHARE = (0.0, 1.0)
 """The range of a share."""
@@ -300,7 +302,7 @@ def _trajectory(row: Row) -> Trajectory:
     return Trajectory(question, turns, row["ended_by"], (sample,), row["begins"] or 0)
 
 
-def call(part: Mapping[str, Any]) -> ToolCall:
+def call(part: Columns) -> ToolCall:
     """The call that a part of a row's `calls` is the record of. If somebody else wrote it with
     arguments that are no JSON object, it is a call that could not be read, as its `error` says."""
     arguments = json_object(part["arguments"])
@@ -368,7 +370,7 @@ def f1(answer: str | None, question: Question) -> float | None:
     )
 
 
-def scores(row: Mapping[str, Any]) -> dict[str, float | None]:
+def scores(row: Columns) -> dict[str, float | None]:
     """The figures of one trajectory: the four curves, `f1`, each reward and their total, by the
     names that they have in `metrics.csv`, and its `turns`, `calls` and `sampled_tokens`. None where
     a figure would say nothing."""
@@ -455,7 +457,7 @@ def _figure(values: Sequence[float | None], possible: tuple[float, float] | None
 # --------------------------------------------------------------------- as text
 
 
-def transcript(row: Mapping[str, Any]) -> str:
+def transcript(row: Columns) -> str:
     """One trajectory as text to read: the question, each turn with its rewards and its advantage,
     and the rewards of the whole. See `turnrl.visible` for characters that nobody would see."""
     lines = [
@@ -474,5 +476,5 @@ def transcript(row: Mapping[str, Any]) -> str:
     return visible("\n".join([*lines, _parts(row["rewards"])]))
 
 
-def _parts(rewards: Iterable[Mapping[str, Any]]) -> str:
+def _parts(rewards: Iterable[Columns]) -> str:
     return "   ".join(f"{part['name']} {part['value']:.3f}" for part in rewards)

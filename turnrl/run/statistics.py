@@ -32,16 +32,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Numbers = float | Array
 
 _Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 _SAME = 1e-6  # rewards are sums of float32, so smaller differences are rounding
 _DIFFER = 10  # questions that have to differ before their differences tell how large one can be
 
 
-def wilson(successes: Any, count: Any) -> tuple[Any, Any]:
+def wilson(successes: Numbers, count: Numbers) -> tuple[Array, Array]:
     """Wilson's score interval of a rate: all p with |k/n - p| <= z sqrt(p (1 - p) / n).
 
     Source: Wilson, JASA 22 (1927) 209-212.
@@ -84,7 +88,9 @@ def rate(successes: int, count: int) -> tuple[float, float]:
     return low, high
 
 
-def newcombe(both: Any, gained: Any, lost: Any, neither: Any) -> tuple[Any, Any]:
+def newcombe(
+    both: Numbers, gained: Numbers, lost: Numbers, neither: Numbers
+) -> tuple[Array, Array]:
     """The interval of a difference of paired rates, by Newcombe's method 10.
 
     The ends of the two Wilson intervals are joined by the correlation phi of the pairs, which is
@@ -109,7 +115,7 @@ def newcombe(both: Any, gained: Any, lost: Any, neither: Any) -> tuple[Any, Any]
     margins = np.sqrt(second * (count - second) * 1.0 * first * (count - first))
     phi = corrected / np.where(margins > 0, margins, 1)
 
-    def joined(one: Any, other: Any) -> Any:
+    def joined(one: Array, other: Array) -> Array:
         return np.sqrt(np.maximum(one**2 - 2 * phi * one * other + other**2, 0))
 
     (low_p, high_p), (low_q, high_q) = wilson(second, count), wilson(first, count)
@@ -292,7 +298,7 @@ def interval_over_seeds(values: Sequence[float], share: bool = False) -> tuple[f
     return (max(over.low, 0.0), min(over.high, 1.0)) if share else (over.low, over.high)
 
 
-def _paired(first: Sequence[float], second: Sequence[float]) -> tuple[Any, tuple[int, int]]:
+def _paired(first: Sequence[float], second: Sequence[float]) -> tuple[Array, tuple[int, int]]:
     """The differences, and how many of them are above and below 0."""
     if not first or len(first) != len(second):
         raise ValueError(f"{len(first)} and {len(second)} values. Give one of each per pair.")
@@ -302,28 +308,28 @@ def _paired(first: Sequence[float], second: Sequence[float]) -> tuple[Any, tuple
     return pairs, (int((pairs > _SAME).sum()), int((pairs < -_SAME).sum()))
 
 
-def _range(values: Any, possible: tuple[float, float] | None) -> tuple[float, float] | None:
+def _range(values: Array, possible: tuple[float, float] | None) -> tuple[float, float] | None:
     """The least and the most that a value can be, without which 0 and one other value are it; None
     if the values do not tell it."""
-    if possible is None and _kinds([0.0, *values.flat]) > 2:
+    if possible is None and _kinds(np.append(values, 0.0)) > 2:
         return None
     least, most = possible or (0.0, 0.0 if np.abs(values).max() >= _SAME else 1.0)
     return min(least, float(values.min())), max(most, float(values.max()))
 
 
-def _all_or_nothing(values: Any, ends: tuple[float, float]) -> bool:
+def _all_or_nothing(values: Array, ends: tuple[float, float]) -> bool:
     """True if each value is at one end of the range or the other."""
     least, most = ends
     apart = most - least >= _SAME
     return apart and bool(((values - least < _SAME) | (most - values < _SAME)).all())
 
 
-def _kinds(values: Any) -> int:
+def _kinds(values: Array) -> int:
     """How many of the values differ by more than rounding."""
     return 1 + int((np.diff(np.sort(values)) >= _SAME).sum())
 
 
-def _squared(values: Any) -> float:
+def _squared(values: Array) -> float:
     """The squared quantile for values of unknown range: the normal distribution's for values that
     are all the same, t(.975, n - 1)^2 n / (n - 1) for values that all differ. In between it grows
     in proportion to their kinds, which is our own choice and has no source."""
@@ -336,7 +342,7 @@ def _squared(values: Any) -> float:
     return _Z**2 + (student - _Z**2) * further / others
 
 
-def _score(values: Any, least: float, most: float, squared: float) -> tuple[float, float]:
+def _score(values: Array, least: float, most: float, squared: float) -> tuple[float, float]:
     """The score interval of a mean: all mu with n (m - mu)^2 / v(mu) <= z^2.
 
     m is the mean of the n values x, and v(mu) the variance of the distribution that makes them
@@ -366,7 +372,7 @@ def _score(values: Any, least: float, most: float, squared: float) -> tuple[floa
     return max(min(low, mean), least), min(max(high, mean), most)
 
 
-def _upper(values: Any, most: float, squared: float) -> float:
+def _upper(values: Array, most: float, squared: float) -> float:
     """The upper end of `_score`."""
     from scipy import optimize
 

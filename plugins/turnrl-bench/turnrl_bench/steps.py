@@ -21,6 +21,9 @@ from turnrl_bench import agent
 from turnrl_bench.task import ARGUMENT, DESCRIPTION, Task, reward
 from turnrl_slots import Slots
 
+Work = dict[str, Any]
+"""The parts of a step's work, by name."""
+
 
 class Gradient(L.Callback):
     """Keeps the gradient of turnrl's last step."""
@@ -38,14 +41,14 @@ class GradientOfTrl(transformers.TrainerCallback):
         self.kept = gradient_of(kwargs["model"])
 
 
-def gradient_of(model: torch.nn.Module) -> dict[str, Any]:
+def gradient_of(model: torch.nn.Module) -> Work:
     """The gradient of a model in one array of numpy, and the names of its parameters."""
     named = sorted(model.named_parameters())
     kept = {n: p.grad.double().flatten() for n, p in named if p.grad is not None}
     return {"parameters": [*kept], "gradient": torch.cat([*kept.values()]).numpy()}
 
 
-def work_of(trajectories: Any, gradient: Gradient | GradientOfTrl) -> dict[str, Any]:
+def work_of(trajectories: Any, gradient: Gradient | GradientOfTrl) -> Work:
     """The work of a step. Trajectories come as prompt, tokens after it, part in the loss, calls and
     reward."""
     parts = ("prompt tokens", "tokens after the prompts", "loss tokens", "tool calls", "rewards")
@@ -53,7 +56,7 @@ def work_of(trajectories: Any, gradient: Gradient | GradientOfTrl) -> dict[str, 
     return {**dict(zip(parts, zip(*rows, strict=True), strict=True)), **gradient.kept}
 
 
-def by_turnrl(folder: str, steps: int, updates: int = 1, tool_ms: float = 0, **policy: Any) -> Any:
+def by_turnrl(folder: str, steps: int, updates: int = 1, tool_ms: float = 0, **policy: Any) -> Work:
     """Time steps of turnrl after a first one. With 0 steps, give the work of the first."""
     search = agent.Search(Task.read(folder).article, tool_ms)
     watch, gradient = agent.Watch(), Gradient()
@@ -63,7 +66,7 @@ def by_turnrl(folder: str, steps: int, updates: int = 1, tool_ms: float = 0, **p
         parts = ("rollouts", "learning", "whole step")
         return {f"{part}, s": [one[part] for one in watch.times[1:]] for part in parts}
     rows = []
-    for one in cast(Any, module.experience).trajectories:
+    for one in module.experience.trajectories if module.experience else ():
         (sample,) = one.samples
         after = slice(len(sample.prompt_ids), None)
         calls = [[c.name, dict(c.arguments)] for turn in one.turns for c in turn.reading.calls]
@@ -128,7 +131,7 @@ def _trainer(folder: str, task: Task, tool_ms: float, size: dict[str, int]) -> A
     )
 
 
-def by_trl(folder: str, rows: int, steps: int, updates: int = 1, tool_ms: float = 0) -> Any:
+def by_trl(folder: str, rows: int, steps: int, updates: int = 1, tool_ms: float = 0) -> Work:
     """The same by TRL's `GRPOTrainer`. `ScriptedTokens` leaves it one token at a time; it does all
     of its other work."""
     task, gradient = Task.read(folder), GradientOfTrl()
@@ -175,7 +178,7 @@ def by_trl(folder: str, rows: int, steps: int, updates: int = 1, tool_ms: float 
     return work_of(work, gradient)
 
 
-def check_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+def check_equal(ours: Work, theirs: Work) -> None:
     """Compare the first step of two sides.
 
     Raises:
