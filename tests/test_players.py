@@ -442,6 +442,7 @@ def test_the_world_ends_an_attempt_and_its_last_step_counts(tiny_policy):
     contents = [turn.results[0].content for turn in trajectory.turns]
     assert contents == ["step 1", "step 2", ""]  # nobody read the third
     assert trajectory.turns[2].results[0].metadata["unread"] == "step 3"
+    assert str(trajectory).endswith("   result: (not read) step 3\nended by   tool")
     assert [StepReward(0.5).score(trajectory, k) for k in range(3)] == [0.5, 0.5, 0.5]
     assert trajectory.figures == {"steps": 3}
 
