@@ -151,6 +151,7 @@ def test_an_agent_that_summarises_its_context_trains_on_all_its_histories(tiny_m
         assert trajectory.turns[2].text in it.chat.tokenizer.decode(second.prompt_ids)
         sampled = sum(k >= 0 for sample in trajectory.samples for k in sample.turn_index)
         assert len(trajectory.sampled_turns) == sampled
+    assert column(tmp_path, "rollout/histories") == [2.0, 2.0]
     row = record.read(tmp_path / "version_0", split="train")[0]
     assert len(row["sample_tokens"]) == 2
     assert [turn["sample"] for turn in row["turns"]] == [0, 0, 0, 1]
