@@ -1,6 +1,7 @@
 """Players: agents that drive their attempts themselves, and worlds that pay by the step."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import gymnasium
@@ -39,9 +40,24 @@ from turnrl.cli import main
 from turnrl.testing import ScriptedEngine, check_player
 from turnrl_rewards import StepReward
 from turnrl_slots import Slots
-from worlds import Answered, Called, Echo, Letters, Numbers
+from worlds import Answered, Boundless, Called, Echo, Letters, Numbers
 
 QUESTION = Question("q", "Where is it?", ("here",))
+
+
+USER = [{"role": "user", "content": "?"}]
+
+
+class Does(Player):
+    """Plays as a function does."""
+
+    max_turns = 4
+
+    def __init__(self, play):
+        self._play = play
+
+    async def play(self, attempt):
+        return await self._play(attempt)
 
 
 def trained(model, folder, player, tools, rewards, source, epochs=2, budget=None, **options):
@@ -191,6 +207,89 @@ def test_players_keep_to_the_contract(player, replies, tools, question):
     check_player(player, replies, tools, question)
 
 
+# ------------------------------------------------------------------------- what the check says
+
+
+def plays(play):
+    async def checked(attempt):
+        messages = [{"role": "user", "content": attempt.question.text}]
+        while True:
+            reply = await attempt.reply(messages)
+            if reply.text == "here":
+                return reply.text
+            messages += await play(attempt, reply)
+
+    return Does(checked)
+
+
+def goes_on(text, last="on"):
+    return [{"role": "assistant", "content": text}, {"role": "user", "content": last}]
+
+
+async def _edits(attempt, reply):
+    return goes_on(reply.text.strip())
+
+
+async def _appends_nothing(attempt, reply):
+    return goes_on(reply.text)[:1]
+
+
+async def _looks_up(attempt, reply):
+    (result,) = await attempt.call([ToolCall("echo", {"text": reply.text})])
+    return goes_on(reply.text, result.content)
+
+
+@pytest.mark.parametrize(
+    ("play", "tools", "message"),
+    [
+        (_edits, (), r"History 2 began, because the model replied 'there ', and {'role': 'assistan"
+         r"t', 'content': 'there'} was sent back. Send every reply back word for word"),
+        (_appends_nothing, (), "History 2 began, because the last message was the assistant's."),
+        (_looks_up, (), r"In turn 1 a call failed: .*echo.* Pass check_player the tools"),
+    ],
+)  # fmt: skip
+def test_a_check_that_passes_warns_of_what_is_probably_a_mistake(play, tools, message):
+    with pytest.warns(UserWarning, match=message):
+        check_player(plays(play), ["there ", "here"], tools, QUESTION)
+
+
+async def _parses(attempt, reply):
+    (result,) = await attempt.call([ToolCall("echo", {"text": reply.text})])
+    return goes_on(reply.text, str(int(result.content.split()[0])))
+
+
+async def _sleeps(attempt, reply):
+    time.sleep(0.15)
+    return goes_on(reply.text)
+
+
+async def _nothing_more(attempt):
+    await attempt.reply(USER)
+
+
+class Plain(Does):
+    def play(self, attempt):
+        return self._play(attempt)
+
+
+@pytest.mark.parametrize(
+    ("player", "replies", "message"),
+    [
+        (plays(_looks_up), ["there"], r"asked for another reply .* Turns: 1, calls: 1. In turn 1 a "
+         r"call failed: .*echo"),
+        (Does(_nothing_more), ["there"], r"returned None after .* Turns: 1, calls: 0"),
+        (plays(_looks_up), ["here", "here"], r"ended by 'answer' after 1 of 2 replies. Give "),
+        (plays(_parses), ["there", "here"], r"raised ValueError: .* In turn 1 a call failed: "),
+        (plays(_sleeps), ["there", "here"], r"kept the event loop for 0\.\d\d s, .*asyncio.sleep"),
+        (Plain(_nothing_more), ["there"], r"write 'async def play\(self, attempt\)'"),
+        (Boundless(), ["there"], r"Boundless.max_turns is None: write a line such as 'max_turns ="),
+    ],
+)  # fmt: skip
+def test_a_check_that_fails_says_what_was_seen_and_what_to_change(player, replies, message):
+    with pytest.raises(AssertionError, match=message):
+        check_player(player, replies, (), QUESTION)
+
+
 # ------------------------------------------------------------------------- the rules of an attempt
 
 
@@ -230,21 +329,6 @@ def test_a_player_gets_no_more_tokens_than_a_history_may_have(tiny_policy):
     (trajectory,) = scripted(tiny_policy, Asks(), ["xx"], max_tokens=prompt + 4).trajectories[0]
     assert trajectory.ended_by == "length"
     assert trajectory.tokens <= prompt + 4
-
-
-class Does(Player):
-    """Plays as a function does."""
-
-    max_turns = 4
-
-    def __init__(self, play):
-        self._play = play
-
-    async def play(self, attempt):
-        return await self._play(attempt)
-
-
-USER = [{"role": "user", "content": "?"}]
 
 
 async def _nothing(attempt):
