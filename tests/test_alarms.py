@@ -17,9 +17,21 @@ import yaml
 from lightning.pytorch.callbacks import ProgressBar
 
 from commands import fails
+from players.plain_agent import PlainAgent
 from runs import adamw, column, data, last, module, trainer
 from trajectories import ids_of
-from turnrl import Alarms, OutcomeReward, Rollout, TrainingError, alarms
+from turnrl import (
+    Alarms,
+    OutcomeReward,
+    Question,
+    Rollout,
+    ToolCall,
+    ToolResult,
+    TrainingError,
+    Trajectory,
+    Turn,
+    alarms,
+)
 from turnrl.cli import main
 from turnrl.run.alarms.health import idle
 from turnrl.run.alarms.rules import FIGURES
@@ -442,7 +454,7 @@ IDLE = {
         ({"rollout/truncated": 1.0, "rollout/tokens": 127}, "Raise rollout.max_tokens (it is 128)"),
         ({"train/exact_match": 1.0, "reward/total": 2.0}, "train on harder questions"),
         ({"train/entropy": 0.001}, "raise rollout.temperature (it is 1)"),
-        ({"train/format": 0.0}, "make the segmenter's instructions plainer"),
+        ({"train/format": 0.0}, "make the instructions of the segmenter Letters plainer"),
         ({}, "Add a reward that tells attempts apart"),
     ],
 )
@@ -451,6 +463,38 @@ def test_the_likely_cause_and_the_first_thing_to_change_are_named(figures, advic
     warning = idle(1, IDLE | figures, rollout)
     assert advice in warning
     assert bool(warning) == bool(advice)
+
+
+def test_a_player_is_named_and_what_its_calls_run_into_most_often():
+    question = Question("q", "?", ("x",))
+    contents = ["no tool 'serch'; there is search"] * 2 + ["arguments: 'query' is missing"]
+    turns = [Turn("", results=(ToolResult(text, ok=False),)) for text in contents]
+    turns.append(Turn("", results=(ToolResult("a page"),)))
+    tried = [Trajectory(question, (turn,), "turns") for turn in turns]
+    rollout = Rollout(player=PlainAgent(), tools=[Echo()])
+    warning = idle(1, IDLE | {"train/format": 0.0}, rollout, tried)
+    assert "make the instructions of the player PlainAgent plainer" in warning
+    assert warning.endswith(
+        " 3 of 4 tool calls failed, 2 of them with the error \"no tool 'serch'; there is search\"."
+    )
+    mostly_fine = tried[2:]  # one of two
+    assert idle(1, IDLE, rollout, mostly_fine) == idle(1, IDLE, rollout)
+
+
+class Typo(PlainAgent):
+    """Calls a tool that nobody has."""
+
+    async def play(self, attempt):
+        await attempt.reply([{"role": "user", "content": "?"}])
+        await attempt.call([ToolCall("ehco", {"text": "x"})])
+        await attempt.reply([{"role": "user", "content": "?"}])
+
+
+def test_a_run_whose_calls_all_fail_quotes_their_error(tiny_model, tmp_path, caplog):
+    it = module(tiny_model)
+    it.rollout = Rollout(player=Typo(), tools=[Echo()], max_turn_tokens=6, max_tokens=128)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    assert "with the error \"no tool 'ehco'; there is echo\"" in caplog.text
 
 
 class Same(OutcomeReward):

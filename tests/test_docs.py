@@ -431,6 +431,13 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--split none": Runs(("300 passages",), before=f"{BUILD} corpus.jsonl --index i2 "),
     },
     "docs/howto/players.md": {
+        '"""A player in the embedded': Saved("searcher.py"),
+        "player: searcher.Searcher": Saved("searcher.yaml"),
+        "turnrl fit": Runs((FINISHED,), ("runs/searcher/version_0/metrics.csv",)),
+        "turnrl play": Runs(("-- turn 1", "answer "), after=' "What country is Utrecht in?"'),
+        "asyncio.to_thread": Elsewhere(
+            "test_players.test_a_check_that_fails_says_what_was_seen_and_what_to_change"
+        ),
         "player: my_module.PlainAgent": Fits(),
         "check_player(": Elsewhere("test_players.test_players_keep_to_the_contract"),
     },

@@ -234,6 +234,9 @@ EARLY = [
      "trainer.devices[1]", "'x'", "must be a whole number."),
 ]  # fmt: skip
 """Found before torch is loaded: unknown keys, plain values, options, files."""
+
+PLAYER = {"model.rollout.segmenter": None}
+
 LATE = [
     ("a second seed", {"model.seed": 3}, "model.seed", "3", "set seed_everything"),
     ("nothing for a count", {"model.group_size": None}, "model.group_size", "null",
@@ -328,6 +331,17 @@ LATE = [
      "'torch.nn.Linear'", "Installed: "),
     ("a class that extends nothing", {"model.rollout.tools": ["worlds.NotATool"]}, "tools[0]",
      "'worlds.NotATool'", "it does not extend Tool or Toolset."),
+    ("a player that extends nothing", PLAYER | {"model.rollout.player": "worlds.NotPlayer"},
+     "rollout.player", "'worlds.NotPlayer'", "it does not extend Player. Installed: "),
+    ("a player without max_turns", PLAYER | {"model.rollout.player": "worlds.Boundless"},
+     "Boundless", "max_turns", "Write a line such as 'max_turns = 4' in the class."),
+    ("a player without a setting of no type", PLAYER | {"model.rollout.player": "worlds.Deep"},
+     "model.rollout.player.depth", "missing", "which Deep needs. Set depth."),
+    ("a reward without a setting of no type", {"model.rewards": ["ExactMatch", "worlds.Untyped"]},
+     "model.rewards[1].depth", "missing", "which Untyped needs. Set depth."),
+    ("a player beside a segmenter", {"model.rollout.player": "players.plain_agent.PlainAgent"},
+     "segmenter", "it has both",
+     "write 'segmenter: null' beside it in the recipe, or add --model.rollout.segmenter null."),
     ("a function for a class", {"model.estimator": "worlds.nothing"}, "model.estimator",
      "'worlds.nothing'", "does not extend GroupRelative or AdvantageEstimator"),
     ("a class with a method missing", {"model.rollout.tools": ["worlds.Idle"]}, "tools[0]",

@@ -1,6 +1,7 @@
 """Players: agents that drive their attempts themselves, and worlds that pay by the step."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import gymnasium
@@ -41,9 +42,24 @@ from turnrl.testing import ScriptedEngine, check_player
 from turnrl_rewards import StepReward, ToolExecuted
 from turnrl_rewards.progress import informed
 from turnrl_slots import Slots
-from worlds import Answered, Called, Echo, Letters, Numbers
+from worlds import Answered, Boundless, Called, Echo, Letters, Numbers
 
 QUESTION = Question("q", "Where is it?", ("here",))
+
+
+USER = [{"role": "user", "content": "?"}]
+
+
+class Does(Player):
+    """Plays as a function does."""
+
+    max_turns = 4
+
+    def __init__(self, play):
+        self._play = play
+
+    async def play(self, attempt):
+        return await self._play(attempt)
 
 
 def trained(model, folder, player, tools, rewards, source, epochs=2, budget=None, **options):
@@ -153,6 +169,7 @@ def test_an_agent_that_summarises_its_context_trains_on_all_its_histories(tiny_m
         assert trajectory.turns[2].text in it.chat.tokenizer.decode(second.prompt_ids)
         sampled = sum(k >= 0 for sample in trajectory.samples for k in sample.turn_index)
         assert len(trajectory.sampled_turns) == sampled
+    assert column(tmp_path, "rollout/histories") == [2.0, 2.0]
     row = record.read(tmp_path / "version_0", split="train")[0]
     assert len(row["sample_tokens"]) == 2
     assert [turn["sample"] for turn in row["turns"]] == [0, 0, 0, 1]
@@ -190,6 +207,89 @@ def test_players_keep_to_the_contract(player, replies, tools, question):
     if isinstance(player, Walker):  # d, d, r, then d is the way to the lake's first hole
         replies = ["d", "r"]
     check_player(player, replies, tools, question)
+
+
+# ------------------------------------------------------------------------- what the check says
+
+
+def plays(play):
+    async def checked(attempt):
+        messages = [{"role": "user", "content": attempt.question.text}]
+        while True:
+            reply = await attempt.reply(messages)
+            if reply.text == "here":
+                return reply.text
+            messages += await play(attempt, reply)
+
+    return Does(checked)
+
+
+def goes_on(text, last="on"):
+    return [{"role": "assistant", "content": text}, {"role": "user", "content": last}]
+
+
+async def _edits(attempt, reply):
+    return goes_on(reply.text.strip())
+
+
+async def _appends_nothing(attempt, reply):
+    return goes_on(reply.text)[:1]
+
+
+async def _looks_up(attempt, reply):
+    (result,) = await attempt.call([ToolCall("echo", {"text": reply.text})])
+    return goes_on(reply.text, result.content)
+
+
+@pytest.mark.parametrize(
+    ("play", "tools", "message"),
+    [
+        (_edits, (), r"History 2 began, because the model replied 'there ', and {'role': 'assistan"
+         r"t', 'content': 'there'} was sent back. Send every reply back word for word"),
+        (_appends_nothing, (), "History 2 began, because the last message was the assistant's."),
+        (_looks_up, (), r"In turn 1 a call failed: .*echo.* Pass check_player the tools"),
+    ],
+)  # fmt: skip
+def test_a_check_that_passes_warns_of_what_is_probably_a_mistake(play, tools, message):
+    with pytest.warns(UserWarning, match=message):
+        check_player(plays(play), ["there ", "here"], tools, QUESTION)
+
+
+async def _parses(attempt, reply):
+    (result,) = await attempt.call([ToolCall("echo", {"text": reply.text})])
+    return goes_on(reply.text, str(int(result.content.split()[0])))
+
+
+async def _sleeps(attempt, reply):
+    time.sleep(0.15)
+    return goes_on(reply.text)
+
+
+async def _nothing_more(attempt):
+    await attempt.reply(USER)
+
+
+class Plain(Does):
+    def play(self, attempt):
+        return self._play(attempt)
+
+
+@pytest.mark.parametrize(
+    ("player", "replies", "message"),
+    [
+        (plays(_looks_up), ["there"], r"asked for another reply .* Turns: 1, calls: 1. In turn 1 a "
+         r"call failed: .*echo"),
+        (Does(_nothing_more), ["there"], r"returned None after .* Turns: 1, calls: 0"),
+        (plays(_looks_up), ["here", "here"], r"ended by 'answer' after 1 of 2 replies. Give "),
+        (plays(_parses), ["there", "here"], r"raised ValueError: .* In turn 1 a call failed: "),
+        (plays(_sleeps), ["there", "here"], r"kept the event loop for 0\.\d\d s, .*asyncio.sleep"),
+        (Plain(_nothing_more), ["there"], r"write 'async def play\(self, attempt\)'"),
+        (Boundless(), ["there"], r"Boundless.max_turns is None: write a line such as 'max_turns ="),
+    ],
+)  # fmt: skip
+def test_a_check_that_fails_says_what_was_seen_and_what_to_change(player, replies, message):
+    with pytest.raises(AssertionError, match=message):
+        check_player(player, replies, (), QUESTION)
 
 
 # ------------------------------------------------------------------------- the rules of an attempt
@@ -231,21 +331,6 @@ def test_a_player_gets_no_more_tokens_than_a_history_may_have(tiny_policy):
     (trajectory,) = scripted(tiny_policy, Asks(), ["xx"], max_tokens=prompt + 4).trajectories[0]
     assert trajectory.ended_by == "length"
     assert trajectory.tokens <= prompt + 4
-
-
-class Does(Player):
-    """Plays as a function does."""
-
-    max_turns = 4
-
-    def __init__(self, play):
-        self._play = play
-
-    async def play(self, attempt):
-        return await self._play(attempt)
-
-
-USER = [{"role": "user", "content": "?"}]
 
 
 async def _nothing(attempt):
@@ -445,6 +530,7 @@ def test_the_world_ends_an_attempt_and_its_last_step_counts(tiny_policy):
     contents = [turn.results[0].content for turn in trajectory.turns]
     assert contents == ["step 1", "step 2", ""]  # nobody read the third
     assert trajectory.turns[2].results[0].metadata["unread"] == "step 3"
+    assert str(trajectory).endswith("   result: (not read) step 3\nended by   tool")
     assert [StepReward(0.5).score(trajectory, k) for k in range(3)] == [0.5, 0.5, 0.5]
     assert trajectory.figures == {"steps": 3}
 

@@ -68,13 +68,25 @@ def test_a_package_called_example_is_the_template_itself(here):
     assert files("turnrl-example") == files(TEMPLATE)
 
 
-def test_a_tool_comes_with_questions_that_it_knows_the_answers_to(here):
+def test_a_tool_comes_with_questions_that_it_knows_the_answers_to(here, capsys):
+    new("sun", "--with", "tool", "source")
+    assert "the source asks what the tool knows" not in capsys.readouterr().out
     new("weather", "--with", "tool", "outcome-reward")
+    assert "the source asks what the tool knows: without it" in capsys.readouterr().out
     written = files("turnrl-weather")
     data = yaml.safe_load(written["recipe.yaml"])["data"]
     assert (data["train"], data["val"]) == ("WeatherQuestions", "WeatherQuestions")
     tests = written["tests/test_contracts.py"]
     assert "test_the_tool_knows_the_answer_to_every_question_of_the_source" in tests
+
+
+def test_a_player_is_checked_with_the_tool_if_there_is_one(here):
+    new("sun", "--with", "player")
+    new("rain", "--with", "player", "tool")
+    alone, both = (files(f"turnrl-{name}")["tests/test_contracts.py"] for name in ("sun", "rain"))
+    assert "check_player(SunDesk(), replies)" in alone
+    assert "tools=" not in alone
+    assert "check_player(RainDesk(), replies, tools=[RainLookup()])" in both
 
 
 def test_a_package_has_its_own_name_everywhere(here):

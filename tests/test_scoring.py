@@ -187,6 +187,7 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
     assert found["rollout/scoring_seconds"] == Tally(3.0, 1)
     assert {k: v.total for k, v in found.items() if v.count == 6 and k[:8] == "rollout/"} == {
         "rollout/turns": 2 + 1 + 2 + 3,
+        "rollout/histories": 6,
         # prompts of 3, turns of 2
         "rollout/tokens": 6 * 3 + 8 * 2,
         "rollout/sampled_tokens": 8 * 2,

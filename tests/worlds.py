@@ -7,6 +7,7 @@ import time
 
 from turnrl import (
     OutcomeReward,
+    Player,
     Question,
     QuestionSource,
     Reading,
@@ -127,6 +128,36 @@ class NotATool:
 
     def run(self, calls):
         return [ToolResult("done") for _ in calls]
+
+
+class NotPlayer:
+    """Is named like a player, and extends nothing."""
+
+
+class Untyped(OutcomeReward):
+    """Needs a setting of a type that it does not say."""
+
+    def __init__(self, depth):
+        self.depth = depth
+
+    def score(self, trajectory):
+        return 0.0
+
+
+class Boundless(Player):
+    """Lacks `max_turns`."""
+
+    async def play(self, attempt):
+        return (await attempt.reply([{"role": "user", "content": "?"}])).text
+
+
+class Deep(Boundless):
+    """Needs a setting."""
+
+    max_turns = 2
+
+    def __init__(self, depth):
+        self.depth = depth
 
 
 class Idle(Tool):

@@ -151,6 +151,7 @@ class Experience:
         trunks = [group.trajectories[i] for group in drawn.groups for i in group.trunks]
         sums: dict[str, float] = {
             "rollout/turns": sum(len(t.turns) for t in trunks),
+            "rollout/histories": sum(len(t.samples) for t in trunks),
             "rollout/tokens": sum(t.tokens for t in trunks),
             "rollout/sampled_tokens": sum(map(len, self.advantages)),
             "rollout/truncated": sum(t.ended_by == "length" for t in trunks),

@@ -254,7 +254,8 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
                 f"it lacks {lacks}. Define what is missing, or extend a class that does"
             )
     except Exception as error:  # a module may do anything
-        near = did_you_mean(attribute, known) or some
+        # the name of a class that is there was not misspelt
+        near = (not isinstance(error, TypeError) and did_you_mean(attribute, known)) or some
         if not isinstance(error, ImportError | AttributeError | TypeError):
             near = f" Fix the module {module}."
         elif isinstance(error, ModuleNotFoundError) and error.name == module:

@@ -212,9 +212,15 @@ class Rollout:
 
     def __post_init__(self) -> None:
         if (self.segmenter is None) == (self.player is None):
+            advice = (
+                "it has neither."
+                if self.player is None
+                else "it has both. To let the player drive, write 'segmenter: null' beside it in "
+                "the recipe, or add --model.rollout.segmenter null."
+            )
             raise RecipeError(
                 "rollout takes a segmenter, such as TwoTurn or ReAct, or a player, and exactly one "
-                f"of them; it has {'neither' if self.player is None else 'both'}."
+                f"of them; {advice}"
             )
         if self.segmenter is not None:
             instance_of(types.Segmenter, "segmenter", self.segmenter)
@@ -229,6 +235,11 @@ class Rollout:
         at_least(0, "rollout.", self, "top_k", "max_restarts", whole=True, optional=False)
         limits = ("max_turn_tokens", "max_calls_per_turn", "max_result_tokens", "max_tokens")
         at_least(1, "rollout.", self, *limits, whole=True, optional=False)
+        if not hasattr(self._drives, "max_turns"):
+            raise RecipeError(
+                f"{self.driver} has no max_turns, the most turns of an attempt. Write a line such "
+                "as 'max_turns = 4' in the class."
+            )
         at_least(1, f"{self.driver}.", self._drives, "max_turns", whole=True, optional=False)
         check_tools(self.tools)
 
@@ -369,7 +380,8 @@ class Rollout:
         """Ask the turn scheme or the player. It must never raise, so an exception is a bug of its
         package."""
         what = f"{self.driver}.{method} on {str(arguments[0])[:200]!r}"
-        advice = "It must accept any text; fix it, and try turnrl.testing.check_segmenter on it."
+        check = "check_player" if self.segmenter is None else "check_segmenter"
+        advice = f"It must accept any text; fix it, and try turnrl.testing.{check} on it."
         with blaming(PluginError, what, advice):
             return getattr(self._drives, method)(*arguments)
 

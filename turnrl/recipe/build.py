@@ -5,6 +5,7 @@ jsonargparse checks and builds. This chooses classes, and reports mistakes in a 
 
 import json
 import logging
+import pkgutil
 import re
 import signal
 import sys
@@ -33,7 +34,7 @@ from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
 from turnrl.recipe.agents import Agent, find_agent
 from turnrl.recipe.by_recipe import ByRecipe
-from turnrl.recipe.explain import explain, explain_class, explain_section
+from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
 from turnrl.recipe.given import COMMAND, Given, read_given
 from turnrl.recipe.merging import Contents, each_value, listed, relocated
 from turnrl.recipe.moved import up_to_date
@@ -303,6 +304,7 @@ class _CLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         given = self.parser_class.given
+        _refuse_missing(self.config.as_dict(), "")
 
         def numbered(cls: type[Any], *args: Any, **settings: Any) -> Any:
             # the number is not saved with the recipe, because it may be run again
@@ -342,6 +344,26 @@ class _CLI(LightningCLI):
         bar = trainer.progress_bar_callback
         note.default_bar = None if bar in callbacks else bar
         return trainer
+
+
+def _refuse_missing(value: object, key: str) -> None:
+    """Refuse a component without a setting that it needs and whose type it does not say:
+    jsonargparse puts null in its place."""
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            _refuse_missing(item, f"{key}[{i}]")
+    if not isinstance(value, dict):
+        return
+    if "class_path" in value:
+        cls, value = pkgutil.resolve_name(value["class_path"]), value.get("init_args") or {}
+        known = parameters(cls) if isinstance(cls, type) else {}
+        for name in [name for name in known if value.get(name, ...) is None]:
+            if known[name].default is known[name].empty and known[name].annotation is Any:
+                raise RecipeError(
+                    f"{key}.{name} is missing, which {cls.__name__} needs. Set {name}."
+                )
+    for name, item in value.items():
+        _refuse_missing(item, f"{key}.{name}" if key else name)
 
 
 def _seed(value: int | None) -> int:

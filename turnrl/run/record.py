@@ -468,8 +468,7 @@ def transcript(row: Columns) -> str:
     for k, turn in enumerate(row["turns"], 1):
         parts = f" ({_parts(turn['rewards'])})" if turn["rewards"] else ""
         credit = "" if turn["advantage"] is None else f"   advantage {turn['advantage']:+.3f}"
-        results = tuple(ToolResult(r["content"], r["ok"]) for r in turn["results"])
-        shown = Turn(turn["text"], Reading(format_error=turn["format_error"]), results)
+        shown = _turn(turn)
         several = len(row.get("sample_tokens") or ()) > 1
         history = f"   history {turn['sample'] + 1}" if several else ""
         lines += [f"-- turn {k}{history}   reward {turn['reward']:.3f}{parts}{credit}", str(shown)]

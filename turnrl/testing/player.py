@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import random
+import time
+import warnings
 from collections.abc import Sequence
+from itertools import pairwise
+from operator import ne
+from typing import Any
 
 from turnrl.agent.attempt import Attempt, Rules, let_play
 from turnrl.agent.conversation import Conversation
 from turnrl.agent.toolbox import Toolbox, ToolSessions
-from turnrl.testing.contract import on, require
+from turnrl.testing.contract import Breach, on, require
 from turnrl.testing.examples import QUESTION
 from turnrl.types.acting import Player, Toolset
 from turnrl.types.engine import Reply, Sampling
@@ -19,6 +25,9 @@ from turnrl.types.sessions import ToolSpec
 from turnrl.types.trajectory import Message
 
 _ROLES = {"system", "user", "assistant", "tool"}
+_BEAT_S = 0.01
+_BLOCKS_S = 0.1
+"""The longest that a player may keep the event loop of all attempts to itself, in seconds."""
 
 
 def check_player(
@@ -28,7 +37,8 @@ def check_player(
     question: Question = QUESTION,
 ) -> None:
     """Check a player: that it ends an attempt whatever the model writes, that attempts side by side
-    do not mix, and that it stops when an attempt is over.
+    do not mix, that none holds up the others, and that it stops when an attempt is over. Warn of
+    failed calls, and of a history that probably should have gone on.
 
     Args:
         player: The player.
@@ -40,30 +50,86 @@ def check_player(
         AssertionError: If a rule is broken, with the rule and the input.
     """
     name = type(player).__name__
-    most = player.max_turns
-    require(isinstance(most, int) and most >= 1, f"{name}.max_turns is {most!r}: give 1 or more")
+    most: Any = getattr(player, "max_turns", None)
+    least = f"{name}.max_turns is {most!r}: write a line such as 'max_turns = 4' in the class"
+    require(isinstance(most, int) and most >= 1, least)
+    is_async = inspect.iscoroutinefunction(player.play)
+    require(
+        is_async, f"{name}.play is no coroutine function: write 'async def play(self, attempt)'"
+    )
     fits = isinstance(player.tags, tuple) and all(isinstance(tag, str) for tag in player.tags)
     require(fits, f"{name}.tags must be a tuple of texts, not {player.tags!r}")
     require(len(replies) <= most, f"{name}.max_turns is {most}, and there are more replies")
 
-    alone = _play(player, [replies], tools, question)[0]
+    (alone,), seconds = _play(player, [replies], tools, question)
+    held = [seconds]
     with on(f"{name}.play with the replies {[*replies]!r}"):
-        ended = alone.ended_by in ("answer", "tool")
-        require(ended, f"ended by {alone.ended_by!r}, neither with an answer nor by a tool")
-        require(len(alone.turns) == len(replies), f"took {len(alone.turns)} of these replies")
+        seen = _seen(alone)
+        asked = "asked for another reply" if alone.ended_by == "length" else "returned None"
+        require(
+            alone.ended_by in ("answer", "tool"),
+            f"{asked} after these replies, and ended neither with an answer nor by a tool. Give "
+            f"replies with which it ends, or mend how it reads them. {seen}",
+        )
+        require(
+            len(alone.turns) == len(replies),
+            f"ended by {alone.ended_by!r} after {len(alone.turns)} of {len(replies)} replies. Give "
+            f"those that it takes, or mend why it ends early. {seen}",
+        )
+        if hints := _hints(alone, tools):
+            warnings.warn(f"{name}.play with the replies {[*replies]!r}: {hints}", stacklevel=2)
     draw = random.Random(0)
     noise = ["".join(map(chr, draw.choices(range(32, 0x3000), k=20))) for _ in range(most + 1)]
     for texts in ([""] * (most + 1), noise, [*replies[:-1], *noise]):
-        _, other = _play(player, [texts, replies], tools, question)
+        (_, other), seconds = _play(player, [texts, replies], tools, question)
+        held.append(seconds)
         with on(f"{name}.play beside an attempt with the replies {texts!r}"):
             same = (other.turns, other.ended_by) == (alone.turns, alone.ended_by)
             require(same, "played differently: what belongs to one attempt must live in play")
+    # a pause of the machine, or a first import, is there once
+    blocked = f"{name}.play kept the event loop for {min(held):.2f} s, while all attempts wait"
+    instead = "Await asyncio.sleep for time.sleep, and asyncio.to_thread(...) for what blocks"
+    require(min(held) < _BLOCKS_S, f"{blocked}. {instead}")
+
+
+def _failed(attempt: Attempt) -> str:
+    """Sentences about the calls that failed."""
+    turns = enumerate(attempt.turns, 1)
+    failed = [(k, r.content) for k, turn in turns for r in turn.results if not r.ok]
+    return "".join(f" In turn {k} a call failed: {text!r}." for k, text in failed)
+
+
+def _seen(attempt: Attempt) -> str:
+    """Sentences about what happened."""
+    calls = sum(len(turn.results) for turn in attempt.turns)
+    return f"Turns: {len(attempt.turns)}, calls: {calls}.{_failed(attempt)}"
+
+
+def _hints(attempt: Attempt, tools: Sequence[Toolset]) -> str:
+    """What probably is a mistake in an attempt that ended well."""
+    hints = _failed(attempt)
+    if hints and not tools:
+        hints += " Pass check_player the tools that it calls: tools=[...]."
+    histories = [c for c in attempt.conversations if isinstance(c, _Scripted)]
+    on = "Send every reply back word for word, and a message of the user or a tool after the last."
+    for n, new in enumerate(histories[1:], 1):
+        began = f" History {n + 1} began, because"
+        if new.opening[-1]["role"] == "assistant":
+            return f"{hints}{began} the last message was the assistant's. {on}".strip()
+        for old in histories[:n]:
+            differ = (two for two in zip(old.messages, new.opening, strict=False) if ne(*two))
+            was, sent = next(differ, ({"role": ""}, {}))
+            if was["role"] == "assistant":
+                why = f"the model replied {was['content']!r}, and {sent!r} was sent back"
+                return f"{hints}{began} {why}. {on}".strip()
+    return hints.strip()
 
 
 def _play(
     player: Player, scripts: Sequence[Sequence[str]], tools: Sequence[Toolset], question: Question
-) -> list[Attempt]:
-    """Attempts side by side, each with a script of its own."""
+) -> tuple[list[Attempt], float]:
+    """Attempts side by side, each with a script of its own, and the longest time in seconds for
+    which the event loop stood still."""
 
     async def play(script: Sequence[str], box: Toolbox) -> Attempt:
         def converse(messages: Sequence[Message], specs: Sequence[ToolSpec]) -> Conversation:
@@ -75,21 +141,35 @@ def _play(
             await attempt.sessions.open(question)
             with on(f"{type(player).__name__}.play with the replies {[*script]!r}"):
                 await let_play(player, attempt)
+        except Breach as breach:
+            raise Breach(f"{breach}{_failed(attempt)}") from breach.__cause__
         finally:
             await attempt.close()
         return attempt
 
-    async def side_by_side() -> list[Attempt]:
+    async def side_by_side() -> tuple[list[Attempt], float]:
         box = Toolbox(tools, str, 1000)
         for toolset in tools:
             await toolset.start()
+        beats: list[float] = []
+        beating = asyncio.create_task(_beat(beats))
         try:
-            return [*await asyncio.gather(*(play(script, box) for script in scripts))]
+            attempts = await asyncio.gather(*(play(script, box) for script in scripts))
+            beats.append(time.perf_counter())
+            return attempts, max(later - one for one, later in pairwise(beats))
         finally:
+            beating.cancel()
             for toolset in tools:
                 await toolset.stop()
 
     return asyncio.run(side_by_side())
+
+
+async def _beat(beats: list[float]) -> None:
+    """Note the time again and again."""
+    while True:
+        beats.append(time.perf_counter())
+        await asyncio.sleep(_BEAT_S)
 
 
 class _Scripted(Conversation):
@@ -98,6 +178,7 @@ class _Scripted(Conversation):
     def __init__(self, messages: Sequence[Message], script: Sequence[str], used: int) -> None:
         self._script, self.messages, self.tokens = script, (), used
         self.tell(messages)
+        self.opening: tuple[Message, ...] = tuple(messages)
 
     async def say(self, turn: int, sampling: Sampling) -> Reply:
         text = self._script[turn]

@@ -145,7 +145,11 @@ class Turn:
     cut: bool = False
 
     def __str__(self) -> str:
-        lines = [f"   {'result' if r.ok else 'error'}: {r.content}" for r in self.results]
+        lines = [
+            f"   {'result' if r.ok else 'error'}: "
+            + (f"(not read) {r.metadata['unread']}" if "unread" in r.metadata else r.content)
+            for r in self.results
+        ]
         form = [f"   form: {self.reading.format_error}"] if self.reading.format_error else []
         return visible("\n".join([self.text, *lines, *form]))
 

@@ -70,7 +70,8 @@ def _new(args: argparse.Namespace) -> int:
         if kind not in COMPONENTS:
             hint = did_you_mean(kind, COMPONENTS)
             raise RecipeError(f"--with: no kind {kind!r}.{hint} Kinds: {', '.join(COMPONENTS)}.")
-    if "tool" in kinds:  # the recipe has to ask about facts that the tool has
+    brings = "tool" in kinds and "source" not in kinds
+    if brings:  # the recipe has to ask about facts that the tool has
         kinds.add("source")
     folder = Path(args.folder or f"turnrl-{name}")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -83,6 +84,8 @@ def _new(args: argparse.Namespace) -> int:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     print(f"{folder}: a plugin with {', '.join(k for k in COMPONENTS if k in kinds)}. Next:\n")
+    if brings:
+        print("    (the source asks what the tool knows: without it the recipe could not train)")
     here, where = _programs(), shlex.quote(str(folder))
     print(f"    {here}pip install -e {shlex.quote(f'{folder}[dev]')}")
     print(f"    {here}python -m pytest {where}")

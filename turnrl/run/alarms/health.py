@@ -6,14 +6,22 @@ finite, the loss is 0 and nothing fails.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from turnrl.agent.rollout import Rollout
+from turnrl.text import visible
+from turnrl.types.trajectory import Trajectory
 
 _ALL = 1 - 1e-6
 
 
-def idle(iteration: int, figures: Mapping[str, float], rollout: Rollout) -> str:
+def idle(
+    iteration: int,
+    figures: Mapping[str, float],
+    rollout: Rollout,
+    trajectories: Iterable[Trajectory] = (),
+) -> str:
     """The warning about an iteration that taught nothing or in which no trajectory answered, with
     the likely cause and the first thing to change; empty for any other.
 
@@ -21,6 +29,7 @@ def idle(iteration: int, figures: Mapping[str, float], rollout: Rollout) -> str:
         iteration: Its number.
         figures: The iteration's figures, as in `metrics.csv`.
         rollout: How the agent acted.
+        trajectories: What it did, as far as it is at hand.
     """
     alike = figures.get("train/degenerate_groups", 0.0) > _ALL
     if figures.get("rollout/truncated", 0.0) > _ALL:
@@ -42,9 +51,11 @@ def idle(iteration: int, figures: Mapping[str, float], rollout: Rollout) -> str:
             f"raise rollout.temperature (it is {rollout.temperature:g})."
         )
     elif figures["train/format"] < 1e-6:
+        kind = "player" if rollout.segmenter is None else "segmenter"
         advice = (
             "No trajectory was well formed: read transcripts/ in the run's folder, then make the "
-            "segmenter's instructions plainer, or take a policy that can follow them."
+            f"instructions of the {kind} {rollout.driver} plainer, or take a policy that can "
+            "follow them."
         )
     else:
         advice = (
@@ -54,4 +65,16 @@ def idle(iteration: int, figures: Mapping[str, float], rollout: Rollout) -> str:
     return (
         f"nothing to learn from in iteration {iteration}: all attempts at a question earned the "
         f"same (mean reward {figures['reward/total']:.3f}), so every advantage is 0. {advice}"
+        f"{_common_error(trajectories)}"
     )
+
+
+def _common_error(trajectories: Iterable[Trajectory]) -> str:
+    """A sentence that quotes the most frequent error of tool calls, if most of the calls failed."""
+    results = [result for trajectory in trajectories for result in trajectory.results]
+    errors = Counter(visible(result.content)[:200] for result in results if not result.ok)
+    if 2 * errors.total() <= len(results):
+        return ""
+    text, times = errors.most_common(1)[0]
+    failed = f"{errors.total()} of {len(results)} tool calls failed"
+    return f" {failed}, {times} of them with the error {text!r}."

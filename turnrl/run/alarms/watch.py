@@ -73,7 +73,9 @@ class Alarms(L.Callback):
         # earlier ones were printed, here or by the run that this one resumes
         self._due = [one for one in raised if one.noticed == iteration]
         pl_module.metrics.log({"train/alarms": Tally(len(raised), 1)})
-        warning = idle(iteration, figures, pl_module.rollout)
+        experience = pl_module.experience  # of this process; none in a run that resumes
+        trajectories = experience.trajectories if experience is not None else ()
+        warning = idle(iteration, figures, pl_module.rollout, trajectories)
         self._idle = self._idle + 1 if warning else 0
         if warning and not self._warned and (iteration == 1 or self._idle >= _IN_A_ROW):
             self._warned = True

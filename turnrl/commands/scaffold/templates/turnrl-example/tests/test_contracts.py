@@ -53,6 +53,12 @@ def test_the_player_keeps_to_its_contract() -> None:
     testing.check_player(ExampleDesk(), replies)
 
 
+def test_the_player_answers_after_it_looked_up() -> None:
+    call = '<tool>{"name": "search", "args": {"query": "capital of Peru"}}</tool>'
+    replies = [call, "It is <answer>Lima</answer>"]
+    testing.check_player(ExampleDesk(), replies, tools=[ExampleLookup()])
+
+
 def test_the_turn_reward_keeps_to_its_contract() -> None:
     testing.check_reward(ExampleNewlyFound())
 
