@@ -150,8 +150,10 @@ def test_a_case_that_was_measured_is_not_measured_again(tmp_path):
     assert Results(tmp_path / "found.json").part("some")["status"] == "done"
 
 
-def test_what_a_part_raises_or_dies_of_is_its_own_and_the_others_run(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+def test_what_a_part_raises_or_dies_of_is_its_own_and_the_others_run(
+    tmp_path, monkeypatch, capfd, nursery
+):
+    nursery.stand_in(monkeypatch)
     results = Results(tmp_path / "found.json")
     raising, ending = ("breaks", "one_case_breaks", "interrupted"), ("dies", "hangs", "right")
     for name in raising:
@@ -159,7 +161,7 @@ def test_what_a_part_raises_or_dies_of_is_its_own_and_the_others_run(tmp_path, m
         worker.measure(str(results.file), str(tmp_path), name, f"bench_parts:{name}", True, 50)
         results.read()
     parts = [part(name, name, most_s=0.5 if name == "hangs" else 100) for name in ending]
-    driver.drive(results, parts, tmp_path, True, 200.5 / 60, 1, grace_s=15)
+    driver.drive(results, parts, tmp_path, True, 200.5 / 60, 1, grace_s=6)
     names = (*raising, *ending)
     found = Results(tmp_path / "found.json").parts
     statuses = ["error", "partial", "error", "error", "error", "done"]
@@ -179,7 +181,10 @@ def test_what_a_part_raises_or_dies_of_is_its_own_and_the_others_run(tmp_path, m
     assert "in hangs" in shown
 
 
-def test_a_command_that_is_ended_keeps_what_it_has_and_goes_on_from_there(tmp_path, capsys):
+def test_a_command_that_is_ended_keeps_what_it_has_and_goes_on_from_there(
+    tmp_path, monkeypatch, capsys, nursery
+):
+    nursery.stand_in(monkeypatch)
     file, folder = tmp_path / "found.json", tmp_path / "models"
     folder.mkdir()
     command = [sys.executable, "-m", "turnrl", *TINY, "--json", str(file)]
