@@ -77,11 +77,10 @@ def shape_of(config: PretrainedConfig) -> Shape:
     sizes, kind = sizes_of(config), config.get_text_config().model_type
     if sizes.routed:
         raise LookupError(f"{kind} routes tokens among experts")
-    hidden, inner, layers, heads = sizes.hidden, sizes.inner, sizes.layers, sizes.heads
-    kv_heads, head_size, vocab = sizes.kv_heads, sizes.head_size, sizes.vocab
-    if not (hidden and inner and layers and heads and kv_heads and head_size and vocab):
+    known = {field.name: getattr(sizes, field.name) for field in fields(Shape)}
+    if None in known.values():
         raise LookupError(f"the configuration of {kind} lacks sizes")
-    return Shape(hidden, inner, layers, heads, kv_heads, head_size, vocab, sizes.tied)
+    return Shape(**known)
 
 
 @dataclass(frozen=True)
