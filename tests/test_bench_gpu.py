@@ -330,7 +330,7 @@ def test_pairs_of_a_layout_are_those_of_each_distinct_beginning(bench):
         (_, layout), *_ = policy.passes(rows, 64)
         whole = [tuple(ids[:n]) for ids, _ in rows for n in range(1, len(ids) + 1)]
         wanted = sum(map(len, set(whole) if share else whole))
-        assert learning.sizes_of(layout) == (8 if share else 12, wanted, 4)
+        assert learning.counts_of(layout) == (8 if share else 12, wanted, 4)
     policy.share_prefixes = True
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Decoder:
     """The dimensions of a decoder with gated MLPs.
 
     Args:
@@ -67,7 +67,7 @@ class Shape:
         return self.layers * (2 * self.hidden + self.heads * self.head_size + 2 * kv) + self.hidden
 
 
-def shape_of(config: PretrainedConfig) -> Shape:
+def decoder_of(config: PretrainedConfig) -> Decoder:
     """The dimensions of a transformers configuration.
 
     Raises:
@@ -77,10 +77,10 @@ def shape_of(config: PretrainedConfig) -> Shape:
     sizes, kind = sizes_of(config), config.get_text_config().model_type
     if sizes.routed:
         raise LookupError(f"{kind} routes tokens among experts")
-    known = {field.name: getattr(sizes, field.name) for field in fields(Shape)}
+    known = {field.name: getattr(sizes, field.name) for field in fields(Decoder)}
     if None in known.values():
         raise LookupError(f"the configuration of {kind} lacks sizes")
-    return Shape(**known)
+    return Decoder(**known)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Work:
         mixed: True if float32 weights are rounded for each product.
     """
 
-    shape: Shape
+    shape: Decoder
     four_bit: bool = False
     size: int = 2
     rank: int = 16
