@@ -19,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,9 +146,7 @@ def _keep(asked: socket.socket) -> None:
     from turnrl.cli import main
     from turnrl.plugins import load_plugins
 
-    # this command's environment may choose others
-    load_plugins.cache_clear()
-    tempfile.tempdir = None
+    load_plugins.cache_clear()  # this command's environment may choose others
     program, *rest = given["arguments"] or [""]
     if program != "--python" or rest[:2] == ["-m", "turnrl"]:
         words = rest[2:] if program == "--python" else given["arguments"]

@@ -181,10 +181,7 @@ def test_what_a_part_raises_or_dies_of_is_its_own_and_the_others_run(
     assert "in hangs" in shown
 
 
-def test_a_command_that_is_ended_keeps_what_it_has_and_goes_on_from_there(
-    tmp_path, monkeypatch, capsys, nursery
-):
-    nursery.stand_in(monkeypatch)
+def test_a_command_that_is_ended_keeps_what_it_has_and_goes_on_from_there(tmp_path, capsys):
     file, folder = tmp_path / "found.json", tmp_path / "models"
     folder.mkdir()
     command = [sys.executable, "-m", "turnrl", *TINY, "--json", str(file)]

@@ -6,8 +6,8 @@ output and the log of its sum of exponentials, by which the parts are weighed:
 
     o = sum_p o_p e^{l_p} / sum_p e^{l_p}
 
-What is computed once per pass, or once for as long as the rows stay the same, is in `GatherPlan` and
-`Pass`; a layer only gathers, attends and merges.
+What is computed once per pass, or once for as long as the rows stay the same, is in `GatherPlan`
+and `Pass`; a layer only gathers, attends and merges.
 """
 
 from __future__ import annotations
