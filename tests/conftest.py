@@ -142,6 +142,14 @@ def tiny_policy(tiny_model: Path):
     return policy
 
 
+@pytest.fixture
+def chat(tiny_model: Path):
+    """The tiny tokenizer's chat format."""
+    from turnrl import ChatFormat, Policy
+
+    return ChatFormat(Policy(str(tiny_model)).tokenizer)
+
+
 def greedy_reference(policy, ids: Sequence[int], count: int) -> list[int]:
     """Greedy tokens by the plainest means: a full forward pass over the whole history
     for each token."""

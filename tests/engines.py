@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from dataclasses import replace
 
 import pytest
@@ -53,6 +54,18 @@ class Watched:
     def hidden(self, input_ids, *rest, **options):
         self.read.append(tuple(input_ids.shape))
         return self.policy.hidden(input_ids, *rest, **options)
+
+    def hold(self):
+        """Hold each pass. The first event tells that one has begun, the second lets it go on."""
+        computing, go_on = threading.Event(), threading.Event()
+
+        def hidden(*rest, **options):
+            computing.set()
+            assert go_on.wait(10)
+            return self.policy.hidden(*rest, **options)
+
+        self.hidden = hidden
+        return computing, go_on
 
 
 def raises(*_, **__):

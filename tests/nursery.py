@@ -7,6 +7,8 @@ decided while modules are imported (`HF_HOME`, say) is the nursery's own; a test
 starts Python itself.
 """
 
+from __future__ import annotations
+
 import contextlib
 import gc
 import json
@@ -18,6 +20,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 WHERE = "TURNRL_TEST_NURSERY"
 _PYTHON = sys.executable
@@ -69,6 +75,12 @@ class Nursery:
             start_new_session=True,
             check=True,
         )
+
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let this process start its `sys.executable` here, with the tests' modules at hand."""
+        monkeypatch.setattr("sys.executable", str(self.bin / "python"))
+        for name, value in {**self.environment, "PYTHONPATH": str(Path(__file__).parent)}.items():
+            monkeypatch.setenv(name, value)
 
 
 # --------------------------------------------------------------------------------- the nursery
@@ -140,6 +152,10 @@ def _keep(asked: socket.socket) -> None:
         words = rest[2:] if program == "--python" else given["arguments"]
         sys.argv = [str(Path(_PYTHON).parent / "turnrl"), *words]
         sys.exit(main())
+    if rest[:1] == ["-m"]:
+        sys.argv = rest[1:]
+        runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
+        sys.exit()
     if not rest or rest[0].startswith("-"):
         os.execv(_PYTHON, [_PYTHON, *rest])
     sys.argv = rest

@@ -21,7 +21,7 @@ from bitsandbytes import functional  # noqa: F401
 
 from turnrl import Lora, Policy
 from turnrl_doctor.counts import learning, memory, resident
-from turnrl_doctor.work import Choice, Work, shape_of
+from turnrl_doctor.work import Choice, Work, decoder_of
 
 LENGTH, PROMPT = 512, 64
 
@@ -71,7 +71,7 @@ def main(*words: str) -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             del logprobs
-        shape = shape_of(config)
+        shape = decoder_of(config)
         work = Work(
             shape, quantization == "nf4", 4, int(rank), None, 8, LENGTH, 256, 1, sampled=False
         )

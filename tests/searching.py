@@ -26,6 +26,14 @@ _TEXTS = {
 ROWS = [{"id": str(n), "title": k, "text": v} for n, (k, v) in enumerate(_TEXTS.items(), 1)]
 
 
+def shared_rows() -> list[dict]:
+    """The rows of all shared corpora."""
+    files = [
+        SHARED / name / "corpus.jsonl" for name in ("squad", "multihop/hotpotqa", "multihop/2wiki")
+    ]
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
 def write_rows(path: Path, rows=ROWS) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

@@ -149,15 +149,21 @@ def test_what_is_too_short_for_a_task_is_told_with_the_least_that_is_enough(tmp_
 # ------------------------------------------------------------------------------------- script
 
 
-def compared(*arguments):
-    """What `compare.py` prints."""
-    command = [sys.executable, str(SCRIPT), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def compared(nursery, monkeypatch):
+    """Runs `compare.py`, and gives what it printed."""
+    nursery.stand_in(monkeypatch)
+
+    def run(*arguments):
+        command = [sys.executable, str(SCRIPT), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
-def test_the_script_measures_a_collection_in_a_process_of_its_own():
+def test_the_script_measures_a_collection_in_a_process_of_its_own(compared):
     shown = compared("scale", "--blocks", "1", "--most", "64")
     assert re.search(r"^trajectories +64$", shown, re.MULTILINE)
     (each,) = re.findall(r"^tokens each +([\d.]+)$", shown, re.MULTILINE)
@@ -167,7 +173,7 @@ def test_the_script_measures_a_collection_in_a_process_of_its_own():
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed")
-def test_trl_and_turnrl_do_equal_work_in_a_small_case():
+def test_trl_and_turnrl_do_equal_work_in_a_small_case(compared):
     shown = compared("trl", "--blocks", "1", "--steps", "1", "--prompts", "2", "--rows", "4")
     assert "Equal work: 16 trajectories" in shown
     assert len(re.findall(r"^whole step, s +[\d.]+ +[\d.]+ +[\d.]+x", shown, re.MULTILINE)) == 3

@@ -150,8 +150,10 @@ def test_a_case_that_was_measured_is_not_measured_again(tmp_path):
     assert Results(tmp_path / "found.json").part("some")["status"] == "done"
 
 
-def test_what_a_part_raises_or_dies_of_is_its_own_and_the_others_run(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+def test_what_a_part_raises_or_dies_of_is_its_own_and_the_others_run(
+    tmp_path, monkeypatch, capfd, nursery
+):
+    nursery.stand_in(monkeypatch)
     results = Results(tmp_path / "found.json")
     raising, ending = ("breaks", "one_case_breaks", "interrupted"), ("dies", "hangs", "right")
     for name in raising:
@@ -159,7 +161,7 @@ def test_what_a_part_raises_or_dies_of_is_its_own_and_the_others_run(tmp_path, m
         worker.measure(str(results.file), str(tmp_path), name, f"bench_parts:{name}", True, 50)
         results.read()
     parts = [part(name, name, most_s=0.5 if name == "hangs" else 100) for name in ending]
-    driver.drive(results, parts, tmp_path, True, 200.5 / 60, 1, grace_s=15)
+    driver.drive(results, parts, tmp_path, True, 200.5 / 60, 1, grace_s=6)
     names = (*raising, *ending)
     found = Results(tmp_path / "found.json").parts
     statuses = ["error", "partial", "error", "error", "error", "done"]
@@ -325,7 +327,7 @@ def test_pairs_of_a_layout_are_those_of_each_distinct_beginning(bench):
         (_, layout), *_ = policy.passes(rows, 64)
         whole = [tuple(ids[:n]) for ids, _ in rows for n in range(1, len(ids) + 1)]
         wanted = sum(map(len, set(whole) if share else whole))
-        assert learning.sizes_of(layout) == (8 if share else 12, wanted, 4)
+        assert learning.counts_of(layout) == (8 if share else 12, wanted, 4)
     policy.share_prefixes = True
 
 

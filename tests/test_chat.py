@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import turnrl
+from conftest import CHATML
 from test_rollout import FORGETFUL, QUESTION, Brackets, Look, encoded, one, say
 from trajectories import observed
 from turnrl import ChatFormat, Policy, Question, Reading, RecipeError, Rollout, ToolCall, ToolResult
@@ -17,11 +18,6 @@ from turnrl.agent.chat import read_template, tool_schema
 BUNDLED = Path(turnrl.__file__).parent / "agent" / "chat_templates"
 FAMILIES = json.loads((BUNDLED / "families.json").read_text("utf-8"))
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 STRIPS = CHATML.replace("message['content']", "message['content'] | trim")
 ENCODES = CHATML.replace("message['content']", "message['content'] | tojson")
 REFUSED = r"(is not prefix-preserving|does not write the text of each message).*chat_template"

@@ -23,7 +23,16 @@ from pathlib import Path
 import pytest
 
 from nodes import PASSWORD
-from searching import ROWS, SHARED, ask, corpus_of, index_command, needs_shared_data, write_rows
+from searching import (
+    ROWS,
+    SHARED,
+    ask,
+    corpus_of,
+    index_command,
+    needs_shared_data,
+    shared_rows,
+    write_rows,
+)
 from turnrl import DataError, Question, RecipeError, Tool, ToolError
 from turnrl_wiki_search import WikiSearch, elastic, embedded
 from turnrl_wiki_search.command import score_retrieval
@@ -689,12 +698,7 @@ def test_figures_of_the_server(url, name, tmp_path):
     """Rates over 400,000 passages, in batches as the rollout sends them; run alone."""
     import elasticsearch
 
-    files = ["squad", "multihop/hotpotqa", "multihop/2wiki"]
-    rows = [
-        json.loads(line)
-        for f in files
-        for line in (SHARED / f / "corpus.jsonl").read_text().splitlines()
-    ]
+    rows = shared_rows()
     many = [{**rows[i % len(rows)], "id": f"{i}"} for i in range(400_000)]
     path = write_rows(tmp_path / "rows.jsonl", many)
     del many

@@ -14,7 +14,7 @@ import torch
 
 from pages import pieces
 from runs import module
-from test_rollout import QUESTION, Brackets, Look, chat  # noqa: F401 - a fixture
+from test_rollout import QUESTION, Brackets, Look
 from turnrl import (
     ChatFormat,
     MessageSampler,
@@ -105,13 +105,13 @@ def looks_then_answers(messages, number):
     return f"=Paris at turn {len(messages) // 2}" if len(messages) > 2 else CALL
 
 
-def play(server, chat, rollout=None, size=1, **settings):  # noqa: F811
+def play(server, chat, rollout=None, size=1, **settings):
     rollout = rollout or Rollout(Brackets(), [Look()])
     sampler = endpoint(server, **settings)
     return rollout.play(sampler, chat, [QUESTION], size, (0,), greedy=True)[0]
 
 
-def test_a_vendors_model_takes_the_same_turns_with_the_same_tools(chat, monkeypatch):  # noqa: F811
+def test_a_vendors_model_takes_the_same_turns_with_the_same_tools(chat, monkeypatch):
     monkeypatch.setenv("VENDOR_KEY", "secret")
     with vendor(looks_then_answers) as server:
         (trajectory,) = play(server, chat)
@@ -132,7 +132,7 @@ def test_a_vendors_model_takes_the_same_turns_with_the_same_tools(chat, monkeypa
     assert server.keys == ["Bearer secret"] * 2
 
 
-def test_what_came_back_is_scored_and_recorded(chat, tmp_path):  # noqa: F811
+def test_what_came_back_is_scored_and_recorded(chat, tmp_path):
     question = Question("q", "?", ("Paris",))
     says = lambda messages, number: "=Paris" if len(messages) > 2 else CALL  # noqa: E731
     with vendor(says) as server:
@@ -150,7 +150,7 @@ def test_what_came_back_is_scored_and_recorded(chat, tmp_path):  # noqa: F811
     assert "turns=2, tokens=0" in repr(group[0])
 
 
-def test_a_trajectory_of_messages_is_never_trained_on(chat, tiny_model):  # noqa: F811
+def test_a_trajectory_of_messages_is_never_trained_on(chat, tiny_model):
     with vendor(looks_then_answers) as server:
         (trajectory,) = play(server, chat)
         assert trajectory.samples == ()
@@ -164,7 +164,7 @@ def test_a_trajectory_of_messages_is_never_trained_on(chat, tiny_model):  # noqa
             module(tiny_model, engine=endpoint(server))
 
 
-def test_a_turn_ends_at_the_stop_string_wherever_the_server_would_go_on(chat):  # noqa: F811
+def test_a_turn_ends_at_the_stop_string_wherever_the_server_would_go_on(chat):
     class Ends(Brackets):
         stop = ("<end>", "]")
 
@@ -175,7 +175,7 @@ def test_a_turn_ends_at_the_stop_string_wherever_the_server_would_go_on(chat):  
     assert not trajectory.turns[0].cut
 
 
-def test_the_limits_are_counted_in_the_tokens_of_the_policy(chat):  # noqa: F811
+def test_the_limits_are_counted_in_the_tokens_of_the_policy(chat):
     long = Look(lambda query: "word " * 5000)
     rollout = Rollout(Brackets(), [long], max_result_tokens=20, max_turn_tokens=40)
     with vendor(lambda messages, number: CALL if number < 3 else "=x" * 100) as server:
@@ -213,7 +213,7 @@ def test_tools_that_a_template_would_describe_stand_in_the_system_message(tiny_m
     assert told == {"role": "user", "content": "<tool_response>\nabout x\n</tool_response>"}
 
 
-def test_a_server_that_is_away_for_a_moment_is_asked_again(chat):  # noqa: F811
+def test_a_server_that_is_away_for_a_moment_is_asked_again(chat):
     with vendor(lambda messages, number: (503, 429)[number - 1] if number < 3 else "=x") as server:
         (trajectory,) = play(server, chat)
     assert trajectory.answer == "x"
@@ -227,14 +227,14 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(chat):  # noqa: F811
     (lambda *_: 400, r"status 400: .* Correct model or extra"),
     (lambda *_: time.sleep(1) or "=x", r"no whole answer within timeout_s = 0\.2"),
 ])  # fmt: skip
-def test_a_server_that_cannot_be_asked_is_named_without_the_key(chat, monkeypatch, says, message):  # noqa: F811
+def test_a_server_that_cannot_be_asked_is_named_without_the_key(chat, monkeypatch, says, message):
     monkeypatch.setenv("VENDOR_KEY", "secret")
     with vendor(says) as server, pytest.raises(EndpointError, match=message) as raised:
         play(server, chat, patience_s=0.3, timeout_s=0.2 if "timeout" in message else 5)
     assert "secret" not in str(raised.value)
 
 
-def test_what_is_no_chat_completion_is_named(chat, monkeypatch):  # noqa: F811
+def test_what_is_no_chat_completion_is_named(chat, monkeypatch):
     monkeypatch.setattr(Handler, "event", lambda self, _: self.wfile.write(b"data: {}\n\n"))
     with (
         vendor(lambda *_: "=x") as server,
@@ -246,7 +246,7 @@ def test_what_is_no_chat_completion_is_named(chat, monkeypatch):  # noqa: F811
 
 
 @pytest.mark.parametrize("said", ["", "=Pa"])
-def test_a_reply_that_the_server_withheld_is_no_wrong_answer(chat, monkeypatch, said):  # noqa: F811
+def test_a_reply_that_the_server_withheld_is_no_wrong_answer(chat, monkeypatch, said):
     event = Handler.event
 
     def filtered(self, choice):
@@ -263,7 +263,7 @@ def test_a_reply_that_the_server_withheld_is_no_wrong_answer(chat, monkeypatch, 
 
 @pytest.mark.parametrize("ending", ["tool_calls", "function_call", "eos_token", "stop_sequence"])
 def test_a_reply_that_the_model_ended_is_one_whatever_the_ending_is_called(
-    chat,  # noqa: F811
+    chat,
     monkeypatch,
     ending,
 ):
@@ -278,7 +278,7 @@ def test_a_reply_that_the_model_ended_is_one_whatever_the_ending_is_called(
     assert (trajectory.answer, trajectory.turns[0].cut) == ("Paris", False)
 
 
-def test_no_more_requests_are_under_way_than_the_server_takes(chat):  # noqa: F811
+def test_no_more_requests_are_under_way_than_the_server_takes(chat):
     under_way, most = [], []
 
     def says(messages, number):
@@ -295,7 +295,7 @@ def test_no_more_requests_are_under_way_than_the_server_takes(chat):  # noqa: F8
     assert 1 < max(most) <= 3
 
 
-def test_a_branch_goes_on_from_the_messages_of_its_trajectory(chat):  # noqa: F811
+def test_a_branch_goes_on_from_the_messages_of_its_trajectory(chat):
     class Echo(MessageSampler):
         async def reply(self, messages, sampling):
             asked.append([message["content"] for message in messages])

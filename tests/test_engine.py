@@ -4,7 +4,6 @@ batches, forks, and how turns and engines end."""
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 import torch
@@ -179,14 +178,7 @@ def test_an_engine_that_is_closed_while_it_samples_says_so_and_leaves_the_mode(t
 def test_an_engine_that_is_closed_in_its_last_pass_gives_everything_back(tiny_model):
     policy = Watched(Policy(str(tiny_model)))
     engine = started(policy)
-    computing, go_on = threading.Event(), threading.Event()
-
-    def hidden(*rest, **options):
-        computing.set()
-        assert go_on.wait(10)
-        return policy.policy.hidden(*rest, **options)
-
-    policy.hidden = hidden
+    computing, go_on = policy.hold()
 
     async def scenario():
         turn = asyncio.create_task(engine.open(PROMPTS[0]).generate([], Sampling(1, 0)))

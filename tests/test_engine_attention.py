@@ -13,7 +13,7 @@ import turnrl_slots.kernel
 import turnrl_slots.ways
 from conftest import greedy_reference
 from engines import GREEDY, PAGE_BYTES, PROMPTS, kernel, naive_varlen, run, started, together
-from turnrl_slots.attention import Feed, Pass, Plan
+from turnrl_slots.attention import Feed, GatherPlan, Pass
 from turnrl_slots.pages import Pool, Shapes
 from turnrl_slots.sizes import PAGE
 
@@ -60,7 +60,7 @@ def test_attention_over_shared_pages_is_that_of_each_row_alone(seed):
     long = [draw.randint(2, 40) for _ in fed]
     feeds = [Feed(t, s, [0] * n) for t, s, n in zip(fed, begun, long, strict=True)]
     # one pass, its rows and feeds, then one of the rows alone by the same plan
-    plan = Plan(tables, pool)
+    plan = GatherPlan(tables, pool)
     for rest, at in ((feeds, starts), ([], [n + 1 for n in starts])):
         at = [min(n, PAGE * len(t) - 1) for n, t in zip(at, tables, strict=True)]
         attend = Pass(plan, np.array(at), rest)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 
 import pytest
 import torch
@@ -141,14 +140,7 @@ def test_a_session_that_is_closed_while_it_is_sampled_keeps_its_pages_until_the_
 ):
     policy = Watched(tiny_policy)
     engine = started(policy, kv_memory=f"{4 * PAGE_BYTES / 1e3}KB")
-    computing, go_on = threading.Event(), threading.Event()
-
-    def hidden(*rest, **options):
-        computing.set()
-        assert go_on.wait(10)
-        return policy.policy.hidden(*rest, **options)
-
-    policy.hidden = hidden
+    computing, go_on = policy.hold()
 
     async def scenario():
         session = engine.open(PROMPTS[0])

@@ -19,7 +19,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from runs import adamw, column, data, last, module, rows, trainer, weights
-from test_rollout import Brackets, Look, chat  # noqa: F401 - a fixture
+from test_rollout import Brackets, Look
 from test_scoring import Calls, attempt, turn
 from test_toolbox import ctrl_c  # noqa: F401 - a fixture
 from trajectories import ids_of
@@ -78,7 +78,7 @@ class Remembers(Stateful, Look):
         return Copied()
 
 
-def explore(chat, says, probes, group_size=2, **options):  # noqa: F811
+def explore(chat, says, probes, group_size=2, **options):
     tool = Remembers()
     rollout = Rollout(Brackets(), [tool], **options)
     engine = ScriptedEngine(chat.tokenizer, says)
@@ -87,7 +87,7 @@ def explore(chat, says, probes, group_size=2, **options):  # noqa: F811
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_probes_go_on_from_the_beginning_of_each_turn_of_each_trajectory(chat, lockstep):  # noqa: F811
+def test_probes_go_on_from_the_beginning_of_each_turn_of_each_trajectory(chat, lockstep):
     # sessions 0 to 3 are the four trajectories, which call twice and answer; whatever was forked
     # after them is a probe, and answers at once
     says = lambda session, k: (CALL, CALL, "=yes")[k] if session < 4 else "=no"  # noqa: E731
@@ -118,7 +118,7 @@ def test_probes_go_on_from_the_beginning_of_each_turn_of_each_trajectory(chat, l
 
 @pytest.mark.parametrize("lockstep", [True, False])
 @pytest.mark.parametrize("place", ["run", "fork", "close"])
-def test_an_attempt_begins_again_with_its_probes_if_one_of_them_is_lost(chat, lockstep, place):  # noqa: F811
+def test_an_attempt_begins_again_with_its_probes_if_one_of_them_is_lost(chat, lockstep, place):
     """The world may answer differently the second time. So the new attempt's probes branch off what
     it does itself."""
 
@@ -171,7 +171,7 @@ def test_an_attempt_begins_again_with_its_probes_if_one_of_them_is_lost(chat, lo
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_a_tool_whose_sessions_cannot_be_copied_is_named(chat, lockstep):  # noqa: F811
+def test_a_tool_whose_sessions_cannot_be_copied_is_named(chat, lockstep):
     class Held(Stateful, Look):
         def open(self, question):
             return ToolSession()
@@ -216,7 +216,7 @@ def test_probes_change_nothing_for_the_trajectories(tiny_model):
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_every_turn_of_every_probe_has_a_random_stream_of_its_own(chat, lockstep):  # noqa: F811
+def test_every_turn_of_every_probe_has_a_random_stream_of_its_own(chat, lockstep):
     # nobody answers: three turns of four trajectories, and after 0, 1 and 2 turns two probes, each
     # of which takes the turns that are left
     groups, tried, engine, _ = explore(chat, lambda session, k: CALL, probes=2, lockstep=lockstep)
@@ -877,7 +877,7 @@ class Down(Look):
 
 
 @pytest.mark.parametrize("kind", [Slow, PatientlySlow])
-def test_a_copy_that_is_being_made_when_another_trajectory_fails_is_closed(chat, kind):  # noqa: F811
+def test_a_copy_that_is_being_made_when_another_trajectory_fails_is_closed(chat, kind):
     keeps = Keeps(kind)
     rollout = Rollout(Brackets(), [keeps, Down(keeps)], lockstep=False)
     says = lambda session, k: CALL.replace("look", "down") if session == 3 else CALL  # noqa: E731
@@ -889,7 +889,7 @@ def test_a_copy_that_is_being_made_when_another_trajectory_fails_is_closed(chat,
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_a_copy_that_is_being_made_at_ctrl_c_is_closed(chat, lockstep, ctrl_c):  # noqa: F811
+def test_a_copy_that_is_being_made_at_ctrl_c_is_closed(chat, lockstep, ctrl_c):
     keeps = Keeps()
 
     def interrupt():
@@ -908,7 +908,7 @@ def test_a_copy_that_is_being_made_at_ctrl_c_is_closed(chat, lockstep, ctrl_c): 
 
 
 @pytest.mark.parametrize("kind", [Slow, PatientlySlow])
-def test_a_copy_that_takes_too_long_is_closed_when_it_comes(chat, kind):  # noqa: F811
+def test_a_copy_that_takes_too_long_is_closed_when_it_comes(chat, kind):
     class Plain(kind):
         def fork(self):  # a thread, which cannot be stopped
             time.sleep(0.15)
@@ -921,7 +921,7 @@ def test_a_copy_that_takes_too_long_is_closed_when_it_comes(chat, kind):  # noqa
     keeps.check_closed()
 
 
-def test_a_copy_that_is_no_session_is_named(chat):  # noqa: F811
+def test_a_copy_that_is_no_session_is_named(chat):
     class Forgets(Slow):
         def fork(self):
             Slow(self.tool).close()

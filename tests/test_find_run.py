@@ -18,7 +18,7 @@ from commands import fails, save
 from turnrl import CheckpointError, DataError, RecipeError, find_run, record
 from turnrl.cli import main
 from turnrl.commands.eval.command import _prepare as prepare
-from turnrl.recipe.agents import Agent, find_agent
+from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.folders import named_in, newest, run_at
 from turnrl.recipe.given import read_given
 from turnrl.run.runs import open_runs
@@ -78,7 +78,7 @@ def test_a_file_in_a_run_means_the_run_to_every_command(recipe, capsys):
     for file in (run / "metrics.csv", text, parquet):
         assert find_run(file) == run
         assert record.files(file) == ([parquet] if file == parquet else whole)
-        assert find_agent(file) == Agent(str(file), "run", run / "config.yaml", run, best)
+        assert find_agent(file) == NamedAgent(str(file), "run", run / "config.yaml", run, best)
         assert main(["report", str(file), "--out", "page.html"]) == 0
         assert main(["compare", f"{file}@0", f"{file}@1"]) == 0
         assert isinstance(turnrl.load(file), turnrl.MTGRPO)
@@ -100,7 +100,7 @@ def test_a_yaml_is_a_recipe_wherever_a_recipe_can_be_given(recipe, capsys):
     assert main(["fit", "recipe.yaml", *ONE]) == 0
     run = Path("runs/recipe/version_0")
     config = run / "config.yaml"
-    assert find_agent(config) == Agent(str(config), "recipe", config)
+    assert find_agent(config) == NamedAgent(str(config), "recipe", config)
     assert isinstance(turnrl.load(config), turnrl.MTGRPO)
     capsys.readouterr()
     assert main(["eval", str(config), "--data.val_limit", "1"]) == 0
@@ -133,7 +133,7 @@ def test_a_word_is_looked_up_once():
     assert given.contents["ckpt_path"] == str(best)
     assert (given.name, given.agent) == (
         "mine",
-        Agent("mine", "run", old / "config.yaml", old, best),
+        NamedAgent("mine", "run", old / "config.yaml", old, best),
     )
 
 
@@ -142,10 +142,10 @@ def test_a_file_that_is_in_no_run(capsys):
         Path(name).parent.mkdir(exist_ok=True)
         with zipfile.ZipFile(name, "w"):
             pass
-        assert find_agent(name) == Agent(name, "checkpoint", Path(name), None, Path(name))
+        assert find_agent(name) == NamedAgent(name, "checkpoint", Path(name), None, Path(name))
         assert f"the checkpoint {name!r} is in no run." in fails(capsys, ["eval", name])
     kept = Path("kept/last.ckpt")
-    assert find_agent("kept") == Agent("kept", "checkpoint", kept, None, kept)
+    assert find_agent("kept") == NamedAgent("kept", "checkpoint", kept, None, kept)
     with pytest.raises(CheckpointError, match="'kept' is one checkpoint already"):
         find_agent("kept", "best")
     Path("notes.txt").write_text("no recipe")

@@ -28,9 +28,9 @@ from turnrl_doctor.memory import _ENGINE, MemoryPlan, given_settings, work_of
 from turnrl_doctor.plan import choose, gigabytes, given_up
 from turnrl_doctor.speed import card_of, seconds
 from turnrl_doctor.table import table
-from turnrl_doctor.work import NAMES, Choice, Shape, Work, shape_of
+from turnrl_doctor.work import NAMES, Choice, Decoder, Work, decoder_of
 
-SEVEN = Shape(3584, 18_944, 28, 28, 4, 128, 152_064, False)
+SEVEN = Decoder(3584, 18_944, 28, 28, 4, 128, 152_064, False)
 TRIVIA = Work(SEVEN, True, 2, 16, None, 336, 2048, 512, 2, 512, 2, True)
 """The TriviaQA recipe: 16 questions x 21, two turns, two updates."""
 
@@ -86,7 +86,7 @@ def test_the_weights_of_a_model_are_counted_from_its_configuration(config):
 
     with META:
         network = transformers.AutoModelForCausalLM.from_config(config)
-    shape = shape_of(config)
+    shape = decoder_of(config)
     whole = sum(p.numel() for p in network.parameters())
     near(shape.dense + shape.embedded + shape.rest, whole, 0.005)
 
@@ -95,7 +95,7 @@ def test_an_architecture_that_is_not_known_is_said_to_be():
     experts = SimpleNamespace(model_type="mixed", num_local_experts=8)
     experts.get_text_config = lambda: experts
     with pytest.raises(LookupError, match="mixed routes tokens among experts"):
-        shape_of(experts)
+        decoder_of(experts)
 
 
 # ------------------------------------------------------------ beside counted bytes

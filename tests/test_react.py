@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from test_rollout import Look
 from trajectories import ids_of, observed
 from turnrl import (
     ChatFormat,
@@ -47,22 +48,9 @@ EVERY = [
 ]
 
 
-class Search(Tool):
+class Search(Look):
     name = "search"
     description = "Search an encyclopaedia."
-    parameters = {
-        "type": "object",
-        "properties": {"query": {"type": "string"}},
-        "required": ["query"],
-        "additionalProperties": False,
-    }
-
-    def __init__(self, reply=lambda query: f"about {query}", name="search"):
-        self.reply, self.name, self.batches = reply, name, []
-
-    def run(self, calls):
-        self.batches.append([call.arguments["query"] for call in calls])
-        return [ToolResult(self.reply(call.arguments["query"])) for call in calls]
 
 
 def told(segmenter, reading, results=None):
@@ -624,7 +612,7 @@ def test_two_calls_of_a_turn_run_at_the_same_time(chat):
         both.wait()  # which neither passes before the other is there
         return query
 
-    tools = [Search(wait), Search(wait, "look")]
+    tools = [Search(wait), Look(wait)]
     other = OTHER.replace("search", "look")
     trajectory = collect(chat, ReAct(), tools, CALL + other, ANSWER)
     assert [r.content for r in trajectory.turns[0].results] == ["Utrecht", "Lima"]

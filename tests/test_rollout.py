@@ -92,11 +92,6 @@ class Look(Tool):
         return [ToolResult(self.reply(c.arguments["query"])) for c in calls]
 
 
-@pytest.fixture
-def chat(tiny_model):
-    return ChatFormat(Policy(str(tiny_model)).tokenizer)
-
-
 def collect(rollout, chat, says, questions=(QUESTION,), group_size=1):
     engine = ScriptedEngine(chat.tokenizer, says)
     return rollout.play(engine, chat, questions, group_size, (0,)), engine
@@ -549,24 +544,23 @@ def test_tool_text_cannot_close_its_tag_or_speak_as_the_user(chat):
     text = chat.tokenizer.decode(observed(groups[0][0], 0))
     assert text.count("</result>") == 1
     assert text.count("<result") == 1
-    control = {
-        chat.tokenizer.convert_tokens_to_ids(t)
-        for t in ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
-    }
     # <|im_end|> of the assistant, <|im_start|> user, <|im_end|>, <|im_start|> assistant:
     # markup, no more
-    assert sum(i in control for i in observed(groups[0][0], 0)) == 4
+    assert sum(i in control(chat) for i in observed(groups[0][0], 0)) == 4
     assert "fact" in turn.results[0].content
 
 
+def control(chat):
+    """The ids of its markup."""
+    markup = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"]
+    return {*chat.tokenizer.convert_tokens_to_ids(markup)}
+
+
 def test_control_text_stays_text_even_if_it_is_not_neutralised(chat):
-    control = {
-        chat.tokenizer.convert_tokens_to_ids(t)
-        for t in ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
-    }
+    ids = control(chat)
     injected, plain = (chat.prompt([{"role": "user", "content": c}]) for c in (INJECTION, "fact"))
-    assert sum(i in control for i in injected) == sum(i in control for i in plain) > 0
-    assert control & set(encoded(chat, INJECTION))
+    assert sum(i in ids for i in injected) == sum(i in ids for i in plain) > 0
+    assert ids & set(encoded(chat, INJECTION))
     assert neutralise(INJECTION, ["result"], chat.control_tokens) != INJECTION
 
 

@@ -15,6 +15,7 @@ import yaml
 import turnrl
 import turnrl.testing
 from nursery import command as started
+from nursery import python
 from turnrl.cli import main
 from turnrl.plugins import KINDS
 
@@ -62,15 +63,22 @@ class Text(HTMLParser):
         self.words.append(data)
 
 
+def sphinx(nursery, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """How a build of the documentation ends."""
+    environment = {**os.environ, **nursery.environment, **environment}
+    command = python("-m", "sphinx", *options)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
 @pytest.fixture(scope="module")
-def built(tmp_path_factory) -> Path:
+def built(tmp_path_factory, nursery) -> Path:
     """The site, by the command that README shows."""
     site = tmp_path_factory.mktemp("site")
     (line,) = re.findall(r"`\.venv/bin/(sphinx-build .*?)`", (ROOT / "README.md").read_text())
     *options, source, folder = line.split()[1:]
     assert (source, folder) == ("docs", "site")
-    command = [sys.executable, "-m", "sphinx", *options, "-q", "-d", f"{site}-cache", source, site]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    options += ["-q", "-d", f"{site}-cache", source, str(site)]
+    done = sphinx(nursery, *options)
     assert done.returncode == 0, done.stderr
     return site
 
@@ -208,20 +216,14 @@ def test_a_metric_without_a_unit_or_a_meaning_is_named(facts, tmp_path):
     assert facts.metric_gaps(file) == ["metric a/c (a unit)", "metric a/b (a meaning)"]
 
 
-def test_the_build_fails_for_a_component_without_a_description(tmp_path):
+def test_the_build_fails_for_a_component_without_a_description(tmp_path, nursery):
     (tmp_path / "bare.py").write_text(BARE)
     info = tmp_path / "bare-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bare\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[turnrl]\nbare = bare\n")
-    command = [sys.executable, "-m", "sphinx", "-q", "-d", str(tmp_path / "cache")]
-    done = subprocess.run(
-        [*command, "docs", str(tmp_path / "site")],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    options = ["-q", "-d", str(tmp_path / "cache"), "docs", str(tmp_path / "site")]
+    done = sphinx(nursery, *options, PYTHONPATH=str(tmp_path))
     assert done.returncode != 0
     assert "no description: Bare (a docstring), Bare.weight (an Args line)" in done.stderr
 

@@ -81,10 +81,7 @@ def start(recipe, nursery):
 @pytest.fixture
 def sweep(recipe, nursery, monkeypatch, capsys):
     """Runs a sweep to its end, in this process, and gives its exit code and what it printed."""
-    monkeypatch.setattr("sys.executable", str(nursery.bin / "python"))
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    for name, value in nursery.environment.items():
-        monkeypatch.setenv(name, value)
+    nursery.stand_in(monkeypatch)
 
     def run(*words):
         capsys.readouterr()

@@ -17,9 +17,7 @@ import pytest
 
 from test_rollout import QUESTION, Brackets, Look, collect
 from turnrl import (
-    ChatFormat,
     ForkableToolSession,
-    Policy,
     Question,
     RecipeError,
     Rollout,
@@ -38,11 +36,6 @@ from turnrl.agent.toolbox import MAX_RESULT_CHARACTERS, Toolbox, ToolSessions
 from turnrl.testing import ScriptedEngine, check_tool
 from turnrl_estimators.anchored import retrieved
 from turnrl_rewards import SupportSeen
-
-
-@pytest.fixture
-def chat(tiny_model):
-    return ChatFormat(Policy(str(tiny_model)).tokenizer)
 
 
 class Count(ForkableToolSession):

@@ -18,7 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from searching import ROWS as SMALL
-from searching import SHARED, ask, corpus_of, found, index_command, needs_shared_data, write_rows
+from searching import (
+    SHARED,
+    ask,
+    corpus_of,
+    found,
+    index_command,
+    needs_shared_data,
+    shared_rows,
+    write_rows,
+)
 from turnrl import (
     DataError,
     Passage,
@@ -714,12 +723,7 @@ def test_retrieval_of_real_passages_reaches_the_figures(tmp_path, capsys):
 
 def shared_passages(path: Path, count: int) -> Path:
     """A file of `count` passages: the shared corpora over and over, each time with other ids."""
-    files = ["squad", "multihop/hotpotqa", "multihop/2wiki"]
-    rows = [
-        json.loads(line)
-        for f in files
-        for line in (SHARED / f / "corpus.jsonl").read_text().splitlines()
-    ]
+    rows = shared_rows()
     with path.open("w", encoding="utf-8") as file:
         for i in range(count):
             row = rows[i % len(rows)]

@@ -253,7 +253,7 @@ def learn(blocks: int = 3, steps: int = 3, prompts: int = 8) -> None:
         prompts: Questions of a step, with eight trajectories each.
     """
     # a head as wide as Qwen2.5-0.5B's, and hardly anything before it
-    wide = work.Shape(896, 128, 1, 14, 2, 64, vocab=152_064, tied=True)
+    wide = work.Decoder(896, 128, 1, 14, 2, 64, vocab=152_064, tied=True)
     with TemporaryDirectory() as small, TemporaryDirectory() as large:
         make(Path(small), Shape(prompts))
         make(Path(large), Shape(1, 8, 281, (256, 256)), network=wide)

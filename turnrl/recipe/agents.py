@@ -32,7 +32,7 @@ _YAML = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
-class Agent:
+class NamedAgent:
     """The recipe, the run and the checkpoint that a word means.
 
     Args:
@@ -133,7 +133,7 @@ class Agent:
         return f"the policy of {self.recipe} before any training{trained}"
 
 
-def find_agent(word: str | Path, name: str | None = None) -> Agent:
+def find_agent(word: str | Path, name: str | None = None) -> NamedAgent:
     """Find the agent that a word means, the same for every command.
 
     A YAML file or the name of a bundled recipe means the recipe. A checkpoint means itself. A word
@@ -164,21 +164,21 @@ def find_agent(word: str | Path, name: str | None = None) -> Agent:
     return replace(agent, checkpoint=other.weights())
 
 
-def _agent_at(word: str) -> Agent:
+def _agent_at(word: str) -> NamedAgent:
     place = Path(word)
     if word.endswith(_YAML) or word in bundled_recipes():
-        return Agent(word, "recipe", Path(find_recipe(word)))
+        return NamedAgent(word, "recipe", Path(find_recipe(word)))
     run = run_in(place) if place.is_file() else run_at(word)
     if place.is_file() and _is_checkpoint(place):
-        return Agent(word, "checkpoint", run / "config.yaml" if run else place, run, place)
+        return NamedAgent(word, "checkpoint", run / "config.yaml" if run else place, run, place)
     if run is not None:
-        return Agent(word, "run", run / "config.yaml", run, _kept(place, run))
+        return NamedAgent(word, "run", run / "config.yaml", run, _kept(place, run))
     if place.is_dir():
         if (kept := kept_in(place, ("last",))) is not None:
-            return Agent(word, "checkpoint", kept, None, kept)
+            return NamedAgent(word, "checkpoint", kept, None, kept)
         raise CheckpointError(_no_run(place))
     if place.exists():
-        return Agent(word, "recipe", place)
+        return NamedAgent(word, "recipe", place)
     raise CheckpointError(
         f"no run, no recipe and no checkpoint at {word!r}.{run_like(word, bundled_recipes())} "
         "Give the folder of a run, the name of its runs, or a recipe."

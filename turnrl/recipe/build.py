@@ -32,7 +32,7 @@ from turnrl.data.questions import QuestionData
 from turnrl.errors import ArgumentTypeError, RecipeError, TurnRLError, instance_of, kind_of
 from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
-from turnrl.recipe.agents import Agent, find_agent
+from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.by_recipe import ByRecipe
 from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
 from turnrl.recipe.given import COMMAND, Given, read_given
@@ -151,7 +151,7 @@ def load(
     return module.to(device)
 
 
-def _recipe_of(agent: Agent, saved: Contents | None) -> Contents:
+def _recipe_of(agent: NamedAgent, saved: Contents | None) -> Contents:
     """The recipe of an agent: its own, its checkpoint's or its run's.
 
     Raises:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast, get_args, get_origin
 
 from turnrl.errors import RecipeError, is_finite
-from turnrl.recipe.agents import Agent, find_agent
+from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.bundled import find_recipe
 from turnrl.recipe.folders import LATEST, RUNS, checkpoint_to_resume, held, newest, next_version
 from turnrl.recipe.merging import (
@@ -79,7 +79,7 @@ class Given:
     own: Contents = field(default_factory=dict)
     flags: Flags = field(default_factory=dict)
     raised: Sequence[str] = ()
-    agent: Agent | None = None
+    agent: NamedAgent | None = None
     number: int | None = None
 
     @property
@@ -277,7 +277,7 @@ def _settled_value(value: object, key: str) -> object:
     return filled_in(value, key)
 
 
-def _recipe_of(agent: Agent, command: str) -> str:
+def _recipe_of(agent: NamedAgent, command: str) -> str:
     """The recipe of the run that a user gave in a recipe's place.
 
     Raises:

@@ -15,6 +15,7 @@ from typing import Any
 
 from turnrl.agent.attempt import Attempt, Rules, let_play
 from turnrl.agent.conversation import Conversation
+from turnrl.agent.running import on_loop
 from turnrl.agent.toolbox import Toolbox, ToolSessions
 from turnrl.testing.contract import Breach, on, require
 from turnrl.testing.examples import QUESTION
@@ -162,7 +163,7 @@ def _play(
             for toolset in tools:
                 await toolset.stop()
 
-    return asyncio.run(side_by_side())
+    return on_loop(side_by_side())
 
 
 async def _beat(beats: list[float]) -> None:

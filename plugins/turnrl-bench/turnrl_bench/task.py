@@ -44,7 +44,7 @@ CHATML = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 """A chat template of messages as they are, the tools after the first."""
 
-TINY = work.Shape(
+TINY = work.Decoder(
     hidden=192, inner=512, layers=4, heads=4, kv_heads=2, head_size=48, vocab=1024, tied=True
 )
 """The dimensions of a Qwen2 with 1.8 million parameters."""
@@ -115,7 +115,7 @@ def make(
     folder: Path,
     shape: Shape,
     template: str = CHATML,
-    network: work.Shape = TINY,
+    network: work.Decoder = TINY,
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Task:

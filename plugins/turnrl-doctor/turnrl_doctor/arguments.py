@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from jsonschema import Draft202012Validator
+from referencing import Registry
+from referencing.jsonschema import DRAFT202012
 
 from turnrl import PluginError, ToolSpec
 
@@ -24,6 +26,7 @@ _FORMATS = {
     "uri": "https://example.com/",
     "uuid": "123e4567-e89b-42d3-a456-426614174000",
 }
+_ENDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _DEEPEST = 3
 """Deeper than this, only required properties are filled in, because a schema may contain itself."""
 
@@ -82,6 +85,8 @@ class _Maker:
 
     def __init__(self, validator: Draft202012Validator, text: str) -> None:
         self._validator, self._text = validator, text
+        root = DRAFT202012.create_resource(validator.schema)
+        self._refs = Registry[Any]().resolver_with_root(root)
 
     def values(self, schema: object, whole: bool, depth: int = 0) -> Iterator[object]:
         """Values that a schema may allow.
@@ -100,7 +105,7 @@ class _Maker:
         if depth > 2 * _DEEPEST:
             return
         if (ref := schema.get("$ref")) is not None:
-            yield from self.values(self._looked_up(ref), whole, depth + 1)
+            yield from self.values(self._refs.lookup(ref).contents, whole, depth + 1)
         for key in ("anyOf", "oneOf"):
             for part in filter(_says_something, schema.get(key, ())):
                 yield from self.values({**_rest(schema, key), **part}, whole, depth + 1)
@@ -156,30 +161,16 @@ class _Maker:
                 given.append(value)
                 yield value
 
-    def _looked_up(self, ref: str) -> object:
-        """The part of the whole schema that a `$ref` such as `#/$defs/place` means."""
-        part: Any = self._validator.schema
-        for name in ref.lstrip("#/").split("/") if ref.startswith("#") else ():
-            if isinstance(part, list):
-                part = part[int(name)]
-            elif name:
-                part = part.get(name.replace("~1", "/").replace("~0", "~"), {})
-        return part
-
 
 def _numbers(schema: Schema, kind: str) -> Iterator[float]:
     unit = schema.get("multipleOf", 1)
-    low = schema.get("minimum", schema.get("exclusiveMinimum"))
-    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    ends = [schema[name] for name in _ENDS if name in schema]
     yield from (unit, 0)
-    if low is not None:
-        yield from (unit * (math.floor(low / unit) + n) for n in (1, 2))
-        yield low
-    if high is not None:
-        yield from (unit * (math.ceil(high / unit) - n) for n in (1, 2))
-        yield high
-    if kind == "number" and low is not None and high is not None:
-        yield (low + high) / 2
+    for end in ends:
+        yield from (unit * (math.floor(end / unit) + n) for n in (1, 2, -1, -2))
+        yield end
+    if kind == "number" and len(ends) == 2:
+        yield sum(ends) / 2
 
 
 def _likely(schema: Schema) -> str:
@@ -188,8 +179,7 @@ def _likely(schema: Schema) -> str:
         return "object"
     if {"items", "prefixItems"} & schema.keys():
         return "array"
-    numeric = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-    return "number" if numeric & schema.keys() else "string"
+    return "number" if {*_ENDS, "multipleOf"} & schema.keys() else "string"
 
 
 def _rest(schema: Schema, key: str) -> dict[str, object]:

@@ -10,10 +10,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from turnrl import MTGRPO, Check, Finding, RecipeError, Start, parse_bytes
 from turnrl_doctor.counts import CONTEXT
-from turnrl_doctor.plan import Plan, choose, gigabytes
+from turnrl_doctor.plan import CostedChoice, choose, gigabytes
 from turnrl_doctor.speed import Card, card_of
 from turnrl_doctor.table import table
-from turnrl_doctor.work import Work, shape_of
+from turnrl_doctor.work import Work, decoder_of
 
 _ENGINE = ("slots", "prefill_tokens", "kv_memory", "decode_weights")
 """The attributes of Slots, the engine whose memory the plan knows."""
@@ -57,7 +57,7 @@ def work_of(start: Start) -> Work:
         one = lora.target_modules
         targets = (one,) if isinstance(one, str) else tuple(one)
     return Work(
-        shape=shape_of(policy.config),
+        shape=decoder_of(policy.config),
         four_bit=policy.quantization == "nf4",
         # without an adapter weights are float32 in any case, and activations are planned as such,
         # which is more than mixed precision takes
@@ -115,7 +115,7 @@ def given_settings(module: MTGRPO, work: Work) -> dict[str, Any]:
     return given
 
 
-def apply(plan: Plan, module: MTGRPO) -> None:
+def apply(plan: CostedChoice, module: MTGRPO) -> None:
     """Set what the recipe leaves open, and note what was planned."""
     module.memory.plan = plan
     for name, owner in _owners(module, plan.work.sampled).items():
@@ -135,7 +135,7 @@ class MemoryPlan(Check):
     """The memory of a GPU, planned before weights are loaded."""
 
     def __init__(self) -> None:
-        self._plan: Plan | None = None
+        self._plan: CostedChoice | None = None
         self._why = "the run has no GPU, and plan.profile gives no size"
 
     def settle(self, start: Start) -> None:
@@ -150,14 +150,14 @@ class MemoryPlan(Check):
             return
         if (plan := module.memory.plan) is None:
             plan = self._made(start, module)
-        if not isinstance(plan, Plan):
+        if not isinstance(plan, CostedChoice):
             return
         self._plan = plan
         if start.learns and not module.memory.plan_shown:
             module.memory.plan_shown = True
             rank_zero_only(print)(table(plan), flush=True)
 
-    def _made(self, start: Start, module: MTGRPO) -> Plan | None:
+    def _made(self, start: Start, module: MTGRPO) -> CostedChoice | None:
         """A plan, applied to a module that has none yet; None if there is none to make."""
         if start.profile is None:
             self._why = "plan.profile is null"

@@ -42,7 +42,7 @@ _SETTING_OF = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class CostedChoice:
     """A choice, and its cost.
 
     Args:
@@ -96,7 +96,7 @@ class Plan:
         return _SETTING_OF["keys and values" if small else largest]
 
 
-def choose(work: Work, card: Card, given: Settings) -> Plan:
+def choose(work: Work, card: Card, given: Settings) -> CostedChoice:
     """Find the fastest settings that fit a card.
 
     Args:
@@ -106,7 +106,7 @@ def choose(work: Work, card: Card, given: Settings) -> Plan:
     Raises:
         RecipeError: If nothing fits, with the numbers and the first setting to change.
     """
-    tried = (Plan(work, card, choice, given) for choice in _candidates(work, card, given))
+    tried = (CostedChoice(work, card, choice, given) for choice in _candidates(work, card, given))
     fitting = (fitted for plan in tried if (fitted := _with_pages(plan)) is not None)
     best = min(fitting, key=lambda plan: (plan.spent, plan.most), default=None)
     if best is None:
@@ -159,7 +159,7 @@ def _least_pages(work: Work) -> int:
     return (work.max_tokens + 2 * PAGE) * work.kv_bytes
 
 
-def _with_pages(plan: Plan) -> Plan | None:
+def _with_pages(plan: CostedChoice) -> CostedChoice | None:
     """A plan with the pages that there is room for; None if it does not fit."""
     work, given = plan.work, plan.given
     size = given.get("kv_memory", 0)
@@ -180,7 +180,9 @@ def _does_not_fit(work: Work, card: Card, given: Settings) -> RecipeError:
     """The error of a recipe that fits in no way: the smallest choice, and what it lacks."""
     pages = given.get("kv_memory", _least_pages(work))
     choices = (replace(choice, kv_memory=pages) for choice in _candidates(work, card, given))
-    plan = min((Plan(work, card, choice, given) for choice in choices), key=lambda plan: plan.most)
+    plan = min(
+        (CostedChoice(work, card, choice, given) for choice in choices), key=lambda plan: plan.most
+    )
     parts = plan.memory[plan.worst]
     largest = max(parts, key=parts.__getitem__)
     return RecipeError(
@@ -209,7 +211,7 @@ def _remedy(work: Work, largest: str, given: Settings) -> str:
     return "Lower model.rollout.max_tokens."
 
 
-def given_up(plan: Plan) -> Iterator[tuple[str, float, int]]:
+def given_up(plan: CostedChoice) -> Iterator[tuple[str, float, int]]:
     """Settings that would be faster on their own and do not fit: the name, seconds saved, and bytes
     more in some phase."""
     work = plan.work

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from turnrl_doctor.counts import PHASES
-from turnrl_doctor.plan import Plan, gigabytes, given_up
+from turnrl_doctor.plan import CostedChoice, gigabytes, given_up
 from turnrl_doctor.work import NAMES
 
 
@@ -12,7 +12,7 @@ def _seconds(time: float) -> str:
     return f"{time:.0f}" if time >= 9.5 else f"{time:.1g}"
 
 
-def table(plan: Plan) -> str:
+def table(plan: CostedChoice) -> str:
     """The plan as lines of at most 80 columns."""
     card, choice = plan.card, plan.choice
     lines = [

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Decoder:
     """The dimensions of a decoder with gated MLPs.
 
     Args:
@@ -67,7 +67,7 @@ class Shape:
         return self.layers * (2 * self.hidden + self.heads * self.head_size + 2 * kv) + self.hidden
 
 
-def shape_of(config: PretrainedConfig) -> Shape:
+def decoder_of(config: PretrainedConfig) -> Decoder:
     """The dimensions of a transformers configuration.
 
     Raises:
@@ -77,11 +77,10 @@ def shape_of(config: PretrainedConfig) -> Shape:
     sizes, kind = sizes_of(config), config.get_text_config().model_type
     if sizes.routed:
         raise LookupError(f"{kind} routes tokens among experts")
-    hidden, inner, layers, heads = sizes.hidden, sizes.inner, sizes.layers, sizes.heads
-    kv_heads, head_size, vocab = sizes.kv_heads, sizes.head_size, sizes.vocab
-    if not (hidden and inner and layers and heads and kv_heads and head_size and vocab):
+    known = {field.name: getattr(sizes, field.name) for field in fields(Decoder)}
+    if None in known.values():
         raise LookupError(f"the configuration of {kind} lacks sizes")
-    return Shape(hidden, inner, layers, heads, kv_heads, head_size, vocab, sizes.tied)
+    return Decoder(**known)
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Work:
         mixed: True if float32 weights are rounded for each product.
     """
 
-    shape: Shape
+    shape: Decoder
     four_bit: bool = False
     size: int = 2
     rank: int = 16

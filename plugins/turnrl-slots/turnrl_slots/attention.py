@@ -6,8 +6,8 @@ output and the log of its sum of exponentials, by which the parts are weighed:
 
     o = sum_p o_p e^{l_p} / sum_p e^{l_p}
 
-What is computed once per pass, or once for as long as the rows stay the same, is in `Plan` and
-`Pass`; a layer only gathers, attends and merges.
+What is computed once per pass, or once for as long as the rows stay the same, is in `GatherPlan`
+and `Pass`; a layer only gathers, attends and merges.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _runs(
     return levels, own
 
 
-class Plan:
+class GatherPlan:
     """Which pages rows read together and which each reads alone; holds while they stay the same.
 
     Args:
@@ -228,7 +228,7 @@ class Pass:
         feeds: What else is read.
     """
 
-    def __init__(self, plan: Plan, lengths: np.ndarray, feeds: Sequence[Feed]) -> None:
+    def __init__(self, plan: GatherPlan, lengths: np.ndarray, feeds: Sequence[Feed]) -> None:
         self.pool, self.plan, self.rows = plan.pool, plan, len(lengths)
         at = np.arange(self.rows)
         pages, positions = [plan.tables[at, lengths // PAGE]], [lengths]

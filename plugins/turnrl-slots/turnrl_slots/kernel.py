@@ -141,7 +141,7 @@ class KernelPass:
 
 
 class Tables:
-    """Each row's pages, all that its turn may need: the kernel's counterpart of `Plan`."""
+    """Each row's pages, all that its turn may need: the kernel's counterpart of `GatherPlan`."""
 
     def __init__(self, tables: Sequence[Sequence[int]], pool: Pool) -> None:
         self.pool = pool

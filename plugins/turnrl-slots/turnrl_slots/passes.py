@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from turnrl import SampledPolicy
-from turnrl_slots.attention import Feed, Plan
+from turnrl_slots.attention import Feed, GatherPlan
 from turnrl_slots.decode import Decoder, Graphs
 from turnrl_slots.dense import Dense
 from turnrl_slots.kernel import KernelPass, Tables
@@ -65,7 +65,7 @@ class Passes:
         self._addresses: tuple[int, ...] = ()
         """Addresses of the weights that graphs were recorded with."""
         self._planned: list[Request] = []
-        self._plan: Plan | Tables | None = None
+        self._plan: GatherPlan | Tables | None = None
         """Page plan of the rows of the last pass."""
 
     @contextlib.contextmanager
@@ -154,8 +154,8 @@ class Passes:
             return "stop"
         return "length" if len(request.token_ids) >= sampling.max_tokens else None
 
-    def _plan_of(self, tables: Sequence[Sequence[int]]) -> Plan | Tables:
-        return (Tables if self.pool.kernel else Plan)(tables, self.pool)
+    def _plan_of(self, tables: Sequence[Sequence[int]]) -> GatherPlan | Tables:
+        return (Tables if self.pool.kernel else GatherPlan)(tables, self.pool)
 
     def _hidden(self, tokens: Tensor, positions: Tensor, attend: KernelPass) -> Tensor:
         return self.policy.hidden(tokens[None], None, positions[None], attend=attend)[0]
@@ -177,7 +177,7 @@ class Passes:
         return pieces
 
     def _forward(
-        self, plan: Plan | Tables, lengths: np.ndarray, tokens: list[int], feeds: list[Feed]
+        self, plan: GatherPlan | Tables, lengths: np.ndarray, tokens: list[int], feeds: list[Feed]
     ) -> Tensor:
         if self.decoder is not None and isinstance(plan, Tables) and not feeds:
             return self.decoder(plan, lengths, tokens)

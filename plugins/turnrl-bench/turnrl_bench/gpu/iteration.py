@@ -7,7 +7,7 @@ from turnrl_bench.gpu import floors
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.decoding import Wave
 from turnrl_bench.gpu.floors import Cost
-from turnrl_bench.gpu.learning import sizes_of
+from turnrl_bench.gpu.learning import counts_of
 from turnrl_bench.gpu.parts import RANK, UPDATES
 from turnrl_bench.gpu.results import Cases, Found
 from turnrl_slots import Slots
@@ -34,7 +34,7 @@ def _iteration(bench: Bench, until: float) -> Found:
     rolling = rollout_costs(bench)
     learning: list[Cost] = []
     for _, layout in policy.passes([row for t in trajectories for row in t.token_rows], tokens):
-        learning += UPDATES * floors.learning(bench.net, "nf4", *sizes_of(layout))
+        learning += UPDATES * floors.learning(bench.net, "nf4", *counts_of(layout))
     peaks = watch.peaks[-1]
     plan = {phase: [int(size), name] for phase, (size, name) in module.memory.planned.items()}
     return {

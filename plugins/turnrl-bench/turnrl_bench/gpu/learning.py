@@ -35,7 +35,7 @@ def minibatch(bench: Bench) -> tuple[list[int], Any]:
     return some, move_data_to_device(layout, bench.device)
 
 
-def sizes_of(layout: Any) -> tuple[int, int, int]:
+def counts_of(layout: Any) -> tuple[int, int, int]:
     """Counts of a pass: its tokens, pairs of a token and one that it attends to, and tokens whose
     log-probabilities are computed. A token attends to itself and to those before it."""
     seen = layout.position_ids + 1
@@ -83,7 +83,7 @@ def _minibatch(bench: Bench, again: bool) -> Found:
             runs.append(step(policy, layout))
     policy.zero_grad()
     seconds = statistics.median(sum(run.values()) for run in runs)
-    tokens, pairs, asked = sizes_of(layout)
+    tokens, pairs, asked = counts_of(layout)
     costs = floors.learning(bench.net, "nf4", tokens, pairs, asked)
     return {
         "minibatch_s": seconds,
@@ -104,7 +104,7 @@ def _reading(bench: Bench) -> Found:
     some, layout = minibatch(bench)
     rows = [row for i in some for row in bench.played()[i].token_rows]
     seconds = device.best_seconds(lambda: policy.read(rows, bench.setting.minibatch_tokens), 2)
-    costs = floors.reading(bench.net, "nf4", *sizes_of(layout))
+    costs = floors.reading(bench.net, "nf4", *counts_of(layout))
     return {"read_s": seconds, **bench.against(seconds, costs)}
 
 

@@ -41,7 +41,7 @@ PARTS = {
     )
 }
 
-SEVEN_B = work.Shape(
+SEVEN_B = work.Decoder(
     hidden=3584,
     inner=18_944,
     layers=28,
@@ -68,7 +68,7 @@ class Setting:
         multiplied: Rows of the large product.
     """
 
-    network: work.Shape
+    network: work.Decoder
     shape: Shape
     rows: tuple[int, int]
     turns: tuple[int, int]
