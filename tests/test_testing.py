@@ -89,7 +89,7 @@ def test_a_good_tool_passes(tool):
         ({"parameters": {"type": "string"}}, "must be the JSON Schema of an object"),
         (
             {"parameters": {"type": "object", "required": ["word"]}},
-            r"on the good call {'text': 'a'} gives .*'word' is a required .*, which is no success",
+            r"on the good call {'text': 'a'} gives .*'word' is a required .*, which is not a success",
         ),
         (
             {"run": lambda calls: None},
@@ -452,7 +452,7 @@ def shows(text, role="user"):
             {"read": lambda text, turn, cut: Reading(answer=text[0])},
             r"^Plain\.read\('', 0, cut=False\) raised IndexError",
         ),
-        ({"read": lambda text, turn, cut: None}, "which is no Reading"),
+        ({"read": lambda text, turn, cut: None}, "which is not a Reading"),
         ({"read": lambda text, turn, cut: Reading()}, "needs a format_error"),
         ({"read": lambda text, turn, cut: Reading((ToolCall(""),))}, "neither name nor error"),
         (

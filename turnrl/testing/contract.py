@@ -10,7 +10,7 @@ _BETWEEN = {"turnrl", "asyncio", "concurrent", "contextlib", "threading"}
 
 
 class Breach(AssertionError):
-    """A broken promise, told apart from an assertion of the plugin's own."""
+    """A broken promise, as opposed to a failed assertion in the plugin's own code."""
 
 
 def require(condition: object, message: str) -> None:
