@@ -480,8 +480,8 @@ def resolved(capsys, *arguments):
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("model: [1\ndata: }", ("no YAML mapping", "line 2", "Fix it;")),
-        ("model:\n\tpolicy: {}", ("no YAML mapping", "line 2", "\\t", "Fix it;")),
+        ("model: [1\ndata: }", ("not a YAML mapping", "line 2", "Fix it;")),
+        ("model:\n\tpolicy: {}", ("not a YAML mapping", "line 2", "\\t", "Fix it;")),
         ("model: {}\ntrainer: {}\nmodel: {}", ("the key 'model' appears twice", "line 3")),
         ("model:\n  seed: 1\n  seed: 2", ("the key 'seed' appears twice", "line 3")),
         ("- model\n", ("it holds ['model']", "its keys are seed_everything,")),

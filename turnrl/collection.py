@@ -125,8 +125,7 @@ class Experience:
         return [a + v for a, v in zip(self.advantages, values, strict=True)]
 
     def staleness(self, version: int) -> Tally:
-        """How many optimiser steps the weights that learn are ahead of those that sampled a token,
-        on average.
+        """Average optimiser steps from the weights that sampled a token to the weights that learn.
 
         Args:
             version: The optimiser steps behind the weights that learn.
