@@ -530,7 +530,7 @@ def test_rows_left_out_are_counted_with_the_reason(caplog):
     assert not caplog.records
     kept = load_questions([*letters(), Question("n", "How many?", "12")], rule=Number())
     assert [q.answers for q in kept] == [("12",)]
-    assert "40 with an answer that is no number" in caplog.text
+    assert "40 with an answer that is not a number" in caplog.text
 
 
 @pytest.mark.parametrize(("answers", "setting"), [

@@ -150,7 +150,7 @@ def test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe(
         assert f"answer     {said!r}; ended by" in shown.out
         # alone it does not say how it acts
         told = fails(capsys, ["play", str(door), "Number 7?"])
-        assert "holds no recipe: it was made from Python" in told
+        assert "has no recipe: it was made from Python" in told
         assert "Give a recipe: 'turnrl play RECIPE --checkpoint lightning_logs/version_0/" in told
         assert ", module=module).ask('a question')." in told
         assert "Wait for" not in told
@@ -175,7 +175,7 @@ def test_play_says_before_it_loads_torch_that_a_run_from_python_has_no_recipe(by
     (kept,) = (run / "checkpoints").glob("*.ckpt")
     doors = [str(run), str(kept), str(run / "model")]
     done = subprocess.run([sys.executable, "-c", code, *doors], capture_output=True, text=True)
-    assert done.stderr.count("holds no recipe: it was made from Python") == 3
+    assert done.stderr.count("has no recipe: it was made from Python") == 3
     assert done.stdout.strip() == "False"
 
 

@@ -325,7 +325,7 @@ def test_without_a_logger_it_is_said_where_checkpoints_lie_and_how_to_ask(
     run = trainer(tmp_path, 1, [IterationLines()], **options)
     run.fit(module(tiny_model), data())
     lines = capsys.readouterr().out.splitlines()
-    assert lines.count(f"writing to checkpoints/ in {tmp_path} alone: trainer.logger is false") == 1
+    assert lines.count(f"writing to only checkpoints/ in {tmp_path}: trainer.logger is false") == 1
     assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
     assert lines[-1] == 'ask it: module.ask("a question")'
 

@@ -111,17 +111,17 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
     ("name", "value", "told"),
     [
         ("prompt", CHAT, "a list of chat messages, [{'role': 'system', 'content': 'Be brief.'}, {"),
-        ("prompt", ["Who?"], "a list, ['Who?'], and no text. Write a text there."),
+        ("prompt", ["Who?"], "a list, ['Who?'], not a text. Write a text there."),
         (
             "prompt",
             {"text": "Who?"},
             "Set data.fields.question to a path into it, such as prompt.t",
         ),
-        ("prompt", b"Who?", "bytes, b'Who?', and no text. Decode them,"),
-        ("prompt", {1, 2}, "a set, {1, 2}, and no text."),
+        ("prompt", b"Who?", "bytes, b'Who?', not a text. Decode them,"),
+        ("prompt", {1, 2}, "a set, {1, 2}, not a text."),
         ("gold", CHAT, "Set data.fields.answers to a path into it, such as gold.role."),
-        ("gold", [["Ada"], [b"A. L."]], "bytes, b'A. L.', and no text."),
-        ("key", [7], "a list, [7], and no text."),
+        ("gold", [["Ada"], [b"A. L."]], "bytes, b'A. L.', not a text."),
+        ("key", [7], "a list, [7], not a text."),
     ],
 )
 def test_what_is_no_text_is_named_with_its_source_row_and_column(name, value, told):
@@ -209,11 +209,11 @@ def test_rows_left_out_are_told_with_their_file(tmp_path, caplog):
 
 def test_a_pattern_that_is_nowhere_or_no_pattern_is_told(tmp_path, recipe, capsys):
     path = write_jsonl(tmp_path / "q.jsonl", solved("The answer is 42"))
-    with pytest.raises(DataError, match=r"'### \(.*\)' is in no answer of .*'The answer is 42'"):
+    with pytest.raises(DataError, match=r"'### \(.*\)' matches no answer of .*'The answer is 42'"):
         load_questions(path, fields=Fields(None, answers="answer", answer_pattern="### (.*)"))
     with pytest.raises(DataError, match=r"is no regular expression: missing \)"):
         Fields(answer_pattern="#### (.*")
-    with pytest.raises(DataError, match=r"answer_pattern None is no regular expression"):
+    with pytest.raises(DataError, match=r"answer_pattern None is not a regular expression"):
         Fields(answer_pattern=None)
     recipe["data"] |= {"train": path, "val": None}
     save(recipe)
@@ -223,12 +223,12 @@ def test_a_pattern_that_is_nowhere_or_no_pattern_is_told(tmp_path, recipe, capsy
     assert "answer_pattern is null" in told
     assert "In YAML a # begins a comment: put a text with one in quotes." in told
     told = fails(capsys, ["fit", "recipe.yaml", "--data.fields.answer_pattern", "#### (.*"])
-    assert "data.fields.answer_pattern '#### (.*' is no regular expression" in told
+    assert "data.fields.answer_pattern '#### (.*' is not a regular expression" in told
     recipe["data"]["fields"] = {"id": None, "answers": "answer", "answer_pattern": "answer (.*)"}
     save(recipe)
     pattern = ["--data.fields.answer_pattern", "#### (.*)"]
     told = fails(capsys, ["fit", "recipe.yaml", *pattern])  # it arrives as it is
-    assert "answer_pattern '#### (.*)' is in no answer" in told
+    assert "answer_pattern '#### (.*)' matches no answer" in told
 
 
 # ------------------------------------------------------------ of the datasets library
@@ -294,9 +294,9 @@ def test_a_data_set_in_memory_is_a_question_set(hub_rows):
 
 def test_rows_in_memory_are_a_question_set_and_other_things_are_none():
     assert loaded(ROWS) == EXPECTED
-    with pytest.raises(DataError, match=r"a set is no data set: \{7\}\. Give a path, questions"):
+    with pytest.raises(DataError, match=r"a set is not a data set: \{7\}\. Give a path, questions"):
         load_questions({7})
-    with pytest.raises(DataError, match=r"a list is no data set: \['Who\?'\]"):
+    with pytest.raises(DataError, match=r"a list is not a data set: \['Who\?'\]"):
         load_questions(["Who?"])
 
 
@@ -431,7 +431,7 @@ def test_a_hub_out_of_reach_is_told_at_once_and_what_is_cached_is_used(tiny_mode
         text=True,
         check=True,
     )
-    told = r"^the hub \(http://127.0.0.1:9\) is out of reach \(.*\): only what is cached is used\n"
+    told = r"^the hub \(http://127.0.0.1:9\) is out of reach \(.*\): only cached files are used\n"
     answers = asked.stderr.split("----\n")[:-1]
     for (asks, error), answer in zip(ASKED.items(), answers, strict=True):
         assert answer.count("out of reach") == 1, asks

@@ -90,7 +90,7 @@ def test_a_recipe_that_is_well_passes_every_line(recipe, doctor):
     assert re.match(r"\d+ turns by Slots", told["sampling"][1])
     assert told["rewards"][1].startswith("Answered, Called score 20 attempts at 3 questions")
     # a call for each of three questions, in two sessions
-    shown = '6 of 6 calls succeed, such as echo {"text": "Number 0?"}: 9 letters'
+    shown = '6 of 6 calls succeed, for example echo {"text": "Number 0?"}: 9 letters'
     assert told["tool echo"][1] == shown
     assert told["data val"] == ("pass", "3 questions")
     assert "credit by TurnLevel, " in told["learning"][1]
@@ -472,7 +472,7 @@ def test_a_check_that_raises_hides_no_other(recipe, doctor, monkeypatch):
     code, told = doctor(recipe())
     assert code == 1
     assert failed(told) == {"broken", "unsettled", "wordy", "leaves"}
-    assert "Wordy.run gave 'all is well', which is no Finding" in told["wordy"][1]
+    assert "Wordy.run gave 'all is well', which is not a Finding" in told["wordy"][1]
     assert "KeyError" in told["broken"][1]
     assert "The check Broken could not finish" in told["broken"][1]
     assert told["begun"] == ("pass", "well")

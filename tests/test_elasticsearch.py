@@ -464,7 +464,7 @@ def test_an_outage_pauses_all_callers_and_leaves_no_trace(small_index, proxy, ca
         r"the run waits for it, 30 s at most \(wait_s\)",
         first,
     )
-    assert re.fullmatch(rf"turnrl: {proxy.url} answers again after \d+ s; the run goes on", last)
+    assert re.fullmatch(rf"turnrl: {proxy.url} answers again after \d+ s; the run continues", last)
 
 
 def test_an_outage_that_lasts_stops_the_run_with_the_next_step(small_index, proxy):

@@ -160,7 +160,9 @@ def test_a_trajectory_of_messages_is_never_trained_on(chat, tiny_model):
             _ = trajectory.token_rows
         with pytest.raises(RecipeError, match=r"To learn, .* collect with an Engine"):
             TokenColumns([trajectory], [])
-        with pytest.raises(RecipeError, match=r"model\.engine is a Endpoint, which is no Engine"):
+        with pytest.raises(
+            RecipeError, match=r"model\.engine is a Endpoint, which is not an Engine"
+        ):
             module(tiny_model, engine=endpoint(server))
 
 

@@ -231,10 +231,10 @@ def test_an_engine_behind_another_passes_and_so_does_one_that_promises_no_seeds(
     [
         (
             Wrapped(ForgetsNewIds),
-            r"Wrapped, .* goes on from \[.*\] with \[1.*\] as .*but reads the same",
+            r"Wrapped, .* continues \[.*\] and \[1.*\] with .*but the same history",
         ),
-        (Wrapped(ForgetsTheTurnsWhenForked), r"goes on from \[.*\] with \[99\] as"),
-        (Wrapped(GivesTokensBack), r"goes on from \[.*\] with \[1.*\] as"),
+        (Wrapped(ForgetsTheTurnsWhenForked), r"continues \[.*\] and \[99\] with"),
+        (Wrapped(GivesTokensBack), r"continues \[.*\] and \[1.*\] with"),
         (Wrapped(IgnoresStops), r"does not stop at '.'"),
         (
             Wrapped(StopsAtTheEndOfATokenAlone),
@@ -243,9 +243,9 @@ def test_an_engine_behind_another_passes_and_so_does_one_that_promises_no_seeds(
         (Wrapped(IgnoresEnds), r"does not end at the token \d+"),
         (Wrapped(IgnoresForced), r"was to take \(\d+, \d+, \d+\), and gave"),
         (Wrapped(IgnoresCuts), r"is to draw the likeliest tokens alone.*top_k=1"),
-        (HoldsTwo(), r"to go on in 4 sessions at once, gives .* alone"),
+        (HoldsTwo(), r"asked to continue 4 sessions at once, gives .* alone"),
         (Wrapped(DropsTheLastToken), "asked for 6 tokens, and gave"),
-        (Wrapped(LogprobsWorseTurnByTurn), r"goes on from \[.*\] with \[1.*\] as"),
+        (Wrapped(LogprobsWorseTurnByTurn), r"continues \[.*\] and \[1.*\] with"),
         (Wrapped(LogprobsOfNothing), "log-probabilities"),
         (Wrapped(IgnoresTheSeed), r"is seeded, but seeds 1, 1, 2"),
         (Wrapped(HasOneSeed), r"is seeded, but seeds 1, 1, 2"),

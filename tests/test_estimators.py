@@ -920,7 +920,7 @@ def test_mistakes_are_told_before_anything_is_computed(recipe, capsys):
     save({**recipe, "data": {"class_path": "lightning.LightningDataModule"}})
     assert "plays MTGRPO on QuestionData, not MTGRPO and Light" in told("recipe.yaml")
     Path("recipe.yaml").write_text("- no mapping\n")
-    assert "recipe 'recipe.yaml' is no YAML mapping" in told("recipe.yaml")
+    assert "recipe 'recipe.yaml' is not a YAML mapping" in told("recipe.yaml")
 
 
 class Away(QuestionSource):

@@ -518,7 +518,7 @@ def test_a_record_becomes_a_log_of_inspect_ai(recipe, capitals, capsys):
     command = ["eval", "recipe.yaml", "--questions", capitals, "worlds.Numbers", "--samples", "2"]
     assert main(command) == 0
     assert "Take one by --split" in fails(capsys, ["export", "recipe-eval", "log.eval"])
-    assert "ends in neither of .eval, .json" in fails(capsys, ["export", "recipe-eval", "log"])
+    assert "must end in .eval or .json" in fails(capsys, ["export", "recipe-eval", "log"])
     for file in ("log.eval", "log.json"):
         assert main(["export", "recipe-eval", file, "--split", "capitals"]) == 0
         read = log.read_eval_log(file)

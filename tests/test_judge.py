@@ -382,7 +382,7 @@ def test_a_server_that_dies_and_comes_back_costs_no_verdict(serve, capsys, monke
     assert back.requests
     told = capsys.readouterr().err
     assert f"the judge 'wise' at {judge.url} does not answer (" in told
-    assert re.search(r"answers again after \d+ s; the run goes on", told)
+    assert re.search(r"answers again after \d+ s; the run continues", told)
 
 
 def test_a_server_that_sends_a_byte_now_and_then_is_late_too():
@@ -488,7 +488,7 @@ def test_a_key_that_cannot_be_sent_is_not_shown(serve, monkeypatch):
     ({"concurrency": 0}, "concurrency is 0; it must be at least 1"),
     ({"timeout_s": 0}, "timeout_s is 0"),
     ({"patience_s": -1}, "patience_s is -1"),
-    ({"prompt": "{anwser}"}, r"prompt has a place \{anwser\}, and there are \{question\}"),
+    ({"prompt": "{anwser}"}, r"prompt has the placeholder \{anwser\}, but only \{question\}"),
     ({"prompt": "{question}?"}, r"prompt lacks \{answer\}, the text to judge"),
 ])  # fmt: skip
 def test_a_mistake_is_told_before_anything_is_asked(options, told):

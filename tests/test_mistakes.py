@@ -293,7 +293,7 @@ LATE = [
      "'outcome/exact_match'", "Leave one out"),
     ("a tool twice", {"model.rollout.tools": ["worlds.Echo", "worlds.Echo"]}, "two tools", "'echo'",
      "Rename one."),
-    ("no rewards", {"model.rewards": []}, "rewards", "empty", "Add one, ExactMatch say."),
+    ("no rewards", {"model.rewards": []}, "rewards", "empty", "Add one, for example ExactMatch."),
     # classes
     ("a class of no package", {"model": {"class_path": "nowhere.Module"}}, "model",
      "'nowhere.Module'", "No module named 'nowhere'. "),
@@ -322,11 +322,11 @@ LATE = [
     ("a module's typo", {"model.rollout.tools": ["worlds.Ecko"]}, "model.rollout.tools[0]",
      "'worlds.Ecko'", "module 'worlds' has no attribute 'Ecko'."),
     ("a reward as a tool", {"model.rollout.tools": ["ExactMatch"]}, "model.rollout.tools[0]",
-     "'ExactMatch'", "which is a reward, and no tool. Installed: "),
+     "'ExactMatch'", "which is a reward, not a tool. Installed: "),
     ("a tool as a reward", {"model.rewards": ["WikiSearch"]}, "model.rewards[0]", "'WikiSearch'",
-     "which is a tool, and no reward. Installed: "),
+     "which is a tool, not a reward. Installed: "),
     ("an engine as an optimiser", {"model.optimizer": "Slots"}, "model.optimizer", "'Slots'",
-     "which is an engine, and no Optimizer. Installed: "),
+     "which is an engine, not an Optimizer. Installed: "),
     ("a class of another kind", {"model.estimator": "torch.nn.Linear"}, "model.estimator",
      "'torch.nn.Linear'", "Installed: "),
     ("a class that extends nothing", {"model.rollout.tools": ["worlds.NotATool"]}, "tools[0]",
@@ -494,10 +494,10 @@ def resolved(capsys, *arguments):
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("model: [1\ndata: }", ("no YAML mapping", "line 2", "Fix it;")),
-        ("model:\n\tpolicy: {}", ("no YAML mapping", "line 2", "\\t", "Fix it;")),
-        ("model: {}\ntrainer: {}\nmodel: {}", ("the key 'model' stands there twice", "line 3")),
-        ("model:\n  seed: 1\n  seed: 2", ("the key 'seed' stands there twice", "line 3")),
+        ("model: [1\ndata: }", ("not a YAML mapping", "line 2", "Fix it;")),
+        ("model:\n\tpolicy: {}", ("not a YAML mapping", "line 2", "\\t", "Fix it;")),
+        ("model: {}\ntrainer: {}\nmodel: {}", ("the key 'model' appears twice", "line 3")),
+        ("model:\n  seed: 1\n  seed: 2", ("the key 'seed' appears twice", "line 3")),
         ("- model\n", ("it holds ['model']", "its keys are seed_everything,")),
         ("just words\n", ("it holds 'just words'", "its keys are seed_everything,")),
         ("", ("it holds None", "its keys are seed_everything,")),
@@ -561,7 +561,7 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_key(
     name = f"{module}.Broken"
     set_in(recipe, **{key: [name] if place.endswith("]") else name})
     told = fails(capsys, ["fit", "recipe.yaml"])
-    assert f"{place} names {name!r}, which cannot be taken: {cause}. Fix the module" in told
+    assert f"{place} names {name!r}, which cannot be used: {cause}. Fix the module" in told
     if key.startswith("model"):
         with pytest.raises(RecipeError, match=f"Fix the module {module}"):
             load("recipe.yaml")
@@ -707,9 +707,9 @@ def test_a_recipe_on_standard_input(recipe, capsys, monkeypatch):
     assert again == given
     assert (again.files, again.name) == (["stdin"], "stdin")
     pipe("")
-    assert "recipe '-' is no YAML mapping: it holds None. Fix it;" in fails(capsys, ["fit", "-"])
+    assert "recipe '-' is not a YAML mapping: it holds None. Fix it;" in fails(capsys, ["fit", "-"])
     pipe("model: [1")
-    assert "recipe '-' is no YAML mapping: while parsing" in fails(capsys, ["fit", "-"])
+    assert "recipe '-' is not a YAML mapping: while parsing" in fails(capsys, ["fit", "-"])
 
 
 def test_a_recipe_through_a_pipe(recipe, capsys):
@@ -824,10 +824,10 @@ ARGUMENTS = [
      "tools[0] is the class Echo. In Python, pass an instance: Echo()."),
     (Rollout, {"tools": [Echo(), Idle]},
      "tools[1] is the class Idle. In Python, pass an instance: Idle()."),
-    (Rollout, {"tools": Echo()}, "tools is an Echo, and no list. Pass a list: tools=[Echo(...)]."),
+    (Rollout, {"tools": Echo()}, "tools is an Echo, not a list. Pass a list: tools=[Echo(...)]."),
     (Rollout, {"tools": "WikiSearch"},
-     "tools is the string 'WikiSearch', and no list. Pass a list: tools=[WikiSearch()]."),
-    (Rollout, {"tools": None}, "tools is None, and no list. Pass a list: tools=[...]."),
+     "tools is the string 'WikiSearch', not a list. Pass a list: tools=[WikiSearch()]."),
+    (Rollout, {"tools": None}, "tools is None, not a list. Pass a list: tools=[...]."),
     (Rollout, {"tools": [pays]},
      "tools[0] is the function pays. Pass an instance of a class that extends Tool or Toolset."),
     (Rollout, {"segmenter": Letters},
@@ -846,7 +846,7 @@ ARGUMENTS = [
     (MTGRPO, {"rewards": [Answered]},
      "rewards[0] is the class Answered. In Python, pass an instance: Answered()."),
     (MTGRPO, {"rewards": Answered()},
-     "rewards is an Answered, and no list. Pass a list: rewards=[Answered(...)]."),
+     "rewards is an Answered, not a list. Pass a list: rewards=[Answered(...)]."),
     (MTGRPO, {"rewards": [pays]},
      "rewards[0] is the function pays. Pass an instance of a class that extends TurnReward or "
      "OutcomeReward."),
@@ -865,10 +865,10 @@ ARGUMENTS = [
     (MTGRPO, {"objective": {"kl_coef": 1}},
      "objective is a dict. In Python, pass an instance: objective=ClippedSurrogate(...)."),
     (MTGRPO, {"optimizer": ADAMW},
-     "optimizer is an AdamW, and no function of the parameters. Pass a class or a function: "
+     "optimizer is an AdamW, not a function of the parameters. Pass a class or a function: "
      "optimizer=lambda parameters: AdamW(parameters, lr=1e-5)."),
     (MTGRPO, {"scheduler": "StepLR"},
-     "scheduler is the string 'StepLR', and no function of the optimiser. Pass a class or a "
+     "scheduler is the string 'StepLR', not a function of the optimiser. Pass a class or a "
      "function: scheduler=lambda optimizer: CosineAnnealingLR(optimizer, T_max=100)."),
     (MTGRPO, {"group_size": "16"},
      "model.group_size is the string '16'; it must be a whole number"),
@@ -950,7 +950,7 @@ def test_an_argument_of_another_kind_is_told_with_what_to_write(tiny_model, cls,
 
 
 def test_a_class_is_no_data_set():
-    with pytest.raises(DataError, match=r"^the class Numbers is no data set\. Pass an instance"):
+    with pytest.raises(DataError, match=r"^the class Numbers is not a data set\. Pass an instance"):
         load_questions(Numbers)
 
 
@@ -964,7 +964,7 @@ def test_a_loader_of_rows_is_told_before_any_weights_are_loaded(tiny_model, tmp_
         trainer(tmp_path, 1).fit(it, loader, loader)
     assert it.policy.network is None
     for rows, came in ((loader, "a dict"), (texts, r"a list with the string 'Who\?'")):
-        told = rf"a batch to evaluate is {came}, and no list of Question\. Give QuestionData\(val"
+        told = rf"a batch to evaluate is {came}, not a list of Question\. Give QuestionData\(val"
         with pytest.raises(TypeError, match=told):
             trainer(tmp_path, 1).validate(it, rows, verbose=False)
 
@@ -974,7 +974,7 @@ def test_a_loader_of_rows_is_told_before_any_weights_are_loaded(tiny_model, tmp_
 
         val_dataloader = train_dataloader
 
-    with pytest.raises(TypeError, match=r"a batch to learn from is a dict, and no list of Mini"):
+    with pytest.raises(TypeError, match=r"a batch to learn from is a dict, not a list of Mini"):
         trainer(tmp_path, 1, limit_val_batches=0).fit(module(tiny_model), Loads())
 
 

@@ -100,10 +100,10 @@ def test_eight_bit_adamw_trains_an_adapter_and_goes_on(tiny_model, tmp_path):
 
 
 def test_a_function_that_makes_no_optimiser_or_no_schedule_is_named(tiny_model, tmp_path):
-    told = r"function model\.optimizer returned None, and no optimiser\. Write optimizer=lambda"
+    told = r"function model\.optimizer returned None, not an optimiser\. Write optimizer=lambda"
     with pytest.raises(RecipeError, match=told):
         run(tmp_path / "a", tiny_model, 1, optimizer=lambda parameters: None)
-    told = r"function model\.scheduler returned a float, and no schedule\. Write scheduler=lambda"
+    told = r"function model\.scheduler returned a float, not a schedule\. Write scheduler=lambda"
     with pytest.raises(RecipeError, match=told):
         run(tmp_path / "b", tiny_model, 1, scheduler=lambda optimizer: 0.1)
 

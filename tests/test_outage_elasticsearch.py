@@ -155,7 +155,7 @@ def test_a_run_outlives_its_server_and_trains_on_the_same_trajectories(
     assert code == 0, told
     # it says what happened
     assert f"{node.url} does not answer" in told
-    assert re.search(rf"{node.url} answers again after \d+ s; the run goes on", told)
+    assert re.search(rf"{node.url} answers again after \d+ s; the run continues", told)
     # every iteration trained, on the very trajectories of a run without an outage
     assert metrics(tmp_path) == metrics(calm)
     run = tmp_path / "runs" / "recipe" / "version_0"

@@ -133,11 +133,11 @@ def test_commands_are_kept_as_functions(install):
         ("def (", r"cannot be imported \(SyntaxError"),
         (
             GOOD.replace("turnrl_tools", "turnrl_tool"),
-            r"defines 'turnrl_tool', which is no hook of turnrl\. Did you mean turnrl_tools",
+            r"defines 'turnrl_tool', which is not a hook of turnrl\. Did you mean turnrl_tools",
         ),
         (
             "def turnrl_qqqqqqqqqqqqqqqq():\n    return []\n",
-            r"'turnrl_qqqqqqqqqqqqqqqq', which is no hook of turnrl\. Hooks: turnrl_answers, ",
+            r"'turnrl_qqqqqqqqqqqqqqqq', which is not a hook of turnrl\. Hooks: turnrl_answers, ",
         ),
         (GOOD.replace("turnrl_tools", "tools"), r"does not fit turnrl's hooks \(.*'tools'"),
         (GOOD.replace("tools()", "tools(first)"), r"does not fit turnrl's hooks \(.*first"),
@@ -323,7 +323,7 @@ def test_a_function_of_the_trainer_may_return_no_callback(install, tiny_model, t
     ("made", "message"),
     [
         ("1 / 0", r"cannot make a callback by .*lambda.* \(ZeroDivisionError"),
-        ("7", r"made 7, which is no callback of Lightning's\. Fix or uninstall it"),
+        ("7", r"made 7, which is not a Lightning callback\. Fix or uninstall it"),
     ],
 )
 def test_a_plugin_that_makes_no_callback_is_named(install, tiny_model, tmp_path, made, message):

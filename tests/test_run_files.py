@@ -430,7 +430,7 @@ def test_a_run_by_recipe_is_known_by_a_callback(recipe):
         ("fit", ["--trainer.fast_dev_run", "0"], "to runs/recipe/version_0"),
         ("fit", ["--trainer.fast_dev_run", "true"], "no files: trainer.fast_dev_run is a trial"),
         ("fit", ["--trainer.fast_dev_run", "2"], "no files: trainer.fast_dev_run is a trial"),
-        ("fit", ["--trainer.logger", "false"], "checkpoints/ alone: trainer.logger is false"),
+        ("fit", ["--trainer.logger", "false"], "only checkpoints/: trainer.logger is false"),
         ("eval", [], "to runs/recipe-eval/version_0"),
         ("eval", ["--trainer.logger", "false"], "no files: trainer.logger is false"),
     ],

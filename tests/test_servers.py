@@ -167,7 +167,7 @@ def test_an_outage_is_said_once_when_it_begins_and_once_when_it_ends(serve, caps
         went,
     )
     # 1.5 s and up to 2 s to the next attempt
-    assert re.fullmatch(r"turnrl: the oracle answers again after [1-4] s; the run goes on", came)
+    assert re.fullmatch(r"turnrl: the oracle answers again after [1-4] s; the run continues", came)
 
 
 def test_the_line_of_an_outage_names_the_setting_that_says_how_long_is_waited(capsys):

@@ -199,7 +199,7 @@ def test_a_run_that_fails_is_shown_and_ends_no_other_and_is_tried_again(sweep):
     (log,) = re.findall(r"the whole log: (.*)", text)
     assert "Traceback" not in text
     assert "the world is" in Path(log).read_text()
-    assert "1 run did not finish, and is in no figure." in " ".join(text.split())
+    assert "1 run did not finish, so no figure includes it." in " ".join(text.split())
     assert [one["settings"] for one in lines()] == [{"model.rollout.tools": "[worlds.Echo]"}]
     Path("mended").touch()
     code, text = sweep(*words)
@@ -648,7 +648,7 @@ def test_intervals_are_students_over_seeds_and_differences_are_paired(recipe):
     assert max(map(len, text)) <= 80
     assert text[2] == "C  model.group_size=8: seed 0"
     assert "exact_match       A    0.4000  [0.0000, 0.8968]" in text
-    assert "2 runs did not finish, and are in no figure." in " ".join(text)
+    assert "2 runs did not finish, so no figure includes them." in " ".join(text)
     # of the seeds that both settings have, 1 and 3: 0.4 - 0.3 and 0.4 - 0.2
     ends = {"2": {0: 0.1, 1: 0.3, 3: 0.2}, "4": {1: 0.4, 2: 0.9, 3: 0.4}}
     less = tabulated("0..3", ends).rows[1].figures["exact_match"].less

@@ -89,7 +89,7 @@ def test_a_good_tool_passes(tool):
         ({"parameters": {"type": "string"}}, "must be the JSON Schema of an object"),
         (
             {"parameters": {"type": "object", "required": ["word"]}},
-            r"on the good call {'text': 'a'} gives .*'word' is a required .*, which is no success",
+            r"on the good call {'text': 'a'} gives .*'word' is a required .* not a success",
         ),
         (
             {"run": lambda calls: None},
@@ -99,7 +99,7 @@ def test_a_good_tool_passes(tool):
         ({"run": lambda calls: ["A" for _ in calls]}, "returned str; run.. gives ToolResults"),
         (
             {"run": lambda calls: [ToolResult("A", False) for _ in calls]},
-            r"on the good call {'text': 'a'} gives .*no success with a text",
+            r"on the good call {'text': 'a'} gives .*not a success with a text",
         ),
         (
             {"run": lambda calls: Upper().run(calls)[::-1]},
@@ -107,7 +107,7 @@ def test_a_good_tool_passes(tool):
         ),
         (
             {"run": lambda calls: [ToolResult("A") for _ in calls]},
-            r"on the bad call {'text': ''} gives .*content='A'.*no failure with a reason",
+            r"on the bad call {'text': ''} gives .*content='A'.*not a failure with a reason",
         ),
     ],
 )
@@ -452,7 +452,7 @@ def shows(text, role="user"):
             {"read": lambda text, turn, cut: Reading(answer=text[0])},
             r"^Plain\.read\('', 0, cut=False\) raised IndexError",
         ),
-        ({"read": lambda text, turn, cut: None}, "which is no Reading"),
+        ({"read": lambda text, turn, cut: None}, "which is not a Reading"),
         ({"read": lambda text, turn, cut: Reading()}, "needs a format_error"),
         ({"read": lambda text, turn, cut: Reading((ToolCall(""),))}, "neither name nor error"),
         (
@@ -697,8 +697,8 @@ def adds_up():
             lambda group: centred(group).tolist(),
             "raised AttributeError: 'list' object has no attribute",
         ),
-        (lambda group: group.reached.long(), "no float tensor of that shape"),
-        (lambda group: group.outcome, "no float tensor of that shape"),
+        (lambda group: group.reached.long(), "neither a float tensor of that shape"),
+        (lambda group: group.outcome, "neither a float tensor of that shape"),
         # all alike: 0 / 0
         (
             lambda group: centred(group) / (group.totals - group.totals.mean()).abs().sum(),

@@ -28,7 +28,7 @@ def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
             except Exception as error:
                 raise plugin.fault(f"cannot make a callback by {make!r}", error) from error
             if not isinstance(one, L.Callback | None):
-                raise plugin.fault(f"made {one!r}, which is no callback of Lightning's")
+                raise plugin.fault(f"made {one!r}, which is not a Lightning callback")
             made.append(one)
     made.append(FirstValidation())
     there = {type(one): one for one in trainer.callbacks}

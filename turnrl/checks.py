@@ -67,9 +67,9 @@ def check_parts(module: Any) -> None:
     instance_of(ClippedSurrogate, "objective", module.objective)
     if isinstance(module.engine, MessageSampler):
         raise RecipeError(
-            f"model.engine is a {type(module.engine).__name__}, which is no Engine: nothing can be "
-            "learned without token ids. Name an engine, such as Slots; Rollout.play takes a "
-            "sampler of messages."
+            f"model.engine is a {type(module.engine).__name__}, which is not an Engine: it returns "
+            "no token ids to learn from. Name an engine, such as Slots. To collect without "
+            "learning, give the sampler of messages to Rollout.play."
         )
     instance_of(Engine, "engine", module.engine)
     adamw = "lambda parameters: AdamW(parameters, lr=1e-5)"
@@ -107,7 +107,7 @@ def _check_staleness(most: int, engine: Engine, objective: ClippedSurrogate) -> 
         )
     if most and objective.importance_cap is None:
         raise RecipeError(
-            f"model.max_staleness is {most}, so older weights sample than learn, and "
+            f"model.max_staleness is {most}, so older weights sample than the ones that learn, and "
             "objective.importance_cap, which corrects for that, is not set. Set it to 2."
         )
 
@@ -129,7 +129,9 @@ def _check_estimator(estimator: AdvantageEstimator, group_size: int, redraws: in
 
 def _check_rewards(rewards: Sequence[Reward]) -> None:
     if not rewards:
-        raise RecipeError("rewards is empty: nothing to learn from. Add one, ExactMatch say.")
+        raise RecipeError(
+            "rewards is empty: nothing to learn from. Add one, for example ExactMatch."
+        )
     names = [component_name(reward) for reward in rewards]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RecipeError(
@@ -151,7 +153,7 @@ def check_batch(batch: Any, kind: type, use: str, advice: str) -> None:
     others = [one for one in batch if not isinstance(one, kind)] if isinstance(batch, list) else []
     if others or not isinstance(batch, list):
         came = f"a list with {kind_of(others[0])}" if others else kind_of(batch)
-        fault = f"a batch to {use} is {came}, and no list of {kind.__name__}"
+        fault = f"a batch to {use} is {came}, not a list of {kind.__name__}"
         raise ArgumentTypeError(f"{fault}. {advice}")
 
 
@@ -169,8 +171,8 @@ def check_trainer(trainer: L.Trainer) -> None:
         )
     if trainer.precision != "32-true":
         raise RecipeError(
-            f"trainer.precision is {trainer.precision!r}, but what is trained is kept in "
-            "32-true. Leave it out, and set policy.dtype, which is the base's."
+            f"trainer.precision is {trainer.precision!r}, but trained weights are kept in "
+            "32-true. Leave it out; policy.dtype sets the dtype of the base."
         )
     if trainer.accumulate_grad_batches != 1:
         raise RecipeError(

@@ -71,8 +71,8 @@ class Experience:
     Args:
         collected: The groups, and what it took to sample them.
         credit: Each group's credit.
-        redrawn: Trajectories of groups that were sampled anew.
-        first: The first draw of the same questions, if groups of it were sampled anew.
+        redrawn: Trajectories of redrawn groups.
+        first: The first draw of the same questions, if groups of it were redrawn.
     """
 
     collected: Collected
@@ -125,8 +125,7 @@ class Experience:
         return [a + v for a, v in zip(self.advantages, values, strict=True)]
 
     def staleness(self, version: int) -> Tally:
-        """How many optimiser steps the weights that learn are ahead of those that sampled a token,
-        on average.
+        """Average optimiser steps from the weights that sampled a token to the weights that learn.
 
         Args:
             version: The optimiser steps behind the weights that learn.
@@ -222,7 +221,7 @@ class Collector:
         self.setup = setup
         self._started = False
         self._world = contextlib.ExitStack()  # the toolsets that are started
-        self._synced: int | None = None  # version that the engine was last told of
+        self._synced: int | None = None  # version of the engine's last sync
         self._sampling: dict[tuple[int, ...], _Sampling] = {}  # by key
 
     @cached_property
@@ -269,7 +268,7 @@ class Collector:
             right = valued and [group.question for group in groups] == list(questions)
         if not right:
             rule = "one group for each question, in their order, with the values of a critic"
-            raise PluginError(f"{what} has to give {rule}. Fix the estimator.")
+            raise PluginError(f"{what} must give {rule}. Fix the estimator.")
         branches = (probe.trajectory for some in attempts.probes for probe in some)
         sampled = sampled_tokens(itertools.chain(*attempts.trajectories, branches))
         learned = sampled_tokens(t for group in groups for t in group.trajectories)
@@ -385,8 +384,9 @@ class Collector:
             probes = " and their probes" if estimator.probes else ""
             rank_zero_info(
                 f"{type(engine).__name__} has room for {holds} of a group's {size} trajectories of "
-                f"rollout.max_tokens = {rollout.max_tokens}{probes}, and so few at once are slow. "
-                f"Raise {engine.memory_setting or 'its memory'}, or lower rollout.max_tokens."
+                f"rollout.max_tokens = {rollout.max_tokens}{probes}, and running so few at once "
+                f"is slow. Raise {engine.memory_setting or 'its memory'}, or lower "
+                "rollout.max_tokens."
             )
 
     def close(self) -> None:

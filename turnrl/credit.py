@@ -13,7 +13,7 @@ Assignment", arXiv 2505.11821, whose two-turn agent has A_{i,1} = z(r)_i + z(R)_
 A_{i,2} = z(R)_i: exactly `TurnLevel` where only the first turn is rewarded.
 
 `assign_credit` applies an estimator to a group. A token's advantage is its turn's, and that is all
-that the objective is told of turns.
+that the objective knows of turns.
 """
 
 from abc import abstractmethod
@@ -87,7 +87,9 @@ class GroupRelative(AdvantageEstimator):
             known = f"baselines are {get_args(Baseline)}, scales {get_args(Scale)}"
             raise RecipeError(f"baseline is {self.baseline!r}, scale {self.scale!r}; {known}")
         if not self.min_std > 0:
-            raise RecipeError(f"min_std is {self.min_std}. Set it above 0: 1e-4 all but ends it.")
+            raise RecipeError(
+                f"min_std is {self.min_std}. Set it above 0: 1e-4 all but removes it."
+            )
         # one trajectory has no mean to differ from and no deviation;
         # unscaled leave-one-out is plain REINFORCE
         alone = self.baseline == "leave_one_out" and self.scale == "none"

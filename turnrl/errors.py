@@ -193,7 +193,7 @@ def instances_of(kind: type, name: str, value: object, extends: str = "") -> Non
     if not isinstance(value, Sequence) or isinstance(value, str):
         one = f"{type(value).__name__}(...)" if isinstance(value, kind) else ""
         example = f"{name}=[{one or _call(kind, value, extends) or '...'}]"
-        raise ArgumentTypeError(f"{name} is {kind_of(value)}, and no list. Pass a list: {example}.")
+        raise ArgumentTypeError(f"{name} is {kind_of(value)}, not a list. Pass a list: {example}.")
     for number, item in enumerate(value):
         instance_of(kind, f"{name}[{number}]", item, extends)
 
@@ -211,7 +211,7 @@ def function_of(what: str, name: str, value: object, example: str) -> None:
     """
     if value is not None and not callable(value):
         raise ArgumentTypeError(
-            f"{name} is {kind_of(value)}, and no function of {what}. "
+            f"{name} is {kind_of(value)}, not a function of {what}. "
             f"Pass a class or a function: {name}={example}."
         )
 

@@ -130,7 +130,7 @@ class TokenColumns:
 
 
 def _prompt(trajectory: Trajectory) -> tuple[int, ...]:
-    """What the policy read first, in a history that it then wrote in."""
+    """The prompt of the first history that the policy wrote in."""
     answered = (sample for sample in trajectory.samples if max(sample.turn_index, default=-1) >= 0)
     return next(answered, trajectory.samples[0]).prompt_ids
 

@@ -121,12 +121,12 @@ class PolicyModule(L.LightningModule, ABC):
             schedule = self.scheduler(optimizer) if self.scheduler is not None else None
         if not isinstance(optimizer, Optimizer):
             raise RecipeError(
-                f"the function model.optimizer returned {kind_of(optimizer)}, and no optimiser. "
+                f"the function model.optimizer returned {kind_of(optimizer)}, not an optimiser. "
                 "Write optimizer=lambda parameters: AdamW(parameters, lr=1e-5), for example."
             )
         if self.scheduler is not None and not isinstance(schedule, LRScheduler):
             raise RecipeError(
-                f"the function model.scheduler returned {kind_of(schedule)}, and no schedule. "
+                f"the function model.scheduler returned {kind_of(schedule)}, not a schedule. "
                 "Write scheduler=lambda optimizer: CosineAnnealingLR(optimizer, T_max=100), for "
                 "example."
             )
@@ -162,8 +162,8 @@ class PolicyModule(L.LightningModule, ABC):
         iteration, step = self.iteration_and_version
         return TrainingError(
             f"{what} at step {step} (iteration {iteration}). Lower the learning rate "
-            "(model.optimizer.lr) or trainer.gradient_clip_val, and go on from a checkpoint of "
-            "before."
+            "(model.optimizer.lr) or trainer.gradient_clip_val, and resume from an earlier "
+            "checkpoint."
         )
 
     def on_train_end(self) -> None:

@@ -70,7 +70,7 @@ class MTGRPO(PolicyModule, Iterates):
             iteration are sampled while this one is learned from. It needs an engine with weights
             of its own, one version more than this, and `objective.importance_cap`.
         redraws: How often groups that would teach nothing, because all their advantages are zero,
-            are sampled anew (arXiv 2503.14476 draws until none is left). Questions that are nearly
+            are redrawn (arXiv 2503.14476 draws until none is left). Questions that are nearly
             always answered, or nearly never, then have a greater share in the gradient. Metrics of
             answers and rewards are of the first draw, the record is of what is learned from.
         updates_per_iteration: How often an iteration's trajectories are learned from.
@@ -124,7 +124,7 @@ class MTGRPO(PolicyModule, Iterates):
         self.evaluated: list[Group] = []
         """Groups scored so far by this evaluation in this process. With rank r of R processes,
         group i of them is number r + i R of the evaluation."""
-        _ = policy.folder  # a missing one is told before any data is read
+        _ = policy.folder  # a missing one raises before any data is read
         check_settings(self)
 
     # --------------------------------------------------------------- collect
@@ -159,7 +159,7 @@ class MTGRPO(PolicyModule, Iterates):
             anew = self._attempt([questions[i] for i in places], (*key, again))
             experience = experience.with_redrawn(places, anew)
             left = len(experience.degenerate)
-            rank_zero_info(f"sampled {len(places)} groups anew; {left} teach nothing still")
+            rank_zero_info(f"redrew {len(places)} groups; {left} of them still teach nothing")
         return experience
 
     def _key(self, iteration: int) -> tuple[int, ...]:
@@ -236,8 +236,9 @@ class MTGRPO(PolicyModule, Iterates):
         trajectories = questions * self.group_size
         if trajectories < self.steps_per_update:
             raise RecipeError(
-                f"model.steps_per_update is {self.steps_per_update}, and {questions} questions x "
-                f"{self.group_size} = {trajectories} trajectories per process are fewer. Lower it."
+                f"model.steps_per_update is {self.steps_per_update}, but there are only "
+                f"{questions} questions x {self.group_size} = {trajectories} trajectories per "
+                "process. Lower it."
             )
         return self.updates_per_iteration * self.steps_per_update
 

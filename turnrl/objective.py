@@ -76,7 +76,9 @@ class ClippedSurrogate:
     def __post_init__(self) -> None:
         for name, kind in (("aggregation", Aggregation), ("ratio_level", RatioLevel)):
             if getattr(self, name) not in (known := get_args(kind)):
-                raise RecipeError(f"objective.{name} is {getattr(self, name)!r}, not of {known}")
+                raise RecipeError(
+                    f"objective.{name} is {getattr(self, name)!r}, not one of {known}"
+                )
         check_numbers("objective.", self, "clip_low", "clip_high")
         low, high = self.clips
         if not 0 < low < 1 or not high > 0:

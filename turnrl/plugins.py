@@ -136,7 +136,7 @@ def _register(plugin: Plugin, module_name: str) -> Plugin:
     for name, value in named.items():
         if name not in HOOKS:
             hint = f"{did_you_mean(name, HOOKS)} Hooks: {', '.join(sorted(HOOKS))}"
-            raise plugin.fault(f"defines {name!r}, which is no hook of turnrl.{hint}")
+            raise plugin.fault(f"defines {name!r}, which is not a hook of turnrl.{hint}")
         if not hasattr(value, f"{GROUP}_impl"):
             raise plugin.fault(f"defines {name!r} without '@turnrl.hookimpl'")
     try:
@@ -204,16 +204,20 @@ def installed(hook: str) -> dict[str, type]:
 
 
 def _other_kind(name: str, kinds: tuple[type, ...]) -> str:
-    """`a tool, and no reward`, if an imported class of another kind has this name; else nothing."""
+    """`a tool, not a reward`, if an imported class of another kind has this name; else nothing."""
     words = {hook: hook.removeprefix("turnrl_").removesuffix("s") for hook in KINDS}
     words |= {"turnrl_datasets": "data set", "turnrl_answers": "answer rule"}
     wanted = (words[hook] for hook, kind in KINDS.items() if issubclass(kinds[0], kind))
     for hook, kind in KINDS.items():
         for cls in _extending(kind):
             if cls.__name__ == name and not issubclass(cls, kinds):
-                article = "an" if words[hook][0] in "aeiou" else "a"
-                return f"{article} {words[hook]}, and no {next(wanted, kinds[0].__name__)}"
+                other = next(wanted, kinds[0].__name__)
+                return f"{_a(words[hook])}, not {_a(other)}"
     return ""
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
 def _extending(kind: type) -> Iterator[type]:
@@ -261,5 +265,5 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
         elif isinstance(error, ModuleNotFoundError) and error.name == module:
             near = did_you_mean(module, [path.stem for path in Path().glob("*.py")]) or some
         ours = isinstance(error, ImportError | AttributeError | TypeError) and str(error)
-        raise LookupError(f"which cannot be taken: {ours or in_short(error)}.{near}") from error
+        raise LookupError(f"which cannot be used: {ours or in_short(error)}.{near}") from error
     return cls

@@ -98,7 +98,7 @@ def _check_score(reward: Any) -> None:
     score = reward.score
     if inspect.iscoroutinefunction(score):
         what = f"score of reward {kind} is async, which it must not be"
-        raise PluginError(f"{what}. Write `{wanted}`; requests may be made at once in prepare.")
+        raise PluginError(f"{what}. Write `{wanted}`; send all requests at once in prepare.")
     try:
         signature = inspect.signature(score)
     except (TypeError, ValueError):  # it is no function, or one in C that does not tell

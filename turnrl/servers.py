@@ -176,7 +176,7 @@ class Patience:
             self._answered_s = time.monotonic()
             if self._announced and self._away_since is not None:
                 away_s = self._answered_s - self._away_since
-                self._print(f"answers again after {away_s:.0f} s; the run goes on")
+                self._print(f"answers again after {away_s:.0f} s; the run continues")
             self._away_since, self._announced = None, False
 
     def _print(self, news: str) -> None:

@@ -49,14 +49,16 @@ def add_play_command(commands: Commands) -> None:
     parser.add_argument(
         "--samples", type=int, metavar="N", help="attempts to sample (default: one, greedy)"
     )
-    parser.add_argument("--temperature", type=float, help="of the samples (default: the recipe's)")
+    parser.add_argument(
+        "--temperature", type=float, help="temperature of the samples (default: the recipe's)"
+    )
     parser.add_argument(
         "--checkpoint",
         metavar="CHECKPOINT",
-        help="best or last of the run (default: best, or else last); after a recipe, a run or a "
-        "checkpoint whose weights it takes",
+        help="best or last of the run (default: best, or else last); after a recipe, the run or "
+        "checkpoint to load weights from",
     )
-    parser.add_argument("--device", default="cpu", help="where it plays (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="device to play on (default: %(default)s)")
     parser.add_argument(
         "--estimators",
         action="store_true",

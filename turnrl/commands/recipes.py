@@ -45,7 +45,7 @@ def tables() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _command(name: str, row: dict[str, str]) -> str:
-    base = row.get("goes over", "").removesuffix(".yaml")
+    base = row.get("overrides", "").removesuffix(".yaml")
     return " ".join(["turnrl fit", *filter(None, [base]), name])
 
 
@@ -54,7 +54,7 @@ def _list(_: argparse.Namespace) -> None:
     for name, row in tables():
         print(_command(name, row))
         for column, cell in row.items():
-            if cell != _UNKNOWN and column != "goes over":
+            if cell != _UNKNOWN and column != "overrides":
                 column = f"    {column.split()[-1]:12}"  # of "what it reproduces"
                 print(
                     textwrap.fill(cell, _WIDTH, initial_indent=column, subsequent_indent=" " * 16)

@@ -319,7 +319,7 @@ def _written(value: object, path: str, place: str, setting: str) -> str:
             "Write the user's question there, as one text. The segmenter makes the messages; put "
             "the system message into its instructions."
         )
-    raise DataError(f"{place}: {path!r} is {kind}, {value!r:.60}, and no text. {step}")
+    raise DataError(f"{place}: {path!r} is {kind}, {value!r:.60}, not a text. {step}")
 
 
 def _answers(value: object, path: str, place: str, setting: str) -> Iterator[str]:
@@ -391,8 +391,8 @@ def questions_of(
         _refuse_missing(missing, names, where, setting, needs_id)
     if first_text and not matched:
         raise DataError(
-            f"{setting}.answer_pattern {fields.answer_pattern!r} is in no answer of {where}, of "
-            f"which the first ends with {first_text[-60:]!r}. Fix the pattern, or leave it out."
+            f"{setting}.answer_pattern {fields.answer_pattern!r} matches no answer of {where}; "
+            f"the first answer ends with {first_text[-60:]!r}. Fix the pattern, or leave it out."
         )
 
 

@@ -41,7 +41,7 @@ class Fields:
             group, or all of it. GSM8K's answers end with `#### 42`, which is `'#### (.*)'`; in YAML
             it needs the quotes. By default the whole text is the answer.
     Raises:
-        DataError: If the pattern is no regular expression.
+        DataError: If the pattern is not a regular expression.
     """
 
     id: str | None = "id"
@@ -54,7 +54,7 @@ class Fields:
             re.compile(self.answer_pattern)
         except (re.error, TypeError) as error:
             raise DataError(
-                f"data.fields.answer_pattern {self.answer_pattern!r} is no regular expression: "
+                f"data.fields.answer_pattern {self.answer_pattern!r} is not a regular expression: "
                 f"{error}. Fix it; '#### (.*)' is one."
             ) from error
 
@@ -159,7 +159,7 @@ def open_source(
         name = os.fspath(name)
     if isinstance(name, type):
         raise DataError(
-            f"the class {name.__name__} is no data set. Pass an instance: {name.__name__}(...)."
+            f"the class {name.__name__} is not a data set. Pass an instance: {name.__name__}(...)."
         )
     several: Any = name if isinstance(name, Sequence) and not isinstance(name, str) else [name]
     if all(isinstance(one, Question) for one in several):
@@ -172,8 +172,8 @@ def open_source(
             return source
     if not isinstance(name, str):
         raise DataError(
-            f"a {type(name).__name__} is no data set: {name!r:.60}. Give a path, questions, rows "
-            "as mappings, a datasets.Dataset, or a name."
+            f"a {type(name).__name__} is not a data set: {name!r:.60}. Give a path, questions, "
+            "rows as mappings, a datasets.Dataset, or a name."
         )
     if name not in classes and ("." not in name or "/" in name):
         known = [*classes, *(n for opener in openers for n in opener.names)]
@@ -229,7 +229,7 @@ def _usable(
         count = sum(len(seen[name]) for name in shared)
         _logger.warning(
             f"{where}: {count} questions share an id with another, such as {shared[0]!r}; ids with "
-            f"numbers ('{shared[0]}#2') are made of them. Give each question an id of its own, or "
+            f"numbers ('{shared[0]}#2') replace them. Give each question its own id, or "
             "see data.fields.id."
         )
     if left_out:

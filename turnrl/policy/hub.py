@@ -22,7 +22,7 @@ def reach_hub() -> None:
     try:
         get_session().head(constants.ENDPOINT, timeout=5)
     except Exception as error:  # whatever its transport raises
-        message = "the hub (%s) is out of reach (%s): only what is cached is used"
+        message = "the hub (%s) is out of reach (%s): only cached files are used"
         _logger.warning(message, constants.ENDPOINT, str(error) or type(error).__name__)
         constants.HF_HUB_OFFLINE = True
         if "datasets" in sys.modules:  # it has read the constant already

@@ -89,8 +89,8 @@ class Policy(nn.Module):
             instance_of(Lora, "lora", lora)
         if quantization == "nf4" and lora is None:
             raise RecipeError(
-                "policy.quantization is 'nf4', whose weights cannot be trained themselves. Add "
-                "policy.lora (an empty mapping takes its defaults), or take 'none'."
+                "policy.quantization is 'nf4', whose weights cannot be trained. Add "
+                "policy.lora (an empty mapping means its defaults), or set it to 'none'."
             )
         self.model = model
         self.quantization = quantization
@@ -425,7 +425,9 @@ class Policy(nn.Module):
         assert self.network is not None, "Policy.load() comes first"
         folder = Path(folder)
         if folder.resolve() == Path(self.folder).resolve():
-            raise RecipeError(f"{str(folder)!r} holds the model trained from. Give another folder.")
+            raise RecipeError(
+                f"{str(folder)!r} holds the model that training starts from. Give another folder."
+            )
         folder.mkdir(parents=True, exist_ok=True)
         self.network.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

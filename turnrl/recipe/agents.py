@@ -104,9 +104,9 @@ class NamedAgent:
         """Explain that a checkpoint, or an exported policy, has no recipe."""
         kept = str(self.checkpoint)
         return CheckpointError(
-            f"{kept!r} holds no recipe: it was made from Python, and nothing here says how it "
-            f"acts. Give a recipe: 'turnrl play RECIPE --checkpoint {kept}'. Or make its module in "
-            f"Python: turnrl.load({kept!r}, module=module).ask('a question')."
+            f"{kept!r} has no recipe: it was made from Python, and nothing here says how its "
+            f"agent acts. Give a recipe: 'turnrl play RECIPE --checkpoint {kept}'. Or make its "
+            f"module in Python: turnrl.load({kept!r}, module=module).ask('a question')."
         )
 
     def _named(self, name: str) -> Path | None:

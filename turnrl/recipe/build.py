@@ -285,7 +285,7 @@ class _CLI(LightningCLI):
         for section, cls in (("model", self.model_class), ("data", self.datamodule_class)):
             if cls is not None:
                 parser.link_arguments("seed_everything", f"{section}.seed", compute_fn=_seed)
-        path = "Checkpoint to begin from: its path, a run's folder, or `last` or `best` of them all"
+        path = "Checkpoint to begin from: its path, a run's folder, or `last` or `best` of all runs"
         parser.add_argument("--ckpt_path", type=str | None, help=path)
         given = self.parser_class.given
         # a note in the run's config.yaml, which is ignored when a recipe is read
@@ -324,8 +324,8 @@ class _CLI(LightningCLI):
         for key, its in _CALLBACKS.items():
             if any(isinstance(one, its) for one in callbacks):
                 raise RecipeError(
-                    f"trainer.callbacks has a {its.__name__}, and every run has one. Leave it out, "
-                    f"and set what it takes below {key}."
+                    f"trainer.callbacks has a {its.__name__}, but every run has one. Leave it out, "
+                    f"and set its options under {key}."
                 )
         ours: list[type[L.Callback]] = [LastCheckpoint]
         if self.datamodule_class is QuestionData:

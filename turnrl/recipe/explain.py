@@ -205,15 +205,15 @@ def explain_class(value: Contents | str, kind: Any, key: str) -> str | None:
         name = (likely or ["NAME"])[0]
         options = "".join(f" --{key}.{one} {given[one]}" for one in given)
         return (
-            f"{key} is {value!r}, and does not say of which class. Name it: {{class_path: {name}, "
+            f"{key} is {value!r}, which does not name a class. Name it: {{class_path: {name}, "
             f"init_args: {{...}}}}, or by options --{key} {name}{options}. Installed: "
             f"{', '.join(known) or 'none'}. Or give a path, such as my_package.MyClass."
         )
     for odd in set(given) - {"class_path", "init_args", "dict_kwargs"}:
         if near := did_you_mean(odd, ["init_args", "dict_kwargs"], 0.8):
-            return f"{key}: {odd!r} stands beside class_path.{near}"
+            return f"{key}: {odd!r} is next to class_path.{near}"
         put = f"{{class_path: {name}, init_args: {{{odd}: {given[odd]}}}}}"
-        return f"{key}: {odd!r} stands beside class_path. Put it under init_args: {put}."
+        return f"{key}: {odd!r} is next to class_path. Put it under init_args: {put}."
     try:
         cls = find_class(name, known, *_members(base))
     except LookupError as error:

@@ -153,7 +153,7 @@ class Given:
             return "no files: trainer.fast_dev_run is a trial"
         if self.folder is not None:
             return f"to {self.folder}"
-        kept = "checkpoints/ alone" if self.command == "fit" else "no files"
+        kept = "only checkpoints/" if self.command == "fit" else "no files"
         return f"{kept}: trainer.logger is false"
 
     @property

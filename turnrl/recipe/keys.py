@@ -1,4 +1,4 @@
-"""What other libraries call the settings, and the message about an unknown key."""
+"""Names of the settings in other libraries, and the message about an unknown key."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -42,7 +42,7 @@ def merged(old: object, new: object, key: str = "") -> Any:
         if isinstance(old, _Added):
             return _Added([*old[:-1], merged(old[-1], new, key)])
         raise RecipeError(
-            f"{key} is a list of {len(old)}, and {new} does not say which of them it is for. "
+            f"{key} is a list of {len(old)}, and {new} does not name the item to change. "
             f"Give the whole list, as --{key} '[...]', or change the recipe."
         )
     if not isinstance(new, dict) and not (isinstance(new, str) and isinstance(old, dict) and old):

@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
         names = [key.value for key, _ in node.value]
         for number, (key, _) in enumerate(node.value):
             if key.value in names[:number]:
-                problem = f"the key {key.value!r} stands there twice"
+                problem = f"the key {key.value!r} appears twice"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
         return node
 
@@ -72,7 +72,7 @@ def read_recipe(path: str) -> dict[str, Any]:
         raise RecipeError(f"recipe {name!r} is not UTF-8: {error}. Save it as UTF-8.") from error
     except yaml.YAMLError as error:
         raise RecipeError(
-            f"recipe {name!r} is no YAML mapping: {' '.join(str(error).split())}. "
+            f"recipe {name!r} is not a YAML mapping: {' '.join(str(error).split())}. "
             f"Fix it; its keys are {', '.join(SECTIONS)}."
         ) from error
 

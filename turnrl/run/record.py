@@ -62,7 +62,7 @@ The metadata of a file names the version of its columns (`turnrl.record`), which
 turnrl 0.5 to 0.7 name none and are refused. Columns that a file lacks are null.
 
 Files are named SPLIT-POLICY_VERSION-PROCESS, and each is there whole or not at all, so you can read
-the record of a run that still goes on. Everything that reads Parquet reads them too, for example
+the record of a run that is still training. Everything that reads Parquet reads them too, such as
 `datasets.load_dataset("parquet", data_files="runs/NAME/version_0/record/*.parquet")`.
 """
 
@@ -194,7 +194,7 @@ def files(run: str | Path, split: str | None = None) -> list[Path]:
     splits = [FileName.of(file).split for file in kept]
     if split is not None and split not in splits:
         known = ", ".join(sorted(set(splits)))
-        raise DataError(f"the record of {str(run)!r} has nothing of split {split!r}. Take {known}.")
+        raise DataError(f"the record of {str(run)!r} has no split {split!r}. Take {known}.")
     return [file for file, own in zip(kept, splits, strict=True) if split in (None, own)]
 
 

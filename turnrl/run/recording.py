@@ -182,7 +182,7 @@ def rows(
 
 
 def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
-    """What the group tells of one of its trajectories."""
+    """The group's data about one of its trajectories."""
     question, trajectory = group.question, group.trajectories[i]
     samples, totals = trajectory.samples, group.totals[group.trunks]
     branch = i not in group.trunks

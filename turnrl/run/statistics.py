@@ -325,7 +325,7 @@ def _all_or_nothing(values: Array, ends: tuple[float, float]) -> bool:
 
 
 def _kinds(values: Array) -> int:
-    """How many of the values differ by more than rounding."""
+    """The number of values that differ by more than rounding."""
     return 1 + int((np.diff(np.sort(values)) >= _SAME).sum())
 
 

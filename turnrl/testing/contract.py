@@ -10,7 +10,7 @@ _BETWEEN = {"turnrl", "asyncio", "concurrent", "contextlib", "threading"}
 
 
 class Breach(AssertionError):
-    """A broken promise, told apart from an assertion of the plugin's own."""
+    """A broken promise, as opposed to a failed assertion in the plugin's own code."""
 
 
 def require(condition: object, message: str) -> None:
@@ -37,8 +37,8 @@ def on(what: str) -> Iterator[None]:
 
 
 def origin(error: BaseException) -> BaseException | None:
-    """What the plugin's own code raised, with the frames of that code alone; None if it raised
-    nothing, or an error of turnrl's, whose message says all."""
+    """The error that the plugin's own code raised, with only the frames of that code; None if it
+    raised nothing, or an error of turnrl's, whose message says all."""
     while error.__cause__ is not None:
         error = error.__cause__
     frames = error.__traceback__

@@ -69,7 +69,7 @@ class _Trial:
 
     async def sample(self, sampling: Sampling) -> Completion:
         """A turn after the prompt."""
-        with on(f"{self.name}, to go on from {self.prompt} with {sampling},"):
+        with on(f"{self.name}, asked to continue {self.prompt} with {sampling},"):
             return await self.engine.open(self.prompt).generate([], sampling)
 
     async def if_able(self, sampling: Sampling) -> Completion | None:
@@ -82,12 +82,12 @@ class _Trial:
             raise
 
     async def appends_exactly(self, history: list[int], new: list[int]) -> tuple[int, ...]:
-        """Check that a session and its fork go on from exactly their own tokens.
+        """Check that a session and its fork each continue exactly their own tokens.
 
         Returns:
             The likeliest tokens after the history.
         """
-        with on(f"{self.name}, to go on from {history}, then with {new} or, forked, [99],"):
+        with on(f"{self.name}, asked to continue {history}, then with {new} or, forked, [99],"):
             session = self.engine.open(history)
             first = await session.generate([], _GREEDY)
             whole = len(first.token_ids) == len(first.logprobs) == 6 and first.reason == "length"
@@ -96,14 +96,17 @@ class _Trial:
             later = session.generate(new, _GREEDY), branch.generate([99], _GREEDY)
             for completion, appended in zip(await asyncio.gather(*later), (new, [99]), strict=True):
                 wanted = await self.engine.open([*history, *appended]).generate([], _GREEDY)
-                what = f"goes on from {history} with {appended} as {completion!r}, but"
-                require(_like(completion, wanted), f"{what} reads the same history as {wanted!r}")
+                what = f"continues {history} and {appended} with {completion!r}, but"
+                require(
+                    _like(completion, wanted),
+                    f"{what} the same history in a new session with {wanted!r}",
+                )
         return first.token_ids
 
     async def serves_more_than_it_holds(self) -> None:
-        """Check that more sessions than fit go on at once, each from its own tokens."""
+        """Check that more sessions than fit run at once, each with its own tokens."""
         many = min(self.engine.capacity or 0, 32) + 2
-        with on(f"{self.name}, to go on in {many} sessions at once,"):
+        with on(f"{self.name}, asked to continue {many} sessions at once,"):
             crowd = [self.engine.open([n + 1, *range(20, 60)]) for n in range(many)]
             begun = await asyncio.gather(*(s.generate([], _GREEDY) for s in crowd))
             after = await asyncio.gather(*(s.generate([7], _GREEDY) for s in crowd))

@@ -46,7 +46,7 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
                 by_tokens = isinstance(advantages, tuple)
                 fits = shapes == (tokens if by_tokens else [(turns,)] * len(tokens))
                 fits = fits and all(row.is_floating_point() for row in advantages)
-                rule = "which is no float tensor of that shape, nor a tuple with one for each token"
+                rule = "neither a float tensor of that shape nor a tuple with one for each token"
                 require(fits, f"gives {advantages!r}, {rule}")
                 first = _table(advantages)
                 gave = f"gives {first.tolist()}"

@@ -41,7 +41,7 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
         with on(f"{name}.read({text!r}, {turn}, cut=False)"):
             reading, again = (segmenter.read(text, turn, False) for _ in range(2))
             gave = f"gives {reading!r}"
-            require(isinstance(reading, Reading), f"{gave}, which is no Reading")
+            require(isinstance(reading, Reading), f"{gave}, which is not a Reading")
             require(reading == again, f"{gave}, and the second time {again!r}")
             require(isinstance(reading.answer, str | None), f"{gave}: answer is no text")
             for call in reading.calls:

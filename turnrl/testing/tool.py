@@ -59,13 +59,13 @@ def check_tool(
     together = _replies(tool, good_calls, question)
     for arguments, one, same in zip(good_calls, alone, together, strict=True):
         gave = f"{name}.run on the good call {arguments!r} gives {one!r}"
-        require(one.ok and one.content, f"{gave}, which is no success with a text")
+        require(one.ok and one.content, f"{gave}, which is not a success with a text")
         ordered = one.content == same.content
         require(ordered, f"{gave}, and in a batch {same!r}: keep the order of the calls")
     for arguments in bad_calls:
         (one,) = _replies(tool, [arguments], question)
         gave = f"{name}.run on the bad call {arguments!r} gives {one!r}"
-        require(not one.ok and one.content, f"{gave}, which is no failure with a reason")
+        require(not one.ok and one.content, f"{gave}, which is not a failure with a reason")
 
 
 def _replies(tool: Toolset, some: _Calls, question: Question) -> list[ToolResult]:

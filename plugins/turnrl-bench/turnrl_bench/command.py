@@ -53,7 +53,7 @@ def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
         except ValueError:
             value = 0
         if not 0 < value <= 1440:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number above 0 and up to 1440")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1440")
         return value
 
     return read

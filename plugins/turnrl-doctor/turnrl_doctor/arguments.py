@@ -69,7 +69,7 @@ def arguments_of(spec: ToolSpec, text: str) -> Sequence[Schema]:
                 made.append(value)
     if not made:
         raise PluginError(
-            f"no arguments were found that the parameters of tool {spec.name!r} allow. Give it "
+            f"found no arguments that the parameters of tool {spec.name!r} allow. Give it "
             "examples, arguments of calls that work."
         )
     return made

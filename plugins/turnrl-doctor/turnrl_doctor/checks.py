@@ -81,7 +81,7 @@ class Gpu(Check):
             yield from self._examine(start)
         elif torch.cuda.is_available():
             name = torch.cuda.get_device_name(0)
-            text = f"there is {name}, and the run is on the CPU (trainer.accelerator)"
+            text = f"there is {name}, but the run is on the CPU (trainer.accelerator)"
             yield Finding("warn", "GPU", text, "Leave trainer.accelerator out, or set it to auto.")
         else:
             yield self._none(start)
@@ -90,7 +90,7 @@ class Gpu(Check):
         module = recipe_of(start)
         unseen = "so driver, kernels, graphs and a GPU's attention are not examined"
         if driver_line() and torch.version.cuda is None:
-            text = f"there is a driver, and torch {torch.__version__} is a build for CPUs"
+            text = f"there is a driver, but torch {torch.__version__} is a build for CPUs"
             return Finding("fail", "GPU", text, "Install a CUDA build of torch.", "machine")
         if module is not None and module.policy.quantization == "none":
             return Finding("pass", "GPU", f"none; the run is on the CPU, {unseen}")
@@ -108,11 +108,11 @@ class Gpu(Check):
         seen = f"{card.name}, {driver}, CUDA {torch.version.cuda}, capability {capability}, {size}"
         half = module is not None and module.policy.dtype_on("cuda") == torch.bfloat16
         if half and card.major < 8:
-            step = "Set model.policy.dtype to float32, or take a card from Ampere on."
+            step = "Set model.policy.dtype to float32, or use a card from Ampere on."
             text = f"{card.name} has compute capability {capability}; bfloat16 needs 8.0"
             yield Finding("fail", "GPU", text, step, "machine")
         elif free < 0.9 * total:
-            step = "End the other process (nvidia-smi names it), or the plan has less to give."
+            step = "End the other process (nvidia-smi names it), or the plan has less memory."
             yield Finding("warn", "GPU", seen, step)
         else:
             yield Finding("pass", "GPU", seen)

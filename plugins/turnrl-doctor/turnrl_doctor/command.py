@@ -28,11 +28,11 @@ from turnrl import (
 
 _USAGE = "turnrl doctor [RECIPE ...] [--card SIZE] [--key value ...]"
 _ABOUT = """\
-Examine this machine, and everything that can fail later in a RECIPE, which is given as to
-'turnrl fit'. A few questions are tried: tools are called, attempts scored, and a miniature of the
-model learns a step. The model's own weights are not loaded, and nothing is written. Each line is
-pass, warn or fail, with the next step below it. The exit code is 1 if a line says fail, and 2 if
-the recipe is wrong. Settings are written as for 'turnrl fit'."""
+Examine this machine, and everything that can fail later in a RECIPE. The doctor tries a few
+questions: it calls the tools, scores attempts, and lets a miniature of the model learn a step. It
+does not load the model's own weights, and writes nothing. Each line is pass, warn or fail, with
+the next step below it. The exit code is 1 if a line says fail, and 2 if the recipe is wrong.
+Recipes and settings work as in 'turnrl fit'."""
 _NAME = 13
 
 
@@ -131,7 +131,9 @@ def diagnose(start: Start, known: Iterable[Finding] = ()) -> Iterator[Finding]:
         try:
             for finding in check.run(start):
                 if not isinstance(finding, Finding) or finding.status not in get_args(Status):
-                    raise PluginError(f"{name}.run gave {finding!r}, which is no Finding. Fix it.")
+                    raise PluginError(
+                        f"{name}.run gave {finding!r}, which is not a Finding. Fix it."
+                    )
                 yield once(finding)
         except (Exception, SystemExit) as error:  # the same
             yield once(_raised(name, error))

@@ -187,8 +187,8 @@ def _does_not_fit(work: Work, card: Card, given: Settings) -> RecipeError:
     largest = max(parts, key=parts.__getitem__)
     return RecipeError(
         f"the run does not fit: {plan.worst} needs at least {gigabytes(plan.most)} GB, and "
-        f"{gigabytes(card.usable)} of the {gigabytes(card.bytes)} GB of {card.name} are planned "
-        f"with; the largest part is {largest} ({gigabytes(parts[largest])} GB). "
+        f"the plan uses {gigabytes(card.usable)} of the {gigabytes(card.bytes)} GB of {card.name}; "
+        f"the largest part is {largest} ({gigabytes(parts[largest])} GB). "
         f"{_remedy(work, largest, given)}"
     )
 

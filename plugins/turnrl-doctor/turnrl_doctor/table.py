@@ -17,7 +17,7 @@ def table(plan: CostedChoice) -> str:
     card, choice = plan.card, plan.choice
     lines = [
         f"memory plan for {card.name[:60]}",
-        f"  {gigabytes(card.bytes)} GB, of which {gigabytes(card.usable)} are planned with; in GB",
+        f"  {gigabytes(card.bytes)} GB, of which the plan uses {gigabytes(card.usable)}; in GB",
         f" {'':24}" + "".join(f"{phase:>11}" for phase in PHASES),
     ]
     parts = dict.fromkeys(name for phase in PHASES for name in plan.memory[phase])

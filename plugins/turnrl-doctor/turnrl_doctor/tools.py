@@ -45,12 +45,12 @@ def judged(name: str, tools: Toolset, replies: list[tuple[ToolCall, ToolResult]]
     shown = f"{call.name} {_cut(json.dumps(dict(call.arguments), ensure_ascii=False, default=str))}"
     answer, verdict = _cut(" ".join(result.content.split())), f"{len(good)} of {len(replies)}"
     if good and not any(result.content.strip() for _, result in good):
-        text = f"{verdict} calls succeed, and every result is empty, as of {shown}"
-        step = "Return what the policy is to read: it learns nothing from an empty result."
+        text = f"{verdict} calls succeed, but every result is empty, for example from {shown}"
+        step = "Return text that the policy can read: it learns nothing from an empty result."
         return Finding("warn", name, text, step)
     if good:
-        return Finding("pass", name, f"{verdict} calls succeed, such as {shown}: {answer}")
-    text = f"no call succeeds, as {shown}: {answer}"
+        return Finding("pass", name, f"{verdict} calls succeed, for example {shown}: {answer}")
+    text = f"no call succeeds, for example {shown}: {answer}"
     if any(spec.examples for spec in tools.specs):
         return Finding("warn", name, text, "Correct its examples, or the tool.")
     return Finding("pass", name, text)

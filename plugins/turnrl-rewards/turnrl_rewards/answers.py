@@ -47,7 +47,7 @@ class _Kind(AnswerRule):
             return None
         return (
             f"{count} of {len(questions)} accepted answers are {cls.as_phrases}. Set data.answers "
-            f"to {cls.__name__.lower()}, or to phrase if that is meant."
+            f"to {cls.__name__.lower()}, or to phrase if you want that."
         )
 
 
@@ -71,11 +71,11 @@ class Number(_Kind):
     relative: float = 0.0
 
     seeks: ClassVar[bool] = True
-    unreadable: ClassVar[str] = "an answer that is no number"
+    unreadable: ClassVar[str] = "an answer that is not a number"
     # unsigned whole numbers, such as years, compare correctly as phrases
     pattern: ClassVar[str] = r"[-+\N{MINUS SIGN}]?[$€£]?[0-9][0-9.,]*(?:\s?/\s?[0-9]+)?\s?%?"
     as_phrases: ClassVar[str] = (
-        "numbers, and are compared as phrases, to which 1.5 is 15 and -5 is 5"
+        "numbers, but are compared as phrases, so 1.5 equals 15 and -5 equals 5"
     )
 
     def __post_init__(self) -> None:
@@ -140,10 +140,10 @@ class Choice(_Kind):
     with another (`A. Paris is wrong, so B`).
     """
 
-    unreadable: ClassVar[str] = "an answer that is no option's letter"
+    unreadable: ClassVar[str] = "an answer that is not the letter of an option"
     pattern: ClassVar[str] = r"\(?[A-Za-z][.)]?"
     as_phrases: ClassVar[str] = (
-        "single letters, and are compared as phrases, to which the letter A is an article"
+        "single letters, but are compared as phrases, which drop the letter A as an article"
     )
 
     def read(self, text: str) -> str | None:
@@ -194,7 +194,7 @@ class Math(_Kind):
 
     pattern: ClassVar[str] = r".*(?:\\[A-Za-z]|\$.+\$|\^).*"
     as_phrases: ClassVar[str] = (
-        "mathematics, and are compared as phrases, without any sign or bracket"
+        "mathematics, but are compared as phrases, without any sign or bracket"
     )
 
     def __post_init__(self) -> None:

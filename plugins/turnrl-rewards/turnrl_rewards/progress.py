@@ -83,7 +83,7 @@ class Progress(Difference):
 
 @final
 class AnswerSeen(StateScore):
-    """1 if an accepted answer stands in a successful result so far, else 0. Always 0 if finding the
+    """1 if a successful result so far contains an accepted answer, else 0. Always 0 if finding the
     answer means nothing (`turnrl.can_be_found`), for example because it is yes or no, or stands in
     the question."""
 
@@ -125,7 +125,7 @@ class SupportSeen(StateScore):
 
 @final
 class FirstHit(Difference):
-    """weight in the turn in which an accepted answer first stands in a successful result, else 0.
+    """weight in the turn whose successful result first contains an accepted answer, else 0.
 
     This is `Progress` of `AnswerSeen`, so potential-based: the sum over a trajectory is weight if
     the answer was found, and 0 if finding it means nothing. `AnswerRetrieved` pays in every turn

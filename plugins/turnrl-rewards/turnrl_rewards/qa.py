@@ -46,7 +46,7 @@ class ToolExecuted(TurnReward):
 
 @final
 class AnswerRetrieved(TurnReward):
-    """weight if an accepted answer stands in a successful result of the turn, else 0.
+    """weight if a successful result of the turn contains an accepted answer, else 0.
 
     0 if finding it means nothing (`turnrl.can_be_found`), for example because the answer is yes or
     no, or stands in the question.
@@ -66,7 +66,7 @@ class AnswerRetrieved(TurnReward):
 
 @final
 class AnswerPresent(OutcomeReward):
-    """weight x words of the accepted answer / words of the given answer it stands in, else 0.
+    """weight x words of the accepted answer / words of the given answer that contains it, else 0.
 
     The paper pays in full for an accepted answer anywhere in the given one, so naming every
     candidate pays. The share of words prevents that: if candidate i has w_i words and is right with

@@ -50,7 +50,7 @@ class Verdicts:
         named = _PLACE.findall(prompt)
         known = ", ".join(f"{{{name}}}" for name in places)
         if odd := [name for name in named if name not in places]:
-            raise RecipeError(f"prompt has a place {{{odd[0]}}}, and there are {known}")
+            raise RecipeError(f"prompt has the placeholder {{{odd[0]}}}, but only {known} exist")
         if places[-1] not in named:
             raise RecipeError(f"prompt lacks {{{places[-1]}}}, the text to judge")
         self._server = server

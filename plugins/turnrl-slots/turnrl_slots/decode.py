@@ -214,7 +214,7 @@ class Decoder:
                 raise
             _logger.warning(
                 f"tokens are sampled without CUDA graphs ({in_short(error)}). A step of 28 layers "
-                "then takes at least some 45 ms, whatever its rows (computed). Set "
+                "then takes at least about 45 ms, whatever its rows (computed). Set "
                 "model.engine.cuda_graphs to false to skip the attempt."
             )
             self.graphs = None

@@ -35,7 +35,7 @@ _COSTS: dict[Way | None, str] = {
     "gathered": "Keys and values are gathered in every layer: attention of 256 turns of 2,048 "
     "tokens takes 16 to 28 ms a step in place of 5 (computed for Qwen2.5-7B on an H100).",
     None: "Attention is computed by plain products of matrices, and without CUDA graphs a step of "
-    "28 layers takes at least some 45 ms, whatever its rows (computed).",
+    "28 layers takes at least about 45 ms, whatever its rows (computed).",
 }
 
 

@@ -174,7 +174,7 @@ def build(
             return read_info(path)
         if path.exists() and existing == "refuse":
             raise ToolError(
-                f"{str(folder)!r} exists already. Add --overwrite to build it anew, or choose "
+                f"{str(folder)!r} exists already. Add --overwrite to rebuild it, or choose "
                 "another folder."
             )
         work = _beside(path, ".building")

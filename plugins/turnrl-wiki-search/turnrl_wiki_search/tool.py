@@ -186,7 +186,7 @@ class WikiSearch(Tool):
         if used != name:
             raise ToolError(
                 f"the search index in {self.index!r} was built from {used!r}, but build_from is "
-                f"{name!r}. Choose another folder, or build it anew: "
+                f"{name!r}. Choose another folder, or rebuild it: "
                 f"{build_command('embedded', self.index, name)} --overwrite"
             )
 

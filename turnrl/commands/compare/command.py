@@ -38,7 +38,9 @@ def add_compare_command(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    text = "a run, a folder of runs, or its name under runs/; NAME@10: its policy of iteration 10"
+    text = (
+        "a run, a folder of runs, or its name under runs/; NAME@10: the policy after iteration 10"
+    )
     add("runs", nargs="+", metavar="RUN", help=text)
     text = "the split that was evaluated (default: %(default)s)"
     add("--split", default="val", metavar="NAME", help=text)

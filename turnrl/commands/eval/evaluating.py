@@ -76,7 +76,7 @@ def _evaluate(built: Built, out: TextIO) -> None:
         return
     if _is_optimistic(built):
         print("best.ckpt was chosen by its score on these questions: its figures are optimistic")
-        print("take others by --questions, or the last checkpoint by --ckpt_path last")
+        print("use other --questions, or score the last checkpoint with --ckpt_path last")
     samples = module.samples
     figures = report_of(rows, samples is not None)
     if "json" in built.given.raised:

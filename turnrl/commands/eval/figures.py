@@ -52,7 +52,7 @@ def lines(figures: Figures, how: str) -> Iterator[str]:
 
 
 def as_json(asked: Mapping[str, object], figures: Figures) -> str:
-    """What was evaluated, and every figure with `mean`, `low`, `high` and its number of
+    """The evaluated questions, and every figure with `mean`, `low`, `high` and its number of
     `questions`; null without any question."""
     plain = {name: {key: asdict(one) for key, one in of.items()} for name, of in figures.items()}
     return json.dumps({**asked, "figures": plain}, indent=2)

@@ -38,7 +38,7 @@ def export(run: str, file: str, split: str | None = None) -> None:
             "install inspect_ai."
         )
     if Path(file).suffix not in _KINDS:
-        raise DataError(f"{file!r} ends in neither of {', '.join(_KINDS)}. Name it with one.")
+        raise DataError(f"{file!r} must end in {' or '.join(_KINDS)}. Rename it.")
     from inspect_ai.log import write_eval_log
 
     files = _newest(run, split)
@@ -59,7 +59,9 @@ def _newest(run: str, split: str | None) -> list[Path]:
     if split is None and len(known) > 1:
         known = [own for own in known if own != "train"]
         if len(known) > 1:
-            raise DataError(f"the record of {run!r} has {', '.join(known)}. Take one by --split.")
+            raise DataError(
+                f"the record of {run!r} has {', '.join(known)}. Choose one with --split."
+            )
     of_split = [file for file in files if names[file].split == known[0]]
     last = max(names[file].policy_version for file in of_split)
     return [file for file in of_split if names[file].policy_version == last]

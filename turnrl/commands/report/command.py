@@ -40,7 +40,7 @@ def add_report_command(commands: Commands) -> None:
     add("runs", nargs="+", metavar="RUN", help=text)
     add("-o", "--output", default="report.html", metavar="FILE", help="(default: %(default)s)")
     add("--title", help="title of the page (default: the names of the runs)")
-    text = "about how many of each run: whole groups, from all of its parts (default: all)"
+    text = "keep about N of each run, in whole groups from all of its parts (default: all)"
     add("--trajectories", type=int, metavar="N", help=text)
     add("--watch", action="store_true", help="rewrite it while the runs train, until Ctrl-C")
     parser.set_defaults(run=_run)

@@ -51,14 +51,14 @@ def add_plugin_command(commands: Commands) -> None:
     new = actions.add_parser(
         "new", help="write a package that passes its tests and trains", description=__doc__
     )
-    new.add_argument("name", metavar="NAME", help="weather, for the distribution turnrl-weather")
+    new.add_argument("name", metavar="NAME", help="weather writes the distribution turnrl-weather")
     new.add_argument(
         "--with",
         dest="kinds",
         nargs="+",
         action="extend",
         metavar="KIND",
-        help=f"what it brings: {', '.join(COMPONENTS)} (default: all); a tool brings a source too",
+        help=f"components to write: {', '.join(COMPONENTS)} (default: all); a tool adds a source",
     )
     new.add_argument("--folder", help="where to write it (default: turnrl-NAME, here)")
     new.set_defaults(run=_new)
@@ -118,7 +118,9 @@ def plugin_name(given: str) -> str:
     if name == "core" or name in brought:
         owner = brought.get(name)
         of = f"{owner.name} {owner.version}" if owner else "turnrl itself"
-        raise RecipeError(f"a plugin {name!r} is installed already, of {of}. Take another name.")
+        raise RecipeError(
+            f"a plugin {name!r} is installed already, from {of}. Choose another name."
+        )
     return name
 
 

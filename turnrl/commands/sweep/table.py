@@ -232,9 +232,9 @@ def _notes(table: Table, rows: Mapping[str, Row]) -> Iterator[str]:
         if 0 < pairs < max(len(row.seeds), len(table.rows[0].seeds)):
             yield f"{letter} shares {pairs} seeds with A: its differences are over these."
     if len(table.missing) == 1:
-        yield "1 run did not finish, and is in no figure."
+        yield "1 run did not finish, so no figure includes it."
     elif table.missing:
-        yield f"{len(table.missing)} runs did not finish, and are in no figure."
+        yield f"{len(table.missing)} runs did not finish, so no figure includes them."
 
 
 def _wrapped(text: str, begin: str = "") -> list[str]:

@@ -127,7 +127,7 @@ class IterationLines(ProgressBar):
         self._folder = run_folder(trainer)  # a collective call
         trial, note = is_trial(trainer), _note(trainer)
         if (note is None or note.folder != self._folder) and not trial:
-            alone = f"checkpoints/ in {trainer.default_root_dir} alone: trainer.logger is false"
+            alone = f"only checkpoints/ in {trainer.default_root_dir}: trainer.logger is false"
             self._print_line(f"writing to {self._folder or alone}")
         count = sum(p.numel() for p in pl_module.parameters() if p.requires_grad)
         self._print_line(f"{count:,} trained parameters on {_name(pl_module.device)}")

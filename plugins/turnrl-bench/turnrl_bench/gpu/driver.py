@@ -38,14 +38,16 @@ def bench(args: argparse.Namespace) -> int:
         RecipeError: Before anything is measured, if it cannot be.
     """
     if not args.json.absolute().parent.is_dir():
-        raise RecipeError(f"--json is {str(args.json)!r}, in a folder that is not there. Make it.")
+        raise RecipeError(
+            f"--json is {str(args.json)!r}, in a folder that does not exist. Create it."
+        )
     if args.json.is_dir():
         raise RecipeError(f"--json is {str(args.json)!r}, a folder. Name a file in it.")
     results = Results(args.json.absolute())
     if results.parts and not args.resume:
         raise RecipeError(
-            f"--json is {str(args.json)!r}, which is there. Add --resume to add to it, or name "
-            "another file."
+            f"--json is {str(args.json)!r}, which already exists. Add --resume to add to it, or "
+            "name another file."
         )
     todo = [part for part in args.parts if results.part(part.name).get("status") != DONE]
     if todo and not args.tiny and not torch.cuda.is_available():

@@ -130,7 +130,7 @@ class _Builder:
                 exists = "holds another, unfinished build" if progress else "exists already"
                 raise ToolError(
                     f"index {self.name!r} at {self.access.label} {exists}. Add --overwrite to "
-                    "build it anew, or choose another name."
+                    "rebuild it, or choose another name."
                 )
             self._do(lambda: indices.delete(index=self.name))
         asked = self.meta["build"]

@@ -13,20 +13,20 @@ from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
 class ExampleEngine(Engine):
     """Samples with the policy's own weights, in this process.
 
-    For every token the policy reads the whole history again, of one session at a time: slow, and
-    what a faster engine can be compared with.
+    For every token the policy reads the whole history of one session again. This is slow, but you
+    can compare a faster engine with it.
     """
 
     def __init__(self) -> None:
         self.version = 0  # of the weights, in optimiser steps
-        self.turns = 0  # how many are being sampled
+        self.turns = 0  # the number being sampled
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
-        # nothing is kept of what was read, so there is no memory to set aside for `max_tokens`
+        # this engine caches nothing, so it needs no memory for `max_tokens`
         self.policy = policy
 
     def sync(self, version: int) -> None:
-        # the weights are the policy's own; an engine elsewhere would be sent them
+        # the weights are the policy's own; a remote engine would receive a copy here
         self.version = version
 
     def open(self, prompt_ids: Sequence[int]) -> Session:
@@ -44,12 +44,12 @@ class ExampleEngine(Engine):
         ids: tuple[int, ...] = ()
         logprobs: tuple[float, ...] = ()
         reason: Literal["end", "stop", "length"] = "length"
-        # a stream of its own, so that what else is sampled makes no difference
+        # a separate random stream, so that other turns make no difference
         rng = torch.Generator().manual_seed(sampling.seed)
         self.turns += 1
         try:
             while reason == "length" and len(ids) < sampling.max_tokens:
-                await asyncio.sleep(0)  # tools and other turns go on; a cancelled one ends here
+                await asyncio.sleep(0)  # lets tools and other turns run; a cancelled turn ends here
                 log_p = self.log_p([*history, *ids], sampling.temperature or 1.0)
                 drawn = torch.multinomial(log_p.exp(), 1, generator=rng)
                 token = int(drawn if sampling.temperature else log_p.argmax())
@@ -69,8 +69,8 @@ class ExampleEngine(Engine):
         network = self.policy.load()
         read = torch.tensor([ids], device=next(network.parameters()).device)
         positions = torch.arange(len(ids), device=read.device)[None]
-        # Without dropout, and training then finds the mode that it left. For each token anew, as
-        # the turn that ends first would switch the mode under the others.
+        # Without dropout, and then back to the mode of training. For each token anew, because the
+        # first turn to end would otherwise switch the mode for the others.
         was_training = network.training
         network.eval()
         try:
@@ -82,7 +82,7 @@ class ExampleEngine(Engine):
 
 
 class _History(Session):
-    """Token ids that were read and sampled."""
+    """The token ids read and sampled so far."""
 
     def __init__(self, engine: ExampleEngine, ids: Sequence[int]) -> None:
         self.engine, self.ids, self.version = engine, list(ids), engine.version
@@ -91,10 +91,10 @@ class _History(Session):
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
         self.check()
         if sampling.forced_ids or sampling.cuts_distribution:
-            raise NotImplementedError("draws from the whole distribution, and from nothing else")
+            raise NotImplementedError("cannot force tokens or truncate the distribution")
         self.busy = True
         completion = await self.engine.sample([*self.ids, *new_ids], sampling)
-        # not reached by a turn that was cancelled: it stays busy, as what it sampled is lost
+        # a cancelled turn never gets here: its session stays busy, because its tokens are lost
         self.busy = False
         self.ids += [*new_ids, *completion.token_ids]
         return completion
@@ -108,7 +108,7 @@ class _History(Session):
         self.ids = []
 
     def check(self) -> None:
-        """Refuse a history that is not whole, or that older weights have sampled."""
+        """Refuse a history that is incomplete, or that older weights have sampled."""
         if self.closed or self.busy:
             raise RuntimeError("the session is closed, or its turn was cancelled or is not done")
         if self.version != self.engine.version:

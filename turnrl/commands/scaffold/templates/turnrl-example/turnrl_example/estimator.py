@@ -16,7 +16,7 @@ class ExampleToGo(AdvantageEstimator):
     rho_{i,k} = R_i + sum_{l >= k} r_{i,l}: what the turn and those after it earn.
     """
 
-    # a trajectory alone is its own mean, and learns nothing
+    # a single trajectory is its own mean, so it would teach nothing
     min_group_size = 2
 
     def __call__(self, group: Group) -> Tensor:

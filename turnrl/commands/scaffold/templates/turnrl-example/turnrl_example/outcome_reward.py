@@ -14,7 +14,7 @@ class ExampleLookedUp(OutcomeReward):
 
     Args:
         weight: Reward of a right answer that was looked up.
-        from_memory: Share of it for a right answer that stands in no result.
+        from_memory: Share of the weight for a right answer that no result contains.
     """
 
     def __init__(self, weight: float = 1.0, from_memory: float = 0.5) -> None:

@@ -7,8 +7,8 @@ from typing import final
 
 from turnrl import Message, Question, Reading, Segmenter, ToolResult, ToolSpec, read_call
 
-# The block that is closed first, whatever comes after it: what a text means does not change as it
-# grows. Nothing inside can open or close a block.
+# The first block that is closed, whatever comes after it, so the meaning of a text does not change
+# as the text grows. Nothing inside can open or close a block.
 ACTION = re.compile(r"<(tool|answer)>((?:(?!</?(?:tool|answer)>).)*)</\1>", re.DOTALL)
 
 INSTRUCTIONS = """\
@@ -36,7 +36,7 @@ class ExampleTurns(Segmenter):
 
     # sampling ends here, so a turn has one action
     stop = ("</tool>", "</answer>")
-    # all that mean something: neither a question nor a tool's result can then contain them
+    # every tag with a meaning, so that neither a question nor a tool's result can contain it
     tags = ("tool", "answer", "result", "error")
 
     def __init__(self, max_turns: int = 3, instructions: str | None = None) -> None:
@@ -55,8 +55,8 @@ class ExampleTurns(Segmenter):
         ]
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
-        # Total: whatever the policy wrote, this returns. A block that a cut turn did not close is
-        # not found, so half an answer is none.
+        # Never raises, whatever the policy wrote. A block that a cut turn did not close does not
+        # match, so half an answer is not an answer.
         match = ACTION.search(text)
         if match is None:
             return Reading(format_error="cut short" if cut else "no call or answer that is closed")
@@ -68,12 +68,12 @@ class ExampleTurns(Segmenter):
             return Reading(answer=body or None, format_error=error or empty)
         if turn + 1 >= self.max_turns:  # no call: nothing would read its result
             return Reading(format_error="the last turn must give an answer")
-        # one that cannot be read was attempted all the same: it has an error
+        # a call that cannot be read still counts as attempted: it has an error
         call = read_call(body, ("args",))
         return Reading(calls=(call,), format_error=error or call.error)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        # one result per call, as it is; a turn without any is told what was wrong with it
+        # one result per call, unchanged; after a turn without calls, the policy reads its error
         replies = [("result" if r.ok else "error", r.content) for r in results]
         replies = replies or [("error", reading.format_error or "no call or answer")]
         text = "\n".join(f"<{tag}>{content}</{tag}>" for tag, content in replies)

@@ -14,8 +14,8 @@ class ExampleQuestions(QuestionSource):
     """Capitals and continents; `val` asks about countries that `train` never mentions."""
 
     def questions(self, split: str) -> Iterable[Question]:
-        # A list, not a generator: that one would raise only when somebody begins to read it.
-        # The order is that of the file, always; a run shuffles by its own seed.
+        # A list, because a generator would raise only when somebody begins to read it. The order
+        # is always the order of the file; a run shuffles by its own seed.
         if split not in SPLITS:
             what = f"{type(self).__name__} has no split {split!r}; it has {', '.join(SPLITS)}"
             raise DataError(f"{what}. Set data.train_split and data.val_split to one of them.")

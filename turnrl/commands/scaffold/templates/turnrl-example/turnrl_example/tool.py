@@ -10,16 +10,16 @@ from turnrl_example.facts import FACTS, countries
 
 @final
 class ExampleLookup(Tool):
-    """Finds the country that a query names, and says what is known of it.
+    """Finds the country that a query names, and returns its facts.
 
     Args:
-        suggestions: Near names that the policy reads, at most, if there is no such country.
+        suggestions: The most similar names to offer the policy if there is no such country.
     """
 
-    # what the policy writes to call it, and what the prompt says about it
+    # the policy calls the tool by its name, and the prompt contains its description
     name = "search"
     description = "Find facts about a country."
-    # a JSON Schema: calls that do not fit it never reach `run`, the policy reads what was wrong
+    # a JSON Schema: a call that does not match it never reaches `run`; the policy reads why
     parameters = {
         "type": "object",
         "properties": {
@@ -41,9 +41,9 @@ class ExampleLookup(Tool):
             if contained_answer(query, [name]):
                 facts = " ".join(f"Its {fact} is {row[fact]}." for fact in FACTS)
                 return ToolResult(f"{name} is a country. {facts}")
-        # The policy's own mistake, told so that its next turn can do better. A broken world (a
-        # server is down) is a `turnrl.ToolError` instead: it stops the run, and nothing learns
-        # from an outage.
+        # The policy's own mistake: it reads this message, and its next turn can do better. If the
+        # world is broken (a server is down), raise `turnrl.ToolError` instead: the run stops, and
+        # nothing learns from an outage.
         place = query.rpartition(" of ")[2]
         near = difflib.get_close_matches(place, countries(), self.suggestions)
         hint = f"; there is {', '.join(near)}" if near else ""

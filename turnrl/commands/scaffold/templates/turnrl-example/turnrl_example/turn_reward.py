@@ -7,7 +7,7 @@ from turnrl import Trajectory, TurnReward, answer_in_results
 
 @final
 class ExampleNewlyFound(TurnReward):
-    """weight if an accepted answer stands in a result of the turn and in none before it.
+    """weight if a result of the turn contains an accepted answer, and no earlier result does.
 
     Finding it again earns nothing, or the policy would search for it until its turns are used up.
 
@@ -20,7 +20,7 @@ class ExampleNewlyFound(TurnReward):
         self.bounds = (0.0, weight)  # where intervals of its mean end
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
-        # later turns are there to be seen as well, but a turn's reward shall not depend on them
+        # the trajectory has later turns too, but a turn's reward must not depend on them
         turns, question = trajectory.turns[: turn + 1], trajectory.question
         answered = [answer_in_results(taken.results, question) for taken in turns]
         return self.weight if answered[-1] and not any(answered[:-1]) else 0.0
