@@ -1,6 +1,7 @@
 """Players: agents that drive their attempts themselves, and worlds that pay by the step."""
 
 import asyncio
+import re
 import time
 from dataclasses import replace
 
@@ -173,6 +174,30 @@ def test_an_agent_that_summarises_its_context_trains_on_all_its_histories(tiny_m
     row = record.read(tmp_path / "version_0", split="train")[0]
     assert len(row["sample_tokens"]) == 2
     assert [turn["sample"] for turn in row["turns"]] == [0, 0, 0, 1]
+
+
+def test_what_a_player_sent_stands_in_transcripts_and_in_play(recipe, tmp_path, capsys):
+    recipe["model"]["rollout"] |= {
+        "segmenter": None,
+        "player": "players.summariser.Summariser",
+        "tools": ["worlds.Echo"],
+        "max_tokens": 256,
+    }
+    save(recipe)
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    text = (tmp_path / "runs/recipe/version_0/transcripts/iteration_0001.txt").read_text()
+    capsys.readouterr()
+    assert main(["play", "runs/recipe/version_0", "Number 7?"]) == 0
+    for shown in (text, capsys.readouterr().out):
+        first, second, third, fourth = re.findall(r"^-- turn \d.*\n((?:   > .*\n)+)", shown, re.M)[
+            :4
+        ]
+        assert "Number " in first
+        assert "letters" in second  # the result, and nothing of the turn before
+        assert "Number " not in second
+        assert "Sum up." in third
+        assert "Number " in fourth  # a history of its own
+        assert "Notes: " in fourth
 
 
 @pytest.mark.parametrize("level", ["token", "turn", "trajectory"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import textwrap
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 from turnrl.errors import RecipeError, did_you_mean
 from turnrl.text import neutralise
-from turnrl.types import Message, ToolSpec
+from turnrl.types import Message, ToolSpec, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -110,6 +111,13 @@ class ChatFormat:
         """Text of a turn: decoded ids without the token that ended it."""
         said = ids[:-1] if ids and ids[-1] in self.end_ids else ids
         return cast(str, self.tokenizer.decode(list(said)))
+
+    def sent(self, trajectory: Trajectory) -> list[str]:
+        """What the policy read right before each turn, with the marks of the template, as lines to
+        print; none if a `MessageSampler` wrote the turns."""
+        turns = range(len(trajectory.turns)) if trajectory.samples else ()
+        read = (self.tokenizer.decode(list(trajectory.read_before(k))) for k in turns)
+        return [textwrap.indent(cast(str, text).strip(), "   > ") for text in read]
 
     def inert(self, text: str, tags: Sequence[str]) -> str:
         """`text` with tags and control tokens neutralised; see `turnrl.neutralise`."""

@@ -119,21 +119,23 @@ def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
         finally:
             module.rollout = plain
         if plain.segmenter is None:
-            _show(trajectory)
+            _show(module, trajectory)
         print(_end(trajectory), flush=True)
         return
     attempts = module.ask(question, args.samples, temperature=args.temperature)
     for number, attempt in enumerate(attempts, 1):
         print(f"\n== attempt {number}")
-        _show(attempt)
+        _show(module, attempt)
         print(_end(attempt))
     if args.estimators:
         print("\n".join(_credit(module, attempts)))
 
 
-def _show(trajectory: Trajectory) -> None:
+def _show(module: MTGRPO, trajectory: Trajectory) -> None:
+    """Print the turns, and what a player sent before each."""
+    sent = module.chat.sent(trajectory) if module.rollout.player is not None else []
     for k, turn in enumerate(trajectory.turns, 1):
-        print(f"-- turn {k}\n{turn}")
+        print("\n".join([f"-- turn {k}", *map(visible, sent[k - 1 : k]), str(turn)]))
 
 
 def _end(trajectory: Trajectory) -> str:

@@ -457,9 +457,14 @@ def _figure(values: Sequence[float | None], possible: tuple[float, float] | None
 # --------------------------------------------------------------------- as text
 
 
-def transcript(row: Columns) -> str:
+def transcript(row: Columns, sent: Sequence[str] = ()) -> str:
     """One trajectory as text to read: the question, each turn with its rewards and its advantage,
-    and the rewards of the whole. See `turnrl.visible` for characters that nobody would see."""
+    and the rewards of the whole. See `turnrl.visible` for characters that nobody would see.
+
+    Args:
+        row: A row of the record.
+        sent: What the policy read before each turn, which the record does not have.
+    """
     lines = [
         f"question   {row['question']}",
         f"accepted   {' | '.join(row['answers'][:5])}",
@@ -471,7 +476,8 @@ def transcript(row: Columns) -> str:
         shown = _turn(turn)
         several = len(row.get("sample_tokens") or ()) > 1
         history = f"   history {turn['sample'] + 1}" if several else ""
-        lines += [f"-- turn {k}{history}   reward {turn['reward']:.3f}{parts}{credit}", str(shown)]
+        lines.append(f"-- turn {k}{history}   reward {turn['reward']:.3f}{parts}{credit}")
+        lines += [*sent[k - 1 : k], str(shown)]
     return visible("\n".join([*lines, _parts(row["rewards"])]))
 
 

@@ -80,7 +80,7 @@ class Recorder(L.Callback):
             pl_module.estimator,
             pl_module.read if self.tokens else None,
         )
-        self._write(list(some), trainer, pl_module)
+        self._write(list(some), experience.groups, trainer, pl_module)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         groups, (iteration, version) = pl_module.evaluated, pl_module.iteration_and_version
@@ -97,9 +97,11 @@ class Recorder(L.Callback):
             learner=learner if self.tokens else None,
         )
         self.evaluated = list(some)
-        self._write(self.evaluated, trainer, pl_module)
+        self._write(self.evaluated, groups, trainer, pl_module)
 
-    def _write(self, some: Sequence[Row], trainer: L.Trainer, module: Any) -> None:
+    def _write(
+        self, some: Sequence[Row], groups: Sequence[Group], trainer: L.Trainer, module: Any
+    ) -> None:
         """Write the rows of one collection in this process into a run's folder, and of those that
         were sampled some as text to read."""
         if not some or (folder := module.folder) is None:
@@ -110,7 +112,12 @@ class Recorder(L.Callback):
         if first["split"] == "train" and rank == 0 and self.transcripts:
             file = folder / "transcripts" / f"iteration_{first['iteration']:04d}.txt"
             file.parent.mkdir(parents=True, exist_ok=True)
-            self.texts = list(map(transcript, _extremes(some, self.transcripts)))
+            self.texts = []
+            for row in _extremes(some, self.transcripts):
+                group = groups[row["group"] // trainer.world_size]
+                drives = module.rollout.player is not None  # a turn scheme sends what is expected
+                sent = module.chat.sent(group.trajectories[row["member"]]) if drives else ()
+                self.texts.append(transcript(row, sent))
             whole = ("\n" + "=" * 80 + "\n").join(self.texts)
             file.write_text(whole + "\n", encoding="utf-8")
 

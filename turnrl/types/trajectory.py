@@ -321,6 +321,14 @@ class Trajectory:
                 return sample.token_ids[: sample.turn_index.index(turn)]
         return max(self._histories, key=lambda sample: max(sample.turn_index, default=-1)).token_ids
 
+    def read_before(self, turn: int) -> tuple[int, ...]:
+        """Token ids that the policy read right before a turn: what was sent since the last reply of
+        the same history, or a whole prompt."""
+        before = self.history(turn)
+        (sample,) = [s for s in self._histories if turn in s.turn_index][:1] or [Sample()]
+        sampled = [n for n, k in enumerate(sample.turn_index[: len(before)]) if k >= 0]
+        return before[max(sampled, default=-1) + 1 :]
+
     @property
     def _histories(self) -> tuple[Sample, ...]:
         if not self.samples:
