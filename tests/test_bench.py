@@ -210,7 +210,7 @@ def test_the_command_has_help_pages(capsys, monkeypatch, kind):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["gpu", "--json", "/no/such/folder/x.json"], "in a folder that is not there"),
+        (["gpu", "--json", "/no/such/folder/x.json"], "in a folder that does not exist"),
         (["gpu"], "there is no GPU here"),
         (["gpu", "--threads", "0"], "turnrl bench"),
         (["trl"], "turnrl bench"),

@@ -112,7 +112,7 @@ def test_a_policy_alone_writes_no_card_and_its_export_from_python_does(tiny_mode
     bare, carded = policy.export(tmp_path / "bare"), export(policy, tmp_path / "carded")
     added = {path.name for path in carded.iterdir()} - {path.name for path in bare.iterdir()}
     assert added == {"README.md"}
-    with pytest.raises(turnrl.RecipeError, match="holds the model trained from"):
+    with pytest.raises(turnrl.RecipeError, match="holds the model that training starts from"):
         export(policy, tiny_model)
 
 

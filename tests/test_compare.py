@@ -462,9 +462,7 @@ def test_what_is_no_run_is_refused_with_the_next_step(capsys):
         told = fails(capsys, ["compare", a, place])
         assert f"no record of a run at '{place}'" in told
         assert "Give the folder of a run" in told
-    assert "nothing of split 'test'. Take val." in fails(
-        capsys, ["compare", a, b, "--split", "test"]
-    )
+    assert "has no split 'test'. Take val." in fails(capsys, ["compare", a, b, "--split", "test"])
 
 
 def test_two_words_for_one_evaluation_are_told_with_what_else_there_is(capsys):

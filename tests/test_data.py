@@ -211,7 +211,7 @@ def test_a_pattern_that_is_nowhere_or_no_pattern_is_told(tmp_path, recipe, capsy
     path = write_jsonl(tmp_path / "q.jsonl", solved("The answer is 42"))
     with pytest.raises(DataError, match=r"'### \(.*\)' matches no answer of .*'The answer is 42'"):
         load_questions(path, fields=Fields(None, answers="answer", answer_pattern="### (.*)"))
-    with pytest.raises(DataError, match=r"is no regular expression: missing \)"):
+    with pytest.raises(DataError, match=r"is not a regular expression: missing \)"):
         Fields(answer_pattern="#### (.*")
     with pytest.raises(DataError, match=r"answer_pattern None is not a regular expression"):
         Fields(answer_pattern=None)

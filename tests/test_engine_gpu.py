@@ -381,7 +381,7 @@ def test_free_memory_is_asked_for_after_the_cache_was_emptied(monkeypatch):
     assert told == ["emptied", "cuda:1"]
     assert auto_memory(torch.device("xpu"), 20_000) == 0
     del module.mem_get_info
-    with pytest.raises(RecipeError, match=r"'auto' on xpu, which does not tell.*as '4GB'"):
+    with pytest.raises(RecipeError, match=r"'auto' on xpu, which does not report.*as '4GB'"):
         auto_memory(torch.device("xpu"), 0)
 
 

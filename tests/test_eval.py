@@ -517,7 +517,7 @@ def test_a_record_becomes_a_log_of_inspect_ai(recipe, capitals, capsys):
     log = pytest.importorskip("inspect_ai.log")
     command = ["eval", "recipe.yaml", "--questions", capitals, "worlds.Numbers", "--samples", "2"]
     assert main(command) == 0
-    assert "Take one by --split" in fails(capsys, ["export", "recipe-eval", "log.eval"])
+    assert "Choose one with --split" in fails(capsys, ["export", "recipe-eval", "log.eval"])
     assert "must end in .eval or .json" in fails(capsys, ["export", "recipe-eval", "log"])
     for file in ("log.eval", "log.json"):
         assert main(["export", "recipe-eval", file, "--split", "capitals"]) == 0

@@ -465,7 +465,7 @@ def test_a_table_reads_only_the_columns_that_are_named(run):
 def test_mistakes_in_naming_a_record_are_told(run, tmp_path, monkeypatch):
     folder, _, _ = run
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"nothing of split 'vall'\. Take train, val\."):
+    with pytest.raises(DataError, match=r"has no split 'vall'\. Take train, val\."):
         record.read(folder / "version_0", split="vall")
     with pytest.raises(DataError, match=r"no column 'exactmatch'\. Did you mean exact_match\?"):
         record.table(folder / "version_0", ["exactmatch"])

@@ -150,7 +150,7 @@ def test_examples_that_are_no_mappings_are_a_warning(tiny_model, examples):
     Ill.examples = examples
     found = called(tiny_model, Ill())
     assert found["tool echo"].status == "warn"
-    assert found["tool echo"].text.endswith("a list of mappings, the arguments of a call each")
+    assert found["tool echo"].text.endswith("a list of mappings, each with the arguments of a call")
     assert found["tool echo"].step == "Write [{'text': ...}]."
     assert found["learning"].status == "pass"
 

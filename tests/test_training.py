@@ -613,7 +613,7 @@ def test_what_lightning_would_do_to_a_step_is_refused(tiny_model, tmp_path, opti
 
 
 def test_more_steps_than_trajectories_are_refused(tiny_model, tmp_path):
-    message = "steps_per_update is 17, and 4 questions x 4 = 16 trajectories per process are fewer"
+    message = "steps_per_update is 17, but there are only 4 questions x 4 = 16 trajectories"
     with pytest.raises(RecipeError, match=message):
         trainer(tmp_path, 1).fit(module(tiny_model, steps_per_update=17), data())
 

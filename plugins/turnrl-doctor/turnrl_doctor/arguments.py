@@ -48,7 +48,7 @@ def arguments_of(spec: ToolSpec, text: str) -> Sequence[Schema]:
         name = next(iter(spec.parameters.get("properties", {})), "query")
         raise PluginError(
             f"tool {spec.name!r} has the examples {listed!r:.80}, which must be a list of "
-            f"mappings, the arguments of a call each. Write [{{{name!r}: ...}}]."
+            f"mappings, each with the arguments of a call. Write [{{{name!r}: ...}}]."
         )
     for example in spec.examples:
         for error in validator.iter_errors(dict(example)):

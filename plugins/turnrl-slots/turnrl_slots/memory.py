@@ -30,8 +30,8 @@ def auto_memory(device: torch.device, beside: int) -> int:
     if device.type != "cpu":
         if (info := getattr(_of(device), "mem_get_info", None)) is None:
             raise RecipeError(
-                f"model.engine.kv_memory is 'auto' on {device}, which does not tell how much of "
-                "its memory is free. Give a size, such as '4GB'."
+                f"model.engine.kv_memory is 'auto' on {device}, which does not report how much "
+                "of its memory is free. Give a size, such as '4GB'."
             )
         empty_cache(device)  # what loading left behind is free too
         return int(_SHARE_OF_GPU * max(info(device)[0] - beside, 0))
