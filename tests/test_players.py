@@ -257,10 +257,6 @@ async def _edits(attempt, reply):
     return goes_on(reply.text.strip())
 
 
-async def _appends_nothing(attempt, reply):
-    return goes_on(reply.text)[:1]
-
-
 async def _looks_up(attempt, reply):
     (result,) = await attempt.call([ToolCall("echo", {"text": reply.text})])
     return goes_on(reply.text, result.content)
@@ -271,7 +267,6 @@ async def _looks_up(attempt, reply):
     [
         (_edits, (), r"History 2 began, because the model replied 'there ', and {'role': 'assistan"
          r"t', 'content': 'there'} was sent back. Send every reply back word for word"),
-        (_appends_nothing, (), "History 2 began, because the last message was the assistant's."),
         (_looks_up, (), r"In turn 1 a call failed: .*echo.* Pass check_player the tools"),
     ],
 )  # fmt: skip

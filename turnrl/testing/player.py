@@ -25,7 +25,6 @@ from turnrl.types.questions import Question
 from turnrl.types.sessions import ToolSpec
 from turnrl.types.trajectory import Message
 
-_ROLES = {"system", "user", "assistant", "tool"}
 _BEAT_S = 0.01
 _BLOCKS_S = 0.1
 """The longest that a player may keep the event loop of all attempts to itself, in seconds."""
@@ -115,8 +114,6 @@ def _hints(attempt: Attempt, tools: Sequence[Toolset]) -> str:
     on = "Send every reply back word for word, and a message of the user or a tool after the last."
     for n, new in enumerate(histories[1:], 1):
         began = f" History {n + 1} began, because"
-        if new.opening[-1]["role"] == "assistant":
-            return f"{hints}{began} the last message was the assistant's. {on}".strip()
         for old in histories[:n]:
             differ = (two for two in zip(old.messages, new.opening, strict=False) if ne(*two))
             was, sent = next(differ, ({"role": ""}, {}))
@@ -155,8 +152,13 @@ def _play(
         beats: list[float] = []
         beating = asyncio.create_task(_beat(beats))
         try:
-            attempts = await asyncio.gather(*(play(script, box) for script in scripts))
+            plays = (play(script, box) for script in scripts)
+            ends = await asyncio.gather(*plays, return_exceptions=True)
             beats.append(time.perf_counter())
+            for end in ends:
+                if isinstance(end, BaseException):
+                    raise end
+            attempts = [end for end in ends if isinstance(end, Attempt)]
             return attempts, max(later - one for one, later in pairwise(beats))
         finally:
             beating.cancel()
@@ -188,9 +190,6 @@ class _Scripted(Conversation):
         return Reply(text)
 
     def tell(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            named = message.get("role") in _ROLES and isinstance(message.get("content"), str)
-            require(named, f"gave the message {message!r}; it has a role of {_ROLES} and a text")
         self.messages += tuple(messages)
 
     def fork(self) -> Conversation:
