@@ -104,10 +104,10 @@ def drive(
         command = [sys.executable, "-m", "turnrl_bench.gpu.worker", json.dumps(settings)]
         kept = results.part(part.name).get("cases", {}).items()
         results.parts[part.name] = {"cases": {n: one for n, one in kept if one["status"] == DONE}}
-        results.note(part.name, status="running", began=now())
         error = "it was interrupted"
         print(f"  {part.name} ...", file=sys.stderr, flush=True)
-        try:
+        try:  # from here on, whoever reads the file may end this
+            results.note(part.name, status="running", began=now())
             subprocess.run(
                 command,
                 env=environment,
@@ -121,7 +121,7 @@ def drive(
             error = "it did not come back in time"
         finally:
             results.read()
-            if results.part(part.name)["status"] == "running":
+            if results.part(part.name).get("status") == "running":
                 results.note(part.name, status="error", error=error, ended=now())
         _report(part.name, results)
 
