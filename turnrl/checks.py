@@ -182,12 +182,12 @@ def check_trainer(trainer: L.Trainer) -> None:
 
 
 class Plan(L.Callback):
-    """Says for which memory the settings of a run that are left null are chosen.
+    """Names the amount of memory for which the null settings of a run are chosen.
 
     Args:
-        profile: The memory of a GPU, such as `24GB`, or `auto` for the one that is there: settings
-            that are left null in the policy and in the engine are chosen to fit. Null chooses
-            nothing, and on a CPU `auto` does not either.
+        profile: The memory of a GPU, such as `24GB`, or `auto` for this machine's GPU. The settings
+            that are null in the policy and in the engine are chosen to fit it. Null chooses
+            nothing, and neither does `auto` on a CPU.
     """
 
     def __init__(self, profile: str | None = "auto") -> None:

@@ -151,8 +151,8 @@ class TurnLevel(GroupRelative):
     Args:
         outcome_coef: Weight of the outcome's advantage.
         turn_coef: Weight of the turns' advantage; 0 gives `OutcomeOnly`.
-        gamma: Discount of later turn rewards. 0 normalises each turn's own reward alone: a labelled
-            ablation, biased when the number of turns is the policy's choice.
+        gamma: Discount of later turn rewards. 0 normalises only each turn's own reward: an
+            ablation, biased if the policy chooses the number of turns.
         baseline: `mean` of the trajectories compared, or `leave_one_out`.
         scale: `std` divides by their standard deviation, `none` leaves units of reward.
         min_std: Floor of the standard deviation.

@@ -63,21 +63,22 @@ class MTGRPO(PolicyModule, Iterates):
         rewards: Turn rewards and outcome rewards; each kind is summed.
         estimator: From rewards to advantages: `TurnLevel` (MT-GRPO), `OutcomeOnly`, `Merged`.
         objective: The clipped surrogate and its options.
-        engine: What samples the policy: `Slots`, in this process.
+        engine: Samples the policy, by default `Slots`, in this process.
         group_size: G, trajectories per question.
-        max_staleness: How many iterations the weights that sampled may be older than those that
-            learn. With 0 sampling and learning take turns. With 1 the attempts of the next
-            iteration are sampled while this one is learned from. It needs an engine with weights
-            of its own, one version more than this, and `objective.importance_cap`.
-        redraws: How often groups that would teach nothing, because all their advantages are zero,
-            are redrawn (arXiv 2503.14476 draws until none is left). Questions that are nearly
-            always answered, or nearly never, then have a greater share in the gradient. Metrics of
-            answers and rewards are of the first draw, the record is of what is learned from.
-        updates_per_iteration: How often an iteration's trajectories are learned from.
-        steps_per_update: Optimiser steps that one pass over an iteration's trajectories is divided
-            into.
-        optimizer: Any of torch's or of another library, by its class; given what is trained. None
-            is AdamW at the paper's rate, 1e-6.
+        max_staleness: The most iterations by which the sampling weights may be older than the
+            learning ones. With 0, sampling and learning take turns. With 1, the next iteration is
+            sampled while the policy learns from this one. Above 0 it needs
+            `objective.importance_cap`, and an engine that keeps one version of the weights more
+            than this number.
+        redraws: How often to redraw groups that would teach nothing, because all their advantages
+            are zero (arXiv 2503.14476 draws until none is left). Questions that the policy answers
+            nearly always, or nearly never, then have a greater share in the gradient. Metrics of
+            answers and rewards come from the first draw, and the record from the groups that the
+            policy learns from.
+        updates_per_iteration: How many passes to make over an iteration's trajectories.
+        steps_per_update: Optimiser steps in one pass over an iteration's trajectories.
+        optimizer: Any optimiser of torch or another library, by its class. None is AdamW at the
+            paper's rate, 1e-6.
         scheduler: Schedule of the learning rate, by its class; it counts optimiser steps. None
             keeps the rate.
         seed: Seed of sampling and of the order of trajectories.

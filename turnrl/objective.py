@@ -46,21 +46,21 @@ class ClippedSurrogate:
     """The clipped surrogate, with an optional KL penalty to the reference policy.
 
     Args:
-        clip_low: The ratio is not rewarded for falling below 1 - clip_low; null takes what is usual
-            for the ratio's level, 0.2 for tokens and 3e-4 for turns and trajectories.
+        clip_low: The ratio is not rewarded for falling below 1 - clip_low; null takes the usual
+            value for the ratio's level, 0.2 for tokens and 3e-4 for turns and trajectories.
         clip_high: The ratio is not rewarded for rising above 1 + clip_high; null takes 0.2, or
             4e-4.
-        kl_coef: Weight of the KL penalty to the policy with its adapter switched off; needs LoRA if
-            above 0.
-        aggregation: `token` weighs all sampled tokens of an optimiser step alike; `trajectory`
+        kl_coef: Weight of the KL penalty against the policy with its adapter switched off; needs
+            LoRA if above 0.
+        aggregation: `token` weighs all sampled tokens of an optimiser step equally; `trajectory`
             first takes the mean of each trajectory, as the paper does; `constant` divides each
             trajectory's sum by `constant_tokens`, so that long and short trajectories have no bias
             (arXiv 2503.20783).
         constant_tokens: The divisor of `constant`.
-        ratio_level: Whose probabilities the ratio compares: each token's, or the geometric mean
-            over a `turn` or a `trajectory`.
-        importance_cap: C of truncated importance sampling, which corrects for a sampler that
-            computes other probabilities than the learner (2 is usual); null corrects nothing.
+        ratio_level: `token` compares the probabilities of each token; `turn` and `trajectory` take
+            the geometric mean over one.
+        importance_cap: C of truncated importance sampling, which corrects for a sampler whose
+            probabilities differ from the learner's (2 is usual); null corrects nothing.
         value_coef: Weight of the value loss of an estimator's critic, beside the policy's loss.
     """
 

@@ -21,13 +21,13 @@ _KEY = 3
 
 
 class AlsoScore(L.Callback):
-    """Score other questions at each validation of a training run, under a name of their own.
+    """Score other questions at each validation of a training run, under a separate name.
 
     For example, `name: famous` logs `famous/exact_match`, `famous/tool_execution`,
     `famous/answer_in_results` and `famous/format` beside those of `val`.
 
     Args:
-        name: What their curves are called.
+        name: The name of their curves.
         source: Source of the questions, as `data.val` takes it, but without `data.fields` and
             `data.config`. Their answers compare by `data.answers`. Null for the source of
             `data.val` itself: if it has no such split, the run says so and continues without it.

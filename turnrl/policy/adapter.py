@@ -20,8 +20,9 @@ class Lora:
         r: Rank.
         alpha: The update is scaled by alpha / r.
         dropout: Dropout of the adapter's input. Above 0 the learner differs from the sampler, so
-            `train/logprob_gap` has its noise, and ratios carry it into the clip. The correction of
-            `importance_cap` is free of it, and costs a pass over what is learned from.
+            the noise shows in `train/logprob_gap`, and ratios carry it into the clip. The
+            correction of `importance_cap` stays free of it, at the cost of one more pass over the
+            trajectories.
         target_modules: Names of the linear layers to adapt; `all-linear` takes every one but the
             head.
     """

@@ -49,23 +49,23 @@ class Policy(nn.Module):
             quantisation (QLoRA, arXiv 2305.14314); needs `lora`.
         lora: Train a low-rank adapter. Without it every weight is trained, which suits tiny models.
         dtype: Type of the base's weights and activations; `auto` is bfloat16 under LoRA on a GPU,
-            float32 otherwise. What is trained is float32 in any case: an adapter, or, in bfloat16
+            float32 otherwise. The trained weights are always float32: an adapter, or, in bfloat16
             without one, all weights, which are then rounded for each product (mixed precision).
-        gradient_checkpointing: Recompute activations in the backward pass, to save memory; a number
-            does so in that many of the layers. Null leaves it to the memory plan
+        gradient_checkpointing: Recompute activations in the backward pass, to save memory, in all
+            layers or in the given number of layers. Null leaves it to the memory plan
             (`plan.profile`), or recomputes none.
         chat_template: A file with a Jinja chat template, or the name of one that comes with turnrl
-            (`qwen3`, say), in place of the tokenizer's own.
+            (for example `qwen3`), in place of the tokenizer's own.
         revision: Branch, tag or commit of a hub model.
-        share_prefixes: While learning, read what trajectories begin with in common, a group's
-            prompt say, once for all that are computed together. It changes time and memory, and
-            nothing else (but for `Lora.dropout`, which then drops what is shared for all alike); a
-            model whose code does not allow it reads each from its first token.
+        share_prefixes: While learning, read a prefix that trajectories share, for example a group's
+            prompt, once for all that are computed together. This changes only time and memory
+            (except that `Lora.dropout` then drops the same part of the prefix for all of them). A
+            model whose code does not allow it reads each trajectory from its first token.
         fused_kernels: On a GPU, use the fused norms, rotations and activations of Liger, if
             `liger-kernel` is installed (`pip install 'turnrl[gpu]'`) and knows the architecture.
-        minibatch_tokens: The most tokens computed at once while learning, but one trajectory at
-            least; what several begin with in common is counted once. It decides how much memory is
-            needed, and nothing else. Null leaves it to the memory plan, or takes 16,384.
+        minibatch_tokens: The most tokens computed at once while learning, but at least one
+            trajectory; a shared prefix counts once. It only affects memory and time. Null leaves it
+            to the memory plan, or takes 16,384.
     """
 
     def __init__(

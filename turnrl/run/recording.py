@@ -39,12 +39,12 @@ class Recorder(L.Callback):
     each evaluation at its end. Without a folder nothing is written.
 
     Args:
-        per_iteration: How many trajectories of each iteration are kept in the run's record; null
-            keeps all. Groups stay whole, so there is one at least. An evaluation keeps all of its
-            own.
-        tokens: Whether the record also has token ids, log-probabilities and entropies. They take
-            one pass of the learner over what is kept.
-        transcripts: How many of these are written out as text to be read.
+        per_iteration: How many trajectories of each iteration to keep in the run's record; null
+            keeps all. Groups stay whole, so at least one group is kept. An evaluation keeps all of
+            its trajectories.
+        tokens: Also record token ids, log-probabilities and entropies. This takes one pass of the
+            learner over the kept trajectories.
+        transcripts: How many of these to write out as text.
     """
 
     def __init__(

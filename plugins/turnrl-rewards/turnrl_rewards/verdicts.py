@@ -40,10 +40,10 @@ class Verdicts:
 
     Args:
         server: The judge's server.
-        prompt: The prompt, with its places in braces.
-        places: Names of the possible places.
+        prompt: The prompt, with its placeholders in braces.
+        places: Names of the possible placeholders.
     Raises:
-        RecipeError: If the prompt has another place, or lacks the last one, the judged text.
+        RecipeError: If the prompt has another placeholder, or lacks the last one, the judged text.
     """
 
     def __init__(self, server: Server, prompt: str, places: Sequence[str]) -> None:

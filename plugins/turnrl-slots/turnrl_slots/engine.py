@@ -120,32 +120,30 @@ class Slots(Engine):
     their sessions were opened, so equal requests give equal batches and equal results to the last
     digit.
 
-    Options that are null are filled in when it starts, by a memory plan (`plan.profile`) where
-    there is one.
+    Null options are filled in at the start, by a memory plan (`plan.profile`) if there is one.
 
     Args:
-        slots: The most turns sampled at once. Null for every turn that has memory; 256 on a CPU.
-        prefill_tokens: The most tokens read in one forward pass, those being sampled left out; on a
-            CPU never more than 512. Null for 16384.
+        slots: The most turns sampled at once. Null for as many as fit into memory; 256 on a CPU.
+        prefill_tokens: The most tokens read in one forward pass, not counting the sampled ones; on
+            a CPU never more than 512. Null for 16384.
         kv_memory: The most memory for keys and values: a size such as `4GB`; `auto` is a quarter of
-            the machine's memory (or a container's, and each process has its part), or most of what
-            is free on a GPU once the weights are loaded.
-        decode_weights: What a policy with an adapter is sampled with: `adapter`, the base as it is
-            kept and the adapter, as in learning; `dense`, the base as dense weights with the
+            the memory of the machine or container, divided among the processes, or on a GPU most of
+            the memory that is free once the weights are loaded.
+        decode_weights: How to sample a policy with an adapter. `adapter` uses the base as it is
+            stored and the adapter, as in learning. `dense` uses the base as dense weights with the
             adapter beside it. `dense` computes the same with fewer operations: a step reads each
-            weight once (2 bytes in half precision), where `adapter` dequantises a 4-bit base anew
-            in every step. With 7 billion weights it takes 13 GB in half precision, beside the
-            learner. `auto` is `adapter`, unless a memory
-            plan has room for the other.
-        cuda_graphs: Record the passes that sample a token of each turn, and replay them, where the
-            attention is a GPU's own kernel (half precision on CUDA). Elsewhere, on a CPU for one,
-            it changes nothing.
-        attention: How a GPU's kernels are given keys and values, in half precision. `auto` tries
-            `pages` (torch's kernel reads them in place; needs FlashAttention 3 or 4 to be active),
-            `triton` (a kernel of this package does, for the tokens that are sampled) and `gathered`
-            (torch's kernel, given a copy in each layer), and takes the first that is right. `fa3`
-            activates FlashAttention 3, for learning too, and is then `pages`. `plain` uses none of
-            them, as on a CPU.
+            weight once (2 bytes in half precision), while `adapter` dequantises a 4-bit base in
+            every step. With 7 billion weights, `dense` takes 13 GB in half precision, beside the
+            learner. `auto` is `adapter`, unless a memory plan has room for `dense`.
+        cuda_graphs: Record the passes that sample a token of each turn as CUDA graphs, and replay
+            them, if a GPU kernel computes the attention (half precision on CUDA). Elsewhere, for
+            example on a CPU, it changes nothing.
+        attention: How a GPU's kernels get keys and values, in half precision. `auto` tries `pages`
+            (torch's kernel reads them in place; needs FlashAttention 3 or 4 to be active), `triton`
+            (a kernel of this package reads them in place, for sampled tokens) and `gathered`
+            (torch's kernel, on a copy in each layer), and takes the first that gives the right
+            result. `fa3` activates FlashAttention 3, for learning too, and is then `pages`. `plain`
+            uses none of them, as on a CPU.
         keep_memory: Keep the memory of keys and values, dense weights and CUDA graphs between
             collections, for a faster start of each. Null or false gives it back for learning.
 
