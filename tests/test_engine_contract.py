@@ -318,17 +318,17 @@ class Failing(Wrapped):
         ),
         (
             lambda *w: w == ("fork",),
-            r"from \[44, 2\], then with \[12, 13, 14\] or, forked, \[99\], ra",
+            r"continue \[44, 2\], then with \[12, 13, 14\] or, forked, \[99\], ra",
         ),
         (
             lambda *w: w[0] == "generate" and w[1] == [15],
-            r"from \[7, 7, .*\], then with \[15\] or, fo",
+            r"continue \[7, 7, .*\], then with \[15\] or, fo",
         ),
         (
             lambda *w: w[0] == "generate" and w[2].end_ids,
-            r"from \[5, 9, 33, 71\] with .*end_ids=\(\d",
+            r"continue \[5, 9, 33, 71\] with .*end_ids=\(\d",
         ),
-        (lambda *w: w[0] == "generate" and w[2].stop, r"from \[5, 9, 33, 71\] with .*stop=\('"),
+        (lambda *w: w[0] == "generate" and w[2].stop, r"continue \[5, 9, 33, 71\] with .*stop=\('"),
         (lambda *w: w[0] == "generate" and w[2].seed == 9, r"\[5, 9, 33, 71\] with .*seed=9"),
         (lambda *w: w == ("session.close",), "a session of Failing, closed or cancelled, raised"),
         (lambda *w: w == ("drain",), "a session of Failing, closed or cancelled, raised"),

@@ -271,7 +271,9 @@ def test_the_table_keeps_to_80_columns_and_adds_up():
     ],
 )  # fmt: skip
 def test_what_cannot_fit_is_refused_with_the_numbers_and_the_first_setting(work, size, given, told):
-    with pytest.raises(RecipeError, match=r"needs at least [\d.]+ GB, and [\d.]+ of the") as found:
+    with pytest.raises(
+        RecipeError, match=r"at least [\d.]+ GB, and the plan uses [\d.]+ of"
+    ) as found:
         choose(work, card(size), given)
     assert told in str(found.value)
 

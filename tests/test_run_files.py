@@ -448,7 +448,7 @@ def test_where_files_go_is_said_as_it_will_be(recipe, capsys, command, options, 
     made = {str(path) for path in Path().rglob("*") if path.is_dir() and path not in before}
     folders = {path for path in made if path.startswith("runs/") and "version" in path}
     assert bool(folders) == said.startswith("to ")
-    assert ("checkpoints" in made) == said.startswith("checkpoints")
+    assert ("checkpoints" in made) == said.startswith("only checkpoints")
 
 
 def test_a_recipe_that_an_evaluation_saved_finds_the_runs_of_the_training(run):
