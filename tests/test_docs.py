@@ -434,7 +434,12 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         '"""A player in the embedded': Saved("searcher.py"),
         "player: searcher.Searcher": Saved("searcher.yaml"),
         "turnrl fit": Runs((FINISHED,), ("runs/searcher/version_0/metrics.csv",)),
-        "turnrl play": Runs(("-- turn 1", "answer "), after=' "What country is Utrecht in?"'),
+        "turnrl play": Elsewhere(
+            "test_players.test_what_a_player_sent_stands_in_transcripts_and_in_play"
+        ),
+        "turnrl play runs/searcher": Runs(
+            ("-- turn 1", "answer "), after=' "What country is Utrecht in?"'
+        ),
         "asyncio.to_thread": Elsewhere(
             "test_players.test_a_check_that_fails_says_what_was_seen_and_what_to_change"
         ),

@@ -94,7 +94,7 @@ def test_a_run_is_scored_by_its_best_checkpoint_or_else_its_last(recipe, capsys)
         printed = capsys.readouterr().out
         assert f"checkpoint {run}/checkpoints/best.ckpt" in printed
         assert chosen in printed
-        assert "--questions, or the last checkpoint by --ckpt_path last" in printed
+        assert "--questions, or score the last checkpoint with --ckpt_path last" in printed
         assert "3 questions, greedy" in printed
     versions = {row["policy_version"] for row in record.read("runs/recipe-eval/version_0")}
     assert len(versions) == 1

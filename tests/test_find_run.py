@@ -151,7 +151,7 @@ def test_a_file_that_is_in_no_run(capsys):
     Path("notes.txt").write_text("no recipe")
     Path("broken.ckpt").write_text("no checkpoint")
     for command in (["eval"], ["play"]):
-        assert "recipe 'notes.txt' is no YAML" in fails(capsys, [*command, "notes.txt"])
+        assert "recipe 'notes.txt' is not a YAML" in fails(capsys, [*command, "notes.txt"])
     assert "'broken.ckpt' is not a checkpoint" in fails(capsys, ["play", "broken.ckpt"])
     with pytest.raises(DataError, match=r"no record of a run at 'notes\.txt'"):
         record.files("notes.txt")

@@ -379,7 +379,7 @@ def test_an_index_of_another_limit_is_refused_with_a_command_that_builds_it(hub,
     assert embedded.read_info("index").passages == 4
     with pytest.raises(ToolError, match=r"built from '{class_path: .*limit: 1}}'.*limit: 2}}") as e:
         WikiSearch("index", build_from=HotpotParagraphs(limit=2)).check()
-    command = shlex.split(str(e.value).partition("anew: ")[2])
+    command = shlex.split(str(e.value).partition("rebuild it: ")[2])
     assert command[:3] == ["turnrl", "index", "build"]
     assert turnrl(*command[1:]) == 0
     assert embedded.read_info("index").passages == 5

@@ -30,6 +30,7 @@ from transformers.utils import logging as transformers_logging
 from turnrl.checks import Plan, start_of
 from turnrl.data.questions import QuestionData
 from turnrl.errors import ArgumentTypeError, RecipeError, TurnRLError, instance_of, kind_of
+from turnrl.lifecycle import PolicyModule
 from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
 from turnrl.recipe.agents import NamedAgent, find_agent
@@ -341,6 +342,9 @@ class _CLI(LightningCLI):
         # a list of its own, because Lightning adds a bar to it
         more = {**kwargs, "callbacks": [*callbacks], "logger": loggers}
         trainer: L.Trainer = super().instantiate_trainer(**more)
+        if not isinstance(self.model, PolicyModule):  # nothing is collected that they could record
+            own = tuple(_CALLBACKS.values())
+            trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, own)]
         bar = trainer.progress_bar_callback
         note.default_bar = None if bar in callbacks else bar
         return trainer
