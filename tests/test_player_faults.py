@@ -176,6 +176,39 @@ def test_a_call_belongs_to_the_turn_that_made_it(tiny_policy):
     assert [len(turn.reading.calls) for turn in trajectory.turns] == [1, 0]
 
 
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_call_beside_a_reply_is_the_players_mistake(tiny_policy, wait):
+    async def play(attempt):
+        await attempt.reply(USER)
+        if wait:
+            await attempt.call([LOOK])
+        late = asyncio.create_task(attempt.call([LOOK]))  # it begins when the reply has begun
+        await attempt.reply(USER)
+        await late
+
+    with pytest.raises(PluginError, match=r"called a tool while a reply is sampled.*Await"):
+        turns(tiny_policy, play, tools=[Slow()])
+
+
+def test_a_player_that_does_not_hear_of_its_end_is_left(tiny_policy, monkeypatch):
+    monkeypatch.setattr("turnrl.agent.attempt._LEAVE_S", 0.1)
+    begun = []
+
+    async def play(attempt):
+        begun.append(attempt)
+        if len(begun) == 2:
+            await attempt.reply(USER)
+            raise KeyError("the cause")
+        while True:
+            try:
+                await asyncio.sleep(0.05)
+            except BaseException:
+                continue
+
+    with pytest.raises(PluginError, match="raised KeyError: 'the cause'"):
+        scripted(tiny_policy, Does(play), ["x"], size=2)
+
+
 def test_calls_side_by_side_are_counted_and_paired_with_their_results(tiny_policy):
     class Says(Ever):
         async def run(self, calls):

@@ -289,11 +289,6 @@ async def _nothing_more(attempt):
     await attempt.reply(USER)
 
 
-class Plain(Does):
-    def play(self, attempt):
-        return self._play(attempt)
-
-
 @pytest.mark.parametrize(
     ("player", "replies", "message"),
     [
@@ -303,7 +298,6 @@ class Plain(Does):
         (plays(_looks_up), ["here", "here"], r"ended by 'answer' after 1 of 2 replies. Give "),
         (plays(_parses), ["there", "here"], r"raised ValueError: .* In turn 1 a call failed: "),
         (plays(_sleeps), ["there", "here"], r"kept the event loop for 0\.\d\d s, .*asyncio.sleep"),
-        (Plain(_nothing_more), ["there"], r"write 'async def play\(self, attempt\)'"),
         (Boundless(), ["there"], r"Boundless.max_turns is None: write a line such as 'max_turns ="),
     ],
 )  # fmt: skip

@@ -170,6 +170,49 @@ def test_what_is_sampled_ahead_ends_with_the_run(tiny_model, tmp_path):
     assert not it.collector._sampling
 
 
+def test_collections_side_by_side_share_the_places_of_a_toolset(tiny_model, tmp_path):
+    class Booth(Ahead):
+        capacity, now, most = 4, 0, 0
+
+        async def open(self, question):
+            self.now += 1
+            self.most = max(self.most, self.now)
+            booth, session = self, await super().open(question)
+
+            class Visit(type(session)):
+                ahead = session.ahead
+
+                def close(self):
+                    booth.now -= 1
+
+            return Visit()
+
+        async def meet(self):
+            await asyncio.sleep(0.01)
+
+    tool = Booth()
+    fitted(module(tiny_model, 1, [tool]), tmp_path, 3)
+    assert (tool.opened, tool.now, tool.most) == (24, 0, 4)
+
+
+def test_what_is_sampled_ahead_ends_with_an_exception(tiny_model, tmp_path):
+    class Fails(Callback):
+        def on_train_batch_end(self, *_):
+            raise ZeroDivisionError
+
+    tool = Hangs()
+    it = module(tiny_model, 1, [tool])
+    with pytest.raises(ZeroDivisionError):
+        fitted(it, tmp_path, 3, Fails())
+    assert not it.collector._sampling
+
+
+def test_a_validation_inside_an_iteration_would_take_a_version(tiny_model, tmp_path):
+    data = QuestionData(Numbers(), Numbers(), questions_per_iteration=2)
+    with pytest.raises(RecipeError, match=r"val_check_interval is 0\.5: a validation inside"):
+        trainer(tmp_path, 2, val_check_interval=0.5).fit(module(tiny_model, 1), data)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

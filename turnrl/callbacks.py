@@ -30,11 +30,18 @@ def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
             if not isinstance(one, L.Callback | None):
                 raise plugin.fault(f"made {one!r}, which is not a Lightning callback")
             made.append(one)
-    made.append(FirstValidation())
+    made += [FirstValidation(), EndsSampling()]
     there = {type(one): one for one in trainer.callbacks}
     ordered = [there.get(type(one), one) for one in made if one is not None]
     trainer.callbacks = [one for one in trainer.callbacks if one not in ordered]
     return ordered
+
+
+class EndsSampling(L.Callback):
+    """End what is sampled ahead if a run is interrupted, when nothing is torn down."""
+
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        pl_module.collector.cancel()
 
 
 class FirstValidation(L.Callback):

@@ -195,6 +195,7 @@ class Setup(Protocol):
         rewards: Turn rewards and outcome rewards.
         estimator: Says what it asks of a group, and what becomes of probes.
         group_size: G, trajectories per question.
+        max_staleness: Iterations that are sampled ahead.
         memory: Names the phase if a device's memory runs out.
     """
 
@@ -204,6 +205,7 @@ class Setup(Protocol):
     rewards: list[Reward]
     estimator: AdvantageEstimator
     group_size: int
+    max_staleness: int
     memory: Memory
 
     def read(self, rows: Sequence[TokenRow]) -> list[TokenScores]:
@@ -332,7 +334,17 @@ class Collector:
                 self.setup.engine.sync(version)
                 self._synced = version
             work = (rollout or self.setup.rollout).begin(
-                self.setup.engine, self.chat, questions, size or 1, key, probes, size is None, bar
+                *(
+                    self.setup.engine,
+                    self.chat,
+                    questions,
+                    size or 1,
+                    key,
+                    probes,
+                    size is None,
+                    bar,
+                ),
+                at_once=1 + self.setup.max_staleness,
             )
         return _Sampling(work, version)
 
@@ -379,7 +391,8 @@ class Collector:
         engine.start(self.setup.policy, rollout.max_tokens)
         self._started = True
         self._world.enter_context(rollout.live())
-        holds, size = rollout.at_once(engine, estimator.probes), self.setup.group_size
+        places = rollout.at_once(engine, estimator.probes, 1 + self.setup.max_staleness)
+        holds, size = places, self.setup.group_size
         if holds is not None and holds < size:
             probes = " and their probes" if estimator.probes else ""
             rank_zero_info(
@@ -389,10 +402,14 @@ class Collector:
                 "rollout.max_tokens."
             )
 
-    def close(self) -> None:
-        """Let the engine go, and what is being sampled. The next act starts it again."""
+    def cancel(self) -> None:
+        """End what is sampled ahead."""
         while self._sampling:
             self._sampling.popitem()[1].work.cancel()
+
+    def close(self) -> None:
+        """Let the engine go, and what is being sampled. The next act starts it again."""
+        self.cancel()
         if self._started:
             self._started = False
             with self._world:  # stops the toolsets, also if the engine fails to close

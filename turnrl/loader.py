@@ -93,6 +93,13 @@ class ExperienceLoader:
         if not isinstance(module, Iterates):
             name = type(module).__name__
             raise RecipeError(f"{name} collects no experience. Give other data, or take MTGRPO.")
+        if module.max_staleness and trainer.val_check_interval != 1:
+            raise RecipeError(
+                f"trainer.val_check_interval is {trainer.val_check_interval}: a validation inside "
+                "an iteration takes a version of the weights that model.max_staleness = "
+                f"{module.max_staleness} needs for what is sampled ahead. Leave it out, and set "
+                "trainer.check_val_every_n_epoch, or set max_staleness to 0."
+            )
         self._data = data
         self._trainer = trainer
         self._module = module

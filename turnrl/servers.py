@@ -275,7 +275,9 @@ class Cache:
                 db.execute("PRAGMA journal_mode = WAL")
                 break
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # of any kind
+                if not busy or time.monotonic() > end:
+                    db.close()
                     raise
                 time.sleep(0.01)
         db.execute("PRAGMA synchronous = NORMAL")

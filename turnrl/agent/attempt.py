@@ -37,6 +37,8 @@ _ROLES = ("system", "user", "assistant", "tool")
 _REFUSALS = 10
 """Actions of an attempt that is over, after which its player is taken to ask for ever."""
 
+_LEAVE_S = 5.0
+"""How long a player that is cancelled may take to end."""
 _left: set[asyncio.Future[Any]] = set()
 """Players that did not stop. They are kept, because Python reports one that it deletes."""
 
@@ -197,6 +199,11 @@ class Attempt:
         """See `turnrl.Attempt.call`."""
         self._last("call")
         await self._going_on()
+        if self.samples:
+            raise self._misused(
+                "a player called a tool while a reply is sampled, so nobody can tell whose turn "
+                "the call is. Await the call before you ask for the reply."
+            )
         wrong = [c for c in calls if not isinstance(c, ToolCall)] if _is_list(calls) else [calls]
         if wrong:
             raise self._misused(
@@ -236,7 +243,7 @@ class Attempt:
 
     async def settled(self) -> None:
         """Wait until no call is under way."""
-        if self._running:
+        while self._running:
             await asyncio.wait(self._running)
 
     def _last(self, verb: str) -> Turn:
@@ -350,10 +357,11 @@ async def _played(play: Coroutine[Any, Any, str | None], attempt: Attempt, what:
         await attempt.settled()
     finally:
         task.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        with suppress(asyncio.CancelledError):  # one that goes on even so is left
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED, timeout=_LEAVE_S)
+        if not task.done():
+            _left.add(task)
     if not task.done():
-        _left.add(task)
         raise PluginError(
             f"{what} went on after {_REFUSALS} refused actions: the attempt was over, and it "
             "caught the turnrl.AttemptOver that ends it. Write `except Exception:` in place of a "

@@ -48,6 +48,7 @@ class _Track:
         probe: True if it branched off another attempt.
         restarts: How often it was begun again.
         lost: Why it has to begin again.
+        counted: Whether the bar counts it as ended.
     """
 
     number: int
@@ -55,6 +56,7 @@ class _Track:
     probe: bool = False
     restarts: int = 0
     lost: TrajectoryLost | None = None
+    counted: bool = False
 
 
 @final
@@ -147,9 +149,11 @@ class Exploration:
         while members := [track for track in members if track.attempt.ended_by is None]:
             for track in [track for track in members if not track.probe]:
                 members += await self._fork(track)
+            gone = {track.number for track in members if track.lost}
             async with asyncio.TaskGroup() as crowd:
                 for track in members:
-                    crowd.create_task(self._advance(track))
+                    if track.number not in gone:
+                        crowd.create_task(self._advance(track))
             if lost := {track.number: track.lost for track in members if track.lost}:
                 anew = [self._attempts[number] for number in lost]
                 for track in anew:
@@ -199,8 +203,9 @@ class Exploration:
                 await self._begin([track])
                 await self._advance(track)
             return
-        if attempt.ended_by is not None:
-            self.bar.update(not track.probe)
+        if attempt.ended_by is not None and not track.probe:
+            self.bar.update()
+            track.counted = True
 
     async def _again(self, track: _Track, lost: TrajectoryLost) -> None:
         """Put a new attempt in the place of one that the world lost, with the same random numbers:
@@ -214,7 +219,8 @@ class Exploration:
             with contextlib.suppress(WorldError):
                 await attempt.close()
         self._branches = [probe for probe in self._branches if probe not in gone]
-        self.bar.update(-(old.ended_by is not None))
+        self.bar.update(-track.counted)
+        track.counted = False
         track.attempt, track.lost = self.agent.attempt(old.asked, old.seed), None
         track.restarts += 1
         self._restarted += 1

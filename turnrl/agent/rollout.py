@@ -106,7 +106,8 @@ class Agent:
     async def close(self) -> None:
         """Let go of the tools' batches, and have the sampler give back what only sampling needs."""
         self._box.close()
-        await self._sampler.drain()
+        if not isinstance(self._sampler, types.Engine) or self._sampler.keeps == 1:
+            await self._sampler.drain()
 
     async def advance(self, attempt: Attempt) -> None:
         """Take the next turn, or all of them if a player drives."""
@@ -337,18 +338,19 @@ class Rollout:
                 )
             chat.observation(messages, None)
 
-    def at_once(self, sampler: types.Sampler, probes: int) -> int | None:
+    def at_once(self, sampler: types.Sampler, probes: int, collections: int = 1) -> int | None:
         """Number of trajectories that may be under way at a time; None for any number.
 
         Args:
             sampler: What samples; it may come to hold more than it says now.
             probes: Continuations from the beginning of each turn.
+            collections: How many share the places.
         """
         limits = (sampler.capacity, *(toolset.capacity for toolset in self.tools))
         if not (known := [limit for limit in limits if limit is not None]):
             return None
         # at worst each has all its turns, and all the branches of each of them are still alive
-        return max(min(known) // (1 + probes * self.max_turns), 1)
+        return max(min(known) // collections // (1 + probes * self.max_turns), 1)
 
     def messages(
         self,
@@ -451,6 +453,7 @@ class Rollout:
         probes: int,
         greedy: bool = False,
         description: str | None = None,
+        at_once: int = 1,
     ) -> Underway[types.Attempts]:
         """Begin what `play` does, with continuations besides: at the beginning of each turn of each
         trajectory, `probes` branches go their own way from there to the end.
@@ -461,6 +464,7 @@ class Rollout:
 
         Args:
             probes: How many; see `play` for the others.
+            at_once: How many collections may be under way at a time, this one included.
         Returns:
             What is under way. Its result is G trajectories for each question, and the probes of
             each question's; it raises what `play` does, and a ToolError if a tool's session cannot
@@ -472,7 +476,7 @@ class Rollout:
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
         exploration = Exploration(
             Agent(self, sampler, chat, greedy),
-            lambda: self.at_once(sampler, probes),
+            lambda: self.at_once(sampler, probes, at_once),
             questions,
             group_size,
             tuple(seed),

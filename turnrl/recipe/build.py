@@ -341,13 +341,13 @@ class _CLI(LightningCLI):
             loggers.insert(0, CSVLogger(**given.own, version=given.number))
         # a list of its own, because Lightning adds a bar to it
         more = {**kwargs, "callbacks": [*callbacks], "logger": loggers}
-        trainer: L.Trainer = super().instantiate_trainer(**more)
+        trainer: Any = super().instantiate_trainer(**more)
         if not isinstance(self.model, PolicyModule):  # nothing is collected that they could record
             own = tuple(_CALLBACKS.values())
             trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, own)]
         bar = trainer.progress_bar_callback
         note.default_bar = None if bar in callbacks else bar
-        return trainer
+        return cast(L.Trainer, trainer)
 
 
 def _refuse_missing(value: object, key: str) -> None:
@@ -364,7 +364,7 @@ def _refuse_missing(value: object, key: str) -> None:
         for name in [name for name in known if value.get(name, ...) is None]:
             if known[name].default is known[name].empty and known[name].annotation is Any:
                 raise RecipeError(
-                    f"{key}.{name} is missing, which {cls.__name__} needs. Set {name}."
+                    f"{key}.{name} is missing or null, and {cls.__name__} needs it. Set {name}."
                 )
     for name, item in value.items():
         _refuse_missing(item, f"{key}.{name}" if key else name)

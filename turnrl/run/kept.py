@@ -41,8 +41,9 @@ class LastCheckpoint(Checkpoint):
     """Keep `checkpoints/last.ckpt`, written before the first iteration and after each one.
 
     It always lies at an iteration's boundary, so a resumed run continues exactly as if it had not
-    stopped; a run that ends inside an iteration (`max_steps`, `max_time`) keeps the one from before
-    it. A new file replaces the old one when it is complete, so there is always a good one.
+    stopped, unless it samples ahead (`max_staleness`). A run that ends inside an iteration
+    (`max_steps`, `max_time`) keeps the one from before it. A new file replaces the old one when it
+    is complete, so there is always a good one.
     """
 
     def __init__(self) -> None:

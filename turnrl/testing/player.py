@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import random
 import time
 import warnings
@@ -53,10 +52,6 @@ def check_player(
     most: Any = getattr(player, "max_turns", None)
     least = f"{name}.max_turns is {most!r}: write a line such as 'max_turns = 4' in the class"
     require(isinstance(most, int) and most >= 1, least)
-    is_async = inspect.iscoroutinefunction(player.play)
-    require(
-        is_async, f"{name}.play is no coroutine function: write 'async def play(self, attempt)'"
-    )
     fits = isinstance(player.tags, tuple) and all(isinstance(tag, str) for tag in player.tags)
     require(fits, f"{name}.tags must be a tuple of texts, not {player.tags!r}")
     require(len(replies) <= most, f"{name}.max_turns is {most}, and there are more replies")
