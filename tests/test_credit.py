@@ -285,7 +285,7 @@ def test_returns_to_go_by_hand():
 def test_options_out_of_range_are_refused():
     with pytest.raises(RecipeError, match=r"gamma is 1\.5; it must be from 0 to 1"):
         TurnLevel(gamma=1.5)
-    with pytest.raises(RecipeError, match=r"min_std is 0\. Set it above 0: 1e-4 all but removes\."):
+    with pytest.raises(RecipeError, match=r"min_std is 0\. Set it above 0: 1e-4 all but removes"):
         OutcomeOnly(min_std=0)
 
 
