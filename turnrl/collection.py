@@ -177,8 +177,8 @@ class _Sampling(NamedTuple):
     """Attempts under way.
 
     Args:
-        work: They.
-        version: The weights that they began with.
+        work: The attempts.
+        version: The version of the weights that they began with.
     """
 
     work: Underway[Attempts]
@@ -334,16 +334,14 @@ class Collector:
                 self.setup.engine.sync(version)
                 self._synced = version
             work = (rollout or self.setup.rollout).begin(
-                *(
-                    self.setup.engine,
-                    self.chat,
-                    questions,
-                    size or 1,
-                    key,
-                    probes,
-                    size is None,
-                    bar,
-                ),
+                self.setup.engine,
+                self.chat,
+                questions,
+                size or 1,
+                key,
+                probes,
+                greedy=size is None,
+                description=bar,
                 at_once=1 + self.setup.max_staleness,
             )
         return _Sampling(work, version)
@@ -391,8 +389,8 @@ class Collector:
         engine.start(self.setup.policy, rollout.max_tokens)
         self._started = True
         self._world.enter_context(rollout.live())
-        places = rollout.at_once(engine, estimator.probes, 1 + self.setup.max_staleness)
-        holds, size = places, self.setup.group_size
+        holds = rollout.at_once(engine, estimator.probes, 1 + self.setup.max_staleness)
+        size = self.setup.group_size
         if holds is not None and holds < size:
             probes = " and their probes" if estimator.probes else ""
             rank_zero_info(
