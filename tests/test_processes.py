@@ -185,12 +185,9 @@ def test_an_evaluation_on_two_processes_gives_the_figures_of_one(
 def test_a_process_that_was_forked_after_a_collection_collects_and_trains(
     tiny_model, tmp_path, nursery
 ):
-    # two libraries hang by themselves in a process that was forked from one that used them: GNU's
-    # OpenMP if it had threads, and now and then MKL, which looks for buffers by numbers of threads
-    # that are not there (mm_account_ptr_by_tid). Both are told when they are loaded
-    alone = {"OMP_NUM_THREADS": "1", "MKL_DISABLE_FAST_MM": "1"}
+    # GNU's OpenMP hangs by itself in a process that was forked from one that had threads
     program = [sys.executable, TESTS / "fork_script.py"]
-    start(nursery, tmp_path, tiny_model, tmp_path, program=program, **alone)
+    start(nursery, tmp_path, tiny_model, tmp_path, program=program, OMP_NUM_THREADS="1")
     checkpoint = torch.load(tmp_path / "version_0" / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["global_step"] == 2
     assert len(record.read(tmp_path / "version_0" / "record")) == 16
