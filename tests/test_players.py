@@ -585,11 +585,22 @@ def test_in_a_last_turn_a_search_beside_a_step_is_neither_run_nor_paid_for(tiny_
     assert [call.name for call in last.reading.calls] == ["look", "echo", "look"]
     assert [result.ok for result in last.results] == [False, True, False]
     unread = [result.metadata["unread"] for result in last.results]
-    assert unread == [last.reading.calls[0].error, "step 2", last.reading.calls[2].error]
+    assert unread[1] == "step 2"
     assert "this was the last turn" in unread[0]
+    assert unread[2] == unread[0]
+    assert [call.error for call in last.reading.calls] == [None] * 3  # the policy wrote them well
     assert last.reward == 1
     paid = [ToolExecuted(0.3).score(trajectory, k) for k in (0, 1)]
     assert paid == pytest.approx([0.3, 0.1])  # one call of three
+
+
+def test_in_a_last_turn_a_search_takes_no_place_of_a_step(tiny_policy):
+    tools = [Look(), Steps()]
+    trajectory = walked(tiny_policy, tools, ["b"] * 2, StepAndLook(), max_calls_per_turn=1)
+    first, last = trajectory.turns
+    assert [result.ok for result in first.results] == [True, False, False]
+    assert [result.ok for result in last.results] == [False, True, False]
+    assert (first.reward, last.reward) == (0, 1)
 
 
 def test_what_the_last_turn_did_in_the_world_informs_nobody(tiny_policy):

@@ -6,6 +6,7 @@ A player sees it as `turnrl.Attempt`; the loop of a turn scheme drives it by the
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -39,8 +40,6 @@ _REFUSALS = 10
 
 _LEAVE_S = 5.0
 """How long a player that is cancelled may take to end."""
-_left: set[asyncio.Future[Any]] = set()
-"""Players that did not stop. They are kept, because Python reports one that it deletes."""
 
 
 @dataclass(frozen=True)
@@ -210,8 +209,19 @@ class Attempt:
                 f"a player gave {kind_of(wrong[0])} to attempt.call. Give it a list of calls, such "
                 'as [turnrl.ToolCall("search", {"query": "..."})].'
             )
+        return await self.answer(calls)
+
+    async def answer(
+        self, calls: Sequence[ToolCall], unread: bool = False
+    ) -> tuple[ToolResult, ...]:
+        """Have calls of the last turn answered.
+
+        Args:
+            calls: The calls.
+            unread: Nobody will read the results, so only calls that act on the world are run.
+        """
         # it ends even if a player is in a hurry: what was done in the world is part of the attempt
-        run = asyncio.create_task(self._run(calls, self._called))
+        run = asyncio.create_task(self._run(calls, self._called, unread))
         self._called += len(calls)
         self._running.add(run)
         run.add_done_callback(self._running.discard)
@@ -220,10 +230,12 @@ class Attempt:
             raise self.fault
         return results
 
-    async def _run(self, calls: Sequence[ToolCall], earlier: int) -> tuple[ToolResult, ...]:
+    async def _run(
+        self, calls: Sequence[ToolCall], earlier: int, unread: bool
+    ) -> tuple[ToolResult, ...]:
         """Run calls of the last turn, and note what came of them."""
         try:
-            results = await self.sessions.answer(calls, len(self.turns) - 1, earlier)
+            results = await self.sessions.answer(calls, len(self.turns) - 1, earlier, unread)
         except Exception as fault:
             self.fault = self.fault or fault
             return ()
@@ -360,7 +372,7 @@ async def _played(play: Coroutine[Any, Any, str | None], attempt: Attempt, what:
         with suppress(asyncio.CancelledError):  # one that goes on even so is left
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED, timeout=_LEAVE_S)
         if not task.done():
-            _left.add(task)
+            _never_delete(task)
     if not task.done():
         raise PluginError(
             f"{what} went on after {_REFUSALS} refused actions: the attempt was over, and it "
@@ -378,6 +390,13 @@ async def _played(play: Coroutine[Any, Any, str | None], attempt: Attempt, what:
         if others is None:
             return None
         raise first_error(others) from None
+
+
+def _never_delete(task: asyncio.Future[Any]) -> None:
+    """Keep the task of a player that does not stop, also while Python shuts down. Python ends a
+    coroutine before it deletes it, and this one catches that: without an event loop it would ask
+    on for ever, and the program would never end."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 
 
 def _is_list(given: object) -> bool:

@@ -136,7 +136,7 @@ class Agent:
         elif k + 1 == rollout.max_turns:
             why = "turns"
             if attempt.sessions.acted(reading.calls):
-                await attempt.call([_if_it_acts(call, attempt.sessions) for call in reading.calls])
+                await attempt.answer(reading.calls, unread=True)
         else:
             results = await attempt.call(reading.calls)
             if attempt.ended_by is None:
@@ -156,14 +156,6 @@ class Agent:
             most -= 1  # of a vocabulary that cannot say what is inert, the same would come again
             safe = self._chat.inert(self._chat.cut(text, most), tags)
         return safe
-
-
-def _if_it_acts(call: types.ToolCall, sessions: ToolSessions) -> types.ToolCall:
-    """A call of a last turn, which is not run unless it acts on the world. Its result says so, so
-    that results and calls stay aligned."""
-    if call.error is not None or sessions.acted([call]):
-        return call
-    return replace(call, error="not run: this was the last turn, so nobody would read its result")
 
 
 @final

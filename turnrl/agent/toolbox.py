@@ -7,6 +7,7 @@ A mistake of the policy becomes a result that it reads. A fault of the world is 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -180,7 +181,7 @@ class ToolSessions:
         return any(tool.batcher.toolset.acts for tool in tools if tool is not None)
 
     async def answer(
-        self, calls: Sequence[ToolCall], turn: int = 0, earlier: int = 0
+        self, calls: Sequence[ToolCall], turn: int = 0, earlier: int = 0, unread: bool = False
     ) -> tuple[ToolResult, ...]:
         """One result per call of a turn, in order, as the policy reads them.
 
@@ -188,12 +189,24 @@ class ToolSessions:
             calls: The calls.
             turn: The turn's number.
             earlier: How many calls of the turn were answered before.
+            unread: Nobody will read the results, so readable calls that change nothing in the world
+                are not run. They do not count towards `max_calls`.
         Raises:
             ToolError: If a tool's world is broken.
         """
         # all in one tick, so that a session's calls leave in one batch
-        replies = (self._reply(call, number, turn) for number, call in enumerate(calls, earlier))
+        numbers = itertools.count(earlier)
+        replies = (
+            self._not_run()
+            if unread and call.error is None and not self.acted([call])
+            else self._reply(call, next(numbers), turn)
+            for call in calls
+        )
         return tuple(await asyncio.gather(*replies))
+
+    async def _not_run(self) -> ToolResult:
+        why = "not run: this was the last turn, so nobody would read its result"
+        return ToolResult(why, ok=False)
 
     async def _reply(self, call: ToolCall, number: int, turn: int) -> ToolResult:
         """The tool's reply, or what is wrong with the call, as the policy reads it."""
