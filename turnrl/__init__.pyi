@@ -1,6 +1,8 @@
 """The public interface: every name of `turnrl`, and the module that it comes from."""
 
 from turnrl.agent.chat import ChatFormat as ChatFormat
+from turnrl.agent.functions import Described as Described
+from turnrl.agent.functions import described as described
 from turnrl.agent.json_call import read_call as read_call
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.running import on_loop as on_loop
@@ -35,6 +37,7 @@ from turnrl.errors import DataError as DataError
 from turnrl.errors import DeviceMemoryError as DeviceMemoryError
 from turnrl.errors import EngineError as EngineError
 from turnrl.errors import PluginError as PluginError
+from turnrl.errors import PolicyMistake as PolicyMistake
 from turnrl.errors import RecipeError as RecipeError
 from turnrl.errors import RewardError as RewardError
 from turnrl.errors import ToolError as ToolError
