@@ -1,6 +1,8 @@
 """The public interface: every name of `turnrl`, and the module that it comes from."""
 
 from turnrl.agent.chat import ChatFormat as ChatFormat
+from turnrl.agent.function_tools import FunctionTool as FunctionTool
+from turnrl.agent.function_tools import as_result as as_result
 from turnrl.agent.functions import Described as Described
 from turnrl.agent.functions import described as described
 from turnrl.agent.json_call import read_call as read_call
