@@ -54,6 +54,7 @@ from turnrl.errors import instance_of as instance_of
 from turnrl.errors import kind_of as kind_of
 from turnrl.errors import parse_bytes as parse_bytes
 from turnrl.errors import within as within
+from turnrl.function_rewards import FunctionReward as FunctionReward
 from turnrl.loader import IterationData as IterationData
 from turnrl.module import MTGRPO as MTGRPO
 from turnrl.objective import ClippedSurrogate as ClippedSurrogate

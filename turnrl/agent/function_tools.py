@@ -8,9 +8,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast, final
+from typing import Any, final
 
-from turnrl.agent.functions import described, hint_of, name_of, parameters_of
+from turnrl.agent.functions import described, hint_of, name_of, parameters_of, with_functions
 from turnrl.agent.running import result_of
 from turnrl.errors import (
     ArgumentTypeError,
@@ -19,8 +19,6 @@ from turnrl.errors import (
     ToolError,
     TrajectoryLost,
     TurnRLError,
-    instance_of,
-    instances_of,
     kind_of,
     place_of,
 )
@@ -202,21 +200,4 @@ def toolsets_of(tools: Sequence[Toolset | Callable[..., Any]]) -> tuple[Toolset,
         ArgumentTypeError: If it is no list of tools and functions.
         RecipeError: If the policy could not call one of the functions.
     """
-    if inspect.isroutine(tools):
-        it = tools.__name__
-        raise ArgumentTypeError(
-            f"tools is {kind_of(tools)}, not a list. Pass a list: tools=[{it}]."
-        )
-    if not isinstance(tools, Sequence) or isinstance(tools, str):
-        instances_of(Toolset, "tools", tools, "Tool or Toolset")
-    return tuple(_toolset(one, f"tools[{number}]") for number, one in enumerate(tools))
-
-
-def _toolset(given: Any, where: str) -> Toolset:
-    if isinstance(given, type) or not callable(given) or isinstance(given, Toolset):
-        instance_of(Toolset, where, given, "Tool or Toolset, or a typed function")
-        return cast(Toolset, given)
-    try:
-        return FunctionTool(given)
-    except RecipeError as error:
-        raise RecipeError(f"{where}: {error}") from error
+    return tuple(with_functions(Toolset, "tools", tools, FunctionTool, "Tool or Toolset"))

@@ -8,11 +8,21 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, cast, final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast, final
 
-from turnrl.errors import PolicyMistake, RecipeError, did_you_mean
+from turnrl.errors import (
+    ArgumentTypeError,
+    PolicyMistake,
+    RecipeError,
+    did_you_mean,
+    instance_of,
+    instances_of,
+    kind_of,
+)
 from turnrl.types import ToolSpec
+
+_Part = TypeVar("_Part")
 
 _HOLD_SCHEMAS = ("properties", "patternProperties", "dependentSchemas")
 """Keywords of JSON Schema whose keys are names, and whose values are schemas."""
@@ -124,6 +134,46 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
             f"the function {name_of(function)} does not say what it takes ({error}). Call it from "
             "a function of your own, and give that one."
         ) from error
+
+
+def with_functions(
+    kind: Any,
+    name: str,
+    values: Sequence[_Part | Callable[..., Any]],
+    make: Callable[[Callable[..., Any]], _Part],
+    extends: str,
+) -> list[_Part]:
+    """Components of a list in which functions may stand for them.
+
+    Args:
+        kind: The contract that the components extend.
+        name: The argument that has the list, for messages.
+        values: The list.
+        make: Makes a component of a function.
+        extends: The classes that a user's own may extend, for messages.
+    Raises:
+        ArgumentTypeError: If it is no list of components and functions.
+        RecipeError: From `make`.
+    """
+    if inspect.isroutine(values):
+        raise ArgumentTypeError(
+            f"{name} is {kind_of(values)}, not a list. Pass a list: {name}=[{values.__name__}]."
+        )
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        instances_of(kind, name, values, extends)
+    parts = list[_Part]()
+    for number, one in enumerate(values):
+        where = f"{name}[{number}]"
+        if isinstance(one, kind):
+            parts.append(one)
+        elif callable(one) and not isinstance(one, type):
+            try:
+                parts.append(make(one))
+            except RecipeError as error:
+                raise RecipeError(f"{where}: {error}") from error
+        else:
+            instance_of(kind, where, one, f"{extends}, or a function")
+    return parts
 
 
 def _refuse_kind(parameter: inspect.Parameter, its_name: str) -> None:

@@ -378,7 +378,13 @@ class Rollout:
         question = replace(question, text=chat.inert(text, self.tags))
         tools = self.specs if tools is None else tools
         messages: list[types.Message] = self.consult("prompt", question, tools)
-        return messages
+        if not question.system:
+            return messages
+        # the scheme's own words follow it: they say how to call a tool and how to answer
+        own = [one["content"] for one in messages if one["role"] == "system"]
+        system = "\n\n".join([chat.inert(question.system, ()), *own])
+        others = [one for one in messages if one["role"] != "system"]
+        return [{"role": "system", "content": system}, *others]
 
     def prompt(self, question: types.Question, chat: ChatFormat) -> tuple[int, ...]:
         """Token ids of a question's prompt in a turn scheme; see `messages`."""

@@ -184,7 +184,7 @@ class _Parts:
         yield from _guarded("sampling", self._sampled(small))
         small.rewards = []
         for reward in self.module.rewards:
-            name = f"reward {type(reward).__name__}"
+            name = str(reward)
             try:
                 rehearsed = self._entered(reward, Reward, name)
                 for group in self.attempts:
@@ -197,7 +197,7 @@ class _Parts:
                 small.rewards = [*small.rewards, rehearsed]
         if not small.rewards or not self.attempts:
             return
-        names = ", ".join(type(reward).__name__ for reward in small.rewards)
+        names = ", ".join(str(reward).removeprefix("reward ") for reward in small.rewards)
         count = sum(map(len, self.attempts))
         text = f"{names} score {count} attempts at {len(self.questions)} questions"
         yield Finding("pass", "rewards", text)
@@ -371,7 +371,7 @@ def _small(module: MTGRPO, policy: Policy, rollout: Rollout) -> MTGRPO:
     return MTGRPO(
         policy,
         rollout,
-        module.rewards,
+        [*module.rewards],
         module.estimator,
         module.objective,
         ScriptedEngine(policy.tokenizer, lambda session, turn: "a"),
