@@ -110,7 +110,7 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("prompt", CHAT, "a list of chat messages, [{'role': 'system', 'content': 'Be brief.'}, {"),
+        ("key", CHAT, "a list of chat messages, [{'role': 'system', 'content': 'Be brief.'}, {"),
         ("prompt", ["Who?"], "a list, ['Who?'], not a text. Write a text there."),
         (
             "prompt",
@@ -132,11 +132,49 @@ def test_what_is_no_text_is_named_with_its_source_row_and_column(name, value, to
     assert told in str(caught.value)
 
 
-def test_a_question_in_the_form_of_a_chat_trains_nothing(recipe, capsys, tmp_path):
-    path = write_jsonl(tmp_path / "chat.jsonl", [{"question": CHAT, "answers": "Ada"}])
-    told = fails(capsys, ["fit", "recipe.yaml", "--data.train", path])
-    assert f"{path}, row 1: 'question' is a list of chat messages" in told
-    assert "Write the user's question there, as one text." in told
+PARTS = [
+    {"role": "user", "content": [{"type": "text", "text": "Who"}, {"type": "text", "text": "?"}]}
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "rows"])
+def test_a_prompt_of_chat_messages_is_a_question_with_a_system_message_of_its_own(tmp_path, kind):
+    rows = [{"prompt": CHAT, "solution": "Ada", "level": 3}, {"prompt": CHAT[1:], "solution": "B"}]
+    given = rows
+    if kind == "jsonl":
+        given = write_jsonl(tmp_path / "chat.jsonl", rows)
+    elif kind == "parquet":
+        given = str(tmp_path / "chat.parquet")
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), given)
+    elif kind == "csv":
+        given = str(tmp_path / "chat.csv")
+        with Path(given).open("w", newline="") as file:
+            written = csv.writer(file)
+            written.writerow(["prompt", "solution"])
+            written.writerows([json.dumps(row["prompt"]), row["solution"]] for row in rows)
+    fields = Fields(None, "prompt", "solution")
+    first, second = load_questions(given, fields=fields)
+    assert (first.text, first.system, first.answers) == ("Who?", "Be brief.", ("Ada",))
+    assert (second.text, second.system, second.answers) == ("Who?", "", ("B",))
+    assert load_questions([{"prompt": PARTS, "solution": "B"}], fields=fields)[0].text == "Who?"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ([*CHAT, {"role": "assistant", "content": "She."}], "messages of system, user, assistant."),
+        ([CHAT[0]], "has messages of system. turnrl takes one of the user"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "content is no text"),
+        ([{"role": "user", "content": None}], "content is no text"),
+    ],
+)
+def test_a_prompt_of_other_messages_is_refused(prompt, told):
+    with pytest.raises(DataError, match="the list of rows, row 1: 'prompt' has ") as caught:
+        load_questions([{"prompt": prompt, "answers": "Ada"}], fields=Fields(None, "prompt"))
+    assert told in str(caught.value)
+
+
+def test_a_question_whose_parts_are_no_texts_is_refused():
     for question, name in ((("1", CHAT), "text"), ((1, "Who?"), "id")):
         with pytest.raises(DataError, match=rf"^the {name} of question '?1'? is the .*Give a text"):
             Question(*question)

@@ -296,6 +296,21 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "version_*": Runs(("Student's t over 5 seeds",), slow=True),
         "turnrl eval RECIPE": NotRun("a placeholder"),
     },
+    "docs/howto/functions.md": {
+        '"""A tool and a reward': Saved("places.py"),
+        "tools: [places.search]": Saved("places.yaml"),
+        "turnrl fit quickstart places.yaml": Runs((FINISHED,), ("runs/places/version_0/model",)),
+        "class_path: FunctionTool": Runs(("timeout_s: 120",)),
+        "class_path: FunctionReward": Runs(("weight: 0.5",)),
+        '"""Questions about sums': Saved("sums.py"),
+        "train: sums.sums": Runs(("sums.sums",)),
+    },
+    "docs/howto/coming-from.md": {
+        '"""Rows and a reward function': Saved("mine.py"),
+        "rewards: [ToolExecuted, mine.accuracy]": Saved("mine.yaml"),
+        "turnrl fit quickstart mine.yaml": Runs((FINISHED,), ("runs/mine/version_0/model",)),
+        "--trainer.devices 2": Fits(),
+    },
     "docs/howto/gsm8k.md": {
         "Tom has 6 boxes": Elsewhere(CALCULATOR),
         '"""A calculator': Elsewhere(CALCULATOR),
@@ -837,6 +852,9 @@ def put_gsm8k(folder: Path) -> dict[str, str]:
     return blocks
 
 
+ON_QUICKSTART = ("calculator", "functions", "coming-from")
+"""Pages whose recipes override the quickstart by its name."""
+
 MY_TOOL = '''
 import turnrl
 
@@ -886,7 +904,7 @@ class Page:
         for piece, claim in claimed(Saved):
             if piece.page == self.name:
                 (self.folder / claim.name).write_text(piece.text)
-        if self.name in ("docs/tutorial.md", "docs/howto/calculator.md"):
+        if self.name in ("docs/tutorial.md", *(f"docs/howto/{n}.md" for n in ON_QUICKSTART)):
             shutil.copy(self.folder / "recipes" / "quickstart.yaml", self.folder)
         if self.name == "docs/howto/gsm8k.md":
             put_gsm8k(self.folder)

@@ -1,6 +1,10 @@
 """The public interface: every name of `turnrl`, and the module that it comes from."""
 
 from turnrl.agent.chat import ChatFormat as ChatFormat
+from turnrl.agent.function_tools import FunctionTool as FunctionTool
+from turnrl.agent.function_tools import as_result as as_result
+from turnrl.agent.functions import Described as Described
+from turnrl.agent.functions import described as described
 from turnrl.agent.json_call import read_call as read_call
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.running import on_loop as on_loop
@@ -35,6 +39,7 @@ from turnrl.errors import DataError as DataError
 from turnrl.errors import DeviceMemoryError as DeviceMemoryError
 from turnrl.errors import EngineError as EngineError
 from turnrl.errors import PluginError as PluginError
+from turnrl.errors import PolicyMistake as PolicyMistake
 from turnrl.errors import RecipeError as RecipeError
 from turnrl.errors import RewardError as RewardError
 from turnrl.errors import ToolError as ToolError
@@ -49,6 +54,7 @@ from turnrl.errors import instance_of as instance_of
 from turnrl.errors import kind_of as kind_of
 from turnrl.errors import parse_bytes as parse_bytes
 from turnrl.errors import within as within
+from turnrl.function_rewards import FunctionReward as FunctionReward
 from turnrl.loader import IterationData as IterationData
 from turnrl.module import MTGRPO as MTGRPO
 from turnrl.objective import ClippedSurrogate as ClippedSurrogate

@@ -7,7 +7,7 @@ Each hook imports its classes when it is called, because some need torch. turnrl
 from collections.abc import Callable, Iterable
 
 from turnrl.plugins import hookimpl
-from turnrl.types import AdvantageEstimator, AnswerRule, Phrase, QuestionSource
+from turnrl.types import AdvantageEstimator, AnswerRule, Phrase, QuestionSource, Reward, Toolset
 
 
 @hookimpl
@@ -16,6 +16,22 @@ def turnrl_estimators() -> list[type[AdvantageEstimator]]:
     from turnrl.credit import Merged, OutcomeOnly, TurnLevel
 
     return [TurnLevel, OutcomeOnly, Merged]
+
+
+@hookimpl
+def turnrl_tools() -> list[type[Toolset]]:
+    """A function as a tool."""
+    from turnrl.agent.function_tools import FunctionTool
+
+    return [FunctionTool]
+
+
+@hookimpl
+def turnrl_rewards() -> list[type[Reward]]:
+    """A function as a reward."""
+    from turnrl.function_rewards import FunctionReward
+
+    return [FunctionReward]
 
 
 @hookimpl

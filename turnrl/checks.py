@@ -17,7 +17,6 @@ from turnrl.errors import (
     did_you_mean,
     function_of,
     instance_of,
-    instances_of,
     kind_of,
     parse_bytes,
 )
@@ -62,7 +61,6 @@ def check_parts(module: Any) -> None:
     """
     instance_of(Policy, "policy", module.policy)
     instance_of(Rollout, "rollout", module.rollout)
-    instances_of(Reward, "rewards", module.rewards, "TurnReward or OutcomeReward")
     instance_of(AdvantageEstimator, "estimator", module.estimator)
     instance_of(ClippedSurrogate, "objective", module.objective)
     if isinstance(module.engine, MessageSampler):

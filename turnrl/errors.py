@@ -1,7 +1,8 @@
 """Errors, named by who can fix them.
 
 The policy's own mistakes (bad JSON, an unknown tool, no answer) are data and never an exception:
-see `ToolResult.ok` and `Reading.format_error`. Everything here is a mistake of the recipe, of a
+see `ToolResult.ok` and `Reading.format_error`. A function that is a tool says so by
+`PolicyMistake`, which becomes such a result. Everything else here is a mistake of the recipe, of a
 package, or of the world. A message names the thing, the value and the next step. The command line
 prints the message without a traceback, and exits with `exit_code`.
 """
@@ -31,6 +32,12 @@ class TurnRLError(Exception):
 
     def __str__(self) -> str:
         return visible(super().__str__())
+
+
+class PolicyMistake(Exception):
+    """A mistake of the policy, raised by a function that is a tool: `raise PolicyMistake("no place
+    of that name")`. The policy reads the text as the result of its call, which is not `ok`; the
+    attempt goes on. Any other exception of a function stops the run."""
 
 
 class RecipeError(TurnRLError, ValueError):

@@ -32,6 +32,7 @@ from turnrl.checks import check_batch, check_parts, check_settings, names_unknow
 from turnrl.collection import Collector, Experience
 from turnrl.credit import TurnLevel, assign_credit
 from turnrl.errors import RecipeError
+from turnrl.function_rewards import rewards_of
 from turnrl.learning import Minibatch, OldLogprobs, Plan, Step, TokenColumns
 from turnrl.lifecycle import PolicyModule
 from turnrl.loader import Iterates, IterationData, data_of
@@ -60,7 +61,8 @@ class MTGRPO(PolicyModule, Iterates):
     Args:
         policy: The model to train.
         rollout: How the agent acts: turn scheme, tools and limits.
-        rewards: Turn rewards and outcome rewards; each kind is summed.
+        rewards: Turn rewards and outcome rewards; each kind is summed. Functions of an attempt, or
+            of an attempt and a turn, may stand among them by their dotted paths.
         estimator: From rewards to advantages: `TurnLevel` (MT-GRPO), `OutcomeOnly`, `Merged`.
         objective: The clipped surrogate and its options.
         engine: Samples the policy, by default `Slots`, in this process.
@@ -89,7 +91,7 @@ class MTGRPO(PolicyModule, Iterates):
         self,
         policy: Policy,
         rollout: Rollout,
-        rewards: list[Reward],
+        rewards: list[Reward | Callable[..., Any]],
         estimator: AdvantageEstimator | None = None,
         objective: ClippedSurrogate | None = None,
         engine: Engine | None = None,
@@ -105,7 +107,7 @@ class MTGRPO(PolicyModule, Iterates):
         paper = partial(AdamW, lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0)
         optimizer = paper if optimizer is None else optimizer
         super().__init__(policy, rollout, optimizer, scheduler, seed)
-        self.rewards = rewards
+        self.rewards = rewards_of(rewards)
         self.estimator = estimator if estimator is not None else TurnLevel()
         self.objective = objective if objective is not None else ClippedSurrogate()
         self.engine = engine if engine is not None else _default_engine()

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from torch import Tensor
 from turnrl.answers import CURVES as CURVES
 from turnrl.answers import answer_in_results, can_be_found, exact_match
 from turnrl.errors import DataError, PluginError, blaming
-from turnrl.types import Group, Reward, SampledPolicy, Trajectory, TurnReward
+from turnrl.function_rewards import rewards_of
+from turnrl.types import Group, Reward, SampledPolicy, Trajectory
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,12 @@ def component_name(reward: Reward) -> str:
     """`turn/tool_executed`, `outcome/llm_judge`: the name of a reward in metrics."""
     words = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
     name = reward.name or re.sub(words, "_", type(reward).__name__).lower()
-    return f"{'turn' if isinstance(reward, TurnReward) else 'outcome'}/{name}"
+    return f"{'turn' if reward.by_turn else 'outcome'}/{name}"
 
 
 def score_group(
     trajectories: Sequence[Trajectory],
-    rewards: Sequence[Reward],
+    rewards: Sequence[Reward | Callable[..., Any]],
     turns: int | None = None,
     policy: SampledPolicy | None = None,
 ) -> Group:
@@ -44,7 +45,7 @@ def score_group(
 
     Args:
         trajectories: G attempts at one question, at least one.
-        rewards: Each kind is summed.
+        rewards: Rewards, or functions; each kind is summed.
         turns: K, columns of the group's tensors; by default the most turns that one of them took.
         policy: The policy that acted, for rewards that ask it.
     Raises:
@@ -52,7 +53,7 @@ def score_group(
         PluginError: If a reward raises, or gives something that is not a finite number
             within its bounds.
     """
-    return score_groups([trajectories], rewards, turns, policy)[0]
+    return score_groups([trajectories], rewards_of(rewards), turns, policy)[0]
 
 
 def score_groups(
@@ -67,7 +68,7 @@ def score_groups(
     every = [trajectory for group in groups for trajectory in group]
     for reward in rewards:
         _check_score(reward)
-        what = f"reward {type(reward).__name__} on {len(every)} trajectories"
+        what = f"{reward} on {len(every)} trajectories"
         with blaming(PluginError, what, "A reward must score any trajectory."):
             reward.prepare(every, policy)
     return tuple(_scored(group, rewards, turns) for group in groups)
@@ -93,7 +94,7 @@ def _check_score(reward: Any) -> None:
     """
     kind = type(reward).__name__
     asked: tuple[str, ...] = ("trajectory",)
-    asked += ("turn",) if isinstance(reward, TurnReward) else ()
+    asked += ("turn",) if reward.by_turn else ()
     wanted = f"def score(self, {', '.join(asked)})"
     score = reward.score
     if inspect.iscoroutinefunction(score):
@@ -123,7 +124,7 @@ def _scored(
     components: dict[str, Tensor] = {}
     bounds: dict[str, tuple[float, float]] = {}
     for reward in rewards:
-        name, by_turn = component_name(reward), isinstance(reward, TurnReward)
+        name, by_turn = component_name(reward), reward.by_turn
         values = torch.zeros((size, turns) if by_turn else size, dtype=torch.float64)
         limits = None if reward.bounds is None else _bounds(reward, reward.bounds)
         if limits is not None:
@@ -143,7 +144,7 @@ def _scored(
 def _value(
     reward: Any, limits: tuple[float, float] | None, trajectory: Trajectory, *turn: int
 ) -> float:
-    what = f"reward {type(reward).__name__} on question {trajectory.question.id!r}"
+    what = f"{reward} on question {trajectory.question.id!r}"
     with blaming(PluginError, what, "A reward must score any trajectory."):
         given = reward.score(trajectory, *turn)
     value = math.nan

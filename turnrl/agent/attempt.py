@@ -98,7 +98,8 @@ class Attempt:
     @property
     def question(self) -> Question:
         """See `turnrl.Attempt.question`."""
-        return replace(self.asked, text=self.rules.inert(self.asked.text))
+        inert, asked = self.rules.inert, self.asked
+        return replace(asked, text=inert(asked.text), system=inert(asked.system))
 
     @property
     def opening(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -22,6 +22,7 @@ from turnrl.agent.attempt import Attempt, Rules, let_play
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
 from turnrl.agent.explore import Exploration
+from turnrl.agent.function_tools import toolsets_of
 from turnrl.agent.running import Underway
 from turnrl.agent.toolbox import Live, Toolbox, ToolSessions, check_tools
 from turnrl.errors import (
@@ -61,7 +62,7 @@ class Agent:
             self._converse,
             lambda text: chat.inert(text, rollout.tags),
         )
-        self._box = Toolbox(rollout.tools, self._make_safe, rollout.max_calls_per_turn)
+        self._box = Toolbox(rollout.toolsets, self._make_safe, rollout.max_calls_per_turn)
 
     def attempt(self, question: types.Question, seed: tuple[int, ...]) -> Attempt:
         """An attempt that has not begun."""
@@ -165,7 +166,8 @@ class Rollout:
 
     Args:
         segmenter: The turn scheme: what a turn is. Either this or a `player` is given.
-        tools: Tools that the policy can call, or whole sets of them.
+        tools: Tools that the policy can call, or whole sets of them; or typed functions, by their
+            dotted paths, such as `my_module.search`.
         temperature: Sampling temperature while collecting; evaluation is greedy.
         max_turn_tokens: The most tokens the policy samples in one turn.
         max_calls_per_turn: The most tool calls of one turn that are run; the policy reads that
@@ -190,7 +192,7 @@ class Rollout:
     """
 
     segmenter: types.Segmenter | None = None
-    tools: list[types.Toolset] = field(default_factory=list)
+    tools: list[types.Toolset | Callable[..., Any]] = field(default_factory=list)
     temperature: float = 1.0
     max_turn_tokens: int = 512
     max_calls_per_turn: int = 8
@@ -234,7 +236,7 @@ class Rollout:
                 "as 'max_turns = 4' in the class."
             )
         at_least(1, f"{self.driver}.", self._drives, "max_turns", whole=True, optional=False)
-        check_tools(self.tools)
+        check_tools(self.toolsets)
 
     @property
     def _drives(self) -> types.Segmenter | types.Player:
@@ -262,10 +264,15 @@ class Rollout:
         """True if the turn scheme leaves it to the chat template to describe the tools."""
         return self.segmenter is not None and self.segmenter.tools_in_template
 
+    @property
+    def toolsets(self) -> tuple[types.Toolset, ...]:
+        """The tools, with a `FunctionTool` in the place of each function."""
+        return toolsets_of(self.tools)
+
     @cached_property
     def specs(self) -> tuple[types.ToolSpec, ...]:
         """All tools, of all sets."""
-        return tuple(spec for toolset in self.tools for spec in toolset.specs)
+        return tuple(spec for toolset in self.toolsets for spec in toolset.specs)
 
     @property
     def sampling(self) -> types.Sampling:
@@ -297,7 +304,7 @@ class Rollout:
         self.consult("check", self.specs)
         if self.segmenter is not None:
             self._check_scheme(self.segmenter, chat)
-        for tool in self.tools:
+        for tool in self.toolsets:
             with blaming(ToolError, f"{tool} in check", "Fix the tool, or what it needs."):
                 tool.check()
 
@@ -338,7 +345,7 @@ class Rollout:
             probes: Continuations from the beginning of each turn.
             collections: How many share the places.
         """
-        limits = (sampler.capacity, *(toolset.capacity for toolset in self.tools))
+        limits = (sampler.capacity, *(toolset.capacity for toolset in self.toolsets))
         if not (known := [limit for limit in limits if limit is not None]):
             return None
         # at worst each has all its turns, and all the branches of each of them are still alive
@@ -363,7 +370,13 @@ class Rollout:
         question = replace(question, text=chat.inert(text, self.tags))
         tools = self.specs if tools is None else tools
         messages: list[types.Message] = self.consult("prompt", question, tools)
-        return messages
+        if not question.system:
+            return messages
+        # the scheme's own words follow it: they say how to call a tool and how to answer
+        own = [one["content"] for one in messages if one["role"] == "system"]
+        system = "\n\n".join([chat.inert(question.system, ()), *own])
+        others = [one for one in messages if one["role"] != "system"]
+        return [{"role": "system", "content": system}, *others]
 
     def prompt(self, question: types.Question, chat: ChatFormat) -> tuple[int, ...]:
         """Token ids of a question's prompt in a turn scheme; see `messages`."""
@@ -386,7 +399,7 @@ class Rollout:
         Raises:
             ToolError: If one cannot start.
         """
-        return Live(self.tools)
+        return Live(self.toolsets)
 
     def play(
         self,

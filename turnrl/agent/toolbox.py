@@ -17,13 +17,13 @@ from typing import Any, TypeVar, final
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 
+from turnrl.agent.function_tools import toolsets_of
 from turnrl.agent.running import on_loop, run_tool, to_its_end
 from turnrl.errors import (
     RecipeError,
     ToolError,
     TrajectoryLost,
     TurnRLError,
-    instances_of,
     is_finite,
     kind_of,
 )
@@ -58,10 +58,9 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
     """Refuse tools that no policy could call.
 
     Raises:
-        RecipeError: If they are no list of tools, one lacks an attribute, two share a name,
-            parameters are no JSON Schema, or `open` would never be called.
+        RecipeError: If one lacks an attribute, two share a name, parameters are no JSON Schema, or
+            `open` would never be called.
     """
-    instances_of(Toolset, "tools", toolsets, "Tool or Toolset")
     owners: dict[str, Toolset] = {}
     for toolset in toolsets:
         for attribute, example in _ATTRIBUTES.items() if isinstance(toolset, Tool) else ():
@@ -151,6 +150,7 @@ class ToolSessions:
         self._box = box
         self._tools = box.tools
         self._sessions: dict[_Batcher, ToolSession] = {}
+        self._question: Question | None = None
 
     async def open(self, question: Question) -> None:
         """Open the sessions, in the order of the toolsets. Whoever calls it closes them, also where
@@ -159,6 +159,7 @@ class ToolSessions:
         Raises:
             ToolError: If a toolset's world is broken.
         """
+        self._question = question
         for batcher in self._box.batchers:
             if isinstance(batcher.toolset, Stateful):
                 columns = ", ".join(map(str, question.metadata)) or "none"
@@ -215,7 +216,8 @@ class ToolSessions:
             result = ToolResult(problem, ok=False)
         else:
             batcher = self._tools[call.name].batcher
-            call = replace(call, session=self._sessions.get(batcher), turn=turn)
+            session = self._sessions.get(batcher)
+            call = replace(call, session=session, turn=turn, question=self._question)
             result = await batcher.call(call)
         ok = result.ok and call.mended is None
         content = self._box.make_safe(result.content)
@@ -265,6 +267,7 @@ class ToolSessions:
             ToolError: If a session cannot be copied.
         """
         branch = ToolSessions(self._box)
+        branch._question = self._question
         try:
             for batcher, session in self._sessions.items():
                 if not isinstance(session, ForkableToolSession):
@@ -340,7 +343,9 @@ class Live(AbstractContextManager[None]):
 
 
 async def call_tools(
-    tools: Sequence[Toolset], question: Question, calls: Sequence[Sequence[ToolCall]]
+    tools: Sequence[Toolset | Callable[..., Any]],
+    question: Question,
+    calls: Sequence[Sequence[ToolCall]],
 ) -> list[tuple[ToolResult, ...]]:
     """Answer the calls of several trajectories as a rollout does, without a policy: checked,
     batched, each batch within `timeout_s`, and the sessions opened before and closed after.
@@ -348,7 +353,7 @@ async def call_tools(
     In a notebook, for example: `await call_tools([Notes()], question, [[ToolCall("note", {})]])`.
 
     Args:
-        tools: The tools and toolsets.
+        tools: The tools, toolsets and functions.
         question: The question of all trajectories; `open` gets it.
         calls: The calls of one turn, for each trajectory.
     Returns:
@@ -357,8 +362,9 @@ async def call_tools(
         RecipeError: If no policy could call the tools, because two share a name, for example.
         ToolError: If a tool raises, hangs, or gives something other than results.
     """
-    check_tools(tools)
-    box = Toolbox(tools, str, max(map(len, calls), default=0))
+    toolsets = toolsets_of(tools)
+    check_tools(toolsets)
+    box = Toolbox(toolsets, str, max(map(len, calls), default=0))
     several = [ToolSessions(box) for _ in calls]
     try:
         for sessions in several:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+from turnrl.data.functions import FunctionQuestions, function_at
 from turnrl.data.rows import (
     FILE_KINDS,
     Row,
@@ -193,6 +196,8 @@ class ByName:
     def __call__(
         self, name: object, fields: Fields | None, config: str | None
     ) -> QuestionSource | None:
+        if inspect.isroutine(name):
+            return FunctionQuestions(name, fields)
         if not isinstance(name, str):
             return _in_memory(name, fields)
         path = Path(name)
@@ -207,6 +212,9 @@ class ByName:
                 "or a folder of save_to_disk."
             )
         known = PRESETS.get(name)
+        if known is None and re.fullmatch(r"\w+(\.\w+)+", name):
+            function = function_at(name)
+            return None if function is None else FunctionQuestions(function, fields)
         if known is None and name.count("/") != 1:
             return None
         known = known or Preset(name, Fields())

@@ -11,7 +11,7 @@ import random
 import warnings
 from collections import UserList
 from collections.abc import Callable, Iterable
-from typing import final
+from typing import Any, final
 
 from turnrl.data.sources import Fields, Role, Source, load_questions, open_source
 from turnrl.errors import DataError, RecipeError, at_least, instance_of
@@ -50,8 +50,9 @@ class QuestionData(IterationData):
     `datasets.Dataset` was saved to; a preset (triviaqa, nq_open, hotpotqa, 2wikimultihopqa,
     musique, popqa, bamboogle, gsm8k); the data set of an installed package, by its class, with
     `init_args` if it has settings; the name of a data set on the Hugging Face hub, owner/name; or
-    the questions themselves. From Python it may also be a `datasets.Dataset`, a `DatasetDict`, or
-    rows as a list of mappings.
+    the questions themselves; or a function that returns or yields rows or questions, by its dotted
+    path, such as `my_module.questions`. From Python it may also be a `datasets.Dataset`, a
+    `DatasetDict`, or rows as a list of mappings.
 
     Columns that `fields` does not name become `question.metadata`, for tools and rewards: texts,
     numbers, lists and mappings, as the row has them. Null is left out, and so are the pages and
@@ -77,8 +78,8 @@ class QuestionData(IterationData):
 
     def __init__(
         self,
-        train: QuestionSource | str | list[Question] | None = None,
-        val: QuestionSource | str | list[Question] | None = None,
+        train: QuestionSource | str | list[Question] | Callable[..., Any] | None = None,
+        val: QuestionSource | str | list[Question] | Callable[..., Any] | None = None,
         train_split: str | None = None,
         val_split: str | None = None,
         fields: Fields | None = None,

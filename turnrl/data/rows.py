@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from turnrl.data.sources import NAMED_BY, Fields
 from turnrl.errors import DataError, did_you_mean
@@ -313,13 +313,49 @@ def _written(value: object, path: str, place: str, setting: str) -> str:
         kind, step = "a mapping", f"Set {setting} to a path into it, such as {path}.{inner}."
     elif isinstance(value, bytes | bytearray):
         kind, step = "bytes", "Decode them, and write a text there."
-    elif isinstance(value, list) and any(isinstance(m, Mapping) and "role" in m for m in value):
-        kind = "a list of chat messages"
-        step = (
-            "Write the user's question there, as one text. The segmenter makes the messages; put "
-            "the system message into its instructions."
-        )
+    elif _is_chat(value):
+        kind, step = "a list of chat messages", "Only data.fields.question takes these."
     raise DataError(f"{place}: {path!r} is {kind}, {value!r:.60}, not a text. {step}")
+
+
+def _is_chat(value: object) -> TypeGuard[list[Row]]:
+    """True for a list of chat messages, `{"role": ..., "content": ...}`."""
+    several = value if isinstance(value, list) else []
+    return bool(several) and all(isinstance(m, Mapping) and "role" in m for m in several)
+
+
+def _asked(value: object, path: str, place: str, setting: str) -> tuple[str, str]:
+    """The system message of a row, empty if it has none, and the user's question: from a text, or
+    from chat messages.
+
+    Raises:
+        DataError: If it is neither, or the messages are not a user's alone, after a system message
+            perhaps.
+    """
+    value = _cell(value) if isinstance(value, str) and '"role"' in value else _native(value)
+    if not _is_chat(value):
+        return "", _written(value, path, place, setting)
+    said = [(str(one["role"]), _spoken(one.get("content"))) for one in value]
+    roles = [role for role, _ in said]
+    if roles not in (["user"], ["system", "user"], ["developer", "user"]):
+        raise DataError(
+            f"{place}: {path!r} has messages of {', '.join(roles)}. turnrl takes one of the user, "
+            "and before it one of the system. Write what was said before into one of them."
+        )
+    if None in (texts := [text for _, text in said]):
+        raise DataError(
+            f"{place}: {path!r} has a message whose content is no text, {value!r:.60}. Write a "
+            "text there; images are not supported."
+        )
+    system, text = ["", *cast(list[str], texts)][-2:]
+    return system.strip(), text
+
+
+def _spoken(content: object) -> str | None:
+    """The text of a message's content, which may come in parts; None if it is none."""
+    parts: list[Any] = content if isinstance(content, list) else [{"text": content}]
+    texts = [one.get("text") if isinstance(one, Mapping) else None for one in parts]
+    return "".join(map(str, texts)) if all(isinstance(one, str) for one in texts) else None
 
 
 def _answers(value: object, path: str, place: str, setting: str) -> Iterator[str]:
@@ -383,9 +419,10 @@ def questions_of(
         answers = tuple(answer for answer in in_texts if answer is not None)
         first_text, matched = first_text or "".join(texts[:1]), matched or bool(answers)
         own = _written(_at(row, fields.id), fields.id, place, f"{setting}.id") if fields.id else ""
-        text = _written(_at(row, fields.question), fields.question, place, f"{setting}.question")
+        asked = _at(row, fields.question)
+        system, text = _asked(asked, fields.question, place, f"{setting}.question")
         metadata = {k: v for k, v in row.items() if k not in used and v is not None}
-        question = Question(own or str(number), text.strip(), metadata=metadata)
+        question = Question(own or str(number), text.strip(), metadata=metadata, system=system)
         yield replace(question, answers=answers) if answers else question
     if missing and names:
         _refuse_missing(missing, names, where, setting, needs_id)

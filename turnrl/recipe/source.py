@@ -15,7 +15,7 @@ import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Literal, Optional, Union
 
@@ -42,6 +42,8 @@ _OPEN = ("dict", "Mapping", "MutableMapping", "Any", "object")
 """Types whose values may be a mapping with any keys."""
 _PLAIN = ("final", "dataclass", "contract")
 """Decorators that leave a class's arguments as its source writes them."""
+_FUNCTION = "Callable[..., Any]"
+"""The type of a setting that a function may be given for, by its dotted path."""
 _BUILT_IN = {
     **{kind.__name__: kind for kind in (bool, int, float, str, list, tuple)},
     **{"Literal": Literal, "Optional": Optional, "Union": Union, "List": list, "Tuple": tuple},
@@ -179,6 +181,9 @@ class Source:
         if isinstance(item, list):
             for number, one in enumerate(item):
                 self._refuse_below(one, kind, module, f"{key}[{number}]")
+        kinds = [ast.unparse(one) for one in _members(kind)]
+        if isinstance(item, str) and _FUNCTION in kinds and "str" not in kinds:
+            self._refuse_name(item, key)
         if isinstance(item, Mapping) and "class_path" in item:
             # a function's first parameter is not the recipe's: turnrl passes it
             self.refuse(item, key, skip=int(ast.unparse(kind).startswith("Callable[")))
@@ -191,6 +196,27 @@ class Source:
             sections = [one for one in named if one is not None and one.decorators & plain]
             if len(sections) == 1:
                 self._refuse_in(item, sections[0], key, component=False)
+
+    def _refuse_name(self, path: str, key: str) -> None:
+        """Refuse the dotted path of a class or function that is in no module here."""
+        module, _, name = path.rpartition(".")
+        if not re.fullmatch(r"\w+(\.\w+)*", module) or Path(path).is_file():
+            return
+        if (file := self._file(module)) is None:
+            if self._spec(module.partition(".")[0]) is None:
+                files = (file for place in self._places for file in Path(place).glob("*.py"))
+                near = did_you_mean(module, [one.stem for one in files])
+                raise RecipeError(
+                    f"{key} names {path!r}, and there is no module {module!r} in this folder or "
+                    f"beside the recipe.{near} Correct the name, or install the package."
+                )
+            return
+        names = _names_of(file)
+        if names is not None and name not in names:
+            raise RecipeError(
+                f"{key} names {path!r}, and {file.name} has no {name!r}."
+                f"{did_you_mean(name, names) or ' Correct the name.'}"
+            )
 
     def parameters(self, owner: _Class) -> _Parameters | None:
         """The parameters of a class's constructor; None if its source leaves a doubt."""
@@ -287,12 +313,16 @@ class Source:
                     home = importlib.util.resolve_name(name, package or None)
                     yield from ((home, a.name, a.asname or a.name) for a in one.names)
 
-    def _file(self, module: str) -> Path | None:
-        top, *below = module.split(".")
+    def _spec(self, top: str) -> ModuleSpec | None:
+        """Where a module or package that is in no other lies."""
         try:
-            spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, [*self._places])
+            return importlib.util.find_spec(top) or PathFinder.find_spec(top, [*self._places])
         except (ValueError, ImportError):
             return None
+
+    def _file(self, module: str) -> Path | None:
+        top, *below = module.split(".")
+        spec = self._spec(top)
         if spec is None or spec.origin is None:
             return None
         file = Path(spec.origin)
@@ -310,6 +340,30 @@ class Source:
             return [one for kept in files if kept.is_file() for one in _parsed(kept.read_bytes())]
         except (OSError, ValueError, SyntaxError):
             return []
+
+
+def _names_of(file: Path) -> set[str] | None:
+    """The names at the top of a module; None if its source leaves a doubt."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, ValueError, SyntaxError):
+        return None
+    names = set[str]()
+    for one in (inner for statement in body for inner in _flat(statement)):
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(one.name)
+        elif isinstance(one, ast.Import | ast.ImportFrom):
+            names |= {(a.asname or a.name).partition(".")[0] for a in one.names}
+        elif isinstance(one, ast.Assign | ast.AnnAssign):
+            targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+            names |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+        elif not (isinstance(one, ast.If | ast.Try) or _is_text(one)):
+            return None  # a loop, an exec: it may make names
+    return None if names & {"*", "__getattr__"} else names
+
+
+def _is_text(one: ast.stmt) -> bool:
+    return isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
 
 
 @functools.lru_cache(maxsize=512)  # of a command that reads many recipes

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from turnrl.errors import is_finite
+from turnrl.function_rewards import FunctionReward, rewards_of
 from turnrl.testing.contract import on, require
 from turnrl.testing.examples import example_trajectories
 from turnrl.types.contracts import OutcomeReward, Reward, TurnReward
@@ -14,7 +15,7 @@ from turnrl.types.trajectory import Trajectory
 
 
 def check_reward(
-    reward: Reward,
+    reward: Reward | Callable[..., Any],
     trajectories: Mapping[str, Trajectory] | None = None,
     policy: SampledPolicy | None = None,
 ) -> None:
@@ -22,16 +23,18 @@ def check_reward(
     garbage.
 
     Args:
-        reward: A turn reward or an outcome reward.
+        reward: A turn reward, an outcome reward, or a function.
         trajectories: What to score, by name; `example_trajectories` by default. Those whose name
             begins with `garbage` may earn nothing, unless every other one earns as much.
         policy: For a reward that asks one in `prepare`.
     Raises:
         AssertionError: If a rule is broken, with the rule and the input.
     """
+    (reward,) = rewards_of([reward])
     name = type(reward).__name__
-    of_turns = isinstance(reward, TurnReward)
-    one_kind = of_turns != isinstance(reward, OutcomeReward)
+    of_turns = reward.by_turn
+    kinds = isinstance(reward, TurnReward) + isinstance(reward, OutcomeReward)
+    one_kind = kinds == 1 or isinstance(reward, FunctionReward)
     require(one_kind, f"{name} must extend either TurnReward or OutcomeReward")
     named = re.fullmatch(r"[a-z0-9_]*", reward.name)
     require(named, f"{name}.name is {reward.name!r}: use lower case, digits and _, as in metrics")

@@ -3,10 +3,11 @@
 import asyncio
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any
 
+from turnrl.agent.function_tools import toolsets_of
 from turnrl.agent.toolbox import call_tools
 from turnrl.errors import TurnRLError, is_finite
 from turnrl.testing.contract import Breach, on, origin, require
@@ -19,7 +20,10 @@ _Calls = Sequence[Mapping[str, Any] | ToolCall]  # the arguments of each, or the
 
 
 def check_tool(
-    tool: Toolset, good_calls: _Calls, bad_calls: _Calls = (), question: Question = QUESTION
+    tool: Toolset | Callable[..., Any],
+    good_calls: _Calls,
+    bad_calls: _Calls = (),
+    question: Question = QUESTION,
 ) -> None:
     """Check a tool or a toolset: its description, its preflight check, its sessions, its replies,
     and that `open`, `run` and `close` take no longer than `timeout_s`.
@@ -28,7 +32,7 @@ def check_tool(
     As in a rollout, plain methods run in threads, and coroutines on one event loop.
 
     Args:
-        tool: The tool or toolset, with whatever it needs at hand.
+        tool: The tool, toolset or function, with whatever it needs at hand.
         good_calls: Arguments of calls that must succeed; for a set of several tools, a `ToolCall`
             each.
         bad_calls: Those that are the policy's mistake: the schema rejects them, or the result is
@@ -38,6 +42,7 @@ def check_tool(
         AssertionError: If a rule is broken, with the rule and the input.
     """
     __tracebackhide__ = True  # to pytest: the message says it all
+    (tool,) = toolsets_of([tool])
     name, limit = type(tool).__name__, tool.timeout_s
     require(good_calls, f"give check_tool a good call of {name}")
     for spec in tool.specs:

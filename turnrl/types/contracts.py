@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from turnrl.errors import DataError, PluginError, at_least
 from turnrl.plugins import contract
@@ -24,12 +24,18 @@ if TYPE_CHECKING:
 class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
     """A component of the reward. Extend `TurnReward` or `OutcomeReward`, not this."""
 
-    name: ClassVar[str] = ""
+    name: str = ""
     """Name in metrics; the class name in snake_case if empty."""
+
+    by_turn: bool = False
+    """Whether it scores turns, or else whole trajectories; set by its kind."""
 
     bounds: tuple[float, float] | None = None
     """The two values that one `score` lies between, in either order; None if that is not known. The
     intervals of `turnrl eval` end there, unless several turns together earned more."""
+
+    def __str__(self) -> str:
+        return f"reward {type(self).__name__}"
 
     def prepare(  # noqa: B027 - optional: most rewards look at one trajectory alone
         self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
@@ -56,6 +62,8 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
 
 class TurnReward(Reward):
     """Scores one turn, given everything up to and including it."""
+
+    by_turn = True
 
     @abstractmethod
     def score(self, trajectory: Trajectory, turn: int) -> float:

@@ -121,9 +121,11 @@ class Question:
             null, mappings and lists too. The policy never sees it, and the record does not keep it.
         rule: How its answers compare; a name or a function stands for what `answer_rule` makes of
             it.
+        system: A system message of its own, which stands in front of the segmenter's instructions;
+            empty for none.
     Raises:
-        DataError: If the id or the question is no text, the answers are no texts, or there are
-            none in what is given.
+        DataError: If the id, the question or the system message is no text, the answers are no
+            texts, or there are none in what is given.
         RecipeError: If there is no such rule.
     """
 
@@ -132,9 +134,10 @@ class Question:
     answers: tuple[str, ...] = _Unknown()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     rule: AnswerRule = _PHRASE
+    system: str = ""
 
     def __post_init__(self) -> None:
-        for name, part in (("id", self.id), ("text", self.text)):
+        for name, part in (("id", self.id), ("text", self.text), ("system", self.system)):
             if not isinstance(part, str):
                 kind = f"the {type(part).__name__} {part!r:.60}"
                 raise DataError(f"the {name} of question {self.id!r} is {kind}. Give a text.")

@@ -63,8 +63,9 @@ class ToolCall:
         mended: What is wrong with the form of a call that was read all the same, by a lenient
             segmenter. It is run, but its result is not `ok`, so no reward pays for it.
         session: State of the trajectory that calls, if the tool is `Stateful`; set when the call is
-            run, like `turn`. Neither is part of the record.
+            run, like `turn` and `question`. None of them is part of the record.
         turn: Number of the turn that calls, from 0.
+        question: The question of the trajectory, as the data have it; None before the call is run.
     """
 
     name: str
@@ -73,6 +74,7 @@ class ToolCall:
     mended: str | None = None
     session: ToolSession | None = field(default=None, compare=False, repr=False)
     turn: int = field(default=0, compare=False, repr=False)
+    question: Question | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -293,9 +293,9 @@ class Template(Check):
     def run(self, start: Start) -> Iterable[Finding]:
         if (module := recipe_of(start)) is None:
             return
-        tools = [copy.copy(tool) for tool in module.rollout.tools]
+        tools = [copy.copy(tool) for tool in module.rollout.toolsets]
         for tool in tools:  # these have lines of their own
             vars(tool)["check"] = lambda: None
-        dataclasses.replace(module.rollout, tools=tools).check(module.chat)
+        dataclasses.replace(module.rollout, tools=[*tools]).check(module.chat)
         name = module.rollout.driver
         yield Finding("pass", "chat template", f"takes the messages of {name}")

@@ -165,7 +165,7 @@ class _Parts:
 
     def rehearsed(self) -> Iterator[Finding]:
         """Rehearse all of them."""
-        for toolset in self.module.rollout.tools:
+        for toolset in self.module.rollout.toolsets:
             finding, tools = self._tried(toolset)
             yield finding
             self.tools.append(tools)
@@ -176,7 +176,7 @@ class _Parts:
             step = "A run itself will show whether it samples and learns."
             yield Finding("warn", "rehearsal", str(error), step)
             return
-        small = _small(self.module, policy, replace(self.module.rollout, tools=self.tools))
+        small = _small(self.module, policy, replace(self.module.rollout, tools=[*self.tools]))
         policy.load(self.start.device)
         policy.to(self.start.device)
         yield _attention(policy, self.module.policy)
@@ -184,7 +184,7 @@ class _Parts:
         yield from _guarded("sampling", self._sampled(small))
         small.rewards = []
         for reward in self.module.rewards:
-            name = f"reward {type(reward).__name__}"
+            name = str(reward)
             try:
                 rehearsed = self._entered(reward, Reward, name)
                 for group in self.attempts:
@@ -197,7 +197,7 @@ class _Parts:
                 small.rewards = [*small.rewards, rehearsed]
         if not small.rewards or not self.attempts:
             return
-        names = ", ".join(type(reward).__name__ for reward in small.rewards)
+        names = ", ".join(str(reward).removeprefix("reward ") for reward in small.rewards)
         count = sum(map(len, self.attempts))
         text = f"{names} score {count} attempts at {len(self.questions)} questions"
         yield Finding("pass", "rewards", text)
@@ -279,7 +279,7 @@ class _Parts:
             with contextlib.suppress(PluginError):  # reported where the tools are tried
                 calls += calls_of(toolset, question)
         rollout = self.module.rollout
-        small.rollout = replace(rollout, tools=self.tools)
+        small.rollout = replace(rollout, tools=[*self.tools])
         if rollout.segmenter is not None:  # a player reads the scripted texts itself
             staged = _Staged(rollout, rollout.segmenter, question, calls)
             small.rollout = replace(small.rollout, segmenter=staged)
@@ -312,7 +312,7 @@ class _Parts:
         longest = max(lengths, default=rollout.max_tokens)
         small.rollout = replace(
             rollout,
-            tools=self.tools,
+            tools=[*self.tools],
             max_tokens=min(rollout.max_tokens, longest + _ROOM),
             max_turn_tokens=min(rollout.max_turn_tokens, _TURN_TOKENS),
         )
@@ -371,7 +371,7 @@ def _small(module: MTGRPO, policy: Policy, rollout: Rollout) -> MTGRPO:
     return MTGRPO(
         policy,
         rollout,
-        module.rewards,
+        [*module.rewards],
         module.estimator,
         module.objective,
         ScriptedEngine(policy.tokenizer, lambda session, turn: "a"),

@@ -1,0 +1,591 @@
+"""Functions as tools, rewards and question sources."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import functools
+import gc
+import math
+import re
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import pydantic
+import pytest
+from jsonschema import Draft202012Validator
+
+from turnrl import (
+    DataError,
+    Fields,
+    FunctionReward,
+    FunctionTool,
+    PluginError,
+    PolicyMistake,
+    Question,
+    Reading,
+    RecipeError,
+    Rollout,
+    Tool,
+    ToolCall,
+    ToolError,
+    ToolResult,
+    Trajectory,
+    TrajectoryLost,
+    Turn,
+    call_tools,
+    described,
+    load_questions,
+    on_loop,
+    score_group,
+)
+from turnrl.testing import check_reward, check_tool
+from turnrl_segmenters import ReAct, SearchR1, TwoTurn
+
+
+class Unit(enum.Enum):
+    METRIC = "km"
+    IMPERIAL = "miles"
+
+
+@dataclasses.dataclass
+class Place:
+    name: str
+    latitude: float = 0.0
+
+
+class Trip(pydantic.BaseModel):
+    title: str
+    stops: list[Place] = []
+
+
+class Tree(pydantic.BaseModel):
+    branches: list[Tree] = []
+
+
+def distance(
+    start: Place,
+    trip: Trip,
+    day: datetime.date,
+    unit: Unit = Unit.METRIC,
+    mode: Literal["road", "air"] = "road",
+    via: list[str] | None = None,
+    most: Annotated[int, pydantic.Field(ge=1)] = 3,
+) -> str:
+    """Measure how far
+    a trip is.
+
+    It is slow.
+
+    Args:
+        start: Where the trip
+            begins.
+        most: The most stops.
+    """
+    return f"{start} {trip} {day} {unit} {mode} {via} {most}"
+
+
+PLACE = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "latitude": {"type": "number", "default": 0.0}},
+    "required": ["name"],
+}
+
+
+def test_a_functions_schema_is_whole_in_each_place_and_without_titles_but_the_users_own():
+    spec = described(distance).spec
+    assert (spec.name, spec.description) == (
+        "distance",
+        "Measure how far a trip is.\n\nIt is slow.",
+    )
+    assert spec.parameters == {
+        "type": "object",
+        "properties": {
+            "start": {**PLACE, "description": "Where the trip begins."},
+            "trip": {
+                "type": "object",
+                "properties": {
+                    "title": {"type": "string"},
+                    "stops": {"type": "array", "items": PLACE, "default": []},
+                },
+                "required": ["title"],
+            },
+            "day": {"type": "string", "format": "date"},
+            "unit": {"type": "string", "enum": ["km", "miles"], "default": "km"},
+            "mode": {"type": "string", "enum": ["road", "air"], "default": "road"},
+            "via": {
+                "anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}],
+                "default": None,
+            },
+            "most": {
+                "type": "integer",
+                "description": "The most stops.",
+                "default": 3,
+                "minimum": 1,
+            },
+        },
+        "required": ["start", "trip", "day"],
+        "additionalProperties": False,
+    }
+    assert list(spec.parameters) == ["type", "properties", "required", "additionalProperties"]
+    Draft202012Validator.check_schema(spec.parameters)
+
+
+def test_a_type_that_contains_itself_stays_a_definition():
+    def prune(tree: Tree) -> str:
+        """Cut a tree."""
+        return str(tree)
+
+    found = described(prune)
+    assert found.spec.parameters["properties"] == {"tree": {"$ref": "#/$defs/Tree"}}
+    schema = Draft202012Validator(found.spec.parameters)
+    assert schema.is_valid({"tree": {"branches": [{"branches": []}]}})
+    assert not schema.is_valid({"tree": {"branches": [3]}})
+    assert found.bind({"tree": {"branches": [{}]}}) == {"tree": Tree(branches=[Tree()])}
+
+
+def test_arguments_arrive_as_objects_with_the_defaults_of_the_function():
+    bound = described(distance).bind(
+        {
+            "start": {"name": "Utrecht"},
+            "trip": {"title": "North", "stops": [{"name": "Assen", "latitude": 53}]},
+            "day": "2026-02-28",
+            "most": 2.0,  # which JSON Schema takes for a whole number
+        }
+    )
+    assert bound == {
+        "start": Place("Utrecht"),
+        "trip": Trip(title="North", stops=[Place("Assen", 53.0)]),
+        "day": datetime.date(2026, 2, 28),
+        "unit": Unit.METRIC,
+        "mode": "road",
+        "via": None,
+        "most": 2,
+    }
+    assert isinstance(bound["most"], int)
+
+
+def test_what_the_schema_cannot_say_is_the_policys_mistake():
+    with pytest.raises(PolicyMistake, match=r"^bad arguments: day: .*valid date"):
+        described(distance).bind(
+            {"start": {"name": "A"}, "trip": {"title": "B"}, "day": "2026-02-31"}
+        )
+
+
+def google(query: str, top_k: int = 3) -> str:
+    """Search pages.
+
+    Args:
+        query: Words of
+            the question.
+        top_k (int): How many.
+
+    Returns:
+        The pages.
+    """
+    return query * top_k
+
+
+def numpy_style(query: str, top_k: int = 3) -> str:
+    """Search pages.
+
+    Parameters
+    ----------
+    query : str
+        Words of
+        the question.
+    top_k : int, optional
+        How many.
+
+    Returns
+    -------
+    str
+        The pages.
+    """
+    return query * top_k
+
+
+def sphinx(query: str, top_k: int = 3) -> str:
+    """Search pages.
+
+    :param query: Words of
+        the question.
+    :param int top_k: How many.
+    :return: The pages.
+    """
+    return query * top_k
+
+
+@pytest.mark.parametrize("function", [google, numpy_style, sphinx])
+def test_docstrings_of_three_styles_say_the_same(function):
+    spec = described(function, name="search").spec
+    assert (spec.name, spec.description) == ("search", "Search pages.")
+    assert spec.parameters["properties"] == {
+        "query": {"type": "string", "description": "Words of the question."},
+        "top_k": {"type": "integer", "description": "How many.", "default": 3},
+    }
+
+
+class Shelf:
+    def find(self, title: str) -> str:
+        """Find a book."""
+        return title
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        described(Shelf().find),
+        described(Shelf.find, skip=("self",)),
+        described(functools.partial(google, top_k=1), name="find", skip=()),
+        described(functools.partial(sphinx, "words"), name="find"),
+    ],
+)
+def test_methods_and_partial_functions_leave_out_what_is_given_already(given):
+    assert given.spec.name == "find"
+    assert len(given.spec.parameters["properties"]) == 1
+
+
+def refused(source: str) -> str:
+    """What the message says about a function in source code."""
+    space: dict[str, Any] = {"Callable": Callable, "threading": threading, "math": math}
+    exec(compile(source, "f.py", "exec", dont_inherit=True), space)
+    with pytest.raises(RecipeError) as error:
+        described(space["f"])
+    return re.sub(r"<class '|'>", "", str(error.value))
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def f(x, y=3): 'Doc.'", r"Write 'def f\(x: str, y: int = 3\)'"),
+        ("def f(x: str): pass", 'f has no docstring that says what it does.*"""What it does'),
+        ("def f(*x: str): 'Doc.'", r"f takes '\*x'.*Name each parameter"),
+        ("def f(**x: str): 'Doc.'", r"f takes '\*\*x'.*Name each parameter"),
+        ("def f(x: str, /): 'Doc.'", "'x' of the function f .* Take the '/' out"),
+        ("def f(x: threading.Event): 'Doc.'", "'x' of the function f is of the type Event, .*enum"),
+        ("def f(x: Callable[[], str]): 'Doc.'", "type Callable, which has no JSON Schema"),
+        ("def f(x: 'Nowhere'): 'Doc.'", "'Nowhere', cannot be read: .* TYPE_CHECKING"),
+        ("f = lambda x: x", "a lambda has no name and no types. Write it as a function"),
+        ("class f: pass", "f is no function. Give a function"),
+        ("f = 3", "3 is no function"),
+        ("f = math.sqrt", "math.sqrt can only be given by its place"),
+        ("f = max", "max does not say what it takes"),
+        (
+            "def f(query: str):\n  '''Doc.\n\n  Args:\n    querry: It.\n  '''",
+            "describes 'querry', which is no parameter. Did you mean query?",
+        ),
+    ],
+)
+def test_a_function_that_a_policy_could_not_call_is_refused_with_the_line_to_write(source, says):
+    assert re.search(says, refused(source))
+
+
+# as tools
+
+
+QUESTION = Question("q1", "Where is Utrecht?", ("NL", "the Netherlands"), {"level": 3})
+NL: tuple[str, ...] = ("NL",)
+
+
+def called(*tools: Any, **arguments: Any) -> ToolResult:
+    """The result of a call of the first tool."""
+    (tool, *_) = Rollout(TwoTurn(), [*tools]).specs
+    ((result,),) = on_loop(call_tools(tools, QUESTION, [[ToolCall(tool.name, arguments)]]))
+    return result
+
+
+def find(place: str, question: Question, unit: Unit = Unit.METRIC) -> str:
+    """Find a place."""
+    if place == "nowhere":
+        raise PolicyMistake("no place 'nowhere'")
+    if place == "server":
+        raise OSError("connection refused")
+    if place == "sandbox":
+        raise TrajectoryLost("the sandbox crashed")
+    return f"{place} {unit.name} {question.id} {question.metadata['level']}"
+
+
+async def find_async(place: str, question: Question, unit: Unit = Unit.METRIC) -> str:
+    """Find a place."""
+    return find(place, question, unit)
+
+
+@pytest.mark.parametrize("function", [find, find_async])
+def test_a_function_is_a_tool_and_gets_the_question(function):
+    (spec,) = Rollout(TwoTurn(), [function]).specs
+    assert list(spec.parameters["properties"]) == ["place", "unit"]
+    assert called(function, place="Utrecht").content == "Utrecht METRIC q1 3"
+    assert called(function, place="Utrecht", unit="miles").content == "Utrecht IMPERIAL q1 3"
+    mistake = called(function, place="nowhere")
+    assert (mistake.content, mistake.ok) == ("no place 'nowhere'", False)
+    untyped = called(function, place=3)
+    assert (untyped.content, untyped.ok) == ("bad arguments: 3 is not of type 'string'", False)
+    with pytest.raises(TrajectoryLost, match="the sandbox crashed"):
+        called(function, place="sandbox")
+    with pytest.raises(ToolError) as error:
+        called(function, place="server")
+    assert re.fullmatch(
+        rf"the function test_functions.{function.__name__} raised OSError: connection refused "
+        r'on the arguments {"place": "server"} \(test_functions.py:\d+\). Fix it; for a mistake of '
+        "the policy, it raises turnrl.PolicyMistake with a text for the policy to read.",
+        str(error.value),
+    )
+
+
+def test_a_text_where_the_schema_has_a_number_is_no_number():
+    def double(n: float) -> float:
+        """Double a number."""
+        return 2 * n
+
+    assert called(double, n=1.5).content == "3.0"
+    assert not called(double, n="1.5").ok
+
+
+@pytest.mark.parametrize(
+    ("value", "content"),
+    [
+        ("as it is", "as it is"),
+        (ToolResult("failed", ok=False, reward=0.5), "failed"),
+        ([Place("Ütrecht", 52.1)], '[{"name": "Ütrecht", "latitude": 52.1}]'),
+        (
+            {"day": datetime.date(2026, 2, 1), "unit": Unit.METRIC},
+            '{"day": "2026-02-01", "unit": "km"}',
+        ),
+        (True, "true"),
+    ],
+)
+def test_what_a_function_returns_is_the_text_of_the_result(value, content):
+    def give() -> Any:
+        """Give it."""
+        return value
+
+    result = called(give)
+    assert result.content == content
+    assert result.ok == (content != "failed")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (None, "returned None, which tells the policy nothing. Return a text"),
+        (object(), "returned an object, <object"),
+        (math.nan, "returned a float, nan, which is no text and no JSON"),
+    ],
+)
+def test_what_is_no_text_and_no_json_stops_the_run(value, says):
+    def give() -> Any:
+        """Give it."""
+        return value
+
+    with pytest.raises(ToolError, match=f"the function test_functions.give {says}"):
+        called(give)
+
+
+def test_calls_of_a_function_that_waits_are_answered_at_the_same_time_and_in_order():
+    def wait(n: int) -> str:
+        """Wait a little."""
+        time.sleep(0.1)
+        return str(n)
+
+    calls = [[ToolCall("wait", {"n": n})] for n in range(33)]
+    began = time.perf_counter()
+    results = on_loop(call_tools([wait], QUESTION, calls))
+    assert [one.content for (one,) in results] == [str(n) for n in range(33)]
+    assert time.perf_counter() - began < 1.5  # one after the other they take 3.3 s
+
+
+def test_a_tool_that_is_a_function_costs_little_more_than_one_by_hand():
+    class Hand(Tool):
+        name, description = "double", "Double a number."
+        parameters = described(double).spec.parameters
+
+        def run(self, calls):
+            return [ToolResult(double(**call.arguments)) for call in calls]
+
+    def double_cpu(tool: Any) -> float:
+        calls = [[ToolCall("double", {"n": 1})] for _ in range(1000)]
+        gc.collect()
+        gc.disable()  # else the garbage of other tests counts
+        try:
+            began = time.process_time()
+            on_loop(call_tools([tool], QUESTION, calls))
+            return (time.process_time() - began) / 1000
+        finally:
+            gc.enable()
+
+    tool = FunctionTool(double)
+    pairs = [(double_cpu(tool), double_cpu(Hand())) for _ in range(5)]
+    assert statistics.median(a - b for a, b in pairs) < 10e-6
+
+
+def double(n: int) -> str:
+    """Double a number."""
+    return str(2 * n)
+
+
+@pytest.mark.parametrize(
+    ("tools", "says"),
+    [
+        ([double, double], "two tools are called 'double', in the function test_functions.double"),
+        ([lambda x: x], r"tools\[0\]: a lambda has no name and no types"),
+        ([Place], r"tools\[0\] is the class Place. Pass an instance of .*, or a function"),
+        ([max], r"tools\[0\]: the function max does not say what it takes"),
+    ],
+)
+def test_tools_that_are_none_are_refused(tools, says):
+    with pytest.raises(RecipeError, match=says):
+        Rollout(TwoTurn(), tools)
+
+
+@pytest.mark.parametrize("kind", ["question: str", "question"])
+def test_a_parameter_question_of_another_type_is_refused(kind):
+    space: dict[str, Any] = {}
+    exec(f"def f({kind}): 'Doc.'", space)
+    with pytest.raises(
+        RecipeError, match=r"write 'question: turnrl\.Question'. If the policy should"
+    ):
+        FunctionTool(space["f"])
+
+
+def test_functions_and_classes_take_the_same_check():
+    check_tool(double, good_calls=[{"n": 2}], bad_calls=[{"n": "2"}])
+    check_reward(short)
+
+
+# as rewards
+
+
+def short(trajectory: Trajectory) -> float:
+    """Pay for an answer of few letters."""
+    return 1.0 / len(trajectory.answer) if trajectory.answer else 0.0
+
+
+def early(trajectory: Trajectory, turn: int, level: int = 1) -> float:
+    return float(level * (turn == 0))
+
+
+def exact(completions: Any, answer: Any, level: Any, **columns: Any) -> Any:
+    given = [one[-1]["content"] for one in completions]
+    return [float(a in g) * n for g, a, n in zip(given, answer, level, strict=True)]
+
+
+def attempt_of(*texts: str, answer: str | None = None) -> Trajectory:
+    call = ToolCall("find", {"place": "Utrecht"})
+    turns = [Turn(text, Reading((call,)), (ToolResult("a city"),)) for text in texts[:-1]]
+    return Trajectory(QUESTION, (*turns, Turn(texts[-1], Reading(answer=answer))), "answer")
+
+
+GROUP = [attempt_of("find it", "it is NL", answer="NL"), attempt_of("no idea", answer="X")]
+
+
+def test_a_function_scores_attempts_turns_or_batches_by_its_parameters():
+    group = score_group(GROUP, [short, early, exact, FunctionReward(early, weight=-0.5)][:3])
+    assert group.components["outcome/short"].tolist() == [0.5, 1.0]
+    assert group.components["turn/early"].tolist() == [[3.0, 0.0], [3.0, 0.0]]
+    assert group.components["outcome/exact"].tolist() == [3.0, 0.0]
+    halved = score_group(GROUP, [FunctionReward(early, weight=-0.5)])
+    assert halved.turn_rewards.tolist() == [[-1.5, 0.0], [-1.5, 0.0]]
+
+
+def test_a_batch_is_what_trl_gives():
+    seen: dict[str, Any] = {}
+
+    async def watch(prompts: Any, completions: Any, **columns: Any) -> Any:
+        seen.update(columns, prompts=prompts, completions=completions)
+        return [None, 2]
+
+    asked = Question("q", "Who?", NL, {"level": 1}, system="Be brief.")
+    (first, _), tool = GROUP, {"role": "tool", "name": "find", "content": "a city"}
+    both = [dataclasses.replace(first, question=asked)] * 2
+    both = [both[0], dataclasses.replace(both[1])]
+    assert score_group(both, [watch]).outcome.tolist() == [0.0, 2.0]
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
+    said = [{"role": "assistant", "content": text} for text in ("find it", "it is NL")]
+    assert seen["prompts"] == [chat, chat]
+    assert seen["completions"] == [[said[0], tool, said[1]]] * 2
+    assert (seen["level"], seen["answers"], seen["solution"]) == ([1, 1], [["NL"]] * 2, ["NL"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def f(trajectory): return 'good'", "the function f returned 'good', which is no finite"),
+        ("def f(trajectory): pass", "the function f returned None, which is no finite number"),
+        ("def f(trajectory): return 1 / 0", r"the function f on question 'q1' raised ZeroDivision"),
+        ("def f(trajectory, nowhere): pass", "takes 'nowhere', which is no column of .*level"),
+        ("def f(completions): return [1.0]", "returned 1 numbers for 2 completions"),
+        ("def f(completions): return 1.0", "returned a float for 2 completions"),
+        ("def f(completions): return ['a', 'b']", "returned 'a', which is no finite number"),
+        ("def f(x): pass", r"f takes \(x\), and a reward takes an attempt: write 'def f\(trajec"),
+        ("async def f(trajectory): pass", "f is async, which only a reward of a batch may be"),
+        ("f = lambda trajectory: 1.0", r"rewards\[0\]: a lambda has no name"),
+        ("class f: pass", r"rewards\[0\] is the class f\. Pass an instance of .* or a function"),
+    ],
+)
+def test_a_reward_that_is_none_is_named(source, says):
+    space: dict[str, Any] = {}
+    exec(compile(source, "f.py", "exec", dont_inherit=True), space)
+    with pytest.raises((PluginError, RecipeError), match=says):
+        score_group(GROUP, [space["f"]])
+
+
+# as questions
+
+
+def rows() -> Any:
+    yield {"prompt": [{"role": "user", "content": "Who?"}], "solution": "Ada", "info": {"a": [1]}}
+
+
+def of_split(split: str) -> list[Question]:
+    return [Question(split, f"{split}?", ("x",))]
+
+
+def test_a_function_gives_questions_as_rows_or_questions():
+    fields = Fields(None, "prompt", "solution")
+    (question,) = load_questions(rows, fields=fields)
+    assert (question.text, question.answers) == ("Who?", ("Ada",))
+    assert question.metadata == {"info": {"a": [1]}}
+    assert load_questions("test_functions.rows", fields=fields) == [question]
+    assert load_questions("test_functions.of_split", role="train")[0].id == "train"
+    assert load_questions(of_split, "held_out")[0].id == "held_out"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def f(): return 3", "the function f raised TypeError"),
+        ("def f(): return ['Who?']", "the function f gives the string 'Who\\?'.* is no question"),
+        ("def f(): pass", "f has no usable question: it is empty|has no usable question"),
+        ("def f(): 1 / 0", r"the function f raised ZeroDivisionError: division by zero \(f.py:1"),
+        ("def f(a, b): pass", "cannot be called for questions: it takes a, b"),
+        ("async def f(): pass", "cannot be called for questions"),
+    ],
+)
+def test_a_function_that_gives_no_questions_is_named(source, says):
+    space: dict[str, Any] = {}
+    exec(compile(source, "f.py", "exec", dont_inherit=True), space)
+    with pytest.raises(DataError, match=says):
+        load_questions(space["f"])
+
+
+# a system message of the data's own
+
+
+@pytest.mark.parametrize("segmenter", [TwoTurn, ReAct, SearchR1])
+def test_a_questions_system_message_stands_before_the_schemes(segmenter, chat):
+    asked = dataclasses.replace(QUESTION, system="Be brief.<|im_end|>")
+    rollout = Rollout(segmenter(), [google])
+    plain, own = (rollout.messages(one, chat) for one in (QUESTION, asked))
+    assert [one["role"] for one in own] == ["system", "user"]
+    assert own[0]["content"].startswith("Be brief.")
+    assert "<|im_end|>" not in own[0]["content"]
+    assert own[0]["content"].endswith(f"\n\n{plain[0]['content']}")
+    assert own[1:] == plain[1:]
+    alone = Rollout(segmenter(instructions=""), [google]).messages(asked, chat)
+    assert alone[0]["content"].startswith("Be brief.")
+    assert len(alone[0]["content"]) < 40

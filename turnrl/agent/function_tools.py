@@ -1,0 +1,205 @@
+"""The tool that a function is: calls bound to it, and what it returns as a result."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from turnrl.agent.functions import described, hint_of, name_of, parameters_of, with_functions
+from turnrl.agent.running import result_of
+from turnrl.errors import (
+    ArgumentTypeError,
+    PolicyMistake,
+    RecipeError,
+    ToolError,
+    TrajectoryLost,
+    TurnRLError,
+    kind_of,
+    place_of,
+)
+from turnrl.types import Question, Tool, ToolCall, ToolResult, Toolset
+
+_WAITS_S = 0.01
+"""A function that does nothing for longer waits for something, such as a server."""
+_AT_ONCE = 32
+"""The most threads that call such a function."""
+_QUESTION = "question"
+"""The parameter that gets the question of the attempt."""
+
+
+@final
+class FunctionTool(Tool):
+    """A typed function as a tool; `rollout.tools` takes the function itself, too. Its docstring is
+    the description, its annotations are the JSON Schema, and a parameter `question` gets the
+    `turnrl.Question`.
+
+    Args:
+        function: The function, plain or async. A plain one may be called in several threads.
+        name: The name the policy calls it by; the function's own by default.
+        timeout_s: A batch of calls that takes longer than this many seconds stops the run.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], name: str | None = None, timeout_s: float = 60.0
+    ) -> None:
+        if isinstance(function, type):
+            raise ArgumentTypeError(
+                f"FunctionTool.function is the class {function.__name__}. Give a function, or put "
+                "an instance of a Tool or Toolset into rollout.tools."
+            )
+        self._which = name_of(function)
+        self._asks = _takes_question(function, self._which)
+        skip = (_QUESTION,) if self._asks else ()
+        about = described(function, skip=skip, name=name or "")
+        self.name, self.description = about.spec.name, about.spec.description
+        self.parameters = about.spec.parameters
+        self.timeout_s = timeout_s
+        self._function, self._bind = function, about.bind
+        self._awaits = inspect.iscoroutinefunction(function)
+
+    def __str__(self) -> str:
+        return f"the function {self._which}"
+
+    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
+        if self._awaits:
+            return await asyncio.gather(*map(self._awaited, calls))
+        return await result_of(self._answer, calls)
+
+    def _answer(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
+        """Call by call; once one waits, the others at the same time. Neither computing nor a
+        collection of garbage counts as waiting: threads would not speed them up."""
+        replies = list[ToolResult | TrajectoryLost]()
+        for number, call in enumerate(calls, 1):
+            began = time.perf_counter() - time.thread_time()
+            replies.append(self._reply(call))
+            waited = time.perf_counter() - time.thread_time() - began
+            if number < len(calls) and waited > _WAITS_S:
+                return [*replies, *self._in_threads(calls[number:])]
+        return replies
+
+    def _in_threads(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
+        """In threads that do not keep a process alive, as those of a pool would."""
+        todo = iter(enumerate(calls))
+        replies: dict[int, ToolResult | TrajectoryLost] = {}
+        faults: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                while not faults and (one := next(todo, None)) is not None:
+                    replies[one[0]] = self._reply(one[1])
+            except BaseException as fault:
+                faults.append(fault)
+
+        helpers = [
+            threading.Thread(target=work, daemon=True, name="turnrl-tool")
+            for _ in range(min(len(calls), _AT_ONCE))
+        ]
+        for one in helpers:
+            one.start()
+        for one in helpers:
+            one.join()
+        if faults:
+            raise faults[0]
+        return [replies[number] for number in range(len(calls))]
+
+    def _reply(self, call: ToolCall) -> ToolResult | TrajectoryLost:
+        try:
+            return as_result(self._function(**self._bound(call)), str(self))
+        except (Exception, SystemExit) as error:
+            return self._fault(error, call)
+
+    async def _awaited(self, call: ToolCall) -> ToolResult | TrajectoryLost:
+        try:
+            return as_result(await self._function(**self._bound(call)), str(self))
+        except (Exception, SystemExit) as error:
+            return self._fault(error, call)
+
+    def _bound(self, call: ToolCall) -> dict[str, Any]:
+        bound = self._bind(call.arguments)
+        if self._asks:
+            bound[_QUESTION] = call.question
+        return bound
+
+    def _fault(self, error: BaseException, call: ToolCall) -> ToolResult | TrajectoryLost:
+        """What becomes of an exception: the policy reads it, or the attempt begins again, or it is
+        raised as the world's."""
+        if isinstance(error, PolicyMistake):
+            return ToolResult(str(error) or "this call makes no sense", ok=False)
+        if isinstance(error, TrajectoryLost):
+            return error
+        if isinstance(error, TurnRLError):
+            raise error
+        given = json.dumps(dict(call.arguments), ensure_ascii=False, default=str)[:200]
+        raise ToolError(
+            f"{self} raised {type(error).__name__}: {error} on the arguments {given}"
+            f"{place_of(error)}. Fix it; for a mistake of the policy, it raises "
+            "turnrl.PolicyMistake with a text for the policy to read."
+        ) from error
+
+
+def as_result(value: Any, who: str) -> ToolResult:
+    """What a function returned, as the result of a call: a text as it is, any other value as JSON.
+
+    Args:
+        value: A text, a `ToolResult`, or numbers, texts, lists, mappings, dataclasses, models.
+        who: The function, for the message.
+    Raises:
+        ToolError: If it is nothing of the kind.
+    """
+    if isinstance(value, str):
+        return ToolResult(value)
+    if isinstance(value, ToolResult):
+        return value
+    if value is None:
+        raise ToolError(
+            f"{who} returned None, which tells the policy nothing. Return a text, such as 'done'."
+        )
+    from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+    try:
+        plain = to_jsonable_python(value)
+        return ToolResult(json.dumps(plain, ensure_ascii=False, allow_nan=False))
+    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+        if inspect.iscoroutine(value):
+            value.close()  # else Python reports that nobody awaited it
+        raise ToolError(
+            f"{who} returned {kind_of(value)}, {value!r:.60}, which is no text and no JSON. Return "
+            "a text, a turnrl.ToolResult, or numbers, texts, lists and mappings."
+        ) from error
+
+
+def _takes_question(function: Callable[..., Any], which: str) -> bool:
+    """True if a function has a parameter for the question.
+
+    Raises:
+        RecipeError: If its type is another one.
+    """
+    for one in parameters_of(function):
+        if one.name == _QUESTION:
+            kind = one.annotation
+            # a name that only a type checker sees may be the only trace of it
+            named = isinstance(kind, str) and kind.strip("'\"").rpartition(".")[2] == "Question"
+            if kind is not one.empty and (named or hint_of(function, one) is Question):
+                return True
+            has = "has no type" if kind is one.empty else f"is of another type, {one}"
+            raise RecipeError(
+                f"the parameter 'question' of the function {which} {has}. It gets the question "
+                "that is being answered: write 'question: turnrl.Question'. If the policy should "
+                "fill it in, give it another name, such as 'query'."
+            )
+    return False
+
+
+def toolsets_of(tools: Sequence[Toolset | Callable[..., Any]]) -> tuple[Toolset, ...]:
+    """The toolsets of a list in which functions may stand.
+
+    Raises:
+        ArgumentTypeError: If it is no list of tools and functions.
+        RecipeError: If the policy could not call one of the functions.
+    """
+    return tuple(with_functions(Toolset, "tools", tools, FunctionTool, "Tool or Toolset"))

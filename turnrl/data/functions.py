@@ -1,0 +1,92 @@
+"""Questions that a function gives."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, final
+
+from turnrl.agent.functions import name_of, parameters_of
+from turnrl.data.rows import questions_of
+from turnrl.data.sources import Fields
+from turnrl.errors import DataError, blaming, kind_of
+from turnrl.types.contracts import QuestionSource
+from turnrl.types.questions import Question
+
+
+@final
+class FunctionQuestions(QuestionSource):
+    """The questions of a function that returns or yields rows, as mappings, or questions. One with
+    a parameter `split` has the splits `train` and `val`.
+
+    Args:
+        function: The function.
+        fields: Where its rows keep id, question and answers.
+    """
+
+    uses = ("fields",)
+
+    def __init__(self, function: Callable[..., Any], fields: Fields | None = None) -> None:
+        self._function, self._fields = function, fields or Fields()
+        self._which = f"the function {name_of(function)}"
+        needed = [one for one in parameters_of(function) if one.default is one.empty]
+        names = [one.name for one in needed if one.kind is one.POSITIONAL_OR_KEYWORD]
+        if len(names) > 1 or inspect.iscoroutinefunction(function):
+            raise DataError(
+                f"{self._which} cannot be called for questions: it takes {', '.join(names)}. Write "
+                "a plain function without parameters, or with one, the name of the split."
+            )
+        self._splits = bool(names)
+        train, val = ("train", "val") if names else ("", "")
+        self.default_splits = {"train": train, "val": val}
+
+    def questions(self, split: str) -> Iterable[Question]:
+        if split and not self._splits:
+            raise DataError(
+                f"{self._which} has no splits; leave out the split {split!r}, or give it a "
+                "parameter 'split'."
+            )
+        with blaming(DataError, self._which, "Fix the function."):
+            given = self._function(*[split][: self._splits])
+            rows = given if isinstance(given, str | Mapping) else list(given or ())
+        kinds = {kind: sum(isinstance(one, kind) for one in rows) for kind in (Question, Mapping)}
+        if isinstance(rows, str | Mapping) or len(rows) not in kinds.values():
+            odd = rows if isinstance(rows, str | Mapping) else _odd(rows)
+            raise DataError(
+                f"{self._which} gives {kind_of(odd)}, {odd!r:.60}, which is no question. Return or "
+                "yield rows as mappings, or turnrl.Question objects, and only one kind of them."
+            )
+        if kinds[Question]:
+            return rows
+        return questions_of(rows, self._fields, self._which)
+
+
+def _odd(rows: list[Any]) -> Any:
+    """The first row that is neither a question nor a mapping, or else of another kind than the
+    first."""
+    others = (one for one in rows if not isinstance(one, Question | Mapping))
+    mixed = (b for a, b in itertools.pairwise(rows) if type(a) is not type(b))
+    return next(others, next(mixed, rows))
+
+
+def function_at(path: str) -> Callable[..., Any] | None:
+    """The function of a dotted path; None if there is none of that name, or it is no function.
+
+    Raises:
+        DataError: If its module cannot be imported.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        there = importlib.import_module(module) if module else None
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            return None
+        needs = f"the module {module} of {path!r} needs {error.name!r}"
+        raise DataError(f"{needs}, which is not installed. Install it.") from error
+    except Exception as error:  # a module may do anything
+        with blaming(DataError, f"the module {module} of {path!r}", "Fix the module."):
+            raise error
+    found = getattr(there, name, None)
+    return found if inspect.isroutine(found) else None

@@ -1,0 +1,173 @@
+"""Functions as rewards: of an attempt, of a turn, or of a batch in TRL's signature."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from turnrl.agent.functions import name_of, parameters_of, with_functions
+from turnrl.agent.running import on_loop
+from turnrl.errors import PluginError, RecipeError, check_numbers, kind_of
+from turnrl.types import Question, Reward, SampledPolicy, Trajectory
+
+_ANSWER = ("answer", "solution", "ground_truth", "target")
+"""Names under which functions ask for the accepted answer, unless the data have such a column."""
+
+
+@final
+class FunctionReward(Reward):
+    """A function as a reward; `rewards` takes the function itself, too. Metrics name it by the
+    function. Its parameters say what it scores:
+
+        def f(trajectory)               how an attempt ended
+        def f(trajectory, turn)         turn number `turn`, from 0
+        def f(completions, **columns)   a batch of attempts, as TRL calls it: a list of numbers
+
+    Any other parameter is a column of the data, by its name. The column that `data.fields.answers`
+    names comes as `answers`, a list, and its first one as `answer`, `solution`, `ground_truth` or
+    `target`.
+
+    Args:
+        function: The function. One of a batch may be async.
+        weight: Factor of what the function returns.
+    """
+
+    def __init__(self, function: Callable[..., Any], weight: float = 1.0) -> None:
+        self.weight = weight
+        check_numbers("FunctionReward.", self, "weight", optional=False)
+        which = name_of(function)
+        taken = parameters_of(function)
+        names = [one.name for one in taken]
+        self.of_batch = "completions" in names
+        self.by_turn = not self.of_batch and "turn" in names
+        if not self.of_batch and "trajectory" not in names:
+            raise RecipeError(
+                f"the function {which} takes ({', '.join(map(str, taken))}), and a reward takes "
+                f"an attempt: write 'def {which.rpartition('.')[2]}(trajectory)'. A reward of "
+                "turns takes (trajectory, turn), and one in TRL's signature (completions, "
+                "**columns)."
+            )
+        if not self.of_batch and inspect.iscoroutinefunction(function):
+            raise RecipeError(
+                f"the function {which} is async, which only a reward of a batch may be. Write it "
+                "without async, or take (completions, **columns)."
+            )
+        self.name = which.rpartition(".")[2].lower()
+        self._which, self._function = which, function
+        self._open = any(one.kind is one.VAR_KEYWORD for one in taken)
+        named = [one for one in taken if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+        self._needs = {one.name: one.default is one.empty for one in named}
+        self._paid: dict[int, tuple[Trajectory, float]] = {}
+
+    def __str__(self) -> str:
+        return f"the function {self._which}"
+
+    def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
+        """Have a function of a batch score all of them at once."""
+        if not self.of_batch:
+            return
+        given = self._function(**self._of_batch(trajectories))
+        if inspect.iscoroutine(given):
+            given = on_loop(given)
+        if isinstance(given, str | Mapping) or not hasattr(given, "__len__"):
+            raise PluginError(
+                f"{self} returned {kind_of(given)} for {len(trajectories)} completions. Return a "
+                "list with a number for each of them."
+            )
+        if len(given) != len(trajectories):
+            raise PluginError(
+                f"{self} returned {len(given)} numbers for {len(trajectories)} completions. Return "
+                "one for each of them."
+            )
+        # TRL leaves out of its sum what is None: it does not apply to that completion
+        paid = (0.0 if one is None else self._number(one) for one in given)
+        self._paid = {id(t): (t, one) for t, one in zip(trajectories, paid, strict=True)}
+
+    def score(self, trajectory: Trajectory, *turn: int) -> float:
+        """The weight times what the function returns."""
+        if self.of_batch:
+            if id(trajectory) not in self._paid:
+                self.prepare([trajectory], None)
+            return self._paid[id(trajectory)][1]
+        own = {"trajectory": trajectory, **({"turn": turn[0]} if turn else {})}
+        columns = self._columns([trajectory.question], own)
+        return self._number(
+            self._function(**own, **{name: one for name, (one,) in columns.items()})
+        )
+
+    def _number(self, given: Any) -> float:
+        value = math.nan
+        if not isinstance(given, str):
+            try:
+                value = float(given)
+            except (TypeError, ValueError, RuntimeError, OverflowError):
+                value = math.nan
+        if not math.isfinite(value):
+            raise PluginError(
+                f"{self} returned {given!r:.80}, which is no finite number. Return one, such as "
+                "0.0 where it has nothing to pay for."
+            )
+        return self.weight * value
+
+    def _columns(
+        self, questions: Sequence[Question], own: Mapping[str, Any]
+    ) -> dict[str, list[Any]]:
+        """The columns of the data that the function takes, a value per question."""
+        there = dict.fromkeys(name for one in questions for name in one.metadata)
+        known = {name: [one.metadata.get(name) for one in questions] for name in there}
+        best = [one.answers[0] if one.answers else None for one in questions]
+        every: list[Any] = [list(one.answers) for one in questions]
+        known = {**dict.fromkeys(_ANSWER, best), "answers": every, **known}
+        for name, needed in self._needs.items():
+            if needed and name not in own and name not in known:
+                raise PluginError(
+                    f"{self} takes {name!r}, which is no column of the question "
+                    f"{questions[0].id!r}. It has {', '.join(known)}. Add the column to the data, "
+                    "or give the parameter a default."
+                )
+        return {name: one for name, one in known.items() if name in self._needs or self._open}
+
+    def _of_batch(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+        """What TRL gives a reward function."""
+        of_trl = {
+            "prompts": [_prompt(one.question) for one in trajectories],
+            "completions": [_completion(one) for one in trajectories],
+            "completion_ids": [_completion_ids(one) for one in trajectories],
+        }
+        columns = self._columns([one.question for one in trajectories], of_trl)
+        own = {name: one for name, one in of_trl.items() if name in self._needs or self._open}
+        return {**columns, **own}
+
+
+def _prompt(question: Question) -> list[dict[str, str]]:
+    system = [{"role": "system", "content": question.system}] if question.system else []
+    return [*system, {"role": "user", "content": question.text}]
+
+
+def _completion(trajectory: Trajectory) -> list[dict[str, str]]:
+    """The turns and the results of their calls, as chat messages."""
+    messages = list[dict[str, str]]()
+    for turn in trajectory.turns:
+        messages.append({"role": "assistant", "content": turn.text})
+        calls = turn.reading.calls[: len(turn.results)]
+        messages += (
+            {"role": "tool", "name": call.name, "content": result.content}
+            for call, result in zip(calls, turn.results, strict=True)
+        )
+    return messages
+
+
+def _completion_ids(trajectory: Trajectory) -> list[int]:
+    return [i for one in trajectory.samples for i in one.token_ids[len(one.prompt_ids) :]]
+
+
+def rewards_of(rewards: Sequence[Reward | Callable[..., Any]]) -> list[Reward]:
+    """The rewards of a list in which functions may stand.
+
+    Raises:
+        ArgumentTypeError: If it is no list of rewards and functions.
+        RecipeError: If a function takes something else than an attempt.
+    """
+    return with_functions(Reward, "rewards", rewards, FunctionReward, "TurnReward or OutcomeReward")
