@@ -11,6 +11,8 @@ import pytest
 from gymnasium import spaces
 
 from turnrl import (
+    DataError,
+    PolicyMistake,
     Question,
     RecipeError,
     Rollout,
@@ -21,7 +23,13 @@ from turnrl import (
     score_group,
 )
 from turnrl.testing import ScriptedEngine, check_reward, check_source, check_tool
-from turnrl_environments import EnvironmentOutcome, EnvironmentReward, Gymnasium, Seeds
+from turnrl_environments import (
+    Environment,
+    EnvironmentOutcome,
+    EnvironmentReward,
+    Gymnasium,
+    Seeds,
+)
 from turnrl_environments.watch import escapes
 from turnrl_segmenters import Action
 
@@ -457,3 +465,81 @@ def test_a_result_after_the_end_does_nothing():
         "the environment has ended, so nothing was done", ok=False, done=True
     )
     assert figures["steps"] == 6
+
+
+# ------------------------------------------------------------------------- classes of one's own
+
+
+class Guess:
+    """Guess a number from 0 to 9."""
+
+    def __init__(self, top: int = 9) -> None:
+        self.top = top
+
+    def reset(self, seed: int) -> str:
+        self.number, self.guesses = random.Random(seed).randint(0, self.top), 0
+        return f"A number from 0 to {self.top}."
+
+    def guess(self, number: int) -> ToolResult:
+        """Guess the number.
+
+        Args:
+            number: Your guess.
+        """
+        if number > self.top:
+            raise PolicyMistake("too large")
+        if number < 0:
+            raise ValueError("negative")
+        self.guesses += 1
+        found = number == self.number
+        return ToolResult("yes" if found else "no", reward=float(found) - 0.1, done=found)
+
+    def get_reward(self) -> float:
+        return 1 / self.guesses
+
+
+def guesses(chat, *said, **options):
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: said[turn])
+    scheme = Action(len(said), "text", "guess")
+    rollout = Rollout(scheme, [Environment(Guess)], max_turn_tokens=40, max_tokens=4000, **options)
+    rollout.check(chat)
+    ((trajectory,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
+    return trajectory
+
+
+def test_a_class_of_the_user_is_an_environment(chat):
+    number = random.Random(0).randint(0, 9)
+    trajectory = guesses(chat, "12", str((number + 1) % 10), str(number), "0")
+    assert "Go.\n\nA number from 0 to 9." in chat.tokenizer.decode(trajectory.sample.prompt_ids)
+    large, wrong, right = trajectory.turns
+    assert (large.results[0].content, large.results[0].ok) == ("too large", False)
+    assert [large.reward, wrong.reward, right.reward] == pytest.approx([0, -0.1, 0.9])
+    assert trajectory.ended_by == "tool"
+    assert trajectory.figures["outcome"] == 0.5
+    group = score_group([trajectory], [EnvironmentReward(), EnvironmentOutcome(2.0)])
+    assert group.turn_rewards[0].tolist() == pytest.approx([-0.1, -0.1, 0.9])
+    assert group.outcome.tolist() == [1.0]
+
+
+def test_a_method_that_raises_loses_the_attempt(chat):
+    with pytest.raises(TrajectoryLost, match="environment Guess in guess raised ValueError: neg"):
+        guesses(chat, "-1", "0", max_restarts=1)
+
+
+def test_a_class_that_is_no_environment_is_refused_with_the_next_step(chat):
+    class Bare:
+        def reset(self):
+            return "x"
+
+    for wrong, message in (
+        (ToolError, r"ToolError has no reset, which begins an attempt. Add"),
+        (Bare, "Bare has no public method besides reset"),
+        ("no_such.Guess", "'no_such.Guess', which cannot be imported"),
+        (len, "which is no class"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            Environment(wrong)
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: "1")
+    rollout = Rollout(Action(1, "text", "guess"), [Environment(Guess)], max_tokens=4000)
+    with pytest.raises(DataError, match="environment Guess needs seed to begin, and question 'q'"):
+        rollout.play(engine, chat, [Question("q", "Go.")], 1, (0,))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from turnrl import QuestionSource, Reward, Toolset, hookimpl
+from turnrl_environments.classes import Environment as Environment
 from turnrl_environments.gym import Gymnasium as Gymnasium
 from turnrl_environments.rewards import EnvironmentOutcome as EnvironmentOutcome
 from turnrl_environments.rewards import EnvironmentReward as EnvironmentReward
@@ -21,7 +22,7 @@ from turnrl_environments.tasks import Seeds as Seeds
 @hookimpl
 def turnrl_tools() -> Iterable[type[Toolset]]:
     """The environments."""
-    return [Gymnasium]
+    return [Environment, Gymnasium]
 
 
 @hookimpl

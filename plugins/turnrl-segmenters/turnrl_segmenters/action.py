@@ -72,8 +72,8 @@ class Action(Scheme):
             raise RecipeError(
                 f"the tool {self.tool!r} takes {', '.join(parameters) or 'nothing'}, of which it "
                 f"requires {', '.join(required) or 'none'}; Action gives it one "
-                "value. Set argument of the segmenter Action to the parameter that is the action, or take ReAct, which "
-                "calls with several."
+                "value. Set argument of the segmenter Action to the parameter that is the action, "
+                "or take ReAct, which calls with several."
             )
 
     def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
