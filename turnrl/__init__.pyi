@@ -48,9 +48,11 @@ from turnrl.errors import TrajectoryLost as TrajectoryLost
 from turnrl.errors import TurnRLError as TurnRLError
 from turnrl.errors import WorldError as WorldError
 from turnrl.errors import at_least as at_least
+from turnrl.errors import blaming as blaming
 from turnrl.errors import did_you_mean as did_you_mean
 from turnrl.errors import in_short as in_short
 from turnrl.errors import instance_of as instance_of
+from turnrl.errors import is_finite as is_finite
 from turnrl.errors import kind_of as kind_of
 from turnrl.errors import parse_bytes as parse_bytes
 from turnrl.errors import within as within

@@ -1,0 +1,45 @@
+"""Environments: worlds that an agent acts in, and that pay for its steps.
+
+world     what all environments share: episodes, faults, figures
+gym       `Gymnasium`: environments of Gymnasium's form
+tasks     `Seeds`: questions without a data file
+rewards   `EnvironmentReward` and `EnvironmentOutcome`: what steps pay, and other endings cost
+watch     the warning that no attempt ends by its environment
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from turnrl import QuestionSource, Reward, Toolset, hookimpl
+from turnrl_environments.classes import Environment as Environment
+from turnrl_environments.gym import Gymnasium as Gymnasium
+from turnrl_environments.rewards import EnvironmentOutcome as EnvironmentOutcome
+from turnrl_environments.rewards import EnvironmentReward as EnvironmentReward
+from turnrl_environments.tasks import Seeds as Seeds
+
+
+@hookimpl
+def turnrl_tools() -> Iterable[type[Toolset]]:
+    """The environments."""
+    return [Environment, Gymnasium]
+
+
+@hookimpl
+def turnrl_datasets() -> Iterable[type[QuestionSource]]:
+    """The tasks."""
+    return [Seeds]
+
+
+@hookimpl
+def turnrl_rewards() -> Iterable[type[Reward]]:
+    """What environments pay."""
+    return [EnvironmentReward, EnvironmentOutcome]
+
+
+@hookimpl
+def turnrl_callbacks() -> Iterable[Callable[..., object]]:
+    """The warning that no attempt ends by its environment."""
+    from turnrl_environments.watch import Endings
+
+    return [Endings]

@@ -1,0 +1,178 @@
+"""Environments that are classes of your own: `reset`, typed methods as tools, `get_reward`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from turnrl import (
+    Described,
+    ForkableToolSession,
+    PolicyMistake,
+    Question,
+    RecipeError,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    described,
+)
+from turnrl_environments.world import Episode, World, copied, missing, named, paid, text_of
+
+_OWN = ("reset", "get_reward", "close")
+
+
+@final
+class Environment(World):
+    """An environment that is a class of your own, in the shape of TRL's `environment_factory`. Each
+    attempt has an instance. `reset(**columns)` begins it, with the columns of the question that it
+    names, and may return the first observation. Every other public method is a tool. A tool returns
+    a text, or a `turnrl.ToolResult` with the reward of the step and whether it ends the attempt.
+    `get_reward()`, if there is one, pays for the attempt as a whole (`EnvironmentOutcome`), and
+    `close()` gives back what an instance holds.
+
+    Args:
+        environment: The class, or its path, such as `my_module.Guess`.
+        options: Arguments of the class.
+        capacity: How many attempts it can serve at once; null for any number.
+        step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
+            or to begin, is lost and begins again.
+    """
+
+    def __init__(
+        self,
+        environment: str | Callable[..., Any],
+        options: dict[str, Any] | None = None,
+        capacity: int | None = None,
+        step_timeout_s: float = 60.0,
+    ) -> None:
+        made = named("Environment.environment", environment)
+        if not isinstance(made, type):
+            raise RecipeError(
+                f"Environment.environment is {environment!r:.80}, which is no class. Give a class "
+                "with reset and typed methods."
+            )
+        super().__init__(made.__name__, capacity, step_timeout_s)
+        self.made, self.options = made, dict(options or {})
+        methods = {
+            name: method
+            for name, method in inspect.getmembers(made, inspect.isfunction)
+            if not name.startswith("_")
+        }
+        if "reset" not in methods:
+            raise RecipeError(
+                f"{self} has no reset, which begins an attempt. Add 'def reset(self, seed: int) -> "
+                "str:' to the class, or 'def reset(self, **columns)'."
+            )
+        self.ends = {name: name in methods for name in ("get_reward", "close")}
+        self._reset = inspect.signature(methods["reset"])
+        self.tools: Mapping[str, Described] = {
+            name: described(method, skip=("self",))
+            for name, method in methods.items()
+            if name not in _OWN
+        }
+        if not self.tools:
+            raise RecipeError(
+                f"{self} has no public method besides reset, so the policy can do nothing in it. "
+                "Add one with a docstring and typed parameters."
+            )
+
+    @functools.cached_property
+    def specs(self) -> Sequence[ToolSpec]:
+        """A tool for each public method."""
+        return tuple(tool.spec for tool in self.tools.values())
+
+    async def begin(self, question: Question) -> Stay:
+        """An instance, reset with the columns of the question.
+
+        Raises:
+            DataError: If the question lacks a column that `reset` needs.
+        """
+        columns = self._columns(question)
+        instance = await self.within("reset", functools.partial(self.made, **self.options))
+        stay = Stay(self, instance)
+        try:
+            first = await self.within("reset", functools.partial(instance.reset, **columns))
+            stay.prompt = "" if first is None else text_of(self, "reset", first)
+        except BaseException:
+            await stay.leave()
+            raise
+        return stay
+
+    def _columns(self, question: Question) -> dict[str, Any]:
+        """What `reset` takes of a question."""
+        about = {"id": question.id, "question": question.text, "answers": question.answers}
+        about |= question.metadata
+        _, *taken = self._reset.parameters.values()
+        if any(one.kind is one.VAR_KEYWORD for one in taken):
+            return about
+        needed = [one.name for one in taken if one.default is one.empty and one.name not in about]
+        if needed:
+            raise missing(self, ", ".join(needed), question)
+        return {one.name: about[one.name] for one in taken if one.name in about}
+
+
+class Stay(Episode, ForkableToolSession):
+    """An attempt in an instance of a class.
+
+    Args:
+        world: What it is an episode of.
+        instance: Its own instance.
+        prompt: The first observation.
+    """
+
+    def __init__(self, world: Environment, instance: Any, prompt: str = "") -> None:
+        super().__init__(world, prompt)
+        self.kind, self.instance = world, instance
+
+    async def act(self, call: ToolCall) -> ToolResult:
+        try:
+            arguments = self.kind.tools[call.name].bind(call.arguments)
+            method = functools.partial(getattr(self.instance, call.name), **arguments)
+            given = await self.kind.within(call.name, _guarded(method))
+        except PolicyMistake as mistake:
+            return ToolResult(str(mistake), ok=False)
+        if isinstance(given, PolicyMistake):
+            return ToolResult(str(given), ok=False)
+        if isinstance(given, ToolResult):
+            paid(self.kind, call.name, given.reward)
+            return given
+        return ToolResult(text_of(self.kind, call.name, given))
+
+    async def outcome(self) -> float | None:
+        if not self.kind.ends["get_reward"]:
+            return None
+        given = await self.kind.within("get_reward", self.instance.get_reward)
+        return paid(self.kind, "get_reward", given)
+
+    async def leave(self) -> None:
+        if self.kind.ends["close"]:
+            await self.kind.within("close", self.instance.close)
+
+    def fork(self) -> Stay:
+        """An instance of its own in the same state."""
+        branch = Stay(self.kind, copied(self.kind, self.instance), self.prompt)
+        branch.steps, branch.earned, branch.ended = self.steps, self.earned, self.ended
+        return branch
+
+
+def _guarded(method: Callable[[], Any]) -> Callable[[], Any]:
+    """The method, with a mistake of the policy as its result: it is no fault of the world."""
+    if inspect.iscoroutinefunction(method):
+
+        async def awaited() -> Any:
+            try:
+                return await method()
+            except PolicyMistake as mistake:
+                return mistake
+
+        return awaited
+
+    def called() -> Any:
+        try:
+            return method()
+        except PolicyMistake as mistake:
+            return mistake
+
+    return called

@@ -1,0 +1,261 @@
+"""Environments of Gymnasium's form: `reset`, `step`, and the five values that a step gives."""
+
+from __future__ import annotations
+
+import functools
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from turnrl import (
+    ForkableToolSession,
+    Question,
+    RecipeError,
+    ToolCall,
+    ToolError,
+    ToolResult,
+    ToolSpec,
+    in_short,
+)
+from turnrl_environments.world import Episode, World, copied, named, paid, text_of
+
+_COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)
+_UNPACKED = re.compile(r"values to unpack \(expected (\d), got (\d)\)")
+
+Observe = Callable[[Any], str]
+
+
+@final
+class Gymnasium(World):
+    """An environment of Gymnasium, or of its form, whose action is a text, a number or one of a
+    list. The policy calls the tool `step` with an `action`. Each attempt has an environment of its
+    own, which begins with the seed of its question (`Seeds`).
+
+    Args:
+        id: What `gymnasium.make` makes, such as `FrozenLake-v1`.
+        options: Arguments of the environment, such as `{is_slippery: false}`.
+        actions: Words for the actions 0, 1, 2, ... of a discrete environment, or the texts that one
+            takes. By default a discrete action is a number.
+        observe: Makes a text of an observation: a function, or its path. By default the policy
+            reads what the environment renders if `options` has `render_mode: ansi`, with coloured
+            letters in brackets, and else `str(observation)`.
+        make: In place of `id`, makes an environment out of `options`: a function or a class, or its
+            path. Its environment has `reset(seed=...)` and `step(action)`; without an
+            `action_space` its action is a text.
+        description: What the policy reads of the tool; by default the name and the actions.
+        capacity: How many attempts it can serve at once; null for any number.
+        step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
+            or to begin, is lost and begins again.
+    """
+
+    def __init__(
+        self,
+        id: str | None = None,
+        options: dict[str, Any] | None = None,
+        actions: list[str] | None = None,
+        observe: str | Observe | None = None,
+        make: str | Callable[..., Any] | None = None,
+        description: str | None = None,
+        capacity: int | None = None,
+        step_timeout_s: float = 60.0,
+    ) -> None:
+        if (id is None) == (make is None):
+            raise RecipeError(
+                "Gymnasium takes an id, such as FrozenLake-v1, or a function in make, and exactly "
+                "one of them."
+            )
+        super().__init__(str(id or make), capacity, step_timeout_s)
+        self.options = dict(options or {})
+        self.actions = actions
+        self.observe: Observe | None = None
+        if observe is not None:
+            self.observe = named("Gymnasium.observe", observe)
+        self.description = description
+        maker: Callable[..., Any] = functools.partial(_make_registered, str(id))
+        self._maker = maker if make is None else named("Gymnasium.make", make)
+
+    @functools.cached_property
+    def specs(self) -> Sequence[ToolSpec]:
+        """The tool `step`. An environment is made to see which actions it takes."""
+        schema, _ = self._taken
+        words = f" The actions are {', '.join(schema['enum'])}." if "enum" in schema else ""
+        parameters = {
+            "type": "object",
+            "properties": {"action": schema},
+            "required": ["action"],
+            "additionalProperties": False,
+        }
+        told = self.description or f"Take one step in {self.name}.{words}"
+        return (ToolSpec("step", told, parameters),)
+
+    @functools.cached_property
+    def _taken(self) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
+        """JSON Schema of an action, and what makes the environment's own of it."""
+        try:
+            environment = self.made()
+        except RecipeError:
+            raise
+        except Exception as error:
+            raise RecipeError(
+                f"{self} cannot be made with the options {self.options} ({in_short(error)}). "
+                "Correct id, make or options of Gymnasium."
+            ) from error
+        try:
+            return _actions(self.name, getattr(environment, "action_space", None), self.actions)
+        finally:
+            _leave(environment)
+
+    def made(self) -> Any:
+        """An environment that has not begun."""
+        return self._maker(**self.options)
+
+    async def begin(self, question: Question) -> Walk:
+        """An environment, reset with the `seed` and the `options` of the question, as far as it has
+        them. A question without a seed has one of its own, made of its id."""
+        environment, shown = await self.within("reset", self._begun, question)
+        return Walk(self, environment, shown)
+
+    def _begun(self, question: Question) -> tuple[Any, str]:
+        about = question.metadata
+        seed = about.get("seed", zlib.crc32(question.id.encode()))
+        options = {"options": about["options"]} if "options" in about else {}
+        environment = self.made()
+        try:
+            given = environment.reset(seed=seed, **options)
+            if not isinstance(given, tuple) or len(given) != 2:
+                raise ToolError(
+                    f"{self} gave {given!r:.80} from reset. Gymnasium's reset gives two values, "
+                    "the observation and a dict: return both, or wrap the environment."
+                )
+            return environment, self.shown("reset", environment, given[0])
+        except BaseException:
+            _leave(environment)
+            raise
+
+    def shown(self, verb: str, environment: Any, observation: Any) -> str:
+        """An observation as the policy reads it."""
+        if self.observe is not None:
+            return text_of(self, f"observe, after {verb}", self.observe(observation))
+        if self.options.get("render_mode") == "ansi":
+            drawn = text_of(self, f"render, after {verb}", environment.render())
+            return _COLOURED.sub(r"[\1]", drawn).strip()
+        return str(observation)
+
+    def stepped(self, environment: Any, action: Any) -> ToolResult:
+        """What a step gives."""
+        _, own = self._taken
+        try:
+            given = environment.step(own(action))
+        except ValueError as error:  # wrappers of Gymnasium unpack what they wrap
+            if (count := _UNPACKED.search(str(error))) and count[1] == "5":
+                raise self._not_five(f"{count[2]} values") from error
+            raise
+        if not isinstance(given, tuple) or len(given) != 5:
+            raise self._not_five(
+                f"{len(given)} values" if isinstance(given, tuple) else f"{given!r:.80}"
+            )
+        observation, reward, terminated, truncated, _ = given
+        return ToolResult(
+            self.shown("step", environment, observation),
+            reward=paid(self, "step", reward),
+            done=bool(terminated) or bool(truncated),
+        )
+
+    def _not_five(self, gave: str) -> ToolError:
+        return ToolError(
+            f"{self} gave {gave} from step. Gymnasium's step gives five: observation, reward, "
+            "terminated, truncated, info. Return those, or wrap the environment."
+        )
+
+
+class Walk(Episode, ForkableToolSession):
+    """An attempt in an environment of Gymnasium's form.
+
+    Args:
+        world: What it is an episode of.
+        environment: Its own environment.
+        prompt: The first observation.
+    """
+
+    def __init__(self, world: Gymnasium, environment: Any, prompt: str) -> None:
+        super().__init__(world, prompt)
+        self.gym, self.environment = world, environment
+
+    async def act(self, call: ToolCall) -> ToolResult:
+        action = call.arguments["action"]
+        return await self.gym.within("step", self.gym.stepped, self.environment, action)
+
+    async def leave(self) -> None:
+        await self.gym.within("close", _leave, self.environment)
+
+    def fork(self) -> Walk:
+        """An environment of its own in the same state."""
+        branch = Walk(self.gym, copied(self.gym, self.environment), self.prompt)
+        branch.steps, branch.earned, branch.ended = self.steps, self.earned, self.ended
+        return branch
+
+
+def _make_registered(id: str, **options: Any) -> Any:
+    """The environment that Gymnasium knows by an id."""
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise RecipeError(
+            "Gymnasium needs the package gymnasium, which is not installed. Run "
+            "\"pip install 'turnrl[environments]'\"."
+        ) from error
+    # its checker only warns of what is checked here
+    return gymnasium.make(id, disable_env_checker=True, **options)
+
+
+def _leave(environment: Any) -> None:
+    """Close an environment, if it can be closed."""
+    if (close := getattr(environment, "close", None)) is not None:
+        close()
+
+
+def _actions(
+    name: str, space: Any, words: Sequence[str] | None
+) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
+    """JSON Schema of the actions of a space, and what makes an action of a JSON value.
+
+    Raises:
+        RecipeError: If the space has no such actions.
+    """
+    kind = type(space).__name__
+    if kind == "Discrete":
+        first, count = int(space.start), int(space.n)
+        if words is None:
+            return {"type": "integer", "minimum": first, "maximum": first + count - 1}, int
+        if len(words) != count or len(set(words)) != count:
+            raise RecipeError(
+                f"Gymnasium.actions names {len(set(words))} actions ({', '.join(words)}), and "
+                f"{name} has {count}. Name each of them once, in their order."
+            )
+        numbers = {word: first + place for place, word in enumerate(words)}
+        return {"type": "string", "enum": list(words)}, numbers.__getitem__
+    if space is None or kind == "Text":
+        if words is not None:
+            return {"type": "string", "enum": list(words)}, str
+        return {"type": "string", "maxLength": int(getattr(space, "max_length", 1000))}, str
+    if words is not None:
+        raise RecipeError(
+            f"Gymnasium.actions names actions, and those of {name} are a {kind}. Leave it out."
+        )
+    if kind == "Box" and space.shape in ((), (1,)):
+        low, high = float(space.low.min()), float(space.high.max())
+        limits = {"minimum": low, "maximum": high}
+        known = {limit: value for limit, value in limits.items() if abs(value) < 1e30}
+
+        def boxed(value: float) -> Any:
+            import numpy as np
+
+            return np.full(space.shape, value, space.dtype)
+
+        return {"type": "number", **known}, boxed
+    raise RecipeError(
+        f"the actions of {name} are a {kind}, and a policy can give a text, a number or one of a "
+        "list. Wrap it in an environment of such actions, and name a function that makes it in "
+        "Gymnasium.make."
+    )

@@ -1,0 +1,90 @@
+"""Rewards for environments: what steps pay, and what other endings cost."""
+
+from __future__ import annotations
+
+from typing import Literal, final
+
+from turnrl import OutcomeReward, RecipeError, Trajectory, TurnReward, at_least, within
+
+
+def ended(trajectory: Trajectory) -> bool:
+    """True if the environment ended the attempt."""
+    return trajectory.ended_by == "tool"
+
+
+@final
+class EnvironmentReward(TurnReward):
+    """r_k = weight x what the environment paid for turn k
+    - idle, if no step of turn k succeeded
+    - unfinished, in the last turn of an attempt that the environment did not end.
+
+    The weighted part is the environment's own reward, so it changes which policy is best exactly as
+    the environment means it to. The two prices close the ways out that a policy finds wherever
+    steps cost something: to take turns without a step, or to end the attempt itself, by an answer
+    or by a turn that is too long. Neither is potential-based. Let `idle` be at least what the
+    dearest step costs, and `unfinished` more than all the steps of an attempt cost together.
+
+    Args:
+        weight: Factor of the environment's reward.
+        idle: Reward lost by a turn without a successful step.
+        unfinished: Reward lost by an attempt that the environment does not end.
+        last_step: Whether the step with which the environment ends the attempt pays for its turn.
+            False leaves it to `EnvironmentOutcome` with `of: last_step`.
+    """
+
+    def __init__(
+        self,
+        weight: float = 1.0,
+        idle: float = 0.1,
+        unfinished: float = 1.0,
+        last_step: bool = True,
+    ) -> None:
+        self.weight, self.idle, self.unfinished = weight, idle, unfinished
+        self.last_step = last_step
+        within(-1e9, 1e9, "EnvironmentReward.", self, "weight")
+        at_least(0, "EnvironmentReward.", self, "idle", "unfinished", optional=False)
+
+    def score(self, trajectory: Trajectory, turn: int) -> float:
+        taken, last = trajectory.turns[turn], turn == len(trajectory.turns) - 1
+        left_out = last and ended(trajectory) and not self.last_step
+        reward = 0.0 if left_out else self.weight * taken.reward
+        if not any(result.ok for result in taken.results):
+            reward -= self.idle
+        if last and not ended(trajectory):
+            reward -= self.unfinished
+        return reward
+
+
+@final
+class EnvironmentOutcome(OutcomeReward):
+    """R = weight x what the environment pays for the attempt: its `get_reward()`, or its last step.
+
+    Args:
+        weight: Factor of the environment's reward.
+        of: `get_reward` for what the environment's method of that name gives at the end; or
+            `last_step` for the reward of the turn with which the environment ended the attempt, 0
+            if it did not. `EnvironmentReward` then needs `last_step: false`, or that turn is paid
+            twice.
+    """
+
+    def __init__(
+        self, weight: float = 1.0, of: Literal["get_reward", "last_step"] = "get_reward"
+    ) -> None:
+        self.weight, self.of = weight, of
+        within(-1e9, 1e9, "EnvironmentOutcome.", self, "weight")
+        if of not in ("get_reward", "last_step"):
+            raise RecipeError(
+                f"EnvironmentOutcome.of is {of!r}; choose one of get_reward, last_step"
+            )
+
+    def score(self, trajectory: Trajectory) -> float:
+        if self.of == "last_step":
+            return self.weight * trajectory.turns[-1].reward if ended(trajectory) else 0.0
+        outcome = trajectory.figures.get("outcome")
+        if not isinstance(outcome, float):
+            raise RecipeError(
+                "EnvironmentOutcome pays what get_reward gives, and no environment of the recipe "
+                "has it. Add 'def get_reward(self) -> float:' to its class, set "
+                "EnvironmentOutcome.of to last_step, or leave the reward out."
+            )
+        return self.weight * outcome

@@ -1,0 +1,74 @@
+"""The warning that no attempt ends by its environment."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+
+from turnrl import Trajectory
+from turnrl_environments.rewards import ended
+from turnrl_environments.world import World
+
+_logger = logging.getLogger(__name__)
+
+_IN_A_ROW = 3
+"""Iterations in a row without such an ending, if the first one has it."""
+_WHY = {
+    "turns": "used all {turns} turns",
+    "length": "ran out of tokens",
+    "answer": "answered",
+    "player": "stopped",
+}
+
+
+class Endings(L.Callback):
+    """Warn once if no attempt of an iteration ends by the environment: of the first iteration, or
+    of three in a row later."""
+
+    def __init__(self) -> None:
+        self._missed, self._warned = 0, False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._missed, self._warned = 0, False
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Look at the attempts of this process."""
+        worlds = [tool for tool in pl_module.rollout.toolsets if isinstance(tool, World)]
+        experience = pl_module.experience  # none in a run that resumes
+        if not worlds or experience is None or self._warned:
+            return
+        iteration, _ = pl_module.iteration_and_version
+        warning = escapes(experience.trajectories, iteration, pl_module.rollout.max_turns)
+        self._missed = self._missed + 1 if warning else 0
+        if warning and (iteration == 1 or self._missed >= _IN_A_ROW):
+            self._warned = True
+            if trainer.is_global_zero:
+                _logger.warning(warning)
+
+
+def escapes(trajectories: Sequence[Trajectory], iteration: int, max_turns: int) -> str:
+    """The warning about an iteration whose attempts the environment never ended; empty for any
+    other.
+
+    Args:
+        trajectories: What its attempts did.
+        iteration: Its number.
+        max_turns: The most turns of an attempt.
+    """
+    if not trajectories or any(map(ended, trajectories)):
+        return ""
+    counts = Counter(trajectory.ended_by for trajectory in trajectories)
+    ways = [f"{count} {_WHY[why].format(turns=max_turns)}" for why, count in counts.most_common()]
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    idle = sum(not any(result.ok for result in turn.results) for turn in turns)
+    return (
+        f"no attempt of iteration {iteration} was ended by its environment: of "
+        f"{len(trajectories)}, {', '.join(ways)}; {idle} of {len(turns)} turns took no step. Read "
+        "transcripts/ in the run's folder. If the policy gets out of the task, raise unfinished "
+        "and idle of EnvironmentReward; if it has too little room, raise max_turns or "
+        "rollout.max_turn_tokens."
+    )

@@ -1,0 +1,146 @@
+"""Turns that act in an environment: an action in place of a tool call.
+
+    turn    ... <action>left</action>
+    reply   the observation, as the user's message
+
+The action becomes a call of the environment's tool, so it is checked, batched and timed like any
+other call. There is no answer: the environment ends the attempt, or the last turn does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, final
+
+from turnrl import Message, Question, Reading, RecipeError, ToolCall, ToolResult, ToolSpec
+from turnrl_segmenters.scheme import Scheme
+
+_TAG = re.compile(r"</?action>")
+_END = {
+    "tag": "give one action inside <action> tags, which ends the turn: <action>...</action>",
+    "text": "write one action, and nothing else",
+}
+
+
+@final
+class Action(Scheme):
+    """Turns that are actions in an environment. The action becomes a call of the environment's
+    tool.
+
+    Args:
+        max_turns: The most turns; the action of the last one is taken too.
+        form: `tag` if the action stands in `<action>`, after any text; `text` if it is all that the
+            turn says.
+        tool: The tool that takes the action.
+        argument: The parameter that is the action; by default the one that the tool requires.
+        instructions: The system message, word for word; empty for none. By default it explains the
+            form and the actions.
+    """
+
+    def __init__(
+        self,
+        max_turns: int = 8,
+        form: Literal["tag", "text"] = "tag",
+        tool: str = "step",
+        argument: str | None = None,
+        instructions: str | None = None,
+    ) -> None:
+        if form not in _END:
+            raise RecipeError(f"Action.form is {form!r}; choose one of {', '.join(_END)}")
+        self.max_turns, self.form = max_turns, form
+        self.tool, self.argument, self.instructions = tool, argument, instructions
+        self.stop = ("</action>",) if form == "tag" else ()
+        self.tags = ("action",) if form == "tag" else ()
+        self._schema: Mapping[str, Any] = {}
+        self._name = argument or "action"
+
+    def check(self, tools: Sequence[ToolSpec]) -> None:
+        """Verify that there is such a tool, and that an action is all it needs."""
+        known = ", ".join(spec.name for spec in tools) or "none"
+        spec = next((spec for spec in tools if spec.name == self.tool), None)
+        if spec is None:
+            raise RecipeError(
+                f"Action.tool is {self.tool!r}, and there is no such tool; there is {known}. Set "
+                "tool of the segmenter Action to the tool that takes the action."
+            )
+        parameters = spec.parameters.get("properties", {})
+        required = spec.parameters.get("required", [])
+        named = self.argument or (required[0] if len(required) == 1 else None)
+        if named is None or named not in parameters or set(required) - {named}:
+            raise RecipeError(
+                f"the tool {self.tool!r} takes {', '.join(parameters) or 'nothing'}, of which it "
+                f"requires {', '.join(required) or 'none'}; Action gives it one "
+                "value. Set argument of the segmenter Action to the parameter that is the action, "
+                "or take ReAct, which calls with several."
+            )
+
+    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
+        """The instructions as system message (none if empty), the question as user message."""
+        self._learn(tools)
+        return super().prompt(question, tools)
+
+    def explain(self, tools: Sequence[ToolSpec]) -> str:
+        first = "think if you like, then " if self.form == "tag" else ""
+        about = "".join(f"\n\n{spec.description}" for spec in tools if spec.name == self.tool)
+        return (
+            f"You act in an environment, in at most {self.allowance}. In each turn, {first}"
+            f"{_END[self.form]}. You then read what you see after it.{about}"
+        )
+
+    def read(self, text: str, turn: int, cut: bool) -> Reading:
+        """Read the action of one turn: what stands in the first `<action>` that is closed, or the
+        whole text. Half an action is none, and a turn that was cut has none."""
+        if cut:
+            return Reading(format_error="the turn was too long, so its action was not taken")
+        if self.form == "text":
+            said, wrong = text.strip(), None
+        else:
+            said, wrong = _in_tags(text)
+        if not said:
+            return Reading(format_error=wrong or "no action")
+        call = ToolCall(self.tool, {self._name: self._value(said)})
+        return Reading((call,), format_error=wrong)
+
+    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
+        """A user message with the observation, or with what is wrong with the action."""
+        shown = [result.content if result.ok else f"Error: {result.content}." for result in results]
+        return [{"role": "user", "content": "\n".join(shown) or f"Error: {reading.format_error}."}]
+
+    def _learn(self, tools: Sequence[ToolSpec]) -> None:
+        """Note what the tool takes, which is the same in all attempts."""
+        for spec in tools:
+            if spec.name == self.tool:
+                required = spec.parameters.get("required", [])
+                self._name = self.argument or (required[0] if required else "action")
+                self._schema = spec.parameters.get("properties", {}).get(self._name, {})
+
+    def _value(self, said: str) -> Any:
+        """An action as the tool takes it: a number if it takes numbers, and one of its list in any
+        case of the letters. What does not fit is left to the tool to refuse."""
+        for one in self._schema.get("enum", ()):
+            if str(one).casefold() == said.casefold():
+                return one
+        if self._schema.get("type") in ("integer", "number", "boolean"):
+            try:
+                return json.loads(said)
+            except (ValueError, RecursionError):
+                return said
+        return said
+
+
+def _in_tags(text: str) -> tuple[str, str | None]:
+    """The action in the first tags that are closed, and what is wrong with the turn's form."""
+    tags = list(_TAG.finditer(text))
+    end = next((n for n, tag in enumerate(tags) if tag.group() == "</action>"), None)
+    if end is None:
+        return "", "action is not closed" if tags else "no action"
+    if end == 0:
+        return "", "action is closed and was not opened"
+    said = text[tags[end - 1].end() : tags[end].start()].strip()
+    if not said:
+        return "", "the action is empty"
+    if end > 1:
+        return said, "action is opened more than once"
+    return said, "text after the action" if text[tags[end].end() :].strip() else None

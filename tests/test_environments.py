@@ -1,0 +1,545 @@
+"""Environments: episodes that pay by the step, what breaks in them, what their ways out cost."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from turnrl import (
+    DataError,
+    PolicyMistake,
+    Question,
+    RecipeError,
+    Rollout,
+    ToolError,
+    ToolResult,
+    TrajectoryLost,
+    load_questions,
+    score_group,
+)
+from turnrl.testing import ScriptedEngine, check_reward, check_source, check_tool
+from turnrl_environments import (
+    Environment,
+    EnvironmentOutcome,
+    EnvironmentReward,
+    Gymnasium,
+    Seeds,
+)
+from turnrl_environments.watch import escapes
+from turnrl_segmenters import Action
+
+WAYS = ["left", "down", "right", "up"]
+SCHEDULE = {"is_slippery": False, "reward_schedule": [10, -1, -0.1]}
+QUESTION = Question("seed 0", "Go.", metadata={"seed": 0})
+
+
+def plays(
+    chat, tool, says, questions=(QUESTION,), size=1, turns=8, form="text", probes=0, **limits
+):
+    """The attempts of a scripted policy that acts by its texts."""
+    said = says if callable(says) else lambda session, turn: says[turn % len(says)]
+    engine = ScriptedEngine(chat.tokenizer, said)
+    limits = {"max_turn_tokens": 40, "max_tokens": 4000, **limits}
+    rollout = Rollout(Action(turns, "text"), [tool], **limits)
+    rollout.check(chat)
+    with rollout.live():
+        attempts = rollout.explore(engine, chat, list(questions), size, (0,), probes)
+    assert not engine.open_sessions
+    return attempts
+
+
+def one(chat, tool, says, **options):
+    """The only attempt."""
+    ((trajectory,),) = plays(chat, tool, says, **options).trajectories
+    return trajectory
+
+
+def lake(**options):
+    return Gymnasium("FrozenLake-v1", {**SCHEDULE, **options}, WAYS)
+
+
+# ------------------------------------------------------------------------- Gymnasium
+
+
+def test_an_attempt_earns_what_gymnasium_pays_and_ends_where_it_does(chat):
+    route = ["down", "Down", "right", "right", "down", "right", "left"]
+    trajectory = one(chat, lake(), route)
+    assert trajectory.ended_by == "tool"
+    env = gymnasium.make("FrozenLake-v1", **SCHEDULE)
+    seen = [env.reset(seed=0)[0]]
+    for turn, word in zip(trajectory.turns, route, strict=False):
+        cell, pays, *_ = env.step(WAYS.index(word.lower()))
+        seen.append(cell)
+        assert turn.reward == pytest.approx(float(pays))
+    assert [turn.reward for turn in trajectory.turns] == pytest.approx([-0.1] * 5 + [10])
+    shown = chat.tokenizer.decode(trajectory.sample.token_ids)
+    assert "Go.\n\n0<|im_end|>" in shown  # the first observation stands below the question
+    read = [turn.results[0].content for turn in trajectory.turns]
+    assert read == [*map(str, seen[1:-1]), ""]  # nobody reads after the end
+    assert trajectory.figures == {"steps": 6, "earned": pytest.approx(9.5), "ended": 1}
+
+
+def test_the_action_of_the_last_turn_is_taken(chat):
+    trajectory = one(chat, lake(), ["down", "down", "right"], turns=3)
+    assert trajectory.ended_by == "turns"
+    assert [turn.reward for turn in trajectory.turns] == pytest.approx([-0.1] * 3)
+    assert trajectory.figures["steps"] == 3
+
+
+def test_what_is_no_action_is_read_and_moves_nothing(chat):
+    trajectory = one(chat, lake(), ["fly", "", "down"], turns=3)
+    fly, nothing, down = trajectory.turns
+    assert "'fly' is not one of ['left'" in fly.results[0].content
+    assert (fly.reward, nothing.reward) == (0, 0)
+    assert nothing.reading.format_error == "no action"
+    assert trajectory.figures["steps"] == 1
+    assert down.reward == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize("id", ["FrozenLake-v1", "Taxi-v4", "CliffWalking-v1"])
+def test_worlds_of_gymnasium_are_read_as_they_are_drawn(chat, id):
+    tool = Gymnasium(id, {"render_mode": "ansi"})
+    trajectory = one(chat, tool, ["0", "1"], turns=2)
+    first = chat.tokenizer.decode(trajectory.sample.prompt_ids)
+    drawn = {"FrozenLake-v1": "[S]FFF", "Taxi-v4": "+---------+", "CliffWalking-v1": "o  o  o"}[id]
+    assert drawn in first
+    assert "\x1b" not in first
+    assert trajectory.figures["steps"] == 2
+    check_tool(tool, [{"action": 0}], [{"action": 9}, {"action": "0"}, {}], QUESTION)
+
+
+def test_a_function_of_the_user_says_what_the_policy_reads(chat):
+    tool = Gymnasium("FrozenLake-v1", SCHEDULE, WAYS, observe=lambda cell: f"row {cell // 4}")
+    trajectory = one(chat, tool, ["down"], turns=1)
+    assert "Go.\n\nrow 0" in chat.tokenizer.decode(trajectory.sample.prompt_ids)
+    assert trajectory.turns[0].results[0].metadata["unread"] == "row 1"
+    tool = Gymnasium("FrozenLake-v1", SCHEDULE, WAYS, observe=lambda cell: cell)
+    message = "environment FrozenLake-v1 gave 0 from observe, after reset, which is no text"
+    with pytest.raises(ToolError, match=message):
+        one(chat, tool, ["down"])
+
+
+def test_a_branch_goes_its_own_way_from_where_it_left(chat):
+    attempts = plays(
+        chat, lake(), lambda session, turn: "right" if session else "down", turns=2, probes=1
+    )
+    ((trunk,),), (probes,), _ = attempts
+    cells = [probe.trajectory.results[-1].metadata["unread"] for probe in probes]
+    assert trunk.results[-1].metadata["unread"] == "8"
+    assert cells == ["2", "5"]  # right twice; down, then right
+    assert all(probe.trajectory.figures["steps"] == 2 for probe in probes)
+
+
+class Room:
+    """A room of Gymnasium's form, and not of its class: a text is the action."""
+
+    made: list[Room] = []
+
+    def __init__(self, step=None, reset=("a room", {}), close=None):
+        self.gives, self.begins, self.ends = step, reset, close
+        self.turn = self.closed = 0
+        Room.made.append(self)
+
+    def reset(self, seed=None):
+        self.seed = seed
+        return self.begins() if callable(self.begins) else self.begins
+
+    def step(self, action):
+        self.turn += 1
+        if callable(self.gives):
+            return self.gives(self, action)
+        return self.gives or (f"{action}, {self.turn}", 1.0, False, False, {})
+
+    def close(self):
+        self.closed += 1
+        if self.ends is not None:
+            self.ends()
+
+
+@pytest.fixture(autouse=True)
+def rooms():
+    Room.made.clear()
+    return Room.made
+
+
+def room(**options):
+    return Gymnasium(make=Room, options=options)
+
+
+def test_an_environment_of_the_form_alone_takes_a_text(chat, rooms):
+    trajectory = one(chat, room(), ["look around", "open it"], turns=2)
+    assert trajectory.turns[0].results[0].content == "look around, 1"
+    assert [turn.reward for turn in trajectory.turns] == [1, 1]
+    assert rooms[-1].seed == 0
+    assert [one.closed for one in rooms] == [1, 1]  # the first was made to see its actions
+    assert room().specs[0].parameters["properties"]["action"]["type"] == "string"
+
+
+class Dial(gymnasium.Env):
+    """A number that is turned to."""
+
+    def __init__(self, space):
+        self.action_space = space
+        self.observation_space = spaces.Discrete(1)
+
+    def reset(self, *, seed=None, options=None):
+        return f"{options}", {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return str(action), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("space", "words", "schema", "said", "wrong"),
+    [
+        (spaces.Discrete(3), None, {"type": "integer", "minimum": 0, "maximum": 2}, "2", "3"),
+        (spaces.Discrete(2, start=5), ["a", "b"], {"type": "string", "enum": ["a", "b"]}, "B", "5"),
+        (
+            spaces.Box(-1, 1, (), np.float32),
+            None,
+            {"type": "number", "minimum": -1, "maximum": 1},
+            "0.5",
+            "1.5",
+        ),
+        (spaces.Box(-np.inf, np.inf, (1,)), None, {"type": "number"}, "-7", "seven"),
+        (spaces.Text(4, charset="abcd"), None, {"type": "string", "maxLength": 4}, "abba", "abbab"),
+    ],
+)
+def test_an_action_is_a_number_a_text_or_one_of_a_list(chat, space, words, schema, said, wrong):
+    tool = Gymnasium(make=Dial, options={"space": space}, actions=words)
+    assert tool.specs[0].parameters["properties"]["action"] == schema
+    trajectory = one(chat, tool, [said, wrong], turns=2)
+    assert [turn.results[0].ok for turn in trajectory.turns] == [True, False]
+
+
+def test_the_options_of_a_question_reach_reset(chat):
+    question = Question("q", "Go.", metadata={"options": {"level": 2}})
+    tool = Gymnasium(make=Dial, options={"space": spaces.Discrete(2)})
+    trajectory = one(chat, tool, ["0"], turns=1, questions=[question])
+    assert "{'level': 2}" in chat.tokenizer.decode(trajectory.sample.prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "Gymnasium takes an id, such as FrozenLake-v1, or a function in make"),
+        ({"id": "FrozenLak-v1"}, "FrozenLak-v1 cannot be made .* Did you mean: `FrozenLake`"),
+        ({"id": "FrozenLake-v1", "options": {"ice": 1}}, r"with the options \{'ice': 1\}"),
+        ({"id": "FrozenLake-v1", "actions": ["l", "r"]}, r"names 2 actions \(l, r\), .* has 4"),
+        ({"id": "FrozenLake-v1", "capacity": 0}, "capacity is 0; it must be at least 1"),
+        ({"id": "FrozenLake-v1", "step_timeout_s": "1"}, "step_timeout_s is the string '1'"),
+        ({"make": "lakes"}, "Gymnasium.make is 'lakes', which is no path"),
+        ({"make": "lakes.make"}, "Gymnasium.make is 'lakes.make', which cannot be imported"),
+        ({"make": "math.pi"}, "Gymnasium.make is 'math.pi', which cannot be called"),
+        (
+            {"make": Dial, "options": {"space": spaces.MultiBinary(3)}},
+            "the actions of .* are a MultiBinary, and a policy can give a text, a number or one of",
+        ),
+        ({"make": Dial, "options": {"space": spaces.Box(0, 1, (2,))}}, "are a Box, and"),
+        (
+            {"make": Dial, "options": {"space": spaces.Box(0, 1, ())}, "actions": ["a"]},
+            "Gymnasium.actions names actions, and those of .* are a Box. Leave it out",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_the_next_step(settings, message):
+    with pytest.raises(RecipeError, match=message):
+        Rollout(Action(), [Gymnasium(**settings)])
+
+
+# ------------------------------------------------------------------------- what breaks
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"step": ("x", 1.0, False, {})}, "gave 4 values from step. Gymnasium's step gives five"),
+        ({"step": "x"}, "gave 'x' from step. Gymnasium's step gives five"),
+        ({"step": ("x", None, False, False, {})}, "gave the reward None from step. Return a fin"),
+        ({"step": ("x", "good", False, False, {})}, "gave the reward 'good' from step"),
+        ({"step": ("x", float("nan"), False, False, {})}, "gave the reward nan from step"),
+        ({"reset": "a room"}, "gave 'a room' from reset. Gymnasium's reset gives two values"),
+    ],
+)
+def test_a_broken_contract_stops_the_run_and_says_what_to_return(chat, rooms, options, message):
+    with pytest.raises(ToolError, match=message):
+        plays(chat, room(**options), ["look"], size=2)
+    assert [one.closed for one in rooms] == [1] * len(rooms)
+
+
+def test_four_values_within_a_wrapper_of_gymnasium_are_told_too(chat):
+    class Four(Dial):
+        def step(self, action):
+            return "x", 1.0, False, {}
+
+    gymnasium.register("Four-v0", lambda: Four(spaces.Discrete(2)), max_episode_steps=9)
+    with pytest.raises(ToolError, match="Four-v0 gave 4 values from step"):
+        one(chat, Gymnasium("Four-v0"), ["0"])
+
+
+def test_an_environment_that_always_raises_stops_the_run_after_its_restarts(chat, rooms):
+    def breaks(room, action):
+        raise KeyError("the door")
+
+    lost = r"in step raised KeyError: 'the door' \(test_environments.py:\d+\). The attempt begins"
+    with pytest.raises(TrajectoryLost, match=lost):
+        plays(chat, room(step=breaks), ["look"], max_restarts=2)
+    assert [one.closed for one in rooms] == [1] * 4  # one to see its actions, three attempts
+
+    def shut():
+        raise OSError("only one game at a time")
+
+    lost = "in reset raised OSError: only one .* if it serves only so many attempts at once, set"
+    with pytest.raises(TrajectoryLost, match=lost):
+        plays(chat, room(reset=shut), ["look"])
+
+
+def test_an_environment_that_hangs_loses_its_attempt_and_no_other(chat):
+    hung = []
+
+    def hangs(room, action):
+        if action == "wait" and not hung:
+            hung.append(room)
+            time.sleep(30)
+        return "x", 0.0, False, False, {}
+
+    tool = Gymnasium(make=Room, options={"step": hangs}, step_timeout_s=0.2)
+    began = time.perf_counter()
+    attempts = plays(chat, tool, ["look", "wait"], size=4, turns=3)
+    assert time.perf_counter() - began < 10
+    assert attempts.restarted == 1
+    assert [len(t.turns) for t in attempts.trajectories[0]] == [3] * 4
+    message = r"in step took longer than step_timeout_s = 0.2. Raise it"
+    hung.clear()
+    with pytest.raises(TrajectoryLost, match=message):
+        plays(chat, tool, ["wait"], max_restarts=0)
+
+
+def test_a_thousand_attempts_in_a_world_that_breaks_are_all_whole(chat, rooms):
+    chance, broken = random.Random(0), []
+
+    def breaks(room, action):
+        if chance.random() < 0.05:
+            broken.append(room)
+            raise ConnectionError("gone")
+        return f"{room.turn}", 1.0, room.turn == 4, False, {}
+
+    seeds = load_questions(Seeds(100), "train")
+    attempts = plays(
+        chat, room(step=breaks), ["on"], questions=seeds, size=10, turns=6, max_restarts=20
+    )
+    every = [trajectory for group in attempts.trajectories for trajectory in group]
+    assert len(every) == 1000
+    for trajectory in every:  # nothing that is half played
+        assert trajectory.ended_by == "tool"
+        read = [result.content for result in trajectory.results]
+        assert read == ["1", "2", "3", ""]
+        assert [turn.reward for turn in trajectory.turns] == [1.0] * 4
+        assert trajectory.figures == {"steps": 4, "earned": 4, "ended": 1}
+    assert attempts.restarted == len(broken) > 150
+    assert len(rooms) == 1 + 1000 + attempts.restarted  # one to see its actions
+    assert {room.closed for room in rooms} == {1}  # each once
+
+
+def test_no_more_environments_are_open_than_can_be(chat, rooms):
+    most = []
+
+    def counts(room, action):
+        most.append(sum(not one.closed for one in rooms))
+        return "x", 0.0, False, False, {}
+
+    tool = Gymnasium(make=Room, options={"step": counts}, capacity=3)
+    attempts = plays(chat, tool, ["on"], size=8, turns=2)
+    assert len(attempts.trajectories[0]) == 8
+    assert max(most) == 3
+
+
+def test_an_environment_that_does_not_close_is_told(chat):
+    def stuck():
+        raise OSError("stuck")
+
+    calls = []
+
+    def once():
+        calls.append(1)
+        if len(calls) > 1:  # the one that was made to see its actions
+            stuck()
+
+    with pytest.raises(TrajectoryLost, match="in close raised OSError: stuck"):
+        plays(chat, room(close=once), ["look"], turns=1, max_restarts=0)
+
+
+# ------------------------------------------------------------------------- what is paid
+
+
+def scored(chat, says, *rewards, **options):
+    """Turn rewards and outcomes of attempts on the lake, one for each script."""
+    texts = [says] if isinstance(says[0], str) else says
+    attempts = [one(chat, lake(), some, **options) for some in texts]
+    group = score_group(attempts, list(rewards))
+    return group.turn_rewards.tolist(), group.outcome.tolist()
+
+
+GOAL = ["down", "down", "right", "right", "down", "right"]
+
+
+def test_steps_pay_and_other_endings_and_idle_turns_cost(chat):
+    ends, outcome = scored(chat, GOAL, EnvironmentReward())
+    assert ends == [pytest.approx([-0.1] * 5 + [10])]
+    assert outcome == [0]
+    # nothing and nonsense are idle; so is the last turn here, and no environment ended it
+    late, _ = scored(chat, ["down", "", "fly", "fly"], EnvironmentReward(), turns=4)
+    assert late == [pytest.approx([-0.1, -0.1, -0.1, -1.1])]
+    (long,), _ = scored(
+        chat, ["down", "down " * 30], EnvironmentReward(2.0, 0.5, 3.0), max_turn_tokens=10
+    )
+    assert long == pytest.approx([-0.2, -3.5])
+
+
+def test_the_last_step_is_the_outcome_if_the_recipe_says_so(chat):
+    rewards = (EnvironmentReward(last_step=False), EnvironmentOutcome(0.5, "last_step"))
+    scripts = [GOAL, ["left"] * 6]
+    turns, outcome = scored(chat, scripts, *rewards, turns=6)
+    assert turns[0] == pytest.approx([-0.1] * 5 + [0])
+    assert turns[1] == pytest.approx([-0.1] * 5 + [-1.1])
+    assert outcome == [5, 0]
+
+
+def test_an_outcome_that_no_environment_gives_is_told(chat):
+    with pytest.raises(RecipeError, match=r"no environment of the recipe has it. Add 'def get_rew"):
+        scored(chat, GOAL, EnvironmentOutcome())
+    with pytest.raises(RecipeError, match=r"EnvironmentOutcome.of is 'end'; choose one of get_rew"):
+        EnvironmentOutcome(of="end")
+    with pytest.raises(RecipeError, match="idle is -1; it must be at least 0"):
+        EnvironmentReward(idle=-1)
+    check_reward(EnvironmentReward())
+    check_reward(EnvironmentOutcome(of="last_step"))
+
+
+def test_an_iteration_without_an_ending_of_the_environment_is_warned_of(chat):
+    goal, long = one(chat, lake(), GOAL), one(chat, lake(), ["down " * 30], max_turn_tokens=10)
+    late = one(chat, lake(), ["down", "fly"], turns=2)
+    assert escapes([goal, long], 1, 8) == ""
+    assert escapes([], 1, 8) == ""
+    assert escapes([late, late, long], 3, 2).startswith(
+        "no attempt of iteration 3 was ended by its environment: of 3, 2 used all 2 turns, 1 ran "
+        "out of tokens; 3 of 5 turns took no step. Read transcripts/"
+    )
+
+
+def test_seeds_are_tasks_without_a_file(chat):
+    source = Seeds(5, 3, "Reach G.")
+    train, val = (load_questions(source, split) for split in ("train", "val"))
+    assert [question.metadata["seed"] for question in train] == [0, 1, 2, 3, 4]
+    assert len(val) == 3
+    assert {question.text for question in train} == {"Reach G."}
+    seeds = [{q.metadata["seed"] for q in load_questions(Seeds(), s)} for s in ("train", "val")]
+    assert not seeds[0] & seeds[1]
+    check_source(Seeds())
+    for wrong in ({"count": 0}, {"val_count": 1.5}, {"text": " "}, {"count": 2 * 10**9}):
+        with pytest.raises(ValueError, match=r"Seeds"):
+            Seeds(**wrong)
+    with pytest.raises(ValueError, match="Seeds has no split 'test'; it has train and val"):
+        source.questions("test")
+
+
+def test_a_result_after_the_end_does_nothing():
+    tool = lake()
+    from turnrl import ToolCall, on_loop
+
+    async def walks():
+        walk = await tool.open(QUESTION)
+        calls = [ToolCall("step", {"action": way}, session=walk) for way in [*GOAL, "left"]]
+        results = await tool.run(calls)
+        return results, await walk.close()
+
+    results, figures = on_loop(walks())
+    assert [result.done for result in results] == [False] * 5 + [True] * 2
+    assert results[-1] == ToolResult(
+        "the environment has ended, so nothing was done", ok=False, done=True
+    )
+    assert figures["steps"] == 6
+
+
+# ------------------------------------------------------------------------- classes of one's own
+
+
+class Guess:
+    """Guess a number from 0 to 9."""
+
+    def __init__(self, top: int = 9) -> None:
+        self.top = top
+
+    def reset(self, seed: int) -> str:
+        self.number, self.guesses = random.Random(seed).randint(0, self.top), 0
+        return f"A number from 0 to {self.top}."
+
+    def guess(self, number: int) -> ToolResult:
+        """Guess the number.
+
+        Args:
+            number: Your guess.
+        """
+        if number > self.top:
+            raise PolicyMistake("too large")
+        if number < 0:
+            raise ValueError("negative")
+        self.guesses += 1
+        found = number == self.number
+        return ToolResult("yes" if found else "no", reward=float(found) - 0.1, done=found)
+
+    def get_reward(self) -> float:
+        return 1 / self.guesses
+
+
+def guesses(chat, *said, **options):
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: said[turn])
+    scheme = Action(len(said), "text", "guess")
+    rollout = Rollout(scheme, [Environment(Guess)], max_turn_tokens=40, max_tokens=4000, **options)
+    rollout.check(chat)
+    ((trajectory,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
+    return trajectory
+
+
+def test_a_class_of_the_user_is_an_environment(chat):
+    number = random.Random(0).randint(0, 9)
+    trajectory = guesses(chat, "12", str((number + 1) % 10), str(number), "0")
+    assert "Go.\n\nA number from 0 to 9." in chat.tokenizer.decode(trajectory.sample.prompt_ids)
+    large, wrong, right = trajectory.turns
+    assert (large.results[0].content, large.results[0].ok) == ("too large", False)
+    assert [large.reward, wrong.reward, right.reward] == pytest.approx([0, -0.1, 0.9])
+    assert trajectory.ended_by == "tool"
+    assert trajectory.figures["outcome"] == 0.5
+    group = score_group([trajectory], [EnvironmentReward(), EnvironmentOutcome(2.0)])
+    assert group.turn_rewards[0].tolist() == pytest.approx([-0.1, -0.1, 0.9])
+    assert group.outcome.tolist() == [1.0]
+
+
+def test_a_method_that_raises_loses_the_attempt(chat):
+    with pytest.raises(TrajectoryLost, match="environment Guess in guess raised ValueError: neg"):
+        guesses(chat, "-1", "0", max_restarts=1)
+
+
+def test_a_class_that_is_no_environment_is_refused_with_the_next_step(chat):
+    class Bare:
+        def reset(self):
+            return "x"
+
+    for wrong, message in (
+        (ToolError, r"ToolError has no reset, which begins an attempt. Add"),
+        (Bare, "Bare has no public method besides reset"),
+        ("no_such.Guess", "'no_such.Guess', which cannot be imported"),
+        (len, "which is no class"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            Environment(wrong)
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: "1")
+    rollout = Rollout(Action(1, "text", "guess"), [Environment(Guess)], max_tokens=4000)
+    with pytest.raises(DataError, match="environment Guess needs seed to begin, and question 'q'"):
+        rollout.play(engine, chat, [Question("q", "Go.")], 1, (0,))
