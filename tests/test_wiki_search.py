@@ -40,7 +40,7 @@ from turnrl import (
 )
 from turnrl_wiki_search import WikiSearch, embedded
 from turnrl_wiki_search.command import add_index_command, score_retrieval
-from turnrl_wiki_search.elastic import access
+from turnrl_wiki_search import server as servers
 from turnrl_wiki_search.index import MAX_QUERY_CHARACTERS, clean_query
 from turnrl_wiki_search.sources import Corpus, open_source
 from turnrl_wiki_search.splitting import Splitter
@@ -826,4 +826,4 @@ def test_every_argument_of_the_tool_is_explained_in_its_docstring():
     explained = inspect.getdoc(WikiSearch).partition("Args:")[2]
     for name in inspect.signature(WikiSearch).parameters:
         assert f"\n    {name}: " in explained
-    assert [*access.explained()] == [field.name for field in dataclasses.fields(access.Server)]
+    assert [*servers.explained()] == [field.name for field in dataclasses.fields(servers.Server)]
