@@ -17,6 +17,7 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from turnrl import Passage, ToolError
@@ -49,6 +50,7 @@ class RetrieveIndex(SearchIndex):
     """
 
     def __init__(self, server: Server, address: str) -> None:
+        self._clients: dict[int, httpx2.Client] = {}
         check_url(address, "index", "http://localhost:8000/retrieve")
         self._address, self._version = address, server.version
         self._timeout_s = server.request_s("retrieve")
@@ -58,7 +60,6 @@ class RetrieveIndex(SearchIndex):
         )
         https = address.startswith("https:")
         self._certificates = server.certificates(_PREFIX, address, https)
-        self._clients: dict[int, httpx2.Client] = {}
         self._lock, self._free = threading.Lock(), threading.Semaphore()
         self._quick = Patience(address, 0.0, self._absent, min(server.retries, 2))
         self._patience = Patience(
@@ -67,21 +68,25 @@ class RetrieveIndex(SearchIndex):
 
     def info(self) -> IndexInfo:
         """What little is known of it. The server is asked, and not waited for."""
-        self._quick.ask(lambda: self._ask(_PROBES, 2))
+        self._quick.ask(partial(self._ask, _PROBES, 2))
         version = None if self._version is None else f"retrieve-{self._version}"
         return IndexInfo("retrieve", self._address, version)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         hits: list[list[Hit]] = []
         for start in range(0, len(queries), _BATCH):
-            batch, request = queries[start : start + _BATCH], self._patience.request()
+            batch = queries[start : start + _BATCH]
+            request = self._patience.request()
             with self._free:
-                hits += request.ask(lambda batch=batch: self._ask(batch, k))  # type: ignore[misc]
+                hits += request.ask(partial(self._ask, batch, k))
         return hits
 
     def close(self) -> None:
         if (client := self._clients.pop(os.getpid(), None)) is not None:
             client.close()
+
+    def __del__(self) -> None:
+        self.close()
 
     def _absent(self, problem: str) -> ToolError:
         return ToolError(
@@ -183,32 +188,32 @@ class RetrieveIndex(SearchIndex):
         try:
             answer = json.loads(data)
         except ValueError:
-            raise self._odd(f"{self._line(data[:80])!r}, which is not JSON") from None
+            raise self._odd(f"'{self._line(data[:80])}', which is not JSON") from None
         lists = answer.get("result") if isinstance(answer, dict) else None
         if not isinstance(lists, list):
-            raise self._odd(f"{self._line(answer)[:80]!r}, which has no list 'result'")
+            raise self._odd(f"'{self._line(data[:80])}', which has no list 'result'")
         if len(lists) != wanted:
             raise self._odd(f"{len(lists)} lists of passages for {wanted} queries")
         for found in lists:
             if not isinstance(found, list):
-                raise self._odd(f"{self._line(found)[:80]!r} in place of a list of passages")
+                raise self._odd(f"'{self._line(found)[:80]}' in place of a list of passages")
         hits = ([self._hit(one) for one in found[:k]] for found in lists)
         # an empty passage shows nothing
         return [[h for h in found if h.passage.title or h.passage.text.strip()] for found in hits]
 
     def _hit(self, item: object) -> Hit:
         if not isinstance(item, Mapping):
-            raise self._odd(f"{self._line(item)[:80]!r} in place of a passage")
+            raise self._odd(f"'{self._line(item)[:80]}' in place of a passage")
         # a server that searches the web has no scores to return, and may not wrap its documents
         document, score = item.get("document", item), item.get("score")
         if not isinstance(document, Mapping):
-            raise self._odd(f"{self._line(document)[:80]!r} in place of a document")
+            raise self._odd(f"'{self._line(document)[:80]}' in place of a document")
         if score is not None and (
             isinstance(score, bool)
             or not isinstance(score, int | float)
             or not math.isfinite(score)
         ):
-            raise self._odd(f"the score {self._line(score)[:80]!r}, which is no number")
+            raise self._odd(f"the score '{self._line(score)[:80]}', which is no number")
         return Hit(self._passage(document), score)
 
     def _passage(self, document: Mapping[str, object]) -> Passage:
