@@ -1,4 +1,4 @@
-"""Whole training runs against a real server with `/retrieve`: outages, nonsense, replay, a doctor."""
+"""Whole training runs against a real server with `/retrieve`: outages, nonsense, replay."""
 
 import re
 import signal
