@@ -820,6 +820,12 @@ def test_the_commands_in_the_docs_are_commands():
         assert callable(parser.parse_args(command).run)
 
 
+def test_only_the_outer_quotes_of_a_title_in_contents_are_removed(tmp_path):
+    rows = [{"id": "1", "contents": '""Weird Al" Yankovic"\nHe sings.'}]
+    (passage,) = open_source(str(write_rows(tmp_path / "rows.jsonl", rows))).read()
+    assert passage == Passage("1", '"Weird Al" Yankovic', "He sings.")
+
+
 def test_every_argument_of_the_tool_is_explained_in_its_docstring():
     import inspect
 
