@@ -594,6 +594,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "When was Utrecht's": Runs(("1321",)),
         "--sample 500": Runs(('"answer@5"',)),
         "index: indexes/wikipedia": Fits("model.rollout"),
+        "backend: retrieve": Elsewhere(
+            "test_outage_retrieve.test_five_lines_of_a_recipe_train_with_the_server_of_the_page"
+        ),
         "image: docker": Elsewhere("test_wiki_search.test_the_recipes_in_the_docs_make_tools"),
         "docker compose": NotRun("needs docker; the tests start the server without a container"),
         "export TURNRL_ES_URL": Runs(server=True),

@@ -37,7 +37,7 @@ from turnrl import DataError, Question, RecipeError, Tool, ToolError
 from turnrl_wiki_search import WikiSearch, elastic, embedded
 from turnrl_wiki_search.command import score_retrieval
 from turnrl_wiki_search.elastic import ElasticIndex, Server
-from turnrl_wiki_search.elastic.access import explained
+from turnrl_wiki_search.server import explained
 
 pytestmark = pytest.mark.elasticsearch
 

@@ -55,6 +55,8 @@ def node(locked_node):
 
 
 def environment_of(node, **more):
+    if node is None:
+        return more
     return {
         "TURNRL_ES_URL": node.url,
         "TURNRL_ES_PASSWORD": PASSWORD,

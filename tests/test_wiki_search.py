@@ -39,8 +39,8 @@ from turnrl import (
     installed,
 )
 from turnrl_wiki_search import WikiSearch, embedded
+from turnrl_wiki_search import server as servers
 from turnrl_wiki_search.command import add_index_command, score_retrieval
-from turnrl_wiki_search.elastic import access
 from turnrl_wiki_search.index import MAX_QUERY_CHARACTERS, clean_query
 from turnrl_wiki_search.sources import Corpus, open_source
 from turnrl_wiki_search.splitting import Splitter
@@ -820,10 +820,16 @@ def test_the_commands_in_the_docs_are_commands():
         assert callable(parser.parse_args(command).run)
 
 
+def test_only_the_outer_quotes_of_a_title_in_contents_are_removed(tmp_path):
+    rows = [{"id": "1", "contents": '""Weird Al" Yankovic"\nHe sings.'}]
+    (passage,) = open_source(str(write_rows(tmp_path / "rows.jsonl", rows))).read()
+    assert passage == Passage("1", '"Weird Al" Yankovic', "He sings.")
+
+
 def test_every_argument_of_the_tool_is_explained_in_its_docstring():
     import inspect
 
     explained = inspect.getdoc(WikiSearch).partition("Args:")[2]
     for name in inspect.signature(WikiSearch).parameters:
         assert f"\n    {name}: " in explained
-    assert [*access.explained()] == [field.name for field in dataclasses.fields(access.Server)]
+    assert [*servers.explained()] == [field.name for field in dataclasses.fields(servers.Server)]

@@ -1,10 +1,12 @@
 """Passage search for agents: the tool `WikiSearch` and the command `turnrl index`.
 
-    index       a search index: its description, its hits, and the interface of both backends
+    index       a search index: its description, its hits, and the interface of all backends
     splitting   articles cut into passages
     sources     corpora, read so that a build can resume
     embedded    an index in a folder (tantivy), no server
+    server      settings of a server, and its secrets
     elastic     an index on an Elasticsearch server: access, faults, search, building
+    retrieve    an index behind a server that speaks Search-R1's `/retrieve`
     progress    the progress bar of a build
     cache       search results on disk, for repeated epochs and for replay without a server
     tool        `WikiSearch`, which the policy calls

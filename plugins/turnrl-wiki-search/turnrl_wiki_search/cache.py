@@ -46,9 +46,19 @@ class AnswerCache:
         self._max_bytes = max_bytes
         self.path, self.close = self._cache.path, self._cache.close
 
-    def remember(self, info: IndexInfo) -> None:
-        """Store the description of an index, for replay without it."""
-        row = (info.backend, info.index, json.dumps(asdict(info)))
+    def remember(self, info: IndexInfo, name: str) -> None:
+        """Store the description of an index under a name, for replay without it.
+
+        Raises:
+            ToolError: If the index has no version, so that answers may be out of date.
+        """
+        if info.version is None:
+            raise ToolError(
+                f"the search cache {str(self.path)!r} cannot know when the passages of "
+                f"{info.index!r} change, because turnrl did not build them. Set 'version' to a "
+                "name of your choice for their present state, or leave 'cache' out."
+            )
+        row = (info.backend, name, json.dumps(asdict(info)))
         with self._cache.transaction() as db:
             db.execute("INSERT OR REPLACE INTO indexes VALUES (?, ?, ?)", row)
 
@@ -105,7 +115,7 @@ class CachedIndex(SearchIndex):
         open_index: Opens the index.
         cache: The cached answers.
         backend: The index's backend.
-        name: Its folder or name.
+        name: The folder, name or address, as the cache knows it.
         offline: Never open the index; a query that is not cached is an error.
     """
 
@@ -128,12 +138,13 @@ class CachedIndex(SearchIndex):
                 else:
                     self._index = self._index or self.open_index()
                     self._info = self._index.info()
-                    self.cache.remember(self._info)
+                    self.cache.remember(self._info, self.name)
             return self._info
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         info = self.info()
-        answers = self.cache.get(info.version, queries, k)
+        version = str(info.version)
+        answers = self.cache.get(version, queries, k)
         missing = [query for query in dict.fromkeys(queries) if query not in answers]
         if missing:
             if self._index is None:
@@ -144,7 +155,7 @@ class CachedIndex(SearchIndex):
                     "and seed, or set 'offline' to false."
                 )
             fresh = dict(zip(missing, self._index.search(missing, k), strict=True))
-            self.cache.put(info.version, fresh, k)
+            self.cache.put(version, fresh, k)
             answers.update(fresh)
         return [answers[query] for query in queries]
 

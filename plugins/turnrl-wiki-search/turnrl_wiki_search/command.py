@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from turnrl import Question, RecipeError, contains_answer, visible
 from turnrl_wiki_search import elastic
-from turnrl_wiki_search.elastic.access import Server, explained
-from turnrl_wiki_search.index import Analyzer, Backend, IndexInfo, SearchIndex, clean_query
+from turnrl_wiki_search.index import Analyzer, Backend, Hit, IndexInfo, SearchIndex, clean_query
 from turnrl_wiki_search.progress import Progress
+from turnrl_wiki_search.server import OF_RETRIEVE, Server, explained
 from turnrl_wiki_search.sources import Corpus, open_source
 from turnrl_wiki_search.splitting import Splitter
 from turnrl_wiki_search.tool import open_index
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _BATCH = 64
 _RANKS = (1, 3, 5)
-_ACCESS = [field.name for field in dataclasses.fields(Server) if field.default is None]
-"""The arguments of `Server` that name a server; the others set how patient a run is."""
+_ACCESS = ("url", "api_key", "username", "password", "cloud_id", "ca_certs")
+"""The arguments of `Server` that name a server."""
 
 
 def add_index_command(commands: Commands) -> None:
@@ -51,11 +51,16 @@ def _action(
     """Add an action with the options of all actions: the index and its server."""
     parser = actions.add_parser(run.__name__.strip("_"), help=summary)
     parser.set_defaults(run=run)
-    parser.add_argument("--index", required=True, help="folder, or name of the index on the server")
     parser.add_argument(
-        "--backend", choices=get_args(Backend), default="embedded", help="default: %(default)s"
+        "--index",
+        required=True,
+        help="folder, name of the index on the server, or address of a server's /retrieve",
     )
-    server = parser.add_argument_group("Elasticsearch", "Quote '${NAME}' on a command line.")
+    backends = [name for name in get_args(Backend) if run is not _build or name != "retrieve"]
+    parser.add_argument(
+        "--backend", choices=backends, default="embedded", help="default: %(default)s"
+    )
+    server = parser.add_argument_group("servers", "Quote '${NAME}' on a command line.")
     for name in _ACCESS:
         server.add_argument(f"--{name.replace('_', '-')}", help=explained()[name])
     return parser
@@ -108,13 +113,24 @@ def _add_search(search: argparse.ArgumentParser) -> None:
 
 
 def _options(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """The options among `names` that were given. Refuses them for an embedded index."""
+    """The options among `names` that were given.
+
+    Raises:
+        RecipeError: If the backend does not have one of them.
+    """
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    if given and args.backend == "embedded":
-        options = ", ".join("--" + name.replace("_", "-") for name in given)
+    own = {"embedded": (), "retrieve": OF_RETRIEVE, "elasticsearch": names}[args.backend]
+    wrong = [name for name in given if name not in own]
+    options = ", ".join("--" + name.replace("_", "-") for name in wrong)
+    if wrong and args.backend == "embedded":
         raise RecipeError(
             f"{options}: an embedded index has no server. Add --backend elasticsearch, or leave it "
             "out."
+        )
+    if wrong:
+        raise RecipeError(
+            f"{options}: the address of a /retrieve server is --index, and it takes no other "
+            "settings than --api-key and --ca-certs. Leave it out."
         )
     return given
 
@@ -152,7 +168,8 @@ def _info(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(fields))
     else:
-        print(visible("\n".join(f"{name:9} {value}" for name, value in fields.items())))
+        known = {name: "unknown" if value is None else value for name, value in fields.items()}
+        print(visible("\n".join(f"{name:9} {value}" for name, value in known.items())))
 
 
 def _search(args: argparse.Namespace) -> None:
@@ -175,10 +192,14 @@ def _search(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps([{**vars(hit.passage), "score": hit.score} for hit in hits]))
         return
-    found = [f"{h.score:.2f}  {h.passage.title}  [{h.passage.id}]\n{h.passage.text}" for h in hits]
-    print(visible("\n\n".join(found)))
-    if not found:
+    print(visible("\n\n".join(map(_shown, hits))))
+    if not hits:
         print(f"nothing found for {query!r}", file=sys.stderr)
+
+
+def _shown(hit: Hit) -> str:
+    score = "" if hit.score is None else f"{hit.score:.2f}  "
+    return f"{score}{hit.passage.title}  [{hit.passage.id}]\n{hit.passage.text}"
 
 
 def score_retrieval(index: SearchIndex, questions: Sequence[Question], k: int) -> dict[str, float]:
@@ -214,12 +235,16 @@ def score_retrieval(index: SearchIndex, questions: Sequence[Question], k: int) -
     return {**scores, "queries_per_s": total / seconds, "questions": total}
 
 
+def _counted(info: IndexInfo) -> str:
+    return "its passages" if info.passages is None else f"{info.passages:,} passages"
+
+
 def _print_score(args: argparse.Namespace, score: dict[str, float], info: IndexInfo) -> None:
     if args.json:
         print(json.dumps({**score, "passages": info.passages}))
         return
     rate = f"{score.pop('queries_per_s'):,.0f} queries/s"
-    print(f"{score.pop('questions')} questions over {info.passages:,} passages, {rate}")
+    print(f"{score.pop('questions')} questions over {_counted(info)}, {rate}")
     for name, value in score.items():
         print(f"{name:10} {value:.3f}")
 

@@ -68,7 +68,7 @@ class EmbeddedIndex(SearchIndex):
                 f"({error}). Build it again: "
                 f"{build_command('embedded', str(folder), self._info.source)} --overwrite"
             ) from error
-        self._terms = _Terms(self._info.analyzer)
+        self._terms = _Terms(self._info.analyzer or "english")
         self._schema = self._index.schema
         self._searcher = self._index.searcher()
         self._pools: dict[int, ThreadPoolExecutor] = {}

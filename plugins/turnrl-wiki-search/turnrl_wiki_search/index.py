@@ -1,4 +1,4 @@
-"""The interface of a search index, shared by both backends."""
+"""The interface of a search index, shared by all backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 from turnrl import Passage, ToolError
 
-Backend = Literal["embedded", "elasticsearch"]
+Backend = Literal["embedded", "elasticsearch", "retrieve"]
 Analyzer = Literal["english", "standard"]
 
 FORMAT = 1
@@ -23,21 +23,22 @@ MAX_QUERY_CHARACTERS = 1000
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage that matches a query, with its BM25 score."""
+    """A passage that matches a query, with its score; None if the server gives none."""
 
     passage: Passage
-    score: float
+    score: float | None
 
 
 @dataclass(frozen=True)
 class IndexInfo:
-    """The description that an index carries.
+    """The description that an index carries. One that turnrl did not build carries none.
 
     Args:
         backend: Its backend.
-        index: Folder, or name on the server.
+        index: Folder, name on the server, or address.
         version: Digest of the passages, in order, and the analyzer. The same corpus gets the same
-            version on any machine, so results cached under a version stay valid.
+            version on any machine, so results cached under a version stay valid. If turnrl did not
+            build the index, the setting `version`, and the way in which it is searched.
         source: The corpus, as `turnrl index build --source` names it.
         splitter: How articles were split: `words=100`, or `none`.
         analyzer: `english` (stop words, stemming) or `standard`.
@@ -48,12 +49,12 @@ class IndexInfo:
 
     backend: Backend
     index: str
-    version: str
-    source: str
-    splitter: str
-    analyzer: Analyzer
-    passages: int
-    built: str
+    version: str | None
+    source: str = "unknown"
+    splitter: str = "unknown"
+    analyzer: Analyzer | None = None
+    passages: int | None = None
+    built: str = "unknown"
     format: int = FORMAT
 
 
@@ -84,7 +85,7 @@ class SearchIndex(ABC):
 
 
 def clean_query(text: str) -> str:
-    """`text` as both backends accept it: valid, with single spaces, cut to `MAX_QUERY_CHARACTERS`.
+    """`text` as all backends accept it: valid, with single spaces, cut to `MAX_QUERY_CHARACTERS`.
 
     The policy writes JSON, which may contain half a surrogate pair that no index can encode.
     """

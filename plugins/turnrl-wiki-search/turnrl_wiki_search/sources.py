@@ -409,18 +409,31 @@ class Corpus:
         return Mark(mark.passages + len(chunk), self.source.position(), digest.hexdigest())
 
 
-def _article(row: _Row, source: str, number: int) -> Passage:
+def title_and_text(row: Mapping[str, object]) -> tuple[object, object]:
+    """The title and the text of a row, None where it has none. `contents`, as in the published
+    "wiki-18" corpus, is `"title"` and a text below it."""
     text, title, contents = row.get("text"), row.get("title"), row.get("contents")
-    if text is None and isinstance(contents, str):  # the published wiki-18 corpus: '"title"\ntext'
+    if text is None and isinstance(contents, str):
         title, _, text = contents.partition("\n")
-        title = title.strip('"')
+        if len(title) > 1 and title[0] == title[-1] == '"':
+            title = title[1:-1]
+    return title, text
+
+
+def passage_of(identity: object, title: object, text: object) -> Passage:
+    """A passage of valid text, its title on one line."""
+    return Passage(_clean(identity), " ".join(_clean(title or "").split()), _clean(text))
+
+
+def _article(row: _Row, source: str, number: int) -> Passage:
+    title, text = title_and_text(row)
     missing = [n for n, value in (("id", row.get("id")), ("text", text)) if value is None]
     if missing:
         raise DataError(
             f"{source}, row {number}: no field {missing[0]!r} (found: "
             f"{', '.join(map(str, row)) or 'none'}). Passages need the fields id, title and text."
         )
-    return Passage(_clean(row["id"]), " ".join(_clean(title or "").split()), _clean(text))
+    return passage_of(row["id"], title, text)
 
 
 def _clean(value: object) -> str:

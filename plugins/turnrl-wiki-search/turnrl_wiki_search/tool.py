@@ -10,14 +10,15 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, final, get_args
 
 from turnrl import QuestionSource, RecipeError, Tool, ToolCall, ToolError, ToolResult, at_least
 from turnrl_wiki_search.cache import AnswerCache, CachedIndex
-from turnrl_wiki_search.elastic import ElasticIndex, Server
-from turnrl_wiki_search.elastic.faults import longest_answer_s
+from turnrl_wiki_search.elastic import ElasticIndex
 from turnrl_wiki_search.index import Backend, Hit, SearchIndex, build_command, clean_query, say
 from turnrl_wiki_search.progress import Progress
+from turnrl_wiki_search.retrieve import RetrieveIndex
+from turnrl_wiki_search.server import Server
 from turnrl_wiki_search.sources import Corpus, open_source, sample_of, source_name
 
 _BETWEEN = "\n\n"
@@ -27,19 +28,20 @@ _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
 
 @final
 class WikiSearch(Tool):
-    """Searches passages by BM25 and shows the best ones to the policy, each under its title.
+    """Searches passages and shows the best ones to the policy, each under its title.
 
-    The index is embedded, in a folder that any number of processes can read, or on an Elasticsearch
-    server. Nothing in a query is an operator. An empty query is the policy's mistake; a query
-    without matches is not.
+    The index is embedded, in a folder that any number of processes can read; on an Elasticsearch
+    server; or behind a server with the `/retrieve` of Search-R1. Nothing in a query is an operator.
+    An empty query is the policy's mistake; a query without matches is not.
 
-    While an Elasticsearch server is unreachable, calls and the run wait. When it comes back, calls
-    are answered as if nothing had happened. If it stays away for `wait_s`, the run stops. The
-    policy never reads a server's error.
+    While a server is unreachable, calls and the run wait. When it comes back, calls are answered as
+    if nothing had happened. If it stays away for `wait_s`, the run stops. The policy never reads a
+    server's error.
 
     Args:
-        index: Folder of an embedded index, or name of an index on the server.
-        backend: embedded, or elasticsearch.
+        index: Folder of an embedded index, name of an index on Elasticsearch, or address of a
+            server's `/retrieve`, such as http://localhost:8000/retrieve.
+        backend: embedded, elasticsearch, or retrieve.
         build_from: Source from which a missing embedded index is built before the run: what
             `turnrl index build --source` takes, or `class_path` and `init_args`.
         top_k: The most passages per query. The paper shows 1.
@@ -49,8 +51,8 @@ class WikiSearch(Tool):
         cache: File that caches search results, so that no query is sent twice. Runs may share it.
         cache_mb: The most megabytes (10^6 bytes) of results in it.
         offline: Use the cache only. This replays a run with its server off.
-        server: Access to an Elasticsearch server: any argument of `elastic.Server` (`url`,
-            `api_key`, `wait_s`, ...), by its own name.
+        server: Access to a server: any argument of `Server` (`api_key`, `wait_s`, ...), by its own
+            name.
     """
 
     name = "search"
@@ -86,24 +88,24 @@ class WikiSearch(Tool):
         self._source = build_from
         self.build_from = None if build_from is None else source_name(build_from)
         self._server = Server(**server)
-        if backend == "elasticsearch":
-            if self.build_from is not None:
-                raise RecipeError(
-                    "WikiSearch: build_from builds only embedded indexes. Build the one on the "
-                    f"server with {build_command(backend, index, self.build_from)!r}, and leave "
-                    "build_from out."
-                )
-            self.timeout_s = longest_answer_s(self._server)
-        elif backend == "embedded":
-            default = vars(Server())
-            if given := [name for name in server if server[name] != default[name]]:
-                raise RecipeError(
-                    f"WikiSearch: {', '.join(given)} would have no effect, because an embedded "
-                    "index has no server. Leave it out, or set backend to 'elasticsearch'."
-                )
-        else:
+        if backend not in get_args(Backend):
             raise RecipeError(
-                f"WikiSearch: no backend {backend!r}. Choose 'embedded' or 'elasticsearch'."
+                f"WikiSearch: no backend {backend!r}. Choose 'embedded', 'elasticsearch' or "
+                "'retrieve'."
+            )
+        self._server.refuse_others(backend)
+        if backend != "embedded":
+            self.timeout_s = self._server.longest_answer_s(backend)
+        if self.build_from is not None and backend == "elasticsearch":
+            raise RecipeError(
+                "WikiSearch: build_from builds only embedded indexes. Build the one on the "
+                f"server with {build_command(backend, index, self.build_from)!r}, and leave "
+                "build_from out."
+            )
+        if self.build_from is not None and backend == "retrieve":
+            raise RecipeError(
+                "WikiSearch: build_from builds only embedded indexes, and the server at 'index' "
+                "has its own. Leave build_from out."
             )
         self.index = index
         self.backend: Backend = backend
@@ -164,7 +166,8 @@ class WikiSearch(Tool):
                     self._open = behind()
                 else:
                     cache = AnswerCache(self._cache, self.cache_mb * 1_000_000)
-                    self._open = CachedIndex(behind, cache, self.backend, self.index, self._offline)
+                    name = self._server.known_as(self.index)
+                    self._open = CachedIndex(behind, cache, self.backend, name, self._offline)
             return self._open
 
     def _build(self, source: str | QuestionSource) -> None:
@@ -219,6 +222,8 @@ def open_index(backend: Backend, index: str, server: Server) -> SearchIndex:
     """Open an index. An embedded one ignores `server`."""
     if backend == "elasticsearch":
         return ElasticIndex(server, index)
+    if backend == "retrieve":
+        return RetrieveIndex(server, index)
     from turnrl_wiki_search.embedded import EmbeddedIndex  # which loads tantivy
 
     return EmbeddedIndex(index)

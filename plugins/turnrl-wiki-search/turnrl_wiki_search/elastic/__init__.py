@@ -1,6 +1,6 @@
 """An index on an Elasticsearch server, in four modules; each uses those above it.
 
-    access      addresses, secrets, the client
+    access      addresses and secrets as the client takes them
     faults      the meaning of errors, and retries
     search      asking an index
     building    building one, or resuming an interrupted build
@@ -9,8 +9,8 @@ An outage never becomes an answer. Only the official client talks to the server;
 a connection is made.
 """
 
-from turnrl_wiki_search.elastic.access import Server
 from turnrl_wiki_search.elastic.building import build
 from turnrl_wiki_search.elastic.search import ElasticIndex
+from turnrl_wiki_search.server import Server
 
 __all__ = ["ElasticIndex", "Server", "build"]

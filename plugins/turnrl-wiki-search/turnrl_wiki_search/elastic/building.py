@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from turnrl import Passage, ToolError
 from turnrl.servers import Unavailable, pause_s
-from turnrl_wiki_search.elastic.access import Access, Server
+from turnrl_wiki_search.elastic.access import Access
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
 from turnrl_wiki_search.elastic.search import check_version, describe
 from turnrl_wiki_search.index import FORMAT, Analyzer, IndexInfo, described, say
+from turnrl_wiki_search.server import Server
 from turnrl_wiki_search.sources import Corpus, Mark
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def build(
         "format": FORMAT,
         "build": {**corpus.identity, "shards": shards, "k1": k1, "b": b},
     }
-    with access.connect(max(server.timeout_s, 60.0)) as client:
+    with access.connect(max(server.request_s("elasticsearch"), 60.0)) as client:
         return _Builder(client, access, server.retries, name, corpus, meta, on_progress).build(
             overwrite
         )

@@ -6,21 +6,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from turnrl import ToolError
-from turnrl.servers import LONGEST_PAUSE_S, Patience, Unavailable
-from turnrl_wiki_search.elastic.access import MAJORS, Access, Server
+from turnrl.servers import Patience, Unavailable
+from turnrl_wiki_search.elastic.access import MAJORS, Access
 
 T = TypeVar("T")
 
 RETRIED = (429, 502, 503, 504)
 """Statuses after which the same request may succeed."""
-
-_MARGIN_S = 60.0
-
-
-def longest_answer_s(server: Server) -> float:
-    """The longest time that a search may take: all attempts, the wait, and a margin."""
-    attempts = (server.retries + 2) * (server.timeout_s + LONGEST_PAUSE_S)
-    return attempts + server.wait_s + _MARGIN_S
 
 
 def translate(error: Exception, access: Access) -> Exception:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from turnrl import Passage, ToolError, on_loop, result_of
 from turnrl.servers import Patience, Unavailable
-from turnrl_wiki_search.elastic.access import MAJORS, Access, Server
+from turnrl_wiki_search.elastic.access import MAJORS, Access
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, build_command, described
+from turnrl_wiki_search.server import Server
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
@@ -32,8 +33,8 @@ class ElasticIndex(SearchIndex):
 
     def __init__(self, server: Server, index: str) -> None:
         self._access = Access.of(server)
-        self._timeout_s = server.timeout_s
-        self._clients = {os.getpid(): self._access.connect(server.timeout_s)}
+        self._timeout_s = server.request_s("elasticsearch")
+        self._clients = {os.getpid(): self._access.connect(self._timeout_s)}
         self._retries = server.retries
         self._name = index
         self._free = threading.Semaphore(_LANES)

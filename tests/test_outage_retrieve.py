@@ -1,0 +1,156 @@
+"""Whole training runs against a real server with `/retrieve`: outages, nonsense, replay."""
+
+import re
+import signal
+import time
+
+import pytest
+import torch
+import yaml
+
+from nodes import free_port
+from retrieving import PAGE, retriever_of
+from test_outage_elasticsearch import ITERATIONS, ROOT, metrics, train, turnrl
+from turnrl_wiki_search import embedded
+from turnrl_wiki_search.sources import Corpus, open_source
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def module_server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("atlas") / "index"
+    embedded.build(folder, Corpus(open_source("Atlas")))
+    with retriever_of(folder, free_port()) as server:
+        yield server
+
+
+@pytest.fixture
+def server(module_server):
+    module_server.behave()
+    return module_server
+
+
+def run_of(server, folder, during=None, **tool):
+    settings = {"backend": "retrieve", "index": server.url, "version": "atlas", **tool}
+    return train(None, folder, during, **settings)
+
+
+@pytest.fixture(scope="module")
+def calm(module_server, tmp_path_factory):
+    """A run in which nothing happens, and which fills a cache."""
+    folder = tmp_path_factory.mktemp("calm")
+    code, told = run_of(module_server, folder, cache="answers.sqlite")
+    assert code == 0, told
+    return folder
+
+
+def test_a_run_is_the_run_over_the_embedded_index(calm, module_server, tmp_path):
+    index = str(module_server.index)
+    code, told = train(
+        None, tmp_path, backend="embedded", index=index, timeout_s=10.0, retries=5, wait_s=900.0
+    )
+    assert code == 0, told
+    assert metrics(tmp_path) == metrics(calm)
+
+
+def crash(server):
+    server.crash(3)
+
+
+def hang(server):
+    server.signal(signal.SIGSTOP)
+    time.sleep(10)
+    server.signal(signal.SIGCONT)
+
+
+def busy(server):
+    server.behave("status503", "cut", "status500", "status503", "drip", "status502")
+
+
+@pytest.mark.parametrize("fault", [crash, pytest.param(hang, marks=pytest.mark.slow), busy])
+def test_a_run_outlives_its_server_and_trains_on_the_same_trajectories(
+    server, calm, tmp_path, fault
+):
+    code, told = run_of(server, tmp_path, during=lambda: fault(server))
+    assert code == 0, told
+    assert f"{server.url} does not answer" in told
+    assert re.search(rf"{server.url} answers again after \d+ s; the run continues", told)
+    assert metrics(tmp_path) == metrics(calm)
+    run = tmp_path / "runs" / "recipe" / "version_0"
+    transcripts = "".join(p.read_text() for p in sorted((run / "transcripts").iterdir()))
+    assert "result: " in transcripts
+    for word in (server.url, "timed out", "refused", "not answer", "status", "out of order"):
+        assert word not in transcripts, word
+
+
+def test_nonsense_in_the_middle_ends_a_run_with_a_checkpoint_and_the_next_step(
+    server, calm, tmp_path
+):
+    code, told = run_of(server, tmp_path, during=lambda: server.behave(*["page"] * 100))
+    assert code == 1
+    assert "Traceback" not in told
+    assert f"{server.url} answered a search with '{PAGE}', which is not JSON" in told
+    last = tmp_path / "runs" / "recipe" / "version_0" / "checkpoints" / "last.ckpt"
+    finished = torch.load(last, weights_only=True)["global_step"]
+    assert 2 <= finished < ITERATIONS
+    for path in (tmp_path / "runs").rglob("transcripts/*"):
+        assert "It works" not in path.read_text()
+    # the run goes on from there, and ends where it would have ended
+    server.behave()
+    code, said, told = turnrl(None, tmp_path, ["fit", "recipe.yaml", "--ckpt_path", str(last)])
+    assert code == 0, told
+    assert said.count("iteration ") == ITERATIONS - finished
+
+
+def test_a_run_is_replayed_from_its_cache_with_the_server_off(server, calm, tmp_path):
+    server.signal(signal.SIGSTOP)
+    try:
+        cache = str(calm / "answers.sqlite")
+        code, told = run_of(server, tmp_path, cache=cache, offline=True)
+    finally:
+        server.signal(signal.SIGCONT)
+    assert code == 0, told
+    assert metrics(tmp_path) == metrics(calm)
+
+
+def test_five_lines_of_a_recipe_train_with_the_server_of_the_page(server, tmp_path):
+    page = (ROOT / "docs" / "howto" / "wikipedia-search.md").read_text()
+    (block,) = [b for b in re.findall(r"```yaml\n(.*?)```", page, re.S) if "retrieve}" in b]
+    lines = [line for line in block.splitlines() if line.strip()]
+    assert len(lines) <= 5
+    text = block.replace("http://localhost:8000/retrieve", server.url)
+    (tmp_path / "mine.yaml").write_text(text)
+    assert list(yaml.safe_load(text)) == ["model"]
+    small = ["--trainer.max_epochs", "1", "--data.val_limit", "8"]
+    small += ["--data.questions_per_iteration", "2", "--model.group_size", "4"]
+    recipe = str(ROOT / "recipes" / "quickstart.yaml")
+    before = len(server.requests())
+    code, said, told = turnrl(None, tmp_path, ["fit", recipe, "mine.yaml", *small])
+    assert code == 0, told
+    assert "iteration   1/1" in said
+    assert len(server.requests()) > before
+
+
+@pytest.mark.parametrize(("way", "words"), [
+    ("retrieve", ()), ("page", ("which is not JSON", "Correct 'index'")),
+    ("status404", ("status 404", "Correct 'index'")),
+])  # fmt: skip
+def test_the_doctor_asks_the_server(server, tmp_path, way, words):
+    tool = {"backend": "retrieve", "index": server.at(way)}
+    recipe = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
+    recipe["model"]["rollout"]["tools"] = [{"class_path": "WikiSearch", "init_args": tool}]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    code, said, told = turnrl(None, tmp_path, ["doctor", "recipe.yaml"])
+    assert "Traceback" not in said + told
+    assert code == (1 if words else 0), said
+    (line,) = [line for line in said.splitlines() if re.match(r"(pass|fail)  tool ", line)]
+    assert line.startswith("fail" if words else "pass")
+    text = " ".join(said.split())
+    assert all(word in text for word in words)

@@ -1,0 +1,329 @@
+"""Search behind a real server that speaks Search-R1's `/retrieve`, in a process of its own."""
+
+import json
+import logging
+import random
+import re
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from nodes import free_port
+from retrieving import KEY, retriever_of
+from searching import (
+    ROWS,
+    SHARED,
+    ask,
+    corpus_of,
+    index_command,
+    needs_shared_data,
+    write_rows,
+)
+from turnrl import RecipeError, ToolError
+from turnrl_wiki_search import WikiSearch, embedded
+
+QUICK = {"timeout_s": 2.0, "retries": 1, "wait_s": 30.0}
+QUERIES = ["capital city of France", "serving coffees", "", "zebra", "tower", "Utrecht"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("retrieve")
+    embedded.build(folder / "index", corpus_of(write_rows(folder / "rows.jsonl")))
+    return folder / "index"
+
+
+@pytest.fixture(scope="module")
+def module_server(folder):
+    with retriever_of(folder, free_port()) as server:
+        yield server
+
+
+@pytest.fixture
+def server(module_server):
+    module_server.behave()
+    return module_server
+
+
+def search_tool(address: str, **arguments) -> WikiSearch:
+    return WikiSearch(address, "retrieve", **{**QUICK, **arguments})
+
+
+# --- answers ---
+
+
+def test_the_answers_are_those_of_the_index_that_the_server_has(server, folder):
+    assert ask(search_tool(server.url), *QUERIES) == ask(WikiSearch(str(folder)), *QUERIES)
+
+
+@needs_shared_data
+def test_real_passages_are_the_same_answers(tmp_path):
+    embedded.build(tmp_path / "index", corpus_of(SHARED / "squad" / "corpus.jsonl"))
+    lines = (SHARED / "squad" / "dev.jsonl").read_text().splitlines()
+    random.Random(0).shuffle(lines)
+    questions = [json.loads(line)["question"] for line in lines[:1000]]
+    with retriever_of(tmp_path / "index", free_port()) as server:
+        served = ask(search_tool(server.url, timeout_s=60.0), *questions)
+        sizes = [len(request["queries"]) for request in server.requests()]
+    assert served == ask(WikiSearch(str(tmp_path / "index")), *questions)
+    assert len(sizes) == 2
+    assert sizes[0] == 512
+
+
+def test_a_batch_is_one_request_with_each_query_once(server):
+    before = len(server.requests())
+    tool = search_tool(server.url, top_k=2)
+    ask(tool, *(f"tower {n % 200}" for n in range(400)))
+    (request,) = server.requests()[before:]
+    assert request["queries"] == [f"tower {n}" for n in range(200)]
+    assert (request["topk"], request["return_scores"]) == (2, True)
+
+
+def test_batches_that_meet_are_sent_one_after_another(server):
+    tool = search_tool(server.url, top_k=1)
+    words = {"Utrecht": "1", "Paris": "2", "coffee": "3"}
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda word: ask(tool, word)[0], [*words] * 5))
+    assert [r.metadata["passage_ids"] for r in results] == [[i] for i in words.values()] * 5
+
+
+@pytest.mark.parametrize("way", ["unscored", "bare"])
+def test_a_server_without_scores_gives_passages_without_scores(server, folder, way):
+    tool = search_tool(server.at(way))
+    tool.check()
+    (result,) = ask(tool, "tower")
+    assert result.content == ask(WikiSearch(str(folder)), "tower")[0].content
+    assert result.metadata["scores"] == [None] * len(result.metadata["passage_ids"])
+
+
+def test_documents_may_lack_an_id_or_a_title_or_have_them_in_fields_of_their_own(server):
+    (untitled,) = ask(search_tool(server.at("untitled"), top_k=1), "Utrecht")
+    assert untitled.content == ROWS[0]["text"]
+    assert len(untitled.metadata["passage_ids"][0]) == 16
+    again = ask(search_tool(server.at("untitled"), top_k=1), "Utrecht")[0]
+    assert untitled.metadata["passage_ids"] == again.metadata["passage_ids"]
+    (fields,) = ask(search_tool(server.at("fields"), top_k=1), "Utrecht")
+    assert fields.content == f"Utrecht\n{ROWS[0]['text']}"
+    (numbered,) = ask(search_tool(server.at("numbered"), top_k=1), "Utrecht")
+    assert numbered.metadata["passage_ids"] == ["7"]
+
+
+def test_passages_beyond_top_k_are_left_out_and_half_a_character_is_replaced(server):
+    (result,) = ask(search_tool(server.at("many"), top_k=1), "tower")
+    assert len(result.metadata["passage_ids"]) == 1
+    (result,) = ask(search_tool(server.at("surrogate"), top_k=1), "tower")
+    assert result.content == "A\nhalf ?"
+
+
+# --- answers of another shape ---
+
+ODD = {
+    "page": r"answered a search with '<html><body>It works!.*', which is not JSON",
+    "list": r"which has no list 'result'",
+    "other": r"with '\{\"results\": .*', which has no list 'result'",
+    "null": r"which has no list 'result'",
+    "first": r"1 lists of passages for 2 queries",
+    "flat": r"lists of passages for 2 queries|in place of a list of passages",
+    "text": r"'nothing' in place of a list of passages",
+    "strings": r"'a text' in place of a passage",
+    "nothing": r"'None' in place of a passage",
+    "document": r"'a text' in place of a document",
+    "empty": r"a document without 'contents' \(found: none\)",
+    "number": r"a document without 'contents' \(found: contents\)",
+    "score": r"the score 'high', which is no number",
+    "nan": r"the score 'nan', which is no number",
+}
+REFUSED = {
+    "status404": r"does not answer searches \(status 404: .*Correct 'index': it is the address",
+    "status405": r"does not answer searches \(status 405",
+    "moved": r"does not answer searches \(status 307: /retrieve\)",
+    "status401": r"refused no credentials \(set TURNRL_RETRIEVE_API_KEY\) \(status 401",
+    "status422": r"refused a search \(status 422: .*'queries', 'topk' and 'return_scores'",
+}
+
+
+@pytest.mark.parametrize(("way", "message"), [*ODD.items(), *REFUSED.items()])
+def test_a_server_of_another_shape_is_refused_before_a_run_with_the_next_step(server, way, message):
+    with pytest.raises(ToolError, match=message) as error:
+        search_tool(server.at(way)).check()
+    assert server.at(way) in str(error.value)
+    assert re.search(r"Correct 'index'|Set api_key|see what it printed", str(error.value))
+
+
+@pytest.mark.parametrize("way", [*ODD, *REFUSED])
+def test_nonsense_in_the_middle_ends_the_run_and_is_no_result(server, way):
+    tool = search_tool(server.url)
+    tool.check()
+    server.behave(way)
+    with pytest.raises(ToolError):
+        ask(tool, "tower Utrecht", "tower Paris")
+    assert ask(tool, "tower")[0].ok
+
+
+# --- faults that pass ---
+
+
+@pytest.mark.parametrize("way", ["status500", "status502", "status503", "status504", "cut", "drip"])
+def test_a_passing_fault_leaves_no_trace_in_the_answer(server, way, capsys):
+    tool = search_tool(server.url, timeout_s=1.0)
+    calm = ask(tool, "tower")
+    server.behave(way)
+    assert ask(tool, "tower") == calm
+    assert capsys.readouterr().err == ""
+
+
+def test_retry_after_is_honoured(server):
+    server.behave("busy")
+    begin = time.monotonic()
+    ask(search_tool(server.url), "tower")
+    assert time.monotonic() - begin >= 1.0
+
+
+@pytest.mark.parametrize(("how", "away_s"), [
+    ("crash", 0.0), pytest.param("crash", 10.0, marks=pytest.mark.slow),
+    pytest.param("stop", 10.0, marks=pytest.mark.slow), ("stop", 4.0),
+])  # fmt: skip
+def test_a_server_that_goes_away_and_comes_back_is_waited_for(folder, how, away_s, capsys):
+    words = ["Utrecht", "Paris", "coffee", "zebra"]
+    with retriever_of(folder, free_port()) as server:
+        tool = search_tool(server.url, top_k=1, timeout_s=1.0, wait_s=90.0)
+        calm = dict(zip(words, ask(tool, *words), strict=True))
+        back = threading.Event()
+
+        def callers(number):
+            answers = []
+            while not back.is_set() or len(answers) < 10:
+                word = words[(number + len(answers)) % len(words)]
+                answers.append((word, ask(tool, word)[0]))
+            return answers
+
+        with ThreadPoolExecutor(8) as pool:
+            calls = [pool.submit(callers, number) for number in range(8)]
+            time.sleep(0.3)
+            if how == "crash":
+                server.crash(away_s)
+            else:
+                server.signal(signal.SIGSTOP)
+                time.sleep(away_s)
+                server.signal(signal.SIGCONT)
+            back.set()
+            answers = [answer for call in calls for answer in call.result(timeout=90)]
+    told = capsys.readouterr().err
+    assert f"{server.url} does not answer" in told
+    assert re.search(r"answers again after \d+ s; the run continues", told)
+    assert len(answers) >= 80
+    assert all(result == calm[word] for word, result in answers)
+
+
+def test_a_server_that_stays_away_ends_the_run_with_the_next_step(folder):
+    with retriever_of(folder, free_port()) as server:
+        tool = search_tool(server.url, wait_s=0.5)
+        ask(tool, "tower")
+        server.kill()
+        with pytest.raises(ToolError, match=r"does not answer \(.*waited 0\.5 s .*--ckpt_path"):
+            ask(tool, "tower")
+        begin = time.monotonic()
+        with pytest.raises(ToolError, match=r"Start it, or correct 'index'"):
+            tool.check()
+        assert time.monotonic() - begin < 5
+        server.start()
+        assert ask(tool, "tower")[0].ok
+
+
+# --- secrets ---
+
+
+def test_the_key_is_sent_and_struck_out_of_what_a_server_says_back(server, monkeypatch, caplog):
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("MY_KEY", KEY)
+    tool = search_tool(server.url, api_key="${MY_KEY}")
+    ask(tool, "tower")
+    assert server.requests()[-1]["authorization"] == f"Bearer {KEY}"
+    server.behave("secret")
+    with pytest.raises(ToolError, match=r"I cannot read Bearer \*\*\*") as error:
+        ask(tool, "tower")
+    assert KEY not in str(error.value)
+    assert KEY not in caplog.text
+    assert KEY not in repr(tool.__dict__)
+    monkeypatch.setenv("TURNRL_RETRIEVE_API_KEY", "another")
+    ask(search_tool(server.url), "tower")
+    assert server.requests()[-1]["authorization"] == "Bearer another"
+
+
+@pytest.mark.parametrize(("value", "message"), [
+    ("two words", r"with the API key in \$\{MY_KEY\}: it has a space"),
+    ("kéy", r"it has a space or another character"), ("", "variable MY_KEY, which is not set"),
+])  # fmt: skip
+def test_a_key_that_cannot_be_one_is_not_shown(server, monkeypatch, value, message):
+    monkeypatch.setenv("MY_KEY", value)
+    with pytest.raises((ToolError, RecipeError), match=message) as error:
+        search_tool(server.url, api_key="${MY_KEY}").check()
+    assert not value or value not in str(error.value)
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"api_key": KEY}, "api_key must name an environment variable"),
+    ({"url": "http://localhost:9200"}, "url would have no effect, because the backend is 'retri"),
+    ({"username": "me", "password": "${P}"}, "username, password would have no effect"),
+    ({"build_from": "Atlas"}, "builds only embedded indexes, and the server at 'index'"),
+    ({"timeout_s": 0.0}, r"timeout_s is 0\.0"), ({"version": " "}, "version is empty"),
+    ({"offline": True}, "offline needs a cache"),
+])  # fmt: skip
+def test_settings_that_cannot_be_or_would_be_ignored_are_refused(arguments, message):
+    with pytest.raises(RecipeError, match=message) as error:
+        WikiSearch("http://localhost:8000/retrieve", "retrieve", **arguments)
+    assert KEY not in str(error.value)
+
+
+@pytest.mark.parametrize("address", ["localhost:8000", "indexes/wiki", "http://", "http://a:b/x"])
+def test_an_index_that_is_no_address_is_refused(address):
+    message = r"index is '.*'; it must look like http://localhost:8000/retrieve"
+    with pytest.raises(RecipeError, match=message):
+        search_tool(address).check()
+
+
+# --- cache ---
+
+
+def test_a_cache_needs_a_version_and_then_costs_no_request_and_a_replay_no_server(folder, tmp_path):
+    cache = str(tmp_path / "cache.sqlite")
+    with retriever_of(folder, free_port()) as server:
+        with pytest.raises(ToolError, match=r"turnrl did not build them\. Set 'version' to"):
+            search_tool(server.url, cache=cache).check()
+        first = ask(search_tool(server.url, cache=cache, version="a"), *QUERIES)
+        tool = search_tool(server.url, cache=cache, version="a")
+        tool.check()
+        before = len(server.requests())
+        assert ask(tool, *QUERIES) == first
+        assert len(server.requests()) == before
+        ask(search_tool(server.url, cache=cache, version="b"), "tower")
+        assert len(server.requests()) == before + 2  # the check, and the search
+    replay = search_tool(server.url, cache=cache, version="a", offline=True)
+    replay.check()
+    assert ask(replay, *QUERIES) == first
+    with pytest.raises(ToolError, match="not in the search cache"):
+        ask(search_tool(server.url, cache=cache, version="b", offline=True), "Utrecht")
+    with pytest.raises(ToolError, match=r"has never seen the retrieve index '.*, version c'"):
+        search_tool(server.url, cache=cache, version="c", offline=True).check()
+
+
+# --- the command ---
+
+
+def test_the_command_describes_and_searches(server, capsys):
+    place = ["--index", server.url, "--backend", "retrieve"]
+    assert index_command("info", *place) == 0
+    assert "passages  unknown" in capsys.readouterr().out
+    assert index_command("search", "dom tower", *place, "-k", 1) == 0
+    assert f"Utrecht  [1]\n{ROWS[0]['text']}" in capsys.readouterr().out
+    assert index_command("search", "tower", *place, "--url", "http://localhost:9200") == 2
+    assert "--url: the address of a /retrieve server is --index" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        index_command("build", "--source", "Atlas", *place)
+    assert "invalid choice: 'retrieve'" in capsys.readouterr().err
