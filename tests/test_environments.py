@@ -117,7 +117,7 @@ def test_a_function_of_the_user_says_what_the_policy_reads(chat):
     tool = Gymnasium("FrozenLake-v1", SCHEDULE, WAYS, observe=lambda cell: f"row {cell // 4}")
     trajectory = one(chat, tool, ["down"], turns=1)
     assert "Go.\n\nrow 0" in chat.tokenizer.decode(trajectory.sample.prompt_ids)
-    assert trajectory.turns[0].results[0].metadata["unread"] == "row 1"
+    assert trajectory.turns[0].results[0].unread == "row 1"
     tool = Gymnasium("FrozenLake-v1", SCHEDULE, WAYS, observe=lambda cell: cell)
     message = "environment FrozenLake-v1 gave 0 from observe, after reset, which is no text"
     with pytest.raises(ToolError, match=message):
@@ -129,8 +129,8 @@ def test_a_branch_goes_its_own_way_from_where_it_left(chat):
         chat, lake(), lambda session, turn: "right" if session else "down", turns=2, probes=1
     )
     ((trunk,),), (probes,), _ = attempts
-    cells = [probe.trajectory.results[-1].metadata["unread"] for probe in probes]
-    assert trunk.results[-1].metadata["unread"] == "8"
+    cells = [probe.trajectory.results[-1].unread for probe in probes]
+    assert trunk.results[-1].unread == "8"
     assert cells == ["2", "5"]  # right twice; down, then right
     assert all(probe.trajectory.figures["steps"] == 2 for probe in probes)
 

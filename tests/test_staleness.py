@@ -16,11 +16,13 @@ from turnrl import (
     Policy,
     QuestionData,
     RecipeError,
+    Recorder,
     Rollout,
     Session,
     Stateful,
     ToolError,
     ToolSession,
+    record,
 )
 from turnrl.testing import check_engine
 from turnrl_slots import Slots
@@ -66,7 +68,7 @@ def test_what_is_learned_from_is_as_old_as_it_may_be_and_no_older(
     tiny_model, tmp_path, staleness, versions
 ):
     seen = Versions()
-    it = fitted(module(tiny_model, staleness), tmp_path, 4, seen)
+    it = fitted(module(tiny_model, staleness), tmp_path, 4, seen, Recorder())
     assert seen.seen == versions
     gaps = column(tmp_path, "train/logprob_gap")
     for iteration, version in enumerate(versions):
@@ -74,6 +76,9 @@ def test_what_is_learned_from_is_as_old_as_it_may_be_and_no_older(
         assert (gaps[iteration] > 1e-4) == (behind > 0)
         if staleness:
             assert column(tmp_path, "train/staleness")[iteration] == behind
+    kept = record.read(tmp_path / "version_0", split="train")
+    assert sorted({row["iteration"] for row in kept}) == [1, 2, 3, 4]  # a file for each
+    assert {row["policy_version"] for row in kept} == {0, 2, 4, 6}
     assert it.engine._copies == {}  # nothing goes on: three iterations ahead were never begun
 
 

@@ -440,8 +440,9 @@ def _unread(result: ToolResult, acted: bool) -> ToolResult:
     metadata = {
         k: v for k, v in result.metadata.items() if k not in ("passage_ids", "passage_starts")
     }
-    metadata["unread"] = result.content
-    return replace(result, content="", ok=result.ok and acted, metadata=metadata)
+    return replace(
+        result, content="", ok=result.ok and acted, metadata=metadata, unread=result.content
+    )
 
 
 def stream_seed(*key: int) -> int:

@@ -11,8 +11,8 @@ The columns:
 
     iteration       metrics.csv's `iteration`: the one that collected it, from 1; of an evaluation
                     the last one behind the policy, 0 for the untrained
-    policy_version  optimiser steps behind the weights that acted; if they changed on the way, of
-                    the newest
+    policy_version  optimiser steps behind the weights that learned from it, or that were evaluated.
+                    With `max_staleness`, older ones may have sampled it: see `versions`
     split           `train` (sampled), or what was evaluated: `val`, `test`, a data set by its name
                     (greedy, unless `turnrl eval --samples` asked for more)
     question_id, question, answers      what was asked, and what counts as right
@@ -41,7 +41,8 @@ The columns:
                     rewards, world_reward, advantage}; `sample` is the number of the history that
                     it was sampled in, and `world_reward` what the world paid for it; a call is
                     {name, arguments (JSON), error, mended}, a result {content, ok, metadata
-                    (JSON)}; `rewards` has the components of `reward`, as {name, value}; the
+                    (JSON; with `turnrl.unread`, the text of a result that the policy did not
+                    read)}; `rewards` has the components of `reward`, as {name, value}; the
                     advantage is null where nothing was learned: in an evaluation, and in turns
                     that a branch shares with the trajectory that it came from
 
@@ -143,6 +144,8 @@ _COLUMNS = {
 SCHEMA = pa.schema(_COLUMNS, {_VERSION_KEY: str(VERSION)})
 """Columns and types of the record, with their version."""
 
+UNREAD = "turnrl.unread"
+"""Key, in the JSON of a result's metadata, of the text that the policy did not read."""
 _ALWAYS = {"iteration", "policy_version", "split", "question", "group", "turns"}
 """Columns by which a file is known that names no version."""
 
@@ -156,7 +159,7 @@ class FileName:
 
     Args:
         split: Which questions, such as `val`. It may have hyphens.
-        policy_version: Optimiser steps behind the weights that acted.
+        policy_version: Optimiser steps behind the weights that learn from it, or are evaluated.
         process: Number of the process that collected its rows.
     """
 
@@ -319,12 +322,15 @@ def json_object(text: str | None) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def _result(part: Columns) -> ToolResult:
+    metadata = json_object(part["metadata"]) or {}
+    unread = metadata.pop(UNREAD, None)
+    return ToolResult(part["content"], part["ok"], metadata, unread=unread)
+
+
 def _turn(turn: Row) -> Turn:
     calls = tuple(map(call, turn["calls"]))
-    results = tuple(
-        ToolResult(one["content"], one["ok"], json_object(one["metadata"]) or {})
-        for one in turn["results"]
-    )
+    results = tuple(map(_result, turn["results"]))
     reading = Reading(calls, None, turn["format_error"])
     return Turn(turn["text"], reading, results, turn["world_reward"] or 0.0, bool(turn["cut"]))
 

@@ -24,7 +24,7 @@ from turnrl.credit import Credit
 from turnrl.errors import at_least
 from turnrl.policy.reading import read_trajectories
 from turnrl.run.folders import whole_file
-from turnrl.run.record import SCHEMA, TOKENS, FileName, Row, f1, transcript
+from turnrl.run.record import SCHEMA, TOKENS, UNREAD, FileName, Row, f1, transcript
 from turnrl.scoring import curves
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.engine import TokenScores
@@ -175,11 +175,10 @@ def rows(
         tokens = map(_tokens, every, read_trajectories(every, learner))
     scored = zip(groups, credit, strict=True)
     for number, (group, given) in zip(itertools.count(first, step), scored):
-        for i, trajectory in enumerate(group.trajectories):
-            sampled_by = trajectory.versions if trajectory.samples else ()
+        for i in range(len(group.trajectories)):
             yield {
                 "iteration": iteration,
-                "policy_version": max(sampled_by, default=policy_version),
+                "policy_version": policy_version,
                 "split": split,
                 "group": number,
                 "estimator": rule,
@@ -251,8 +250,11 @@ def _call(call: ToolCall) -> Row:
 
 
 def _result(result: ToolResult) -> Row:
-    metadata = _json(result.metadata) if result.metadata else None
-    return {"content": _text(result.content), "ok": result.ok, "metadata": metadata}
+    metadata = {**result.metadata}
+    if result.unread is not None:
+        metadata[UNREAD] = result.unread
+    shown = _json(metadata) if metadata else None
+    return {"content": _text(result.content), "ok": result.ok, "metadata": shown}
 
 
 def _tokens(trajectory: Trajectory, learner: TokenScores) -> Row:

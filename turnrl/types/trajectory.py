@@ -58,8 +58,7 @@ class ToolCall:
         name: The tool's name as the policy wrote it; empty if the call could not be read.
         arguments: Arguments by name.
         error: Why the call could not be read (bad JSON, say). Such a call is never run: the policy
-            reads the error as its result. Calls of a last turn that are not run beside others that
-            act on the world have an error too.
+            reads the error as its result.
         mended: What is wrong with the form of a call that was read all the same, by a lenient
             segmenter. It is run, but its result is not `ok`, so no reward pays for it.
         session: State of the trajectory that calls, if the tool is `Stateful`; set when the call is
@@ -93,6 +92,9 @@ class ToolResult:
         reward: What the world pays for this step, as an environment does. The turn's `reward` adds
             it up, and `StepReward` pays it.
         done: True if the attempt is over: an environment reached its end.
+        unread: The text of a result of which the policy read nothing, because it came in the last
+            turn; its `content` is empty. None for any other result. turnrl sets it, a tool does
+            not.
     """
 
     content: str
@@ -100,12 +102,13 @@ class ToolResult:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     reward: float = 0.0
     done: bool = False
+    unread: str | None = None
 
     @property
     def informs(self) -> bool:
         """True if the policy read it and the call succeeded. It read nothing of the results of a
-        last turn that acted on the world: their texts are in `metadata["unread"]`."""
-        return self.ok and not ("unread" in self.metadata and not self.content)
+        last turn that acted on the world."""
+        return self.ok and self.unread is None
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ class Turn:
     def __str__(self) -> str:
         lines = [
             f"   {'result' if r.ok else 'error'}: "
-            + (f"(not read) {r.metadata['unread']}" if "unread" in r.metadata else r.content)
+            + (r.content if r.unread is None else f"(not read) {r.unread}")
             for r in self.results
         ]
         form = [f"   form: {self.reading.format_error}"] if self.reading.format_error else []
