@@ -132,7 +132,7 @@ def plan(trajectories, given, logprobs_now=None, **options):
     """The plan of an iteration of padded minibatches, with any log-probabilities."""
     read = logprobs_now or (lambda some: [torch.zeros(len(t.sampled_turns)) for t in some])
     columns = TokenColumns(trajectories, given)
-    about = {name: options.pop(name) for name in ("cut", "listens") if name in options}
+    about = {name: options.pop(name) for name in ("reads_all", "listens") if name in options}
     settings = {
         "objective": ClippedSurrogate(),
         "updates": 1,
@@ -344,7 +344,7 @@ def test_a_samplers_numbers_stand_for_the_learners_only_where_they_are_the_same(
         _, step = planned(trajectories, given, logprobs_now, updates=2)
         if apart == 0.0:
             asked.clear()
-            list(planned(trajectories, given, logprobs_now, updates=2, cut=True))
+            list(planned(trajectories, given, logprobs_now, updates=2, reads_all=True))
             assert len(asked) == 20
             asked = asked[:read]
         assert len(asked) == read

@@ -342,7 +342,7 @@ class Collector:
                 probes,
                 greedy=size is None,
                 description=bar,
-                at_once=1 + self.setup.max_staleness,
+                collections=1 + self.setup.max_staleness,
             )
         return _Sampling(work, version)
 

@@ -131,8 +131,8 @@ class TokenColumns:
 
 def _prompt(trajectory: Trajectory) -> tuple[int, ...]:
     """The prompt of the first history that the policy wrote in."""
-    answered = (sample for sample in trajectory.samples if max(sample.turn_index, default=-1) >= 0)
-    return next(answered, trajectory.samples[0]).prompt_ids
+    samples = trajectory.samples
+    return next((sample for sample in samples if sample.sampled), samples[0]).prompt_ids
 
 
 class OldLogprobs:
@@ -144,8 +144,8 @@ class OldLogprobs:
     Args:
         columns: The trajectories.
         read: Computes the learner's log-probabilities of trajectories, under its weights of now.
-        cut: Whether the sampler draws from a part of the distribution. Then the few could be
-            alike and the others not, so all are read.
+        reads_all: Whether all are read, because a few would say nothing of the others: where the
+            sampler draws from a part of the distribution, or older weights sampled.
         listens: Whether the first step's own forward pass gives the numbers of its trajectories, by
             `keep`. Otherwise they are read ahead, if a later step needs them.
         reads_first: Whether the first step needs numbers that its own forward pass does not give,
@@ -156,12 +156,12 @@ class OldLogprobs:
         self,
         columns: TokenColumns,
         read: Callable[[Sequence[Trajectory]], Column],
-        cut: bool = False,
+        reads_all: bool = False,
         listens: bool = False,
         reads_first: bool = False,
     ) -> None:
         self.listens, self.reads_first = listens, reads_first
-        self._columns, self._read, self._cut = columns, read, cut
+        self._columns, self._read, self._all = columns, read, reads_all
         self._known: dict[int, Tensor] = {}
 
     def look_ahead(self, steps: Sequence[Tensor]) -> None:
@@ -179,7 +179,7 @@ class OldLogprobs:
         self._take(some)
         gaps = [(self._known[i] - sampler[i]).abs().max() for i in some]
         alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
-        if alike and not self._cut:
+        if alike and not self._all:
             self._known |= {i: sampler[i] for i in rest}
         else:
             self._take(rest)

@@ -214,8 +214,7 @@ class MTGRPO(PolicyModule, Iterates):
         return OldLogprobs(
             tokens,
             lambda some: [scores.logprobs for scores in read_trajectories(some, self.read)],
-            # a few of fresh groups would say nothing of those that older weights sampled
-            cut=self.rollout.sampling.cuts_distribution or self.max_staleness > 0,
+            reads_all=self.rollout.sampling.cuts_distribution or self.max_staleness > 0,
             listens=self.updates_per_iteration > 1 and not noisy,
             reads_first=noisy and self.objective.importance_cap is not None,
         )

@@ -92,7 +92,7 @@ class Attempt:
         self._calls: tuple[ToolCall, ...] = ()  # of the last turn, as far as they were answered
         self._called = 0  # calls of the last turn, answered or not
         self._running: set[asyncio.Task[Sequence[ToolResult]]] = set()
-        self.samples = False  # whether a turn is being sampled
+        self.sampling = False  # whether a turn is being sampled
         self._refused = 0
 
     @property
@@ -169,14 +169,14 @@ class Attempt:
 
     async def say(self, conversation: Conversation, stop: tuple[str, ...]) -> Reply:
         """Sample the next turn in a history that has room."""
-        if self.samples:
+        if self.sampling:
             raise PluginError(
                 "a player asked for a reply while another is sampled. Await the first."
             )
         rules, turn = self.rules, len(self.turns)
         most = min(rules.sampling.max_tokens, rules.max_tokens - conversation.tokens)
         seed = stream_seed(*self.seed, turn)
-        self.samples = True
+        self.sampling = True
         try:
             reply = await conversation.say(
                 turn, replace(rules.sampling, max_tokens=most, seed=seed, stop=stop)
@@ -185,7 +185,7 @@ class Attempt:
             conversation.broken = True
             raise
         finally:
-            self.samples = False
+            self.sampling = False
         self._calls, self._called = (), 0
         self.turns += (Turn(reply.text, cut=reply.cut),)
         return reply
@@ -199,7 +199,7 @@ class Attempt:
         """See `turnrl.Attempt.call`."""
         self._last("call")
         await self._going_on()
-        if self.samples:
+        if self.sampling:
             raise self._misused(
                 "a player called a tool while a reply is sampled, so nobody can tell whose turn "
                 "the call is. Await the call before you ask for the reply."
@@ -322,7 +322,7 @@ class Attempt:
         *before, last = self.turns
         # nobody read the results of the last turn; a step in the world happened all the same, and
         # it alone counts as one
-        acted = [self.sessions.acted([call]) for call in last.reading.calls]
+        acted = [self.sessions.acts([call]) for call in last.reading.calls]
         results = tuple(map(_unread, last.results, acted)) if any(acted) else ()
         turns = (*before, replace(last, results=results))
         samples = tuple(c.sample for c in self.conversations if c.sample and c.sample.sampled)
@@ -350,7 +350,7 @@ async def let_play(player: Player, attempt: Attempt) -> None:
             raise
     if attempt.fault is not None:
         raise attempt.fault
-    if attempt.samples:
+    if attempt.sampling:
         raise PluginError(f"{what} ended while a reply was sampled. Await the reply.")
     if not attempt.turns:
         raise PluginError(f"{what} asked for no reply. Await attempt.reply at least once.")

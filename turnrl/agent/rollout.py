@@ -127,7 +127,8 @@ class Agent:
         rollout, k = self._rollout, len(attempt.turns)
         (talk,) = attempt.conversations
         reply = await attempt.say(talk, rollout.sampling.stop)
-        reading: types.Reading = rollout.consult("read", reply.text, k, reply.cut)
+        with rollout.blamed("read", reply.text):
+            reading = rollout.scheme.read(reply.text, k, reply.cut)
         attempt.read(reading)
         why: types.Ending | None = None
         if reading.answer is not None:
@@ -136,12 +137,14 @@ class Agent:
             why = "length"
         elif k + 1 == rollout.max_turns:
             why = "turns"
-            if attempt.sessions.acted(reading.calls):
+            if attempt.sessions.acts(reading.calls):
                 await attempt.answer(reading.calls, unread=True)
         else:
             results = await attempt.call(reading.calls)
             if attempt.ended_by is None:
-                talk.tell(rollout.consult("observe", reading, results))
+                with rollout.blamed("observe", reading):
+                    observation = rollout.scheme.observe(reading, results)
+                talk.tell(observation)
                 why = "length" if talk.tokens >= rollout.max_tokens else None
         if why is not None:
             attempt.end(why)
@@ -245,6 +248,12 @@ class Rollout:
         return drives
 
     @property
+    def scheme(self) -> types.Segmenter:
+        """The turn scheme of a rollout that has one."""
+        assert self.segmenter is not None, "a player drives"
+        return self.segmenter
+
+    @property
     def driver(self) -> str:
         """Name of the turn scheme or the player."""
         return type(self._drives).__name__
@@ -301,7 +310,8 @@ class Rollout:
                 "The sampler's log-probabilities are of what is left and the learner's are not, so "
                 "their ratio is biased; a policy gradient assumes that all of it was drawn from."
             )
-        self.consult("check", self.specs)
+        with self.blamed("check", self.specs):
+            self._drives.check(self.specs)
         if self.segmenter is not None:
             self._check_scheme(self.segmenter, chat)
         for tool in self.toolsets:
@@ -328,7 +338,8 @@ class Rollout:
         call, replies = (types.ToolCall("check"),), (types.ToolResult("checked"),)
         for calls, wrong in ((call, None), (call, "wrong"), ((), "wrong")):
             reading = types.Reading(calls, None, wrong)
-            messages = self.consult("observe", reading, replies[: len(calls)])
+            with self.blamed("observe", reading):
+                messages = segmenter.observe(reading, replies[: len(calls)])
             roles = {m.get("role") for m in messages} if isinstance(messages, list) else {"none"}
             if not roles or roles - {"user", "tool"}:
                 raise PluginError(
@@ -369,7 +380,8 @@ class Rollout:
         text = f"{question.text}\n\n{more}" if more else question.text
         question = replace(question, text=chat.inert(text, self.tags))
         tools = self.specs if tools is None else tools
-        messages: list[types.Message] = self.consult("prompt", question, tools)
+        with self.blamed("prompt", question):
+            messages = self.scheme.prompt(question, tools)
         if not question.system:
             return messages
         # the scheme's own words follow it: they say how to call a tool and how to answer
@@ -383,14 +395,13 @@ class Rollout:
         tools = self.specs if self.templates_tools else ()
         return chat.prompt(self.messages(question, chat), tools)
 
-    def consult(self, method: str, *arguments: Any) -> Any:
-        """Ask the turn scheme or the player. It must never raise, so an exception is a bug of its
-        package."""
-        what = f"{self.driver}.{method} on {str(arguments[0])[:200]!r}"
+    def blamed(self, method: str, given: object) -> contextlib.AbstractContextManager[None]:
+        """A block that calls a method of the turn scheme or the player. It must never raise, so an
+        exception is a bug of its package."""
+        what = f"{self.driver}.{method} on {str(given)[:200]!r}"
         check = "check_player" if self.segmenter is None else "check_segmenter"
         advice = f"It must accept any text; fix it, and try turnrl.testing.{check} on it."
-        with blaming(PluginError, what, advice):
-            return getattr(self._drives, method)(*arguments)
+        return blaming(PluginError, what, advice)
 
     def live(self) -> contextlib.AbstractContextManager[None]:
         """Within it the toolsets are started, as a run does before its first trajectory; they are
@@ -458,7 +469,7 @@ class Rollout:
         probes: int,
         greedy: bool = False,
         description: str | None = None,
-        at_once: int = 1,
+        collections: int = 1,
     ) -> Underway[types.Attempts]:
         """Begin what `play` does, with continuations besides: at the beginning of each turn of each
         trajectory, `probes` branches go their own way from there to the end.
@@ -469,7 +480,7 @@ class Rollout:
 
         Args:
             probes: How many; see `play` for the others.
-            at_once: How many collections may be under way at a time, this one included.
+            collections: How many may be under way at a time, this one included.
         Returns:
             What is under way. Its result is G trajectories for each question, and the probes of
             each question's; it raises what `play` does, and a ToolError if a tool's session cannot
@@ -481,7 +492,7 @@ class Rollout:
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
         exploration = Exploration(
             Agent(self, sampler, chat, greedy),
-            lambda: self.at_once(sampler, probes, at_once),
+            lambda: self.at_once(sampler, probes, collections),
             questions,
             group_size,
             tuple(seed),

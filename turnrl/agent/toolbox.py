@@ -176,8 +176,8 @@ class ToolSessions:
         """The tools that this trajectory can call, its sessions' own included."""
         return tuple(tool.spec for tool in self._tools.values())
 
-    def acted(self, calls: Sequence[ToolCall]) -> bool:
-        """True if one of the calls, once run, has changed the world; see `Toolset.acts`."""
+    def acts(self, calls: Sequence[ToolCall]) -> bool:
+        """True if running one of the calls changes the world; see `Toolset.acts`."""
         tools = (self._tools.get(call.name) for call in calls if call.error is None)
         return any(tool.batcher.toolset.acts for tool in tools if tool is not None)
 
@@ -199,7 +199,7 @@ class ToolSessions:
         numbers = itertools.count(earlier)
         replies = (
             self._not_run()
-            if unread and call.error is None and not self.acted([call])
+            if unread and call.error is None and not self.acts([call])
             else self._reply(call, next(numbers), turn)
             for call in calls
         )
@@ -289,7 +289,10 @@ class ToolSessions:
             ToolError: If one fails to, or hands over what are no figures.
         """
         sessions, self._sessions = self._sessions, {}
-        closings = (run_tool(d.toolset, "close", kept.close) for d, kept in sessions.items())
+        closings = (
+            run_tool(batcher.toolset, "close", session.close)
+            for batcher, session in sessions.items()
+        )
         given = await to_its_end(asyncio.gather(*closings, return_exceptions=True))
         figures: dict[str, float | Sequence[float]] = {}
         for batcher, some in zip(sessions, given, strict=True):
