@@ -32,6 +32,7 @@ from turnrl import (
     RecipeError,
     Rollout,
 )
+from turnrl.checkpoints import take_exported
 from turnrl.cli import main
 from turnrl.types import OutcomeReward
 from worlds import Answered, Called, Echo, Letters, Numbers
@@ -220,7 +221,7 @@ def test_an_exported_model_of_another_size_is_refused(tiny_model, random_model):
     it, other = module(tiny_model), random_model("Qwen2")
     it.policy.load()
     with pytest.raises(CheckpointError, match=r"do not fit the policy .* Give the recipe that"):
-        it.policy.take(other)
+        take_exported(it.policy, other)
 
 
 def test_lightnings_own_loading_works_on_a_checkpoint_that_python_made(tiny_model, tmp_path):

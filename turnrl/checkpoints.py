@@ -2,12 +2,16 @@
 
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from turnrl.errors import CheckpointError, RecipeError, blaming
+from turnrl.errors import CheckpointError, RecipeError, blaming, in_short
+from turnrl.policy.adapter import read_adapter, take_adapter
+from turnrl.policy.files import load_part
 from turnrl.policy.model import Policy
 
 
@@ -80,3 +84,32 @@ def settle(checkpoint: dict[str, Any], optimizer: Optimizer, scheduler: LRSchedu
         saved["state"] = {}  # another one's moments
     for group, old in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         old |= {name: value for name, value in group.items() if name != "params"}
+
+
+def take_exported(policy: Policy, folder: str | Path) -> None:
+    """Take the trained weights of a folder that `Policy.export` has written.
+
+    Args:
+        policy: A loaded policy, which takes them.
+        folder: With an adapter, or with a whole model.
+    Raises:
+        CheckpointError: If they do not fit this policy.
+    """
+    assert policy.network is not None, "Policy.load() comes first"
+    saved, own = read_adapter(Path(folder)), policy.identity["lora"]
+    if saved != own:
+        raise CheckpointError(
+            f"{str(folder)!r} has the adapter {saved}, and the policy {own}. Set policy.lora "
+            "as it was trained."
+        )
+    try:
+        if saved is not None:
+            take_adapter(policy.network, Path(folder))
+        else:
+            whole = load_part("AutoModelForCausalLM", str(folder), None, dtype=torch.float32)
+            policy.network.load_state_dict(whole.state_dict())
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the weights in {str(folder)!r} do not fit the policy {policy.model!r}: "
+            f"{in_short(error)}. Give the recipe that they were trained with."
+        ) from error

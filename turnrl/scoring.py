@@ -190,6 +190,16 @@ def curves(trajectory: Trajectory) -> dict[str, float | None]:
     return {k: None if v is None else float(v) for k, v in zip(CURVES, values, strict=True)}
 
 
+def curve_tallies(shown: Sequence[Mapping[str, float | None]]) -> dict[str, Tally]:
+    """The curves of several trajectories, each over those of which it says something.
+
+    Args:
+        shown: The `curves` of each trajectory.
+    """
+    known = {name: [v for row in shown if (v := row[name]) is not None] for name in CURVES}
+    return {name: Tally(sum(values), len(values)) for name, values in known.items()}
+
+
 def group_tallies(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, Tally]:
     """The figures of scored groups over their trajectories, without branches.
 
@@ -199,9 +209,8 @@ def group_tallies(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[st
     """
     shown = [curves(group.trajectories[i]) for group in groups for i in group.trunks]
     size = len(shown)
-    known = {name: [v for row in shown if (v := row[name]) is not None] for name in CURVES}
-    tallies = {name: Tally(sum(values), len(values)) for name, values in known.items()}
-    tallies["findable"] = Tally(len(known["answer_in_results"]), size)
+    tallies = curve_tallies(shown)
+    tallies["findable"] = Tally(tallies["answer_in_results"].count, size)
     totals = [(group.component_totals, group.trunks) for group in groups]
     for name in dict.fromkeys(component_name(reward) for reward in rewards):
         values = (value for parts, trunks in totals for value in parts[name][trunks].tolist())

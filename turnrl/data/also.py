@@ -11,7 +11,7 @@ import lightning as L
 from turnrl.data.questions import QuestionData
 from turnrl.errors import DataError, RecipeError
 from turnrl.run.announce import announce
-from turnrl.scoring import CURVES, Tally, curves
+from turnrl.scoring import curve_tallies, curves
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
 
@@ -94,6 +94,5 @@ class AlsoScore(L.Callback):
             if batch:  # processes have equally many batches, some of them empty
                 attempts = pl_module.collector.explore(batch, None, key, version)
                 scored += [curves(one) for group in attempts.trajectories for one in group]
-        known = {name: [v for row in scored if (v := row[name]) is not None] for name in CURVES}
-        tallies = {name: Tally(sum(values), len(values)) for name, values in known.items()}
+        tallies = curve_tallies(scored)
         pl_module.metrics.log({f"{self.name}/{name}": one for name, one in tallies.items()})

@@ -20,15 +20,13 @@ from torch.utils.checkpoint import checkpoint
 
 from turnrl.errors import (
     ArgumentTypeError,
-    CheckpointError,
     RecipeError,
     at_least,
     check_numbers,
-    in_short,
     instance_of,
     kind_of,
 )
-from turnrl.policy.adapter import Lora, read_adapter, take_adapter, with_adapter
+from turnrl.policy.adapter import Lora, with_adapter
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
 from turnrl.policy.files import fingerprint, load_config, load_part, load_tokenizer, locate
@@ -432,30 +430,3 @@ class Policy(nn.Module):
         self.network.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         return folder
-
-    def take(self, folder: str | Path) -> None:
-        """Take the trained weights of a folder that `export` has written.
-
-        Args:
-            folder: With an adapter, or with a whole model.
-        Raises:
-            CheckpointError: If they do not fit this policy.
-        """
-        assert self.network is not None, "Policy.load() comes first"
-        saved, own = read_adapter(Path(folder)), self.identity["lora"]
-        if saved != own:
-            raise CheckpointError(
-                f"{str(folder)!r} has the adapter {saved}, and the policy {own}. Set policy.lora "
-                "as it was trained."
-            )
-        try:
-            if saved is not None:
-                take_adapter(self.network, Path(folder))
-            else:
-                whole = load_part("AutoModelForCausalLM", str(folder), None, dtype=torch.float32)
-                self.network.load_state_dict(whole.state_dict())
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"the weights in {str(folder)!r} do not fit the policy {self.model!r}: "
-                f"{in_short(error)}. Give the recipe that they were trained with."
-            ) from error

@@ -27,6 +27,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from transformers.utils import logging as transformers_logging
 
+from turnrl.checkpoints import take_exported
 from turnrl.checks import Plan, start_of
 from turnrl.data.questions import QuestionData
 from turnrl.errors import ArgumentTypeError, RecipeError, TurnRLError, instance_of, kind_of
@@ -147,7 +148,7 @@ def load(
     if saved is not None:
         module.on_load_checkpoint(saved)
     elif file is not None:
-        module.policy.take(file)
+        take_exported(module.policy, file)
     module.load_state_dict({} if saved is None else saved["state_dict"])
     return module.to(device)
 
@@ -168,14 +169,21 @@ def _recipe_of(agent: NamedAgent, saved: Contents | None) -> Contents:
     given = read_given("fit", ["--config", str(agent.recipe)])
     given.check()
     # the user's own classes; there are none beside a checkpoint
-    sys.path += [str(agent.recipe.absolute().parent)]
+    _import_from(agent.recipe.parent)
     return given.contents
+
+
+def _import_from(*folders: Path) -> None:
+    """Let the user's own modules be imported from some folders, after all others."""
+    for folder in map(str, map(Path.absolute, folders)):
+        if folder not in sys.path:
+            sys.path.append(folder)
 
 
 def _made(recipe: Contents) -> MTGRPO:
     """The module that a recipe describes."""
     _prepare()
-    sys.path += [str(Path.cwd())]
+    _import_from(Path.cwd())
     model = recipe.get("model", {})
     if "class_path" not in model:
         model = {"class_path": "turnrl.MTGRPO", "init_args": model}
@@ -397,7 +405,7 @@ def make(given: Given) -> Built:
     contents = given.contents
     _prepare()
     # the user's own classes may lie here, or beside the recipe
-    sys.path += [str(Path(one).absolute().parent) for one in ("here", *given.files)]
+    _import_from(Path.cwd(), *(Path(one).parent for one in given.files))
     for key in ("model", "data", "trainer"):  # jsonargparse would take it beside the link
         if "seed" in (section := contents[key]):
             raise RecipeError(f"{key}.seed is {section['seed']}; set seed_everything in its place.")
