@@ -110,7 +110,7 @@ def test_a_tool_that_one_value_does_not_satisfy_is_refused(settings, tools, mess
 
 
 def test_a_form_that_does_not_exist_is_refused():
-    with pytest.raises(RecipeError, match="Action.form is 'json'; choose one of tag, text"):
+    with pytest.raises(RecipeError, match=r"Action.form is 'json'; choose one of tag, text"):
         Action(form="json")
 
 
