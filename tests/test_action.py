@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
 import pytest
 
+import turnrl
+from pages import ROOT
 from turnrl import Question, RecipeError, ToolResult, ToolSpec
+from turnrl.cli import main
 from turnrl.testing import check_segmenter
 from turnrl_segmenters import Action
 
@@ -130,3 +136,23 @@ def test_the_policy_reads_the_form_the_tool_and_what_went_wrong():
         (nothing, [], "Error: no action."),
     ):
         assert segmenter.observe(reading, results) == [{"role": "user", "content": shown}]
+
+
+def test_the_lake_of_the_page_runs_and_warns_that_nothing_ends(tmp_path, monkeypatch, caplog):
+    page = (ROOT / "docs" / "howto" / "environments.md").read_text()
+    (recipe,) = re.findall("<!-- lake.yaml -->\n```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(recipe.splitlines()) <= 15
+    (command,) = re.findall("^turnrl (fit quickstart lake.yaml .*)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lake.yaml").write_text(recipe)
+    assert main(shlex.split(command)) == 0
+    (shown,) = re.findall("```text\n(no attempt.*?)```", page, re.DOTALL)
+    known = re.split(r"of \d+, .*? took no step", " ".join(shown.split()))
+    (warning,) = [r.getMessage() for r in caplog.records if "no attempt" in r.getMessage()]
+    assert re.split(r"of \d+, .*? took no step", warning) == known
+    assert "of 8, " in warning
+    for row in turnrl.record.read("runs/lake/version_0/record"):
+        figures = {figure["name"]: figure["values"] for figure in row["figures"]}
+        assert figures == {"steps": [0.0], "earned": [0.0], "ended": [0.0]}
+        assert row["outcome"] == 0
+        assert row["exact_match"] is None
