@@ -160,6 +160,7 @@ NAMED = "test_recipes.test_a_recipe_is_given_by_its_name_wherever_one_is"
 LISTED = "test_recipes.test_every_recipe_is_listed_with_its_command_and_its_row"
 COPIED = "test_recipes.test_a_copy_is_a_file_to_change_and_replaces_none"
 BY_DOORS = "test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe"
+LAKE = "test_action.test_the_lake_of_the_page_runs_and_warns_that_nothing_ends"
 PAPER = Elsewhere("test_cli.test_the_papers_baselines_are_a_recipe_with_another_estimator")
 
 # By page: what stands in a command or block (the longest text decides), and how it is tested.
@@ -444,6 +445,16 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "docs/explanation/search-sizes.md": {
         "--split none": Runs(("300 passages",), before=f"{BUILD} corpus.jsonl --index i2 "),
+    },
+    "docs/howto/environments.md": {
+        '"""A library': Saved("library.py"),
+        "environment: library.Library": Saved("library.yaml"),
+        "turnrl fit quickstart library.yaml": Runs((FINISHED,), ("runs/library/version_0/model",)),
+        "pip install 'turnrl[environments]'": NotRun("the package index; it is installed"),
+        "id: FrozenLake-v1": Saved("lake.yaml"),
+        "turnrl fit quickstart lake.yaml": Elsewhere(LAKE),
+        "of: last_step": Fits(),
+        "no attempt of iteration 1": Elsewhere(LAKE),
     },
     "docs/howto/players.md": {
         '"""A player in the embedded': Saved("searcher.py"),
