@@ -350,8 +350,8 @@ def _print_coverage(
         )
     else:
         print(
-            f"{held} of {checked} questions ({_percent(held / checked)}, 95 % interval {_percent(low)} to "
-            f"{_percent(high)}) have an accepted answer in the index."
+            f"{held} of {checked} questions ({_percent(held / checked)}, 95 % interval "
+            f"{_percent(low)} to {_percent(high)}) have an accepted answer in the index."
         )
     if found.unchecked:
         print(
