@@ -7,10 +7,10 @@ all passages settles the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from turnrl import Phrase, Question, can_be_found, contains_answer, normalize_answer
+from turnrl import Passage, Phrase, Question, can_be_found, contains_answer, normalize_answer
 from turnrl_wiki_search.index import SearchIndex, clean_query
 
 _BATCH = 64
@@ -54,80 +54,91 @@ def coverage(
         ToolError: If the index cannot answer, or cannot be read to its end.
     """
     checked = [question for question in questions if can_be_found(question)]
-    left: list[Question] = []
+    unsettled = _Unsettled(checked)
     for start in range(0, len(checked), _BATCH):
-        left += _unsettled(index, checked[start : start + _BATCH], k)
-        searched(min(start + _BATCH, len(checked)))
+        batch = checked[start : start + _BATCH]
+        for text in _found(index, [one for one in batch if one.id in unsettled.left], k):
+            unsettled.see(text, batch)
+        searched(start + len(batch))
     scanned, whole = 0, True
-    if left:
+    if unsettled.left:
         passages = index.passages()
         whole = passages is not None
-        texts = (f"{one.title}\n{one.text}" for one in passages or ())
-        left, scanned = _scan(texts, left, read)
-    lacking = {question.id for question in left}
+        for scanned, passage in enumerate(passages or (), 1):
+            unsettled.see(_text(passage))
+            if scanned % _REPORT_EVERY == 0:
+                read(scanned)
+            if not unsettled.left:
+                break
     return Coverage(
-        held=[question for question in checked if question.id not in lacking],
-        missing=left,
+        held=[question for question in checked if question.id not in unsettled.left],
+        missing=[*unsettled.left.values()],
         unchecked=[question for question in questions if not can_be_found(question)],
         whole=whole,
         scanned=scanned,
     )
 
 
-def _unsettled(index: SearchIndex, questions: Sequence[Question], k: int) -> list[Question]:
-    """The questions without an answer in the best passages for their texts and their answers."""
-    asked: dict[str, list[str]] = {
-        question.id: [
-            query for text in (question.text, *question.answers) if (query := clean_query(text))
-        ]
-        for question in questions
-    }
-    queries = [*dict.fromkeys(query for some in asked.values() for query in some)]
-    found = dict(zip(queries, index.search(queries, k), strict=True)) if queries else {}
-    return [
-        question
-        for question in questions
-        if not any(
-            contains_answer(f"{hit.passage.title}\n{hit.passage.text}", question)
-            for query in asked[question.id]
-            for hit in found[query]
-        )
-    ]
+def _text(passage: Passage) -> str:
+    return f"{passage.title}\n{passage.text}"
 
 
-def _scan(
-    texts: Iterable[str], questions: Sequence[Question], read: Report
-) -> tuple[list[Question], int]:
-    """Read texts until every question is settled, and return the unsettled questions.
+def _found(index: SearchIndex, questions: Sequence[Question], k: int) -> set[str]:
+    """The best passages for the texts of questions and for their answers."""
+    texts = (text for question in questions for text in (question.text, *question.answers))
+    queries = [*dict.fromkeys(query for text in texts if (query := clean_query(text)))]
+    answers = index.search(queries, k) if queries else []
+    return {_text(hit.passage) for hits in answers for hit in hits}
+
+
+class _Unsettled:
+    """Questions of which no text seen so far holds an answer.
 
     A text is normalised once. Each phrase is filed under its longest word, which is usually its
     rarest, so a text is compared only with the phrases whose word it has.
+
+    Args:
+        questions: The questions, whose ids differ.
     """
-    left = {question.id: question for question in questions}
-    # a rule that extends `Phrase` may compare in another way
-    phrases = {one.id: _phrases(one) for one in questions if type(one.rule) is Phrase}
-    others = {one.id: one for one in questions if one.id not in phrases}
-    by_word: dict[str, set[tuple[str, str]]] = {}
-    for name, some in phrases.items():
-        for phrase in some:
-            by_word.setdefault(_key(phrase), set()).add((f" {phrase} ", name))
-    words = by_word.keys()
-    scanned = 0
-    for scanned, text in enumerate(texts, 1):
-        normal = normalize_answer(text)
-        padded = f" {normal} "
-        for word in words & set(normal.split()):
-            for name in [name for phrase, name in by_word.get(word, ()) if phrase in padded]:
-                left.pop(name, None)
-                for phrase in phrases.pop(name, ()):
-                    _drop(by_word, phrase, name)
-        for name in [name for name, one in others.items() if contains_answer(text, one)]:
-            del others[name], left[name]
-        if scanned % _REPORT_EVERY == 0:
-            read(scanned)
-        if not left:
-            break
-    return [*left.values()], scanned
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        self.left = {question.id: question for question in questions}
+        # a rule that extends `Phrase` may compare in another way
+        self._phrases = {one.id: _phrases(one) for one in questions if type(one.rule) is Phrase}
+        self._others = {one.id: one for one in questions if one.id not in self._phrases}
+        self._by_word: dict[str, set[tuple[str, str]]] = {}
+        for name, phrases in self._phrases.items():
+            for phrase in phrases:
+                self._by_word.setdefault(_key(phrase), set()).add((phrase, name))
+
+    def see(self, text: str, likely: Sequence[Question] | None = None) -> None:
+        """Drop the questions that a text holds an answer to.
+
+        Args:
+            text: The text.
+            likely: The only questions to compare by rules other than `Phrase`, which are slow;
+                None for all.
+        """
+        if self._by_word:
+            normal = normalize_answer(text)
+            padded = f" {normal} "
+            for word in self._by_word.keys() & set(normal.split()):
+                filed = self._by_word.get(word, ())
+                for name in {name for phrase, name in filed if f" {phrase} " in padded}:
+                    self._settle(name)
+        if self._others:
+            names = [*self._others] if likely is None else [one.id for one in likely]
+            for name in names:
+                if (question := self._others.get(name)) and contains_answer(text, question):
+                    del self._others[name], self.left[name]
+
+    def _settle(self, name: str) -> None:
+        del self.left[name]
+        for phrase in self._phrases.pop(name):
+            filed = self._by_word[key := _key(phrase)]
+            filed.remove((phrase, name))
+            if not filed:
+                del self._by_word[key]
 
 
 def _phrases(question: Question) -> set[str]:
@@ -136,10 +147,3 @@ def _phrases(question: Question) -> set[str]:
 
 def _key(phrase: str) -> str:
     return max(phrase.split(), key=len)
-
-
-def _drop(by_word: dict[str, set[tuple[str, str]]], phrase: str, name: str) -> None:
-    filed = by_word[_key(phrase)]
-    filed.discard((f" {phrase} ", name))
-    if not filed:
-        del by_word[_key(phrase)]
