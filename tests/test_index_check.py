@@ -3,6 +3,7 @@
 import json
 import random
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -181,6 +182,16 @@ def test_an_index_of_several_segments_is_read_whole(tmp_path, monkeypatch):
     index = embedded.EmbeddedIndex(tmp_path / "index")
     assert index._searcher.num_segments > 1
     assert sorted(int(one.id) for one in index.passages()) == [*range(1000)]
+
+
+@needs_shared_data
+def test_the_page_shows_what_the_command_prints(tmp_path, capsys):
+    embedded.build(tmp_path / "index", corpus_of(SHARED / "squad" / "corpus.jsonl"))
+    questions = SHARED / "multihop" / "hotpotqa" / "dev.jsonl"
+    assert index_command("check", "--index", tmp_path / "index", "--questions", questions) == 0
+    shown = "".join(capsys.readouterr().out.splitlines(keepends=True)[:2])
+    page = Path(__file__).parents[1] / "docs" / "howto" / "wikipedia-search.md"
+    assert shown in page.read_text(encoding="utf-8")
 
 
 # --- other backends ---
