@@ -594,6 +594,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "When was Utrecht's": Runs(("1321",)),
         "--sample 500": Runs(('"answer@5"',)),
         "turnrl index check": Runs(("questions (", "in the index."), ("missing.jsonl",)),
+        "--answers number": Elsewhere(
+            "test_index_check.test_a_split_and_a_rule_are_those_that_were_named"
+        ),
         "38 of 146 questions": Elsewhere(
             "test_index_check.test_the_page_shows_what_the_command_prints"
         ),

@@ -331,6 +331,15 @@ def test_a_mistake_is_a_message_with_the_next_step(
     assert message in capsys.readouterr().err
 
 
+def test_a_file_that_cannot_be_written_does_not_cost_the_count(folder, asked, capsys):
+    words = ["--index", folder, "--questions", asked, "--missing", asked / "missing.jsonl"]
+    assert index_command("check", *words) == 2
+    printed = capsys.readouterr()
+    assert printed.out.startswith("5 of 8 questions")
+    assert "cannot be written (" in printed.err
+    assert "Choose another file." in printed.err
+
+
 def test_questions_of_which_none_can_be_checked_are_named(folder, tmp_path, capsys):
     rows = [{"id": "1", "question": "Is it?", "answers": ["no"]}]
     file = write_rows(tmp_path / "q.jsonl", rows)

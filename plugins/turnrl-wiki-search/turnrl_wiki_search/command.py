@@ -309,9 +309,10 @@ def _check(args: argparse.Namespace) -> None:
         finally:
             searched.end()
             read.end()
+    # printed first, because a file that cannot be written should not cost the count
+    _print_coverage(args, found, info, time.perf_counter() - begin)
     if args.missing is not None:
         _write_missing(Path(args.missing), found.missing)
-    _print_coverage(args, found, info, time.perf_counter() - begin)
 
 
 def _write_missing(file: Path, missing: Sequence[Question]) -> None:
