@@ -6,12 +6,15 @@ import uuid
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from nodes import free_port
 from retrieving import retriever_of
 from searching import SHARED, corpus_of, index_command, needs_shared_data, shared_rows, write_rows
 from test_elasticsearch import Proxy, url  # noqa: F401 - a fixture
 from turnrl import (
+    Passage,
     Phrase,
     Question,
     ToolError,
@@ -127,6 +130,29 @@ def test_the_pass_decides_alone_and_ends_when_nothing_is_left(folder):
     first = Unsearchable(index.index)
     assert ids(checked(first, QUESTIONS[:1]).held) == ["tower"]
     assert (index.read, first.read) == (4, 1)
+
+
+class Listed(Unsearchable):
+    """Passages in a list, which no search finds."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+
+    def passages(self):
+        return (Passage(str(n), "", text) for n, text in enumerate(self.texts))
+
+
+WORDS = st.sampled_from(["so", "also", "tower", "towers", "U.S.", "us", "the", "in,", "x"])
+TEXTS = st.lists(WORDS, min_size=1, max_size=4).map(" ".join)
+
+
+@given(st.lists(TEXTS, max_size=6), st.lists(st.lists(TEXTS, min_size=1, max_size=3), max_size=6))
+@example(["also tower"], [["so tower"]])
+@example(["so tower"], [["so", "tower"], ["tower"]])
+def test_it_agrees_with_the_naive_count_on_any_texts(texts, answers):
+    questions = [Question(str(n), "?", tuple(some)) for n, some in enumerate(answers)]
+    rows = [{"title": "", "text": text} for text in texts]
+    assert ids(checked(Listed(texts), questions).held) == naive(rows, questions)
 
 
 def test_questions_that_share_an_answer_or_its_longest_word_are_all_found(folder):
