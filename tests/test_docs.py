@@ -604,6 +604,13 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "index info --index": Runs(("passages  5",)),
         "When was Utrecht's": Runs(("1321",)),
         "--sample 500": Runs(('"answer@5"',)),
+        "turnrl index check": Runs(("questions (", "in the index."), ("missing.jsonl",)),
+        "--answers number": Elsewhere(
+            "test_index_check.test_a_split_and_a_rule_are_those_that_were_named"
+        ),
+        "38 of 146 questions": Elsewhere(
+            "test_index_check.test_the_page_shows_what_the_command_prints"
+        ),
         "index: indexes/wikipedia": Fits("model.rollout"),
         "backend: retrieve": Elsewhere(
             "test_outage_retrieve.test_five_lines_of_a_recipe_train_with_the_server_of_the_page"
@@ -689,6 +696,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "index build": Runs(("300 passages",)),
         "index info": Runs(("passages  300",)),
         "index search": Runs(("begun in 1321",)),
+        "index check": Runs(("have an accepted answer in the index.",)),
         "index: indexes/corpus": Fits("model.rollout"),
         "tools.help WikiSearch": Runs(("--model.rollout.tools.top_k",), slow=True),
     },

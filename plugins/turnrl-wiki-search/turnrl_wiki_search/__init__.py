@@ -10,7 +10,8 @@
     progress    the progress bar of a build
     cache       search results on disk, for repeated epochs and for replay without a server
     tool        `WikiSearch`, which the policy calls
-    command     `turnrl index build | info | search`
+    coverage    which questions an index holds an answer to
+    command     `turnrl index build | info | search | check`
 
 Importing this package loads none of these libraries. Each is imported when it is first used.
 """

@@ -1,4 +1,4 @@
-"""`turnrl index build | info | search`: build, describe and search indexes."""
+"""`turnrl index build | info | search | check`: build, describe, search and check indexes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from turnrl import Question, RecipeError, contains_answer, visible
+from turnrl import (
+    Fields,
+    Question,
+    RecipeError,
+    answer_rule,
+    can_be_found,
+    contains_answer,
+    visible,
+    whole_file,
+)
 from turnrl_wiki_search import elastic
+from turnrl_wiki_search.coverage import Coverage, coverage
 from turnrl_wiki_search.index import Analyzer, Backend, Hit, IndexInfo, SearchIndex, clean_query
 from turnrl_wiki_search.progress import Progress
 from turnrl_wiki_search.server import OF_RETRIEVE, Server, explained
@@ -27,6 +37,8 @@ if TYPE_CHECKING:
 
 _BATCH = 64
 _RANKS = (1, 3, 5)
+_SHOWN = 5
+"""Questions without an answer that are printed, and accepted answers of each."""
 _ACCESS = ("url", "api_key", "username", "password", "cloud_id", "ca_certs")
 """The arguments of `Server` that name a server."""
 
@@ -36,13 +48,17 @@ def add_index_command(commands: Commands) -> None:
     parser = commands.add_parser(
         "index", help="build, describe and ask search indexes", description=__doc__
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="{build,info,search}")
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar="{build,info,search,check}"
+    )
     _add_build(_action(actions, _build, "build an index, or resume an interrupted build"))
     _action(actions, _info, "describe an index").add_argument(
         "--json", action="store_true", help="print JSON"
     )
     summary = "search for a query, or score retrieval on questions with answers"
     _add_search(_action(actions, _search, summary))
+    summary = "count the questions of a data set that the index holds an answer to"
+    _add_check(_action(actions, _check, summary))
 
 
 def _action(
@@ -98,18 +114,46 @@ def _add_build(build: argparse.ArgumentParser) -> None:
 
 def _add_search(search: argparse.ArgumentParser) -> None:
     search.add_argument("query", nargs="?", help="the words to search for")
-    search.add_argument(
+    _add_questions(search, required=False)
+    search.add_argument("-k", type=int, default=3, help="passages per query (default: 3)")
+    search.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_questions(parser: argparse.ArgumentParser, required: bool) -> None:
+    parser.add_argument(
         "--questions",
         metavar="SOURCE",
+        required=required,
         help="a .jsonl, .json, .csv or .parquet file with 'question' and 'answers', or any data "
         "set that a recipe's data.val can name",
     )
-    search.add_argument(
+    parser.add_argument(
         "--sample", type=int, metavar="N", help="use N of the questions, drawn with --seed"
     )
-    search.add_argument("--seed", type=int, default=0, help="seed of --sample (default: 0)")
-    search.add_argument("-k", type=int, default=3, help="passages per query (default: 3)")
-    search.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--seed", type=int, default=0, help="seed of --sample (default: 0)")
+
+
+def _add_check(check: argparse.ArgumentParser) -> None:
+    _add_questions(check, required=True)
+    check.add_argument(
+        "--split", help="split of the questions (default: the one that data.val would use)"
+    )
+    check.add_argument(
+        "--limit", type=int, metavar="N", help="use the first N questions; --sample draws from them"
+    )
+    check.add_argument(
+        "--answers", metavar="RULE", help="how answers compare, as data.answers (default: phrase)"
+    )
+    check.add_argument(
+        "-k",
+        type=int,
+        default=10,
+        help="passages per search, before every passage is read (default: 10)",
+    )
+    check.add_argument(
+        "--missing", metavar="FILE", help="write the questions without an answer, as JSON lines"
+    )
+    check.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _options(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
@@ -178,7 +222,9 @@ def _search(args: argparse.Namespace) -> None:
     if args.k < 1:
         raise RecipeError(f"-k is {args.k}; it must be 1 or more.")
     if args.questions is not None:
-        questions = _read_questions(args.questions, args.sample, args.seed)
+        # questions in a file need no ids here, because nothing is stored about them
+        fields = Fields(id=None) if Path(args.questions).is_file() else None
+        questions = _read_questions(args.questions, args.sample, args.seed, fields=fields)
         with _open(args) as index:
             _print_score(args, score_retrieval(index, questions, args.k), index.info())
         return
@@ -235,6 +281,96 @@ def score_retrieval(index: SearchIndex, questions: Sequence[Question], k: int) -
     return {**scores, "queries_per_s": total / seconds, "questions": total}
 
 
+def _check(args: argparse.Namespace) -> None:
+    if args.k < 1:
+        raise RecipeError(f"-k is {args.k}; it must be 1 or more.")
+    if args.limit is not None and args.limit < 1:
+        raise RecipeError(f"--limit is {args.limit}; it must be 1 or more.")
+    if args.missing is not None and Path(args.missing).is_dir():
+        raise RecipeError(f"--missing {args.missing!r} is a folder. Name a file in it.")
+    rule = None if args.answers is None else answer_rule(args.answers)
+    questions = _read_questions(
+        args.questions, args.sample, args.seed, args.limit, split=args.split, rule=rule
+    )
+    begin = time.perf_counter()
+    with _open(args) as index:
+        info = index.info()
+        checkable = sum(map(can_be_found, questions))
+        if not checkable:
+            raise RecipeError(
+                f"none of the {len(questions)} questions of {args.questions} can be checked: each "
+                "answer is yes or no, stands in its question, or has a rule that looks for none in "
+                "texts. Name other --questions, or another rule with --answers."
+            )
+        searched = Progress(unit=" questions", total=checkable)
+        read = Progress(total=info.passages)
+        try:
+            found = coverage(index, questions, args.k, searched, read)
+        finally:
+            searched.end()
+            read.end()
+    # printed first, because a file that cannot be written should not cost the count
+    _print_coverage(args, found, info, time.perf_counter() - begin)
+    if args.missing is not None:
+        _write_missing(Path(args.missing), found.missing)
+
+
+def _write_missing(file: Path, missing: Sequence[Question]) -> None:
+    rows = [{"id": one.id, "question": one.text, "answers": one.answers} for one in missing]
+    try:
+        with whole_file(file) as new:
+            new.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(
+            f"--missing {str(file)!r} cannot be written ({error.strerror}). Choose another file."
+        ) from None
+
+
+def _print_coverage(
+    args: argparse.Namespace, found: Coverage, info: IndexInfo, seconds: float
+) -> None:
+    from scipy import stats
+
+    held, checked = len(found.held), len(found.held) + len(found.missing)
+    interval = stats.binomtest(held, checked).proportion_ci(method="wilson")
+    low, high = float(interval.low), float(interval.high) if found.whole else None
+    if args.json:
+        counts = {"held": held, "checked": checked, "unchecked": len(found.unchecked)}
+        share = {"share": held / checked, "low": low, "high": high, "whole": found.whole}
+        passages = {"passages": info.passages, "scanned": found.scanned, "seconds": seconds}
+        print(json.dumps({**counts, **share, **passages}))
+        return
+    if high is None:
+        print(
+            f"At least {held} of {checked} questions ({_percent(held / checked)}) have an accepted "
+            "answer in the index."
+        )
+        print(
+            f"A /retrieve server cannot be read whole: only the {args.k} best passages of each "
+            "search were, so more questions may have one. Raise -k to look at more."
+        )
+    else:
+        print(
+            f"{held} of {checked} questions ({_percent(held / checked)}, 95 % interval "
+            f"{_percent(low)} to {_percent(high)}) have an accepted answer in the index."
+        )
+    if found.unchecked:
+        print(
+            f"{len(found.unchecked)} more cannot be checked: the answer is yes or no, stands in "
+            "the question, or is of a kind that is not looked for in texts."
+        )
+    print(f"{seconds:.1f} s; {found.scanned:,} of {_counted(info)} read after the searches")
+    for question in found.missing[:_SHOWN]:
+        answers = "; ".join(question.answers[:_SHOWN])
+        print(visible(f"  not found: {question.text!r:.200} ({answers:.100}) [{question.id}]"))
+    if len(found.missing) > _SHOWN:
+        print(f"  and {len(found.missing) - _SHOWN} more; --missing FILE writes all of them")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 def _counted(info: IndexInfo) -> str:
     return "its passages" if info.passages is None else f"{info.passages:,} passages"
 
@@ -249,12 +385,13 @@ def _print_score(args: argparse.Namespace, score: dict[str, float], info: IndexI
         print(f"{name:10} {value:.3f}")
 
 
-def _read_questions(source: str, sample: int | None, seed: int) -> list[Question]:
-    from turnrl import Fields, load_questions
+def _read_questions(
+    source: str, sample: int | None, seed: int, limit: int | None = None, **how: Any
+) -> list[Question]:
+    """The questions of a source; `how` is for `load_questions`."""
+    from turnrl import load_questions
 
-    # questions in a file need no ids here, because nothing is stored about them
-    fields = Fields(id=None) if Path(source).is_file() else None
-    questions = load_questions(source, fields=fields)
+    questions = load_questions(source, **how)[:limit]
     if sample is not None:
         if not 1 <= sample <= len(questions):
             raise RecipeError(f"--sample {sample}: {source} has {len(questions)} questions.")

@@ -14,11 +14,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
+import itertools
 import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -85,6 +86,24 @@ class EmbeddedIndex(SearchIndex):
             pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="turnrl-search")
             pool = self._pools.setdefault(os.getpid(), pool)
         return [*pool.map(lambda query: self._search(query, k), queries)]
+
+    def passages(self) -> Iterator[Passage]:
+        count = 0
+        for segment in range(self._searcher.num_segments):
+            for document in itertools.count():
+                try:
+                    read = self._searcher.doc(tantivy.DocAddress(segment, document))
+                except ValueError:  # one beyond the last
+                    break
+                count += 1
+                yield _passage(read)
+        if count != self._searcher.num_docs:
+            folder = self._info.index
+            raise ToolError(
+                f"{count:,} of the {self._searcher.num_docs:,} passages in {folder!r} could be "
+                "read. Check the disk, and build the index again: "
+                f"{build_command('embedded', folder, self._info.source)} --overwrite"
+            )
 
     def close(self) -> None:
         if (pool := self._pools.pop(os.getpid(), None)) is not None:

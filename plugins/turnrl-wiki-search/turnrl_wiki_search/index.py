@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,6 +79,14 @@ class SearchIndex(ABC):
         Raises:
             ToolError: If the index cannot answer; partial results are never returned.
         """
+
+    def passages(self) -> Iterator[Passage] | None:
+        """Every passage once, in any order; None (the default) if the index cannot be read whole.
+
+        Raises:
+            ToolError: While reading, if the index cannot be read to its end.
+        """
+        return None
 
     def close(self) -> None:  # noqa: B027 - optional
         """Release connections and threads."""

@@ -1,4 +1,4 @@
-"""The progress bar of a build."""
+"""The progress bar of a build or a check."""
 
 from __future__ import annotations
 
@@ -15,28 +15,37 @@ class Progress:
 
     Args:
         fraction: Returns the share of the corpus that has been read; None if unknown.
+        unit: What is counted.
+        total: The number to reach, if it is known from the start.
     """
 
-    def __init__(self, fraction: Callable[[], float | None]) -> None:
+    def __init__(
+        self,
+        fraction: Callable[[], float | None] = lambda: None,
+        unit: str = " passages",
+        total: int | None = None,
+    ) -> None:
         self._fraction = fraction
+        self._unit, self._total = unit, total
         self._start = time.perf_counter()
         self._bar: tqdm[NoReturn] | None = None
 
-    def __call__(self, passages: int) -> None:
+    def __call__(self, count: int) -> None:
         if self._bar is None:
             every_s = 0.5 if sys.stderr.isatty() else 10
             # a resumed build has passages already, which do not count towards its rate
             self._bar = tqdm(
-                unit=" passages",
-                initial=passages,
+                unit=self._unit,
+                total=self._total,
+                initial=count,
                 leave=False,
                 mininterval=every_s,
                 miniters=1,
                 delay=every_s,
             )
         if part := self._fraction():
-            self._bar.total = round(passages / part)
-        self._bar.update(passages - self._bar.n)
+            self._bar.total = round(count / part)
+        self._bar.update(count - self._bar.n)
 
     @property
     def seconds(self) -> float:

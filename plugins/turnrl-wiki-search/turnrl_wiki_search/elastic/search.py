@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from turnrl import Passage, ToolError, on_loop, result_of
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
 
 _BATCH = 64
+_PAGE = 1000
+"""Passages per request when all are read."""
 _LANES = 2
 """Requests in flight at once: the server works on one while we read the answers to another."""
 
@@ -77,6 +79,35 @@ class ElasticIndex(SearchIndex):
             return cast("list[list[list[Hit]]]", replies)
 
         return [hits for found in on_loop(answers()) for hits in found]
+
+    def passages(self) -> Iterator[Passage]:
+        """Every passage, read in the order in which the server stores them. A fault ends the
+        reading, because the place reached is lost with it."""
+        from elasticsearch import helpers
+
+        count, expected = 0, self.info().passages
+        pages = helpers.scan(
+            self._client, index=self._name, size=_PAGE, allow_partial_search_results=False
+        )
+        try:
+            for hit in pages:
+                count += 1
+                yield Passage(hit["_id"], hit["_source"]["title"], hit["_source"]["text"])
+        except helpers.ScanError as error:
+            raise self._broke_off(count, self._access.clean(error)) from None
+        except Exception as error:
+            fault = translate(error, self._access)
+            if not isinstance(fault, Unavailable):
+                raise fault from None
+            raise self._broke_off(count, str(fault)) from None
+        if count != expected:
+            raise self._broke_off(count, f"the index should have {expected} passages")
+
+    def _broke_off(self, count: int, reason: str) -> ToolError:
+        return ToolError(
+            f"reading index {self._name!r} at {self._access.label} broke off after {count:,} "
+            f"passages ({reason}). Run the command again once the server works."
+        )
 
     def close(self) -> None:
         self._client.close()

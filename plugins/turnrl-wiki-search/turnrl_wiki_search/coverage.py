@@ -1,0 +1,149 @@
+"""Which questions an index holds an answer to, wherever in the index that answer is.
+
+A search is not exact: the rule of answers takes "U.S." and "us" for the same word, and the terms of
+an index do not. So a search comes first, because it settles most questions, and then one pass over
+all passages settles the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from turnrl import Passage, Phrase, Question, can_be_found, contains_answer, normalize_answer
+from turnrl_wiki_search.index import SearchIndex, clean_query
+
+_BATCH = 64
+_REPORT_EVERY = 1000
+
+Report = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What an index holds of the answers to some questions.
+
+    Args:
+        held: Questions with an accepted answer in a passage.
+        missing: Questions without one; if `whole` is false, without one in what was found.
+        unchecked: Questions for which a passage with the answer would say nothing, because the
+            answer is yes or no, or stands in the question, or the rule seeks none in texts.
+        whole: Whether every passage was considered. If not, `held` may lack questions.
+        scanned: Passages read one by one, after the searches.
+    """
+
+    held: list[Question]
+    missing: list[Question]
+    unchecked: list[Question]
+    whole: bool
+    scanned: int
+
+
+def coverage(
+    index: SearchIndex, questions: Sequence[Question], k: int, searched: Report, read: Report
+) -> Coverage:
+    """Look for an accepted answer to each question in the titles and texts of an index.
+
+    Args:
+        index: The index.
+        questions: The questions, which carry the rule of their answers.
+        k: Passages per search. The result depends on it only if the index cannot be read whole.
+        searched: Called with the number of questions that were searched for.
+        read: Called with the number of passages that were read.
+    Raises:
+        ToolError: If the index cannot answer, or cannot be read to its end.
+    """
+    checked = [question for question in questions if can_be_found(question)]
+    unsettled = _Unsettled(checked)
+    for start in range(0, len(checked), _BATCH):
+        batch = checked[start : start + _BATCH]
+        for text in _found(index, [one for one in batch if one.id in unsettled.left], k):
+            unsettled.see(text, batch)
+        searched(start + len(batch))
+    scanned, whole = 0, True
+    if unsettled.left:
+        passages = index.passages()
+        whole = passages is not None
+        for scanned, passage in enumerate(passages or (), 1):
+            unsettled.see(_text(passage))
+            if scanned % _REPORT_EVERY == 0:
+                read(scanned)
+            if not unsettled.left:
+                break
+    return Coverage(
+        held=[question for question in checked if question.id not in unsettled.left],
+        missing=[*unsettled.left.values()],
+        unchecked=[question for question in questions if not can_be_found(question)],
+        whole=whole,
+        scanned=scanned,
+    )
+
+
+def _text(passage: Passage) -> str:
+    return f"{passage.title}\n{passage.text}"
+
+
+def _found(index: SearchIndex, questions: Sequence[Question], k: int) -> set[str]:
+    """The best passages for the texts of questions and for their answers."""
+    texts = (text for question in questions for text in (question.text, *question.answers))
+    queries = [*dict.fromkeys(query for text in texts if (query := clean_query(text)))]
+    answers = index.search(queries, k) if queries else []
+    return {_text(hit.passage) for hits in answers for hit in hits}
+
+
+class _Unsettled:
+    """Questions of which no text seen so far holds an answer.
+
+    A text is normalised once. Each phrase is filed under its longest word, which is usually its
+    rarest, so a text is compared only with the phrases whose word it has.
+
+    Args:
+        questions: The questions, whose ids differ.
+    """
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        self.left = {question.id: question for question in questions}
+        # a rule that extends `Phrase` may compare in another way
+        self._phrases = {one.id: _phrases(one) for one in questions if type(one.rule) is Phrase}
+        self._others = {one.id: one for one in questions if one.id not in self._phrases}
+        self._by_word: dict[str, set[tuple[str, str]]] = {}
+        for name, phrases in self._phrases.items():
+            for phrase in phrases:
+                self._by_word.setdefault(_key(phrase), set()).add((phrase, name))
+
+    def see(self, text: str, likely: Sequence[Question] | None = None) -> None:
+        """Drop the questions that a text holds an answer to.
+
+        Args:
+            text: The text.
+            likely: The only questions to compare by rules other than `Phrase`, which are slow;
+                None for all.
+        """
+        if self._by_word:
+            normal = normalize_answer(text)
+            padded = f" {normal} "
+            for word in self._by_word.keys() & set(normal.split()):
+                filed = self._by_word.get(word, ())
+                for name in {name for phrase, name in filed if f" {phrase} " in padded}:
+                    self._settle(name)
+        if self._others:
+            names = [*self._others] if likely is None else [one.id for one in likely]
+            for name in names:
+                if (question := self._others.get(name)) and contains_answer(text, question):
+                    del self._others[name], self.left[name]
+
+    def _settle(self, name: str) -> None:
+        del self.left[name]
+        for phrase in self._phrases.pop(name):
+            filed = self._by_word[key := _key(phrase)]
+            filed.remove((phrase, name))
+            if not filed:
+                del self._by_word[key]
+
+
+def _phrases(question: Question) -> set[str]:
+    return {normal for one in question.answers if (normal := normalize_answer(one))}
+
+
+def _key(phrase: str) -> str:
+    return max(phrase.split(), key=len)
