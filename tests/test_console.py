@@ -387,7 +387,13 @@ def test_the_recipe_the_folder_and_the_device_are_named_before_torch_is_loaded(r
         "from turnrl.cli import main\n"
         "main(['fit', 'recipe.yaml'])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},  # the recipe names `worlds`
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines() == [*HEAD, "loading torch and Lightning", "False"]
 
 
