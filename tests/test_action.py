@@ -82,12 +82,20 @@ def test_the_action_of_a_turn_that_was_cut_is_not_taken(form):
         ("integer", "two", "two"),
         ("integer", "[" * 100_000, "[" * 100_000),
         ("number", "-0.5", -0.5),
+        ("number", "NaN", "NaN"),
+        ("number", "1e999", "1e999"),
         ("boolean", "true", True),
         ("string", "2", "2"),
     ],
 )
 def test_an_action_is_of_the_type_that_the_tool_takes(kind, text, value):
     assert reads(text, (step({"type": kind}),), form="text") == ([{"action": value}], None)
+
+
+def test_of_two_actions_that_differ_in_case_the_one_that_was_written_is_taken():
+    keys = (step({"type": "string", "enum": ["h", "H", "left"]}),)
+    for said, taken in [("h", "h"), ("H", "H"), ("LEFT", "left")]:
+        assert reads(said, keys, form="text") == ([{"action": taken}], None)
 
 
 def test_the_parameter_that_the_recipe_names_is_the_action():

@@ -521,6 +521,50 @@ def test_a_class_of_the_user_is_an_environment(chat):
     assert group.outcome.tolist() == [1.0]
 
 
+class Countdown:
+    """Takes numbers off a list that the data give."""
+
+    def reset(self, numbers: list) -> str:
+        self.numbers = numbers
+        return str(numbers)
+
+    def take(self, n: int) -> ToolResult:
+        """Take a number."""
+        self.numbers.remove(n)
+        return ToolResult(str(self.numbers), done=not self.numbers)
+
+
+def test_an_attempt_changes_nothing_of_what_another_is_given(chat):
+    question = Question("c", "Go.", metadata={"numbers": [1, 2]})
+    tool = Environment(Countdown)
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: "12"[turn])
+    rollout = Rollout(Action(2, "text", "take"), [tool], max_turn_tokens=40, max_tokens=4000)
+    (attempts,) = rollout.play(engine, chat, [question], 2, (0,))
+    assert [one.turns[0].results[0].content for one in attempts] == ["[2]", "[2]"]
+    assert question.metadata == {"numbers": [1, 2]}
+
+
+def test_in_gymnasium_too_a_mistake_of_the_policy_is_read(chat):
+    def confused(room, action):
+        raise PolicyMistake("no such word" if action == "fly" else "")
+
+    trajectory = one(chat, room(step=confused), ["fly", "hm", "hm"], turns=3)
+    read = [turn.results[0].content for turn in trajectory.turns[:2]]
+    assert read == ["no such word", "this call makes no sense here"]
+    assert not trajectory.turns[0].results[0].ok
+
+
+def test_an_attempt_whose_time_was_up_is_unfinished(chat):
+    def late(room, action):
+        return ("still here", -0.1, False, room.turn == 2, {})
+
+    trajectory = one(chat, room(step=late), ["wait"], turns=8)
+    assert (trajectory.ended_by, len(trajectory.turns)) == ("tool", 2)
+    reward = EnvironmentReward(last_step=False)
+    assert [reward.score(trajectory, k) for k in (0, 1)] == pytest.approx([-0.1, -1.1])
+    assert EnvironmentOutcome(of="last_step").score(trajectory) == 0
+
+
 def test_a_method_that_raises_loses_the_attempt(chat):
     with pytest.raises(TrajectoryLost, match="environment Guess in guess raised ValueError: neg"):
         guesses(chat, "-1", "0", max_restarts=1)

@@ -492,6 +492,38 @@ def test_a_function_scores_attempts_turns_or_batches_by_its_parameters():
     assert halved.turn_rewards.tolist() == [[-1.5, 0.0], [-1.5, 0.0]]
 
 
+def level_of(trajectory: Trajectory, level: int) -> float:
+    return level
+
+
+def test_what_a_reward_is_given_is_not_replaced_by_a_column():
+    asked = Question("q", "?", ("x",), metadata={"turn": 7, "trajectory": "t", "level": 3})
+    trajectory = dataclasses.replace(attempt_of("a", "b"), question=asked)
+    rewards = [
+        FunctionReward(early),
+        FunctionReward(functools.partial(level_of, level=1), name="one"),
+        FunctionReward(functools.partial(level_of, level=2), name="two"),
+        level_of,
+    ]
+    group = score_group([trajectory], rewards)
+    paid = {name: part.sum().item() for name, part in group.components.items()}
+    assert [paid[f"outcome/{name}"] for name in ("one", "two", "level_of")] == [1, 2, 3]
+
+
+def test_a_batch_has_no_results_that_nobody_read():
+    last = Turn("c", Reading((ToolCall("x"),)), (ToolResult("", unread="the end"),))
+    trajectory = attempt_of("a")
+    trajectory = dataclasses.replace(trajectory, turns=(*trajectory.turns, last))
+    seen = []
+
+    def paid(completions):
+        seen.extend(completions)
+        return [0.0] * len(completions)
+
+    score_group([trajectory], [paid])
+    assert [one["role"] for one in seen[0]] == ["assistant", "assistant"]
+
+
 def test_a_batch_is_what_trl_gives():
     seen: dict[str, Any] = {}
 
@@ -545,6 +577,10 @@ def of_split(split: str) -> list[Question]:
     return [Question(split, f"{split}?", ("x",))]
 
 
+def with_default(seed: int = 0, *, split: str = "train") -> list[Question]:
+    return of_split(split)
+
+
 def test_a_function_gives_questions_as_rows_or_questions():
     fields = Fields(None, "prompt", "solution")
     (question,) = load_questions(rows, fields=fields)
@@ -553,6 +589,7 @@ def test_a_function_gives_questions_as_rows_or_questions():
     assert load_questions("test_functions.rows", fields=fields) == [question]
     assert load_questions("test_functions.of_split", role="train")[0].id == "train"
     assert load_questions(of_split, "held_out")[0].id == "held_out"
+    assert load_questions(with_default, role="val")[0].id == "val"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 from turnrl.agent.functions import name_of, parameters_of, with_functions
@@ -32,13 +33,17 @@ class FunctionReward(Reward):
     Args:
         function: The function. One of a batch may be async.
         weight: Factor of what the function returns.
+        name: Its name in metrics; None for the function's.
     """
 
-    def __init__(self, function: Callable[..., Any], weight: float = 1.0) -> None:
+    def __init__(
+        self, function: Callable[..., Any], weight: float = 1.0, name: str | None = None
+    ) -> None:
         self.weight = weight
         check_numbers("FunctionReward.", self, "weight", optional=False)
         which = name_of(function)
-        taken = parameters_of(function)
+        bound = function.keywords if isinstance(function, partial) else {}
+        taken = [one for one in parameters_of(function) if one.name not in bound]
         names = [one.name for one in taken]
         self.of_batch = "completions" in names
         self.by_turn = not self.of_batch and "turn" in names
@@ -54,8 +59,9 @@ class FunctionReward(Reward):
                 f"the function {which} is async, which only a reward of a batch may be. Write it "
                 "without async, or take (completions, **columns)."
             )
-        self.name = which.rpartition(".")[2].lower()
+        self.name = name or which.rpartition(".")[2].lower()
         self._which, self._function = which, function
+        self._bound = bound
         self._open = any(one.kind is one.VAR_KEYWORD for one in taken)
         named = [one for one in taken if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
         self._needs = {one.name: one.default is one.empty for one in named}
@@ -66,7 +72,7 @@ class FunctionReward(Reward):
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
         """Have a function of a batch score all of them at once."""
-        if not self.of_batch:
+        if not self.of_batch or not trajectories:
             return
         given = self._function(**self._of_batch(trajectories))
         if inspect.iscoroutine(given):
@@ -93,9 +99,7 @@ class FunctionReward(Reward):
             return self._paid[id(trajectory)][1]
         own = {"trajectory": trajectory, **({"turn": turn[0]} if turn else {})}
         columns = self._columns([trajectory.question], own)
-        return self._number(
-            self._function(**own, **{name: one for name, (one,) in columns.items()})
-        )
+        return self._number(self._function(**{name: one for name, (one,) in columns.items()} | own))
 
     def _number(self, given: Any) -> float:
         value = math.nan
@@ -125,9 +129,11 @@ class FunctionReward(Reward):
                 raise PluginError(
                     f"{self} takes {name!r}, which is no column of the question "
                     f"{questions[0].id!r}. It has {', '.join(known)}. Add the column to the data, "
-                    "or give the parameter a default."
+                    "or give the parameter a default. A null counts as missing, and the column "
+                    "that data.fields.answers names comes as 'answers' or 'answer'."
                 )
-        return {name: one for name, one in known.items() if name in self._needs or self._open}
+        taken = (name for name in known if name in self._needs or self._open)
+        return {name: known[name] for name in taken if name not in self._bound}
 
     def _of_batch(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         """What TRL gives a reward function."""
@@ -147,7 +153,7 @@ def _prompt(question: Question) -> list[dict[str, str]]:
 
 
 def _completion(trajectory: Trajectory) -> list[dict[str, str]]:
-    """The turns and the results of their calls, as chat messages."""
+    """The turns and the results of their calls that the policy read, as chat messages."""
     messages = list[dict[str, str]]()
     for turn in trajectory.turns:
         messages.append({"role": "assistant", "content": turn.text})
@@ -155,6 +161,7 @@ def _completion(trajectory: Trajectory) -> list[dict[str, str]]:
         messages += (
             {"role": "tool", "name": call.name, "content": result.content}
             for call, result in zip(calls, turn.results, strict=True)
+            if result.unread is None
         )
     return messages
 

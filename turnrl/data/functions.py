@@ -19,7 +19,7 @@ from turnrl.types.questions import Question
 @final
 class FunctionQuestions(QuestionSource):
     """The questions of a function that returns or yields rows, as mappings, or questions. One with
-    a parameter `split` has the splits `train` and `val`.
+    a parameter `split`, or one that it needs, has the splits `train` and `val`.
 
     Args:
         function: The function.
@@ -31,25 +31,26 @@ class FunctionQuestions(QuestionSource):
     def __init__(self, function: Callable[..., Any], fields: Fields | None = None) -> None:
         self._function, self._fields = function, fields or Fields()
         self._which = f"the function {name_of(function)}"
-        needed = [one for one in parameters_of(function) if one.default is one.empty]
-        names = [one.name for one in needed if one.kind is one.POSITIONAL_OR_KEYWORD]
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        taken = [one for one in parameters_of(function) if one.kind in named]
+        names = [one.name for one in taken if one.default is one.empty or one.name == "split"]
         if len(names) > 1 or inspect.iscoroutinefunction(function):
             raise DataError(
                 f"{self._which} cannot be called for questions: it takes {', '.join(names)}. Write "
                 "a plain function without parameters, or with one, the name of the split."
             )
-        self._splits = bool(names)
+        self._split = next(iter(names), None)
         train, val = ("train", "val") if names else ("", "")
         self.default_splits = {"train": train, "val": val}
 
     def questions(self, split: str) -> Iterable[Question]:
-        if split and not self._splits:
+        if split and self._split is None:
             raise DataError(
                 f"{self._which} has no splits; leave out the split {split!r}, or give it a "
                 "parameter 'split'."
             )
         with blaming(DataError, self._which, "Fix the function."):
-            given = self._function(*[split][: self._splits])
+            given = self._function(**({} if self._split is None else {self._split: split}))
             rows = given if isinstance(given, str | Mapping) else list(given or ())
         kinds = {kind: sum(isinstance(one, kind) for one in rows) for kind in (Question, Mapping)}
         if isinstance(rows, str | Mapping) or len(rows) not in kinds.values():

@@ -376,8 +376,12 @@ def _parsed(source: bytes) -> Sequence[ast.stmt]:
 def _flat(statement: ast.stmt) -> Iterator[ast.stmt]:
     yield statement
     if isinstance(statement, ast.If | ast.Try):
-        for inner in (*statement.body, *statement.orelse):
-            yield from _flat(inner)
+        inner = [*statement.body, *statement.orelse]
+        if isinstance(statement, ast.Try):
+            inner += [*(line for one in statement.handlers for line in one.body)]
+            inner += statement.finalbody
+        for one in inner:
+            yield from _flat(one)
 
 
 def _last(node: ast.AST) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,16 @@ from turnrl import (
     ToolSpec,
     described,
 )
-from turnrl_environments.world import Episode, World, copied, missing, named, paid, text_of
+from turnrl_environments.world import (
+    Episode,
+    World,
+    copied,
+    missing,
+    mistaken,
+    named,
+    paid,
+    text_of,
+)
 
 _OWN = ("reset", "get_reward", "close")
 
@@ -90,7 +100,8 @@ class Environment(World):
             DataError: If the question lacks a column that `reset` needs.
         """
         columns = self._columns(question)
-        instance = await self.within("reset", functools.partial(self.made, **self.options))
+        options = copy.deepcopy(self.options)
+        instance = await self.within("reset", functools.partial(self.made, **options))
         stay = Stay(self, instance)
         try:
             first = await self.within("reset", functools.partial(instance.reset, **columns))
@@ -101,16 +112,16 @@ class Environment(World):
         return stay
 
     def _columns(self, question: Question) -> dict[str, Any]:
-        """What `reset` takes of a question."""
+        """What `reset` takes of a question, as a copy: an attempt may change what it was given."""
         about = {"id": question.id, "question": question.text, "answers": question.answers}
         about |= question.metadata
         _, *taken = self._reset.parameters.values()
         if any(one.kind is one.VAR_KEYWORD for one in taken):
-            return about
+            return copy.deepcopy(about)
         needed = [one.name for one in taken if one.default is one.empty and one.name not in about]
         if needed:
             raise missing(self, ", ".join(needed), question)
-        return {one.name: about[one.name] for one in taken if one.name in about}
+        return copy.deepcopy({one.name: about[one.name] for one in taken if one.name in about})
 
 
 class Stay(Episode, ForkableToolSession):
@@ -132,9 +143,9 @@ class Stay(Episode, ForkableToolSession):
             method = functools.partial(getattr(self.instance, call.name), **arguments)
             given = await self.kind.within(call.name, _guarded(method))
         except PolicyMistake as mistake:
-            return ToolResult(str(mistake), ok=False)
+            return mistaken(mistake)
         if isinstance(given, PolicyMistake):
-            return ToolResult(str(given), ok=False)
+            return mistaken(given)
         if isinstance(given, ToolResult):
             paid(self.kind, call.name, given.reward)
             return given

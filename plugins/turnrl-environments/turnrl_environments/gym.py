@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 import zlib
@@ -10,6 +11,7 @@ from typing import Any, final
 
 from turnrl import (
     ForkableToolSession,
+    PolicyMistake,
     Question,
     RecipeError,
     ToolCall,
@@ -18,7 +20,16 @@ from turnrl import (
     ToolSpec,
     in_short,
 )
-from turnrl_environments.world import Episode, World, copied, named, paid, text_of
+from turnrl_environments.world import (
+    TRUNCATED,
+    Episode,
+    World,
+    copied,
+    mistaken,
+    named,
+    paid,
+    text_of,
+)
 
 _COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)
 _UNPACKED = re.compile(r"values to unpack \(expected (\d), got (\d)\)")
@@ -108,7 +119,7 @@ class Gymnasium(World):
 
     def made(self) -> Any:
         """An environment that has not begun."""
-        return self._maker(**self.options)
+        return self._maker(**copy.deepcopy(self.options))
 
     async def begin(self, question: Question) -> Walk:
         """An environment, reset with the `seed` and the `options` of the question, as far as it has
@@ -119,7 +130,7 @@ class Gymnasium(World):
     def _begun(self, question: Question) -> tuple[Any, str]:
         about = question.metadata
         seed = about.get("seed", zlib.crc32(question.id.encode()))
-        options = {"options": about["options"]} if "options" in about else {}
+        options = {"options": copy.deepcopy(about["options"])} if "options" in about else {}
         environment = self.made()
         try:
             given = environment.reset(seed=seed, **options)
@@ -147,6 +158,8 @@ class Gymnasium(World):
         _, own = self._taken
         try:
             given = environment.step(own(action))
+        except PolicyMistake as mistake:
+            return mistaken(mistake)
         except ValueError as error:  # wrappers of Gymnasium unpack what they wrap
             if (count := _UNPACKED.search(str(error))) and count[1] == "5":
                 raise self._not_five(f"{count[2]} values") from error
@@ -160,6 +173,7 @@ class Gymnasium(World):
             self.shown("step", environment, observation),
             reward=paid(self, "step", reward),
             done=bool(terminated) or bool(truncated),
+            metadata={TRUNCATED: True} if truncated and not terminated else {},
         )
 
     def _not_five(self, gave: str) -> ToolError:

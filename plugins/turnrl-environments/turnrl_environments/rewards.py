@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Literal, final
 
 from turnrl import OutcomeReward, RecipeError, Trajectory, TurnReward, at_least, within
+from turnrl_environments.world import TRUNCATED
 
 
 def ended(trajectory: Trajectory) -> bool:
-    """True if the environment ended the attempt."""
-    return trajectory.ended_by == "tool"
+    """True if the environment ended the attempt, and not for want of time."""
+    truncated = any(result.metadata.get(TRUNCATED) for result in trajectory.turns[-1].results)
+    return trajectory.ended_by == "tool" and not truncated
 
 
 @final
@@ -27,7 +29,7 @@ class EnvironmentReward(TurnReward):
     Args:
         weight: Factor of the environment's reward.
         idle: Reward lost by a turn without a successful step.
-        unfinished: Reward lost by an attempt that the environment does not end.
+        unfinished: Reward lost by an attempt that the environment does not end, or truncates.
         last_step: Whether the step with which the environment ends the attempt pays for its turn.
             False leaves it to `EnvironmentOutcome` with `of: last_step`.
     """

@@ -14,7 +14,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
-from turnrl import Message, Question, Reading, RecipeError, ToolCall, ToolResult, ToolSpec
+from turnrl import (
+    Message,
+    Question,
+    Reading,
+    RecipeError,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    is_finite,
+)
 from turnrl_segmenters.scheme import Scheme
 
 _TAG = re.compile(r"</?action>")
@@ -119,14 +128,17 @@ class Action(Scheme):
     def _value(self, said: str) -> Any:
         """An action as the tool takes it: a number if it takes numbers, and one of its list in any
         case of the letters. What does not fit is left to the tool to refuse."""
-        for one in self._schema.get("enum", ()):
-            if str(one).casefold() == said.casefold():
-                return one
+        listed = self._schema.get("enum", ())
+        alike = [one for one in listed if str(one).casefold() == said.casefold()]
+        if exact := [one for one in alike if str(one) == said] or alike[: len(alike) == 1]:
+            return exact[0]
         if self._schema.get("type") in ("integer", "number", "boolean"):
             try:
-                return json.loads(said)
+                value = json.loads(said)
             except (ValueError, RecursionError):
                 return said
+            # Python reads NaN and Infinity, which a tool does not take
+            return value if isinstance(value, bool) or is_finite(value) else said
         return said
 
 

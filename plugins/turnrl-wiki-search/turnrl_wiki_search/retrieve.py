@@ -188,10 +188,10 @@ class RetrieveIndex(SearchIndex):
         try:
             answer = json.loads(data)
         except ValueError:
-            raise self._odd(f"'{self._line(data[:80])}', which is not JSON") from None
+            raise self._odd(f"'{self._line(data)[:80]}', which is not JSON") from None
         lists = answer.get("result") if isinstance(answer, dict) else None
         if not isinstance(lists, list):
-            raise self._odd(f"'{self._line(data[:80])}', which has no list 'result'")
+            raise self._odd(f"'{self._line(data)[:80]}', which has no list 'result'")
         if len(lists) != wanted:
             raise self._odd(f"{len(lists)} lists of passages for {wanted} queries")
         for found in lists:

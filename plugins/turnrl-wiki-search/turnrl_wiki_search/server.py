@@ -45,8 +45,9 @@ class Server:
             default TURNRL_ES_CLOUD_ID is used, if set and no url is given.
         ca_certs: File with the certificates to trust; by default the environment's
             TURNRL_ES_CA_CERTS, or TURNRL_RETRIEVE_CA_CERTS for `retrieve`.
-        version: A name of your choice for the passages of an index that turnrl did not build. A
-            cache needs it. Choose another one when the passages change.
+        version: A name of your choice for the passages of an index that turnrl did not build, and
+            for how they are searched. A cache needs it, and servers of one name share its answers.
+            Choose another one when either changes.
         timeout_s: Seconds that one request may take; by default 10, and 60 for `retrieve`.
         retries: Attempts after a first failure, before the server counts as unreachable.
         wait_s: Seconds that the run waits for an unreachable server before it stops.

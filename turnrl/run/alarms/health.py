@@ -72,7 +72,9 @@ def idle(
 def _common_error(trajectories: Iterable[Trajectory]) -> str:
     """A sentence that quotes the most frequent error of tool calls, if most of the calls failed."""
     results = [result for trajectory in trajectories for result in trajectory.results]
-    errors = Counter(visible(result.content)[:200] for result in results if not result.ok)
+    errors = Counter(
+        visible(result.unread or result.content)[:200] for result in results if not result.ok
+    )
     if 2 * errors.total() <= len(results):
         return ""
     text, times = errors.most_common(1)[0]
