@@ -449,7 +449,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "docs/howto/environments.md": {
         '"""A library': Saved("library.py"),
         "environment: library.Library": Saved("library.yaml"),
-        "turnrl fit quickstart library.yaml": Runs((FINISHED,), ("runs/library/version_0/model",)),
+        "turnrl fit quickstart library.yaml": Runs(
+            (FINISHED,), ("runs/library/version_0/model",), slow=True
+        ),
         "pip install 'turnrl[environments]'": NotRun("the package index; it is installed"),
         "id: FrozenLake-v1": Saved("lake.yaml"),
         "turnrl fit quickstart lake.yaml": Elsewhere(LAKE),
