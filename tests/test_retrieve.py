@@ -212,8 +212,9 @@ def test_a_server_that_goes_away_and_comes_back_is_waited_for(folder, how, away_
             back.set()
             answers = [answer for call in calls for answer in call.result(timeout=90)]
     told = capsys.readouterr().err
-    assert f"{server.url} does not answer" in told
-    assert re.search(r"answers again after \d+ s; the run continues", told)
+    if away_s:  # one that is back at once may be there for the next attempt, and nothing is said
+        assert f"{server.url} does not answer" in told
+        assert re.search(r"answers again after \d+ s; the run continues", told)
     assert len(answers) >= 80
     assert all(result == calm[word] for word, result in answers)
 
