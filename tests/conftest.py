@@ -209,3 +209,14 @@ def _start_early(request: pytest.FixtureRequest) -> None:
 def locked_node(tmp_path_factory: pytest.TempPathFactory) -> Node:
     """A search server with a password and a certificate, which tests of one file kill and stop."""
     return _shared(tmp_path_factory, "locked-node", Node, *LOCKED)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Threads that share so small a model wait for each other, and the longer the busier it is."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,6 +49,36 @@ def corpus_of(path: Path, chunk: int = 2000) -> Corpus:
 
 def ask(tool: WikiSearch, *queries: str) -> list[ToolResult]:
     return list(tool.run([ToolCall("search", {"query": query}) for query in queries]))
+
+
+def asked_throughout(tool: WikiSearch, outage: Callable[[], None]) -> int:
+    """Search from eight threads while a server is away and back, and find what was found before.
+
+    Args:
+        tool: The tool.
+        outage: Takes the server away, and brings it back.
+    Returns:
+        How many searches there were.
+    """
+    words = ["Utrecht", "Paris", "coffee", "zebra"]
+    calm = dict(zip(words, ask(tool, *words), strict=True))
+    back = threading.Event()
+
+    def callers(number: int) -> list[tuple[str, ToolResult]]:
+        answers: list[tuple[str, ToolResult]] = []
+        while not back.is_set() or len(answers) < 10:
+            word = words[(number + len(answers)) % len(words)]
+            answers.append((word, ask(tool, word)[0]))
+        return answers
+
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(callers, number) for number in range(8)]
+        time.sleep(0.3)
+        outage()
+        back.set()
+        answers = [answer for call in calls for answer in call.result(timeout=90)]
+    assert all(result == calm[word] for word, result in answers)
+    return len(answers)
 
 
 def found(tool: WikiSearch, query: str) -> list[str]:

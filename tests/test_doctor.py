@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -278,7 +279,7 @@ def test_a_card_elsewhere_excuses_an_outage_of_tools_and_no_fault_of_theirs(
     recipe, tiny_model, tool, status
 ):
     it = module(tiny_model)
-    it.rollout.tools[:] = [tool()]
+    it.rollout = replace(it.rollout, tools=[tool()])
     found = diagnose(Start(torch.device("cpu"), it, data()))
     (line,) = [one for one in map(_of_another_machine, found) if one.name.startswith("tool")]
     assert line.status == status

@@ -550,7 +550,7 @@ def test_in_gymnasium_too_a_mistake_of_the_policy_is_read(chat):
 
     trajectory = one(chat, room(step=confused), ["fly", "hm", "hm"], turns=3)
     read = [turn.results[0].content for turn in trajectory.turns[:2]]
-    assert read == ["no such word", "this call makes no sense here"]
+    assert read == ["no such word", "this call makes no sense"]
     assert not trajectory.turns[0].results[0].ok
 
 
@@ -563,6 +563,7 @@ def test_an_attempt_whose_time_was_up_is_unfinished(chat):
     reward = EnvironmentReward(last_step=False)
     assert [reward.score(trajectory, k) for k in (0, 1)] == pytest.approx([-0.1, -1.1])
     assert EnvironmentOutcome(of="last_step").score(trajectory) == 0
+    assert "of 1, 1 ran out of time; 0 of 2 turns took no step" in escapes([trajectory], 1, 8)
 
 
 def test_a_method_that_raises_loses_the_attempt(chat):

@@ -14,13 +14,7 @@ from test_outage_elasticsearch import ITERATIONS, ROOT, metrics, train, turnrl
 from turnrl_wiki_search import embedded
 from turnrl_wiki_search.sources import Corpus, open_source
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -391,7 +391,7 @@ def test_the_examples_in_the_docs_run(examples):
 
 def test_the_rehearsal_of_the_docs_answers_in_place_of_the_tool(examples, tiny_model):
     it = module(tiny_model)
-    it.rollout.tools[:] = [examples["Mail"]()]
+    it.rollout = replace(it.rollout, tools=[examples["Mail"]()])
     start = turnrl.Start(torch.device("cpu"), it, data())
     told = {found.name: found.text for found in Rehearsal().run(start)}
     assert told["tool mail"].endswith(": not sent: a rehearsal")

@@ -8,6 +8,7 @@ import random
 import re
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def told(module, data):
 def called(model, tool):
     """The same, of a recipe with one tool."""
     it = module(model)
-    it.rollout.tools[:] = [tool]
+    it.rollout = replace(it.rollout, tools=[tool])
     return told(it, data())
 
 
@@ -195,7 +196,7 @@ def test_a_tool_is_called_with_the_text_of_the_question_that_its_session_is_for(
 
     asked = [{"id": "1", "question": f"{role}?", "answers": ["it"]} for role in ("train", "val")]
     it = module(tiny_model)
-    it.rollout.tools[:] = [Heard()]
+    it.rollout = replace(it.rollout, tools=[Heard()])
     told(it, QuestionData(train=asked[:1], val=asked[1:]))
     assert Heard.heard[:4] == ["train?", "train?", "val?", "val?"]
 
@@ -309,7 +310,8 @@ def test_a_rehearsal_that_is_no_context_of_its_part_is_named(tiny_model, rehears
     kinds = {"tool echo": "a Tool", "reward Answered": "a Reward", "sampling": "an Engine"}
     for part in parts.values():
         part.__dict__["rehearsal"] = rehearsal.__get__(part)
-    it.rollout.tools[:], it.rewards[:1] = [parts["tool echo"]], [parts["reward Answered"]]
+    it.rollout = replace(it.rollout, tools=[parts["tool echo"]])
+    it.rewards[:1] = [parts["reward Answered"]]
     found = told(it, data())
     for name, part in parts.items():
         kind = type(part).__name__
@@ -328,7 +330,7 @@ def test_a_rehearsal_that_raises_when_it_is_left_is_named(tiny_model):
             raise OSError("the folder is gone")
 
     it = module(tiny_model)
-    it.rollout.tools[:] = [Untidy()]
+    it.rollout = replace(it.rollout, tools=[Untidy()])
     found = [*Rehearsal().run(Start(CPU, it, data()))]
     assert [one.status for one in found if one.name == "tool echo"] == ["pass", "fail"]
     assert found[-1].text == "rehearsal of Untidy raised on leaving it: OSError: the folder is gone"
@@ -365,7 +367,7 @@ def test_sessions_that_cannot_be_copied_are_told_where_the_estimator_branches(ti
             return ToolResult("added")
 
     it = module(tiny_model, estimator=Branched(probes=1))
-    it.rollout.tools[:] = [Once()]
+    it.rollout = replace(it.rollout, tools=[Once()])
     found = told(it, data())
     assert found["tool add"].status == "pass"
     assert found["attempts"].status == "fail"
@@ -375,7 +377,7 @@ def test_sessions_that_cannot_be_copied_are_told_where_the_estimator_branches(ti
 
 def test_no_session_is_opened_for_a_question_that_is_made_up(tiny_model):
     it = module(tiny_model)
-    it.rollout.tools[:] = [Aims()]
+    it.rollout = replace(it.rollout, tools=[Aims()])
     found = told(it, None)
     assert found["tool echo"].status == "pass"
     assert "no session was opened" in found["tool echo"].text
@@ -401,7 +403,7 @@ def test_a_slots_engine_is_rehearsed_small_with_its_other_options(tiny_model):
 
 def test_every_session_is_closed(tiny_model):
     it, tool = module(tiny_model), Counter()
-    it.rollout.tools[:] = [tool]
+    it.rollout = replace(it.rollout, tools=[tool])
     assert told(it, data())["tool add"].status == "pass"
     tool.check_closed(len(tool.opened))
 

@@ -39,6 +39,9 @@ class PolicyMistake(Exception):
     of that name")`. The policy reads the text as the result of its call, which is not `ok`; the
     attempt goes on. Any other exception of a function stops the run."""
 
+    def __str__(self) -> str:
+        return super().__str__() or "this call makes no sense"
+
 
 class RecipeError(TurnRLError, ValueError):
     """The recipe, or an argument given from Python, asks for something that cannot be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -103,11 +104,8 @@ class FunctionReward(Reward):
 
     def _number(self, given: Any) -> float:
         value = math.nan
-        if not isinstance(given, str):
-            try:
-                value = float(given)
-            except (TypeError, ValueError, RuntimeError, OverflowError):
-                value = math.nan
+        with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
+            value = math.nan if isinstance(given, str) else float(given)
         if not math.isfinite(value):
             raise PluginError(
                 f"{self} returned {given!r:.80}, which is no finite number. Return one, such as "

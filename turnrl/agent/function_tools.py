@@ -19,6 +19,7 @@ from turnrl.errors import (
     ToolError,
     TrajectoryLost,
     TurnRLError,
+    at_least,
     kind_of,
     place_of,
 )
@@ -59,6 +60,7 @@ class FunctionTool(Tool):
         self.name, self.description = about.spec.name, about.spec.description
         self.parameters = about.spec.parameters
         self.timeout_s = timeout_s
+        at_least(1e-3, "FunctionTool.", self, "timeout_s", optional=False)
         self._function, self._bind = function, about.bind
         self._awaits = inspect.iscoroutinefunction(function)
 
@@ -129,7 +131,7 @@ class FunctionTool(Tool):
         """What becomes of an exception: the policy reads it, or the attempt begins again, or it is
         raised as the world's."""
         if isinstance(error, PolicyMistake):
-            return ToolResult(str(error) or "this call makes no sense", ok=False)
+            return ToolResult(str(error), ok=False)
         if isinstance(error, TrajectoryLost):
             return error
         if isinstance(error, TurnRLError):

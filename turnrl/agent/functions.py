@@ -107,7 +107,7 @@ def name_of(function: Callable[..., Any]) -> str:
     Raises:
         RecipeError: If it is a lambda, or an object that is no function.
     """
-    plain = function.func if isinstance(function, functools.partial) else function
+    plain = _unbound(function)
     if not inspect.isroutine(plain):
         raise RecipeError(
             f"{plain!r:.80} is no function. Give a function, or a bound method of an object."
@@ -119,6 +119,11 @@ def name_of(function: Callable[..., Any]) -> str:
     module = getattr(plain, "__module__", None)
     named = plain.__qualname__.rpartition("<locals>.")[2]
     return named if module in (None, "__main__", "builtins") else f"{module}.{named}"
+
+
+def _unbound(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that a partial one calls; any other itself."""
+    return function.func if isinstance(function, functools.partial) else function
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -205,7 +210,7 @@ def hint_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     Raises:
         RecipeError: If there is no such name.
     """
-    plain = function.func if isinstance(function, functools.partial) else function
+    plain = _unbound(function)
     known = getattr(inspect.unwrap(plain), "__globals__", {})
     holder = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
     try:
@@ -222,7 +227,7 @@ def _documented(function: Callable[..., Any], its_name: str) -> tuple[str, dict[
     """The text of a function's docstring, and what it says about each parameter."""
     import docstring_parser
 
-    plain = function.func if isinstance(function, functools.partial) else function
+    plain = _unbound(function)
     parsed = docstring_parser.parse(inspect.getdoc(plain) or "")
     text = "\n\n".join(_on_one_line(part) for part in (parsed.description or "").split("\n\n"))
     if not text.strip():

@@ -273,7 +273,7 @@ class Rollout:
         """True if the turn scheme leaves it to the chat template to describe the tools."""
         return self.segmenter is not None and self.segmenter.tools_in_template
 
-    @property
+    @cached_property
     def toolsets(self) -> tuple[types.Toolset, ...]:
         """The tools, with a `FunctionTool` in the place of each function."""
         return toolsets_of(self.tools)

@@ -52,7 +52,7 @@ turns and the results, history after history; null without it:
     token_ids       the first `prompt_tokens` of them are the prompt's
     turn_index      number of the turn that sampled the token; -1 if no turn of its own did
     sampler_logprobs    of each sampled token, as the engine computed it; null elsewhere
-    learner_logprobs    of the same by the weights that learn, as the learner computes it
+    learner_logprobs    of the same by the weights of `policy_version`, as the learner computes it
     entropies       of the whole distribution before each sampled token, in nats, from the same pass
                     of the learner; the sampler's, which `top_k` and the like cut, is not known
     versions        optimiser steps behind the weights that sampled each token; null elsewhere

@@ -24,7 +24,6 @@ from turnrl_environments.world import (
     World,
     copied,
     missing,
-    mistaken,
     named,
     paid,
     text_of,
@@ -143,9 +142,9 @@ class Stay(Episode, ForkableToolSession):
             method = functools.partial(getattr(self.instance, call.name), **arguments)
             given = await self.kind.within(call.name, _guarded(method))
         except PolicyMistake as mistake:
-            return mistaken(mistake)
+            return ToolResult(str(mistake), ok=False)
         if isinstance(given, PolicyMistake):
-            return mistaken(given)
+            return ToolResult(str(given), ok=False)
         if isinstance(given, ToolResult):
             paid(self.kind, call.name, given.reward)
             return given

@@ -25,7 +25,6 @@ from turnrl_environments.world import (
     Episode,
     World,
     copied,
-    mistaken,
     named,
     paid,
     text_of,
@@ -159,7 +158,7 @@ class Gymnasium(World):
         try:
             given = environment.step(own(action))
         except PolicyMistake as mistake:
-            return mistaken(mistake)
+            return ToolResult(str(mistake), ok=False)
         except ValueError as error:  # wrappers of Gymnasium unpack what they wrap
             if (count := _UNPACKED.search(str(error))) and count[1] == "5":
                 raise self._not_five(f"{count[2]} values") from error

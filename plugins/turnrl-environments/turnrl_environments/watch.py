@@ -18,6 +18,7 @@ _logger = logging.getLogger(__name__)
 _IN_A_ROW = 3
 """Iterations in a row without such an ending, if the first one has it."""
 _WHY = {
+    "tool": "ran out of time",
     "turns": "used all {turns} turns",
     "length": "ran out of tokens",
     "answer": "answered",

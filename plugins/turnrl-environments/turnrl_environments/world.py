@@ -17,7 +17,6 @@ from typing import Any, TypeVar, cast
 
 from turnrl import (
     DataError,
-    PolicyMistake,
     Question,
     RecipeError,
     Stateful,
@@ -42,11 +41,6 @@ _CLOSING_S = 30.0
 OVER = "the environment has ended, so nothing was done"
 TRUNCATED = "truncated"
 """Key of a result's metadata: the environment ended the attempt because its time was up."""
-
-
-def mistaken(mistake: PolicyMistake) -> ToolResult:
-    """What the policy reads of its mistake."""
-    return ToolResult(str(mistake) or "this call makes no sense here", ok=False)
 
 
 class World(Stateful, Toolset, ABC):
