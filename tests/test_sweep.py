@@ -630,6 +630,27 @@ def tabulated(seeds, ends, curves=lambda cell: {}):
     return table.tabulate(cells, found)
 
 
+def test_without_answers_the_area_is_of_the_reward_and_the_outcome_is_shown(recipe):
+    _, cells = matrix.read_cells(["recipe.yaml"], "0..2", ["model.group_size=2,4"])
+    found = {}
+    for cell in cells:
+        line = a_line(*cell.key, matches=(0, 0, 0))
+        del line["curves"]["val/exact_match"]
+        end = -1.5 + cell.seed / 4 + (cell.settings["model.group_size"] == "4")
+        rewards = {"val/reward/total": [end - 1, end, end], "val/reward/outcome": [0, 0.5, 1]}
+        line["curves"] |= rewards | {"val/reward/turn": [0, 0, 0]}
+        found[cell.key] = results._result(json.dumps(line))
+    made = table.tabulate(cells, found)
+    area = made.rows[0].figures["area"]
+    # a reward may lie beyond 0 and 1, and so may its interval
+    assert area.values == pytest.approx({seed: -1.75 + seed / 4 for seed in range(3)})
+    assert area.ends[0] < area.mean < area.ends[1] < 0
+    assert made.rows[1].figures["area"].less.change == pytest.approx(1)
+    assert [*made.rows[0].figures] == ["area", "reward/outcome", "reward/total"]
+    assert "area is the average of reward/total over the first" in "\n".join(made.lines())
+    assert made.as_json()["area_of"] == "val/reward/total"
+
+
 def half(values):
     return stats.t.ppf(0.975, len(values) - 1) * stats.tstd(values) / len(values) ** 0.5
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from turnrl.commands.sweep.results import MAIN
 from turnrl.recipe.merging import listed
 from turnrl.run.folders import read_table, write_table
 
@@ -69,16 +70,18 @@ def _number(text: str) -> int:
 def _older_is_best(run: Path, attempt: Path) -> bool:
     """True if the best checkpoint of a run is better than the one of the attempt that resumed it,
     by the settings of the run's own `BestCheckpoint`; else by turnrl's."""
-    name, sign = "val/exact_match", 1
+    name, sign = MAIN[0], 1
     try:
         config = yaml.safe_load((attempt / "config.yaml").read_text("utf-8"))
         for one in listed(config["trainer"]["callbacks"]):
             if str(one["class_path"]).endswith("BestCheckpoint"):
                 settings: Mapping[str, str] = one.get("init_args") or {}
-                name = settings.get("monitor", name)
+                name = settings.get("monitor") or name
                 sign = -1 if settings.get("mode") == "min" else 1
     except (OSError, yaml.YAMLError, KeyError, TypeError):  # no recipe, or no callback in it
         pass
+    if not any(name in row for row in _rows(attempt)) and name == MAIN[0]:
+        name = MAIN[1]  # as `BestCheckpoint` does
     older, newer = (
         [sign * float(row[name]) for row in _rows(one) if name in row] for one in (run, attempt)
     )

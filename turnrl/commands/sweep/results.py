@@ -16,6 +16,8 @@ from turnrl.run import record
 from turnrl.run.folders import whole_file
 
 FILE = "results.jsonl"
+MAIN = ("val/exact_match", "val/reward/total")
+"""The figures that a run is judged by: the first of them that it has, as in `BestCheckpoint`."""
 _DIGITS = 9  # more than float32 has
 
 

@@ -160,9 +160,10 @@ class Sweep:
             return
         results.append(self._lines, result)
         self._results[job.cell.key] = result
-        points = result.points("val/exact_match")
-        match = f", exact_match {points[-1][1]:.3f}" if points else ""
-        _log(f"done    {job.cell}{match}, {rest}")
+        ends = ((name, points[-1][1]) for name in results.MAIN if (points := result.points(name)))
+        name, end = next(ends, ("", 0.0))
+        reached = f", {name.removeprefix('val/')} {end:.3f}" if name else ""
+        _log(f"done    {job.cell}{reached}, {rest}")
 
     def _result(self, job: Job, threads: int) -> results.Result:
         """The line of a run that ended well.

@@ -1,7 +1,8 @@
 """The figures of a sweep: those of each setting over its seeds, and what it gains over the first.
 
-The area is the average of exact match over the sampled tokens, from the first to a number that
-every run reached: it is high if a policy answers well early.
+The area is the average of exact match, or of the reward where no question has an accepted answer,
+over the sampled tokens, from the first to a number that every run reached: it is high if a policy
+does well early.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from textwrap import wrap
 import numpy as np
 
 from turnrl.commands.sweep.matrix import Cell, title
-from turnrl.commands.sweep.results import Result, Results
+from turnrl.commands.sweep.results import MAIN, Result, Results
 from turnrl.run import record
 from turnrl.run.statistics import Difference, by_seed, interval_over_seeds
 from turnrl.text import visible
@@ -23,9 +24,8 @@ from turnrl.text import visible
 _WIDTH = 80
 _NAME = 18
 """Columns for the name of a figure; a longer one has a line of its own."""
-_MATCH = "val/exact_match"
 _FIRST = ("area", *record.CURVES)
-"""Figures at the top of the table. Like `f1` they are shares, so their intervals end at 0 and 1."""
+"""Figures at the top of the table. Shares among them end at 0 and 1, like `f1`."""
 _SAME = 1e-9
 _LEFT_OUT = ("val/findable", "val/questions")
 _PLACES = ("train", "iteration", "step", "sampled_tokens", "seconds")
@@ -74,11 +74,13 @@ class Table:
 
     Args:
         rows: The settings. The others are compared with the first.
+        main: What the area is of.
         tokens: The area is over this many sampled tokens.
         missing: Runs that did not finish.
     """
 
     rows: Sequence[Row]
+    main: str
     tokens: float
     missing: Sequence[Cell]
 
@@ -102,7 +104,8 @@ class Table:
             for row in self.rows
         ]
         missing = [{"settings": dict(one.settings), "seed": one.seed} for one in self.missing]
-        return {"settings": settings, "area_tokens": self.tokens, "missing": missing}
+        about = {"area_of": self.main, "area_tokens": self.tokens}
+        return {"settings": settings, **about, "missing": missing}
 
     def lines(self) -> Iterator[str]:
         """The table as lines of at most 80 columns."""
@@ -140,27 +143,30 @@ def tabulate(cells: Sequence[Cell], results: Results) -> Table:
         if one := results.get(cell.key):
             of_digest.setdefault(cell.digest, {})[cell.seed] = one
             settings.setdefault(cell.digest, cell.settings)
-    every = [one.points(_MATCH) for runs in of_digest.values() for one in runs.values()]
+    runs_of_all = [run for runs in of_digest.values() for run in runs.values()]
+    main = next((name for name in MAIN if any(run.points(name) for run in runs_of_all)), MAIN[0])
+    every = [run.points(main) for run in runs_of_all]
     tokens = min((points[-1][0] for points in every if points), default=0.0)
     rows: list[Row] = []
     for digest, runs in of_digest.items():
         values: dict[str, dict[int, float]] = {}
         for seed, run in sorted(runs.items()):
-            for name, value in _figures(run, tokens).items():
+            for name, value in _figures(run, main, tokens).items():
                 values.setdefault(name, {})[seed] = value
         base = rows[0].figures if rows else {}
-        figures = {n: _figure(n, values[n], base.get(n)) for n in sorted(values, key=_order)}
+        figures = {n: _figure(n, values[n], base.get(n), main) for n in sorted(values, key=_order)}
         rows.append(Row(settings[digest], sorted(runs), figures))
-    return Table(rows, tokens, [cell for cell in cells if cell.key not in results])
+    return Table(rows, main, tokens, [cell for cell in cells if cell.key not in results])
 
 
-def _figures(result: Result, tokens: float) -> dict[str, float]:
-    """The figures of one run."""
+def _figures(result: Result, main: str, tokens: float) -> dict[str, float]:
+    """The figures of one run. Where no answer says what is right, the outcome does."""
     figures = {}
-    if tokens and (points := result.points(_MATCH)):
+    rewards = ["val/reward/total", *["val/reward/outcome"][: main != MAIN[0]]]
+    if tokens and (points := result.points(main)):
         figures["area"] = area(points, tokens)
     for name, curve in result.curves.items():
-        shown = not name.startswith("val/reward/") or name == "val/reward/total"
+        shown = not name.startswith("val/reward/") or name in rewards
         shown = shown and name not in _LEFT_OUT and name.partition("/")[0] not in _PLACES
         if shown and (last := curve[-1]) is not None:
             figures[name.removeprefix("val/")] = float(last)
@@ -182,8 +188,9 @@ def area(points: Sequence[tuple[float, float]], end: float) -> float:
     return float(np.trapezoid(np.interp(until, xs, ys), until) / (end - xs[0]))
 
 
-def _figure(name: str, values: dict[int, float], base: Figure | None) -> Figure:
-    share = name.rpartition("/")[2] in (*_FIRST, "f1")
+def _figure(name: str, values: dict[int, float], base: Figure | None, main: str) -> Figure:
+    of = main if name == "area" else name
+    share = of.rpartition("/")[2] in (*record.CURVES, "f1")
     ends = interval_over_seeds([*values.values()], share) if len(values) > 1 else None
     return Figure(values, ends, by_seed(base.values, values) if base else None)
 
@@ -214,8 +221,9 @@ def _notes(table: Table, rows: Mapping[str, Row]) -> Iterator[str]:
     """Sentences about what each figure is, and what it rests on."""
     if table.tokens:
         yield (
-            f"area is the average of exact_match over the first {table.tokens:,.0f} sampled "
-            "tokens, which every run reached. The other figures are of the last validation."
+            f"area is the average of {table.main.removeprefix('val/')} over the first "
+            f"{table.tokens:,.0f} sampled tokens, which every run reached. The other figures are "
+            "of the last validation."
         )
     if any(len(row.seeds) > 1 for row in table.rows):
         yield (
