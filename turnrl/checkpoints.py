@@ -96,7 +96,8 @@ def take_exported(policy: Policy, folder: str | Path) -> None:
         CheckpointError: If they do not fit this policy.
     """
     assert policy.network is not None, "Policy.load() comes first"
-    saved, own = read_adapter(Path(folder)), policy.identity["lora"]
+    exported, own = read_adapter(Path(folder)), policy.identity["lora"]
+    saved = None if exported is None else exported.shape
     if saved != own:
         raise CheckpointError(
             f"{str(folder)!r} has the adapter {saved}, and the policy {own}. Set policy.lora "

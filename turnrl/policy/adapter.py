@@ -1,14 +1,16 @@
 """A low-rank adapter: its settings, and the base that it is added to."""
 
+import contextlib
 import json
 import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
-from turnrl.errors import RecipeError, at_least, within
+from turnrl.errors import RecipeError, at_least, in_short, within
 from turnrl.policy.compute import adapt_in_place
 
 
@@ -36,6 +38,11 @@ class Lora:
         at_least(1, "policy.lora.", self, "r", whole=True, optional=False)
         at_least(0, "policy.lora.", self, "alpha", optional=False)
         within(0, 1, "policy.lora.", self, "dropout")
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """What its weights on disk must agree on."""
+        return {"r": self.r, "alpha": self.alpha}
 
 
 def with_adapter(network: Any, lora: Lora, quantized: bool) -> Any:
@@ -79,13 +86,30 @@ def with_adapter(network: Any, lora: Lora, quantized: bool) -> Any:
     return network
 
 
-def read_adapter(folder: Path) -> dict[str, int] | None:
-    """Rank and alpha of an adapter that was exported into a folder; None if it holds none."""
+class Exported(NamedTuple):
+    """An adapter that lies in a folder.
+
+    Args:
+        base: The model that it is added to: a hub name, `package://...`, or a path, which may be
+            relative to the folder.
+        revision: The base's revision on the hub.
+        shape: See `Lora.shape`.
+    """
+
+    base: str
+    revision: str | None
+    shape: dict[str, int]
+
+
+def read_adapter(folder: Path) -> Exported | None:
+    """The adapter that was exported into a folder; None if it holds none."""
     file = folder / "adapter_config.json"
     if not file.is_file():
         return None
     config = json.loads(file.read_text("utf-8"))
-    return {"r": config["r"], "alpha": config["lora_alpha"]}
+    base = str(config.get("base_model_name_or_path"))
+    shape = {"r": config["r"], "alpha": config["lora_alpha"]}
+    return Exported(base, config.get("revision"), shape)
 
 
 def take_adapter(network: Any, folder: Path) -> None:
@@ -101,6 +125,38 @@ def take_adapter(network: Any, folder: Path) -> None:
     missing = [name for name in keys.missing_keys if ".lora_" in name]
     if odd := [*keys.unexpected_keys, *missing]:
         raise RuntimeError(f"{odd[0]} is only in one of them")
+
+
+def start_adapter(network: Any, folder: Path) -> dict[nn.Parameter, Tensor]:
+    """Begin with the weights of an exported adapter.
+
+    Returns:
+        The trained parameters, and copies of the weights that they begin with.
+    Raises:
+        RecipeError: If they do not fit the adapter that the network has.
+    """
+    try:
+        take_adapter(network, folder)
+    except RuntimeError as error:
+        raise RecipeError(
+            f"the adapter in {str(folder)!r} does not fit policy.lora: {in_short(error)}. Set "
+            "policy.lora.target_modules as in its adapter_config.json."
+        ) from error
+    trained = (p for p in network.parameters() if p.requires_grad)
+    return {parameter: parameter.detach().clone() for parameter in trained}
+
+
+@contextlib.contextmanager
+def exchanged(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+    """Parameters with other weights, within it."""
+    own = {parameter: parameter.data for parameter in weights}
+    try:
+        for parameter, other in weights.items():
+            parameter.data = other.to(parameter.device)
+        yield
+    finally:
+        for parameter, data in own.items():
+            parameter.data = data
 
 
 def _not_products(network: nn.Module) -> list[str]:

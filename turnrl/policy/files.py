@@ -4,7 +4,7 @@ import hashlib
 import importlib.util
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 
 from turnrl.agent.chat import read_template
 from turnrl.errors import RecipeError, did_you_mean
+from turnrl.policy.adapter import read_adapter
 from turnrl.policy.hub import reach_hub
 
 PACKAGE_PREFIX = "package://"
@@ -48,6 +49,52 @@ def locate(model: str) -> str:
     return model
 
 
+class Origin(NamedTuple):
+    """The model that a policy starts from.
+
+    Args:
+        model: The base, as a recipe would name it.
+        revision: Its revision on the hub.
+        adapter: The folder of an adapter on it that training goes on with; None for a fresh one.
+    """
+
+    model: str
+    revision: str | None
+    adapter: Path | None = None
+
+
+def origin_of(model: str, revision: str | None, shape: dict[str, int] | None) -> Origin:
+    """The base and the adapter that a recipe's `policy.model` means.
+
+    Args:
+        model: As a recipe names it.
+        revision: The base's revision on the hub, if the recipe gives one.
+        shape: See `Lora.shape`; None without an adapter.
+    Raises:
+        RecipeError: If there is no such folder, an adapter's base is not where it says, or the
+            adapter is of another shape.
+    """
+    folder = Path(locate(model))
+    if (adapter := read_adapter(folder)) is None or (folder / "config.json").is_file():
+        return Origin(model, revision)
+    base, beside = adapter.base, folder / adapter.base
+    if "://" not in base and beside.is_dir():
+        base = str(beside.resolve())
+    try:
+        locate(base)
+    except RecipeError as error:
+        raise RecipeError(
+            f"policy.model {model!r} is an adapter of {adapter.base!r}, which is not there. Write "
+            "where its base lies into base_model_name_or_path of its adapter_config.json."
+        ) from error
+    if adapter.shape != shape:
+        raise RecipeError(
+            f"policy.model {model!r} is an adapter of the shape {adapter.shape}, and policy.lora "
+            f"is {shape}. Set policy.lora to {adapter.shape}."
+        )
+    return Origin(base, adapter.revision if revision is None else revision, folder)
+
+
 def load_part(kind: str, model: str, revision: str | None, **options: Any) -> Any:
     """Load a part of a model by one of transformers' `Auto` classes.
 
@@ -75,14 +122,19 @@ def load_part(kind: str, model: str, revision: str | None, **options: Any) -> An
 
 
 def load_tokenizer(
-    model: str, revision: str | None, chat_template: str | None
+    model: str, origin: Origin, chat_template: str | None
 ) -> transformers.PreTrainedTokenizerBase:
-    """Load a model's tokenizer, with a recipe's chat template if it gives one.
+    """Load a model's tokenizer, with a recipe's chat template if it gives one. An adapter's folder
+    may have its own; otherwise it is the base's.
 
     Raises:
         RecipeError: If it cannot be loaded.
     """
-    tokenizer: transformers.PreTrainedTokenizerBase = load_part("AutoTokenizer", model, revision)
+    if origin.adapter is None or not (origin.adapter / "tokenizer_config.json").is_file():
+        model = origin.model
+    tokenizer: transformers.PreTrainedTokenizerBase = load_part(
+        "AutoTokenizer", model, origin.revision
+    )
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     if not tokenizer("text", add_special_tokens=False)["input_ids"]:

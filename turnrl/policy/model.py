@@ -26,10 +26,18 @@ from turnrl.errors import (
     instance_of,
     kind_of,
 )
-from turnrl.policy.adapter import Lora, with_adapter
+from turnrl.policy.adapter import Lora, exchanged, start_adapter, with_adapter
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
-from turnrl.policy.files import fingerprint, load_config, load_part, load_tokenizer, locate
+from turnrl.policy.files import (
+    Origin,
+    fingerprint,
+    load_config,
+    load_part,
+    load_tokenizer,
+    locate,
+    origin_of,
+)
 from turnrl.policy.layout import Layout, Pass, passes
 from turnrl.policy.sizes import LOGITS, MINIBATCH_TOKENS, sizes_of
 from turnrl.policy.trials import check_head, choose_way
@@ -42,7 +50,8 @@ class Policy(nn.Module):
 
     Args:
         model: A local folder, a hub name such as `Qwen/Qwen2.5-7B`, or `package://NAME/FOLDER` for
-            a folder inside an installed package.
+            a folder inside an installed package. The folder of an adapter means its base with this
+            adapter, which is trained further and is the reference; it needs a `lora` of its rank.
         quantization: `nf4` keeps the base's linear layers in 4-bit NormalFloat with double
             quantisation (QLoRA, arXiv 2305.14314); needs `lora`.
         lora: Train a low-rank adapter. Without it every weight is trained, which suits tiny models.
@@ -110,6 +119,7 @@ class Policy(nn.Module):
         self.value_head: nn.Linear | None = None
         self.network: transformers.PreTrainedModel | None = None
         self._fingerprint = ""
+        self._start: dict[nn.Parameter, Tensor] = {}
         self._attends = False
         self._kernel = False
         self._mixed = False
@@ -120,13 +130,18 @@ class Policy(nn.Module):
         return self.minibatch_tokens or MINIBATCH_TOKENS
 
     @cached_property
-    def folder(self) -> str:
-        """Where transformers loads from: a folder or a hub name.
+    def origin(self) -> Origin:
+        """The base, and the adapter on it that training begins with, if `model` is one.
 
         Raises:
-            RecipeError: If `model` names a folder that is not there.
+            RecipeError: If there is no such folder, or the adapter is of another shape than `lora`.
         """
-        return locate(self.model)
+        return origin_of(self.model, self.revision, None if self.lora is None else self.lora.shape)
+
+    @cached_property
+    def folder(self) -> str:
+        """Where transformers loads the base from: a folder or a hub name."""
+        return locate(self.origin.model)
 
     @cached_property
     def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
@@ -135,7 +150,7 @@ class Policy(nn.Module):
         Raises:
             RecipeError: If it cannot be loaded.
         """
-        return load_tokenizer(self.model, self.revision, self.chat_template)
+        return load_tokenizer(self.model, self.origin, self.chat_template)
 
     @cached_property
     def config(self) -> transformers.PretrainedConfig:
@@ -144,7 +159,7 @@ class Policy(nn.Module):
         Raises:
             RecipeError: If it cannot be loaded.
         """
-        return load_config(self.model, self.revision)
+        return load_config(self.origin.model, self.origin.revision)
 
     def check_length(self, tokens: int) -> None:
         """Refuse trajectories that are longer than the model's positions.
@@ -203,16 +218,22 @@ class Policy(nn.Module):
         if self.quantization == "nf4" or device.type != "cpu":  # without a copy on the host
             options["device_map"] = {"": device}
         network = load_part(
-            "AutoModelForCausalLM", self.model, self.revision, config=self.config, **options
+            "AutoModelForCausalLM",
+            self.origin.model,
+            self.origin.revision,
+            config=self.config,
+            **options,
         )
         self._attends = take_over(network)
         kernels = fuse(network, device) if self.fused_kernels else "none"
         if self.lora is not None:
             network = with_adapter(network, self.lora, self.quantization == "nf4")
+            if self.origin.adapter is not None:
+                self._start = start_adapter(network, self.origin.adapter)
         if self.gradient_checkpointing:
             recompute(network, self.gradient_checkpointing)
         self.network = network
-        self._fingerprint = fingerprint(self.folder, self.revision)
+        self._fingerprint = fingerprint(self.folder, self.origin.revision)
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
         check_head(self)
         self.share_prefixes, self._kernel, attention = choose_way(self)
@@ -376,8 +397,11 @@ class Policy(nn.Module):
         return TokenScores(*(part[layout.wanted] for part in (chosen, entropy, values)))
 
     def reference(self) -> AbstractContextManager[None]:
-        """Within it the policy is its own reference: the adapter is off."""
+        """Within it the policy is its own reference: the adapter is off, or has the weights that
+        training began with. No gradient may be computed meanwhile."""
         assert self.lora is not None, "only a policy with an adapter has a reference"
+        if self._start:
+            return exchanged(self._start)
         return cast(AbstractContextManager[None], cast(Any, self.network).disable_adapter())
 
     def trainable_state(self) -> dict[str, Tensor]:
@@ -403,7 +427,7 @@ class Policy(nn.Module):
         shape = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
         return {
             **{name: getattr(self.base.config, name) for name in shape},
-            "lora": None if self.lora is None else {"r": self.lora.r, "alpha": self.lora.alpha},
+            "lora": self.lora and self.lora.shape,
             "weights": self._fingerprint,
         }
 

@@ -202,8 +202,8 @@ def _no_run(folder: Path) -> str:
     step = runs_with_checkpoints(folder)
     if (folder / "adapter_config.json").is_file():
         step = (
-            f"It holds an adapter: 'turnrl play RECIPE --checkpoint {folder}' asks it. "
-            "To score it, give its run, or merge it into its base."
+            f"It holds an adapter: 'turnrl play RECIPE --checkpoint {folder}' asks it, and "
+            f"'turnrl eval RECIPE --model.policy.model {folder}' scores it."
         )
     elif (folder / "config.json").is_file():
         step = (

@@ -289,8 +289,8 @@ def checkpoint_to_resume(path: str) -> str:
             f"--ckpt_path null --model.policy.model {exported}"
         )
     raise CheckpointError(
-        f"no checkpoint in {path!r}. It has an adapter, which "
-        f"'turnrl play RECIPE --checkpoint {exported}' takes."
+        f"no checkpoint in {path!r}. Begin with its adapter: "
+        f"--ckpt_path null --model.policy.model {exported}"
     )
 
 

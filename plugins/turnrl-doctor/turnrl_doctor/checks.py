@@ -208,7 +208,7 @@ class ModelFiles(Check):
     def run(self, start: Start) -> Iterable[Finding]:
         if (module := recipe_of(start)) is None:
             return
-        name, revision = module.policy.folder, module.policy.revision
+        name, revision = module.policy.folder, module.policy.origin.revision
         folder = Path(name)
         if here := folder.is_dir():
             name = folder.name

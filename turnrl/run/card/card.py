@@ -42,8 +42,8 @@ def export(policy: Policy, folder: str | Path, facts: Mapping[str, str] | None =
         RecipeError: If the folder holds the model that the policy was trained from.
     """
     written = policy.export(folder)
-    base = base_name(policy.model, policy.folder, written)
-    write_card(written, base, policy.revision, policy.lora is not None, facts or {})
+    base = base_name(policy.origin.model, policy.folder, written)
+    write_card(written, base, policy.origin.revision, policy.lora is not None, facts or {})
     return written
 
 
